@@ -1,0 +1,298 @@
+"""The canonical events, version 1: the only truth.
+
+Facts in the past tense, frozen, keyword-only. All that recovery needs stands in the event itself, so that
+removing or changing a tool cannot change the past. Fields are only ever added with a default; a change of
+meaning brings a new ``v`` and an upcaster in ``codec``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from assent.core.decisions import Kind, Principal, Recorded
+from assent.core.tool import Executor, Gate, OnExpiry, Recovery, Retention, Risk
+
+VERSION = 1
+Mode = Literal["auto", "manual"]
+
+
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Tokens and money. What a provider did not report is None, never 0."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cache_read_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    cost: float | None = None
+
+    def __add__(self, other: Usage | None) -> Usage:
+        if other is None:
+            return self
+        return Usage(
+            _sum(self.input_tokens, other.input_tokens),
+            _sum(self.output_tokens, other.output_tokens),
+            _sum(self.cache_read_tokens, other.cache_read_tokens),
+            _sum(self.cache_write_tokens, other.cache_write_tokens),
+            _sum(self.cost, other.cost),
+        )
+
+
+def _sum(a: Any, b: Any) -> Any:
+    return b if a is None else a if b is None else a + b
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An error as it is logged, shown and sent to the model."""
+
+    kind: str
+    message: str
+    details: dict[str, Any] = {}
+
+
+class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One request to a provider: usage is None where it reported none."""
+
+    model: str
+    usage: Usage | None = None
+    error: ErrorInfo | None = None
+
+
+class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a hook or a policy said. Replay reads it, and never runs them again."""
+
+    name: str
+    outcome: str
+    reason: str | None = None
+
+
+class CallMade(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One tool call of the model, with everything about its tool that later steps need, frozen."""
+
+    id: str
+    """Ours, unique within the conversation."""
+    provider_id: str
+    """The provider's own, replayed to it; ours where the provider's was missing or a duplicate."""
+    tool: str
+    args: dict[str, Any]
+    raw: str | None = None
+    """What the model sent, where that is not a JSON object."""
+    executor: Executor = "server"
+    gate: Gate = "auto"
+    planned: bool = False
+    manual: bool = False
+    prompt: str | None = None
+    expires: float
+    on_expiry: OnExpiry = "error"
+    recovery: Recovery = "redispatch"
+    timeout: float | None = None
+    retention: Retention = Retention()
+    risk: Risk = "low"
+    schema: Any = None
+    """The arguments' schema, where a later suspension needs it."""
+    result_schema: Any = None
+    """The result's schema, where a later suspension needs it."""
+
+
+class Event(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=lambda name: name
+):
+    """What every event has."""
+
+    seq: int
+    """Gapless from 1 within the conversation."""
+    at: float
+    """Seconds since the epoch, by the clock of the process that decided."""
+    by: Principal
+    v: int
+
+    @property
+    def type(self) -> str:
+        return type(self).__name__
+
+
+class ConversationOpened(Event, kw_only=True):
+    agent: str
+    metadata: dict[str, Any] = {}
+
+
+class MessageReceived(Event, kw_only=True):
+    """A user's message. It waits in the queue until a TurnStarted names it."""
+
+    text: str
+    agent: str
+    mode: Mode | None = None
+    output: Any = None
+    """The JSON Schema of a structured answer, for this turn only."""
+
+
+class TurnStarted(Event, kw_only=True):
+    turn: int
+    message: int
+    """The sequence number of the message that it answers."""
+    agent: str
+    mode: Mode = "auto"
+    steps: int
+    """At most so many model calls."""
+
+
+class AssistantSaid(Event, kw_only=True):
+    turn: int
+    step: int
+    id: str
+    """The message's id: its live deltas carried the same."""
+    text: str = ""
+    thinking: str = ""
+    calls: tuple[CallMade, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    partial: bool = False
+    """Cut off by a cancel or a failure; a partial reply has no calls."""
+    parts: Any = None
+    """The provider's own parts (signatures, server tool calls and results), kept verbatim for replay to it."""
+    provider: str | None = None
+
+
+class OutputRejected(Event, kw_only=True):
+    """A structured answer that did not fit; the model is asked to repair it."""
+
+    turn: int
+    message: str
+    attempts: tuple[Attempt, ...] = ()
+    text: str = ""
+
+
+class CallSuspended(Event, kw_only=True):
+    """A call waits for somebody. Carries all that a process without the agent's code needs to show it."""
+
+    call_id: str
+    tool: str
+    executor: Executor
+    kind: Kind
+    prompt: str
+    args: dict[str, Any]
+    preview: Any = None
+    preview_error: str | None = None
+    digest: str
+    deadline: float
+    on_expiry: OnExpiry = "error"
+    schema: Any = None
+    """What the decision must fit."""
+    result_schema: Any = None
+    """For a gated client or manual call: what the result will have to fit in the phase that follows."""
+    choices: list[Any] | None = None
+    risk: Risk = "low"
+    recovery: bool = False
+    reason: str | None = None
+    verdicts: tuple[Verdict, ...] = ()
+
+
+class CallResolved(Event, kw_only=True):
+    """Somebody decided; or the deadline passed, or no client was there (by the system)."""
+
+    call_id: str
+    kind: Kind
+    decision: Recorded
+    digest: str
+    """What was shown to whoever decided."""
+
+
+class CallStarted(Event, kw_only=True):
+    """The durable claim: appended before any side effect."""
+
+    call_id: str
+    attempt: int
+    epoch: int
+    grant: str | None = None
+    """The grant that stood in for an approval."""
+    digest: str | None = None
+    """The digest of the plan that is about to run, where an approval is bound to one."""
+    verdicts: tuple[Verdict, ...] = ()
+
+
+Source = Literal["server", "human", "client", "manual", "system"]
+
+
+class CallReturned(Event, kw_only=True):
+    """The call's one result."""
+
+    call_id: str
+    tool: str
+    ok: bool
+    value: Any = None
+    """What the model sees (JSON). Where it is larger than the inline limit, its beginning as text."""
+    data: Any = None
+    """For viewers and the log only."""
+    error: ErrorInfo | None = None
+    source: Source = "server"
+    artifact: str | None = None
+    """SHA-256 of the full value in the artifact store."""
+    size: int | None = None
+    """Bytes of the full value, where it is an artifact."""
+    edited: dict[str, Any] | None = None
+    """The arguments that ran, where a person changed them."""
+    halt: str | None = None
+    """The reason, where the handler halted the turn."""
+    verdicts: tuple[Verdict, ...] = ()
+
+
+class CancelRequested(Event, kw_only=True):
+    turn: int
+    reason: str | None = None
+
+
+class HistorySummarised(Event, kw_only=True):
+    upto: int
+    """The last sequence number that the summary stands for."""
+    text: str
+    attempts: tuple[Attempt, ...] = ()
+
+
+class TurnEnded(Event, kw_only=True):
+    turn: int
+    reason: str
+    """completed, cancelled, step_limit, token_limit, cost_limit, time_limit, failed, halted, or a Halt's own."""
+    value: Any = None
+    error: ErrorInfo | None = None
+    halted: bool = False
+    """Ended by a tool or a person on purpose: not a failure."""
+
+
+class GrantGiven(Event, kw_only=True):
+    grant: str
+    tool: str
+    call_id: str
+    scope: Literal["args", "tool"]
+    args_digest: str | None = None
+    until: float | None = None
+
+
+class GrantRevoked(Event, kw_only=True):
+    grant: str
+
+
+class ResolutionRefused(Event, kw_only=True):
+    """Somebody without the right to decide tried; the call is still pending."""
+
+    call_id: str
+    decision: str
+    reason: str
+
+
+AnyEvent = (
+    ConversationOpened
+    | MessageReceived
+    | TurnStarted
+    | AssistantSaid
+    | OutputRejected
+    | CallSuspended
+    | CallResolved
+    | CallStarted
+    | CallReturned
+    | CancelRequested
+    | HistorySummarised
+    | TurnEnded
+    | GrantGiven
+    | GrantRevoked
+    | ResolutionRefused
+)

@@ -1,0 +1,218 @@
+"""The contract of every store, in the domain's verbs.
+
+A store keeps, per conversation, an append-only log of encoded events, and in the same transaction as each
+append the indexes that are read without folding it: the conversation's row, the pending entries, and when
+each of them is due. It knows nothing of what the events mean; ``Append`` tells it what to index.
+
+One object is one *owner*: it is what a process (or, in tests, a simulated one) opens. Everything here may be
+called from one event loop at a time. A call that raises has changed nothing.
+
+The behaviours below are held by ``assent.testing.store_contract``.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+
+class PendingRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One waiting call as it is indexed."""
+
+    conversation: str
+    call: str
+    body: bytes
+    """An encoded ``Pending``."""
+    due: float
+    """When the expiry loop must look at it: its deadline, or earlier where a client's presence is checked."""
+    deadline: float
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a conversation without folding its log."""
+
+    conversation: str
+    seq: int
+    """The last event's sequence number."""
+    hash: bytes
+    """The head of the hash chain: SHA-256(previous hash + stored bytes), from 32 zero bytes."""
+    status: str
+    agent: str
+    owes: bool
+    """Somebody must run something: not at rest."""
+    owner: str | None
+    """Who holds the lease, alive or dead."""
+    epoch: int
+    updated: float
+
+
+class Append(msgspec.Struct, frozen=True, kw_only=True):
+    """One atomic step of one conversation's log, with its indexes."""
+
+    conversation: str
+    expected: int
+    """The sequence number that the log must be at: 0 creates the conversation."""
+    events: list[bytes]
+    """Encoded events with sequence numbers expected+1, expected+2, ..."""
+    status: str
+    agent: str
+    owes: bool
+    at: float
+    opened: list[PendingRow] = []
+    """Pending entries to insert or to replace (same conversation and call)."""
+    closed: list[str] = []
+    """Calls whose pending entries (and client leases) go. Closed before opened."""
+    artifacts: list[tuple[str, bytes]] = []
+    """(SHA-256 hex, bytes); storing one that exists is a no-op."""
+    snapshot: bytes | None = None
+    """A snapshot of the state after these events: a cache, replaces the earlier one."""
+    epoch: int | None = None
+    """Owner's append: must equal the row's epoch, else Fenced. None: a guest's append."""
+    release: bool = False
+    """Give the lease up in the same transaction (owner's append only)."""
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True):
+    """What is needed to fold a conversation's state: the latest snapshot and the events after it."""
+
+    row: Row
+    snapshot: bytes | None
+    snapshot_seq: int
+    """0 without a snapshot."""
+    events: list[bytes]
+
+
+class OwnerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that runs agents, for people and for liveness."""
+
+    owner: str
+    agents: tuple[str, ...]
+    pid: int
+    host: str
+    since: float
+    alive: bool = True
+
+
+class ClientRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A page (or another client) that can run client tools of a conversation."""
+
+    conversation: str
+    client: str
+    tools: tuple[str, ...]
+    """Empty: all of them."""
+    until: float
+    """Present until then, unless it beats again; leaving sets it to the moment of leaving."""
+
+
+class LogStore(Protocol):
+    """The contract. See the module's docstring."""
+
+    owner: str
+    """This object's identity as a lease holder; new for each object."""
+
+    async def open(self, agents: tuple[str, ...] = ()) -> None:
+        """Make the store usable and register this owner as alive, running ``agents``.
+
+        Creates what is missing. StoreNewer if written by a newer version (it is left untouched);
+        StoreDamaged if it is not a store or fails its own checks; StoreError if it cannot be opened or
+        written. Must be called once before anything else.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Finish what was accepted, release every lease of this owner, unregister it. Idempotent."""
+        ...
+
+    async def append(self, append: Append) -> None:
+        """Append durably, all or nothing, together with the indexes; returns only when it is durable.
+
+        Conflict if the log is not at ``expected`` (checked first). Fenced if ``epoch`` is given and is not
+        the current one. Appends made concurrently may share a transaction; one's refusal does not touch
+        the others. A failing disk fails with StoreError and leaves the log as it was.
+        """
+        ...
+
+    async def load(self, conversation: str) -> Loaded | None:
+        """The latest snapshot and the events after it, read consistently; None: no such conversation."""
+        ...
+
+    async def read(
+        self, conversation: str, after: int = 0, before: int | None = None, limit: int | None = None
+    ) -> list[bytes]:
+        """Encoded events with after < seq < before, oldest first, at most limit. Unknown: empty."""
+        ...
+
+    async def row(self, conversation: str) -> Row | None:
+        """The conversation's row, or None."""
+        ...
+
+    async def rows(
+        self, status: str | None = None, cursor: str | None = None, limit: int = 100
+    ) -> list[Row]:
+        """Conversations ordered by id, those after ``cursor`` (an id), optionally of one status."""
+        ...
+
+    async def heads(self, conversations: list[str]) -> dict[str, int]:
+        """The last sequence number of each of these that exists."""
+        ...
+
+    async def pending(self, conversation: str | None = None) -> list[PendingRow]:
+        """Waiting calls of one conversation or of all, by deadline, then conversation and call."""
+        ...
+
+    async def due(self, now: float, limit: int = 100) -> tuple[list[PendingRow], float | None]:
+        """Entries whose ``due`` is at or before now (earliest first), and the next later ``due``."""
+        ...
+
+    async def postpone(self, conversation: str, call: str, due: float) -> None:
+        """Look at this entry again later. Not logged; a no-op if it is gone."""
+        ...
+
+    async def owing(self, agents: tuple[str, ...], limit: int = 100) -> list[str]:
+        """Conversations of these agents that owe something and have no live owner."""
+        ...
+
+    async def claim(self, conversation: str) -> int | None:
+        """Take the lease: a new epoch (the old one + 1), also if this owner holds it already.
+
+        None if another live owner holds it, or if there is no such conversation. A dead owner on the same
+        machine is recognised at once.
+        """
+        ...
+
+    async def release(self, conversation: str, epoch: int) -> None:
+        """Give the lease up if it is still this epoch's; else a no-op. The epoch itself stays."""
+        ...
+
+    async def owners(self) -> list[OwnerRow]:
+        """Registered owners with their liveness."""
+        ...
+
+    async def beat(self) -> None:
+        """Called every few seconds while open. A store that detects death otherwise does nothing here."""
+        ...
+
+    async def foreign(self, timeout: float) -> bool:
+        """Wait until another owner may have committed something (True; within 100 ms of it) or timeout."""
+        ...
+
+    async def artifact(self, sha256: str) -> bytes | None:
+        """The artifact's bytes, verified against its name (StoreDamaged if they differ), or None."""
+        ...
+
+    async def hashes(self, conversation: str) -> list[bytes]:
+        """The stored chain, one hash per event, for verification."""
+        ...
+
+    async def put_client(self, client: ClientRow) -> None:
+        """Announce or renew a client's presence (insert or replace by conversation and client)."""
+        ...
+
+    async def clients(self, conversation: str) -> list[ClientRow]:
+        """All client rows of a conversation, also lapsed ones (the last leaving matters)."""
+        ...
+
+    async def lease_call(self, conversation: str, call: str, client: str, now: float, until: float) -> bool:
+        """Let one client run a call: True if it is free, lapsed or already this client's (then renewed)."""
+        ...
