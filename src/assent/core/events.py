@@ -78,6 +78,10 @@ class CallMade(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     args: dict[str, Any]
     raw: str | None = None
     """What the model sent, where that is not a JSON object."""
+    refused: ErrorInfo | None = None
+    """Why it cannot run at all (unknown tool, invalid arguments): its result, whatever happens next."""
+    grant: str | None = None
+    """The remembered approval that opened its gate."""
     executor: Executor = "server"
     gate: Gate = "auto"
     planned: bool = False

@@ -1,0 +1,71 @@
+"""Events as they are decided, each stamped and folded at once, so that the next one builds on it."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from assent.core.decisions import SYSTEM, Principal
+from assent.core.events import VERSION, AnyEvent, CallReturned, ErrorInfo, Event
+from assent.core.results import sized
+from assent.core.state import CallState, State, TurnState, evolve
+from assent.errors import Stale
+
+E = TypeVar("E", bound=Event)
+
+
+class Draft:
+    """What one input leads to: events, the state after them, and the artifacts that they refer to."""
+
+    __slots__ = ("artifacts", "events", "now", "state")
+
+    def __init__(self, state: State, now: float):
+        self.state, self.now = state, now
+        self.events: list[AnyEvent] = []
+        self.artifacts: list[tuple[str, bytes]] = []
+
+    def add(self, kind: type[E], by: Principal = SYSTEM, **fields: Any) -> E:
+        event = kind(seq=self.state.seq + 1, at=self.now, by=by, v=VERSION, **fields)
+        self.events.append(event)  # type: ignore[arg-type]
+        self.state = evolve(self.state, event)  # type: ignore[arg-type]
+        return event
+
+    def turn(self) -> TurnState:
+        if self.state.turn is None:
+            raise Stale("no turn is open", reason="phase")
+        return self.state.turn
+
+    def returned(
+        self,
+        call: CallState,
+        *,
+        value: Any = None,
+        data: Any = None,
+        error: ErrorInfo | None = None,
+        by: Principal = SYSTEM,
+        **fields: Any,
+    ) -> None:
+        """The call's one result; what is too big for an event goes into an artifact."""
+        value, artifact, size = self._kept(value)
+        data, data_artifact, data_size = self._kept(data)
+        if data_artifact is not None:
+            data = {"artifact": data_artifact, "size": data_size}
+        self.add(
+            CallReturned,
+            by,
+            call_id=call.made.id,
+            tool=call.made.tool,
+            ok=error is None,
+            value=value,
+            data=data,
+            error=error,
+            artifact=artifact,
+            size=size,
+            edited=call.args if call.edited and call.attempt else None,
+            **fields,
+        )
+
+    def _kept(self, value: Any) -> tuple[Any, str | None, int | None]:
+        inline, sha256, size, raw = sized(value)
+        if sha256 is not None and raw is not None:
+            self.artifacts.append((sha256, raw))
+        return inline, sha256, size

@@ -1,0 +1,71 @@
+"""What must be running now: a pure, level-triggered function of the state.
+
+A fresh start, a revival after a kill and a take-over by another machine all ask this one question. The shell
+starts what is owed and not running, and cancels what runs and is not owed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from assent.core.state import CallState, State
+
+
+@dataclass(frozen=True, slots=True)
+class StartTurn:
+    """A message waits and no turn is open."""
+
+    message: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallModel:
+    turn: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunPreview:
+    """A gated call's plan is needed before anybody can be asked."""
+
+    call: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunTool:
+    """Run the call; or, where an older epoch left it running, find out what became of it."""
+
+    call: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloseTurn:
+    turn: int
+
+
+Effect = StartTurn | CallModel | RunPreview | RunTool | CloseTurn
+
+
+def owed(state: State) -> frozenset[Effect]:
+    turn = state.turn
+    if turn is None:
+        return frozenset([StartTurn(state.queue[0].message)]) if state.queue else frozenset()
+    if turn.cancelling or turn.answered:
+        return frozenset([CloseTurn(turn.number)])
+    calls = turn.calls.items()
+    if turn.halt is not None:
+        # Running siblings finish; the others are cancelled when the turn is closed, or before.
+        running = frozenset(RunTool(call_id) for call_id, call in calls if call.phase == "running")
+        return running or frozenset([CloseTurn(turn.number)])
+    if all(call.phase == "done" for _, call in calls):
+        spent = turn.step >= turn.steps
+        return frozenset([CloseTurn(turn.number) if spent else CallModel(turn.number, turn.step + 1)])
+    return frozenset(
+        RunPreview(call_id) if wants_preview(call) else RunTool(call_id)
+        for call_id, call in calls
+        if call.phase in ("ready", "running")
+    )
+
+
+def wants_preview(call: CallState) -> bool:
+    return call.phase == "ready" and call.gate == "required" and call.made.planned

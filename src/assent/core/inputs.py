@@ -1,0 +1,209 @@
+"""What can be said to a conversation. Imperative where somebody wants something, reported where it happened.
+
+Inputs are never stored: they are turned into events by ``machine.decide``, or refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from assent.core.decisions import Decision, Principal
+from assent.core.events import Attempt, ErrorInfo, Mode, Verdict
+from assent.core.tool import DEFAULT_EXPIRY
+
+WhenBusy = Literal["refuse", "queue", "interrupt"]
+
+
+class _Input(msgspec.Struct, frozen=True, kw_only=True):
+    pass
+
+
+# --- what guests say: any process may append what follows from these ---
+
+
+class Open(_Input, kw_only=True):
+    agent: str
+    by: Principal
+    metadata: dict[str, Any] = {}
+
+
+class Say(_Input, kw_only=True):
+    text: str
+    by: Principal
+    agent: str | None = None
+    """None: the conversation's own agent."""
+    when_busy: WhenBusy = "refuse"
+    mode: Mode | None = None
+    output: Any = None
+
+
+class Resolve(_Input, kw_only=True):
+    """All of these decisions, or none of them."""
+
+    decisions: dict[str, Decision]
+    by: Principal
+
+
+class RefuseResolution(_Input, kw_only=True):
+    call: str
+    decision: str
+    by: Principal
+    reason: str
+
+
+class DeadlinePassed(_Input, kw_only=True):
+    call: str
+
+
+class ClientGone(_Input, kw_only=True):
+    call: str
+
+
+class Cancel(_Input, kw_only=True):
+    by: Principal
+    reason: str | None = None
+
+
+class Revoke(_Input, kw_only=True):
+    grant: str
+    by: Principal
+
+
+# --- what the owner says: needs the lease ---
+
+
+class Woke(_Input, kw_only=True):
+    """A new owner begins: whatever an earlier epoch left running is recovered as its event says."""
+
+    epoch: int
+
+
+class BeginTurn(_Input, kw_only=True):
+    steps: int
+    mode: Mode = "auto"
+
+
+class CallWanted(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool call as the model made it."""
+
+    provider_id: str | None
+    tool: str
+    args: Any
+    """JSON text, or an object."""
+
+
+class ModelReplied(_Input, kw_only=True):
+    turn: int
+    step: int
+    text: str = ""
+    thinking: str = ""
+    calls: tuple[CallWanted, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    parts: Any = None
+    provider: str | None = None
+    expires: float = DEFAULT_EXPIRY
+    """The runtime's default for tools that state none."""
+
+
+class ModelFailed(_Input, kw_only=True):
+    turn: int
+    step: int
+    error: ErrorInfo
+    text: str = ""
+    thinking: str = ""
+    attempts: tuple[Attempt, ...] = ()
+
+
+class Planned(_Input, kw_only=True):
+    """A gated call's preview, before anybody is asked."""
+
+    call: str
+    preview: Any = None
+    failure: str | None = None
+    """It raised: shown to the approver in the preview's place."""
+    error: ErrorInfo | None = None
+    """It raised ToolError: the run could not succeed, nobody is asked."""
+
+
+class Claim(_Input, kw_only=True):
+    """The owner is about to run the call."""
+
+    call: str
+    epoch: int
+    required: bool = False
+    """A policy wants an approval first."""
+    verdicts: tuple[Verdict, ...] = ()
+    plan: Planned | None = None
+    """The preview made just now, where the call has one."""
+
+
+class Returned(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The handler's value, already plain JSON."""
+
+    value: Any = None
+    data: Any = None
+
+
+class Erred(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    error: ErrorInfo
+    data: Any = None
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    question: str
+    schema: Any = None
+    choices: list[Any] | None = None
+    expires: float | None = None
+
+
+class Halted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    reason: str
+    value: Any = None
+
+
+Outcome = Returned | Erred | Asked | Halted
+
+
+class Finished(_Input, kw_only=True):
+    call: str
+    attempt: int
+    outcome: Outcome
+
+
+class Reconciled(_Input, kw_only=True):
+    """A reconcile function looked at outside evidence about an interrupted call."""
+
+    call: str
+    epoch: int
+    verdict: Literal["redispatch", "fail", "ask"] | Returned | Erred
+
+
+class Close(_Input, kw_only=True):
+    """End the turn for the reason that the state gives; partial text, where a stream was cut."""
+
+    text: str = ""
+    thinking: str = ""
+    attempts: tuple[Attempt, ...] = ()
+
+
+Input = (
+    Open
+    | Say
+    | Resolve
+    | RefuseResolution
+    | DeadlinePassed
+    | ClientGone
+    | Cancel
+    | Revoke
+    | Woke
+    | BeginTurn
+    | ModelReplied
+    | ModelFailed
+    | Planned
+    | Claim
+    | Finished
+    | Reconciled
+    | Close
+)

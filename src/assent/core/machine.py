@@ -1,0 +1,394 @@
+"""The machine: ``decide(state, input, specs, now) -> [event]``.
+
+Theory of operation. An input is somebody's wish or a report of what happened; ``decide`` refuses it (Busy, Stale,
+Invalid: nothing is appended) or turns it into events. Then ``consequences`` adds whatever follows from the new
+state alone, with no work in between: a human call is suspended, a denial becomes a result. Because
+consequences are a function of the state, a log that was cut anywhere, even between an event and its consequence,
+is continued by the same code when its next owner wakes.
+
+Rules:
+
+1. ``specs`` are consulted only when the model replied. Everything else that is needed stands in the events.
+2. A call moves along ``TRANSITIONS`` and nothing else.
+3. ``CallStarted`` comes before any effect; the gate is checked there once more.
+4. Every call gets exactly one ``CallReturned``; a resolution that ends a call brings it along.
+5. Nothing here knows the clock (``now`` is given), randomness, files, or any tool's code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, assert_never
+
+from assent.core import gate, resolving
+from assent.core.decisions import Detached, Expired
+from assent.core.draft import Draft
+from assent.core.effects import CallModel, CloseTurn, owed
+from assent.core.events import (
+    AnyEvent,
+    AssistantSaid,
+    CallMade,
+    CallResolved,
+    CallStarted,
+    CallSuspended,
+    CancelRequested,
+    ConversationOpened,
+    ErrorInfo,
+    GrantRevoked,
+    MessageReceived,
+    ResolutionRefused,
+    TurnEnded,
+    TurnStarted,
+)
+from assent.core.inputs import (
+    Asked,
+    BeginTurn,
+    CallWanted,
+    Cancel,
+    Claim,
+    ClientGone,
+    Close,
+    DeadlinePassed,
+    Erred,
+    Finished,
+    Halted,
+    Input,
+    ModelFailed,
+    ModelReplied,
+    Open,
+    Planned,
+    Reconciled,
+    RefuseResolution,
+    Resolve,
+    Returned,
+    Revoke,
+    Say,
+    Woke,
+)
+from assent.core.schema import check, parse_object
+from assent.core.state import CallState, Phase, State, TurnState
+from assent.core.tool import Retention, ToolSpec
+from assent.errors import Busy, Invalid, Stale
+
+TRANSITIONS: tuple[tuple[Phase | None, str, Phase], ...] = (
+    (None, "AssistantSaid", "ready"),
+    ("ready", "CallSuspended: approval", "awaiting_approval"),
+    ("ready", "CallSuspended: elicitation", "awaiting_human"),
+    ("ready", "CallSuspended: client_exec", "awaiting_client"),
+    ("ready", "CallSuspended: manual", "awaiting_manual"),
+    ("ready", "CallStarted", "running"),
+    ("ready", "CallReturned", "done"),
+    ("awaiting_approval", "CallResolved", "ready"),
+    ("awaiting_human", "CallResolved", "ready"),
+    ("awaiting_client", "CallResolved", "ready"),
+    ("awaiting_manual", "CallResolved", "ready"),
+    ("awaiting_approval", "CallReturned", "done"),
+    ("awaiting_human", "CallReturned", "done"),
+    ("awaiting_client", "CallReturned", "done"),
+    ("awaiting_manual", "CallReturned", "done"),
+    ("running", "CallStarted", "running"),
+    ("running", "CallSuspended: elicitation", "awaiting_human"),
+    ("running", "CallSuspended: approval", "awaiting_approval"),
+    ("running", "CallReturned", "done"),
+)
+"""Every move of a call: from, by which event, to. ``running -> running`` is a new attempt."""
+
+Specs = Mapping[str, ToolSpec]
+
+
+def decide(state: State, input: Input, specs: Specs, now: float) -> list[AnyEvent]:
+    """The events that the input leads to; raises Busy, Stale or Invalid and then leads to none."""
+    return step(state, input, specs, now).events
+
+
+def step(state: State, input: Input, specs: Specs, now: float) -> Draft:
+    """``decide``, with the state that its events lead to and the artifacts that they refer to."""
+    log = Draft(state, now)
+    _decide(log, input, specs)
+    return log
+
+
+def _decide(log: Draft, input: Input, specs: Specs) -> None:
+    state = log.state
+    match input:
+        case Open():
+            if state.seq:
+                raise Invalid(f"conversation {state.conversation!r} exists already")
+            log.add(ConversationOpened, input.by, agent=input.agent, metadata=input.metadata)
+        case Say():
+            _say(log, input)
+        case Resolve():
+            for call_id, decision in input.decisions.items():
+                resolving.resolve(log, call_id, decision, input.by)
+                consequences(log)
+        case RefuseResolution():
+            resolving.waiting(log, input.call)
+            log.add(
+                ResolutionRefused, input.by, call_id=input.call, decision=input.decision, reason=input.reason
+            )
+        case DeadlinePassed():
+            suspension = resolving.waiting(log, input.call, expired=True)
+            if log.now < suspension.deadline:
+                raise Stale("the deadline has not passed", reason="phase")
+            _settle(log, suspension, Expired())
+        case ClientGone():
+            suspension = resolving.waiting(log, input.call)
+            if suspension.kind != "client_exec":
+                raise Stale("it does not wait for a client", reason="phase")
+            _settle(log, suspension, Detached())
+        case Cancel():
+            if state.turn is not None and not state.turn.cancelling:
+                log.add(CancelRequested, input.by, turn=state.turn.number, reason=input.reason)
+        case Revoke():
+            if not any(g.id == input.grant for g in state.grants):
+                raise Stale(f"no grant {input.grant!r} in this conversation", reason="unknown")
+            log.add(GrantRevoked, input.by, grant=input.grant)
+        case Woke():
+            _woke(log, input.epoch)
+            consequences(log)
+        case BeginTurn():
+            _begin(log, input)
+        case ModelReplied():
+            _replied(log, input, specs)
+            consequences(log)
+        case ModelFailed():
+            turn = _awaiting_model(log, input)
+            _said(log, turn, input, partial=True)
+            log.add(TurnEnded, turn=turn.number, reason="failed", error=input.error)
+        case Planned():
+            gate.planned(log, _open_call(log, input.call), input)
+        case Claim():
+            gate.claim(log, _open_call(log, input.call), input)
+            consequences(log)
+        case Finished():
+            _finished(log, _open_call(log, input.call), input)
+            consequences(log)
+        case Reconciled():
+            _reconciled(log, _open_call(log, input.call), input)
+        case Close():
+            _close(log, input)
+        case _:
+            assert_never(input)
+
+
+def _say(log: Draft, input: Say) -> None:
+    state = log.state
+    agent = input.agent or state.agent
+    if not agent:
+        raise Invalid(f"conversation {state.conversation!r} is new: say which agent it is for")
+    if state.turn is not None or state.queue:
+        if input.when_busy == "refuse":
+            raise Busy('a turn is in flight; send again later, or with when_busy="queue" or "interrupt"')
+        if input.when_busy == "interrupt" and state.turn is not None and not state.turn.cancelling:
+            log.add(CancelRequested, input.by, turn=state.turn.number, reason="interrupted by a message")
+    if state.seq == 0:
+        log.add(ConversationOpened, input.by, agent=agent)
+    log.add(MessageReceived, input.by, text=input.text, agent=agent, mode=input.mode, output=input.output)
+
+
+def _begin(log: Draft, input: BeginTurn) -> None:
+    state = log.state
+    if state.turn is not None or not state.queue:
+        raise Stale("no message waits for a turn", reason="phase")
+    queued = state.queue[0]
+    log.add(
+        TurnStarted,
+        turn=state.turns + 1,
+        message=queued.message,
+        agent=queued.agent,
+        mode=queued.mode or input.mode,
+        steps=input.steps,
+    )
+
+
+def _awaiting_model(log: Draft, input: ModelReplied | ModelFailed) -> TurnState:
+    """The turn, if it still wants exactly this reply."""
+    turn = log.turn()
+    if CallModel(input.turn, input.step) not in owed(log.state):
+        raise Stale("nobody waits for this reply any more", reason="phase")
+    return turn
+
+
+def _said(log: Draft, turn: TurnState, input: ModelReplied | ModelFailed | Close, **fields: Any) -> None:
+    log.add(
+        AssistantSaid,
+        turn=turn.number,
+        step=turn.step + 1,
+        id=message_id(turn.number, turn.step + 1),
+        text=input.text,
+        thinking=input.thinking,
+        attempts=input.attempts,
+        **fields,
+    )
+
+
+def message_id(turn: int, step: int) -> str:
+    """An assistant message's id: known before it is complete, so that its deltas can carry it."""
+    return f"m{turn}.{step}"
+
+
+def call_id(conversation: str, number: int) -> str:
+    """Ours: five letters that tell conversations apart, and the call's number that makes it unique in its own."""
+    raw = hashlib.sha256(f"{conversation}/{number}".encode()).digest()
+    return "".join("bcdfghjklmnpqrstvwxz"[byte % 20] for byte in raw[:5]) + str(number)
+
+
+def _replied(log: Draft, input: ModelReplied, specs: Specs) -> None:
+    turn = _awaiting_model(log, input)
+    taken: set[str] = set()
+    calls: list[CallMade] = []
+    for wanted in input.calls:
+        made = _made(log, wanted, specs, input.expires, len(calls) + 1)
+        if made.provider_id in taken:
+            made = gate.rename(made)
+        taken.add(made.provider_id)
+        calls.append(made)
+    _said(log, turn, input, calls=tuple(calls), parts=input.parts, provider=input.provider)
+
+
+def _made(log: Draft, wanted: CallWanted, specs: Specs, expires: float, offset: int) -> CallMade:
+    """The call with all that recovery needs frozen into it; or why it cannot run."""
+    own = call_id(log.state.conversation, log.state.made + offset)
+    provider_id = wanted.provider_id or own
+    spec = specs.get(wanted.tool)
+    raw: str | None = None
+    args: dict[str, Any] = {}
+    refused: ErrorInfo | None = None
+    try:
+        args = parse_object(wanted.args, f"arguments of {wanted.tool}")
+        if spec is not None:
+            check(spec.parameters, args, f"arguments of {wanted.tool}")
+    except Invalid as problem:
+        raw = wanted.args if isinstance(wanted.args, str) else None
+        refused = ErrorInfo(kind=problem.kind, message=problem.message, details=problem.details)
+    if spec is None or spec.executor == "provider":
+        known = [name for name, s in specs.items() if s.executor != "provider"]
+        refused = ErrorInfo(
+            kind="unknown_tool",
+            message=f"there is no tool {wanted.tool!r}; known tools: {', '.join(known) or 'none'}",
+            details={"known": known},
+        )
+    if spec is None or refused is not None:
+        return CallMade(
+            id=own,
+            provider_id=provider_id,
+            tool=wanted.tool,
+            args=args,
+            raw=raw,
+            refused=refused,
+            expires=expires,
+            retention=spec.retention if spec else Retention(),
+        )
+    return gate.freeze(log.state, spec, own, provider_id, args, expires, log.now)
+
+
+def _finished(log: Draft, call: CallState, input: Finished) -> None:
+    if call.phase != "running" or call.attempt != input.attempt:
+        raise Stale("this attempt is over", reason="phase")
+    match input.outcome:
+        case Returned() as done:
+            log.returned(call, value=done.value, data=done.data)
+        case Erred() as failed:
+            log.returned(call, error=failed.error, data=failed.data)
+        case Halted() as halt:
+            log.returned(call, value=halt.value, halt=halt.reason)
+        case Asked() as asked:
+            gate.ask(log, call, asked)
+        case _:
+            assert_never(input.outcome)
+
+
+def _reconciled(log: Draft, call: CallState, input: Reconciled) -> None:
+    if call.phase != "running" or call.epoch >= input.epoch:
+        raise Stale("it is not an interrupted call", reason="phase")
+    match input.verdict:
+        case Returned() as done:
+            log.returned(call, value=done.value, data=done.data)
+        case Erred() as failed:
+            log.returned(call, error=failed.error, data=failed.data)
+        case "redispatch" | "fail" | "ask" as word:
+            _recover(log, call, word, input.epoch)
+        case _:
+            assert_never(input.verdict)
+
+
+def _woke(log: Draft, epoch: int) -> None:
+    turn = log.state.turn
+    if turn is None or turn.cancelling:
+        return
+    for call in turn.calls.values():
+        if call.phase == "running" and call.epoch < epoch and call.made.recovery != "reconcile":
+            _recover(log, call, call.made.recovery, epoch)
+
+
+def _recover(log: Draft, call: CallState, recovery: str, epoch: int) -> None:
+    """An earlier owner died with this call running: whether it took effect is unknown."""
+    if recovery == "redispatch":
+        log.add(CallStarted, call_id=call.made.id, attempt=call.attempt + 1, epoch=epoch)
+    elif recovery == "ask":
+        gate.ask_recovery(log, call)
+    else:
+        log.returned(call, error=resolving.INTERRUPTED, source="system")
+
+
+def _close(log: Draft, input: Close) -> None:
+    turn = log.turn()
+    if turn.cancelling:
+        if input.text or input.thinking or input.attempts:
+            _said(log, turn, input, partial=True)
+        for call in turn.calls.values():
+            if call.phase != "done":
+                log.returned(call, error=resolving.CANCELLED, source="system")
+        log.add(TurnEnded, turn=turn.number, reason="cancelled")
+        return
+    consequences(log)
+    if CloseTurn(turn.number) not in owed(log.state):
+        raise Stale("the turn goes on", reason="phase")
+    if turn.answered:
+        log.add(TurnEnded, turn=turn.number, reason="completed")
+    elif turn.halt is not None:
+        log.add(TurnEnded, turn=turn.number, reason=turn.halt, value=turn.halt_value, halted=True)
+    else:
+        log.add(TurnEnded, turn=turn.number, reason="step_limit")
+
+
+def _settle(log: Draft, suspension: CallSuspended, decision: Expired | Detached) -> None:
+    log.add(
+        CallResolved,
+        call_id=suspension.call_id,
+        kind=suspension.kind,
+        decision=decision,
+        digest=suspension.digest,
+    )
+    consequences(log)
+
+
+def consequences(log: Draft) -> None:
+    """What follows from the state alone: suspensions, refusals, and results of decisions."""
+    turn = log.state.turn
+    if turn is None or turn.cancelling:
+        return
+    for call in turn.calls.values():
+        if call.phase == "ready":
+            if call.made.refused is not None:
+                log.returned(call, error=call.made.refused, source="system")
+            elif call.decided is not None:
+                resolving.conclude(log, call, call.decided)
+            else:
+                gate.advance(log, call, turn)
+    halted = log.state.turn
+    if halted is not None and halted.halt is not None:
+        for call in halted.calls.values():
+            if call.phase not in ("done", "running"):
+                log.returned(call, error=resolving.CANCELLED, source="system")
+
+
+def _open_call(log: Draft, call: str) -> CallState:
+    turn = log.turn()
+    found = turn.calls.get(call)
+    if found is None or found.phase == "done":
+        raise Stale(f"call {call!r} is over", reason="phase")
+    if turn.cancelling:
+        raise Stale("the turn was cancelled", reason="cancelled")
+    return found

@@ -1,0 +1,191 @@
+"""The one public verb: may this decision be taken now, and what result does it lead to?"""
+
+from __future__ import annotations
+
+from typing import Any, assert_never
+
+import msgspec
+
+from assent.core.decisions import (
+    ALLOWED,
+    Answer,
+    Approve,
+    ClientResult,
+    Decision,
+    Deny,
+    Detached,
+    Expired,
+    Failed,
+    Principal,
+    Submit,
+    names,
+)
+from assent.core.draft import Draft
+from assent.core.events import CallResolved, CallSuspended, ErrorInfo
+from assent.core.gate import remember
+from assent.core.results import ANSWER_LIMIT
+from assent.core.schema import check, check_plain
+from assent.core.state import CallState
+from assent.core.tool import Default, seconds
+from assent.errors import Invalid, Stale, TooLarge
+
+CANCELLED = ErrorInfo(kind="cancelled", message="the turn was cancelled before there was a result")
+INTERRUPTED = ErrorInfo(
+    kind="interrupted",
+    message="the process died while this ran; whether it took effect is unknown, and it was not run again",
+)
+
+
+def waiting(log: Draft, call_id: str, *, expired: bool = False) -> CallSuspended:
+    """The suspension that waits for a decision; Stale says why there is none."""
+    turn = log.state.turn
+    call = turn.calls.get(call_id) if turn else None
+    if turn is None or call is None:
+        raise Stale(f"no call {call_id!r} waits in conversation {log.state.conversation!r}", reason="unknown")
+    if call.phase == "done":
+        raise settled(call)
+    if turn.cancelling or turn.halt is not None:
+        raise Stale(f"call {call_id!r} is being cancelled", reason="cancelled")
+    if call.suspension is None:
+        if call.winner is not None:
+            raise settled(call)
+        raise Stale(f"call {call_id!r} is {call.phase}: nothing is asked", reason="phase")
+    if not expired and log.now >= call.suspension.deadline:
+        raise Stale(f"call {call_id!r} has expired", reason="expired")
+    return call.suspension
+
+
+def settled(call: CallState) -> Stale:
+    words = {"expired": "has expired", "cancelled": "was cancelled"}.get(call.ended)
+    words = words or f"was decided by {call.winner or 'the system'}"
+    winner = call.winner if call.ended == "resolved" else None
+    return Stale(f"call {call.made.id!r} {words}", reason=call.ended, winner=winner)
+
+
+def resolve(log: Draft, call_id: str, decision: Decision, by: Principal) -> None:
+    suspension = waiting(log, call_id)
+    turn = log.turn()
+    call = turn.calls[call_id]
+    if isinstance(decision, Approve | Deny) and suspension.kind != "approval" and call.approver is not None:
+        raise Stale(
+            f"call {call_id!r} was approved by {call.approver}", reason="resolved", winner=call.approver.id
+        )
+    _fits(suspension, decision)
+    log.add(
+        CallResolved, by, call_id=call_id, kind=suspension.kind, decision=decision, digest=suspension.digest
+    )
+    if isinstance(decision, Approve):
+        remember(log, call, decision, by)
+
+
+def _fits(suspension: CallSuspended, decision: Decision) -> None:
+    """Refuse, with the reason, a decision that this suspension does not take. It stays pending."""
+    allowed = ALLOWED[suspension.kind] + ((Submit,) if suspension.recovery else ())
+    if not isinstance(decision, allowed):
+        raise Invalid(
+            f"call {suspension.call_id!r} waits for {names(allowed)} ({suspension.kind}), "
+            f"not {type(decision).__name__}"
+        )
+    what = f"{type(decision).__name__} for {suspension.tool}"
+    match decision:
+        case Approve():
+            _approval(suspension, decision, what)
+        case Answer(value=value) | ClientResult(value=value) | Submit(value=value):
+            check_plain(value, what)
+            _bounded(value, what)
+            schema = suspension.result_schema if suspension.recovery else suspension.schema
+            if schema is not None:
+                check(schema, value, what)
+            if suspension.choices is not None and value not in suspension.choices:
+                shown = ", ".join(repr(c) for c in suspension.choices)
+                raise Invalid(f"{what}: {value!r} is not one of {shown}", details={"choices": suspension.choices})
+        case Deny():
+            check_plain(decision.reason, what)
+            _bounded(decision.reason, what)
+        case Failed():
+            check_plain([decision.message, decision.details], what)
+            _bounded([decision.message, decision.details], what)
+        case _:
+            assert_never(decision)
+
+
+def _approval(suspension: CallSuspended, decision: Approve, what: str) -> None:
+    if decision.duration is not None:
+        seconds(decision.duration)
+        if decision.remember is None:
+            raise Invalid(f'{what}: a duration goes with remember="args" or "tool"')
+    if decision.remember not in (None, "args", "tool"):
+        raise Invalid(f'{what}: remember is "args" or "tool", not {decision.remember!r}')
+    if decision.args is None:
+        if decision.digest is not None and decision.digest != suspension.digest:
+            raise Stale(
+                f"what call {suspension.call_id!r} would do has changed since it was shown",
+                reason="superseded",
+                details={"digest": suspension.digest},
+            )
+        return
+    if suspension.recovery:
+        raise Invalid(f"{what}: an interrupted call runs again as it was; its arguments cannot be edited")
+    if not isinstance(decision.args, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise Invalid(f"{what}: edited arguments must be an object")
+    check_plain(decision.args, what)
+    _bounded(decision.args, what)
+    if suspension.schema is not None:
+        check(suspension.schema, decision.args, what)
+
+
+def _bounded(value: Any, what: str) -> None:
+    size = len(msgspec.json.encode(value))
+    if size > ANSWER_LIMIT:
+        raise TooLarge(f"{what} has {size} bytes; at most {ANSWER_LIMIT} are taken")
+
+
+def conclude(log: Draft, call: CallState, resolved: CallResolved) -> None:
+    """The result that a decision is, for every decision that does not lead to a run."""
+    by = resolved.by
+    match resolved.decision:
+        case Answer(value=value):
+            log.returned(call, value=value, by=by, source="human")
+        case ClientResult(value=value):
+            log.returned(call, value=value, by=by, source="client")
+        case Submit(value=value):
+            log.returned(call, value=value, by=by, source="manual")
+        case Failed() as failed:
+            error = ErrorInfo(kind=failed.kind, message=failed.message, details=failed.details or {})
+            source = "client" if resolved.kind == "client_exec" else "manual"
+            log.returned(call, error=error, by=by, source=source)
+        case Deny(reason=reason):
+            log.returned(call, error=INTERRUPTED if call.recovering else denied(reason), by=by, source="human")
+        case Expired():
+            _expired(log, call)
+        case Detached():
+            message = "no client is attached that could run it"
+            log.returned(call, error=ErrorInfo(kind="detached", message=message), source="system")
+        case Approve():
+            raise AssertionError("an approval never becomes a result")
+        case _:
+            assert_never(resolved.decision)
+
+
+def denied(reason: str) -> ErrorInfo:
+    return ErrorInfo(
+        kind="denied",
+        message=f"denied: {reason}" if reason else "denied; no reason was given",
+        details={"reason": reason} if reason else {},
+    )
+
+
+def _expired(log: Draft, call: CallState) -> None:
+    if call.recovering:
+        log.returned(call, error=INTERRUPTED, source="system")
+        return
+    match call.made.on_expiry:
+        case Default(value=value):
+            log.returned(call, value=value, source="system")
+        case "deny":
+            log.returned(call, error=denied("nobody answered in time"), source="system")
+        case "error" | "halt":
+            error = ErrorInfo(kind="timeout", message="user did not respond")
+            log.returned(call, error=error, source="system")
+        case _:
+            assert_never(call.made.on_expiry)

@@ -1,0 +1,321 @@
+"""State is control only: what a fold over the log needs to know to go on. ``evolve`` is that fold.
+
+``evolve`` never consults the registry, the clock or any tool's code, and accepts every log that was ever
+written, cut after any event. The transcript is another view (``transcript``).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, assert_never
+
+import msgspec
+from msgspec.structs import replace
+
+from assent.core.decisions import Approve, Deny, Detached, Expired, Kind, Pending, Principal, Recorded
+from assent.core.events import (
+    AnyEvent,
+    AssistantSaid,
+    CallMade,
+    CallResolved,
+    CallReturned,
+    CallStarted,
+    CallSuspended,
+    CancelRequested,
+    ConversationOpened,
+    GrantGiven,
+    GrantRevoked,
+    HistorySummarised,
+    MessageReceived,
+    Mode,
+    OutputRejected,
+    ResolutionRefused,
+    TurnEnded,
+    TurnStarted,
+    Usage,
+)
+from assent.core.tool import Gate
+from assent.errors import StaleReason
+
+Phase = Literal[
+    "ready", "running", "done", "awaiting_approval", "awaiting_human", "awaiting_client", "awaiting_manual"
+]
+Status = Literal["idle", "preparing", "streaming", "executing_tools", "awaiting_input"]
+
+AWAITING: dict[Kind, Phase] = {
+    "approval": "awaiting_approval",
+    "elicitation": "awaiting_human",
+    "client_exec": "awaiting_client",
+    "manual": "awaiting_manual",
+}
+
+
+class CallState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One call of the current step."""
+
+    made: CallMade
+    phase: Phase = "ready"
+    args: dict[str, Any]
+    """What would run: the model's arguments, or a person's edited ones."""
+    gate: Gate
+    """auto: nothing stands before it any more."""
+    attempt: int = 0
+    epoch: int = 0
+    """Of the owner that started it; an older one's call is to be recovered."""
+    suspension: CallSuspended | None = None
+    decided: CallResolved | None = None
+    """A decision that yet has to become the call's result (only in a log cut between the two)."""
+    bound: str | None = None
+    """The digest of the approved plan: it is made again before the call runs, and must be the same."""
+    recovering: bool = False
+    """It waits, or waited, for a person to say what becomes of an interrupted run."""
+    misses: int = 0
+    """How often the plan had changed."""
+    approver: Principal | None = None
+    edited: bool = False
+    ended: StaleReason = "resolved"
+    """How it was settled, for whoever comes late."""
+    winner: str | None = None
+
+
+class TurnState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    number: int
+    message: int
+    agent: str
+    by: Principal
+    """On whose behalf it runs."""
+    mode: Mode = "auto"
+    steps: int
+    step: int = 0
+    """Model calls answered so far."""
+    started: float
+    output: Any = None
+    calls: dict[str, CallState] = {}
+    """The current step's, in call order."""
+    answered: bool = False
+    """The model gave its final answer; only the TurnEnded is missing."""
+    cancelling: bool = False
+    halt: str | None = None
+    halt_value: Any = None
+
+
+class Queued(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    message: int
+    by: Principal
+    agent: str
+    mode: Mode | None = None
+    output: Any = None
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A remembered approval of this conversation."""
+
+    id: str
+    tool: str
+    scope: Literal["args", "tool"]
+    args_digest: str | None = None
+    until: float | None = None
+    by: Principal
+    at: float
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    conversation: str
+    seq: int = 0
+    agent: str = ""
+    turns: int = 0
+    """Turns begun so far."""
+    made: int = 0
+    """Calls made so far: their ids are numbered."""
+    turn: TurnState | None = None
+    queue: tuple[Queued, ...] = ()
+    grants: tuple[Grant, ...] = ()
+    usage: Usage = Usage()
+
+
+def evolve(state: State, event: AnyEvent) -> State:
+    """The state after one more event."""
+    seq = event.seq
+    match event:
+        case ConversationOpened():
+            return replace(state, seq=seq, agent=event.agent)
+        case MessageReceived():
+            entry = Queued(
+                message=seq, by=event.by, agent=event.agent, mode=event.mode, output=event.output
+            )
+            return replace(state, seq=seq, queue=(*state.queue, entry), agent=state.agent or event.agent)
+        case TurnStarted():
+            entry = next((q for q in state.queue if q.message == event.message), None)
+            turn = TurnState(
+                number=event.turn,
+                message=event.message,
+                agent=event.agent,
+                by=entry.by if entry else event.by,
+                output=entry.output if entry else None,
+                mode=event.mode,
+                steps=event.steps,
+                started=event.at,
+            )
+            rest = tuple(q for q in state.queue if q.message != event.message)
+            return replace(state, seq=seq, turn=turn, turns=event.turn, queue=rest)
+        case AssistantSaid():
+            return _said(state, event)
+        case OutputRejected():
+            usage = _spent(state.usage, event.attempts)
+            turn = state.turn and replace(state.turn, step=state.turn.step + 1, calls={}, answered=False)
+            return replace(state, seq=seq, turn=turn, usage=usage)
+        case HistorySummarised():
+            return replace(state, seq=seq, usage=_spent(state.usage, event.attempts))
+        case CallSuspended() | CallResolved() | CallStarted() | CallReturned():
+            return _call(state, event)
+        case CancelRequested():
+            return replace(state, seq=seq, turn=state.turn and replace(state.turn, cancelling=True))
+        case TurnEnded():
+            return replace(state, seq=seq, turn=None)
+        case GrantGiven():
+            grant = Grant(
+                id=event.grant,
+                tool=event.tool,
+                scope=event.scope,
+                args_digest=event.args_digest,
+                until=event.until,
+                by=event.by,
+                at=event.at,
+            )
+            return replace(state, seq=seq, grants=(*state.grants, grant))
+        case GrantRevoked():
+            return replace(state, seq=seq, grants=tuple(g for g in state.grants if g.id != event.grant))
+        case ResolutionRefused():
+            return replace(state, seq=seq)
+        case _:
+            assert_never(event)
+
+
+def _said(state: State, event: AssistantSaid) -> State:
+    usage = _spent(state.usage, event.attempts)
+    if state.turn is None or event.partial:
+        return replace(state, seq=event.seq, usage=usage)
+    calls = {made.id: CallState(made=made, args=made.args, gate=made.gate) for made in event.calls}
+    turn = replace(state.turn, step=event.step, calls=calls, answered=not calls)
+    return replace(state, seq=event.seq, usage=usage, turn=turn, made=state.made + len(calls))
+
+
+def _call(state: State, event: CallSuspended | CallResolved | CallStarted | CallReturned) -> State:
+    turn = state.turn
+    call = turn.calls.get(event.call_id) if turn else None
+    if turn is None or call is None:
+        return replace(state, seq=event.seq)
+    halt, halt_value = turn.halt, turn.halt_value
+    match event:
+        case CallSuspended():
+            gate: Gate = "required" if event.kind == "approval" and not event.recovery else "auto"
+            misses = call.misses + (call.bound is not None)
+            phase = AWAITING[event.kind]
+            call = replace(
+                call,
+                phase=phase,
+                gate=gate,
+                suspension=event,
+                decided=None,
+                bound=None,
+                misses=misses,
+                recovering=event.recovery,
+            )
+        case CallResolved():
+            call = _resolved(call, event)
+            if isinstance(event.decision, Deny) and event.decision.stop:
+                halt, halt_value = "halted", event.decision.reason
+            elif isinstance(event.decision, Expired) and call.made.on_expiry == "halt":
+                halt, halt_value = "halted", "nobody answered in time"
+        case CallStarted():
+            call = replace(
+                call,
+                phase="running",
+                attempt=event.attempt,
+                epoch=event.epoch,
+                suspension=None,
+                gate="auto",
+                recovering=False,
+            )
+        case CallReturned():
+            cancelled = event.error is not None and event.error.kind == "cancelled"
+            ended: StaleReason = "cancelled" if cancelled else call.ended
+            # What a late resolver is told needs no arguments, schemas or plans: drop them.
+            call = replace(call, phase="done", suspension=None, decided=None, bound=None, ended=ended)
+            if event.halt is not None:
+                halt, halt_value = event.halt, event.value
+        case _:
+            assert_never(event)
+    calls = {**turn.calls, event.call_id: call}
+    return replace(state, seq=event.seq, turn=replace(turn, calls=calls, halt=halt, halt_value=halt_value))
+
+
+def _resolved(call: CallState, event: CallResolved) -> CallState:
+    call = replace(call, phase="ready", suspension=None, winner=event.by.id)
+    decision: Recorded = event.decision
+    if isinstance(decision, Approve):
+        edited = decision.args is not None
+        binds = call.made.planned and (not edited or decision.digest is not None) and call.attempt == 0
+        return replace(
+            call,
+            gate="auto",
+            approver=event.by,
+            args=decision.args if decision.args is not None else call.args,
+            edited=call.edited or edited,
+            bound=(decision.digest if edited else event.digest) if binds else None,
+        )
+    ended: StaleReason = "expired" if isinstance(decision, Expired | Detached) else "resolved"
+    return replace(call, decided=event, ended=ended)
+
+
+def _spent(usage: Usage, attempts: tuple[Any, ...]) -> Usage:
+    for attempt in attempts:
+        usage = usage + attempt.usage
+    return usage
+
+
+def status(state: State) -> Status:
+    """The conversation's state as people see it, as far as the log tells (streaming is the shell's to know)."""
+    turn = state.turn
+    if turn is None:
+        return "preparing" if state.queue else "idle"
+    phases = {call.phase for call in turn.calls.values()}
+    if "ready" in phases or "running" in phases:
+        return "executing_tools"
+    return "preparing" if phases <= {"done"} else "awaiting_input"
+
+
+def pending(state: State) -> list[Pending]:
+    """What waits for somebody, in call order."""
+    turn = state.turn
+    if turn is None:
+        return []
+    return [
+        pending_of(state, call.suspension) for call in turn.calls.values() if call.suspension is not None
+    ]
+
+
+def pending_of(state: State, event: CallSuspended) -> Pending:
+    turn = state.turn
+    assert turn is not None, "a suspension stands in an open turn"
+    return Pending(
+        conversation=state.conversation,
+        call=event.call_id,
+        tool=event.tool,
+        executor=event.executor,
+        kind=event.kind,
+        prompt=event.prompt,
+        args=event.args,
+        preview=event.preview,
+        preview_error=event.preview_error,
+        digest=event.digest,
+        schema=event.schema,
+        choices=event.choices,
+        deadline=event.deadline,
+        on_expiry=event.on_expiry,
+        risk=event.risk,
+        recovery=event.recovery,
+        principal=turn.by,
+        since=event.at,
+        agent=turn.agent,
+        reason=event.reason,
+    )

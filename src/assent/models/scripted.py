@@ -1,0 +1,123 @@
+"""A model that says what it was told to say: for tests, demos and examples."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from assent.core.events import Usage
+from assent.core.transcript import AssistantMessage
+from assent.models.base import (
+    FinishPart,
+    Request,
+    StreamPart,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    UsagePart,
+)
+from assent.errors import ModelError
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A tool call in a script. ``args`` may be JSON text, to script malformed arguments."""
+
+    name: str
+    args: Any = msgspec.field(default_factory=dict[str, Any])
+    id: str | None = None
+
+
+class Thinking(msgspec.Struct, frozen=True):
+    """Reasoning in a script."""
+
+    text: str
+
+
+class Hang(msgspec.Struct, frozen=True):
+    """Says nothing (more), for ever."""
+
+
+class Drip(msgspec.Struct, frozen=True):
+    """Text word by word, with a pause before each."""
+
+    text: str
+    pause: float = 0.01
+
+
+Piece = str | ToolCall | Thinking | Hang | Drip | Usage | Exception
+Entry = Piece | Sequence[Piece] | Callable[[Request], Any]
+
+
+class ScriptedModel:
+    """Deterministic: each model call takes the next entry; an exhausted script is an error.
+
+    An entry is text, a list of tool calls (with text between, if you like), an exception to raise, or a function of
+    the request that returns one of these, also ``async``. ``requests`` records what was asked.
+
+    follow:  pick the entry by how many replies the conversation has instead, so that a fresh process goes on
+             where the last one stopped, and conversations do not take each other's entries.
+    """
+
+    def __init__(self, script: Sequence[Entry], *, name: str = "scripted", follow: bool = False):
+        self.name = name
+        self.requests: list[Request] = []
+        self._script = list(script)
+        self._follow = follow
+        self._next = 0
+
+    def _entry(self, request: Request) -> Entry:
+        at = self._next
+        if self._follow:
+            at = sum(isinstance(m, AssistantMessage) and not m.partial for m in request.messages)
+        if at >= len(self._script):
+            raise ModelError(
+                f"the script has {len(self._script)} entries, and reply {at + 1} was asked for", kind="invalid_response"
+            )
+        self._next += 1
+        return self._script[at]
+
+    async def stream(self, request: Request) -> AsyncIterator[StreamPart]:
+        self.requests.append(request)
+        entry = self._entry(request)
+        if callable(entry):
+            entry = entry(request)
+            if inspect.isawaitable(entry):
+                entry = await entry
+        pieces = cast("Sequence[Piece]", entry if isinstance(entry, list | tuple) else [entry])
+        usage: Usage | None = None
+        calls = 0
+        for piece in pieces:
+            match piece:
+                case str():
+                    for word in _words(piece):
+                        yield TextPart(word)
+                case Drip():
+                    for word in _words(piece.text):
+                        await asyncio.sleep(piece.pause)
+                        yield TextPart(word)
+                case Thinking():
+                    yield ThinkingPart(piece.text)
+                case ToolCall():
+                    yield ToolCallPart(calls, piece.id, piece.name, piece.args)
+                    calls += 1
+                case Hang():
+                    await asyncio.Event().wait()
+                case Usage():
+                    usage = piece
+                case Exception():
+                    raise piece
+                case _:
+                    raise ModelError(f"a script cannot hold {piece!r}", kind="invalid_response")
+        if usage is not None:
+            yield UsagePart(usage)
+        yield FinishPart("tool_calls" if calls else "stop")
+
+
+def _words(text: str) -> list[str]:
+    """Word by word, white space kept."""
+    words = text.split(" ")
+    return [word + " " for word in words[:-1]] + ([words[-1]] if words[-1] else [])
