@@ -14,19 +14,29 @@ E = TypeVar("E", bound=Event)
 
 
 class Draft:
-    """What one input leads to: events, the state after them, and the artifacts that they refer to."""
+    """What inputs lead to: events, the state after each and after all, and the artifacts they refer to."""
 
-    __slots__ = ("artifacts", "events", "now", "state")
+    __slots__ = ("artifacts", "events", "now", "state", "states")
 
     def __init__(self, state: State, now: float):
         self.state, self.now = state, now
         self.events: list[AnyEvent] = []
+        self.states: list[State] = []
         self.artifacts: list[tuple[str, bytes]] = []
 
-    def add(self, kind: type[E], by: Principal = SYSTEM, **fields: Any) -> E:
+    def mark(self) -> tuple[State, int, int]:
+        """Where to go back to if the next input is refused."""
+        return self.state, len(self.events), len(self.artifacts)
+
+    def back(self, mark: tuple[State, int, int]) -> None:
+        self.state, events, artifacts = mark
+        del self.events[events:], self.states[events:], self.artifacts[artifacts:]
+
+    def add(self, kind: type[E], by: Principal = SYSTEM, /, **fields: Any) -> E:
         event = kind(seq=self.state.seq + 1, at=self.now, by=by, v=VERSION, **fields)
         self.events.append(event)  # type: ignore[arg-type]
         self.state = evolve(self.state, event)  # type: ignore[arg-type]
+        self.states.append(self.state)
         return event
 
     def turn(self) -> TurnState:

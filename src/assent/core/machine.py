@@ -99,17 +99,13 @@ Specs = Mapping[str, ToolSpec]
 
 def decide(state: State, input: Input, specs: Specs, now: float) -> list[AnyEvent]:
     """The events that the input leads to; raises Busy, Stale or Invalid and then leads to none."""
-    return step(state, input, specs, now).events
-
-
-def step(state: State, input: Input, specs: Specs, now: float) -> Draft:
-    """``decide``, with the state that its events lead to and the artifacts that they refer to."""
     log = Draft(state, now)
-    _decide(log, input, specs)
-    return log
+    decide_into(log, input, specs)
+    return log.events
 
 
-def _decide(log: Draft, input: Input, specs: Specs) -> None:
+def decide_into(log: Draft, input: Input, specs: Specs) -> None:
+    """``decide`` on top of what was decided already. After a refusal, go ``back`` to the mark."""
     state = log.state
     match input:
         case Open():

@@ -12,9 +12,25 @@ The behaviours below are held by ``assent.testing.store_contract``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from hashlib import sha256
 from typing import Protocol
 
 import msgspec
+
+from assent.errors import Invalid
+
+GENESIS = bytes(32)
+"""The head of the hash chain before the first event."""
+
+
+def chain(head: bytes, events: Iterable[bytes]) -> list[bytes]:
+    """The hashes of events that follow ``head``, each SHA-256(previous hash + stored bytes)."""
+    hashes: list[bytes] = []
+    for event in events:
+        head = sha256(head + event).digest()
+        hashes.append(head)
+    return hashes
 
 
 class PendingRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +70,8 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     expected: int
     """The sequence number that the log must be at: 0 creates the conversation."""
     events: list[bytes]
-    """Encoded events with sequence numbers expected+1, expected+2, ..."""
+    """Encoded events with sequence numbers expected+1, expected+2, ...; may be empty where the log exists:
+    then only the indexes change, under the same checks."""
     status: str
     agent: str
     owes: bool
@@ -71,6 +88,20 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     """Owner's append: must equal the row's epoch, else Fenced. None: a guest's append."""
     release: bool = False
     """Give the lease up in the same transaction (owner's append only)."""
+
+    def __post_init__(self) -> None:
+        # Refused where it is made, so that every store means the same by an Append and none has to ask.
+        if not self.conversation:
+            raise Invalid("a conversation needs a name")
+        if not self.events and not self.expected:
+            raise Invalid(f"conversation {self.conversation!r} cannot be created without an event")
+        if self.release and self.epoch is None:
+            raise Invalid("release needs the epoch of the lease that is given up")
+        for entry in self.opened:
+            if entry.conversation != self.conversation:
+                raise Invalid(
+                    f"a pending entry of {entry.conversation!r} in an append to {self.conversation!r}"
+                )
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,9 +178,7 @@ class LogStore(Protocol):
         """The conversation's row, or None."""
         ...
 
-    async def rows(
-        self, status: str | None = None, cursor: str | None = None, limit: int = 100
-    ) -> list[Row]:
+    async def rows(self, status: str | None = None, cursor: str | None = None, limit: int = 100) -> list[Row]:
         """Conversations ordered by id, those after ``cursor`` (an id), optionally of one status."""
         ...
 
@@ -194,7 +223,11 @@ class LogStore(Protocol):
         ...
 
     async def foreign(self, timeout: float) -> bool:
-        """Wait until another owner may have committed something (True; within 100 ms of it) or timeout."""
+        """Wait until another owner may have committed something (True; within 100 ms of it) or timeout.
+
+        True at once if that happened since the last call that returned True (or since open): nothing that
+        happens between two calls is missed. This owner's own commits do not count.
+        """
         ...
 
     async def artifact(self, sha256: str) -> bytes | None:
@@ -206,13 +239,20 @@ class LogStore(Protocol):
         ...
 
     async def put_client(self, client: ClientRow) -> None:
-        """Announce or renew a client's presence (insert or replace by conversation and client)."""
+        """Announce or renew a client's presence (insert or replace by conversation and client).
+
+        Forgets the conversation's rows that ended an hour or more before this one does, so that pages
+        opened over months do not pile up.
+        """
         ...
 
     async def clients(self, conversation: str) -> list[ClientRow]:
-        """All client rows of a conversation, also lapsed ones (the last leaving matters)."""
+        """All client rows of a conversation by id, also lapsed ones (the last leaving matters)."""
         ...
 
     async def lease_call(self, conversation: str, call: str, client: str, now: float, until: float) -> bool:
-        """Let one client run a call: True if it is free, lapsed or already this client's (then renewed)."""
+        """Let one client run a call: True if it is free, lapsed or already this client's (then renewed).
+
+        Says nothing about whether the call is waiting: the caller knows that from its pending entry.
+        """
         ...

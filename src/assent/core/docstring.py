@@ -1,0 +1,71 @@
+"""What a docstring says: a description and a sentence a parameter, in Google, NumPy or Sphinx style."""
+
+from __future__ import annotations
+
+import re
+from inspect import cleandoc
+
+_SECTIONS = (
+    "args|arguments|parameters|params|other parameters|keyword args|keyword arguments|attributes|returns?"
+    "|yields?|raises|warns|examples?|notes?|references|see also|warnings?|todo"
+)
+_PARAMETERS = frozenset(
+    {"args", "arguments", "parameters", "params", "other parameters", "keyword args", "keyword arguments"}
+)
+_GOOGLE = re.compile(rf"({_SECTIONS})\s*:\s*", re.IGNORECASE)
+_NUMPY = re.compile(rf"({_SECTIONS})\s*", re.IGNORECASE)
+_RULE = re.compile(r"-{3,}\s*")
+_GOOGLE_ENTRY = re.compile(r"\*{0,2}(\w+)\s*(?:\(.*?\))?\s*:(?:\s+(.*)|\s*)$")
+_NUMPY_ENTRY = re.compile(r"(\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::.*)?$")
+_SPHINX = re.compile(r":(\w+)(?:\s+([^:]*))?:\s*(.*)$")
+_SPHINX_PARAMETERS = frozenset({"param", "parameter", "arg", "argument", "key", "keyword"})
+_SPHINX_FIELDS = _SPHINX_PARAMETERS | {
+    "type", "return", "returns", "rtype", "raise", "raises", "except", "yield", "yields", "var", "ivar"
+}  # fmt: skip
+
+
+def read_docstring(text: str | None) -> tuple[str, dict[str, str]]:
+    """The description (all that stands before the first section) and what is said of each parameter."""
+    description: list[str] = []
+    said: dict[str, list[str]] = {}
+    into: list[str] | None = description
+    section, numpy = "", False
+    base = 0
+    lines = cleandoc(text).splitlines() if text else []
+    number = 0
+    while number < len(lines):
+        line = lines[number]
+        number += 1
+        bare = line.strip()
+        indent = len(line) - len(line.lstrip())
+        below = lines[number] if number < len(lines) else ""
+        if not indent and (found := _NUMPY.fullmatch(line)) and _RULE.fullmatch(below):
+            section, numpy, into = found[1].lower(), True, None
+            number += 1
+        elif not indent and (found := _GOOGLE.fullmatch(line)):
+            section, numpy, into, base = found[1].lower(), False, None, 0
+        elif not indent and (found := _SPHINX.match(line)) and found[1] in _SPHINX_FIELDS:
+            section, into = ":", None
+            if found[1] in _SPHINX_PARAMETERS and found[2]:
+                into = said.setdefault(found[2].split()[-1].lstrip("*"), [])
+                into.append(found[3].strip())
+        elif not section:
+            description.append(line)
+        elif not bare:
+            continue
+        elif section in _PARAMETERS and numpy and not indent:
+            found = _NUMPY_ENTRY.match(bare)
+            into = []
+            for name in found[1].split(",") if found else ():
+                said[name.strip().lstrip("*")] = into
+        elif section in _PARAMETERS and not numpy and indent and indent <= (base or indent):
+            base = indent
+            if found := _GOOGLE_ENTRY.match(bare):
+                into = said.setdefault(found[1], [])
+                into.append(found[2] or "")
+            elif into is not None:
+                into.append(bare)
+        elif into is not None:
+            into.append(bare)
+    parameters = {name: " ".join(part for part in parts if part) for name, parts in said.items()}
+    return "\n".join(description).strip(), {name: told for name, told in parameters.items() if told}

@@ -1,0 +1,270 @@
+"""JSON Schema: compiled once, fetched never, and told in words that a model can repair from.
+
+A schema refers to itself (``#/...``) and to nothing else: a reference that leads out is refused before any
+request could be made. Where a ``format`` is given it holds, except that ``date-time`` and ``time`` may lack
+an offset: that is how people and models write them.
+
+How a Python type becomes a schema is in ``signature``, what a plain value is in ``plain``; their public names
+are here too.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
+from typing import Any, NoReturn
+
+import jsonschema_rs
+import msgspec
+
+from assent.core.plain import (
+    check_plain,
+    digest,
+    kind_of,
+    parse_json,
+    parse_object,
+    place,
+    shown,
+    sorted_json,
+)
+from assent.core.signature import Binder, schema_of, signature_schema
+from assent.errors import Invalid
+
+__all__ = [
+    "Binder",
+    "Schema",
+    "Validator",
+    "check",
+    "check_plain",
+    "compile_schema",
+    "digest",
+    "parse_json",
+    "parse_object",
+    "schema_of",
+    "signature_schema",
+    "sorted_json",
+]
+
+Schema = str | dict[str, Any] | bool
+"""A JSON Schema: an object, its text, or true / false."""
+
+SHOWN = 8
+"""So many problems are told; a model repairs a handful at a time."""
+_COUNTED = 1000
+
+
+class Validator:
+    """A compiled schema."""
+
+    __slots__ = ("_compiled", "_schema")
+
+    def __init__(self, schema: dict[str, Any] | bool, compiled: Any):
+        self._schema, self._compiled = schema, compiled
+
+    def problems(self, value: Any) -> list[str]:
+        """What is wrong with the value, field by field; empty if it fits."""
+        try:
+            check_plain(value, "value")
+        except Invalid as error:
+            return [error.message]
+        if self._compiled.is_valid(value):
+            return []
+        found: list[Any] = list(islice(self._compiled.iter_errors(value), _COUNTED))
+        told = list(dict.fromkeys(line for error in found for line in self._told(error)))
+        if len(told) > SHOWN:
+            told[SHOWN:] = [f"and {len(told) - SHOWN} more"]
+        return told
+
+    def _told(self, error: Any) -> Iterator[str]:
+        path: list[str | int] = list(error.instance_path)
+        at = place(path) or "the value"
+        name: str = error.kind.name
+        facts: dict[str, Any] = error.kind.as_dict()
+        match name:
+            case "required":
+                yield f"{place([*path, facts['property']])}: missing; it is required"
+            case "additionalProperties" | "unevaluatedProperties":
+                known = self._siblings(error)
+                choices = f"; known fields: {_listed(known)}" if known else "; no fields are known here"
+                for extra in facts["unexpected"]:
+                    yield f"{place([*path, extra])}: unknown field{choices}"
+            case "anyOf" | "oneOf" if any(not branch for branch in facts["context"]):
+                yield f"{at}: {shown(error.instance)} fits more than one of the alternatives; make it fit one"
+            case "anyOf" | "oneOf":
+                yield from self._alternatives(path, error.instance, facts["context"])
+            case _:
+                yield f"{at}: {_wrong(name, facts, error)}"
+
+    def _alternatives(self, path: list[str | int], value: Any, branches: list[list[Any]]) -> Iterator[str]:
+        at = place(path) or "the value"
+        # A branch of the wrong type was never meant. What is wrong inside the one that was, is the news.
+        meant = [branch for branch in branches if not _other_type(branch, path)]
+        if len(meant) == 1:
+            for error in meant[0]:
+                yield from self._told(error)
+            return
+        if not meant:
+            types = dict.fromkeys(name for branch in branches for name in branch[0].kind.as_dict()["types"])
+            yield f"{at}: expected {' or '.join(types)}, got {kind_of(value)} {shown(value)}"
+            return
+        firsts = [next(self._told(branch[0])) for branch in meant]
+        told = " | ".join(dict.fromkeys(line.removeprefix(f"{at}: ") for line in firsts))
+        yield f"{at}: fits none of the {len(branches)} alternatives: {_short(told, 400)}"
+
+    def _siblings(self, error: Any) -> list[str]:
+        """The names of the fields that the schema which was broken here does know."""
+        node: Any = self._schema
+        for step in list(error.schema_path)[:-1]:
+            try:
+                node = node[step]
+            except (KeyError, IndexError, TypeError):
+                return []
+        properties: Any = node.get("properties") if isinstance(node, dict) else None  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
+        return list(properties) if isinstance(properties, dict) else []  # pyright: ignore[reportUnknownArgumentType]
+
+
+def compile_schema(schema: Schema) -> Validator:
+    """The schema's validator, from a cache; Invalid where it is no schema or leads out of itself."""
+    if isinstance(schema, str):
+        return _compile(schema)
+    if not isinstance(schema, (dict, bool)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise Invalid(
+            f"bad JSON Schema: expected an object, its text, true or false, got {type(schema).__name__}"
+        )
+    check_plain(schema, "bad JSON Schema")
+    return _compile(msgspec.json.encode(schema).decode())
+
+
+def check(schema: Schema, value: Any, what: str) -> None:
+    """Raise Invalid, naming every field that does not fit, unless the value fits the schema."""
+    if problems := compile_schema(schema).problems(value):
+        raise Invalid(f"{what}: {'; '.join(problems)}", kind="invalid_args", details={"problems": problems})
+
+
+@lru_cache(maxsize=512)
+def _compile(text: str) -> Validator:
+    schema = parse_json(text, "bad JSON Schema")
+    if not isinstance(schema, (dict, bool)):
+        raise Invalid(f"bad JSON Schema: expected an object, true or false, got {shown(schema)}")
+    if isinstance(schema, dict):
+        _refuse_outside(schema)  # pyright: ignore[reportUnknownArgumentType]
+    asked: list[str] = []
+
+    def refuse_retrieval(uri: str) -> NoReturn:
+        # jsonschema_rs fetches over HTTP and reads files by itself unless somebody else is asked to.
+        asked.append(uri)
+        _outside(uri)
+
+    try:
+        compiled = jsonschema_rs.validator_for(
+            schema,  # pyright: ignore[reportUnknownArgumentType]
+            validate_formats=True,
+            formats=_FORMATS,
+            retriever=refuse_retrieval,
+        )
+    except jsonschema_rs.ValidationError as error:
+        if asked:
+            _outside(asked[0])
+        told = error.message if error.kind.name == "referencing" else next(Validator({}, None)._told(error))  # pyright: ignore[reportPrivateUsage]
+        raise Invalid(f"bad JSON Schema: {_short(told.removeprefix('the value: '), 300)}") from None
+    except (jsonschema_rs.ReferencingError, ValueError, TypeError) as error:
+        raise Invalid(f"bad JSON Schema: {_short(str(error), 300)}") from None
+    return Validator(schema, compiled)  # pyright: ignore[reportUnknownArgumentType]
+
+
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_DATA = frozenset({"const", "enum", "default", "examples"})
+
+
+def _refuse_outside(schema: dict[str, Any]) -> None:
+    """Refuse also what the library has at hand, such as the meta-schemas; its retriever guards the rest."""
+    nodes: list[Any] = [schema]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, dict):
+            for key in _REFERENCES:
+                target = node.get(key)  # pyright: ignore[reportUnknownVariableType,reportUnknownMemberType]
+                if isinstance(target, str) and not target.startswith("#"):
+                    _outside(target)
+            nodes.extend(item for key, item in node.items() if key not in _DATA)  # pyright: ignore[reportUnknownVariableType,reportUnknownMemberType,reportUnknownArgumentType]
+        elif isinstance(node, list):
+            nodes.extend(node)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _outside(target: str) -> NoReturn:
+    raise Invalid(
+        f"bad JSON Schema: the reference {target[:200]!r} leads out of the schema and is never fetched; "
+        'copy what it names into "$defs" and refer to it as "#/$defs/..."'
+    )
+
+
+def _reads_as(kind: type) -> Callable[[str], bool]:
+    def fits(text: str) -> bool:
+        try:
+            msgspec.convert(text, kind)
+        except msgspec.ValidationError:
+            return False
+        return True
+
+    return fits
+
+
+_FORMATS = {"date-time": _reads_as(datetime.datetime), "time": _reads_as(datetime.time)}
+
+
+def _other_type(branch: Sequence[Any], path: list[str | int]) -> bool:
+    """The branch failed at once, because the value itself is of another type altogether."""
+    return len(branch) == 1 and branch[0].kind.name == "type" and list(branch[0].instance_path) == path
+
+
+_BOUNDS = {
+    "minimum": "at least",
+    "maximum": "at most",
+    "exclusiveMinimum": "more than",
+    "exclusiveMaximum": "less than",
+    "minLength": "at least this many characters:",
+    "maxLength": "at most this many characters:",
+    "minItems": "at least this many items:",
+    "maxItems": "at most this many items:",
+    "minProperties": "at least this many fields:",
+    "maxProperties": "at most this many fields:",
+}
+
+
+def _wrong(name: str, facts: dict[str, Any], error: Any) -> str:
+    got = shown(error.instance)
+    match name:
+        case "type":
+            return f"expected {' or '.join(facts['types'])}, got {kind_of(error.instance)} {got}"
+        case "enum":
+            return f"{got} is not one of {_listed([shown(option) for option in facts['options']])}"
+        case "const":
+            return f"must be {shown(facts['expected_value'])}, got {got}"
+        case "pattern":
+            return f"{got} does not match the pattern {_short(facts['pattern'], 200)}"
+        case "format":
+            return f"{got} is not a valid {facts['format']}"
+        case "multipleOf":
+            return f"must be a multiple of {facts['multiple_of']}, got {got}"
+        case "uniqueItems":
+            return f"the items must differ from one another, got {got}"
+        case "falseSchema":
+            return f"nothing is allowed here, got {got}"
+        case "propertyNames":
+            return f"bad field name: {_short(facts['error'].message, 200)}"
+        case _ if name in _BOUNDS:
+            return f"must be {_BOUNDS[name]} {facts['limit']}, got {got}"
+        case _:
+            return f"{_short(error.message, 200)} ({name})"
+
+
+def _listed(names: Iterable[str]) -> str:
+    every = list(names)
+    text = ", ".join(every[:40])
+    return _short(text, 600) + (f", and {len(every) - 40} more" if len(every) > 40 else "")
+
+
+def _short(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

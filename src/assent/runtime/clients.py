@@ -1,0 +1,148 @@
+"""Clients: pages and other programs that run client tools. Present while they beat, and one runs a call at a time.
+
+Presence and leases are rows of the store, not events: losing them costs at most a double run in a page, since
+the first valid resolution wins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from assent.core.decisions import Accepted, ClientResult, Failed, Pending, Principal
+from assent.core.inputs import ClientGone
+from assent.core.live import ToolProgress
+from assent.core.schema import check_plain
+from assent.errors import Stale
+from assent.runtime.record import CLIENT_GRACE
+from assent.stores.base import ClientRow
+
+if TYPE_CHECKING:
+    from assent.runtime.runtime import Runtime
+
+BEAT = 30.0
+"""Seconds between a client's heartbeats."""
+PRESENT = 2.5 * BEAT
+"""Seconds that a client counts as present after its last one: two may be lost."""
+LEASE = 30.0
+"""Seconds that a client may run a call before another one may take it over."""
+
+
+class Client:
+    """An attached client. As an async context manager it detaches by itself."""
+
+    def __init__(self, clients: Clients, conversation: str, name: str, tools: tuple[str, ...], by: Principal):
+        self._clients = clients
+        self.conversation, self.id, self.tools, self.by = conversation, name, tools, by
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.detach()
+
+    async def beat(self) -> None:
+        """Still there."""
+        await self._clients.present(self)
+
+    async def lease(self, call: str) -> bool:
+        """May this client run the call? One holds the lease at a time; asking again renews it."""
+        home = self._clients.home
+        now = home.now()
+        return await home.store.lease_call(self.conversation, call, self.id, now, now + LEASE)
+
+    async def progress(self, call: str, payload: Any) -> None:
+        """Tell viewers how far it is. After the call's end it is dropped."""
+        await self._clients.progress(self.conversation, call, payload)
+
+    async def result(self, call: str, value: Any) -> Accepted:
+        return await self._clients.home.resolve(self.conversation, call, ClientResult(value), by=self.by)
+
+    async def failed(self, call: str, kind: str, message: str) -> Accepted:
+        return await self._clients.home.resolve(self.conversation, call, Failed(kind, message), by=self.by)
+
+    async def detach(self) -> None:
+        """Leave. Calls that wait for a client have a short grace for another one to come."""
+        await self._clients.leave(self)
+
+
+class Clients:
+    def __init__(self, home: Runtime):
+        self.home = home
+        self._kept: dict[tuple[str, str], asyncio.Task[None]] = {}
+
+    async def attach(
+        self, conversation: str, tools: tuple[str, ...], name: str | None, by: Principal, *, keep: bool
+    ) -> Client:
+        client = Client(self, conversation, name or secrets.token_hex(6), tools, by)
+        await self.present(client)
+        if keep:
+            task = asyncio.get_running_loop().create_task(self._beating(client))
+            self._kept[conversation, client.id] = task
+            task.add_done_callback(lambda _: self._kept.pop((conversation, client.id), None))
+        return client
+
+    async def _beating(self, client: Client) -> None:
+        while True:
+            await asyncio.sleep(BEAT)
+            await self.present(client)
+
+    async def present(self, client: Client) -> None:
+        await self._put(client, self.home.now() + PRESENT)
+
+    async def leave(self, client: Client) -> None:
+        self._stop(client)
+        if not self.home.closing:
+            await self._put(client, self.home.now())
+            await self._look_again(client.conversation)
+
+    async def close(self) -> None:
+        """The process goes away, and with it the clients that live in it."""
+        for task in list(self._kept.values()):
+            task.cancel()
+
+    def _stop(self, client: Client) -> None:
+        task = self._kept.pop((client.conversation, client.id), None)
+        if task is not None:
+            task.cancel()
+
+    async def _put(self, client: Client, until: float) -> None:
+        row = ClientRow(conversation=client.conversation, client=client.id, tools=client.tools, until=until)
+        await self.home.store.put_client(row)
+
+    async def _look_again(self, conversation: str) -> None:
+        """The last client may have left: waiting calls are looked at again when the grace is over."""
+        for row in await self.home.store.pending(conversation):
+            if row.due > (soon := self.home.now() + CLIENT_GRACE):
+                await self.home.store.postpone(conversation, row.call, min(soon, row.deadline))
+        self.home.recheck()
+
+    async def look(self, entry: Pending) -> None:
+        """A client call has waited for its grace, or for a client's next heartbeat."""
+        home = self.home
+        able = [
+            row.until
+            for row in await home.store.clients(entry.conversation)
+            if not row.tools or entry.tool in row.tools
+        ]
+        ends = max([entry.since, *able]) + CLIENT_GRACE
+        if home.now() >= ends:
+            await home.tell(entry.conversation, ClientGone(call=entry.call))
+        else:
+            await home.store.postpone(entry.conversation, entry.call, min(ends, entry.deadline))
+
+    async def progress(self, conversation: str, call: str, payload: Any) -> None:
+        check_plain(payload, "progress")
+        conv = await self.home.loaded(conversation)
+        found = conv.call(call)
+        if found is None:
+            raise Stale(f"no call {call!r} is open in {conversation!r}", reason="unknown")
+        if found.phase != "awaiting_client":
+            return
+        n = conv.progress.get(call, (0, None))[0] + 1
+        conv.progress[call] = (n, payload)
+        self.home.bus.publish(
+            conversation, ToolProgress(conversation=conversation, call_id=call, n=n, payload=payload)
+        )
+

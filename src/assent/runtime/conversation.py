@@ -1,0 +1,502 @@
+"""One small loop per active conversation: take inputs, decide, append, evolve, publish, reconcile.
+
+Everybody's wishes and reports go through ``submit``: guests' (messages, decisions, cancels) and, while this process
+holds the lease, the owner's (what the model said, what a tool returned). All that waits is decided together and
+appended in one step. Then running tasks are reconciled with ``owed(state)``. A fresh start, a revival and a
+take-over are the same: load, claim, ``Woke``, reconcile.
+
+What needs no work (beginning a turn, closing it, claiming a call that may run at once) is decided in the same
+append as what led to it: see ``_chase``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from assent.core import codec
+from assent.core.draft import Draft
+from assent.core.effects import CallModel, CloseTurn, Effect, RunPreview, RunTool, StartTurn, owed
+from assent.core.events import AnyEvent, Attempt, MessageReceived
+from assent.core.inputs import (
+    BeginTurn,
+    Cancel,
+    Claim,
+    ClientGone,
+    Close,
+    DeadlinePassed,
+    Input,
+    Open,
+    RefuseResolution,
+    Resolve,
+    Revoke,
+    Say,
+    Woke,
+)
+from assent.core.live import StateChanged, live_of
+from assent.core.machine import decide_into
+from assent.core.state import CallState, State, Status, evolve, status
+from assent.core.tool import ToolSpec
+from assent.core.transcript import Transcript
+from assent.errors import AssentError, Conflict, Fenced, Refused, StoreError
+from assent.runtime import dispatch, model_call
+from assent.runtime.record import appended
+
+if TYPE_CHECKING:
+    from assent.runtime.runtime import Runtime
+
+log = logging.getLogger("assent")
+
+GUESTS = (Open, Say, Resolve, RefuseResolution, DeadlinePassed, ClientGone, Cancel, Revoke)
+WRITE_RETRIES = (0.1, 0.5, 2.0)
+"""An owner holds results that nobody else has: it tries again before it gives up."""
+DYING_GRACE = 5.0
+"""Seconds that a cancelled handler may take before the turn is closed without it."""
+
+
+@dataclass(slots=True)
+class Item:
+    input: Input
+    reply: asyncio.Future[list[AnyEvent]]
+    effect: Effect | None = None
+    events: list[AnyEvent] = field(default_factory=list[AnyEvent])
+    refusal: AssentError | None = None
+
+
+@dataclass(slots=True)
+class Partial:
+    """A reply while it is streamed."""
+
+    message_id: str = ""
+    text: list[str] = field(default_factory=list[str])
+    thinking: list[str] = field(default_factory=list[str])
+    attempts: tuple[Attempt, ...] = ()
+    streaming: bool = False
+
+
+class Conversation:
+    """This process's view of one conversation, and its owner while ``epoch`` is set."""
+
+    def __init__(self, home: Runtime, name: str):
+        self.home, self.name = home, name
+        self.state = State(conversation=name)
+        self.epoch: int | None = None
+        self.partial = Partial()
+        self.progress: dict[str, tuple[int, Any]] = {}
+        """call -> how many, and the latest."""
+        self.held: dict[str, str] = {}
+        """call -> tool, where a slot is taken and the call's task has yet to take it over."""
+        self.shown: Status = "idle"
+        self._transcript: Transcript | None = None
+        self._tasks: dict[Effect, asyncio.Task[None]] = {}
+        self._dying: set[asyncio.Task[None]] = set()
+        self._starts: dict[Effect, tuple[int, int]] = {}
+        self._inbox: list[Item] = []
+        self._loaded: asyncio.Future[None] | None = None
+        self._behind = False
+        self._one = asyncio.Lock()
+        """State moves in one place at a time: the loop, or a reader that refreshes a resting conversation."""
+        self._wake = asyncio.Event()
+        self._loop: asyncio.Task[None] | None = None
+
+    # --- what others use ---
+
+    @property
+    def active(self) -> bool:
+        return self._loop is not None
+
+    def submit(self, input: Input, effect: Effect | None = None) -> asyncio.Future[list[AnyEvent]]:
+        """Decide and append; the future has the input's events once they are durable, or the refusal."""
+        reply: asyncio.Future[list[AnyEvent]] = asyncio.get_running_loop().create_future()
+        self._inbox.append(Item(input, reply, effect))
+        self.poke(behind=False)
+        return reply
+
+    def poke(self, *, behind: bool = True) -> None:
+        """Something may have happened: look again. ``behind``: somebody else may have appended."""
+        self._behind = self._behind or behind
+        self._wake.set()
+        if self._loop is None and not self.home.closing:
+            self._loop = asyncio.get_running_loop().create_task(self._run(), name=f"assent:{self.name}")
+            self.home.started(self)
+
+    async def load(self) -> State:
+        """The state as it was when this object first looked, or newer."""
+        if self._loaded is None:
+            self._loaded = asyncio.get_running_loop().create_future()
+            try:
+                await self._load()
+            except BaseException:
+                self._loaded.cancel()
+                self._loaded = None
+                raise
+            self._loaded.set_result(None)
+        await asyncio.shield(self._loaded)
+        return self.state
+
+    async def refresh(self) -> None:
+        """Take in what others have appended, without running anything."""
+        async with self._one:
+            await self._catch_up()
+
+    def status(self) -> Status:
+        """As people see it, streaming included where this process streams."""
+        now = status(self.state)
+        return "streaming" if now == "preparing" and self.partial.streaming else now
+
+    async def transcript(self) -> Transcript:
+        """The messages up to the present state; read from the log once, then kept."""
+        view = self._transcript or Transcript()
+        while self._transcript is None:
+            # The loop may append while the log is read: go on until nothing is missing.
+            for body in await self.home.store.read(self.name, after=view.seq, before=self.state.seq + 1):
+                view.apply(codec.decode(body))
+            if view.seq >= self.state.seq:
+                self._transcript = view
+        return self._transcript
+
+    def call(self, call_id: str) -> CallState | None:
+        turn = self.state.turn
+        return turn.calls.get(call_id) if turn else None
+
+    def announce_streaming(self) -> None:
+        self.partial.streaming = True
+        self._show()
+
+    async def stop(self) -> None:
+        """The process goes away: stop everything as it is. Whoever comes next finds it in the log."""
+        loop, self._loop = self._loop, None
+        tasks = [*self._tasks.values(), *self._dying, *([loop] if loop else [])]
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for item in self._inbox:
+            if not item.reply.done():
+                item.reply.set_exception(StoreError("the runtime was closed before this was recorded"))
+                item.reply.exception()  # whoever asked may be gone: no warning
+
+    # --- the loop ---
+
+    async def _run(self) -> None:
+        try:
+            await self.load()
+            while True:
+                self._wake.clear()
+                async with self._one:
+                    await self._settle()
+                if self._inbox or self._behind:
+                    continue
+                if not self._tasks and not self._dying and not self._wake.is_set():
+                    break
+                await self._wake.wait()
+        except asyncio.CancelledError:
+            raise
+        except Exception as failure:
+            self._crash(failure)
+        finally:
+            if self._loop is asyncio.current_task():
+                self._loop = None
+                if self._inbox or self._behind:
+                    self.poke(behind=False)
+                else:
+                    self.home.rested(self)
+
+    async def _settle(self) -> None:
+        """Decide and append all that waits; become the owner if something is owed; reconcile."""
+        if self._behind:
+            self._behind = False
+            await self._catch_up()
+        items, self._inbox = self._inbox, []
+        for item in items:
+            if item.effect is not None:
+                self._tasks.pop(item.effect, None)  # it has done its work; what is left of it is a reply
+        try:
+            await self._commit(items)
+            while self.epoch is None and self._can_run(self.state) and not self.home.closing:
+                self.epoch = await self.home.store.claim(self.name)
+                if self.epoch is None:
+                    break  # a live owner has it, and will see what was appended
+                await self._catch_up()
+                woke = Item(Woke(epoch=self.epoch), asyncio.get_running_loop().create_future())
+                items.append(woke)
+                await self._commit([woke])
+        except BaseException as failure:
+            for item in items:
+                _reply(item, failure if isinstance(failure, Exception) else asyncio.CancelledError())
+            raise
+        self._reconcile()
+
+    async def _commit(self, items: list[Item]) -> None:
+        """Append what these inputs lead to, all of it in one step, however often others get in between."""
+        fresh = False
+        writes = 0
+        while True:
+            draft, held = self._draft(items)
+            if not fresh and any(item.refusal for item in items):
+                # A refusal may rest on a state that others have moved on from: look before saying no.
+                fresh = True
+                if await self._catch_up():
+                    self._give_back(held)
+                    continue
+            if not draft.events:
+                break
+            owner = self.epoch is not None
+            release = owner and not self._can_run(draft.state)
+            try:
+                await self.home.store.append(
+                    appended(self.state, draft, epoch=self.epoch, release=release)
+                )
+            except Conflict:
+                self._give_back(held)
+                await self._catch_up()
+                continue
+            except Fenced as lost:
+                self._give_back(held)
+                self._lose()
+                for item in items:
+                    if not isinstance(item.input, GUESTS):
+                        _reply(item, lost)
+                items = [item for item in items if isinstance(item.input, GUESTS)]
+                continue
+            except StoreError as failure:
+                self._give_back(held)
+                if owner and writes < len(WRITE_RETRIES):
+                    await asyncio.sleep(WRITE_RETRIES[writes])
+                    writes += 1
+                    continue
+                if owner:
+                    raise
+                for item in items:
+                    _reply(item, failure)
+                return
+            self.held.update(held)
+            if release:
+                self.epoch = None
+            self._absorb(draft.events, draft.states)
+            self.home.recorded(draft.events)
+            break
+        for item in items:
+            _reply(item, item.refusal)
+        if self.epoch is not None and not self._can_run(self.state) and not self._tasks:
+            epoch, self.epoch = self.epoch, None
+            await self.home.store.release(self.name, epoch)
+
+    def _draft(self, items: list[Item]) -> tuple[Draft, dict[str, str]]:
+        now = self.home.now()
+        draft = Draft(self.state, now)
+        for item in items:
+            mark = draft.mark()
+            try:
+                decide_into(draft, item.input, self._specs(draft.state))
+            except Refused as refusal:
+                draft.back(mark)
+                item.refusal, item.events = refusal, []
+            else:
+                item.refusal, item.events = None, draft.events[mark[1] :]
+        return draft, self._chase(draft)
+
+    def _chase(self, draft: Draft) -> dict[str, str]:
+        """The owner's next moves that need no work: in the same append as what led to them.
+
+        Returns the slots that were taken for it: call -> tool.
+        """
+        held: dict[str, str] = {}
+        while self.epoch is not None:
+            move = self._move(draft, held)
+            if move is None:
+                break
+            decide_into(draft, move, self._specs(draft.state))
+        return held
+
+    def _move(self, draft: Draft, held: dict[str, str]) -> Input | None:
+        state = draft.state
+        effects = owed(state)
+        for effect in effects:
+            match effect:
+                case StartTurn():
+                    agent = self.home.agents.get(state.queue[0].agent)
+                    if agent is not None:
+                        return BeginTurn(steps=agent.steps, mode=agent.mode)
+                case CloseTurn():
+                    if not self._dying and not self._tasks:
+                        partial = self.partial
+                        return Close(
+                            text="".join(partial.text),
+                            thinking="".join(partial.thinking),
+                            attempts=partial.attempts,
+                        )
+                case CallModel() | RunPreview() | RunTool():
+                    pass
+        turn = state.turn
+        if turn is None or self.epoch is None:
+            return None
+        for call_id, call in turn.calls.items():
+            effect = RunTool(call_id)
+            if effect not in effects or effect in self._tasks or not dispatch.plain(call):
+                continue
+            if call.made.grant is None and self.home.slots.take(call.made.tool):
+                held[call_id] = call.made.tool
+                return Claim(call=call_id, epoch=self.epoch)
+        return None
+
+    def _give_back(self, held: dict[str, str]) -> None:
+        for tool in held.values():
+            self.home.slots.give(tool)
+
+    # --- state ---
+
+    async def _load(self) -> None:
+        loaded = await self.home.store.load(self.name)
+        if loaded is None:
+            return
+        state = codec.decode_state(loaded.snapshot) if loaded.snapshot else None
+        bodies = loaded.events
+        if state is None:
+            state = State(conversation=self.name)
+            if loaded.snapshot_seq:
+                bodies = await self.home.store.read(self.name)
+        for body in bodies:
+            state = evolve(state, codec.decode(body))
+        self.state = state
+        self.shown = status(state)
+
+    async def _catch_up(self) -> bool:
+        """Take in what others have appended; False if there was nothing."""
+        bodies = await self.home.store.read(self.name, after=self.state.seq)
+        if not bodies:
+            return False
+        events = [codec.decode(body) for body in bodies]
+        states: list[State] = []
+        state = self.state
+        for event in events:
+            state = evolve(state, event)
+            states.append(state)
+        self._absorb(events, states)
+        return True
+
+    def _absorb(self, events: list[AnyEvent], states: list[State]) -> None:
+        """These events are in the log: take them over and tell viewers."""
+        before = self.state
+        self.state = states[-1]
+        if self._transcript is not None:
+            for event in events:
+                self._transcript.apply(event)
+        if before.turn is not None and (self.state.turn is None or self.state.turn.step != before.turn.step):
+            self.partial = Partial()
+            self.progress.clear()
+        if self.home.bus.heard(self.name):
+            for event, state in zip(events, states, strict=True):
+                self.home.bus.publish(self.name, event)
+                live = live_of(event, state)
+                if live is not None:
+                    self.home.bus.publish(self.name, live)
+        if not isinstance(events[-1], MessageReceived):
+            self._show()
+
+    def _show(self) -> None:
+        now = self.status()
+        if now != self.shown:
+            self.shown = now
+            if self.home.bus.heard(self.name):
+                self.home.bus.publish(self.name, StateChanged(conversation=self.name, state=now))
+
+    def _specs(self, state: State) -> Mapping[str, ToolSpec]:
+        agent = self.home.agents.get(state.turn.agent) if state.turn else None
+        return agent.specs if agent else {}
+
+    def _can_run(self, state: State) -> bool:
+        """Something is owed, and this process can do it: closing needs no agent."""
+        effects = owed(state)
+        if not effects:
+            return False
+        if all(isinstance(effect, CloseTurn) for effect in effects):
+            return state.turn is not None and (state.turn.cancelling or state.turn.agent in self.home.agents)
+        agent = state.turn.agent if state.turn else state.queue[0].agent
+        return agent in self.home.agents
+
+    # --- tasks ---
+
+    def _reconcile(self) -> None:
+        """Cancel what runs and is not owed; start what is owed and does not run."""
+        effects = owed(self.state) if self.epoch is not None else frozenset[Effect]()
+        for effect in [effect for effect in self._tasks if effect not in effects]:
+            self._kill(self._tasks.pop(effect))
+        if not effects or self.home.closing:
+            return
+        calls = list(self.state.turn.calls) if self.state.turn else []
+        for effect in sorted(
+            effects, key=lambda e: calls.index(e.call) if isinstance(e, RunTool | RunPreview) else -1
+        ):
+            if effect in self._tasks:
+                continue
+            match effect:
+                case CallModel():
+                    self._start(effect, model_call.run)
+                case RunPreview():
+                    self._start(effect, dispatch.preview)
+                case RunTool():
+                    self._start(effect, dispatch.run)
+                case StartTurn() | CloseTurn():
+                    pass  # decided in _chase, as soon as nothing stands in the way
+
+    def _start(self, effect: Any, run: Callable[[Conversation, Any], Coroutine[Any, Any, None]]) -> None:
+        seq, count = self._starts.get(effect, (-1, 0))
+        count = count + 1 if seq == self.state.seq else 1
+        self._starts = {effect: (self.state.seq, count)} if len(self._starts) > 256 else self._starts
+        self._starts[effect] = (self.state.seq, count)
+        if count > 3:  # a task that ends without a trace must not spin
+            log.error("%s: %s ended %d times without a result", self.name, effect, count - 1)
+            asyncio.get_running_loop().call_later(min(30.0, 0.1 * 2**count), self.poke)
+            return
+        task = asyncio.get_running_loop().create_task(run(self, effect), name=f"assent:{self.name}:{effect}")
+        self._tasks[effect] = task
+        task.add_done_callback(lambda done: self._done(effect, done))
+
+    def _done(self, effect: Effect, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            log.error("%s: %s failed", self.name, effect, exc_info=failure)
+        if self._tasks.get(effect) is task:
+            del self._tasks[effect]
+            self.poke(behind=False)
+
+    def _kill(self, task: asyncio.Task[None]) -> None:
+        task.cancel()
+        if not task.done():
+            self._dying.add(task)
+            task.add_done_callback(self._died)
+            asyncio.get_running_loop().call_later(DYING_GRACE, self._died, task)
+
+    def _died(self, task: asyncio.Task[None]) -> None:
+        if task in self._dying:
+            self._dying.discard(task)
+            self.poke(behind=False)
+
+    def _lose(self) -> None:
+        """Somebody else runs it now: nothing of what was begun here counts any more."""
+        self.epoch = None
+        self._reconcile()
+
+    def _crash(self, failure: Exception) -> None:
+        """The log cannot be written: stop, as if killed, and tell whoever waits."""
+        log.error("conversation %s stopped: %s", self.name, failure)
+        self.epoch = None
+        self._reconcile()
+        items, self._inbox = self._inbox, []
+        for item in items:
+            _reply(item, failure)
+        self._behind = False
+        self.home.crashed(self, failure)
+
+
+def _reply(item: Item, failure: BaseException | None) -> None:
+    if item.reply.done():
+        return
+    if failure is None:
+        item.reply.set_result(item.events)
+    else:
+        item.reply.set_exception(failure)
+        item.reply.exception()  # read, so that a caller that is gone costs no warning

@@ -1,0 +1,429 @@
+"""Running a call: a visible pipeline of named steps.
+
+    slot -> policy -> plan -> claim (durable) -> handler -> outcome -> Finished
+
+Nothing with an effect happens before the claim is in the log. Whatever the handler does, the call gets one
+result: a value, an error of a known kind, a question, or a halt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import threading
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from assent.core.effects import RunPreview, RunTool
+from assent.core.events import ErrorInfo, Verdict
+from assent.core.inputs import Asked, Claim, Erred, Finished, Halted, Outcome, Planned, Reconciled, Returned
+from assent.core.live import ToolProgress
+from assent.core.results import RESULT_LIMIT
+from assent.core.schema import check_plain, compile_schema, schema_of
+from assent.core.state import CallState
+from assent.core.tool import RECOVERIES, Ask, Halt, Result
+from assent.errors import AssentError, Invalid, Refused, StoreError, ToolError
+from assent.tools.call import Call
+from assent.tools.declare import Tool
+from assent.tools.handler import Handler
+
+if TYPE_CHECKING:
+    from assent.runtime.conversation import Conversation
+    from assent.runtime.runtime import Runtime
+
+PARTIAL_KEPT = 20
+"""How many progress reports a timeout's error carries."""
+
+
+def plain(call: CallState) -> bool:
+    """Nothing stands before it: the claim may ride with what made it ready."""
+    return (
+        call.phase == "ready"
+        and call.gate == "auto"
+        and call.bound is None
+        and call.decided is None
+        and call.made.refused is None
+        and call.made.executor == "server"
+        and not call.made.manual
+    )
+
+
+async def run(conv: Conversation, effect: RunTool) -> None:
+    call = conv.call(effect.call)
+    epoch = conv.epoch
+    if call is None or epoch is None:
+        return
+    slot = await _slot(conv, call)
+    try:
+        if call.phase == "running" and call.epoch < epoch:
+            await _reconcile(conv, call, epoch, effect)
+            return
+        if call.phase == "ready":
+            claimed = await _claim(conv, call, epoch)
+            if claimed is None:
+                return
+            call = claimed
+        outcome = await _execute(conv, call, slot)
+        await _report(conv, Finished(call=effect.call, attempt=call.attempt, outcome=outcome), effect)
+    finally:
+        slot.leave()
+
+
+async def preview(conv: Conversation, effect: RunPreview) -> None:
+    call = conv.call(effect.call)
+    if call is not None:
+        await _report(conv, await _plan(conv, call), effect)
+
+
+async def _report(conv: Conversation, input: Any, effect: Any) -> None:
+    try:
+        await conv.submit(input, effect)
+    except (Refused, StoreError):
+        pass  # too late, or no longer ours: the log says what counts
+
+
+class Slot:
+    """A place among the running; kept until an abandoned thread really returns."""
+
+    def __init__(self, conv: Conversation, tool: str):
+        self._conv, self._tool, self._holders = conv, tool, 1
+
+    def stay(self) -> None:
+        self._holders += 1
+
+    def leave(self) -> None:
+        self._holders -= 1
+        if self._holders == 0:
+            self._conv.home.slots.give(self._tool)
+
+
+async def _slot(conv: Conversation, call: CallState) -> Slot:
+    tool = conv.held.pop(call.made.id, None)
+    if tool is None:
+        await conv.home.slots.wait(call.made.tool)
+    return Slot(conv, call.made.tool)
+
+
+async def _claim(conv: Conversation, call: CallState, epoch: int) -> CallState | None:
+    """The durable claim, after the policy and the plan had their say; None if it does not run now."""
+    required, verdicts = False, ()
+    if call.gate == "policy":
+        required, verdicts = await _policy(conv, call)
+    plan: Planned | None = None
+    if call.made.planned and (call.bound is not None or required):
+        plan = await _plan(conv, call)
+    claim = Claim(call=call.made.id, epoch=epoch, required=required, verdicts=verdicts, plan=plan)
+    try:
+        await conv.submit(claim)
+    except (Refused, StoreError):
+        return None
+    claimed = conv.call(call.made.id)
+    return claimed if claimed is not None and claimed.phase == "running" and claimed.epoch == epoch else None
+
+
+async def _policy(conv: Conversation, call: CallState) -> tuple[bool, tuple[Verdict, ...]]:
+    """The approval function's word. Whatever goes wrong with it, a person is asked."""
+    tool = _tool(conv, call)
+    if tool is None or tool.policy is None:
+        return True, (Verdict("approval", "required", "the tool's approval function is gone"),)
+    try:
+        async with _context(conv, call, dry_run=True) as context:
+            said = await _invoke(tool.policy, call.args, context, None, call.made.timeout)
+    except Exception as problem:
+        return True, (Verdict("approval", "required", f"the approval function failed: {_shown(problem)}"),)
+    if said in (False, "auto"):
+        return False, (Verdict("approval", "auto"),)
+    if said in (True, "required"):
+        return True, (Verdict("approval", "required"),)
+    return True, (Verdict("approval", "required", f"the approval function said {said!r}"),)
+
+
+async def _plan(conv: Conversation, call: CallState) -> Planned:
+    """The preview, as it is now."""
+    tool = _tool(conv, call)
+    call_id = call.made.id
+    if tool is None or tool.planner is None:
+        return Planned(call=call_id, failure="the tool's preview is gone from the code")
+    try:
+        async with _context(conv, call, dry_run=True) as context:
+            value = await _invoke(tool.planner, call.args, context, None, call.made.timeout)
+        return Planned(call=call_id, preview=_plain(value, "preview"))
+    except ToolError as error:
+        return Planned(call=call_id, error=_info(error))
+    except TimeoutError:
+        return Planned(call=call_id, failure="the preview took too long")
+    except Exception as problem:
+        return Planned(call=call_id, failure=f"the preview failed: {_shown(problem)}")
+
+
+async def dry_run(home: Runtime, tool: Tool, args: dict[str, Any], call: Call) -> Any:
+    """A tool's plan outside of any turn. Raises the ToolError that the run would give."""
+    if tool.planner is None:
+        return {"tool": tool.spec.name, "args": args}
+    async with home.scope(call.principal) as scope:
+        call.scope = scope
+        value = await _invoke(tool.planner, args, call, None, tool.spec.timeout)
+    return _plain(value, "preview")
+
+
+async def _execute(conv: Conversation, call: CallState, slot: Slot) -> Outcome:
+    made = call.made
+    tool = _tool(conv, call)
+    if tool is None or tool.handler is None:
+        message = f"tool {made.tool!r} is no longer there; known tools: {', '.join(_known(conv)) or 'none'}"
+        return Erred(error=ErrorInfo(kind="unknown_tool", message=message))
+    seen: list[Any] = []
+    try:
+        async with _context(conv, call, dry_run=False, seen=seen) as context:
+            value = await _invoke(tool.handler, call.args, context, slot, made.timeout)
+        return _outcome(value)
+    except ToolError as error:
+        return Erred(error=_info(error))
+    except TimeoutError as late:
+        if made.timeout is None:
+            return Erred(error=ErrorInfo(kind="handler_failed", message=_shown(late)))
+        details: dict[str, Any] = {"timeout": made.timeout}
+        if seen:
+            details["partial"] = seen[-PARTIAL_KEPT:]
+        message = f"{made.tool} was stopped after {made.timeout:g} s"
+        return Erred(error=ErrorInfo(kind="timeout", message=message, details=details))
+    except Invalid as problem:
+        return Erred(error=ErrorInfo(kind="invalid_args", message=problem.message, details=problem.details))
+    except Exception as problem:
+        return Erred(error=ErrorInfo(kind="handler_failed", message=_shown(problem)))
+    except asyncio.CancelledError:
+        if cast("asyncio.Task[Any]", asyncio.current_task()).cancelling():
+            raise  # ours: the turn was cancelled, or the process stops
+        return Erred(error=ErrorInfo(kind="handler_failed", message="the handler's task was cancelled from within"))
+    except BaseException as problem:  # the handler raised SystemExit or KeyboardInterrupt: its own, not ours
+        return Erred(error=ErrorInfo(kind="handler_failed", message=_shown(problem)))
+
+
+async def _reconcile(conv: Conversation, call: CallState, epoch: int, effect: RunTool) -> None:
+    """An earlier owner died while it ran: ask the tool's own function what became of it."""
+    tool = _tool(conv, call)
+    verdict: Any = "fail"
+    if tool is not None and tool.reconciler is not None:
+        try:
+            async with _context(conv, call, dry_run=False) as context:
+                said = await _invoke(tool.reconciler, call.args, context, None, call.made.timeout)
+            verdict = said if isinstance(said, str) and said in RECOVERIES else _reconciled(said)
+        except ToolError as error:
+            verdict = Erred(error=_info(error))
+        except Exception as problem:
+            message = f"whether it took effect is unknown: its reconcile function failed: {_shown(problem)}"
+            verdict = Erred(error=ErrorInfo(kind="interrupted", message=message))
+    await _report(conv, Reconciled(call=call.made.id, epoch=epoch, verdict=verdict), effect)
+
+
+def _reconciled(said: Any) -> Returned | Erred:
+    if not isinstance(said, Result):
+        message = f"a reconcile function returns {', '.join(map(repr, RECOVERIES))} or a Result, not {said!r}"
+        return Erred(error=ErrorInfo(kind="interrupted", message=message))
+    outcome = _outcome(said)
+    assert isinstance(outcome, Returned | Erred)
+    return outcome
+
+
+# --- the parts ---
+
+
+def _tool(conv: Conversation, call: CallState) -> Tool | None:
+    agent = conv.home.agents.get(conv.state.turn.agent) if conv.state.turn else None
+    return agent.tools.get(call.made.tool) if agent else None
+
+
+def _known(conv: Conversation) -> list[str]:
+    agent = conv.home.agents.get(conv.state.turn.agent) if conv.state.turn else None
+    return list(agent.tools.names) if agent else []
+
+
+@asynccontextmanager
+async def _context(
+    conv: Conversation, call: CallState, *, dry_run: bool, seen: list[Any] | None = None
+) -> AsyncGenerator[Call, None]:
+    """What the handler is given, with the scope made from the principal in the log."""
+    turn = conv.state.turn
+    assert turn is not None
+    principal = turn.by
+    loop = asyncio.get_running_loop()
+    call_id, attempt = call.made.id, call.attempt
+
+    def publish(payload: Any) -> None:
+        now = conv.call(call_id)
+        if dry_run or now is None or now.phase != "running" or now.attempt != attempt or context.cancelled:
+            return  # after the end: dropped
+        n = conv.progress.get(call_id, (0, None))[0] + 1
+        conv.progress[call_id] = (n, payload)
+        if seen is not None:
+            seen.append(payload)
+            del seen[:-PARTIAL_KEPT]
+        if conv.home.bus.heard(conv.name):
+            conv.home.bus.publish(
+                conv.name, ToolProgress(conversation=conv.name, call_id=call_id, n=n, payload=payload)
+            )
+
+    def sink(payload: Any) -> None:
+        value = _plain(payload, "progress")
+        if _in(loop):
+            publish(value)
+        else:
+            loop.call_soon_threadsafe(publish, value)
+
+    async with conv.home.scope(principal) as scope:
+        context = Call(
+            id=call_id,
+            conversation=conv.name,
+            attempt=attempt,
+            dry_run=dry_run,
+            agent=turn.agent,
+            principal=principal,
+            scope=scope,
+            approver=call.approver,
+            sink=sink,
+        )
+        try:
+            yield context
+        finally:
+            context._cancel()  # pyright: ignore[reportPrivateUsage]
+
+
+def _in(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
+async def _invoke(
+    handler: Handler, args: dict[str, Any], call: Call, slot: Slot | None, timeout: float | None
+) -> Any:
+    """Run it, at most so long. What runs in a thread cannot be stopped: it is abandoned."""
+    async with asyncio.timeout(timeout):
+        if handler.threaded:
+            return await _in_thread(handler, args, call, slot)
+        value = handler(args, call)
+        return await cast("Awaitable[Any]", value) if inspect.isawaitable(value) else value
+
+
+async def _in_thread(handler: Handler, args: dict[str, Any], call: Call, slot: Slot | None) -> Any:
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def finish(value: Any, problem: BaseException | None) -> None:
+        if slot is not None:
+            slot.leave()
+        if not done.done():
+            if problem is None:
+                done.set_result(value)
+            else:
+                done.set_exception(problem)
+
+    def work() -> None:
+        value, problem = None, None
+        try:
+            value = context.run(handler, args, call)
+        except StopIteration as stop:
+            problem = RuntimeError(f"the handler raised StopIteration({stop.value!r})")
+        except BaseException as raised:
+            problem = raised
+        try:
+            loop.call_soon_threadsafe(finish, value, problem)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits any more
+
+    if slot is not None:
+        slot.stay()
+    # A daemon: a handler that never returns must not keep the process from ending.
+    threading.Thread(target=work, name=f"assent:{call.key}", daemon=True).start()
+    try:
+        return await done
+    except asyncio.CancelledError:
+        call._cancel()  # pyright: ignore[reportPrivateUsage]
+        raise
+
+
+def _outcome(value: Any) -> Outcome:
+    try:
+        match value:
+            case Ask():
+                return _asked(value)
+            case Halt():
+                return Halted(reason=value.reason, value=_plain(value.value, "halt value"))
+            case Result():
+                return Returned(value=_plain(value.output, "result"), data=_plain(value.data, "data"))
+            case _:
+                return Returned(value=_plain(value, "result"))
+    except Invalid as problem:
+        return Erred(error=ErrorInfo(kind=problem.kind, message=problem.message, details=problem.details))
+
+
+def _asked(ask: Ask) -> Asked:
+    schema: Any = None
+    if isinstance(ask.answer, dict | bool):
+        schema = cast("Any", ask.answer)
+    elif ask.answer is not None:
+        schema = schema_of(ask.answer)
+    elif ask.choices is None:
+        schema = {"type": "string"}
+    if schema is not None:
+        compile_schema(schema)
+    choices = None if ask.choices is None else list(_plain(list(ask.choices), "choices"))
+    question = _plain(ask.question, "question")
+    if not isinstance(question, str) or not question.strip():
+        raise _unfit("Ask needs a question")
+    return Asked(question=question, schema=schema, choices=choices, expires=ask.expires)
+
+
+def _plain(value: Any, what: str) -> Any:
+    """As plain JSON; what cannot be recorded is an ``invalid_result`` that says why."""
+    if value is None or value is True or value is False:
+        return value
+    try:
+        plain = msgspec.to_builtins(value, str_keys=True, enc_hook=_model)
+        check_plain(plain, what)
+        if len(msgspec.json.encode(plain)) > RESULT_LIMIT:
+            raise _unfit(f"the {what} is larger than {RESULT_LIMIT} bytes", "too_large")
+    except Invalid as problem:
+        raise _unfit(problem.message, problem.kind if problem.kind == "too_large" else "invalid_result") from None
+    except (TypeError, ValueError, RecursionError, OverflowError) as problem:
+        raise _unfit(f"the {what} cannot be recorded as JSON: {problem}") from None
+    return plain
+
+
+def _model(value: Any) -> Any:
+    """pydantic models, and whatever else knows how to become plain data."""
+    dump = getattr(value, "model_dump", None)
+    if callable(dump):
+        return dump(mode="json")
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _unfit(message: str, kind: str = "invalid_result") -> Invalid:
+    return Invalid(message, kind=kind)
+
+
+def _info(error: AssentError) -> ErrorInfo:
+    try:
+        details = _plain(error.details, "details")
+    except Invalid:
+        details = {"unrecordable": repr(error.details)[:1000]}
+    return ErrorInfo(kind=error.kind, message=_text(error.message), details=details)
+
+
+def _shown(problem: BaseException) -> str:
+    """An exception as people and models see it: its type and its words."""
+    try:
+        words = str(problem)
+    except Exception:
+        words = "its message could not be read"
+    return _text(f"{type(problem).__name__}: {words}" if words else type(problem).__name__)
+
+
+def _text(words: str) -> str:
+    return words.encode("utf-8", "replace").decode()

@@ -1,0 +1,151 @@
+"""Calling the model: one request, a stream of parts, one reply. Deltas go to viewers only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from assent.core.effects import CallModel
+from assent.core.events import Attempt, ErrorInfo, Usage
+from assent.core.inputs import CallWanted, ModelFailed, ModelReplied
+from assent.core.live import TextDelta, ThinkingDelta
+from assent.core.machine import message_id
+from assent.errors import AssentError, ModelError, Refused, StoreError
+from assent.models.base import (
+    FinishPart,
+    ProviderPart,
+    Request,
+    StreamPart,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    UsagePart,
+)
+
+if TYPE_CHECKING:
+    from assent.runtime.agent import Agent
+    from assent.runtime.conversation import Conversation
+
+
+async def run(conv: Conversation, effect: CallModel) -> None:
+    turn = conv.state.turn
+    if turn is None:
+        return
+    agent = conv.home.agents[turn.agent]
+    reply = Reply(conv, message_id(effect.turn, effect.step))
+    model_name = agent.model if isinstance(agent.model, str) else getattr(agent.model, "name", "none")
+    try:
+        request = await _request(conv, agent, effect, turn.output)
+        model = agent.ready_model()
+        model_name = model.name
+        async for part in model.stream(request):
+            reply.take(part)
+        if not reply.finished:
+            raise ModelError("the stream ended before the reply was complete", kind="network")
+    except Exception as problem:
+        kind = problem.kind if isinstance(problem, AssentError) else "provider_http_error"
+        words = str(problem) if isinstance(problem, AssentError) else f"{type(problem).__name__}: {problem}"
+        error = ErrorInfo(kind=kind, message=_clean(words))
+        failed = ModelFailed(
+            turn=effect.turn,
+            step=effect.step,
+            error=error,
+            text="".join(conv.partial.text),
+            thinking="".join(conv.partial.thinking),
+            attempts=(Attempt(model_name, reply.usage, error),),
+        )
+        await _report(conv, failed, effect)
+        return
+    replied = ModelReplied(
+        turn=effect.turn,
+        step=effect.step,
+        text="".join(conv.partial.text),
+        thinking="".join(conv.partial.thinking),
+        calls=reply.calls(),
+        attempts=(Attempt(model_name, reply.usage),),
+        parts=reply.parts or None,
+        provider=model_name if reply.parts else None,
+        expires=conv.home.expires,
+    )
+    await _report(conv, replied, effect)
+
+
+async def _report(conv: Conversation, input: ModelReplied | ModelFailed, effect: CallModel) -> None:
+    try:
+        await conv.submit(input, effect)
+    except (Refused, StoreError):
+        pass  # cancelled meanwhile, or no longer ours: the log says what counts
+
+
+async def _request(conv: Conversation, agent: Agent, effect: CallModel, output: Any) -> Request:
+    transcript = await conv.transcript()
+    return Request(
+        conversation=conv.name,
+        turn=effect.turn,
+        step=effect.step,
+        instructions=agent.instructions,
+        messages=transcript.messages,
+        tools=agent.offers,
+        output=output if output is not None else agent.output,
+    )
+
+
+class Reply:
+    """Parts as they come in."""
+
+    def __init__(self, conv: Conversation, message: str):
+        self._conv, self._message = conv, message
+        self._pieces: dict[int, list[ToolCallPart]] = {}
+        self.parts: list[Any] = []
+        self.usage: Usage | None = None
+        self.finished = False
+        conv.partial = type(conv.partial)(message_id=message)
+
+    def take(self, part: StreamPart) -> None:
+        conv = self._conv
+        if not conv.partial.streaming:
+            conv.announce_streaming()
+        match part:
+            case TextPart(text=text):
+                text = _clean(text)
+                conv.partial.text.append(text)
+                if conv.home.bus.heard(conv.name):
+                    delta = TextDelta(conversation=conv.name, message_id=self._message, text=text)
+                    conv.home.bus.publish(conv.name, delta)
+            case ThinkingPart(text=text):
+                text = _clean(text)
+                conv.partial.thinking.append(text)
+                if conv.home.bus.heard(conv.name):
+                    thought = ThinkingDelta(conversation=conv.name, message_id=self._message, text=text)
+                    conv.home.bus.publish(conv.name, thought)
+            case ToolCallPart():
+                self._pieces.setdefault(part.index, []).append(part)
+            case ProviderPart():
+                self.parts.append({"kind": part.kind, "data": part.data})
+            case UsagePart(usage=usage):
+                self.usage = usage
+                conv.partial.attempts = (Attempt("", usage),)
+            case FinishPart():
+                self.finished = True
+
+    def calls(self) -> tuple[CallWanted, ...]:
+        made: list[CallWanted] = []
+        for _, pieces in sorted(self._pieces.items()):
+            whole = [piece.args for piece in pieces if not isinstance(piece.args, str)]
+            text = "".join(piece.args for piece in pieces if isinstance(piece.args, str))
+            made.append(
+                CallWanted(
+                    provider_id=next((piece.id for piece in pieces if piece.id), None),
+                    tool=_clean("".join(piece.name for piece in pieces if piece.name)),
+                    args=whole[0] if whole else _clean(text),
+                )
+            )
+        return tuple(made)
+
+
+def _clean(text: str) -> str:
+    """Lone surrogates cannot be stored: they are replaced, and nothing is lost but them."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

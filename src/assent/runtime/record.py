@@ -1,0 +1,65 @@
+"""A draft as the store takes it: encoded events, and the indexes that follow from them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from assent.core import codec
+from assent.core.draft import Draft
+from assent.core.effects import owed
+from assent.core.events import CallResolved, CallReturned, CallSuspended
+from assent.core.state import State, pending_of, status
+from assent.stores.base import Append, PendingRow
+
+SNAPSHOT_EVERY = 200
+CLIENT_GRACE = 5.0
+"""Seconds that a client call waits for a client, from its suspension or from the last client's leaving."""
+
+_encoder = msgspec.json.Encoder()
+
+
+def appended(before: State, draft: Draft, *, epoch: int | None, release: bool) -> Append:
+    after = draft.state
+    opened: dict[str, PendingRow] = {}
+    closed: list[str] = []
+    for event, state in zip(draft.events, draft.states, strict=True):
+        match event:
+            case CallSuspended():
+                opened[event.call_id] = _row(state, event)
+            case CallResolved() | CallReturned():
+                opened.pop(event.call_id, None)
+                if event.call_id not in closed:
+                    closed.append(event.call_id)
+            case _:
+                pass
+    turn = after.turn
+    agent = turn.agent if turn else after.queue[0].agent if after.queue else after.agent
+    crossed = after.seq // SNAPSHOT_EVERY > before.seq // SNAPSHOT_EVERY
+    return Append(
+        conversation=after.conversation,
+        expected=before.seq,
+        events=[codec.encode(event) for event in draft.events],
+        status=status(after),
+        agent=agent,
+        owes=bool(owed(after)),
+        at=draft.now,
+        opened=list(opened.values()),
+        closed=closed,
+        artifacts=draft.artifacts,
+        snapshot=codec.encode_state(after) if crossed else None,
+        epoch=epoch,
+        release=release,
+    )
+
+
+def _row(state: State, event: CallSuspended) -> PendingRow:
+    due = event.deadline
+    if event.kind == "client_exec":
+        due = min(due, event.at + CLIENT_GRACE)
+    return PendingRow(
+        conversation=state.conversation,
+        call=event.call_id,
+        body=_encoder.encode(pending_of(state, event)),
+        due=due,
+        deadline=event.deadline,
+    )

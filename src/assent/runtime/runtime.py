@@ -1,0 +1,527 @@
+"""The one door: everything that pages, commands, webhooks and bridges do, they do through ``Runtime``."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from datetime import timedelta
+from typing import Any, cast
+
+import msgspec
+
+from assent.core import codec
+from assent.core.decisions import SYSTEM, Accepted, Decision, Pending, Principal
+from assent.core.events import AnyEvent, CallResolved, CallReturned, CallSuspended, MessageReceived, Mode
+from assent.core.inputs import Cancel, Input, Open, RefuseResolution, Resolve, Revoke, Say, WhenBusy
+from assent.core.live import AnyLive, InFlight, Snapshot
+from assent.core.results import MESSAGE_LIMIT
+from assent.core.schema import check, check_plain
+from assent.core.state import Grant, pending
+from assent.core.tool import DEFAULT_EXPIRY, seconds
+from assent.core.transcript import Transcript
+from assent.errors import DeclarationError, Invalid, NotAllowed, NotFound, Stale, TooLarge
+from assent.runtime import dispatch
+from assent.runtime.agent import Agent, output_schema
+from assent.runtime.bus import Bus
+from assent.runtime.clients import Client, Clients
+from assent.runtime.conversation import Conversation
+from assent.runtime.slots import Slots
+from assent.runtime.turn import Turn
+from assent.runtime.watch import Watch
+from assent.stores.base import LogStore, OwnerRow
+from assent.tools.call import Call
+from assent.urls import open_store
+
+Scope = Callable[[Principal], AbstractAsyncContextManager[Any]]
+MayResolve = Callable[[Principal, Pending], bool | Awaitable[bool]]
+DECISIONS = cast("tuple[type, ...]", Decision.__args__)  # type: ignore[attr-defined]
+IDLE_KEPT = 64
+"""Conversations at rest whose state is kept in memory, to spare a reload; the others cost nothing."""
+NAME_LIMIT = 200
+
+_pending = msgspec.json.Decoder(Pending)
+
+
+class ConversationInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the list of conversations."""
+
+    conversation: str
+    state: str
+    agent: str
+    seq: int
+    updated: float
+
+
+class Runtime:
+    """Runs agents on a store. Use as an async context manager.
+
+    agents:        those that this process runs; with none it serves and records, and runs nothing
+    store:         a URL ("memory:", "sqlite:///assent.db") or a LogStore
+    scope:         makes what handlers get as ``call.scope``: an async context manager, from the principal
+    may_resolve:   function of (principal, pending): may they decide this?
+    clock:         seconds since the epoch; for tests
+    expires:       how long a suspension waits if its tool does not say
+    parallel:      how many handlers run at once; ``parallel_per_tool`` for single tools
+    """
+
+    def __init__(
+        self,
+        *agents: Agent,
+        store: str | LogStore = "memory:",
+        scope: Scope | None = None,
+        may_resolve: MayResolve | None = None,
+        clock: Callable[[], float] | None = None,
+        expires: str | float | timedelta = DEFAULT_EXPIRY,
+        parallel: int = 64,
+        parallel_per_tool: Mapping[str, int] | None = None,
+    ):
+        self.agents: dict[str, Agent] = {}
+        for agent in agents:
+            if not isinstance(agent, Agent):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise DeclarationError(f"Runtime takes agents, not {agent!r}; give the store as store=...")
+            if agent.name in self.agents:
+                raise DeclarationError(f"two agents are called {agent.name!r}")
+            self.agents[agent.name] = agent
+        self.store = open_store(store) if isinstance(store, str) else store
+        self.now: Callable[[], float] = clock or time.time
+        self.expires = seconds(expires)
+        self.bus = Bus()
+        self.slots = Slots(_count(parallel), {k: _count(v) for k, v in (parallel_per_tool or {}).items()})
+        self.closing = True
+        self.clients = Clients(self)
+        self._scope = scope
+        self._may_resolve = may_resolve
+        self._active: dict[str, Conversation] = {}
+        self._idle: OrderedDict[str, Conversation] = OrderedDict()
+        self._watch = Watch(self, manual=clock is not None)
+
+    # --- life ---
+
+    async def __aenter__(self) -> Runtime:
+        await self.open_store()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open_store(self) -> None:
+        """Open the store and begin: revive what is owed, watch deadlines and other processes."""
+        await self.store.open(tuple(self.agents))
+        self.closing = False
+        self._watch.start()
+
+    async def close(self) -> None:
+        """Stop where everything is. Nothing is lost: whoever opens the store next goes on."""
+        if self.closing:
+            return
+        self.closing = True
+        await self._watch.stop()
+        await self.clients.close()
+        await asyncio.gather(*(conv.stop() for conv in [*self._active.values(), *self._idle.values()]))
+        self._active.clear()
+        self._idle.clear()
+        await self.store.close()
+
+    # --- the verbs ---
+
+    async def open(
+        self,
+        conversation: str | None = None,
+        *,
+        agent: str | None = None,
+        by: str | Principal = "user",
+        metadata: dict[str, Any] | None = None,
+    ) -> str:
+        """Open a conversation and return its id; a new one is made up if none is given."""
+        import secrets
+
+        name = _name(conversation) if conversation is not None else secrets.token_hex(6)
+        check_plain(metadata or {}, "metadata")
+        opened = Open(agent=self._agent_name(agent), by=Principal.of(by), metadata=metadata or {})
+        await self._submit(name, opened)
+        return name
+
+    async def send(
+        self,
+        conversation: str,
+        text: str,
+        by: str | Principal = "user",
+        agent: str | None = None,
+        when_busy: WhenBusy = "refuse",
+        mode: Mode | None = None,
+        output: Any = None,
+    ) -> Turn:
+        """Say something; returns once it is logged. The turn then runs, here or wherever its agent is."""
+        _text(text)
+        if when_busy not in ("refuse", "queue", "interrupt"):
+            raise Invalid(f'when_busy must be "refuse", "queue" or "interrupt", not {when_busy!r}')
+        if mode not in (None, "auto", "manual"):
+            raise Invalid(f'mode must be "auto" or "manual", not {mode!r}')
+        conv = self._conversation(_name(conversation))
+        state = await conv.load()
+        if agent is not None or not state.agent:
+            agent = self._agent_name(agent)
+        said = Say(
+            text=text,
+            by=Principal.of(by),
+            agent=agent,
+            when_busy=when_busy,
+            mode=mode,
+            output=output_schema(output),
+        )
+        events = await self._submit(conv.name, said)
+        message = next(event for event in events if isinstance(event, MessageReceived))
+        return Turn(self, conversation, message.seq)
+
+    async def resolve(
+        self, conversation: str, call: str, decision: Decision, by: str | Principal = "user"
+    ) -> Accepted:
+        """Decide a waiting call. Durable when it returns; then the turn goes on by itself."""
+        return await self.submit(conversation, {call: decision}, by=by)
+
+    async def submit(
+        self, conversation: str, decisions: Mapping[str, Decision], by: str | Principal = "user"
+    ) -> Accepted:
+        """Decide several calls of one conversation: all of them, or none."""
+        principal = Principal.of(by)
+        if not decisions:
+            raise Invalid("no decisions were given")
+        for call, decision in decisions.items():
+            if not isinstance(decision, DECISIONS):
+                raise Invalid(
+                    f"call {call!r}: {decision!r} is no decision; use {', '.join(t.__name__ for t in DECISIONS)}"
+                )
+        try:
+            conv = await self._existing(conversation)
+        except NotFound as unknown:
+            raise Stale(unknown.message, reason="unknown") from None
+        try:
+            await self._permit(conv, decisions, principal)
+            events = await self._submit(conv.name, Resolve(decisions=dict(decisions), by=principal))
+        except Stale as stale:
+            raise await self._who_won(conv, list(decisions), stale) from None
+        last = [event for event in events if isinstance(event, CallResolved)][-1]
+        return Accepted(last.seq)
+
+    async def cancel(
+        self, conversation: str, by: str | Principal = "user", reason: str | None = None
+    ) -> bool:
+        """End the open turn; every open call is paired as cancelled. False: there was nothing to cancel."""
+        conv = await self._existing(conversation)
+        check_plain(reason, "reason")
+        return bool(await self._submit(conv.name, Cancel(by=Principal.of(by), reason=reason)))
+
+    async def revoke(self, conversation: str, grant: str, by: str | Principal = "user") -> None:
+        """Take a remembered approval back."""
+        conv = await self._existing(conversation)
+        await self._submit(conv.name, Revoke(grant=grant, by=Principal.of(by)))
+
+    async def dry_run(
+        self,
+        tool: str,
+        args: dict[str, Any] | None = None,
+        *,
+        agent: str | None = None,
+        conversation: str = "dry-run",
+        by: str | Principal = "user",
+    ) -> Any:
+        """What a call would do, without doing it; raises the error that the run would give."""
+        owner = self.agents[self._agent_name(agent)]
+        found = owner.tools.get(tool)
+        if found is None:
+            raise Invalid(f"no tool {tool!r}; known tools: {', '.join(owner.tools.names)}", kind="unknown_tool")
+        given = args or {}
+        check_plain(given, f"arguments of {tool}")
+        check(found.spec.parameters, given, f"arguments of {tool}")
+        call = Call(
+            id="dry-run", conversation=conversation, dry_run=True, agent=owner.name, principal=Principal.of(by)
+        )
+        return await dispatch.dry_run(self, found, given, call)
+
+    async def attach_client(
+        self,
+        conversation: str,
+        tools: tuple[str, ...] | list[str] = (),
+        *,
+        client: str | None = None,
+        by: str | Principal = "user",
+        keep: bool = True,
+    ) -> Client:
+        """Announce a client that can run client tools: all, or those named.
+
+        The client counts as present until it is detached; with ``keep=False`` only as long as it beats.
+        """
+        await self._existing(conversation)
+        return await self.clients.attach(conversation, tuple(tools), client, Principal.of(by), keep=keep)
+
+    # --- reading ---
+
+    async def snapshot(self, conversation: str) -> Snapshot:
+        """The conversation as it is now, from the log; with what is live, where this process runs it."""
+        conv = await self._existing(conversation)
+        transcript = Transcript()
+        for body in await self.store.read(conversation, before=conv.state.seq + 1):
+            transcript.apply(codec.decode(body))
+        state = conv.state
+        turn = state.turn
+        flying = [
+            InFlight(
+                call_id=call_id,
+                tool=call.made.tool,
+                args=call.args,
+                phase=call.phase,
+                attempt=call.attempt,
+                progress=conv.progress.get(call_id, (0, None))[1],
+            )
+            for call_id, call in (turn.calls if turn else {}).items()
+            if call.phase in ("ready", "running") or call_id in conv.progress
+        ]
+        return Snapshot(
+            conversation=conversation,
+            state=conv.status(),
+            turn=turn.number if turn else None,
+            pending=pending(state),
+            in_flight=flying,
+            messages=transcript.shown(),
+            partial="".join(conv.partial.text),
+            usage=state.usage,
+            seq=state.seq,
+            agent=turn.agent if turn else state.agent,
+            queued=len(state.queue),
+        )
+
+    async def history(
+        self, conversation: str, after: int = 0, before: int | None = None, limit: int | None = None
+    ) -> list[AnyEvent]:
+        """Canonical events with after < seq < before, oldest first."""
+        bodies = await self.store.read(_name(conversation), after, before, limit)
+        if not bodies and await self.store.row(conversation) is None:
+            raise _unknown(conversation)
+        return [codec.decode(body) for body in bodies]
+
+    async def events(self, conversation: str, after: int = 0) -> AsyncIterator[AnyEvent | AnyLive]:
+        """The log from ``after`` on, then what happens, as it happens. Backpressure cuts a slow reader."""
+        # Loaded before the subscription, so that whatever comes after what we read is published to us.
+        await self._existing(conversation)
+        with self.bus.subscribe(conversation) as reader:
+            seq = after
+            while True:
+                bodies = await self.store.read(conversation, after=seq, limit=500)
+                for body in bodies:
+                    event = codec.decode(body)
+                    seq = event.seq
+                    yield event
+                if len(bodies) < 500:
+                    break
+            while True:
+                item = await reader.next(after=seq)
+                if item.seq is not None:
+                    if item.seq <= seq:
+                        continue
+                    seq = item.seq
+                yield item
+
+    async def pending(self, conversation: str | None = None) -> list[Pending]:
+        """What waits for somebody, in all conversations or in one; the next to expire first."""
+        rows = await self.store.pending(None if conversation is None else _name(conversation))
+        return [_pending.decode(row.body) for row in rows]
+
+    async def conversations(
+        self, status: str | None = None, cursor: str | None = None, limit: int = 100
+    ) -> list[ConversationInfo]:
+        """Conversations by id, those after ``cursor``."""
+        return [
+            ConversationInfo(
+                conversation=row.conversation, state=row.status, agent=row.agent, seq=row.seq, updated=row.updated
+            )
+            for row in await self.store.rows(status, cursor, limit)
+        ]
+
+    async def grants(self, conversation: str) -> list[Grant]:
+        """The remembered approvals of a conversation that still hold."""
+        now = self.now()
+        state = (await self._existing(conversation)).state
+        return [grant for grant in state.grants if grant.until is None or now < grant.until]
+
+    async def result(self, conversation: str, call: str) -> Any:
+        """A call's full result, however large: the value that the tool returned."""
+        for event in await self.history(conversation):
+            if isinstance(event, CallReturned) and event.call_id == call:
+                if event.artifact is None:
+                    return event.value
+                raw = await self.store.artifact(event.artifact)
+                if raw is not None:
+                    return msgspec.json.decode(raw)
+        raise Stale(f"call {call!r} has no result in {conversation!r}", reason="unknown")
+
+    async def owners(self) -> list[OwnerRow]:
+        """The processes on this store, and which agents they run."""
+        return await self.store.owners()
+
+    # --- what the parts need ---
+
+    def scope(self, principal: Principal) -> AbstractAsyncContextManager[Any]:
+        return self._scope(principal) if self._scope is not None else nullcontext()
+
+    def recorded(self, events: list[AnyEvent]) -> None:
+        """This process appended these."""
+        if any(isinstance(event, CallSuspended) for event in events):
+            self._watch.kick()
+
+    def started(self, conv: Conversation) -> None:
+        """A conversation's loop runs."""
+        self._idle.pop(conv.name, None)
+        self._active[conv.name] = conv
+
+    def rested(self, conv: Conversation) -> None:
+        """A conversation's loop has ended: its state is kept for a while."""
+        self._active.pop(conv.name, None)
+        self._keep(conv)
+
+    def _keep(self, conv: Conversation) -> None:
+        self._idle[conv.name] = conv
+        self._idle.move_to_end(conv.name)
+        for name in list(self._idle)[: max(0, len(self._idle) - IDLE_KEPT)]:
+            if not self.bus.heard(name):
+                del self._idle[name]
+
+    def crashed(self, conv: Conversation, failure: Exception) -> None:
+        self._active.pop(conv.name, None)
+        self._idle.pop(conv.name, None)
+        self._watch.avoid(conv.name)
+        self.bus.fail(conv.name, failure)
+
+    def recheck(self) -> None:
+        """Deadlines may have changed."""
+        self._watch.kick()
+
+    async def foreign(self) -> None:
+        """Somebody else has committed: whoever runs here, or is looked at, and has moved, looks again."""
+        known = {name: self._conversation(name) for name in {*self._active, *self.bus.topics()}}
+        if known:
+            heads = await self.store.heads(list(known))
+            for name, conv in known.items():
+                if heads.get(name, 0) > conv.state.seq:
+                    conv.poke()
+
+    def revive(self, name: str) -> None:
+        """It owes something and nobody runs it."""
+        if name not in self._active:
+            self._conversation(name).poke()
+
+    async def tell(self, name: str, input: Input) -> list[AnyEvent]:
+        """The system's own inputs (a deadline passed, a client is gone)."""
+        return await self._submit(name, input)
+
+    async def loaded(self, name: str) -> Conversation:
+        return await self._existing(name)
+
+    def _conversation(self, name: str) -> Conversation:
+        if self.closing:
+            raise Invalid("the runtime is not open: use `async with Runtime(...) as rt`")
+        conv = self._active.get(name) or self._idle.get(name)
+        if conv is None:
+            conv = Conversation(self, name)
+            self._keep(conv)
+        return conv
+
+    async def _existing(self, name: str) -> Conversation:
+        """The conversation, up to date; NotFound if there is none."""
+        conv = self._conversation(_name(name))
+        await conv.load()
+        if not conv.active:
+            await conv.refresh()
+        if conv.state.seq == 0:
+            raise _unknown(name)
+        return conv
+
+    async def _submit(self, name: str, input: Input) -> list[AnyEvent]:
+        # Shielded: whoever asks may be cancelled; what was handed over is still recorded.
+        return await asyncio.shield(self._conversation(name).submit(input))
+
+    async def _permit(self, conv: Conversation, decisions: Mapping[str, Decision], by: Principal) -> None:
+        if self._may_resolve is None or by == SYSTEM:
+            return
+        waiting = {entry.call: entry for entry in pending(conv.state)}
+        for call, decision in decisions.items():
+            entry = waiting.get(call)
+            if entry is None:
+                continue  # stale, and said so by the machine
+            verdict = self._may_resolve(by, entry)
+            if inspect.isawaitable(verdict):
+                verdict = await verdict
+            if not verdict:
+                reason = f"{by.id} may not resolve {entry.tool}"
+                refused = RefuseResolution(call=call, decision=type(decision).__name__, by=by, reason=reason)
+                await self._submit(conv.name, refused)
+                raise NotAllowed(f"{reason} (call {call}); it is still pending, and the attempt was logged")
+
+    async def _who_won(self, conv: Conversation, calls: list[str], stale: Stale) -> Stale:
+        """A call of an earlier step is unknown to the state: the log knows what became of it."""
+        if stale.reason != "unknown":
+            return stale
+        for event in reversed(await self.history(conv.name)):
+            if isinstance(event, CallReturned) and event.call_id in calls:
+                if event.error is not None and event.error.kind == "cancelled":
+                    return Stale(f"call {event.call_id!r} was cancelled", reason="cancelled")
+                winner = await self._winner(conv.name, event)
+                if winner is None:
+                    return Stale(f"call {event.call_id!r} is done", reason="resolved")
+                if winner.decision.__struct_config__.tag in ("expired", "detached"):
+                    return Stale(f"call {event.call_id!r} has expired", reason="expired")
+                return Stale(
+                    f"call {event.call_id!r} was decided by {winner.by}", reason="resolved", winner=winner.by.id
+                )
+        return stale
+
+    async def _winner(self, name: str, returned: CallReturned) -> CallResolved | None:
+        for event in reversed(await self.history(name, before=returned.seq)):
+            if isinstance(event, CallResolved) and event.call_id == returned.call_id:
+                return event
+        return None
+
+    def _agent_name(self, agent: str | None) -> str:
+        if agent is not None:
+            if self.agents and agent not in self.agents:
+                raise Invalid(f"no agent {agent!r} here; known agents: {', '.join(self.agents)}")
+            return agent
+        if len(self.agents) == 1:
+            return next(iter(self.agents))
+        known = ", ".join(self.agents) or "none runs here"
+        raise Invalid(f"say which agent it is for with agent=...; known agents: {known}")
+
+
+def _count(n: int) -> int:
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DeclarationError(f"a limit is a whole number of at least 1, not {n!r}")
+    return n
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(f"no conversation {name!r}")
+
+
+def _name(name: str) -> str:
+    if not isinstance(name, str) or not 1 <= len(name) <= NAME_LIMIT or not name.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise Invalid(f"bad conversation id {str(name)[:60]!r}: 1-{NAME_LIMIT} printable characters")
+    check_plain(name, "conversation id")
+    return name
+
+
+def _text(text: str) -> None:
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise Invalid(f"a message is text, not {type(text).__name__}")
+    if not text.strip():
+        raise Invalid("the message is empty", kind="no_prompt")
+    if len(text) > MESSAGE_LIMIT:
+        raise TooLarge(f"the message has {len(text)} characters; at most {MESSAGE_LIMIT} bytes are taken")
+    if "\0" in text:
+        raise Invalid("the message has a NUL character; remove it")
+    check_plain(text, "message")
+    if (size := len(text.encode())) > MESSAGE_LIMIT:
+        raise TooLarge(f"the message has {size} bytes; at most {MESSAGE_LIMIT} are taken")
+

@@ -1,0 +1,172 @@
+"""From a path to connections: is this a store of ours, which version is it, and how is it opened.
+
+A file that is refused (newer, another application's, not a database) is left byte for byte as it was: it
+is looked at through its header first, then through a connection that can neither write nor checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import time
+
+import apsw
+
+from assent.errors import StoreDamaged, StoreError, StoreNewer
+from assent.stores.connection import Connection, connect
+from assent.stores.faults import BUSY_SECONDS, explained
+from assent.stores.migrations import APPLICATION_ID, STEPS, VERSION
+
+_MAGIC = b"SQLite format 3\x00"
+
+
+def checked_path(path: str) -> str:
+    """The path with its symbolic links resolved, as SQLite does: all who open one file agree on its name."""
+    if path in ("", ":memory:") or path.startswith("file:"):
+        raise StoreError(
+            f"{path!r} is not a file: a SQLite store is a file that other processes can open too; "
+            "for a store in memory use MemoryStore (store='memory:')",
+            kind="log_read_failed",
+        )
+    return os.path.realpath(path)
+
+
+def inspect(path: str) -> None:
+    """Refuse what is not ours or too new, without touching it."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        if not os.path.isdir(os.path.dirname(path)):
+            raise StoreError(
+                f"there is no directory {os.path.dirname(path)}; create it, or choose another path",
+                kind="log_read_failed",
+            ) from None
+        return
+    except OSError as fault:
+        raise _unreadable(path, fault) from fault
+    if stat.S_ISDIR(found.st_mode):
+        raise StoreError(f"{path} is a directory; give the path of a file in it", kind="log_read_failed")
+    if not stat.S_ISREG(found.st_mode):
+        raise StoreError(f"{path} is not a regular file; choose another path", kind="log_read_failed")
+    try:
+        with open(path, "rb") as file:
+            header = file.read(100)
+    except OSError as fault:
+        raise _unreadable(path, fault) from fault
+    if not header:
+        return
+    if len(header) < 100 or not header.startswith(_MAGIC):
+        raise StoreDamaged(f"{path} is not a database; it was not touched: choose another path")
+    # The header in the file may be older than the one in the -wal file, so only what it can rule out is
+    # ruled out here; the rest is asked of SQLite.
+    version, application = (int.from_bytes(header[at : at + 4], "big") for at in (60, 68))
+    if application not in (0, APPLICATION_ID):
+        raise _foreign(path)
+    if application == APPLICATION_ID and version > VERSION:
+        raise _newer(path, version)
+    db = connect(path, write=False)
+    try:
+        db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        db.set_busy_timeout(int(BUSY_SECONDS * 1000))
+        version, application = _identity(db)
+        if application == APPLICATION_ID:
+            if version > VERSION:
+                raise _newer(path, version)
+        elif application != 0 or version != 0 or db.execute("SELECT count(*) FROM sqlite_schema").get:
+            raise _foreign(path)
+    except apsw.Error as fault:
+        raise explained(fault, path, writing=False) from fault
+    finally:
+        db.close()
+
+
+def writer_connection(path: str, synchronous: str) -> Connection:
+    """The connection that writes, on a store that is at this version's schema."""
+    try:
+        db = connect(path, write=True)
+    except apsw.Error as fault:
+        raise explained(fault, path, writing=True) from fault
+    try:
+        db.set_busy_timeout(int(BUSY_SECONDS * 1000))
+        _write_ahead(db)
+        db.execute(f"PRAGMA synchronous={synchronous}")
+        if sys.platform == "darwin":
+            db.execute("PRAGMA fullfsync=1")  # there, a plain fsync leaves it in the drive's cache
+        db.execute("PRAGMA journal_size_limit=67108864")  # a burst must not leave a huge -wal file for ever
+        _migrate(db, path)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def reader_connection(path: str) -> Connection:
+    """A connection that cannot write."""
+    db = connect(path, write=False)
+    db.set_busy_timeout(int(BUSY_SECONDS * 1000))
+    return db
+
+
+def _write_ahead(db: Connection) -> None:
+    # When several processes create one store at once, the switch can fail as busy without any waiting.
+    until = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            mode = db.execute("PRAGMA journal_mode").get
+            if mode == "wal" or db.execute("PRAGMA journal_mode=WAL").get == "wal":
+                return
+        except apsw.BusyError:
+            if time.monotonic() > until:
+                raise
+        else:
+            raise StoreError(
+                "SQLite cannot keep a write-ahead log here (a network share, or a file system without "
+                "shared memory); move the store to a local disk"
+            )
+        time.sleep(0.005)
+
+
+def _migrate(db: Connection, path: str) -> None:
+    if _identity(db) == (VERSION, APPLICATION_ID):
+        return
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        version, _ = _identity(db)  # again: another process may have done it meanwhile
+        if version > VERSION:
+            raise _newer(path, version)
+        for step in STEPS[version:]:
+            db.execute(step)
+        db.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        db.execute(f"PRAGMA user_version={VERSION}")
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
+def _identity(db: Connection) -> tuple[int, int]:
+    return db.execute("PRAGMA user_version").get, db.execute("PRAGMA application_id").get
+
+
+def _newer(path: str, version: int) -> StoreNewer:
+    return StoreNewer(
+        f"{path} was written by a newer version of Assent (schema {version}, this one knows {VERSION}); "
+        "it was not touched: update Assent",
+        details={"path": path, "found": version, "known": VERSION},
+    )
+
+
+def _foreign(path: str) -> StoreDamaged:
+    return StoreDamaged(
+        f"{path} is a database of another application; it was not touched: choose another path"
+    )
+
+
+def _unreadable(path: str, fault: OSError) -> StoreError:
+    return StoreError(
+        f"{path} cannot be read ({fault.strerror}); check the path and its permissions",
+        kind="log_read_failed",
+        details={"path": path, "cause": str(fault)},
+    )

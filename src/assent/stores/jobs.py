@@ -1,0 +1,50 @@
+"""Work that the event loop hands to a store's thread, and the way its outcome comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from assent.stores.connection import Connection
+
+
+class Job:
+    """One piece of work on a connection, and who waits for it.
+
+    The waiter may be gone by then (cancelled, its loop closed): the work is done all the same, because an
+    append that was begun is either in the log or not, and its task's fate has no say in that.
+    """
+
+    __slots__ = ("error", "future", "landed", "result", "run")
+
+    def __init__(
+        self, run: Callable[[Connection], Any], landed: Callable[[Connection], bool] | None = None
+    ) -> None:
+        self.run = run
+        self.landed = landed
+        """Did it take effect? Asked when the reply to COMMIT was an error."""
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.result: Any = None
+        self.error: Exception | None = None
+
+
+def reply(jobs: Iterable[Job]) -> None:
+    """Tell all waiters, from a store's thread: one wake-up of each loop for all of them."""
+    loops: dict[asyncio.AbstractEventLoop, list[Job]] = {}
+    for job in jobs:
+        loops.setdefault(job.future.get_loop(), []).append(job)
+    for loop, its_jobs in loops.items():
+        with suppress(RuntimeError):  # that loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_deliver, its_jobs)
+
+
+def _deliver(jobs: list[Job]) -> None:
+    for job in jobs:
+        if job.future.done():
+            continue
+        if job.error is not None:
+            job.future.set_exception(job.error)
+        else:
+            job.future.set_result(job.result)

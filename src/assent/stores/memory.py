@@ -1,0 +1,386 @@
+"""A store in plain dictionaries: for tests, for trying things out, and as the contract's shortest reading.
+
+``sibling()`` gives another owner on the same data, as if it were another process; ``kill()`` makes one die
+as a process does. All siblings live on one event loop, so every method here runs to its end without a
+pause: that is what makes it atomic, and why no method awaits anything between its checks and its writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import time
+from bisect import bisect_left, bisect_right, insort
+from hashlib import sha256
+from typing import Literal
+
+import msgspec
+
+from assent.errors import Conflict, Fenced, StoreDamaged, StoreError
+from assent.stores.base import GENESIS, Append, ClientRow, Loaded, LogStore, OwnerRow, PendingRow, Row, chain
+from assent.stores.signal import Signal
+
+CLIENT_MEMORY = 3600.0
+"""Seconds after which a lapsed client is forgotten, counted from the newest one's end."""
+
+
+class _Conversation:
+    """One conversation's log and row, mutable: a ``Row`` is made only for who asks."""
+
+    __slots__ = (
+        "agent",
+        "calls",
+        "epoch",
+        "events",
+        "hashes",
+        "owes",
+        "owner",
+        "snapshot",
+        "snapshot_seq",
+        "status",
+        "updated",
+    )
+
+    def __init__(self) -> None:
+        self.events: list[bytes] = []
+        self.hashes: list[bytes] = []
+        self.calls: dict[str, PendingRow] = {}
+        self.snapshot: bytes | None = None
+        self.snapshot_seq = 0
+        self.status = self.agent = ""
+        self.owes = False
+        self.owner: str | None = None
+        self.epoch = 0
+        self.updated = 0.0
+
+
+class _Data:
+    """What the siblings share."""
+
+    def __init__(self) -> None:
+        self.conversations: dict[str, _Conversation] = {}
+        self.names: list[str] = []  # sorted, so that a page of rows costs a page
+        self.owing: dict[str, None] = {}  # in the order in which they came to owe
+        self.due: list[tuple[float, str, str]] = []  # sorted (due, conversation, call)
+        self.artifacts: dict[str, bytes] = {}
+        self.owners: dict[str, OwnerRow] = {}
+        self.alive: dict[str, MemoryStore] = {}
+        self.clients: dict[str, dict[str, ClientRow]] = {}
+        self.leases: dict[tuple[str, str], tuple[str, float]] = {}
+
+    def no_longer_due(self, entry: PendingRow) -> None:
+        key = (entry.due, entry.conversation, entry.call)
+        del self.due[bisect_left(self.due, key)]
+
+
+class MemoryStore:
+    """See the module's docstring and ``LogStore``."""
+
+    def __init__(self, _data: _Data | None = None) -> None:
+        self.owner = f"{os.getpid()}-{secrets.token_hex(6)}"
+        self._data = _data or _Data()
+        self._signal = Signal()
+        self._state: Literal["new", "open", "closed", "dead"] = "new"
+
+    def sibling(self) -> MemoryStore:
+        """Another owner on the same data, yet to be opened."""
+        return MemoryStore(self._data)
+
+    def kill(self) -> None:
+        """For tests: die as a process does. Releases nothing; every later call waits for ever."""
+        self._data.alive.pop(self.owner, None)
+        self._state = "dead"
+
+    async def open(self, agents: tuple[str, ...] = ()) -> None:
+        if self._state != "new":
+            raise StoreError(f"this store is {self._state}; make a new one")
+        data = self._data
+        for name in [name for name in data.owners if name not in data.alive]:
+            del data.owners[name]
+        data.owners[self.owner] = OwnerRow(
+            owner=self.owner, agents=agents, pid=os.getpid(), host=socket.gethostname(), since=time.time()
+        )
+        data.alive[self.owner] = self
+        self._state = "open"
+        self._committed()
+
+    async def close(self) -> None:
+        if self._state == "dead":
+            await _for_ever()
+        if self._state == "open":
+            for conversation in self._data.conversations.values():
+                if conversation.owner == self.owner:
+                    conversation.owner = None
+            del self._data.owners[self.owner]
+            del self._data.alive[self.owner]
+            self._committed()
+        self._state = "closed"
+
+    async def _unusable(self) -> None:
+        if self._state == "dead":
+            await _for_ever()
+        raise StoreError(f"this store is {'closed' if self._state == 'closed' else 'not open yet'}")
+
+    def _committed(self) -> None:
+        for store in self._data.alive.values():
+            if store is not self:
+                store._signal.set()
+
+    def _run_by_other(self, conversation: _Conversation) -> bool:
+        return conversation.owner not in (None, self.owner) and conversation.owner in self._data.alive
+
+    # --- the log -----------------------------------------------------------------------------------------
+
+    async def append(self, append: Append) -> None:
+        if self._state != "open":
+            await self._unusable()
+        data = self._data
+        name = append.conversation
+        conversation = data.conversations.get(name)
+        if conversation is None:
+            seq, epoch, head = 0, 0, GENESIS
+        else:
+            seq, epoch = len(conversation.events), conversation.epoch
+            head = conversation.hashes[-1]
+        if seq != append.expected:
+            raise Conflict(name, expected=append.expected, actual=seq)
+        if append.epoch is not None and append.epoch != epoch:
+            raise Fenced(name, epoch=append.epoch, actual=epoch)
+        hashes = chain(head, append.events)  # before any change: it is what fails on what is not bytes
+
+        if conversation is None:
+            conversation = data.conversations[name] = _Conversation()
+            insort(data.names, name)
+        conversation.events += append.events
+        conversation.hashes += hashes
+        conversation.status = append.status
+        conversation.agent = append.agent
+        conversation.updated = append.at
+        if append.owes != conversation.owes:
+            conversation.owes = append.owes
+            if append.owes:
+                data.owing[name] = None
+            else:
+                del data.owing[name]
+        if append.closed:
+            for call in append.closed:
+                data.leases.pop((name, call), None)
+                if gone := conversation.calls.pop(call, None):
+                    data.no_longer_due(gone)
+        if append.opened:
+            for entry in append.opened:
+                if replaced := conversation.calls.get(entry.call):
+                    data.no_longer_due(replaced)
+                conversation.calls[entry.call] = entry
+                insort(data.due, (entry.due, name, entry.call))
+        for sha, body in append.artifacts:
+            data.artifacts.setdefault(sha, body)
+        if append.snapshot is not None:
+            conversation.snapshot = append.snapshot
+            conversation.snapshot_seq = len(conversation.events)
+        if append.release:
+            conversation.owner = None
+        if len(data.alive) > 1:
+            self._committed()
+
+    async def load(self, conversation: str) -> Loaded | None:
+        row = await self.row(conversation)
+        if row is None:
+            return None
+        found = self._data.conversations[conversation]
+        return Loaded(
+            row=row,
+            snapshot=found.snapshot,
+            snapshot_seq=found.snapshot_seq,
+            events=found.events[found.snapshot_seq :],
+        )
+
+    async def read(
+        self, conversation: str, after: int = 0, before: int | None = None, limit: int | None = None
+    ) -> list[bytes]:
+        if self._state != "open":
+            await self._unusable()
+        found = self._data.conversations.get(conversation)
+        if found is None:
+            return []
+        first = max(after, 0)
+        end = len(found.events) if before is None else max(before - 1, 0)
+        if limit is not None:
+            end = min(end, first + limit)
+        return found.events[first:end]
+
+    async def hashes(self, conversation: str) -> list[bytes]:
+        if self._state != "open":
+            await self._unusable()
+        found = self._data.conversations.get(conversation)
+        return list(found.hashes) if found else []
+
+    async def artifact(self, sha256: str) -> bytes | None:
+        if self._state != "open":
+            await self._unusable()
+        body = self._data.artifacts.get(sha256)
+        if body is not None and _sha256(body) != sha256:
+            raise StoreDamaged(f"artifact {sha256} does not hold what its name says")
+        return body
+
+    # --- the indexes -------------------------------------------------------------------------------------
+
+    async def row(self, conversation: str) -> Row | None:
+        if self._state != "open":
+            await self._unusable()
+        found = self._data.conversations.get(conversation)
+        return _row(conversation, found) if found else None
+
+    async def rows(self, status: str | None = None, cursor: str | None = None, limit: int = 100) -> list[Row]:
+        if self._state != "open":
+            await self._unusable()
+        names = self._data.names
+        found: list[Row] = []
+        for i in range(bisect_right(names, cursor) if cursor else 0, len(names)):
+            if len(found) >= limit:
+                break
+            conversation = self._data.conversations[names[i]]
+            if status is None or conversation.status == status:
+                found.append(_row(names[i], conversation))
+        return found
+
+    async def heads(self, conversations: list[str]) -> dict[str, int]:
+        if self._state != "open":
+            await self._unusable()
+        known = self._data.conversations
+        return {name: len(known[name].events) for name in conversations if name in known}
+
+    async def pending(self, conversation: str | None = None) -> list[PendingRow]:
+        if self._state != "open":
+            await self._unusable()
+        known = self._data.conversations
+        if conversation is None:
+            entries = [known[name].calls[call] for _, name, call in self._data.due]
+        elif conversation in known:
+            entries = list(known[conversation].calls.values())
+        else:
+            entries = []
+        return sorted(entries, key=lambda entry: (entry.deadline, entry.conversation, entry.call))
+
+    async def due(self, now: float, limit: int = 100) -> tuple[list[PendingRow], float | None]:
+        if self._state != "open":
+            await self._unusable()
+        data = self._data
+        later = bisect_right(data.due, now, key=lambda entry: entry[0])
+        found = [data.conversations[name].calls[call] for _, name, call in data.due[: min(later, limit)]]
+        return found, data.due[later][0] if later < len(data.due) else None
+
+    async def postpone(self, conversation: str, call: str, due: float) -> None:
+        if self._state != "open":
+            await self._unusable()
+        found = self._data.conversations.get(conversation)
+        if found is None or call not in found.calls:
+            return
+        self._data.no_longer_due(found.calls[call])
+        found.calls[call] = msgspec.structs.replace(found.calls[call], due=due)
+        insort(self._data.due, (due, conversation, call))
+        self._committed()
+
+    # --- leases ------------------------------------------------------------------------------------------
+
+    async def owing(self, agents: tuple[str, ...], limit: int = 100) -> list[str]:
+        if self._state != "open":
+            await self._unusable()
+        found: list[str] = []
+        for name in self._data.owing:
+            if len(found) >= limit:
+                break
+            conversation = self._data.conversations[name]
+            if conversation.agent in agents and conversation.owner not in self._data.alive:
+                found.append(name)
+        return found
+
+    async def claim(self, conversation: str) -> int | None:
+        if self._state != "open":
+            await self._unusable()
+        found = self._data.conversations.get(conversation)
+        if found is None or self._run_by_other(found):
+            return None
+        found.owner = self.owner
+        found.epoch += 1
+        self._committed()
+        return found.epoch
+
+    async def release(self, conversation: str, epoch: int) -> None:
+        if self._state != "open":
+            await self._unusable()
+        found = self._data.conversations.get(conversation)
+        if found is not None and found.epoch == epoch and found.owner is not None:
+            found.owner = None
+            self._committed()
+
+    async def owners(self) -> list[OwnerRow]:
+        if self._state != "open":
+            await self._unusable()
+        alive = self._data.alive
+        rows = sorted(self._data.owners.values(), key=lambda row: (row.since, row.owner))
+        return [msgspec.structs.replace(row, alive=row.owner in alive) for row in rows]
+
+    async def beat(self) -> None:
+        if self._state != "open":
+            await self._unusable()
+
+    async def foreign(self, timeout: float) -> bool:
+        if self._state != "open":
+            await self._unusable()
+        return await self._signal.wait(timeout)
+
+    # --- clients -----------------------------------------------------------------------------------------
+
+    async def put_client(self, client: ClientRow) -> None:
+        if self._state != "open":
+            await self._unusable()
+        clients = self._data.clients.setdefault(client.conversation, {})
+        clients[client.client] = client
+        for lapsed in [row.client for row in clients.values() if row.until <= client.until - CLIENT_MEMORY]:
+            del clients[lapsed]
+        self._committed()
+
+    async def clients(self, conversation: str) -> list[ClientRow]:
+        if self._state != "open":
+            await self._unusable()
+        clients = self._data.clients.get(conversation, {})
+        return [clients[client] for client in sorted(clients)]
+
+    async def lease_call(self, conversation: str, call: str, client: str, now: float, until: float) -> bool:
+        if self._state != "open":
+            await self._unusable()
+        holder, end = self._data.leases.get((conversation, call), (client, until))
+        if holder != client and end > now:
+            return False
+        self._data.leases[conversation, call] = (client, until)
+        self._committed()
+        return True
+
+
+def _row(name: str, conversation: _Conversation) -> Row:
+    return Row(
+        conversation=name,
+        seq=len(conversation.events),
+        hash=conversation.hashes[-1],
+        status=conversation.status,
+        agent=conversation.agent,
+        owes=conversation.owes,
+        owner=conversation.owner,
+        epoch=conversation.epoch,
+        updated=conversation.updated,
+    )
+
+
+def _sha256(body: bytes) -> str:
+    return sha256(body).hexdigest()
+
+
+def _keeps_the_contract(store: MemoryStore) -> LogStore:
+    return store  # for the type checker: every method is there, with the contract's types
+
+
+async def _for_ever() -> None:
+    await asyncio.get_running_loop().create_future()

@@ -1,0 +1,91 @@
+"""Threads that read, so that neither the event loop nor a reader ever waits behind the writer's fsync."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from assent.errors import AssentError
+from assent.stores.connection import Connection
+from assent.stores.faults import explained
+from assent.stores.jobs import Job, reply
+
+T = TypeVar("T")
+
+
+class Reader:
+    """A few read-only connections, each on its own thread, that share a queue.
+
+    More than one, so that a long history does not hold up a short look.
+    """
+
+    def __init__(self, path: str, connect: Callable[[], Connection], threads: int = 2):
+        self._path = path
+        self._connect = connect
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()  # None: one thread ends
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"assent-reader-{n}", daemon=True)
+            for n in range(threads)
+        ]
+        self._dead = False
+        self._ended: list[Job] = []
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    async def run(self, work: Callable[[Connection], T]) -> T:
+        job = Job(work)
+        self._jobs.put(job)
+        return await job.future
+
+    async def stop(self) -> None:
+        """Finish what is queued, close the connections, end the threads."""
+        self._ended = [Job(lambda db: None) for _ in self._threads]
+        waiting = [job.future for job in self._ended]
+        for _ in self._threads:
+            self._jobs.put(None)
+        for future in waiting:
+            await future
+        for thread in self._threads:
+            thread.join()
+
+    def kill(self) -> None:
+        """For tests: end now; whoever waits goes on waiting."""
+        self._dead = True
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _serve(self) -> None:
+        # Opened with the first read: a process that only writes has no use for it.
+        db: Connection | None = None
+        while (job := self._jobs.get()) is not None and not self._dead:
+            try:
+                db = db or self._connect()
+                job.result = job.run(db)
+            except AssentError as refusal:
+                job.error = refusal
+            except Exception as fault:
+                job.error = explained(fault, self._path, writing=False)
+            reply([job])
+        if db is not None:
+            db.close()
+        if self._ended:
+            reply([self._ended.pop()])
+
+
+def in_one_snapshot(work: Callable[[Connection], Any]) -> Callable[[Connection], Any]:
+    """Several statements that see the same state of the database."""
+
+    def run(db: Connection) -> Any:
+        db.execute("BEGIN")
+        try:
+            return work(db)
+        finally:
+            db.execute("ROLLBACK")
+
+    return run

@@ -1,0 +1,255 @@
+"""A store in one SQLite file, for any number of processes on one machine.
+
+Writes go through one thread (``writer``: group commit, one fsync for all that wait), reads through others
+(``reader``), what they say is in ``statements``, how the file is opened in ``database``, who is alive in
+``owners``. This module puts them together and is what the contract speaks of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from hashlib import sha256 as digest
+from typing import Literal, TypeVar
+
+from assent.errors import Invalid, StoreDamaged, StoreError
+from assent.stores import statements
+from assent.stores.base import Append, ClientRow, Loaded, LogStore, OwnerRow, PendingRow, Row
+from assent.stores.connection import Connection
+from assent.stores.database import checked_path, inspect, reader_connection, writer_connection
+from assent.stores.owners import OwnerLock, alive, bury
+from assent.stores.reader import Reader, in_one_snapshot
+from assent.stores.signal import Signal
+from assent.stores.writer import Writer
+
+T = TypeVar("T")
+
+
+class SQLiteStore:
+    """See ``LogStore``. ``path`` must be on a local disk, and may not exist yet.
+
+    ``synchronous`` below FULL gives up that an acknowledged append survives a power cut: for tests.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, synchronous: Literal["FULL", "NORMAL", "OFF"] = "FULL"
+    ):
+        self.owner = f"{os.getpid()}-{secrets.token_hex(6)}"
+        self.path = checked_path(os.fspath(path))
+        self._homes = f"{self.path}-owners"
+        self._lock = OwnerLock(self._homes, self.owner)
+        self._alive: Callable[[str], bool] = partial(alive, self._homes)
+        self._signal = Signal()
+        self._writer = Writer(self.path, partial(self._connect, synchronous), self._signal.set)
+        self._reader = Reader(self.path, partial(reader_connection, self.path))
+        self._state: Literal["new", "open", "closed", "dead"] = "new"
+        self._process = 0
+        self._closing: asyncio.Future[None] | None = None
+
+    @property
+    def commits(self) -> int:
+        """Transactions committed by this object: how well concurrent appends share them."""
+        return self._writer.commits
+
+    async def open(self, agents: tuple[str, ...] = ()) -> None:
+        if self._state != "new":
+            raise StoreError(f"this store is {self._state}; make a new one")
+        self._state = "closed"  # should this fail, it stays so
+        await self._writer.start()
+        row = OwnerRow(
+            owner=self.owner, agents=agents, pid=os.getpid(), host=socket.gethostname(), since=time.time()
+        )
+        try:
+            dead = await self._writer.run(partial(statements.register, row=row, alive=self._alive))
+        except BaseException:
+            await self._writer.stop()
+            self._lock.drop(remove=True)
+            raise
+        for owner in dead:
+            bury(self._homes, owner)
+        self._reader.start()
+        self._process = os.getpid()
+        self._state = "open"
+
+    def _connect(self, synchronous: str) -> Connection:
+        inspect(self.path)
+        db = writer_connection(self.path, synchronous)
+        try:
+            self._lock.take()  # before anybody can read this owner's name in the store
+        except OSError as fault:
+            db.close()
+            raise StoreError(
+                f"{self._homes} cannot be written ({fault.strerror}); it holds a small file per running "
+                "process: make the directory of the store writable for this user",
+                details={"path": self._homes, "cause": str(fault)},
+            ) from fault
+        return db
+
+    async def close(self) -> None:
+        if self._state == "dead":
+            await _for_ever()
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
+        if self._state != "open" or self._process != os.getpid():
+            return
+        self._state = "closed"
+        self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)  # a cancelled caller leaves no half-closed store
+
+    async def _close(self) -> None:
+        await self._reader.stop()
+        with suppress(StoreError):  # a full disk: without its lock this owner is dead, its leases void
+            await self._writer.run(partial(statements.unregister, owner=self.owner))
+        await self._writer.stop()
+        self._lock.drop(remove=True)
+
+    def kill(self) -> None:
+        """For tests: die as a process does. Releases nothing; every later call waits for ever."""
+        if self._state == "open":
+            self._state = "dead"
+            self._writer.kill()
+            self._reader.kill()
+            self._lock.drop(remove=False)
+
+    async def _usable(self) -> None:
+        if self._state == "dead":
+            await _for_ever()
+        if self._state != "open":
+            raise StoreError(f"this store is {'not open yet' if self._state == 'new' else 'closed'}")
+        if self._process != os.getpid():
+            raise StoreError("this store was opened before a fork; open a new one in the child process")
+
+    async def _write(
+        self, work: Callable[[Connection], T], landed: Callable[[Connection], bool] | None = None
+    ) -> T:
+        await self._usable()
+        return await self._writer.run(work, landed)
+
+    async def _read(self, work: Callable[[Connection], T]) -> T:
+        await self._usable()
+        return await self._reader.run(work)
+
+    # --- the log -----------------------------------------------------------------------------------------
+
+    async def append(self, append: Append) -> None:
+        artifacts = [(_named(sha), body) for sha, body in append.artifacts]
+        await self._write(
+            partial(statements.append, step=append, artifacts=artifacts),
+            partial(statements.appended, step=append),
+        )
+
+    async def load(self, conversation: str) -> Loaded | None:
+        return await self._read(in_one_snapshot(partial(statements.load, name=conversation)))
+
+    async def read(
+        self, conversation: str, after: int = 0, before: int | None = None, limit: int | None = None
+    ) -> list[bytes]:
+        return await self._read(
+            partial(statements.read, name=conversation, after=after, before=before, limit=limit)
+        )
+
+    async def hashes(self, conversation: str) -> list[bytes]:
+        return await self._read(partial(statements.hashes, name=conversation))
+
+    async def artifact(self, sha256: str) -> bytes | None:
+        name = _named(sha256)
+
+        def verified(db: Connection) -> bytes | None:
+            body = statements.artifact(db, name)
+            if body is not None and digest(body).digest() != name:
+                raise StoreDamaged(
+                    f"artifact {sha256} does not hold what its name says; nothing was repaired"
+                )
+            return body
+
+        return await self._read(verified)
+
+    # --- the indexes -------------------------------------------------------------------------------------
+
+    async def row(self, conversation: str) -> Row | None:
+        return await self._read(partial(statements.row, name=conversation))
+
+    async def rows(self, status: str | None = None, cursor: str | None = None, limit: int = 100) -> list[Row]:
+        return await self._read(partial(statements.rows, status=status, cursor=cursor, limit=limit))
+
+    async def heads(self, conversations: list[str]) -> dict[str, int]:
+        return await self._read(partial(statements.heads, names=conversations))
+
+    async def pending(self, conversation: str | None = None) -> list[PendingRow]:
+        return await self._read(partial(statements.pending, name=conversation))
+
+    async def due(self, now: float, limit: int = 100) -> tuple[list[PendingRow], float | None]:
+        return await self._read(in_one_snapshot(partial(statements.due, now=now, limit=limit)))
+
+    async def postpone(self, conversation: str, call: str, due: float) -> None:
+        await self._write(partial(statements.postpone, name=conversation, call=call, due=due))
+
+    # --- leases ------------------------------------------------------------------------------------------
+
+    async def owing(self, agents: tuple[str, ...], limit: int = 100) -> list[str]:
+        return await self._read(partial(statements.owing, agents=agents, limit=limit, alive=self._alive))
+
+    async def claim(self, conversation: str) -> int | None:
+        epoch: int | None = None
+
+        def claim(db: Connection) -> int | None:
+            nonlocal epoch
+            epoch = statements.claim(db, conversation, self.owner, self._alive)
+            return epoch
+
+        return await self._write(claim, lambda db: statements.claimed(db, conversation, self.owner, epoch))
+
+    async def release(self, conversation: str, epoch: int) -> None:
+        await self._write(partial(statements.release, name=conversation, epoch=epoch))
+
+    async def owners(self) -> list[OwnerRow]:
+        return await self._read(partial(statements.owners, alive=self._alive))
+
+    async def beat(self) -> None:
+        await self._usable()  # the lock is the sign of life
+
+    async def foreign(self, timeout: float) -> bool:
+        await self._usable()
+        loop = asyncio.get_running_loop()
+        self._writer.watch(loop)
+        try:
+            return await self._signal.wait(timeout)
+        finally:
+            self._writer.unwatch(loop)
+
+    # --- clients -----------------------------------------------------------------------------------------
+
+    async def put_client(self, client: ClientRow) -> None:
+        await self._write(partial(statements.put_client, client=client))
+
+    async def clients(self, conversation: str) -> list[ClientRow]:
+        return await self._read(partial(statements.clients, name=conversation))
+
+    async def lease_call(self, conversation: str, call: str, client: str, now: float, until: float) -> bool:
+        return await self._write(
+            partial(statements.lease_call, name=conversation, call=call, client=client, now=now, until=until)
+        )
+
+
+def _named(sha256: str) -> bytes:
+    try:
+        name = bytes.fromhex(sha256)
+    except ValueError:
+        name = b""
+    if len(name) != 32:
+        raise Invalid(f"{sha256!r} is not the SHA-256 of an artifact (64 hexadecimal digits)")
+    return name
+
+
+def _keeps_the_contract(store: SQLiteStore) -> LogStore:
+    return store  # for the type checker: every method is there, with the contract's types
+
+
+async def _for_ever() -> None:
+    await asyncio.get_running_loop().create_future()

@@ -1,0 +1,341 @@
+"""What the SQLite store says to its database: one function a verb, each inside somebody's transaction.
+
+Those that write check everything before their first write, and are refused (an ``AssentError``) only
+before it: the group commit has no savepoints and relies on that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from assent.errors import Conflict, Fenced, StoreDamaged, StoreError
+from assent.stores.base import GENESIS, Append, ClientRow, Loaded, OwnerRow, PendingRow, Row, chain
+from assent.stores.connection import Connection
+
+SPAN = 1 << 24
+"""Events that one conversation can have: an event's key is conversation * SPAN + seq."""
+
+CLIENT_MEMORY = 3600.0
+"""Seconds after which a lapsed client is forgotten, counted from the newest one's end."""
+
+# --- the log -------------------------------------------------------------------------------------------
+
+HEAD = "SELECT id, seq, hash, epoch, agent, owes FROM conversations WHERE name = ?"
+CREATE = """INSERT INTO conversations (name, seq, hash, status, agent, owes, owner, epoch, updated)
+            VALUES (?, ?, ?, ?, ?, ?, NULL, 0, ?)"""
+# Two forms: an UPDATE that names an indexed column rewrites its index entry even if the value stays.
+ADVANCE = "UPDATE conversations SET seq = ?, hash = ?, status = ?, updated = ? WHERE id = ?"
+TURN = """UPDATE conversations SET seq = ?, hash = ?, status = ?, updated = ?, agent = ?, owes = ?
+          WHERE id = ?"""
+LET_GO = "UPDATE conversations SET owner = NULL WHERE id = ? AND owner IS NOT NULL"
+EVENT = "INSERT INTO events (id, hash, body) VALUES (?, ?, ?)"
+CLOSE = "DELETE FROM pending WHERE conversation = ? AND call = ?"
+CLOSE_LEASE = "DELETE FROM call_leases WHERE conversation = ? AND call = ?"
+OPEN = """INSERT INTO pending (conversation, call, due, deadline, body) VALUES (?, ?, ?, ?, ?)
+          ON CONFLICT (conversation, call)
+          DO UPDATE SET due = excluded.due, deadline = excluded.deadline, body = excluded.body"""
+ARTIFACT = "INSERT INTO artifacts (sha256, body) VALUES (?, ?) ON CONFLICT (sha256) DO NOTHING"
+SNAPSHOT = """INSERT INTO snapshots (conversation, seq, body) VALUES (?, ?, ?)
+              ON CONFLICT (conversation) DO UPDATE SET seq = excluded.seq, body = excluded.body"""
+
+
+def append(db: Connection, step: Append, artifacts: list[tuple[bytes, bytes]]) -> None:
+    name = step.conversation
+    found = db.execute(HEAD, (name,)).get
+    key, seq, head, epoch, agent, owes = found or (0, 0, GENESIS, 0, None, None)
+    if seq != step.expected:
+        raise Conflict(name, expected=step.expected, actual=seq)
+    if step.epoch is not None and step.epoch != epoch:
+        raise Fenced(name, epoch=step.epoch, actual=epoch)
+    end = seq + len(step.events)
+    if end >= SPAN:
+        raise StoreError(f"conversation {name!r} would have {end} events; a store holds {SPAN - 1} of each")
+
+    hashes = chain(head, step.events)
+    head = hashes[-1] if hashes else head
+    if not found:
+        db.execute(CREATE, (name, end, head, step.status, step.agent, int(step.owes), step.at))
+        key = db.last_insert_rowid()
+    elif agent == step.agent and owes == step.owes:
+        db.execute(ADVANCE, (end, head, step.status, step.at, key))
+    else:
+        db.execute(TURN, (end, head, step.status, step.at, step.agent, int(step.owes), key))
+    place = key * SPAN + seq
+    for hash_, body in zip(hashes, step.events, strict=True):
+        place += 1
+        db.execute(EVENT, (place, hash_, body))
+    for call in step.closed:
+        db.execute(CLOSE, (key, call))
+        db.execute(CLOSE_LEASE, (name, call))
+    for entry in step.opened:
+        db.execute(OPEN, (key, entry.call, entry.due, entry.deadline, entry.body))
+    for sha, body in artifacts:
+        db.execute(ARTIFACT, (sha, body))
+    if step.snapshot is not None:
+        db.execute(SNAPSHOT, (key, end, step.snapshot))
+    if step.release:
+        db.execute(LET_GO, (key,))
+
+
+LAST_EVENT = """SELECT e.hash FROM conversations c JOIN events e ON e.id = c.id * 16777216 + ?
+                WHERE c.name = ?"""
+
+
+def appended(db: Connection, step: Append) -> bool:
+    """Is exactly this in the log? The hash says so: it covers the events and all that is before them."""
+    if not step.events:
+        return False
+    before = db.execute(LAST_EVENT, (step.expected, step.conversation)).get if step.expected else GENESIS
+    last = db.execute(LAST_EVENT, (step.expected + len(step.events), step.conversation)).get
+    return before is not None and last is not None and chain(before, step.events)[-1] == last
+
+
+COLUMNS = "name, seq, hash, status, agent, owes, owner, epoch, updated"
+ROW = f"SELECT id, {COLUMNS} FROM conversations WHERE name = ?"
+TAIL = "SELECT body FROM events WHERE id > ? AND id <= ? ORDER BY id"
+
+
+def load(db: Connection, name: str) -> Loaded | None:
+    found = db.execute(ROW, (name,)).get
+    if found is None:
+        return None
+    key, row = found[0], _row(found[1:])
+    seq, snapshot = db.execute("SELECT seq, body FROM snapshots WHERE conversation = ?", (key,)).get or (
+        0,
+        None,
+    )
+    events: list[bytes] = [body for (body,) in _all(db, TAIL, (key * SPAN + seq, key * SPAN + row.seq))]
+    if len(events) != row.seq - seq:
+        raise StoreDamaged(
+            f"conversation {name!r} has {len(events)} events after {seq}, not {row.seq - seq}; nothing was "
+            "repaired: keep a copy, then restore a backup"
+        )
+    return Loaded(row=row, snapshot=snapshot, snapshot_seq=seq, events=events)
+
+
+READ = """SELECT e.id, e.body FROM conversations c
+          JOIN events e ON e.id > c.id * 16777216 + ?2 AND e.id < c.id * 16777216 + ?3
+          WHERE c.name = ?1 ORDER BY e.id LIMIT ?4"""
+
+
+def read(db: Connection, name: str, after: int, before: int | None, limit: int | None) -> list[bytes]:
+    first = min(max(after, 0), SPAN)
+    end = SPAN if before is None else min(max(before, 0), SPAN)
+    found = _all(db, READ, (name, first, end, -1 if limit is None else max(limit, 0)))
+    if found and (found[0][0] % SPAN != first + 1 or found[-1][0] - found[0][0] + 1 != len(found)):
+        raise StoreDamaged(f"events of conversation {name!r} after {first} are missing; nothing was repaired")
+    return [body for _, body in found]
+
+
+HASHES = """SELECT e.hash FROM conversations c
+            JOIN events e ON e.id > c.id * 16777216 AND e.id < (c.id + 1) * 16777216
+            WHERE c.name = ? ORDER BY e.id"""
+
+
+def hashes(db: Connection, name: str) -> list[bytes]:
+    return [hash_ for (hash_,) in _all(db, HASHES, (name,))]
+
+
+def artifact(db: Connection, sha: bytes) -> bytes | None:
+    return db.execute("SELECT body FROM artifacts WHERE sha256 = ?", (sha,)).get
+
+
+# --- the indexes ---------------------------------------------------------------------------------------
+
+
+def row(db: Connection, name: str) -> Row | None:
+    found = db.execute(ROW, (name,)).get
+    return _row(found[1:]) if found else None
+
+
+ROWS = f"SELECT {COLUMNS} FROM conversations WHERE name > ? ORDER BY name LIMIT ?"
+ROWS_OF_STATUS = f"SELECT {COLUMNS} FROM conversations WHERE name > ? AND status = ? ORDER BY name LIMIT ?"
+
+
+def rows(db: Connection, status: str | None, cursor: str | None, limit: int) -> list[Row]:
+    if status is None:
+        found = _all(db, ROWS, (cursor or "", limit))
+    else:
+        found = _all(db, ROWS_OF_STATUS, (cursor or "", status, limit))
+    return [_row(values) for values in found]
+
+
+HEADS = "SELECT name, seq FROM conversations WHERE name IN (SELECT value FROM json_each(?))"
+
+
+def heads(db: Connection, names: list[str]) -> dict[str, int]:
+    return dict(_all(db, HEADS, (json.dumps(names),)))
+
+
+ENTRIES = """SELECT c.name, p.call, p.body, p.due, p.deadline
+             FROM pending p JOIN conversations c ON c.id = p.conversation"""
+PENDING = f"{ENTRIES} ORDER BY p.deadline, c.name, p.call"
+PENDING_OF = f"{ENTRIES} WHERE c.name = ? ORDER BY p.deadline, p.call"
+DUE = f"{ENTRIES} WHERE p.due <= ? ORDER BY p.due LIMIT ?"
+NEXT_DUE = "SELECT min(due) FROM pending WHERE due > ?"
+
+
+def pending(db: Connection, name: str | None) -> list[PendingRow]:
+    found = _all(db, PENDING) if name is None else _all(db, PENDING_OF, (name,))
+    return [_entry(values) for values in found]
+
+
+def due(db: Connection, now: float, limit: int) -> tuple[list[PendingRow], float | None]:
+    return [_entry(values) for values in _all(db, DUE, (now, limit))], db.execute(NEXT_DUE, (now,)).get
+
+
+POSTPONE = """UPDATE pending SET due = ?
+              WHERE conversation = (SELECT id FROM conversations WHERE name = ?) AND call = ?"""
+
+
+def postpone(db: Connection, name: str, call: str, due: float) -> None:
+    db.execute(POSTPONE, (due, name, call))
+
+
+# --- leases and owners -----------------------------------------------------------------------------------
+
+# The distinct holders of what is owed, one index seek each: conversations that run in live processes
+# may be many, their processes are few.
+HOLDERS = """WITH RECURSIVE holder (owner) AS (
+                 SELECT min(owner) FROM conversations WHERE owes AND agent = ?1 AND owner IS NOT NULL
+                 UNION ALL
+                 SELECT (SELECT min(c.owner) FROM conversations c
+                         WHERE c.owes AND c.agent = ?1 AND c.owner > holder.owner)
+                 FROM holder WHERE holder.owner IS NOT NULL)
+             SELECT owner FROM holder WHERE owner IS NOT NULL"""
+HELD_BY = "SELECT name FROM conversations WHERE owes AND agent = ? AND owner IS ? ORDER BY id LIMIT ?"
+
+
+def owing(db: Connection, agents: tuple[str, ...], limit: int, alive: Callable[[str], bool]) -> list[str]:
+    found: list[str] = []
+    for agent in dict.fromkeys(agents):
+        dead = [owner for (owner,) in _all(db, HOLDERS, (agent,)) if not alive(owner)]
+        for holder in (None, *dead):
+            found += [name for (name,) in _all(db, HELD_BY, (agent, holder, limit - len(found)))]
+            if len(found) >= limit:
+                return found
+    return found
+
+
+CLAIM = "UPDATE conversations SET owner = ?, epoch = ? WHERE id = ?"
+
+
+def claim(db: Connection, name: str, owner: str, alive: Callable[[str], bool]) -> int | None:
+    found = db.execute("SELECT id, owner, epoch FROM conversations WHERE name = ?", (name,)).get
+    if found is None:
+        return None
+    key, holder, epoch = found
+    if holder is not None and holder != owner and alive(holder):
+        return None
+    db.execute(CLAIM, (owner, epoch + 1, key))
+    return epoch + 1
+
+
+def claimed(db: Connection, name: str, owner: str, epoch: int | None) -> bool:
+    return db.execute("SELECT owner, epoch FROM conversations WHERE name = ?", (name,)).get == (owner, epoch)
+
+
+RELEASE = "UPDATE conversations SET owner = NULL WHERE name = ? AND epoch = ? AND owner IS NOT NULL"
+RELEASE_ALL = "UPDATE conversations SET owner = NULL WHERE owner = ?"
+
+
+def release(db: Connection, name: str, epoch: int) -> None:
+    db.execute(RELEASE, (name, epoch))
+
+
+def register(db: Connection, row: OwnerRow, alive: Callable[[str], bool]) -> list[str]:
+    """Enter this owner, strike those that are dead; returns these."""
+    dead = [owner for (owner,) in _all(db, "SELECT owner FROM owners") if not alive(owner)]
+    for owner in dead:
+        db.execute("DELETE FROM owners WHERE owner = ?", (owner,))
+    db.execute(
+        "INSERT INTO owners (owner, agents, pid, host, since) VALUES (?, ?, ?, ?, ?)",
+        (row.owner, json.dumps(row.agents), row.pid, row.host, row.since),
+    )
+    return dead
+
+
+def unregister(db: Connection, owner: str) -> None:
+    db.execute(RELEASE_ALL, (owner,))
+    db.execute("DELETE FROM owners WHERE owner = ?", (owner,))
+
+
+def owners(db: Connection, alive: Callable[[str], bool]) -> list[OwnerRow]:
+    found = _all(db, "SELECT owner, agents, pid, host, since FROM owners ORDER BY since, owner")
+    return [
+        OwnerRow(
+            owner=owner,
+            agents=tuple(json.loads(agents)),
+            pid=pid,
+            host=host,
+            since=since,
+            alive=alive(owner),
+        )
+        for owner, agents, pid, host, since in found
+    ]
+
+
+# --- clients -------------------------------------------------------------------------------------------
+
+PUT_CLIENT = """INSERT INTO clients (conversation, client, tools, until) VALUES (?, ?, ?, ?)
+                ON CONFLICT (conversation, client)
+                DO UPDATE SET tools = excluded.tools, until = excluded.until"""
+
+
+def put_client(db: Connection, client: ClientRow) -> None:
+    values = (client.conversation, client.client, json.dumps(client.tools), client.until)
+    db.execute(PUT_CLIENT, values)
+    db.execute(
+        "DELETE FROM clients WHERE conversation = ? AND until <= ?",
+        (client.conversation, client.until - CLIENT_MEMORY),
+    )
+
+
+def clients(db: Connection, name: str) -> list[ClientRow]:
+    found = _all(
+        db, "SELECT client, tools, until FROM clients WHERE conversation = ? ORDER BY client", (name,)
+    )
+    return [
+        ClientRow(conversation=name, client=client, tools=tuple(json.loads(tools)), until=until)
+        for client, tools, until in found
+    ]
+
+
+LEASE_CALL = """INSERT INTO call_leases (conversation, call, client, until) VALUES (?1, ?2, ?3, ?5)
+                ON CONFLICT (conversation, call)
+                DO UPDATE SET client = excluded.client, until = excluded.until
+                WHERE client = excluded.client OR until <= ?4"""
+
+
+def lease_call(db: Connection, name: str, call: str, client: str, now: float, until: float) -> bool:
+    db.execute(LEASE_CALL, (name, call, client, now, until))
+    return db.changes() == 1
+
+
+# --- rows into values ----------------------------------------------------------------------------------
+
+
+def _all(db: Connection, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
+    return db.execute(sql, values).fetchall()
+
+
+def _row(values: Any) -> Row:
+    name, seq, hash_, status, agent, owes, owner, epoch, updated = values
+    return Row(
+        conversation=name,
+        seq=seq,
+        hash=hash_,
+        status=status,
+        agent=agent,
+        owes=bool(owes),
+        owner=owner,
+        epoch=epoch,
+        updated=updated,
+    )
+
+
+def _entry(values: Any) -> PendingRow:
+    name, call, body, due, deadline = values
+    return PendingRow(conversation=name, call=call, body=body, due=due, deadline=deadline)

@@ -1,0 +1,270 @@
+"""The thread through which everything is written, and its group commit.
+
+It takes all that is queued, runs it in one transaction, commits (one fsync for all of them), and wakes the
+event loop once. What arrives while the disk syncs is the next group. So one slow commit is paid by
+everyone who was waiting for it, and the number of commits a second does not limit the number of appends.
+
+Each job checks before it writes: a job that is refused (Conflict, Fenced) has touched nothing, and the
+others of its group are committed without it. What fails otherwise rolls the group back: if the cause is
+shared (disk full, lock), all fail; if one job is to blame, each is tried again in its own transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import apsw
+
+from assent.errors import AssentError, StoreError
+from assent.stores.connection import Connection
+from assent.stores.faults import explained, shared
+from assent.stores.jobs import Job, reply
+
+GROUP = 512
+"""Jobs in one transaction at most, so that the first of many does not wait for the last."""
+
+LOOK_SECONDS = 0.05
+"""How often to look for other processes' commits while somebody wants to know."""
+
+CHECKPOINT_FRAMES = 1000
+"""Pages in the write-ahead log after which they are copied into the database."""
+
+crash: Callable[[str], None] | None = None
+"""For chaos tests: called with ``append:before_begin``, ``append:before_commit``, ``append:after_commit``
+and ``append:before_reply``, on the writer's thread, once a group."""
+
+
+class Writer:
+    """One connection on one thread. ``commits`` counts transactions."""
+
+    def __init__(self, path: str, connect: Callable[[], Connection], noticed: Callable[[], None]):
+        self.commits = 0
+        self._path = path
+        self._connect = connect
+        self._noticed = noticed  # called on the loop when another connection has committed
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()  # None: look at your flags
+        self._watches: list[Any] = []  # the loops that want to hear of foreign commits, one entry each
+        self._stopping = self._dead = False
+        self._thread = threading.Thread(target=self._serve, name="assent-writer", daemon=True)
+        self._started: Job | None = None
+        self._ended: Job | None = None
+
+    async def start(self) -> None:
+        """Open the connection on the writer's thread; raises what ``connect`` raises."""
+        self._started = Job(lambda db: None)
+        self._thread.start()
+        try:
+            await self._started.future
+        except asyncio.CancelledError:
+            self._stopping = True
+            self._jobs.put(None)
+            raise
+        except Exception:
+            self._thread.join()
+            raise
+
+    async def run(
+        self, work: Callable[[Connection], Any], landed: Callable[[Connection], bool] | None = None
+    ) -> Any:
+        """Run ``work`` inside a transaction; returns its result once that is durable."""
+        job = Job(work, landed)
+        self._jobs.put(job)
+        return await job.future
+
+    async def stop(self) -> None:
+        """Finish what is queued, close the connection, end the thread."""
+        self._ended = ended = Job(lambda db: None)
+        self._stopping = True
+        self._jobs.put(None)
+        await ended.future
+        self._thread.join()
+
+    def kill(self) -> None:
+        """For tests: end without touching what is queued. A commit under way comes to its end."""
+        self._dead = self._stopping = True
+        self._jobs.put(None)
+        self._thread.join()
+
+    def watch(self, loop: Any) -> None:
+        """Look for foreign commits, at once and then regularly, until ``unwatch``."""
+        self._watches.append(loop)
+        self._jobs.put(None)
+
+    def unwatch(self, loop: Any) -> None:
+        self._watches.remove(loop)
+
+    # --- on the thread -----------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        assert self._started is not None
+        db: Connection | None = None
+        try:
+            db = self._connect()
+            self._prepare(db)
+        except Exception as fault:
+            self._started.error = explained(fault, self._path, writing=True)
+            if db is not None:
+                db.close()
+            reply([self._started])
+            return
+        reply([self._started])
+        try:
+            self._work(db)
+        finally:
+            db.close()
+            if self._ended:
+                reply([self._ended])
+
+    def _prepare(self, db: Connection) -> None:
+        self._db = db
+        self._frames = 0
+        # In place of SQLite's own checkpoint inside COMMIT: ours comes after the replies.
+        db.set_wal_hook(self._count_frames)
+        self._seen = _data_version(db)
+        self._looked = time.monotonic()
+        file = os.stat(self._path)
+        self._file = (file.st_dev, file.st_ino)
+
+    def _count_frames(self, db: Connection, schema: str, frames: int) -> int:
+        self._frames = frames
+        return apsw.SQLITE_OK
+
+    def _work(self, db: Connection) -> None:
+        while not self._dead:
+            group = self._gather()
+            if self._dead:
+                return
+            if group:
+                try:
+                    self._commit(group)
+                except Exception as fault:  # ours: the thread must outlive it, or everyone waits for ever
+                    for job in group:
+                        job.error = explained(fault, self._path, writing=True, settled=False)
+                    reply(group)
+                if self._frames >= CHECKPOINT_FRAMES:
+                    self._checkpoint(db)
+            elif self._stopping:
+                return
+            if self._watches:
+                self._look(db)
+
+    def _gather(self) -> list[Job]:
+        group: list[Job] = []
+        try:
+            job = self._jobs.get(timeout=LOOK_SECONDS if self._watches else None)
+            while True:
+                if job is not None:
+                    group.append(job)
+                if len(group) == GROUP:
+                    break
+                job = self._jobs.get_nowait()
+        except Empty:
+            pass
+        return group
+
+    def _look(self, db: Connection) -> None:
+        # data_version changes for commits of *other* connections only. All that this owner writes goes
+        # through this very connection, and its readers cannot write, so a change is a foreign commit.
+        # (A checkpoint by another process may count as one too: waking up for nothing is allowed.)
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS / 2 and not self._jobs.empty():
+            return
+        self._looked = now
+        try:
+            version = _data_version(db)
+        except apsw.Error:
+            return  # whatever it is, the next append or load meets it and says so
+        if version == self._seen:
+            return
+        self._seen = version
+        for loop in set(self._watches):
+            with suppress(RuntimeError):  # that loop is closed
+                loop.call_soon_threadsafe(self._noticed)
+
+    def _checkpoint(self, db: Connection) -> None:
+        self._frames = 0
+        with suppress(apsw.Error):  # the log is safe in the -wal file, and the next commit asks again
+            db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+    def _commit(self, group: list[Job]) -> None:
+        fault, settled = self._attempt(group)
+        if fault is not None:
+            if len(group) > 1 and settled and not shared(fault):
+                for job in group:
+                    self._commit([job])
+                return
+            for job in group:
+                job.error = explained(fault, self._path, writing=True, settled=settled)
+        if crash:
+            crash("append:before_reply")
+        reply(group)
+
+    def _attempt(self, group: list[Job]) -> tuple[Exception | None, bool]:
+        """One transaction: what went wrong, if anything, and whether that is settled."""
+        db = self._db
+        try:
+            self._check_place()
+            if crash:
+                crash("append:before_begin")
+            db.execute("BEGIN IMMEDIATE")
+            for job in group:
+                job.error = None
+                try:
+                    job.result = job.run(db)
+                except AssentError as refusal:
+                    job.error = refusal
+            if crash:
+                crash("append:before_commit")
+        except Exception as fault:
+            self._roll_back(db)
+            return fault, True
+        try:
+            db.execute("COMMIT")
+        except Exception as fault:
+            self._roll_back(db)
+            landed = self._landed(group)
+            if not landed:
+                return fault, landed is not None
+        self.commits += 1
+        if crash:
+            crash("append:after_commit")
+        return None, True
+
+    def _check_place(self) -> None:
+        # SQLite would go on writing into a file that was deleted or replaced, and acknowledge it.
+        try:
+            file = os.stat(self._path)
+        except FileNotFoundError:
+            file = None
+        if file is None or (file.st_dev, file.st_ino) != self._file:
+            raise StoreError(
+                f"{self._path} was deleted, moved or replaced while it was open; nothing was recorded: "
+                "put it back, or restart to begin with the file that is there now"
+            )
+
+    def _roll_back(self, db: Connection) -> None:
+        with suppress(apsw.Error):  # SQLite rolls back by itself where it cannot go on
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+
+    def _landed(self, group: list[Job]) -> bool | None:
+        """After a COMMIT that failed: is it in the log all the same? All of it or nothing is, so one job
+        that can tell tells for all. None: that could not be read either."""
+        for job in group:
+            if job.error is None and job.landed is not None:
+                try:
+                    return job.landed(self._db)
+                except apsw.Error:
+                    return None
+        return False  # nothing in it but what may be done twice
+
+
+def _data_version(db: Connection) -> int:
+    return db.execute("PRAGMA data_version").get
