@@ -1,9 +1,17 @@
-"""The SQLite store keeps the contract."""
+"""The SQLite store keeps the contract; and what it does beyond it within one process."""
+
+import asyncio
+import os
+import threading
+import time
+from hashlib import sha256
 
 import pytest
 
+from assent.errors import Conflict, Invalid, StoreError
+from assent.stores import statements, writer
 from assent.stores.sqlite import SQLiteStore
-from assent.testing.store_contract import StoreContract
+from assent.testing.store_contract import StoreContract, entry, on_a_loop, step, the_lease
 
 
 class TestSQLiteStore(StoreContract):
@@ -19,3 +27,360 @@ class TestSQLiteStore(StoreContract):
 
     def kill(self, store):
         store.kill()
+
+    # --- group commit ------------------------------------------------------------------------------------
+
+    @on_a_loop
+    async def test_concurrent_appends_share_commits(self):
+        store = await self.store()
+        before = store.commits
+        await asyncio.gather(*(store.append(step(f"c{n}", 0)) for n in range(200)))
+        assert store.commits - before <= 20
+        assert len(await store.rows(limit=1000)) == 200
+
+    @on_a_loop
+    async def test_one_job_that_breaks_does_not_take_the_others_of_its_group_with_it(self):
+        store = await self.store()
+
+        def broken(db):
+            db.execute("DELETE FROM conversations")
+            raise TypeError("a bug")
+
+        jobs = [store.append(step(f"c{n}", 0)) for n in range(10)]
+        jobs.insert(5, store._writer.run(broken))
+        *outcomes, refused = await asyncio.gather(*jobs, store.append(step("c", 7)), return_exceptions=True)
+        failure = outcomes.pop(5)
+        assert isinstance(failure, StoreError)
+        assert "a bug" in failure.message
+        assert isinstance(refused, Conflict)
+        assert outcomes == [None] * 10
+        assert len(await store.rows()) == 10
+
+    @on_a_loop
+    async def test_the_loop_is_woken_once_for_a_group(self):
+        store = await self.store()
+        loop, woken = asyncio.get_running_loop(), 0
+        plain = loop.call_soon_threadsafe
+
+        def counted(*args, **kwargs):
+            nonlocal woken
+            woken += 1
+            return plain(*args, **kwargs)
+
+        loop.call_soon_threadsafe = counted
+        before = store.commits
+        await asyncio.gather(*(store.append(step(f"c{n}", 0)) for n in range(100)))
+        assert woken == store.commits - before
+
+    @on_a_loop
+    async def test_an_append_whose_caller_was_cancelled_is_written(self):
+        store = await self.store()
+        task = asyncio.ensure_future(store.append(step("c", 0)))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(Conflict):  # behind the first in the queue, so it is decided by now
+            await store.append(step("c", 0))
+
+    def test_a_loop_that_closes_on_a_running_append_leaves_the_store_usable(self):
+        store = SQLiteStore(self.path)
+
+        async def first():
+            await store.open()
+            task = asyncio.ensure_future(store.append(step("c", 0)))
+            watch = asyncio.ensure_future(store.foreign(60.0))
+            await asyncio.sleep(0)
+            del task, watch
+
+        async def second():
+            await store.append(step("d", 0))
+            assert (await store.heads(["c", "d"])) == {"c": 1, "d": 1}
+            await store.close()
+
+        asyncio.run(first())
+        asyncio.run(second())
+
+    @on_a_loop
+    async def test_crash_points_are_passed_in_order(self):
+        store = await self.store()
+        passed = []
+        writer.crash = passed.append
+        try:
+            await store.append(step("c", 0))
+        finally:
+            writer.crash = None
+        names = ["before_begin", "before_commit", "after_commit", "before_reply"]
+        assert passed == [f"append:{name}" for name in names]
+
+    @on_a_loop
+    async def test_the_write_ahead_log_is_checkpointed_after_the_reply(self):
+        store = await self.store()
+        artifact = os.urandom(600_000)
+        for n in range(12):
+            name = sha256(artifact + bytes([n])).hexdigest()
+            await store.append(step(f"c{n}", 0, artifacts=[(name, artifact + bytes([n]))]))
+        # It is reused from its beginning instead of growing with all that was ever written.
+        assert os.stat(f"{store.path}-wal").st_size < 12 * 600_000
+
+    # --- what the file holds -----------------------------------------------------------------------------
+
+    @on_a_loop
+    async def test_what_loops_ask_all_the_time_is_answered_from_indexes(self):
+        store = await self.store()
+        questions = {
+            statements.HEAD: ("c",),
+            statements.ROW: ("c",),
+            statements.TAIL: (1, 2),
+            statements.READ: ("c", 0, 9, 1),
+            statements.HASHES: ("c",),
+            statements.LAST_EVENT: (1, "c"),
+            statements.ROWS: ("", 1),
+            statements.HEADS: ("[]",),
+            statements.PENDING_OF: ("c",),
+            statements.DUE: (1.0, 1),
+            statements.NEXT_DUE: (1.0,),
+            statements.POSTPONE: (1.0, "c", "k"),
+            statements.HOLDERS: ("a",),
+            statements.HELD_BY: ("a", None, 1),
+            statements.RELEASE: ("c", 1),
+            statements.RELEASE_ALL: ("o",),
+            statements.CLOSE: (1, "k"),
+        }
+
+        def plans(db):
+            return {
+                sql: [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
+                for sql, values in questions.items()
+            }
+
+        for sql, plan in (await store._read(plans)).items():
+            scans = [line for line in plan if line.startswith("SCAN") and "holder" not in line and "json" not in line]
+            assert not scans, (sql, plan)
+            if sql in (statements.DUE, statements.HELD_BY):
+                assert not any("TEMP B-TREE" in line for line in plan), (sql, plan)
+        plan = await store._read(plans)
+        assert "pending_due" in str(plan[statements.DUE])
+        assert "conversations_owing" in str(plan[statements.HOLDERS])
+        assert "conversations_owing" in str(plan[statements.HELD_BY])
+
+    @on_a_loop
+    async def test_a_parked_conversation_takes_little_beyond_its_messages(self):
+        store = await self.store()
+        event, waiting, count = b"e" * 400, b"p" * 300, 2000
+        for first in range(0, count, 500):
+            await asyncio.gather(
+                *(
+                    store.append(
+                        step(
+                            f"conversation-{n:08}",
+                            0,
+                            *[event] * 4,
+                            status="awaiting_input",
+                            opened=[
+                                statements.PendingRow(
+                                    conversation=f"conversation-{n:08}",
+                                    call="call_01",
+                                    body=waiting,
+                                    due=n,
+                                    deadline=n,
+                                )
+                            ],
+                        )
+                    )
+                    for n in range(first, first + 500)
+                )
+            )
+        await store.close()
+        beyond = os.stat(self.path).st_size / count - 4 * len(event) - len(waiting)
+        assert beyond < 700
+
+    @on_a_loop
+    async def test_events_can_be_asked_for_by_conversation_and_seq(self):
+        store = await self.store()
+        await store.append(step("c", 0, b"1", b"2"))
+        await store.append(step("d", 0, b"3"))
+        found = await store._read(
+            lambda db: db.execute("SELECT conversation, seq, body FROM events ORDER BY 1, 2").fetchall()
+        )
+        assert found == [(1, 1, b"1"), (1, 2, b"2"), (2, 1, b"3")]
+
+    @on_a_loop
+    async def test_it_is_durable_and_marked_as_ours(self):
+        store = await self.store()
+
+        def knobs(db):
+            names = ("journal_mode", "synchronous", "application_id", "user_version")
+            return [db.execute(f"PRAGMA {name}").get for name in names]
+
+        assert await store._writer.run(knobs) == ["wal", 2, 0x41535354, 1]
+
+    @on_a_loop
+    async def test_readers_cannot_write(self):
+        store = await self.store()
+        with pytest.raises(StoreError, match="read-only"):
+            await store._read(lambda db: db.execute("DELETE FROM events").fetchall())
+
+    # --- closing -----------------------------------------------------------------------------------------
+
+    @on_a_loop
+    async def test_closing_leaves_no_thread_no_descriptor_and_no_lock_file(self):
+        async def use():
+            store = self.make()
+            await store.open()
+            await asyncio.gather(*(store.append(step(f"{store.owner}{n}", 0)) for n in range(5)))
+            await asyncio.gather(*(store.load(f"{store.owner}{n}") for n in range(5)))
+            await store.foreign(0.01)
+            await store.close()
+
+        await use()
+        threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
+        for _ in range(5):
+            await use()
+        assert threading.active_count() == threads
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+        assert os.listdir(f"{self.path}-owners") == []
+        assert sorted(os.listdir(self.path.parent)) == ["assent.db", "assent.db-owners"]
+
+    @on_a_loop
+    async def test_a_store_that_cannot_be_opened_leaves_no_thread_and_no_descriptor(self):
+        self.path.write_bytes(b"not a database at all, but long enough to be looked at" * 10)
+        threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            with pytest.raises(StoreError):
+                await self.make().open()
+        assert threading.active_count() == threads
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+        assert os.listdir(self.path.parent) == ["assent.db"]
+
+    @on_a_loop
+    async def test_a_closing_that_is_cancelled_still_closes(self):
+        store = self.make()
+        await store.open()
+        closing = asyncio.ensure_future(store.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        await store.close()
+        assert os.listdir(f"{self.path}-owners") == []
+
+    # --- owners ------------------------------------------------------------------------------------------
+
+    @on_a_loop
+    async def test_the_lock_files_of_the_dead_are_removed_by_who_opens_next_and_those_of_the_living_stay(
+        self,
+    ):
+        one, two = await self.store(), None
+        two = await self.other(one)
+        self.dies(two)
+        assert sorted(os.listdir(f"{self.path}-owners")) == sorted([f"{one.owner}.lock", f"{two.owner}.lock"])
+        assert [row.alive for row in await one.owners()] == [True, False]
+        three = await self.other(one)
+        assert sorted(os.listdir(f"{self.path}-owners")) == sorted([f"{one.owner}.lock", f"{three.owner}.lock"])
+        assert [row.owner for row in await one.owners()] == [one.owner, three.owner]
+
+    @on_a_loop
+    async def test_an_owner_without_a_lock_file_is_dead(self):
+        one = await self.store()
+        two = await self.other(one)
+        await one.append(step("c", 0))
+        await the_lease(one, "c")
+        os.unlink(f"{self.path}-owners/{one.owner}.lock")
+        assert await two.claim("c") == 2
+
+    @on_a_loop
+    async def test_an_owner_named_like_a_path_leads_nowhere(self):
+        victim = self.path.parent / "victim.lock"
+        victim.write_text("precious")
+        one = await self.store()
+        await one._writer.run(lambda db: db.execute("INSERT INTO owners VALUES ('../victim', '[]', 1, 'h', 1.0)"))
+        await self.other(one)
+        assert victim.exists()
+        assert len(await one.owners()) == 2
+
+    @on_a_loop
+    async def test_one_file_by_two_names_is_one_store(self):
+        link = self.path.parent / "link.db"
+        one = await self.store()
+        link.symlink_to(self.path)
+        two = SQLiteStore(link)
+        await two.open()
+        self.opened.append(two)
+        await one.append(step("c", 0))
+        await the_lease(one, "c")
+        assert await two.claim("c") is None
+
+    def test_a_store_dropped_without_close_does_not_look_alive(self):
+        async def forget():
+            store = SQLiteStore(self.path)
+            await store.open()
+            await store.append(step("c", 0))
+            await store.claim("c")
+            return store._writer, store._reader
+
+        async def take():
+            store = SQLiteStore(self.path)
+            await store.open()
+            assert await store.claim("c") == 2
+            await store.close()
+
+        threads = asyncio.run(forget())
+        asyncio.run(take())
+        for each in (threads[0]._thread, *threads[1]._threads):
+            each.join(10)
+            assert not each.is_alive()
+
+    # --- other owners ------------------------------------------------------------------------------------
+
+    @on_a_loop
+    async def test_watching_costs_next_to_nothing_and_nobody_watching_costs_nothing(self):
+        store = await self.store()
+        waiting = asyncio.ensure_future(store.foreign(0.5))
+        await asyncio.sleep(0.1)
+        used = time.process_time()
+        await waiting
+        assert time.process_time() - used < 0.1
+        assert store._writer._watches == []
+
+    @on_a_loop
+    async def test_foreign_commits_are_seen_soon_also_while_this_owner_writes_all_the_time(self):
+        one = await self.store()
+        two = await self.other(one)
+        while await one.foreign(0.1):
+            pass
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        async def write(n):
+            version = 0
+            while not stop.is_set():
+                await one.append(step(f"c{n}", version))
+                version += 1
+
+        writing = [asyncio.ensure_future(write(n)) for n in range(10)]
+        waiting = asyncio.ensure_future(one.foreign(5.0))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        await two.append(step("d", 0))
+        committed = loop.time()
+        assert await waiting
+        assert loop.time() - committed < 0.2
+        stop.set()
+        await asyncio.gather(*writing)
+
+    @on_a_loop
+    async def test_an_artifacts_name_must_be_a_hash(self):
+        store = await self.store()
+        for name in ("", "zz", "abcd"):
+            with pytest.raises(Invalid):
+                await store.append(step("c", 0, artifacts=[(name, b"")]))
+            with pytest.raises(Invalid):
+                await store.artifact(name)
+        assert await store.row("c") is None
+
+    @on_a_loop
+    async def test_leases_lapse_also_for_entries_opened_again(self):
+        store = await self.store()
+        await store.append(step("c", 0, opened=[entry("c", "k", 9.0)]))
+        assert await store.lease_call("c", "k", "tab", 0.0, 5.0)
+        await store.append(step("c", 1, opened=[entry("c", "k", 12.0)]))
+        assert not await store.lease_call("c", "k", "phone", 1.0, 5.0)

@@ -116,12 +116,12 @@ class Event(
         return type(self).__name__
 
 
-class ConversationOpened(Event, kw_only=True):
+class ConversationOpened(Event, frozen=True, kw_only=True):
     agent: str
     metadata: dict[str, Any] = {}
 
 
-class MessageReceived(Event, kw_only=True):
+class MessageReceived(Event, frozen=True, kw_only=True):
     """A user's message. It waits in the queue until a TurnStarted names it."""
 
     text: str
@@ -131,7 +131,7 @@ class MessageReceived(Event, kw_only=True):
     """The JSON Schema of a structured answer, for this turn only."""
 
 
-class TurnStarted(Event, kw_only=True):
+class TurnStarted(Event, frozen=True, kw_only=True):
     turn: int
     message: int
     """The sequence number of the message that it answers."""
@@ -141,7 +141,7 @@ class TurnStarted(Event, kw_only=True):
     """At most so many model calls."""
 
 
-class AssistantSaid(Event, kw_only=True):
+class AssistantSaid(Event, frozen=True, kw_only=True):
     turn: int
     step: int
     id: str
@@ -157,7 +157,7 @@ class AssistantSaid(Event, kw_only=True):
     provider: str | None = None
 
 
-class OutputRejected(Event, kw_only=True):
+class OutputRejected(Event, frozen=True, kw_only=True):
     """A structured answer that did not fit; the model is asked to repair it."""
 
     turn: int
@@ -166,7 +166,7 @@ class OutputRejected(Event, kw_only=True):
     text: str = ""
 
 
-class CallSuspended(Event, kw_only=True):
+class CallSuspended(Event, frozen=True, kw_only=True):
     """A call waits for somebody. Carries all that a process without the agent's code needs to show it."""
 
     call_id: str
@@ -191,7 +191,7 @@ class CallSuspended(Event, kw_only=True):
     verdicts: tuple[Verdict, ...] = ()
 
 
-class CallResolved(Event, kw_only=True):
+class CallResolved(Event, frozen=True, kw_only=True):
     """Somebody decided; or the deadline passed, or no client was there (by the system)."""
 
     call_id: str
@@ -201,7 +201,7 @@ class CallResolved(Event, kw_only=True):
     """What was shown to whoever decided."""
 
 
-class CallStarted(Event, kw_only=True):
+class CallStarted(Event, frozen=True, kw_only=True):
     """The durable claim: appended before any side effect."""
 
     call_id: str
@@ -217,7 +217,7 @@ class CallStarted(Event, kw_only=True):
 Source = Literal["server", "human", "client", "manual", "system"]
 
 
-class CallReturned(Event, kw_only=True):
+class CallReturned(Event, frozen=True, kw_only=True):
     """The call's one result."""
 
     call_id: str
@@ -240,19 +240,19 @@ class CallReturned(Event, kw_only=True):
     verdicts: tuple[Verdict, ...] = ()
 
 
-class CancelRequested(Event, kw_only=True):
+class CancelRequested(Event, frozen=True, kw_only=True):
     turn: int
     reason: str | None = None
 
 
-class HistorySummarised(Event, kw_only=True):
+class HistorySummarised(Event, frozen=True, kw_only=True):
     upto: int
     """The last sequence number that the summary stands for."""
     text: str
     attempts: tuple[Attempt, ...] = ()
 
 
-class TurnEnded(Event, kw_only=True):
+class TurnEnded(Event, frozen=True, kw_only=True):
     turn: int
     reason: str
     """completed, cancelled, step_limit, token_limit, cost_limit, time_limit, failed, halted, or a Halt's own."""
@@ -262,7 +262,7 @@ class TurnEnded(Event, kw_only=True):
     """Ended by a tool or a person on purpose: not a failure."""
 
 
-class GrantGiven(Event, kw_only=True):
+class GrantGiven(Event, frozen=True, kw_only=True):
     grant: str
     tool: str
     call_id: str
@@ -271,11 +271,11 @@ class GrantGiven(Event, kw_only=True):
     until: float | None = None
 
 
-class GrantRevoked(Event, kw_only=True):
+class GrantRevoked(Event, frozen=True, kw_only=True):
     grant: str
 
 
-class ResolutionRefused(Event, kw_only=True):
+class ResolutionRefused(Event, frozen=True, kw_only=True):
     """Somebody without the right to decide tried; the call is still pending."""
 
     call_id: str

@@ -23,13 +23,13 @@ class _Input(msgspec.Struct, frozen=True, kw_only=True):
 # --- what guests say: any process may append what follows from these ---
 
 
-class Open(_Input, kw_only=True):
+class Open(_Input, frozen=True, kw_only=True):
     agent: str
     by: Principal
     metadata: dict[str, Any] = {}
 
 
-class Say(_Input, kw_only=True):
+class Say(_Input, frozen=True, kw_only=True):
     text: str
     by: Principal
     agent: str | None = None
@@ -39,34 +39,34 @@ class Say(_Input, kw_only=True):
     output: Any = None
 
 
-class Resolve(_Input, kw_only=True):
+class Resolve(_Input, frozen=True, kw_only=True):
     """All of these decisions, or none of them."""
 
     decisions: dict[str, Decision]
     by: Principal
 
 
-class RefuseResolution(_Input, kw_only=True):
+class RefuseResolution(_Input, frozen=True, kw_only=True):
     call: str
     decision: str
     by: Principal
     reason: str
 
 
-class DeadlinePassed(_Input, kw_only=True):
+class DeadlinePassed(_Input, frozen=True, kw_only=True):
     call: str
 
 
-class ClientGone(_Input, kw_only=True):
+class ClientGone(_Input, frozen=True, kw_only=True):
     call: str
 
 
-class Cancel(_Input, kw_only=True):
+class Cancel(_Input, frozen=True, kw_only=True):
     by: Principal
     reason: str | None = None
 
 
-class Revoke(_Input, kw_only=True):
+class Revoke(_Input, frozen=True, kw_only=True):
     grant: str
     by: Principal
 
@@ -74,13 +74,13 @@ class Revoke(_Input, kw_only=True):
 # --- what the owner says: needs the lease ---
 
 
-class Woke(_Input, kw_only=True):
+class Woke(_Input, frozen=True, kw_only=True):
     """A new owner begins: whatever an earlier epoch left running is recovered as its event says."""
 
     epoch: int
 
 
-class BeginTurn(_Input, kw_only=True):
+class BeginTurn(_Input, frozen=True, kw_only=True):
     steps: int
     mode: Mode = "auto"
 
@@ -94,7 +94,7 @@ class CallWanted(msgspec.Struct, frozen=True, kw_only=True):
     """JSON text, or an object."""
 
 
-class ModelReplied(_Input, kw_only=True):
+class ModelReplied(_Input, frozen=True, kw_only=True):
     turn: int
     step: int
     text: str = ""
@@ -107,7 +107,7 @@ class ModelReplied(_Input, kw_only=True):
     """The runtime's default for tools that state none."""
 
 
-class ModelFailed(_Input, kw_only=True):
+class ModelFailed(_Input, frozen=True, kw_only=True):
     turn: int
     step: int
     error: ErrorInfo
@@ -116,7 +116,7 @@ class ModelFailed(_Input, kw_only=True):
     attempts: tuple[Attempt, ...] = ()
 
 
-class Planned(_Input, kw_only=True):
+class Planned(_Input, frozen=True, kw_only=True):
     """A gated call's preview, before anybody is asked."""
 
     call: str
@@ -127,7 +127,7 @@ class Planned(_Input, kw_only=True):
     """It raised ToolError: the run could not succeed, nobody is asked."""
 
 
-class Claim(_Input, kw_only=True):
+class Claim(_Input, frozen=True, kw_only=True):
     """The owner is about to run the call."""
 
     call: str
@@ -166,13 +166,13 @@ class Halted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 Outcome = Returned | Erred | Asked | Halted
 
 
-class Finished(_Input, kw_only=True):
+class Finished(_Input, frozen=True, kw_only=True):
     call: str
     attempt: int
     outcome: Outcome
 
 
-class Reconciled(_Input, kw_only=True):
+class Reconciled(_Input, frozen=True, kw_only=True):
     """A reconcile function looked at outside evidence about an interrupted call."""
 
     call: str
@@ -180,7 +180,7 @@ class Reconciled(_Input, kw_only=True):
     verdict: Literal["redispatch", "fail", "ask"] | Returned | Erred
 
 
-class Close(_Input, kw_only=True):
+class Close(_Input, frozen=True, kw_only=True):
     """End the turn for the reason that the state gives; partial text, where a stream was cut."""
 
     text: str = ""

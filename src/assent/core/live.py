@@ -44,57 +44,57 @@ class LiveEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
         return None
 
 
-class StateChanged(LiveEvent, kw_only=True):
+class StateChanged(LiveEvent, frozen=True, kw_only=True):
     state: Status
 
 
-class TurnBegan(LiveEvent, kw_only=True, tag="turn_started"):
+class TurnBegan(LiveEvent, frozen=True, kw_only=True, tag="turn_started"):
     turn: int
     message: int
 
 
-class TextDelta(LiveEvent, kw_only=True):
+class TextDelta(LiveEvent, frozen=True, kw_only=True):
     message_id: str
     text: str
 
 
-class ThinkingDelta(LiveEvent, kw_only=True):
+class ThinkingDelta(LiveEvent, frozen=True, kw_only=True):
     message_id: str
     text: str
 
 
-class MessageCompleted(LiveEvent, kw_only=True):
+class MessageCompleted(LiveEvent, frozen=True, kw_only=True):
     message_id: str
     text: str
     partial: bool = False
 
 
-class ToolCallStarted(LiveEvent, kw_only=True):
+class ToolCallStarted(LiveEvent, frozen=True, kw_only=True):
     call_id: str
     tool: str
     args: dict[str, Any]
     attempt: int
 
 
-class ToolProgress(LiveEvent, kw_only=True):
+class ToolProgress(LiveEvent, frozen=True, kw_only=True):
     call_id: str
     n: int
     """Counts from 1 within the attempt."""
     payload: Any
 
 
-class ToolCallResolved(LiveEvent, kw_only=True):
+class ToolCallResolved(LiveEvent, frozen=True, kw_only=True):
     call_id: str
     tool: str
 
 
-class ToolCallErrored(LiveEvent, kw_only=True):
+class ToolCallErrored(LiveEvent, frozen=True, kw_only=True):
     call_id: str
     tool: str
     error: ErrorInfo
 
 
-class Suspended(LiveEvent, kw_only=True):
+class Suspended(LiveEvent, frozen=True, kw_only=True):
     pending: Pending
 
     @property
@@ -102,24 +102,24 @@ class Suspended(LiveEvent, kw_only=True):
         return self.pending.call
 
 
-class Retrying(LiveEvent, kw_only=True):
+class Retrying(LiveEvent, frozen=True, kw_only=True):
     attempt: int
     delay: float
     error: ErrorInfo
 
 
-class TurnCompleted(LiveEvent, kw_only=True):
+class TurnCompleted(LiveEvent, frozen=True, kw_only=True):
     turn: int
     reason: str
 
 
-class TurnFailed(LiveEvent, kw_only=True):
+class TurnFailed(LiveEvent, frozen=True, kw_only=True):
     turn: int
     reason: str
     error: ErrorInfo | None = None
 
 
-class Cancelled(LiveEvent, kw_only=True):
+class Cancelled(LiveEvent, frozen=True, kw_only=True):
     turn: int
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from assent.core.events import Usage
 from assent.core.transcript import AssistantMessage
+from assent.errors import ModelError
 from assent.models.base import (
     FinishPart,
     Request,
@@ -20,7 +21,6 @@ from assent.models.base import (
     ToolCallPart,
     UsagePart,
 )
-from assent.errors import ModelError
 
 
 class ToolCall(msgspec.Struct, frozen=True):

@@ -53,7 +53,8 @@ class Agent:
             raise DeclarationError(f"agent {name!r}: instructions must be text, not {instructions!r}")
         if not (model is None or isinstance(model, str | Model)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise DeclarationError(f"agent {name!r}: model must be a Model or a string, not {model!r}")
-        self.name, self.model, self.instructions, self.steps, self.mode = name, model, instructions, steps, mode
+        self.name, self.model, self.instructions, self.steps = name, model, instructions, steps
+        self.mode: Mode = mode
         self.tools = Toolset(*tools)
         self.output: dict[str, Any] | None = output_schema(output)
         self.offers = tuple(_offer(spec) for spec in self.tools.specs.values())

@@ -12,7 +12,7 @@ import asyncio
 import contextvars
 import inspect
 import threading
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -307,7 +307,7 @@ async def _invoke(
         if handler.threaded:
             return await _in_thread(handler, args, call, slot)
         value = handler(args, call)
-        return await cast("Awaitable[Any]", value) if inspect.isawaitable(value) else value
+        return await value if inspect.isawaitable(value) else value
 
 
 async def _in_thread(handler: Handler, args: dict[str, Any], call: Call, slot: Slot | None) -> Any:
@@ -365,10 +365,11 @@ def _outcome(value: Any) -> Outcome:
 
 def _asked(ask: Ask) -> Asked:
     schema: Any = None
-    if isinstance(ask.answer, dict | bool):
-        schema = cast("Any", ask.answer)
-    elif ask.answer is not None:
-        schema = schema_of(ask.answer)
+    answer: Any = ask.answer
+    if isinstance(answer, dict | bool):
+        schema = cast("Any", answer)
+    elif answer is not None:
+        schema = schema_of(answer)
     elif ask.choices is None:
         schema = {"type": "string"}
     if schema is not None:

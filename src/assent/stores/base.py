@@ -99,9 +99,7 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
             raise Invalid("release needs the epoch of the lease that is given up")
         for entry in self.opened:
             if entry.conversation != self.conversation:
-                raise Invalid(
-                    f"a pending entry of {entry.conversation!r} in an append to {self.conversation!r}"
-                )
+                raise Invalid(f"a pending entry of {entry.conversation!r} in an append to {self.conversation!r}")
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):

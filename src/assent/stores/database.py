@@ -49,11 +49,7 @@ def inspect(path: str) -> None:
         raise StoreError(f"{path} is a directory; give the path of a file in it", kind="log_read_failed")
     if not stat.S_ISREG(found.st_mode):
         raise StoreError(f"{path} is not a regular file; choose another path", kind="log_read_failed")
-    try:
-        with open(path, "rb") as file:
-            header = file.read(100)
-    except OSError as fault:
-        raise _unreadable(path, fault) from fault
+    header = _header(path)
     if not header:
         return
     if len(header) < 100 or not header.startswith(_MAGIC):
@@ -79,6 +75,19 @@ def inspect(path: str) -> None:
         raise explained(fault, path, writing=False) from fault
     finally:
         db.close()
+
+
+def _header(path: str) -> bytes:
+    # Through SQLite's own file layer: a plain open() and close() would drop all POSIX locks that another
+    # store of this process has on the file, and other processes would believe that nobody has it open.
+    try:
+        file = apsw.VFSFile("", path, [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY, 0])
+        try:
+            return file.xRead(100, 0)
+        finally:
+            file.xClose()
+    except apsw.Error as fault:
+        raise explained(fault, path, writing=False) from fault
 
 
 def writer_connection(path: str, synchronous: str) -> Connection:
@@ -159,9 +168,7 @@ def _newer(path: str, version: int) -> StoreNewer:
 
 
 def _foreign(path: str) -> StoreDamaged:
-    return StoreDamaged(
-        f"{path} is a database of another application; it was not touched: choose another path"
-    )
+    return StoreDamaged(f"{path} is a database of another application; it was not touched: choose another path")
 
 
 def _unreadable(path: str, fault: OSError) -> StoreError:

@@ -19,9 +19,7 @@ class Job:
 
     __slots__ = ("error", "future", "landed", "result", "run")
 
-    def __init__(
-        self, run: Callable[[Connection], Any], landed: Callable[[Connection], bool] | None = None
-    ) -> None:
+    def __init__(self, run: Callable[[Connection], Any], landed: Callable[[Connection], bool] | None = None) -> None:
         self.run = run
         self.landed = landed
         """Did it take effect? Asked when the reply to COMMIT was an error."""

@@ -31,11 +31,11 @@ class OwnerLock:
 
     def __init__(self, directory: str, owner: str) -> None:
         self._path = _path(directory, owner)
-        self._directory = directory
+        self.directory = directory
         self._descriptor = -1
 
     def take(self) -> None:
-        os.makedirs(self._directory, exist_ok=True)
+        os.makedirs(self.directory, exist_ok=True)
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         _held.add(self)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -26,8 +26,7 @@ class Reader:
         self._connect = connect
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()  # None: one thread ends
         self._threads = [
-            threading.Thread(target=self._serve, name=f"assent-reader-{n}", daemon=True)
-            for n in range(threads)
+            threading.Thread(target=self._serve, name=f"assent-reader-{n}", daemon=True) for n in range(threads)
         ]
         self._dead = False
         self._ended: list[Job] = []
@@ -52,11 +51,15 @@ class Reader:
         for thread in self._threads:
             thread.join()
 
-    def kill(self) -> None:
-        """For tests: end now; whoever waits goes on waiting."""
+    def abandon(self) -> None:
+        """End soon; whoever waits goes on waiting."""
         self._dead = True
         for _ in self._threads:
             self._jobs.put(None)
+
+    def kill(self) -> None:
+        """For tests: ``abandon``, and wait until it is so."""
+        self.abandon()
         for thread in self._threads:
             thread.join()
 
@@ -72,6 +75,7 @@ class Reader:
             except Exception as fault:
                 job.error = explained(fault, self._path, writing=False)
             reply([job])
+            del job  # or an idle thread would hold on to the last result
         if db is not None:
             db.close()
         if self._ended:

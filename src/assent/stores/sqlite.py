@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256 as digest
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from assent.errors import Invalid, StoreDamaged, StoreError
 from assent.stores import statements
@@ -37,18 +37,17 @@ class SQLiteStore:
     ``synchronous`` below FULL gives up that an acknowledged append survives a power cut: for tests.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], *, synchronous: Literal["FULL", "NORMAL", "OFF"] = "FULL"
-    ):
+    def __init__(self, path: str | os.PathLike[str], *, synchronous: Literal["FULL", "NORMAL", "OFF"] = "FULL"):
         self.owner = f"{os.getpid()}-{secrets.token_hex(6)}"
+        self._state: Literal["new", "open", "closed", "dead"] = "new"
         self.path = checked_path(os.fspath(path))
         self._homes = f"{self.path}-owners"
         self._lock = OwnerLock(self._homes, self.owner)
         self._alive: Callable[[str], bool] = partial(alive, self._homes)
         self._signal = Signal()
-        self._writer = Writer(self.path, partial(self._connect, synchronous), self._signal.set)
+        connect = partial(_connection, self.path, synchronous, self._lock)
+        self._writer = Writer(self.path, connect, self._signal.set)
         self._reader = Reader(self.path, partial(reader_connection, self.path))
-        self._state: Literal["new", "open", "closed", "dead"] = "new"
         self._process = 0
         self._closing: asyncio.Future[None] | None = None
 
@@ -62,9 +61,7 @@ class SQLiteStore:
             raise StoreError(f"this store is {self._state}; make a new one")
         self._state = "closed"  # should this fail, it stays so
         await self._writer.start()
-        row = OwnerRow(
-            owner=self.owner, agents=agents, pid=os.getpid(), host=socket.gethostname(), since=time.time()
-        )
+        row = OwnerRow(owner=self.owner, agents=agents, pid=os.getpid(), host=socket.gethostname(), since=time.time())
         try:
             dead = await self._writer.run(partial(statements.register, row=row, alive=self._alive))
         except BaseException:
@@ -76,20 +73,6 @@ class SQLiteStore:
         self._reader.start()
         self._process = os.getpid()
         self._state = "open"
-
-    def _connect(self, synchronous: str) -> Connection:
-        inspect(self.path)
-        db = writer_connection(self.path, synchronous)
-        try:
-            self._lock.take()  # before anybody can read this owner's name in the store
-        except OSError as fault:
-            db.close()
-            raise StoreError(
-                f"{self._homes} cannot be written ({fault.strerror}); it holds a small file per running "
-                "process: make the directory of the store writable for this user",
-                details={"path": self._homes, "cause": str(fault)},
-            ) from fault
-        return db
 
     async def close(self) -> None:
         if self._state == "dead":
@@ -117,6 +100,12 @@ class SQLiteStore:
             self._reader.kill()
             self._lock.drop(remove=False)
 
+    def __del__(self) -> None:
+        # Dropped without close(): its threads must not stay, and its lock goes with it.
+        if self._state == "open" and self._process == os.getpid():
+            self._writer.abandon()
+            self._reader.abandon()
+
     async def _usable(self) -> None:
         if self._state == "dead":
             await _for_ever()
@@ -125,9 +114,7 @@ class SQLiteStore:
         if self._process != os.getpid():
             raise StoreError("this store was opened before a fork; open a new one in the child process")
 
-    async def _write(
-        self, work: Callable[[Connection], T], landed: Callable[[Connection], bool] | None = None
-    ) -> T:
+    async def _write(self, work: Callable[[Connection], T], landed: Callable[[Connection], bool] | None = None) -> T:
         await self._usable()
         return await self._writer.run(work, landed)
 
@@ -150,9 +137,7 @@ class SQLiteStore:
     async def read(
         self, conversation: str, after: int = 0, before: int | None = None, limit: int | None = None
     ) -> list[bytes]:
-        return await self._read(
-            partial(statements.read, name=conversation, after=after, before=before, limit=limit)
-        )
+        return await self._read(partial(statements.read, name=conversation, after=after, before=before, limit=limit))
 
     async def hashes(self, conversation: str) -> list[bytes]:
         return await self._read(partial(statements.hashes, name=conversation))
@@ -163,9 +148,7 @@ class SQLiteStore:
         def verified(db: Connection) -> bytes | None:
             body = statements.artifact(db, name)
             if body is not None and digest(body).digest() != name:
-                raise StoreDamaged(
-                    f"artifact {sha256} does not hold what its name says; nothing was repaired"
-                )
+                raise StoreDamaged(f"artifact {sha256} does not hold what its name says; nothing was repaired")
             return body
 
         return await self._read(verified)
@@ -237,6 +220,21 @@ class SQLiteStore:
         )
 
 
+def _connection(path: str, synchronous: str, lock: OwnerLock) -> Connection:
+    inspect(path)
+    db = writer_connection(path, synchronous)
+    try:
+        lock.take()  # before anybody can read this owner's name in the store
+    except OSError as fault:
+        db.close()
+        raise StoreError(
+            f"{lock.directory} cannot be written ({fault.strerror}); it holds a small file per running "
+            "process: make the directory of the store writable for this user",
+            details={"path": lock.directory, "cause": str(fault)},
+        ) from fault
+    return db
+
+
 def _named(sha256: str) -> bytes:
     try:
         name = bytes.fromhex(sha256)
@@ -247,9 +245,9 @@ def _named(sha256: str) -> bytes:
     return name
 
 
-def _keeps_the_contract(store: SQLiteStore) -> LogStore:
-    return store  # for the type checker: every method is there, with the contract's types
-
-
 async def _for_ever() -> None:
     await asyncio.get_running_loop().create_future()
+
+
+if TYPE_CHECKING:  # every method is there, with the contract's types
+    _: type[LogStore] = SQLiteStore

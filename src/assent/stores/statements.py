@@ -294,9 +294,7 @@ def put_client(db: Connection, client: ClientRow) -> None:
 
 
 def clients(db: Connection, name: str) -> list[ClientRow]:
-    found = _all(
-        db, "SELECT client, tools, until FROM clients WHERE conversation = ? ORDER BY client", (name,)
-    )
+    found = _all(db, "SELECT client, tools, until FROM clients WHERE conversation = ? ORDER BY client", (name,))
     return [
         ClientRow(conversation=name, client=client, tools=tuple(json.loads(tools)), until=until)
         for client, tools, until in found

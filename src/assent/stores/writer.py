@@ -70,9 +70,7 @@ class Writer:
             self._thread.join()
             raise
 
-    async def run(
-        self, work: Callable[[Connection], Any], landed: Callable[[Connection], bool] | None = None
-    ) -> Any:
+    async def run(self, work: Callable[[Connection], Any], landed: Callable[[Connection], bool] | None = None) -> Any:
         """Run ``work`` inside a transaction; returns its result once that is durable."""
         job = Job(work, landed)
         self._jobs.put(job)
@@ -86,10 +84,14 @@ class Writer:
         await ended.future
         self._thread.join()
 
-    def kill(self) -> None:
-        """For tests: end without touching what is queued. A commit under way comes to its end."""
+    def abandon(self) -> None:
+        """End soon, without touching what is queued. A commit under way comes to its end."""
         self._dead = self._stopping = True
         self._jobs.put(None)
+
+    def kill(self) -> None:
+        """For tests: ``abandon``, and wait until it is so."""
+        self.abandon()
         self._thread.join()
 
     def watch(self, loop: Any) -> None:
@@ -107,6 +109,7 @@ class Writer:
         db: Connection | None = None
         try:
             db = self._connect()
+            del self._connect  # it holds the owner's lock, which must go when the store is dropped
             self._prepare(db)
         except Exception as fault:
             self._started.error = explained(fault, self._path, writing=True)
@@ -138,22 +141,26 @@ class Writer:
 
     def _work(self, db: Connection) -> None:
         while not self._dead:
-            group = self._gather()
-            if self._dead:
+            self._round(db)
+            if self._stopping and self._jobs.empty():
                 return
-            if group:
-                try:
-                    self._commit(group)
-                except Exception as fault:  # ours: the thread must outlive it, or everyone waits for ever
-                    for job in group:
-                        job.error = explained(fault, self._path, writing=True, settled=False)
-                    reply(group)
-                if self._frames >= CHECKPOINT_FRAMES:
-                    self._checkpoint(db)
-            elif self._stopping:
-                return
-            if self._watches:
-                self._look(db)
+
+    def _round(self, db: Connection) -> None:
+        # A function of its own, so that an idle thread holds on to none of the last group's jobs.
+        group = self._gather()
+        if self._dead:
+            return
+        if group:
+            try:
+                self._commit(group)
+            except Exception as fault:  # ours: the thread must outlive it, or everyone waits for ever
+                for job in group:
+                    job.error = explained(fault, self._path, writing=True, settled=False)
+                reply(group)
+            if self._frames >= CHECKPOINT_FRAMES:
+                self._checkpoint(db)
+        if self._watches:
+            self._look(db)
 
     def _gather(self) -> list[Job]:
         group: list[Job] = []

@@ -211,9 +211,7 @@ class StoreContract:
     def test_an_append_that_means_nothing_cannot_be_made(self) -> None:
         for wrong in (
             lambda: step("", 0),
-            lambda: Append(
-                conversation="c", expected=0, events=[], status="idle", agent="a", owes=False, at=1.0
-            ),
+            lambda: Append(conversation="c", expected=0, events=[], status="idle", agent="a", owes=False, at=1.0),
             lambda: step("c", 1, release=True),
             lambda: step("c", 1, opened=[entry("another", "call", 1.0)]),
         ):

@@ -1,0 +1,39 @@
+# Two commands do everything: `make demo` and `make test`. Each sets up what it needs.
+
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help demo test check format clean
+
+help:
+	@echo "make demo    set up and start the demo (no API key needed)"
+	@echo "make test    set up and run everything: lint, types, tests"
+	@echo "make check   lint and types only"
+	@echo "make format  format the code"
+	@echo "make clean   remove what make has made"
+
+demo: $(VENV)/.demo
+	@exec $(BIN)/assent demo
+
+test: check
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(VENV)/.demo: pyproject.toml scripts/setup
+	scripts/setup $(VENV) .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml scripts/setup
+	scripts/setup $(VENV) '.[dev]'
+	@touch $(VENV)/.demo $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis assent-demo.db*

@@ -1,0 +1,132 @@
+"""Another process on a store, for the tests: ``python process.py VERB PATH ...``. Prints facts."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+from assent.errors import Conflict
+from assent.stores import writer
+from assent.stores.sqlite import SQLiteStore
+from assent.testing.store_contract import step
+
+
+def say(*words):
+    print(*words, flush=True)
+
+
+async def opened(path, *agents):
+    store = SQLiteStore(path)
+    await store.open(agents)
+    return store
+
+
+async def visit(path):
+    """Open and close."""
+    await (await opened(path)).close()
+    say("left")
+
+
+async def contend(path, name, count):
+    """Append ``count`` events to one conversation that others append to as well."""
+    store = await opened(path)
+    row = await store.row("shared")
+    at, done = row.seq if row else 0, 0
+    while done < int(count):
+        try:
+            await store.append(step("shared", at, f"{name} {done}".encode()))
+        except Conflict as refusal:
+            at = refusal.actual
+        else:
+            at, done = at + 1, done + 1
+    await store.close()
+    say("done")
+
+
+async def hold(path):
+    """Own a conversation until killed."""
+    store = await opened(path, "agent")
+    await store.append(step("c", 0, owes=True))
+    say("claimed", await store.claim("c"), store.owner)
+    await asyncio.Event().wait()
+
+
+async def hold_with_child(path):
+    """As ``hold``, with children that outlive this process: one forked, one started with open descriptors."""
+    store = await opened(path, "agent")
+    await store.append(step("c", 0, owes=True))
+    epoch = await store.claim("c")
+    say("claimed", epoch, store.owner, *children())
+    await asyncio.Event().wait()
+
+
+def children():
+    started = subprocess.Popen(["sleep", "60"], close_fds=False)
+    forked = os.fork()
+    if forked == 0:
+        signal.pause()
+    return forked, started.pid
+
+
+async def append_for_ever(path):
+    """Say each append once it is acknowledged, with several conversations in flight."""
+    store = await opened(path)
+
+    async def converse(n):
+        version = 0
+        while True:
+            await store.append(step(f"c{n}", version, f"{n}/{version}".encode()))
+            version += 1
+            say(n, version)
+
+    await asyncio.gather(*(converse(n) for n in range(8)))
+
+
+async def die_at(path, point):
+    """Append one event, then be killed at a crash point of the second append."""
+    store = await opened(path)
+    await store.append(step("c", 0))
+
+    def crash(name):
+        if name == point:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    writer.crash = crash
+    await store.append(step("c", 1))
+    say("survived")
+
+
+async def lock(path):
+    """Hold the write lock until a line comes in."""
+    import apsw
+
+    db = apsw.Connection(path)
+    db.execute("BEGIN IMMEDIATE")
+    say("locked")
+    sys.stdin.readline()
+    db.execute("ROLLBACK")
+    say("unlocked")
+
+
+def use_in_child(store):
+    child = os.fork()
+    if child == 0:
+        try:
+            store.row("c").send(None)
+        except Exception as error:
+            say("refused", error)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+async def use_after_fork(path):
+    store = await opened(path)
+    await store.append(step("c", 0))
+    use_in_child(store)
+    await store.append(step("c", 1))
+    say("parent at", (await store.row("c")).seq, [row.alive for row in await store.owners()])
+    await store.close()
+
+
+asyncio.run(globals()[sys.argv[1]](*sys.argv[2:]))

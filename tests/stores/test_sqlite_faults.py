@@ -1,0 +1,403 @@
+"""What the SQLite store does when its file or its disk is not as it should be."""
+
+import asyncio
+import hashlib
+import os
+import shutil
+import subprocess
+
+import apsw
+import pytest
+
+from assent.errors import KINDS, StoreDamaged, StoreError, StoreNewer
+from assent.stores.faults import explained, shared
+from assent.stores.migrations import APPLICATION_ID, STEPS, VERSION
+from assent.stores.sqlite import SQLiteStore
+from assent.testing.store_contract import step
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "assent.db"
+
+
+def with_store(path, body):
+    async def run():
+        store = SQLiteStore(path)
+        await store.open()
+        try:
+            return await body(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(run())
+
+
+def refused(path):
+    """The error that opening gives."""
+
+    async def run():
+        with pytest.raises(StoreError) as refusal:
+            await SQLiteStore(path).open()
+        return refusal.value
+
+    return asyncio.run(run())
+
+
+def contents(directory):
+    return {
+        name: hashlib.sha256((directory / name).read_bytes()).hexdigest()
+        for name in sorted(os.listdir(directory))
+        if not name.endswith("-shm")  # SQLite's shared memory: an index that holds no data
+    }
+
+
+def filled(path, conversations=40):
+    async def body(store):
+        for n in range(conversations):
+            await store.append(step(f"c{n}", 0, *[b"%d" % n * 700] * 5))
+
+    with_store(path, body)
+
+
+# --- opening -------------------------------------------------------------------------------------------
+
+
+def test_a_newer_store_is_refused_and_left_byte_for_byte(path):
+    filled(path)
+    db = apsw.Connection(str(path))
+    db.execute(f"PRAGMA user_version={VERSION + 1}")
+    db.close()
+    shutil.rmtree(f"{path}-owners")
+    before = contents(path.parent)
+    error = refused(path)
+    assert isinstance(error, StoreNewer)
+    assert error.kind == "store_newer"
+    assert "update Assent" in error.message
+    assert contents(path.parent) == before == {"assent.db": before["assent.db"]}
+
+
+def test_a_newer_store_whose_version_stands_in_the_write_ahead_log_is_left_as_well(path, tmp_path):
+    filled(path)
+    db = apsw.Connection(str(path))
+    db.wal_autocheckpoint(0)
+    db.execute(f"PRAGMA user_version={VERSION + 1}")
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("assent.db", "assent.db-wal"):
+        shutil.copy(path.parent / name, copy / name)  # as after a power cut
+    db.close()
+    before = contents(copy)
+    assert isinstance(refused(copy / "assent.db"), StoreNewer)
+    assert contents(copy) == before
+
+
+@pytest.mark.parametrize("mark", [0, 77])
+def test_another_applications_database_is_refused_and_left_byte_for_byte(path, mark):
+    db = apsw.Connection(str(path))
+    db.execute(f"PRAGMA application_id={mark}; CREATE TABLE theirs (x); INSERT INTO theirs VALUES (1)")
+    db.close()
+    before = contents(path.parent)
+    error = refused(path)
+    assert "another application" in error.message
+    assert contents(path.parent) == before
+
+
+@pytest.mark.parametrize("content", [b"hello", b"not a database" * 100, b"SQLite format 3\x00", b"\x00" * 4096])
+def test_what_is_not_a_database_is_refused_and_left_byte_for_byte(path, content):
+    path.write_bytes(content)
+    error = refused(path)
+    assert isinstance(error, StoreDamaged)
+    assert "not a database" in error.message
+    assert contents(path.parent) == {"assent.db": hashlib.sha256(content).hexdigest()}
+
+
+def test_an_empty_file_becomes_a_store(path):
+    path.touch()
+    filled(path, 1)
+
+
+def test_a_store_that_lacks_a_table_is_damaged(path):
+    filled(path, 1)
+    db = apsw.Connection(str(path))
+    db.execute("DROP TABLE events")
+    db.close()
+
+    async def body(store):
+        with pytest.raises(StoreDamaged, match="no such table"):
+            await store.load("c0")
+        with pytest.raises(StoreDamaged, match="no such table"):
+            await store.append(step("d", 0))
+
+    with_store(path, body)
+
+
+def test_paths_that_cannot_be_a_store_are_refused_with_what_to_do(tmp_path):
+    for path, words in {
+        tmp_path / "missing" / "assent.db": "create it",
+        tmp_path: "is a directory",
+        "/dev/null": "not a regular file",
+        "/dev/null/assent.db": "check the path",
+    }.items():
+        error = refused(path)
+        assert words in error.message
+        assert error.kind == "log_read_failed"
+    for path in (":memory:", "", "file:x?mode=memory"):
+        with pytest.raises(StoreError, match="MemoryStore"):
+            SQLiteStore(path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_in_place_of_the_owners_directory_is_explained(path):
+    (path.parent / "assent.db-owners").write_text("in the way")
+    error = refused(path)
+    assert "make the directory of the store writable" in error.message
+    assert error.kind == "log_write_failed"
+
+
+def test_the_migrations_are_numbered_by_their_place():
+    assert len(STEPS) == VERSION == 1
+    assert APPLICATION_ID.to_bytes(4, "big") == b"ASST"
+
+
+# --- damage --------------------------------------------------------------------------------------------
+
+
+def damage(path):
+    """Overwrite every second page of events, as a bad disk would; not the last, where writes go."""
+    db = apsw.Connection(str(path))
+    leaves = "SELECT pageno FROM dbstat WHERE name = 'events' AND pagetype = 'leaf' ORDER BY pageno"
+    pages = [page for (page,) in db.execute(leaves)]
+    db.close()
+    with open(path, "r+b") as file:
+        for page in pages[:-6:2]:
+            file.seek((page - 1) * 4096)
+            file.write(b"\xff" * 4096)
+
+
+def test_damaged_pages_are_reported_never_repaired_and_the_store_stays_usable(path):
+    filled(path, 100)
+    damage(path)
+    damaged = path.read_bytes().count(b"\xff" * 4096)
+
+    async def body(store):
+        names = [f"c{n}" for n in range(100)]
+        outcomes = await asyncio.gather(*(store.load(name) for name in names), return_exceptions=True)
+        errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+        assert len(errors) > 50
+        for error in errors:
+            assert isinstance(error, StoreDamaged)
+            assert error.kind == "corrupt_log_line"
+            assert "damaged" in error.message
+        await store.append(step("new", 0))
+        assert len(await store.rows(limit=1000)) == 101
+
+    with_store(path, body)
+    assert path.read_bytes().count(b"\xff" * 4096) >= damaged
+
+
+def test_an_event_that_was_deleted_behind_our_back_is_damage(path):
+    filled(path, 2)
+    db = apsw.Connection(str(path))
+    db.execute("DELETE FROM events WHERE conversation = 1 AND seq = 3")
+    db.close()
+
+    async def body(store):
+        with pytest.raises(StoreDamaged):
+            await store.load("c0")
+        with pytest.raises(StoreDamaged):
+            await store.read("c0")
+        with pytest.raises(StoreDamaged):
+            await store.read("c0", after=2)
+        assert len((await store.load("c1")).events) == 5
+
+    with_store(path, body)
+
+
+def test_a_damaged_conversation_does_not_keep_others_of_its_group_from_being_written(path):
+    filled(path, 2)
+
+    async def body(store):
+        def damaged(db):
+            raise apsw.CorruptError("malformed")
+
+        outcomes = await asyncio.gather(
+            store.append(step("d", 0)),
+            store._writer.run(damaged),
+            store.append(step("e", 0)),
+            return_exceptions=True,
+        )
+        assert isinstance(outcomes.pop(1), StoreDamaged)
+        assert outcomes == [None, None]
+
+    with_store(path, body)
+
+
+# --- disks ---------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_fails_cleanly_for_all_of_the_group_and_the_store_recovers(path):
+    async def body(store):
+        await store.append(step("c", 0))
+        before = await store.load("c")
+        pages = await store._writer.run(lambda db: db.execute("PRAGMA page_count").get)
+        await store._writer.run(lambda db: db.execute(f"PRAGMA max_page_count={pages + 3}").get)
+        outcomes = await asyncio.gather(
+            *(store.append(step(f"d{n}", 0, b"x" * 20_000)) for n in range(5)),
+            store.append(step("c", 1)),
+            return_exceptions=True,
+        )
+        for error in outcomes:
+            assert isinstance(error, StoreError)
+            assert error.kind == "log_write_failed"
+            assert "disk is full" in error.message
+            assert "nothing was recorded" in error.message
+        assert await store.load("c") == before
+        assert len(await store.rows()) == 1
+        await store._writer.run(lambda db: db.execute("PRAGMA max_page_count=100000").get)
+        await store.append(step("d0", 0, b"x" * 20_000))
+        await store.append(step("c", 1))
+        assert (await store.heads(["c", "d0"])) == {"c": 2, "d0": 1}
+
+    with_store(path, body)
+
+
+def test_a_file_system_that_is_really_full_fails_cleanly_and_recovers(tmp_path):
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], capture_output=True, check=False
+    )
+    if mount.returncode:
+        pytest.skip("mounting a small file system is not allowed here")
+    try:
+        ballast = tmp_path / "ballast"
+
+        async def body(store):
+            await store.append(step("c", 0))
+            with pytest.raises(OSError, match="No space"):
+                ballast.write_bytes(b"x" * 2_000_000)
+            for _ in range(3):
+                with pytest.raises(StoreError, match="disk is full"):
+                    await store.append(step("d", 0, b"x" * 100_000))
+            assert await store.read("c") == [b"event 1"]
+            ballast.unlink()
+            await store.append(step("d", 0, b"x" * 100_000))
+            assert await store.heads(["c", "d"]) == {"c": 1, "d": 1}
+
+        with_store(tmp_path / "assent.db", body)
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+def test_a_store_on_a_full_disk_still_closes(path):
+    async def body(store):
+        await store.append(step("c", 0))
+        await store.claim("c")
+        await store._writer.run(lambda db: db.execute("PRAGMA query_only=1").get)
+
+    with_store(path, body)
+
+    async def again(store):
+        assert await store.claim("c") == 2
+
+    with_store(path, again)
+
+
+def test_a_read_only_store_says_so_and_can_still_be_read(path):
+    async def body(store):
+        await store.append(step("c", 0))
+        await store._writer.run(lambda db: db.execute("PRAGMA query_only=1").get)
+        with pytest.raises(StoreError, match="read-only") as refusal:
+            await store.append(step("c", 1))
+        assert refusal.value.kind == "log_write_failed"
+        assert await store.read("c") == [b"event 1"]
+        store._writer._db.execute("PRAGMA query_only=0")  # a transaction cannot begin while it is on
+        await store.append(step("c", 1))
+
+    with_store(path, body)
+
+
+def test_a_file_that_may_not_be_written_is_refused_when_it_is_opened(path):
+    filled(path, 1)
+    if subprocess.run(["chattr", "+i", str(path)], capture_output=True, check=False).returncode:
+        pytest.skip("files cannot be made immutable here")
+    try:
+        error = refused(path)
+        assert "read-only" in error.message or "cannot be opened" in error.message
+        assert error.kind == "log_write_failed"
+    finally:
+        subprocess.run(["chattr", "-i", str(path)], check=True)
+
+
+def test_a_file_that_was_moved_away_is_noticed_before_anything_is_acknowledged(path):
+    async def body(store):
+        await store.append(step("c", 0))
+        path.rename(path.with_suffix(".away"))
+        with pytest.raises(StoreError, match="deleted, moved or replaced"):
+            await store.append(step("c", 1))
+        path.with_suffix(".away").rename(path)
+        await store.append(step("c", 1))
+
+    with_store(path, body)
+
+
+class Faulty:
+    """A connection whose next COMMIT reports an error, before or after it took place."""
+
+    def __init__(self, db, *, commits):
+        self.db, self.commits, self.armed = db, commits, True
+
+    def execute(self, sql, *values):
+        if sql == "COMMIT" and self.armed:
+            self.armed = False
+            if self.commits:
+                self.db.execute(sql)
+            raise apsw.IOError("the cable was pulled")
+        return self.db.execute(sql, *values)
+
+    def __getattr__(self, name):
+        return getattr(self.db, name)
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_lost_reply_to_commit_is_settled_by_reading_back(path, commits):
+    async def body(store):
+        await store.append(step("c", 0))
+        real = store._writer._db
+        store._writer._db = Faulty(real, commits=commits)
+        jobs = [store.append(step("c", 1)), store.append(step("d", 0)), store.postpone("c", "k", 1.0)]
+        outcomes = await asyncio.gather(*jobs, return_exceptions=True)
+        if commits:
+            assert outcomes == [None] * 3
+            assert await store.heads(["c", "d"]) == {"c": 2, "d": 1}
+        else:
+            assert all(isinstance(error, StoreError) for error in outcomes)
+            assert "nothing was recorded" in outcomes[0].message
+            assert await store.heads(["c", "d"]) == {"c": 1}
+        store._writer._db = Faulty(real, commits=commits)
+        if commits:
+            assert await store.claim("c") == 1
+        else:
+            with pytest.raises(StoreError):
+                await store.claim("c")
+        store._writer._db = real
+
+    with_store(path, body)
+
+
+# --- words ---------------------------------------------------------------------------------------------
+
+
+def test_every_error_of_sqlite_is_put_into_our_words():
+    classes = [value for name, value in vars(apsw).items() if name.endswith("Error") and isinstance(value, type)]
+    assert len(classes) > 30
+    for cls in classes:
+        for writing in (True, False):
+            error = explained(cls("because"), "/a/file.db", writing=writing)
+            assert isinstance(error, StoreError)
+            assert error.kind in KINDS
+            assert "/a/file.db" in error.message
+            assert cls.__name__ in error.details["cause"]
+    assert shared(apsw.FullError())
+    assert not shared(apsw.ConstraintError())
+    assert explained(apsw.BusyError(), "f", writing=False).kind == "log_read_failed"
+    assert "not known" in explained(apsw.IOError(), "f", writing=True, settled=False).message

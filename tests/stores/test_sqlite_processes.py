@@ -1,0 +1,229 @@
+"""Several real processes on one SQLite store; some of them are killed."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from assent.errors import Fenced, StoreError
+from assent.stores import database
+from assent.stores.base import GENESIS, chain
+from assent.stores.sqlite import SQLiteStore
+from assent.testing.store_contract import step
+
+HERE = Path(__file__).parent
+
+
+@contextmanager
+def process(verb, path, *args):
+    """A process of ``process.py``; gone when the block ends."""
+    environment = os.environ | {"PYTHONPATH": str(HERE.parent.parent / "src")}
+    running = subprocess.Popen(
+        [sys.executable, str(HERE / "process.py"), verb, str(path), *map(str, args)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        yield running
+    finally:
+        running.kill()
+        running.communicate()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "assent.db"
+
+
+def with_store(path, body):
+    async def run():
+        store = SQLiteStore(path)
+        await store.open()
+        try:
+            return await body(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(run())
+
+
+async def verified(store, conversation):
+    """Its events, after the hash chain and the row were found to agree with them."""
+    events = await store.read(conversation)
+    hashes = await store.hashes(conversation)
+    assert hashes == chain(GENESIS, events)
+    row = await store.row(conversation)
+    assert (row.seq, row.hash) == (len(events), hashes[-1])
+    return events
+
+
+def test_processes_that_create_and_append_at_once_lose_nothing(path):
+    with (
+        process("contend", path, "a", 60) as a,
+        process("contend", path, "b", 60) as b,
+        process("contend", path, "c", 60) as c,
+    ):
+        for each in (a, b, c):
+            assert each.stdout.readline() == "done\n"
+            assert each.wait(10) == 0
+    events = with_store(path, lambda store: verified(store, "shared"))
+    assert len(events) == 180
+    for name in "abc":
+        own = [event for event in events if event.startswith(name.encode())]
+        assert own == [f"{name} {n}".encode() for n in range(60)]
+    assert os.listdir(f"{path}-owners") == []
+
+
+def test_a_killed_owner_is_recognised_and_replaced_at_once(path):
+    async def body(store):
+        with process("hold", path) as other:
+            _, epoch, owner = other.stdout.readline().split()
+            assert (int(epoch), (await store.row("c")).owner) == (1, owner)
+            assert await store.claim("c") is None
+            assert await store.owing(("agent",)) == []
+            other.send_signal(signal.SIGKILL)
+            other.wait()
+            assert await store.owing(("agent",)) == ["c"]
+            assert {row.owner: row.alive for row in await store.owners()} == {owner: False, store.owner: True}
+            assert await store.claim("c") == 2
+        with pytest.raises(Fenced):
+            await store.append(step("c", 1, epoch=1))
+        return owner
+
+    owner = with_store(path, body)
+    assert os.listdir(f"{path}-owners") == [f"{owner}.lock"]
+
+    async def nothing(store): ...
+
+    with_store(path, nothing)
+    assert os.listdir(f"{path}-owners") == []
+
+
+def test_a_killed_owner_is_dead_although_its_children_live_on(path):
+    async def body(store):
+        with process("hold_with_child", path) as other:
+            _, _, _, *children = other.stdout.readline().split()
+            try:
+                assert await store.claim("c") is None
+                other.kill()
+                other.wait()
+                assert await store.claim("c") == 2
+                for child in children:
+                    os.kill(int(child), 0)  # still there
+            finally:
+                for child in children:
+                    os.kill(int(child), signal.SIGKILL)
+
+    with_store(path, body)
+
+
+def test_a_forked_child_is_told_to_open_its_own_store_and_the_parent_goes_on(path):
+    with process("use_after_fork", path) as other:
+        assert "open a new one in the child" in other.stdout.readline()
+        assert other.stdout.readline() == "parent at 2 [True]\n"
+        assert other.wait(10) == 0
+
+
+def test_every_acknowledged_append_survives_sigkill(path):
+    acknowledged = Counter()
+    with process("append_for_ever", path) as other:
+        for _ in range(400):
+            conversation, version = map(int, other.stdout.readline().split())
+            acknowledged[conversation] = version
+        other.send_signal(signal.SIGKILL)
+        for line in other.stdout.read().splitlines(keepends=True):
+            if line.endswith("\n"):
+                conversation, version = map(int, line.split())
+                acknowledged[conversation] = version
+
+    async def body(store):
+        for conversation, version in acknowledged.items():
+            events = await verified(store, f"c{conversation}")
+            assert len(events) in (version, version + 1)  # the one in flight: either way
+            assert events == [f"{conversation}/{n}".encode() for n in range(len(events))]
+
+    with_store(path, body)
+    assert len(acknowledged) == 8
+
+
+@pytest.mark.parametrize(
+    ("point", "found"), [("before_begin", 1), ("before_commit", 1), ("after_commit", 2), ("before_reply", 2)]
+)
+def test_a_kill_at_a_crash_point_leaves_all_of_the_append_or_nothing(path, point, found):
+    with process("die_at", path, f"append:{point}") as other:
+        assert other.stdout.read() == ""
+        assert other.wait(10) == -signal.SIGKILL
+    assert len(with_store(path, lambda store: verified(store, "c"))) == found
+
+
+def test_a_store_locked_for_too_long_says_so_blocks_nobody_meanwhile_and_recovers(path, monkeypatch):
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.4)
+
+    async def body(store):
+        await store.append(step("c", 0))
+        with process("lock", path) as other:
+            assert other.stdout.readline() == "locked\n"
+            ticks, reads = 0, 0
+            waiting = [asyncio.ensure_future(store.append(step(f"d{n}", 0))) for n in range(3)]
+            while not waiting[0].done():
+                assert await store.read("c") == [b"event 1"]
+                reads += 1
+                await asyncio.sleep(0.01)
+                ticks += 1
+            assert ticks > 10
+            for outcome in await asyncio.gather(*waiting, return_exceptions=True):
+                assert isinstance(outcome, StoreError)
+                assert outcome.kind == "log_write_failed"
+                assert "locked by another process" in outcome.message
+            other.stdin.write("\n")
+            other.stdin.flush()
+            assert other.stdout.readline() == "unlocked\n"
+        await store.append(step("d0", 0))
+        assert len(await store.rows()) == 2
+
+    with_store(path, body)
+
+
+def test_a_second_store_in_a_process_does_not_drop_the_locks_of_the_first(path):
+    """POSIX locks go with the first descriptor of a file that its process closes: whoever reads the file past
+    SQLite makes other processes believe that nobody has it open."""
+
+    def locked():
+        with open("/proc/locks") as locks:
+            return any(f":{path.stat().st_ino} " in line and f" {os.getpid()} " in line for line in locks)
+
+    async def body(store):
+        await store.append(step("c", 0))
+        assert locked()
+        second = SQLiteStore(path)
+        await second.open()
+        assert locked()
+        await second.close()
+        assert locked()
+        with process("visit", path) as other:
+            assert other.stdout.readline() == "left\n"
+        assert f"{path.name}-wal" in os.listdir(path.parent)
+        await store.append(step("c", 1))
+
+    with_store(path, body)
+    assert len(with_store(path, lambda store: verified(store, "c"))) == 2
+
+
+def test_another_processs_commit_is_seen_within_200_ms(path):
+    async def body(store):
+        loop = asyncio.get_running_loop()
+        with process("append_for_ever", path) as other:
+            await loop.run_in_executor(None, other.stdout.readline)
+            started = loop.time()
+            assert await store.foreign(5.0)
+            assert loop.time() - started < 0.2
+
+    with_store(path, body)

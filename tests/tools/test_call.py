@@ -1,0 +1,69 @@
+"""What a handler is told about its call."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from assent.core.decisions import SYSTEM, Principal
+from assent.tools import Call
+
+
+def test_a_call_can_be_made_without_a_runtime() -> None:
+    call = Call()
+    assert (call.attempt, call.dry_run, call.cancelled, call.approver) == (1, False, False, None)
+    assert call.principal == SYSTEM
+    assert call.key == "conversation/call"
+
+
+def test_the_key_is_the_conversation_and_the_call_whatever_the_attempt() -> None:
+    assert {Call(id="c1", conversation="x", attempt=n).key for n in (1, 2, 3)} == {"x/c1"}
+
+
+def test_names_of_principals_become_principals() -> None:
+    call = Call(principal="ann", approver=Principal("bob", roles=("boss",)))
+    assert call.principal.id == "ann"
+    assert call.approver is not None
+    assert call.approver.roles == ("boss",)
+
+
+def test_progress_is_told_at_once_and_may_be_awaited_or_not() -> None:
+    told: list[Any] = []
+    call = Call(sink=told.append)
+
+    async def handler() -> None:
+        await call.progress(1)
+        call.progress(2)  # not awaited: no warning (warnings are errors here)
+
+    asyncio.run(handler())
+    call.progress(3)
+    assert told == [1, 2, 3]
+    assert Call().progress("nobody listens") is not None
+
+
+def test_a_thread_sees_that_it_was_cancelled() -> None:
+    call = Call()
+    started, seen = threading.Event(), threading.Event()
+
+    def work() -> None:
+        started.set()
+        while not call.cancelled:
+            pass
+        seen.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    started.wait()
+    call._cancel()
+    thread.join(5)
+    assert seen.is_set()
+
+
+def test_nobody_sets_cancelled_or_unknown_attributes_from_outside() -> None:
+    with pytest.raises(AttributeError):
+        Call().cancelled = True  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        Call().canceled = True  # type: ignore[attr-defined]
