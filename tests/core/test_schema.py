@@ -109,7 +109,7 @@ def test_a_reference_that_is_only_data_is_no_reference() -> None:
             "$schema": "http://json-schema.org/draft-07/schema#",
             "$ref": "#/definitions/n",
             "definitions": {"n": {"type": "integer"}},
-        },  # noqa: E501
+        },
         {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "integer"},
         {"$id": "https://example.com/mine", "$ref": "#/$defs/n", "$defs": {"n": {"type": "integer"}}},
     ],
@@ -187,9 +187,12 @@ ORDER = {
         ({"amount": 0}, ["amount: must be at least 1, got 0"]),
         ({"amount": 1, "currency": "GBP"}, ['currency: "GBP" is not one of "EUR", "USD"']),
         ({"amount": 1, "note": 3}, ["note: expected null or string, got integer 3"]),
-        ({"amount": 1, "items": [{"sku": "a"}, {"sku": "b"}, {"sku": 1}]}, ["items[2].sku: expected string, got integer 1"]),
-        ({"amount": 1, "items": [{"skew": "a"}]}, ["items[0].skew: unknown field; known fields: sku, count", "items[0].sku: missing; it is required"]),
-        ({"amount": 1, "amout": 2}, ["amout: unknown field; known fields: amount, currency, note, items, gift, when"]),
+        ({"amount": 1, "items": [{"sku": "a"}, {"sku": "b"}, {"sku": 1}]},
+         ["items[2].sku: expected string, got integer 1"]),
+        ({"amount": 1, "items": [{"skew": "a"}]},
+         ["items[0].skew: unknown field; known fields: sku, count", "items[0].sku: missing; it is required"]),
+        ({"amount": 1, "amout": 2},
+         ["amout: unknown field; known fields: amount, currency, note, items, gift, when"]),
         ({"amount": 1, "gift": {"sku": 1}}, ["gift.sku: expected string, got integer 1"]),
         ({"amount": 1, "gift": 5}, ["gift: expected object or null, got integer 5"]),
         ({"amount": 1, "when": "soon"}, ['when: "soon" is not a valid date-time']),
@@ -453,9 +456,7 @@ class Firm(pydantic.BaseModel):
         (list[Annotated[int, pydantic.Field(gt=0)]], [1], [0]),
     ],
 )
-def test_a_type_gives_a_schema_that_takes_its_values_and_no_others(
-    annotation: Any, good: Any, bad: Any
-) -> None:
+def test_a_type_gives_a_schema_that_takes_its_values_and_no_others(annotation: Any, good: Any, bad: Any) -> None:
     """B9"""
     schema = schema_of(annotation)
     assert schema is not None
@@ -523,7 +524,12 @@ sys.path[:0] = ["src"]
 import json
 from typing import Literal
 from assent.core.schema import signature_schema
-def f(a: Literal["x", "b", "q", 3], b: int | str | None = None, c: set[str] = {"r", "s", "t"}, d: frozenset[int] = frozenset({3, 1})) -> None:
+def f(
+    a: Literal["x", "b", "q", 3],
+    b: int | str | None = None,
+    c: set[str] = {"r", "s", "t"},
+    d: frozenset[int] = frozenset({3, 1}),
+) -> None:
     '''Doc.'''
 print(json.dumps(signature_schema(f)[0]))
 """
@@ -557,7 +563,7 @@ def booking(
     day: datetime.date | None = None,
     price: decimal.Decimal = decimal.Decimal("1.50"),
     count: int = 1,
-    anything=None,  # noqa: ANN001
+    anything=None,
     *,
     firms: list[Guest | Firm] = [],  # noqa: B006
 ) -> None:
@@ -744,8 +750,7 @@ def test_postponed_annotations_find_types_in_the_closure() -> None:
 
 
 def test_importing_the_schemas_does_not_import_pydantic() -> None:
-    code = "import sys; sys.path[:0] = ['src']; import assent.core.schema, assent.tools; print('pydantic' in sys.modules)"
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        == "False\n"
+    code = (
+        "import sys; sys.path[:0] = ['src']; import assent.core.schema, assent.tools; print('pydantic' in sys.modules)"
     )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

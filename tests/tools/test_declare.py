@@ -59,9 +59,7 @@ def test_server_and_client_tools_may_be_gated(executor: Any) -> None:
     assert gated.policy({}, CALL) == "required"
 
 
-LEGAL_PAIRS = (
-    "server + auto, server + required, human + auto, client + auto, client + required, provider + auto"
-)
+LEGAL_PAIRS = "server + auto, server + required, human + auto, client + auto, client + required, provider + auto"
 
 
 @pytest.mark.parametrize("approval", ["required", lambda args: "auto"])
@@ -120,9 +118,7 @@ def test_illegal_pairs_are_refused_with_the_reason_and_the_legal_ones(
         ({"recovery": lambda a, b, c: 1}, ["recovery", "(args) or (args, call)"]),
     ],
 )
-def test_an_illegal_value_is_refused_and_the_legal_ones_are_named(
-    options: dict[str, Any], told: list[str]
-) -> None:
+def test_an_illegal_value_is_refused_and_the_legal_ones_are_named(options: dict[str, Any], told: list[str]) -> None:
     """B5 B88"""
     message = refusal(declare, **options)
     for part in told:
@@ -198,23 +194,35 @@ def test_what_has_no_name_or_no_schema_is_refused() -> None:
     assert "name=" in refusal(tool, lambda a: a)
     assert "give parameters=" in refusal(Tool.declare, name="t", description="d", manual=True)
 
-    def raw(args, call):  # noqa: ANN001, ANN202
+    def raw(args, call):
         """Raw."""
 
     assert "give parameters=" in refusal(tool, raw)
 
 
 def test_a_generator_is_refused_as_a_handler() -> None:
-    def stream(a: int):  # noqa: ANN202
+    def stream(a: int):
         """Stream."""
         yield a
 
-    async def astream(a: int):  # noqa: ANN202
+    async def astream(a: int):
         """Stream."""
         yield a
 
     assert "call.progress" in refusal(tool, stream)
     assert "call.progress" in refusal(tool, astream)
+
+
+def test_a_method_needs_its_object() -> None:
+    class Shop:
+        def close(self, day: int) -> int:
+            """Close."""
+            return day
+
+    assert "subclass of Tool" in refusal(tool, Shop.close)
+    bound = tool(Shop().close).handler
+    assert bound is not None
+    assert bound({"day": 3}, CALL) == 3
 
 
 def test_tool_itself_is_not_made_by_calling_it() -> None:
@@ -226,7 +234,7 @@ def test_tool_itself_is_not_made_by_calling_it() -> None:
 
 def test_a_schema_by_hand_stays_as_it_is_byte_for_byte() -> None:
     """B8"""
-    text = '{ "type":"object",\n "properties": {"z": {"type": "string"}, "a": {"maximum": 1.0, "minimum": 1e3}} }'
+    text = '{ "type":"object",\n "properties": {"z": {"type": "string"}, "a": {"minimum": 1e3}} }'
     assert declare(parameters=text).spec.parameters == text
     ordered = {
         "type": "object",
@@ -269,7 +277,7 @@ def test_the_call_is_recognised_however_it_is_written() -> None:
     def b(x: int, context: Call | None = None) -> None:
         """B."""
 
-    def c(x: int, call=None) -> None:  # noqa: ANN001
+    def c(x: int, call=None) -> None:
         """C."""
 
     def d(x: int, call: "Call") -> None:  # noqa: UP037
@@ -396,31 +404,31 @@ def test_arguments_that_do_not_convert_are_invalid_before_the_handler_is_entered
     assert refund is not None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(Invalid, match="^day: "):
+        with pytest.raises(Invalid, match=r"^day: "):
             refund({"order": 1, "day": "someday"}, CALL)
 
 
 def test_raw_handlers_take_the_arguments_and_if_they_like_the_call() -> None:
-    def one(args):  # noqa: ANN001, ANN202
+    def one(args):
         return args
 
-    def two(args, call):  # noqa: ANN001, ANN202
+    def two(args, call):
         return args, call
 
-    def swapped(call: Call, given):  # noqa: ANN001, ANN202
+    def swapped(call: Call, given):
         return given, call
 
-    def other_names(a, b):  # noqa: ANN001, ANN202
+    def other_names(a, b):
         return a, b
 
-    def variadic(*both):  # noqa: ANN002, ANN202
+    def variadic(*both):
         return both
 
-    def optional(args, call=None):  # noqa: ANN001, ANN202
+    def optional(args, call=None):
         return args, call
 
     class Callable_:
-        async def __call__(self, args, call):  # noqa: ANN001, ANN204
+        async def __call__(self, args, call):
             return args, call
 
     args = {"a": [1]}
@@ -467,10 +475,7 @@ def test_a_preview_makes_the_tool_planned_and_takes_the_arguments_that_it_names(
     refund = tool_samples.refund
     assert refund.spec.planned
     assert refund.planner is not None
-    assert (
-        asyncio.run(refund.planner({"order": 1, "day": "2024-01-02", "amount": 2.5}, CALL))
-        == "refund 2.5 for 1"
-    )
+    assert asyncio.run(refund.planner({"order": 1, "day": "2024-01-02", "amount": 2.5}, CALL)) == "refund 2.5 for 1"
     assert not declare().spec.planned
 
 
@@ -508,9 +513,7 @@ def test_a_preview_that_does_not_fit_the_tool_is_refused() -> None:
 
 def test_a_manual_and_a_client_tool_may_have_a_preview() -> None:
     for options in ({"manual": True}, {"executor": "client"}):
-        made = Tool.declare(
-            name="t", description="d", parameters=OBJECT, preview=lambda args: "plan", **options
-        )
+        made = Tool.declare(name="t", description="d", parameters=OBJECT, preview=lambda args: "plan", **options)
         assert made.spec.planned
         assert made.planner is not None
         assert made.planner({}, CALL) == "plan"
@@ -667,9 +670,7 @@ def test_a_subclass_without_a_name_is_a_base_and_no_tool() -> None:
         ({"__doc__": None}, "no description"),
     ],
 )
-def test_mistakes_in_a_class_are_refused_when_the_class_is_made(
-    attributes: dict[str, Any], told: str
-) -> None:
+def test_mistakes_in_a_class_are_refused_when_the_class_is_made(attributes: dict[str, Any], told: str) -> None:
     """B5 B6 B11 B81 B82"""
     body = {
         "__doc__": "Do it.",

@@ -92,9 +92,7 @@ def parse_object(raw: str | bytes | dict[str, Any] | None, what: str) -> dict[st
     value = parse_json(raw, what)
     if isinstance(value, dict):
         return value  # pyright: ignore[reportUnknownVariableType]
-    raise Invalid(
-        f'{what}: expected a JSON object such as {{"field": 1}}, got {kind_of(value)} {shown(value)}'
-    )
+    raise Invalid(f'{what}: expected a JSON object such as {{"field": 1}}, got {kind_of(value)} {shown(value)}')
 
 
 def sorted_json(value: Any) -> bytes:
@@ -203,11 +201,7 @@ def _unfit(value: Any) -> str:
     if kind is str:
         return f"text with an unpaired surrogate: {ascii(value)[:80]}" if _surrogate(value) else ""
     if kind is int:
-        return (
-            f"an integer of {value.bit_length()} bits; send it as text"
-            if value.bit_length() > MAX_INT_BITS
-            else ""
-        )
+        return f"an integer of {value.bit_length()} bits; send it as text" if value.bit_length() > MAX_INT_BITS else ""
     if kind is float:
         return "" if math.isfinite(value) else f"{value} has no JSON form; send null or text"
     if isinstance(value, dict):

@@ -130,9 +130,7 @@ def compile_schema(schema: Schema) -> Validator:
     if isinstance(schema, str):
         return _compile(schema)
     if not isinstance(schema, (dict, bool)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise Invalid(
-            f"bad JSON Schema: expected an object, its text, true or false, got {type(schema).__name__}"
-        )
+        raise Invalid(f"bad JSON Schema: expected an object, its text, true or false, got {type(schema).__name__}")
     check_plain(schema, "bad JSON Schema")
     return _compile(msgspec.json.encode(schema).decode())
 

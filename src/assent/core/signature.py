@@ -199,9 +199,7 @@ def _schemas(annotations: list[Any], whose: str = "") -> tuple[list[dict[str, An
     def adopt(schema: dict[str, Any]) -> dict[str, Any]:
         for name, definition in schema.pop("$defs", {}).items():
             if definitions.setdefault(name, definition) != definition:
-                raise DeclarationError(
-                    f"{whose or 'schema'}: two different types are called {name!r}; rename one"
-                )
+                raise DeclarationError(f"{whose or 'schema'}: two different types are called {name!r}; rename one")
         return schema
 
     def model(kind: type) -> dict[str, Any]:
@@ -218,9 +216,7 @@ def _schemas(annotations: list[Any], whose: str = "") -> tuple[list[dict[str, An
             _refine(kind, definitions, model)
         others = iter(made)
         schemas = [
-            adopt(_adapted(original).json_schema(ref_template="#/$defs/{model}"))
-            if _has_model(each)
-            else next(others)
+            adopt(_adapted(original).json_schema(ref_template="#/$defs/{model}")) if _has_model(each) else next(others)
             for each, original in zip(translated, annotations, strict=True)
         ]
     except DeclarationError:

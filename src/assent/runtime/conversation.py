@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +115,11 @@ class Conversation:
         self._inbox.append(Item(input, reply, effect))
         self.poke(behind=False)
         return reply
+
+    async def report(self, input: Input, effect: Effect) -> None:
+        """What an effect's task came to. Too late, or no longer ours: the log says what counts."""
+        with suppress(Refused, StoreError):
+            await self.submit(input, effect)
 
     def poke(self, *, behind: bool = True) -> None:
         """Something may have happened: look again. ``behind``: somebody else may have appended."""

@@ -13,7 +13,7 @@ import contextvars
 import inspect
 import threading
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -68,7 +68,7 @@ async def run(conv: Conversation, effect: RunTool) -> None:
                 return
             call = claimed
         outcome = await _execute(conv, call, slot)
-        await _report(conv, Finished(call=effect.call, attempt=call.attempt, outcome=outcome), effect)
+        await conv.report(Finished(call=effect.call, attempt=call.attempt, outcome=outcome), effect)
     finally:
         slot.leave()
 
@@ -76,14 +76,7 @@ async def run(conv: Conversation, effect: RunTool) -> None:
 async def preview(conv: Conversation, effect: RunPreview) -> None:
     call = conv.call(effect.call)
     if call is not None:
-        await _report(conv, await _plan(conv, call), effect)
-
-
-async def _report(conv: Conversation, input: Any, effect: Any) -> None:
-    try:
-        await conv.submit(input, effect)
-    except (Refused, StoreError):
-        pass  # too late, or no longer ours: the log says what counts
+        await conv.report(await _plan(conv, call), effect)
 
 
 class Slot:
@@ -217,7 +210,7 @@ async def _reconcile(conv: Conversation, call: CallState, epoch: int, effect: Ru
         except Exception as problem:
             message = f"whether it took effect is unknown: its reconcile function failed: {_shown(problem)}"
             verdict = Erred(error=ErrorInfo(kind="interrupted", message=message))
-    await _report(conv, Reconciled(call=call.made.id, epoch=epoch, verdict=verdict), effect)
+    await conv.report(Reconciled(call=call.made.id, epoch=epoch, verdict=verdict), effect)
 
 
 def _reconciled(said: Any) -> Returned | Erred:
@@ -332,10 +325,8 @@ async def _in_thread(handler: Handler, args: dict[str, Any], call: Call, slot: S
             problem = RuntimeError(f"the handler raised StopIteration({stop.value!r})")
         except BaseException as raised:
             problem = raised
-        try:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(finish, value, problem)
-        except RuntimeError:
-            pass  # the loop is closed: nobody waits any more
 
     if slot is not None:
         slot.stay()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from assent.core.effects import CallModel
 from assent.core.events import Attempt, ErrorInfo, Usage
 from assent.core.inputs import CallWanted, ModelFailed, ModelReplied
 from assent.core.live import TextDelta, ThinkingDelta
 from assent.core.machine import message_id
-from assent.errors import AssentError, ModelError, Refused, StoreError
+from assent.errors import AssentError, ModelError
 from assent.models.base import (
     FinishPart,
     ProviderPart,
@@ -31,12 +33,11 @@ async def run(conv: Conversation, effect: CallModel) -> None:
     if turn is None:
         return
     agent = conv.home.agents[turn.agent]
-    reply = Reply(conv, message_id(effect.turn, effect.step))
     model_name = agent.model if isinstance(agent.model, str) else getattr(agent.model, "name", "none")
+    reply = Reply(conv, message_id(effect.turn, effect.step), model_name)
     try:
         request = await _request(conv, agent, effect, turn.output)
         model = agent.ready_model()
-        model_name = model.name
         async for part in model.stream(request):
             reply.take(part)
         if not reply.finished:
@@ -53,7 +54,7 @@ async def run(conv: Conversation, effect: CallModel) -> None:
             thinking="".join(conv.partial.thinking),
             attempts=(Attempt(model_name, reply.usage, error),),
         )
-        await _report(conv, failed, effect)
+        await conv.report(failed, effect)
         return
     replied = ModelReplied(
         turn=effect.turn,
@@ -66,14 +67,7 @@ async def run(conv: Conversation, effect: CallModel) -> None:
         provider=model_name if reply.parts else None,
         expires=conv.home.expires,
     )
-    await _report(conv, replied, effect)
-
-
-async def _report(conv: Conversation, input: ModelReplied | ModelFailed, effect: CallModel) -> None:
-    try:
-        await conv.submit(input, effect)
-    except (Refused, StoreError):
-        pass  # cancelled meanwhile, or no longer ours: the log says what counts
+    await conv.report(replied, effect)
 
 
 async def _request(conv: Conversation, agent: Agent, effect: CallModel, output: Any) -> Request:
@@ -92,8 +86,8 @@ async def _request(conv: Conversation, agent: Agent, effect: CallModel, output: 
 class Reply:
     """Parts as they come in."""
 
-    def __init__(self, conv: Conversation, message: str):
-        self._conv, self._message = conv, message
+    def __init__(self, conv: Conversation, message: str, model: str):
+        self._conv, self._message, self._model = conv, message, model
         self._pieces: dict[int, list[ToolCallPart]] = {}
         self.parts: list[Any] = []
         self.usage: Usage | None = None
@@ -120,10 +114,10 @@ class Reply:
             case ToolCallPart():
                 self._pieces.setdefault(part.index, []).append(part)
             case ProviderPart():
-                self.parts.append({"kind": part.kind, "data": part.data})
+                self.parts.append({"kind": part.kind, "data": msgspec.to_builtins(part.data, str_keys=True)})
             case UsagePart(usage=usage):
                 self.usage = usage
-                conv.partial.attempts = (Attempt("", usage),)
+                conv.partial.attempts = (Attempt(self._model, usage),)
             case FinishPart():
                 self.finished = True
 

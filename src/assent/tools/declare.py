@@ -93,9 +93,7 @@ class Tool:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Tool:
         if cls is Tool:
-            raise DeclarationError(
-                "Tool is not made directly: use @tool, Tool.declare(...) or a subclass of Tool"
-            )
+            raise DeclarationError("Tool is not made directly: use @tool, Tool.declare(...) or a subclass of Tool")
         self = object.__new__(cls)
         self._adopt(class_parts(self, Tool, cls._namespace))  # before any __init__, which need not call ours
         return self
@@ -150,9 +148,7 @@ class Tool:
         return fn(*args, **kwargs)
 
     def __repr__(self) -> str:
-        return (
-            f"<Tool {self.spec.name} ({self.spec.executor}, {self.spec.gate}) from {self.spec.origin or '?'}>"
-        )
+        return f"<Tool {self.spec.name} ({self.spec.executor}, {self.spec.gate}) from {self.spec.origin or '?'}>"
 
     # -- as data -----------------------------------------------------------------------------------------
 
@@ -188,9 +184,7 @@ class Tool:
             raise DeclarationError(f"not a tool's data: {error}") from error
         what = f"tool {tool_name(spec.name)!r}"
         home = handler if isinstance(handler, (Tool, type)) else None
-        given: dict[str, Any] = dict(
-            zip(PARTS, (None if home else handler, preview, policy, reconcile), strict=True)
-        )
+        given: dict[str, Any] = dict(zip(PARTS, (None if home else handler, preview, policy, reconcile), strict=True))
 
         def part(name: str, kind: Style) -> Handler | None:
             source: Any = given[name] or home or paths.get(name)
@@ -200,9 +194,7 @@ class Tool:
                 return as_tool(source)._part(name)
             if source is None:
                 return None
-            return Handler(
-                source, "raw" if kind == "raw" or takes_raw(source) else "typed", f"{what}: {name}"
-            )
+            return Handler(source, "raw" if kind == "raw" or takes_raw(source) else "typed", f"{what}: {name}")
 
         parts = Parts(
             spec,
@@ -258,11 +250,7 @@ class Tool:
         if isinstance(owner, Tool):
             module = type(owner).__module__
             named_here = vars(sys.modules.get(module, object())) if module in sys.modules else {}
-            paths += [
-                f"{module}:{key}"
-                for key, value in named_here.items()
-                if value is owner and module != "__main__"
-            ]
+            paths += [f"{module}:{key}" for key, value in named_here.items() if value is owner and module != "__main__"]
             paths.append(path_of(type(owner)))
         return [path for path in paths if path]
 
@@ -336,9 +324,7 @@ def as_tool(given: Any) -> Tool:
         return given()
     if callable(given):  # pyright: ignore[reportUnknownArgumentType]
         name = named(given)
-        raise DeclarationError(
-            f"{name} is a function, not a tool: decorate it with @tool, or write tool({name})"
-        )
+        raise DeclarationError(f"{name} is a function, not a tool: decorate it with @tool, or write tool({name})")
     raise DeclarationError(
         f"{given!r:.80} is not a tool: give what @tool, Tool.declare(...) or provider_tool(...) made, "
         "a subclass of Tool or one of its instances"

@@ -38,9 +38,7 @@ class Handler:
     schema: dict[str, Any] | None
     """The arguments' schema from the signature, where it is typed."""
 
-    def __init__(
-        self, fn: Callable[..., Any], style: Style, what: str, namespace: Mapping[str, Any] | None = None
-    ):
+    def __init__(self, fn: Callable[..., Any], style: Style, what: str, namespace: Mapping[str, Any] | None = None):
         self.fn, self.style = fn, style
         self.threaded = not _is_async(fn, what)
         self.schema = None
@@ -78,9 +76,7 @@ def call_names(fn: Callable[..., Any], namespace: Mapping[str, Any] | None = Non
     """The parameters that get the Call: annotated so, or named ``call`` and not annotated."""
     hints = annotations_of(fn, namespace)
     return tuple(
-        name
-        for name in _parameters(fn)
-        if _is_call(hints.get(name)) or (name == "call" and name not in hints)
+        name for name in _parameters(fn) if _is_call(hints.get(name)) or (name == "call" and name not in hints)
     )
 
 
@@ -134,9 +130,7 @@ def _parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(fn).parameters
     except (TypeError, ValueError) as error:
-        raise DeclarationError(
-            f"{named(fn)}: its signature cannot be read ({error}); wrap it in a def"
-        ) from error
+        raise DeclarationError(f"{named(fn)}: its signature cannot be read ({error}); wrap it in a def") from error
 
 
 def _is_call(hint: Any) -> bool:
@@ -151,9 +145,7 @@ def _is_async(fn: Any, what: str) -> bool:
     seen: tuple[Any, ...] = (fn, fn.__class__.__call__)  # a function, or an object that is called like one
     for each in seen:
         if inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
-            raise DeclarationError(
-                f"{what}: yields; return a value, and report with call.progress(...) on the way"
-            )
+            raise DeclarationError(f"{what}: yields; return a value, and report with call.progress(...) on the way")
     return any(inspect.iscoroutinefunction(each) for each in seen)
 
 
@@ -174,11 +166,7 @@ def _raw_order(fn: Callable[..., Any], calls: tuple[str, ...], what: str) -> tup
     ]
     if not taken and variadic:
         return ("args", "call")
-    fits = (
-        len(taken) in (1, 2)
-        and taken == positional[: len(taken)]
-        and [each.name for each in taken] != [*calls]
-    )
+    fits = len(taken) in (1, 2) and taken == positional[: len(taken)] and [each.name for each in taken] != [*calls]
     if strict or not fits:
         raise DeclarationError(
             f"{what}: {named(fn)}{inspect.signature(fn)} must take (args) or (args, call): "

@@ -56,9 +56,7 @@ def function_parts(
     if "name" not in options and (default_name is None or default_name == "<lambda>"):
         raise DeclarationError(f"{what}: give name=, since there is no function name to take it from")
     doc, _ = read_docstring(fn.__doc__ if fn is not None else None)
-    return _parts(
-        tool_name(options.get("name", default_name)), fn, options, doc, origin_of(fn), namespace, preview
-    )
+    return _parts(tool_name(options.get("name", default_name)), fn, options, doc, origin_of(fn), namespace, preview)
 
 
 def class_parts(self: object, root: type, namespace: Mapping[str, Any]) -> Parts:
@@ -107,6 +105,11 @@ def _parts(
             f"{what}: {named(fn)} takes (args), so the schema is not in its signature: give parameters=, "
             "or name and annotate each argument"
         )
+    if fn is not None and next(iter(inspect.signature(fn).parameters), None) == "self":
+        raise DeclarationError(
+            f"{what}: {named(fn)} is a method without its object: write tool(obj.{getattr(fn, '__name__', 'method')}), "
+            "or make the class a subclass of Tool"
+        )
     code = None
     if fn is not None and (runs_here or not by_hand):
         code = Handler(fn, "raw" if by_hand else "typed", what, names)
@@ -152,9 +155,7 @@ def planner_of(
                     f"its arguments are {', '.join(known) or 'none'}"
                 )
             if name in ours.get("required", ()) and name not in theirs.get("required", ()):
-                raise DeclarationError(
-                    f"{what}: give {name!r} the default that it has in the tool: it may be missing"
-                )
+                raise DeclarationError(f"{what}: give {name!r} the default that it has in the tool: it may be missing")
     return planner
 
 
@@ -180,12 +181,8 @@ def _result(
         return result_text(annotation, what) if not isinstance(annotation, str) else None
     except DeclarationError as error:
         if executor == "server":
-            return (
-                None  # only somebody else's result is validated; what a handler returns is its own business
-            )
-        raise DeclarationError(
-            f"{what}: the return annotation is the answer's schema. {error.message}"
-        ) from error
+            return None  # only somebody else's result is validated; what a handler returns is its own business
+        raise DeclarationError(f"{what}: the return annotation is the answer's schema. {error.message}") from error
 
 
 def _value_type(annotation: Any) -> Any:
@@ -208,9 +205,7 @@ def _refuse_default(spec: ToolSpec, what: str) -> None:
         return
     if spec.executor in ("human", "client") or spec.manual:
         try:
-            check(
-                spec.result, spec.on_expiry.value, f"{what}: on_expiry=Default(...) does not fit the result"
-            )
+            check(spec.result, spec.on_expiry.value, f"{what}: on_expiry=Default(...) does not fit the result")
         except Invalid as error:
             raise DeclarationError(error.message) from None
 

@@ -42,9 +42,7 @@ def gated(
     Picking a human or provider tool is refused, as it is in a declaration.
     """
     if approval != "required" and not callable(approval):
-        raise DeclarationError(
-            f'gated: approval must be "required" or a function of (args, call), not {approval!r}'
-        )
+        raise DeclarationError(f'gated: approval must be "required" or a function of (args, call), not {approval!r}')
 
     def gate(tool: Tool) -> Tool:
         chosen = tool.spec.executor in ("server", "client") if predicate is None else predicate(tool)
