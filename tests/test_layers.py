@@ -95,9 +95,7 @@ def test_a_module_imports_only_what_its_layer_may(layer: str, path: Path) -> Non
     if layer not in ALLOWED:
         return  # errors, urls, telemetry and the package itself have rules of their own, below
     for module in imports(path):
-        assert not module.startswith("assent") or within(module, ALLOWED[layer]), (
-            f"{path.name} imports {module}"
-        )
+        assert not module.startswith("assent") or within(module, ALLOWED[layer]), f"{path.name} imports {module}"
 
 
 def test_the_core_imports_nothing_impure() -> None:
@@ -113,11 +111,7 @@ def test_errors_import_nothing_of_assent() -> None:
 
 def test_only_the_command_line_and_the_url_functions_name_concrete_stores_and_models() -> None:
     for layer, path in modules():
-        if (
-            path.name in ("urls.py", "__init__.py")
-            and path.parent == SRC
-            or layer in ("testing", "stores", "models")
-        ):
+        if path.name in ("urls.py", "__init__.py") and path.parent == SRC or layer in ("testing", "stores", "models"):
             continue
         if path == SRC / "cli" / "main.py":
             continue

@@ -31,9 +31,7 @@ def test_every_public_name_says_what_it_is() -> None:
 def test_importing_assent_loads_no_provider_web_framework_database_driver_or_command_line() -> None:
     code = "import sys, assent; print(*sorted({m.split('.')[0] for m in sys.modules}))"
     loaded = set(
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout.split()
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     )
     unwanted = {
         "openai", "anthropic", "google", "groq", "pydantic", "pydantic_ai", "starlette", "uvicorn", "asyncpg", "apsw",
