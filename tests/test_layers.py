@@ -111,7 +111,7 @@ def test_errors_import_nothing_of_assent() -> None:
 
 def test_only_the_command_line_and_the_url_functions_name_concrete_stores_and_models() -> None:
     for layer, path in modules():
-        if path.name in ("urls.py", "__init__.py") and path.parent == SRC or layer in ("testing", "stores", "models"):
+        if (path.name in ("urls.py", "__init__.py") and path.parent == SRC) or layer in ("testing", "stores", "models"):
             continue
         if path == SRC / "cli" / "main.py":
             continue

@@ -690,3 +690,16 @@ def test_a_class_without_execute_is_legal_only_without_a_handler() -> None:
     assert "needs a handler" in refusal(type, "Act", (Tool,), dict(body))
     assert type("Act", (Tool,), {**body, "manual": True})().handler is None
     assert type("Act", (Tool,), {**body, "executor": "human"})().handler is None
+
+
+def test_a_questions_prompt_is_its_description_where_there_is_no_docstring() -> None:
+    """B81: the question says what it is for; every other tool without a description is refused."""
+
+    @tool(executor="human", prompt="Which flight?")
+    def choose_flight(options: list[str]) -> str: ...
+
+    assert choose_flight.spec.description == "Which flight?"
+    with pytest.raises(DeclarationError, match="no description"):
+
+        @tool(executor="client", prompt="Where?")
+        def locate() -> str: ...

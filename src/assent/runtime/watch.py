@@ -75,7 +75,8 @@ class Watch:
                     await home.foreign()
                 if agents and (changed or now - revived >= LOOK_EVERY):
                     revived = now
-                    for name in await home.store.owing(agents):
+                    for name in [*await home.store.owing(agents), *self._avoided]:
+                        # One that could not be written is still ours: no look at the store would find it.
                         if self._avoided.get(name, now) <= now:
                             self._avoided.pop(name, None)
                             home.revive(name)

@@ -114,9 +114,11 @@ def _parts(
     if fn is not None and (runs_here or not by_hand):
         code = Handler(fn, "raw" if by_hand else "typed", what, names)
     parameters = options["parameters"] if by_hand else (code.schema if code else None)
+    # A question's prompt says what it is for: a stub needs no second sentence.
+    asked = fields.get("prompt") or "" if fields["executor"] == "human" else ""
     spec = ToolSpec(
         name=name,
-        description=description_of(options.get("description"), doc, what),
+        description=description_of(options.get("description"), doc or asked, what),
         parameters=parameters_text(parameters, what),
         result=_result(fn, options, fields["executor"], what, names),
         origin=origin,
