@@ -1,0 +1,1 @@
+"""The command line. Everything it does, it does through ``Runtime``."""

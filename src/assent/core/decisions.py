@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from assent.core.plain import check_plain
 from assent.core.tool import Executor, OnExpiry, Risk
 from assent.errors import Invalid, known_kind
 
@@ -35,11 +36,14 @@ class Principal(msgspec.Struct, frozen=True, omit_defaults=True, eq=False):
 
     @classmethod
     def of(cls, by: str | Principal) -> Principal:
-        if isinstance(by, Principal):
-            return by
-        if not isinstance(by, str) or not by:  # pyright: ignore[reportUnnecessaryIsInstance]
+        """The principal that was meant; refused where the log could not hold it."""
+        who = by if isinstance(by, Principal) else cls(by)
+        if not isinstance(who.id, str) or not who.id:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise Invalid(f"`by` must be a non-empty id or a Principal, not {by!r}")
-        return cls(by)
+        if not all(isinstance(role, str) for role in who.roles) or not isinstance(who.claims, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise Invalid(f"the roles of {who.id!a} must be text and the claims an object")
+        check_plain([who.id, [*who.roles], who.claims], "by")
+        return who
 
 
 SYSTEM = Principal("system")

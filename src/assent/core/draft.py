@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from assent.core.decisions import SYSTEM, Principal
-from assent.core.events import VERSION, AnyEvent, CallReturned, ErrorInfo, Event
+from assent.core.events import VERSION, AnyEvent, CallReturned, ErrorInfo, Event, Source
 from assent.core.results import sized
 from assent.core.state import CallState, State, TurnState, evolve
 from assent.errors import Stale
@@ -52,9 +52,11 @@ class Draft:
         data: Any = None,
         error: ErrorInfo | None = None,
         by: Principal = SYSTEM,
+        source: Source = "server",
         **fields: Any,
     ) -> None:
         """The call's one result; what is too big for an event goes into an artifact."""
+        ran = call.attempt > 0 or source in ("client", "manual")
         value, artifact, size = self._kept(value)
         data, data_artifact, data_size = self._kept(data)
         if data_artifact is not None:
@@ -70,7 +72,8 @@ class Draft:
             error=error,
             artifact=artifact,
             size=size,
-            edited=call.args if call.edited and call.attempt else None,
+            source=source,
+            edited=call.args if call.edited and ran else None,
             **fields,
         )
 

@@ -51,7 +51,8 @@ def freeze(
         timeout=spec.timeout,
         retention=spec.retention,
         risk=spec.risk,
-        schema=None if gate == "auto" else _object(spec.parameters),
+        # Also under a grant: it may be revoked before the call runs, and then somebody may edit the arguments.
+        schema=None if spec.gate == "auto" else _object(spec.parameters),
         result_schema=_object(spec.result) if outside and spec.result is not None else None,
     )
 
@@ -153,7 +154,8 @@ def claim(log: Draft, call: CallState, input: Claim) -> None:
     if call.bound is not None:
         preview = input.plan.preview if input.plan else None
         shown = digest(made.tool, call.args, preview)
-        if shown != call.bound or input.plan is None or input.plan.failure is not None:
+        # A preview that failed is shown as no plan; approved so, it may go on failing.
+        if shown != call.bound or input.plan is None:
             _changed(log, call, input.plan)
             return
     if made.executor == "client":

@@ -44,6 +44,8 @@ class Resolve(_Input, frozen=True, kw_only=True):
 
     decisions: dict[str, Decision]
     by: Principal
+    judged: dict[str, str] | None = None
+    """call -> digest of what was judged when it was asked whether they may; None: nobody has to be asked."""
 
 
 class RefuseResolution(_Input, frozen=True, kw_only=True):

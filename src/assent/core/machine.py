@@ -21,6 +21,8 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, assert_never
 
+import msgspec
+
 from assent.core import gate, resolving
 from assent.core.decisions import Detached, Expired
 from assent.core.draft import Draft
@@ -66,10 +68,11 @@ from assent.core.inputs import (
     Say,
     Woke,
 )
+from assent.core.results import ANSWER_LIMIT
 from assent.core.schema import check, parse_object
 from assent.core.state import CallState, Phase, State, TurnState
 from assent.core.tool import Retention, ToolSpec
-from assent.errors import Busy, Invalid, Stale
+from assent.errors import Busy, Invalid, Stale, TooLarge
 
 TRANSITIONS: tuple[tuple[Phase | None, str, Phase], ...] = (
     (None, "AssistantSaid", "ready"),
@@ -115,9 +118,12 @@ def decide_into(log: Draft, input: Input, specs: Specs) -> None:
         case Say():
             _say(log, input)
         case Resolve():
+            # All of them are looked at before any is recorded: one that stops the turn makes no other late.
             for call_id, decision in input.decisions.items():
-                resolving.resolve(log, call_id, decision, input.by)
-                consequences(log)
+                resolving.admit(log, call_id, decision, input.judged)
+            for call_id, decision in input.decisions.items():
+                resolving.record(log, call_id, decision, input.by)
+            consequences(log)
         case RefuseResolution():
             resolving.waiting(log, input.call)
             log.add(
@@ -252,11 +258,11 @@ def _made(log: Draft, wanted: CallWanted, specs: Specs, expires: float, offset: 
     args: dict[str, Any] = {}
     refused: ErrorInfo | None = None
     try:
-        args = parse_object(wanted.args, f"arguments of {wanted.tool}")
+        args = _bounded(parse_object(wanted.args, f"arguments of {wanted.tool}"), wanted)
         if spec is not None:
             check(spec.parameters, args, f"arguments of {wanted.tool}")
     except Invalid as problem:
-        raw = wanted.args if isinstance(wanted.args, str) else None
+        raw = wanted.args[:ANSWER_LIMIT] if isinstance(wanted.args, str) else None
         refused = ErrorInfo(kind=problem.kind, message=problem.message, details=problem.details)
     if spec is None or spec.executor == "provider":
         known = [name for name, s in specs.items() if s.executor != "provider"]
@@ -277,6 +283,13 @@ def _made(log: Draft, wanted: CallWanted, specs: Specs, expires: float, offset: 
             retention=spec.retention if spec else Retention(),
         )
     return gate.freeze(log.state, spec, own, provider_id, args, expires, log.now)
+
+
+def _bounded(args: dict[str, Any], wanted: CallWanted) -> dict[str, Any]:
+    size = len(wanted.args if isinstance(wanted.args, str) else msgspec.json.encode(args))
+    if size > ANSWER_LIMIT:
+        raise TooLarge(f"arguments of {wanted.tool} have {size} bytes; at most {ANSWER_LIMIT} are taken")
+    return args
 
 
 def _finished(log: Draft, call: CallState, input: Finished) -> None:

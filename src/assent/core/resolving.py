@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, assert_never
 
 import msgspec
@@ -62,15 +63,24 @@ def settled(call: CallState) -> Stale:
     return Stale(f"call {call.made.id!r} {words}", reason=call.ended, winner=winner)
 
 
-def resolve(log: Draft, call_id: str, decision: Decision, by: Principal) -> None:
+def admit(log: Draft, call_id: str, decision: Decision, judged: Mapping[str, str] | None) -> None:
+    """Refuse what cannot be decided now; changes nothing."""
     suspension = waiting(log, call_id)
-    turn = log.turn()
-    call = turn.calls[call_id]
+    call = log.turn().calls[call_id]
+    if judged is not None and judged.get(call_id) != suspension.digest:
+        # Whether they may was asked about something else, or could not be asked at all: ask again.
+        raise Stale(f"what call {call_id!r} waits for has changed just now", reason="superseded")
     if isinstance(decision, Approve | Deny) and suspension.kind != "approval" and call.approver is not None:
         raise Stale(
             f"call {call_id!r} was approved by {call.approver}", reason="resolved", winner=call.approver.id
         )
     _fits(suspension, decision)
+
+
+def record(log: Draft, call_id: str, decision: Decision, by: Principal) -> None:
+    call = log.turn().calls[call_id]
+    suspension = call.suspension
+    assert suspension is not None, "it was admitted"
     log.add(
         CallResolved, by, call_id=call_id, kind=suspension.kind, decision=decision, digest=suspension.digest
     )
@@ -107,6 +117,15 @@ def _fits(suspension: CallSuspended, decision: Decision) -> None:
             _bounded([decision.message, decision.details], what)
         case _:
             assert_never(decision)
+    _readable(decision, what)
+
+
+def _readable(decision: Decision, what: str) -> None:
+    """What the log could not give back must not get in: nobody could ever load the conversation again."""
+    try:
+        msgspec.convert(msgspec.to_builtins(decision), type(decision))
+    except (TypeError, ValueError) as problem:
+        raise Invalid(f"{what} is malformed: {problem}") from None
 
 
 def _approval(suspension: CallSuspended, decision: Approve, what: str) -> None:

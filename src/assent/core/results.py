@@ -27,13 +27,12 @@ RESULT_LIMIT = 64 * 1024 * 1024
 _json = msgspec.json.Encoder()
 
 
-def cut(text: str, limit: int = MODEL_LIMIT, total: int | None = None) -> str:
+def cut(text: str, limit: int = MODEL_LIMIT) -> str:
     """At most ``limit`` bytes, cut on a character boundary, with a marker that states limit and total."""
     raw = text.encode("utf-8", "replace")
-    size = len(raw) if total is None else total
-    if len(raw) <= limit and size == len(raw):
+    if len(raw) <= limit:
         return text
-    marker = f"\n[cut: limit {limit} bytes, total {size} bytes; the full result is kept]"
+    marker = f"\n[cut: limit {limit} bytes, total {len(raw)} bytes; the full result is kept]"
     keep = max(0, limit - len(marker.encode()))
     return raw[:keep].decode("utf-8", "ignore") + marker
 
@@ -44,7 +43,7 @@ def sized(value: Any) -> tuple[Any, str | None, int | None, bytes | None]:
     if len(raw) <= INLINE_LIMIT:
         return value, None, None, None
     text = value if isinstance(value, str) else raw.decode()
-    return cut(text, total=len(raw)), hashlib.sha256(raw).hexdigest(), len(raw), raw
+    return cut(text), hashlib.sha256(raw).hexdigest(), len(raw), raw
 
 
 def content(event: CallReturned, limit: int = MODEL_LIMIT) -> str:

@@ -126,6 +126,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Turns begun so far."""
     made: int = 0
     """Calls made so far: their ids are numbered."""
+    epoch: int = 0
+    """The highest that a claim in the log names: a new owner's must be higher, whatever the store counts."""
     turn: TurnState | None = None
     queue: tuple[Queued, ...] = ()
     grants: tuple[Grant, ...] = ()
@@ -205,6 +207,7 @@ def _call(state: State, event: CallSuspended | CallResolved | CallStarted | Call
     if turn is None or call is None:
         return replace(state, seq=event.seq)
     halt, halt_value = turn.halt, turn.halt_value
+    epoch = state.epoch
     match event:
         case CallSuspended():
             gate: Gate = "required" if event.kind == "approval" and not event.recovery else "auto"
@@ -227,6 +230,7 @@ def _call(state: State, event: CallSuspended | CallResolved | CallStarted | Call
             elif isinstance(event.decision, Expired) and call.made.on_expiry == "halt":
                 halt, halt_value = "halted", "nobody answered in time"
         case CallStarted():
+            epoch = max(epoch, event.epoch)
             call = replace(
                 call,
                 phase="running",
@@ -246,7 +250,8 @@ def _call(state: State, event: CallSuspended | CallResolved | CallStarted | Call
         case _:
             assert_never(event)
     calls = {**turn.calls, event.call_id: call}
-    return replace(state, seq=event.seq, turn=replace(turn, calls=calls, halt=halt, halt_value=halt_value))
+    turn = replace(turn, calls=calls, halt=halt, halt_value=halt_value)
+    return replace(state, seq=event.seq, epoch=epoch, turn=turn)
 
 
 def _resolved(call: CallState, event: CallResolved) -> CallState:

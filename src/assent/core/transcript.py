@@ -113,8 +113,9 @@ class Transcript:
     def __init__(self) -> None:
         self._messages: list[Message] = []
         self._queued: dict[int, MessageReceived] = {}
-        self._open: dict[str, CallMade] = {}
+        self._open: dict[str, ToolUse] = {}
         self._results: dict[str, ToolResult] = {}
+        self._ids: set[str] = set()
         self.turn = 0
         self.seq = 0
 
@@ -153,9 +154,7 @@ class Transcript:
         if event.partial and not event.text:
             return
         text = f"{event.text}\n{CUT_OFF}" if event.partial else event.text
-        uses = tuple(
-            ToolUse(id=c.provider_id, call=c.id, name=c.tool, args=c.args, raw=c.raw) for c in event.calls
-        )
+        uses = tuple(self._use(made) for made in event.calls)
         self._messages.append(
             AssistantMessage(
                 id=event.id,
@@ -169,16 +168,22 @@ class Transcript:
                 seq=event.seq,
             )
         )
-        self._open, self._results = {c.id: c for c in event.calls}, {}
+        self._open, self._results = {use.call: use for use in uses}, {}
+
+    def _use(self, made: CallMade) -> ToolUse:
+        # Some providers number their calls anew in every reply: what was replayed once is not replayed again.
+        replayed = made.id if made.provider_id in self._ids else made.provider_id
+        self._ids.add(replayed)
+        return ToolUse(id=replayed, call=made.id, name=made.tool, args=made.args, raw=made.raw)
 
     def _returned(self, event: CallReturned) -> None:
-        made = self._open.get(event.call_id)
-        if made is None:
+        use = self._open.get(event.call_id)
+        if use is None:
             return
-        self._results[made.id] = ToolResult(
-            id=made.provider_id,
-            call=made.id,
-            tool=made.tool,
+        self._results[use.call] = ToolResult(
+            id=use.id,
+            call=use.call,
+            tool=use.name,
             ok=event.ok,
             content=content(event),
             seq=event.seq,

@@ -14,7 +14,6 @@ from assent.core.decisions import Accepted, ClientResult, Failed, Pending, Princ
 from assent.core.inputs import ClientGone
 from assent.core.live import ToolProgress
 from assent.core.schema import check_plain
-from assent.errors import Stale
 from assent.runtime.record import CLIENT_GRACE
 from assent.stores.base import ClientRow
 
@@ -49,6 +48,9 @@ class Client:
     async def lease(self, call: str) -> bool:
         """May this client run the call? One holds the lease at a time; asking again renews it."""
         home = self._clients.home
+        found = (await home.loaded(self.conversation)).call(call)
+        if found is None or found.phase != "awaiting_client":
+            return False
         now = home.now()
         return await home.store.lease_call(self.conversation, call, self.id, now, now + LEASE)
 
@@ -113,9 +115,10 @@ class Clients:
 
     async def _look_again(self, conversation: str) -> None:
         """The last client may have left: waiting calls are looked at again when the grace is over."""
-        for row in await self.home.store.pending(conversation):
-            if row.due > (soon := self.home.now() + CLIENT_GRACE):
-                await self.home.store.postpone(conversation, row.call, min(soon, row.deadline))
+        soon = self.home.now() + CLIENT_GRACE
+        for entry in await self.home.pending(conversation):
+            if entry.kind == "client_exec":  # nothing else has a client to lose
+                await self.home.store.postpone(conversation, entry.call, min(soon, entry.deadline))
         self.home.recheck()
 
     async def look(self, entry: Pending) -> None:
@@ -136,9 +139,7 @@ class Clients:
         check_plain(payload, "progress")
         conv = await self.home.loaded(conversation)
         found = conv.call(call)
-        if found is None:
-            raise Stale(f"no call {call!r} is open in {conversation!r}", reason="unknown")
-        if found.phase != "awaiting_client":
+        if found is None or found.phase != "awaiting_client":
             return
         n = conv.progress.get(call, (0, None))[0] + 1
         conv.progress[call] = (n, payload)

@@ -54,6 +54,7 @@ log = logging.getLogger("assent")
 GUESTS = (Open, Say, Resolve, RefuseResolution, DeadlinePassed, ClientGone, Cancel, Revoke)
 WRITE_RETRIES = (0.1, 0.5, 2.0)
 """An owner holds results that nobody else has: it tries again before it gives up."""
+CLOSED = "the runtime was closed while this was being recorded: the log says whether it was"
 DYING_GRACE = 5.0
 """Seconds that a cancelled handler may take before the turn is closed without it."""
 
@@ -96,7 +97,7 @@ class Conversation:
         self._dying: set[asyncio.Task[None]] = set()
         self._starts: dict[Effect, tuple[int, int]] = {}
         self._inbox: list[Item] = []
-        self._loaded: asyncio.Future[None] | None = None
+        self._loaded = False
         self._behind = False
         self._one = asyncio.Lock()
         """State moves in one place at a time: the loop, or a reader that refreshes a resting conversation."""
@@ -131,22 +132,18 @@ class Conversation:
 
     async def load(self) -> State:
         """The state as it was when this object first looked, or newer."""
-        if self._loaded is None:
-            self._loaded = asyncio.get_running_loop().create_future()
-            try:
-                await self._load()
-            except BaseException:
-                self._loaded.cancel()
-                self._loaded = None
-                raise
-            self._loaded.set_result(None)
-        await asyncio.shield(self._loaded)
+        if not self._loaded:
+            async with self._one:  # whoever came first may be cancelled or fail: then the next one loads
+                if not self._loaded:
+                    await self._load()
+                    self._loaded = True
         return self.state
 
     async def refresh(self) -> None:
         """Take in what others have appended, without running anything."""
         async with self._one:
-            await self._catch_up()
+            if await self._catch_up() and self.epoch is not None:
+                self.poke(behind=False)  # it became ours while we waited: what came in has to be acted on
 
     def status(self) -> Status:
         """As people see it, streaming included where this process streams."""
@@ -168,6 +165,11 @@ class Conversation:
         turn = self.state.turn
         return turn.calls.get(call_id) if turn else None
 
+    def wants(self, task: asyncio.Task[Any] | None) -> bool:
+        """The task is one of ours and nobody has told it to stop: not we, and not the end of the loop."""
+        loop = self._loop
+        return loop is not None and not loop.cancelling() and task in self._tasks.values()
+
     def announce_streaming(self) -> None:
         self.partial.streaming = True
         self._show()
@@ -179,11 +181,10 @@ class Conversation:
         self._tasks.clear()
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:  # a handler that will not be cancelled does not keep the process from ending
+            await asyncio.wait(tasks, timeout=DYING_GRACE)
         for item in self._inbox:
-            if not item.reply.done():
-                item.reply.set_exception(StoreError("the runtime was closed before this was recorded"))
-                item.reply.exception()  # whoever asked may be gone: no warning
+            _reply(item, StoreError("the runtime was closed before this was recorded"))
 
     # --- the loop ---
 
@@ -227,12 +228,19 @@ class Conversation:
                 if self.epoch is None:
                     break  # a live owner has it, and will see what was appended
                 await self._catch_up()
+                if self.epoch <= self.state.epoch:
+                    # A log that was restored into a store which counts from 1: what an owner long gone left
+                    # running must not look like ours. Each claim counts on.
+                    self.epoch = None
+                    continue
                 woke = Item(Woke(epoch=self.epoch), asyncio.get_running_loop().create_future())
                 items.append(woke)
                 await self._commit([woke])
         except BaseException as failure:
+            # Only we cancel this loop, when the runtime closes: whoever asked was not cancelled, and is told so.
+            told = failure if isinstance(failure, Exception) else StoreError(CLOSED)
             for item in items:
-                _reply(item, failure if isinstance(failure, Exception) else asyncio.CancelledError())
+                _reply(item, told)
             raise
         self._reconcile()
 
@@ -391,7 +399,8 @@ class Conversation:
         if self._transcript is not None:
             for event in events:
                 self._transcript.apply(event)
-        if before.turn is not None and (self.state.turn is None or self.state.turn.step != before.turn.step):
+        # The turn counts too: one that is cut at its first step may be followed by the next in the same append.
+        if before.turn is not None and _step(self.state) != _step(before):
             self.partial = Partial()
             self.progress.clear()
         if self.home.bus.heard(self.name):
@@ -465,6 +474,8 @@ class Conversation:
     def _done(self, effect: Effect, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (failure := task.exception()) is not None:
             log.error("%s: %s failed", self.name, effect, exc_info=failure)
+        if isinstance(effect, RunTool) and (tool := self.held.pop(effect.call, None)) is not None:
+            self.home.slots.give(tool)  # it was stopped before it could take its slot over
         if self._tasks.get(effect) is task:
             del self._tasks[effect]
             self.poke(behind=False)
@@ -487,15 +498,20 @@ class Conversation:
         self._reconcile()
 
     def _crash(self, failure: Exception) -> None:
-        """The log cannot be written: stop, as if killed, and tell whoever waits."""
+        """The log cannot be written: stop, as if killed, and tell whoever waits. The next look loads it anew."""
         log.error("conversation %s stopped: %s", self.name, failure)
         self.epoch = None
         self._reconcile()
+        self.state, self._transcript, self._loaded = State(conversation=self.name), None, False
         items, self._inbox = self._inbox, []
         for item in items:
             _reply(item, failure)
         self._behind = False
         self.home.crashed(self, failure)
+
+
+def _step(state: State) -> tuple[int, int] | None:
+    return (state.turn.number, state.turn.step) if state.turn else None
 
 
 def _reply(item: Item, failure: BaseException | None) -> None:

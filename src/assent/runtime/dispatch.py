@@ -20,6 +20,7 @@ import msgspec
 
 from assent.core.effects import RunPreview, RunTool
 from assent.core.events import ErrorInfo, Verdict
+from assent.core.gate import covering
 from assent.core.inputs import Asked, Claim, Erred, Finished, Halted, Outcome, Planned, Reconciled, Returned
 from assent.core.live import ToolProgress
 from assent.core.results import RESULT_LIMIT
@@ -106,8 +107,10 @@ async def _claim(conv: Conversation, call: CallState, epoch: int) -> CallState |
     required, verdicts = False, ()
     if call.gate == "policy":
         required, verdicts = await _policy(conv, call)
+    granted = call.made.grant is not None and call.approver is None
+    revoked = granted and covering(conv.state, call.made.tool, call.args, conv.home.now()) is None
     plan: Planned | None = None
-    if call.made.planned and (call.bound is not None or required):
+    if call.made.planned and (call.bound is not None or required or revoked):
         plan = await _plan(conv, call)
     claim = Claim(call=call.made.id, epoch=epoch, required=required, verdicts=verdicts, plan=plan)
     try:
@@ -124,15 +127,14 @@ async def _policy(conv: Conversation, call: CallState) -> tuple[bool, tuple[Verd
     if tool is None or tool.policy is None:
         return True, (Verdict("approval", "required", "the tool's approval function is gone"),)
     try:
-        async with _context(conv, call, dry_run=True) as context:
-            said = await _invoke(tool.policy, call.args, context, None, call.made.timeout)
+        said = await _run(conv, call, tool.policy, dry_run=True)
     except Exception as problem:
         return True, (Verdict("approval", "required", f"the approval function failed: {_shown(problem)}"),)
-    if said in (False, "auto"):
+    if said is False or said == "auto":
         return False, (Verdict("approval", "auto"),)
-    if said in (True, "required"):
+    if said is True or said == "required":
         return True, (Verdict("approval", "required"),)
-    return True, (Verdict("approval", "required", f"the approval function said {said!r}"),)
+    return True, (Verdict("approval", "required", f"the approval function said {_repr(said)}"),)
 
 
 async def _plan(conv: Conversation, call: CallState) -> Planned:
@@ -142,12 +144,11 @@ async def _plan(conv: Conversation, call: CallState) -> Planned:
     if tool is None or tool.planner is None:
         return Planned(call=call_id, failure="the tool's preview is gone from the code")
     try:
-        async with _context(conv, call, dry_run=True) as context:
-            value = await _invoke(tool.planner, call.args, context, None, call.made.timeout)
+        value = await _run(conv, call, tool.planner, dry_run=True)
         return Planned(call=call_id, preview=_plain(value, "preview"))
     except ToolError as error:
         return Planned(call=call_id, error=_info(error))
-    except TimeoutError:
+    except TooLate:
         return Planned(call=call_id, failure="the preview took too long")
     except Exception as problem:
         return Planned(call=call_id, failure=f"the preview failed: {_shown(problem)}")
@@ -157,10 +158,17 @@ async def dry_run(home: Runtime, tool: Tool, args: dict[str, Any], call: Call) -
     """A tool's plan outside of any turn. Raises the ToolError that the run would give."""
     if tool.planner is None:
         return {"tool": tool.spec.name, "args": args}
-    async with home.scope(call.principal) as scope:
-        call.scope = scope
-        value = await _invoke(tool.planner, args, call, None, tool.spec.timeout)
-    return _plain(value, "preview")
+    try:
+        async with home.scope(call.principal) as scope:
+            call.scope = scope
+            value = await _invoke(tool.planner, args, call, None, tool.spec.timeout)
+        return _plain(value, "preview")
+    except AssentError:
+        raise
+    except TooLate:
+        raise ToolError("timeout", f"the preview of {tool.spec.name} took too long") from None
+    except Exception as problem:
+        raise ToolError("handler_failed", f"the preview failed: {_shown(problem)}") from problem
 
 
 async def _execute(conv: Conversation, call: CallState, slot: Slot) -> Outcome:
@@ -171,28 +179,18 @@ async def _execute(conv: Conversation, call: CallState, slot: Slot) -> Outcome:
         return Erred(error=ErrorInfo(kind="unknown_tool", message=message))
     seen: list[Any] = []
     try:
-        async with _context(conv, call, dry_run=False, seen=seen) as context:
-            value = await _invoke(tool.handler, call.args, context, slot, made.timeout)
-        return _outcome(value)
+        return _outcome(await _run(conv, call, tool.handler, dry_run=False, seen=seen, slot=slot))
     except ToolError as error:
         return Erred(error=_info(error))
-    except TimeoutError as late:
-        if made.timeout is None:
-            return Erred(error=ErrorInfo(kind="handler_failed", message=_shown(late)))
+    except TooLate:
         details: dict[str, Any] = {"timeout": made.timeout}
         if seen:
             details["partial"] = seen[-PARTIAL_KEPT:]
         message = f"{made.tool} was stopped after {made.timeout:g} s"
         return Erred(error=ErrorInfo(kind="timeout", message=message, details=details))
     except Invalid as problem:
-        return Erred(error=ErrorInfo(kind="invalid_args", message=problem.message, details=problem.details))
+        return Erred(error=_info(problem))
     except Exception as problem:
-        return Erred(error=ErrorInfo(kind="handler_failed", message=_shown(problem)))
-    except asyncio.CancelledError:
-        if cast("asyncio.Task[Any]", asyncio.current_task()).cancelling():
-            raise  # ours: the turn was cancelled, or the process stops
-        return Erred(error=ErrorInfo(kind="handler_failed", message="the handler's task was cancelled from within"))
-    except BaseException as problem:  # the handler raised SystemExit or KeyboardInterrupt: its own, not ours
         return Erred(error=ErrorInfo(kind="handler_failed", message=_shown(problem)))
 
 
@@ -202,8 +200,7 @@ async def _reconcile(conv: Conversation, call: CallState, epoch: int, effect: Ru
     verdict: Any = "fail"
     if tool is not None and tool.reconciler is not None:
         try:
-            async with _context(conv, call, dry_run=False) as context:
-                said = await _invoke(tool.reconciler, call.args, context, None, call.made.timeout)
+            said = await _run(conv, call, tool.reconciler, dry_run=False)
             verdict = said if isinstance(said, str) and said in RECOVERIES else _reconciled(said)
         except ToolError as error:
             verdict = Erred(error=_info(error))
@@ -215,7 +212,7 @@ async def _reconcile(conv: Conversation, call: CallState, epoch: int, effect: Ru
 
 def _reconciled(said: Any) -> Returned | Erred:
     if not isinstance(said, Result):
-        message = f"a reconcile function returns {', '.join(map(repr, RECOVERIES))} or a Result, not {said!r}"
+        message = f"a reconcile function returns {', '.join(map(repr, RECOVERIES))} or a Result, not {_repr(said)}"
         return Erred(error=ErrorInfo(kind="interrupted", message=message))
     outcome = _outcome(said)
     assert isinstance(outcome, Returned | Erred)
@@ -233,6 +230,41 @@ def _tool(conv: Conversation, call: CallState) -> Tool | None:
 def _known(conv: Conversation) -> list[str]:
     agent = conv.home.agents.get(conv.state.turn.agent) if conv.state.turn else None
     return list(agent.tools.names) if agent else []
+
+
+class TooLate(Exception):
+    """The tool's own code was stopped: it took longer than it may."""
+
+
+class Died(Exception):
+    """The tool's own code took its task down; why, is the message."""
+
+
+async def _run(
+    conv: Conversation,
+    call: CallState,
+    handler: Handler,
+    *,
+    dry_run: bool,
+    seen: list[Any] | None = None,
+    slot: Slot | None = None,
+) -> Any:
+    """Run a function of the tool's. Whatever it does to its own task or to the interpreter, it raises here."""
+    task = asyncio.current_task()
+    try:
+        async with _context(conv, call, dry_run=dry_run, seen=seen) as context:
+            value = await _invoke(handler, call.args, context, slot, call.made.timeout)
+    except asyncio.CancelledError:
+        if task is None or not conv.wants(task):
+            raise  # ours: the turn was cancelled, or the process stops
+        while task.uncancel():
+            pass
+        raise Died("its task was cancelled from within") from None
+    except Exception:
+        raise
+    except BaseException as problem:  # SystemExit and the like: the tool's own, and no reason for us to go
+        raise Died(_shown(problem)) from None
+    return value
 
 
 @asynccontextmanager
@@ -296,11 +328,21 @@ async def _invoke(
     handler: Handler, args: dict[str, Any], call: Call, slot: Slot | None, timeout: float | None
 ) -> Any:
     """Run it, at most so long. What runs in a thread cannot be stopped: it is abandoned."""
-    async with asyncio.timeout(timeout):
-        if handler.threaded:
-            return await _in_thread(handler, args, call, slot)
-        value = handler(args, call)
-        return await value if inspect.isawaitable(value) else value
+    limit = asyncio.timeout(timeout)
+    value: Any = None
+    try:
+        async with limit:
+            if handler.threaded:
+                value = await _in_thread(handler, args, call, slot)
+            else:
+                value = handler(args, call)
+                value = await value if inspect.isawaitable(value) else value
+    except Exception:
+        if not limit.expired():
+            raise
+    if limit.expired():
+        raise TooLate  # whatever it made of being stopped
+    return value
 
 
 async def _in_thread(handler: Handler, args: dict[str, Any], call: Call, slot: Slot | None) -> Any:
@@ -345,13 +387,15 @@ def _outcome(value: Any) -> Outcome:
             case Ask():
                 return _asked(value)
             case Halt():
-                return Halted(reason=value.reason, value=_plain(value.value, "halt value"))
+                reason = _plain(value.reason, "halt reason")
+                return Halted(reason=reason, value=_plain(value.value, "halt value"))
             case Result():
                 return Returned(value=_plain(value.output, "result"), data=_plain(value.data, "data"))
             case _:
                 return Returned(value=_plain(value, "result"))
     except Invalid as problem:
-        return Erred(error=ErrorInfo(kind=problem.kind, message=problem.message, details=problem.details))
+        kind = "too_large" if problem.kind == "too_large" else "invalid_result"
+        return Erred(error=ErrorInfo(kind=kind, message=problem.message, details=problem.details))
 
 
 def _asked(ask: Ask) -> Asked:
@@ -404,8 +448,9 @@ def _info(error: AssentError) -> ErrorInfo:
     try:
         details = _plain(error.details, "details")
     except Invalid:
-        details = {"unrecordable": repr(error.details)[:1000]}
-    return ErrorInfo(kind=error.kind, message=_text(error.message), details=details)
+        details = {"unrecordable": _repr(error.details)}
+    said: Any = error.message
+    return ErrorInfo(kind=error.kind, message=_text(said) if isinstance(said, str) else _repr(said), details=details)
 
 
 def _shown(problem: BaseException) -> str:
@@ -414,7 +459,16 @@ def _shown(problem: BaseException) -> str:
         words = str(problem)
     except Exception:
         words = "its message could not be read"
+    if isinstance(problem, Died):
+        return words
     return _text(f"{type(problem).__name__}: {words}" if words else type(problem).__name__)
+
+
+def _repr(value: Any) -> str:
+    try:
+        return _text(repr(value)[:1000])
+    except Exception:
+        return f"a {type(value).__name__}"
 
 
 def _text(words: str) -> str:

@@ -11,7 +11,8 @@ from assent.core.events import Attempt, ErrorInfo, Usage
 from assent.core.inputs import CallWanted, ModelFailed, ModelReplied
 from assent.core.live import TextDelta, ThinkingDelta
 from assent.core.machine import message_id
-from assent.errors import AssentError, ModelError
+from assent.core.schema import check_plain
+from assent.errors import AssentError, Invalid, ModelError
 from assent.models.base import (
     FinishPart,
     ProviderPart,
@@ -114,7 +115,7 @@ class Reply:
             case ToolCallPart():
                 self._pieces.setdefault(part.index, []).append(part)
             case ProviderPart():
-                self.parts.append({"kind": part.kind, "data": msgspec.to_builtins(part.data, str_keys=True)})
+                self.parts.append({"kind": part.kind, "data": _verbatim(part.data)})
             case UsagePart(usage=usage):
                 self.usage = usage
                 conv.partial.attempts = (Attempt(self._model, usage),)
@@ -128,12 +129,21 @@ class Reply:
             text = "".join(piece.args for piece in pieces if isinstance(piece.args, str))
             made.append(
                 CallWanted(
-                    provider_id=next((piece.id for piece in pieces if piece.id), None),
+                    provider_id=next((_clean(piece.id) for piece in pieces if piece.id), None),
                     tool=_clean("".join(piece.name for piece in pieces if piece.name)),
                     args=whole[0] if whole else _clean(text),
                 )
             )
         return tuple(made)
+
+
+def _verbatim(data: Any) -> Any:
+    try:
+        plain = msgspec.to_builtins(data, str_keys=True)
+        check_plain(plain, "data")
+    except (TypeError, ValueError, Invalid) as problem:
+        raise ModelError(f"the provider's part cannot be kept: {problem}", kind="invalid_response") from None
+    return plain
 
 
 def _clean(text: str) -> str:

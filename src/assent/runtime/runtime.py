@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, cast
+from weakref import WeakValueDictionary
 
 import msgspec
 
 from assent.core import codec
-from assent.core.decisions import SYSTEM, Accepted, Decision, Pending, Principal
+from assent.core.decisions import Accepted, Decision, Pending, Principal
 from assent.core.events import AnyEvent, CallResolved, CallReturned, CallSuspended, MessageReceived, Mode
 from assent.core.inputs import Cancel, Input, Open, RefuseResolution, Resolve, Revoke, Say, WhenBusy
 from assent.core.live import AnyLive, InFlight, Snapshot
@@ -25,6 +26,7 @@ from assent.core.tool import DEFAULT_EXPIRY, seconds
 from assent.core.transcript import Transcript
 from assent.errors import DeclarationError, Invalid, NotAllowed, NotFound, Stale, TooLarge
 from assent.runtime import dispatch
+from assent.runtime.agent import NAME as AGENT_NAME
 from assent.runtime.agent import Agent, output_schema
 from assent.runtime.bus import Bus
 from assent.runtime.clients import Client, Clients
@@ -95,6 +97,8 @@ class Runtime:
         self.clients = Clients(self)
         self._scope = scope
         self._may_resolve = may_resolve
+        self._known: WeakValueDictionary[str, Conversation] = WeakValueDictionary()
+        """One object a conversation, for as long as anybody holds it: two would not see each other's moves."""
         self._active: dict[str, Conversation] = {}
         self._idle: OrderedDict[str, Conversation] = OrderedDict()
         self._watch = Watch(self, manual=clock is not None)
@@ -140,6 +144,8 @@ class Runtime:
         import secrets
 
         name = _name(conversation) if conversation is not None else secrets.token_hex(6)
+        if not isinstance(metadata or {}, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise Invalid(f"metadata is an object, not {type(metadata).__name__}")
         check_plain(metadata or {}, "metadata")
         opened = Open(agent=self._agent_name(agent), by=Principal.of(by), metadata=metadata or {})
         await self._submit(name, opened)
@@ -162,8 +168,10 @@ class Runtime:
         if mode not in (None, "auto", "manual"):
             raise Invalid(f'mode must be "auto" or "manual", not {mode!r}')
         conv = self._conversation(_name(conversation))
-        state = await conv.load()
-        if agent is not None or not state.agent:
+        await conv.load()
+        if not conv.state.agent:
+            await conv.refresh()  # unknown when we looked; somebody else may have opened it since
+        if agent is not None or not conv.state.agent:
             agent = self._agent_name(agent)
         said = Say(
             text=text,
@@ -200,8 +208,7 @@ class Runtime:
         except NotFound as unknown:
             raise Stale(unknown.message, reason="unknown") from None
         try:
-            await self._permit(conv, decisions, principal)
-            events = await self._submit(conv.name, Resolve(decisions=dict(decisions), by=principal))
+            events = await self._decide(conv, dict(decisions), principal)
         except Stale as stale:
             raise await self._who_won(conv, list(decisions), stale) from None
         last = [event for event in events if isinstance(event, CallResolved)][-1]
@@ -212,6 +219,8 @@ class Runtime:
     ) -> bool:
         """End the open turn; every open call is paired as cancelled. False: there was nothing to cancel."""
         conv = await self._existing(conversation)
+        if not isinstance(reason, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise Invalid(f"a reason is text, not {type(reason).__name__}")
         check_plain(reason, "reason")
         return bool(await self._submit(conv.name, Cancel(by=Principal.of(by), reason=reason)))
 
@@ -264,8 +273,10 @@ class Runtime:
         """The conversation as it is now, from the log; with what is live, where this process runs it."""
         conv = await self._existing(conversation)
         transcript = Transcript()
-        for body in await self.store.read(conversation, before=conv.state.seq + 1):
-            transcript.apply(codec.decode(body))
+        # One moment for all of it, the live parts included: the conversation goes on while its log is read.
+        while transcript.seq < conv.state.seq:
+            for body in await self.store.read(conversation, after=transcript.seq, before=conv.state.seq + 1):
+                transcript.apply(codec.decode(body))
         state = conv.state
         turn = state.turn
         flying = [
@@ -278,7 +289,7 @@ class Runtime:
                 progress=conv.progress.get(call_id, (0, None))[1],
             )
             for call_id, call in (turn.calls if turn else {}).items()
-            if call.phase in ("ready", "running") or call_id in conv.progress
+            if call.phase in ("ready", "running") or (call.phase == "awaiting_client" and call_id in conv.progress)
         ]
         return Snapshot(
             conversation=conversation,
@@ -390,8 +401,6 @@ class Runtime:
                 del self._idle[name]
 
     def crashed(self, conv: Conversation, failure: Exception) -> None:
-        self._active.pop(conv.name, None)
-        self._idle.pop(conv.name, None)
         self._watch.avoid(conv.name)
         self.bus.fail(conv.name, failure)
 
@@ -423,9 +432,9 @@ class Runtime:
     def _conversation(self, name: str) -> Conversation:
         if self.closing:
             raise Invalid("the runtime is not open: use `async with Runtime(...) as rt`")
-        conv = self._active.get(name) or self._idle.get(name)
+        conv = self._known.get(name)
         if conv is None:
-            conv = Conversation(self, name)
+            conv = self._known[name] = Conversation(self, name)
             self._keep(conv)
         return conv
 
@@ -433,7 +442,7 @@ class Runtime:
         """The conversation, up to date; NotFound if there is none."""
         conv = self._conversation(_name(name))
         await conv.load()
-        if not conv.active:
+        if conv.epoch is None:  # an owner hears of what others do; a guest has to look
             await conv.refresh()
         if conv.state.seq == 0:
             raise _unknown(name)
@@ -443,14 +452,29 @@ class Runtime:
         # Shielded: whoever asks may be cancelled; what was handed over is still recorded.
         return await asyncio.shield(self._conversation(name).submit(input))
 
-    async def _permit(self, conv: Conversation, decisions: Mapping[str, Decision], by: Principal) -> None:
-        if self._may_resolve is None or by == SYSTEM:
-            return
+    async def _decide(self, conv: Conversation, decisions: dict[str, Decision], by: Principal) -> list[AnyEvent]:
+        while True:
+            judged = await self._permit(conv, decisions, by)
+            try:
+                return await self._submit(conv.name, Resolve(decisions=decisions, by=by, judged=judged))
+            except Stale:
+                # Our view may have been behind: then they have yet to be asked about what really waits.
+                if judged is None or judged == {e.call: e.digest for e in pending(conv.state) if e.call in decisions}:
+                    raise
+
+    async def _permit(
+        self, conv: Conversation, decisions: Mapping[str, Decision], by: Principal
+    ) -> dict[str, str] | None:
+        """Raise NotAllowed unless they may; what they were judged on, by call."""
+        if self._may_resolve is None:
+            return None
         waiting = {entry.call: entry for entry in pending(conv.state)}
+        judged: dict[str, str] = {}
         for call, decision in decisions.items():
             entry = waiting.get(call)
             if entry is None:
                 continue  # stale, and said so by the machine
+            judged[call] = entry.digest
             verdict = self._may_resolve(by, entry)
             if inspect.isawaitable(verdict):
                 verdict = await verdict
@@ -459,6 +483,7 @@ class Runtime:
                 refused = RefuseResolution(call=call, decision=type(decision).__name__, by=by, reason=reason)
                 await self._submit(conv.name, refused)
                 raise NotAllowed(f"{reason} (call {call}); it is still pending, and the attempt was logged")
+        return judged
 
     async def _who_won(self, conv: Conversation, calls: list[str], stale: Stale) -> Stale:
         """A call of an earlier step is unknown to the state: the log knows what became of it."""
@@ -486,6 +511,8 @@ class Runtime:
 
     def _agent_name(self, agent: str | None) -> str:
         if agent is not None:
+            if not isinstance(agent, str) or not AGENT_NAME.fullmatch(agent):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise Invalid(f"bad agent name {agent!r}: 1-64 letters, digits, '_', '-' and '.'")
             if self.agents and agent not in self.agents:
                 raise Invalid(f"no agent {agent!r} here; known agents: {', '.join(self.agents)}")
             return agent

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -61,16 +60,16 @@ class Watch:
             self._kicked.set()
 
     def avoid(self, name: str) -> None:
-        self._avoided[name] = time.monotonic() + AVOID_FOR
+        self._avoided[name] = asyncio.get_running_loop().time() + AVOID_FOR
 
     async def _others(self) -> None:
-        home = self._home
+        home, time = self._home, asyncio.get_running_loop().time
         agents = tuple(home.agents)
         beaten = revived = -BEAT_EVERY
         changed = True
         while True:
             try:
-                now = time.monotonic()
+                now = time()
                 if changed:
                     await home.foreign()
                 if agents and (changed or now - revived >= LOOK_EVERY):
@@ -115,10 +114,16 @@ class Watch:
         home = self._home
         entry = self._pending.decode(row.body)
         try:
-            if entry.kind == "client_exec" and home.now() < entry.deadline:
+            if home.now() >= entry.deadline:
+                await home.tell(row.conversation, DeadlinePassed(call=row.call))
+            elif entry.kind == "client_exec":
                 await home.clients.look(entry)
             else:
-                await home.tell(row.conversation, DeadlinePassed(call=row.call))
+                await home.store.postpone(row.conversation, row.call, entry.deadline)
         except Refused:
             # Somebody else was first. If the entry is still there, the clocks differ: look again soon.
             await home.store.postpone(row.conversation, row.call, home.now() + LOOK_EVERY)
+        except AssentError as problem:
+            # One conversation that cannot be loaded or written must not hold up the deadlines of the others.
+            log.error("the deadline of %s/%s could not pass: %s", row.conversation, row.call, problem)
+            await home.store.postpone(row.conversation, row.call, home.now() + AVOID_FOR)

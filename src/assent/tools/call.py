@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from assent.core.decisions import SYSTEM, Principal
@@ -13,8 +13,9 @@ class _Done:
 
     __slots__ = ()
 
-    def __await__(self) -> Iterator[None]:
-        return iter(())
+    def __await__(self) -> Generator[Any, Any, None]:
+        return
+        yield
 
 
 _DONE = _Done()

@@ -1,0 +1,400 @@
+"""The commands. Each is a thin layer over ``Runtime``; every mistake is one line and an exit code.
+
+0 done · 1 the turn ended otherwise, anything else · 2 invalid, usage · 3 unknown, stale, busy · 4 expired ·
+5 not allowed · 75 at rest, waiting for somebody · 130 interrupted
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+from assent import __version__
+from assent.cli import output
+from assent.cli.commands import DEFAULT_STORE
+from assent.cli.text import cut
+from assent.core.decisions import Answer, Approve, ClientResult, Decision, Deny, Failed, Pending, Submit
+from assent.errors import Invalid, NotFound
+
+DEMO_STORE = "sqlite:///assent-demo.db"
+F = TypeVar("F", bound=Callable[..., Any])
+Make = Callable[[Pending | None], Decision]
+
+
+@dataclass
+class Settings:
+    store: str | None
+
+
+def _example(*lines: str) -> str:
+    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def _store_option(command: F) -> F:
+    return click.option("--store", metavar="URL", help=f"The store [default: $ASSENT_STORE or {DEFAULT_STORE}].")(
+        command
+    )
+
+
+_by = click.option("--by", metavar="NAME", help="Who you are, for the log [default: your login name].")
+_resume = click.option("--resume", metavar="MODULE:AGENT", help="Run the agent here and finish the turn.")
+_wait_for_people = click.option(
+    "--wait",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="How long to wait for people [default: for ever on a terminal, else 0]; then exit 75.",
+)
+_no_wait = click.option("--no-wait", is_flag=True, help="The same as --wait 0.")
+_json = click.option("--json", "as_json", is_flag=True, help="One JSON object a line, nothing else.")
+
+
+@click.group(
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=_example("assent demo", "assent pending", "assent approve dmfjs2"),
+)
+@click.version_option(__version__, prog_name="assent", message="%(prog)s %(version)s")
+@_store_option
+@click.pass_context
+def cli(ctx: click.Context, store: str | None) -> None:
+    """Agents whose tool calls people, browsers and servers can answer."""
+    ctx.obj = Settings(store)
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def _store(given: str | None, default: str = DEFAULT_STORE) -> str:
+    settings = click.get_current_context().obj
+    before = settings.store if isinstance(settings, Settings) else None
+    url = given or before or os.environ.get("ASSENT_STORE") or default
+    _real_text(url, "the store's name")
+    return url
+
+
+def _who(by: str | None) -> str:
+    from assent.cli.values import login
+
+    return login() if by is None else by
+
+
+def _patience(wait: float | None, no_wait: bool) -> float | None:
+    if no_wait:
+        return 0.0
+    return wait if wait is not None else None if output.is_terminal() else 0.0
+
+
+# --- running ---
+
+
+@cli.command(
+    epilog=_example(
+        'assent run hello:agent "Tell Ada that the build is green"',
+        "assent run hello:agent                  # goes on with what is owed",
+    )
+)
+@click.argument("spec", metavar="MODULE:AGENT")
+@click.argument("message", required=False)
+@click.option("--conversation", metavar="ID", help="Which one; a new one is made up for a message.")
+@_by
+@_wait_for_people
+@_no_wait
+@click.option(
+    "--when-busy",
+    type=click.Choice(["refuse", "queue", "interrupt"]),
+    default="refuse",
+    show_default=True,
+    help="If a turn is in flight.",
+)
+@click.option("--mode", type=click.Choice(["auto", "manual"]), help="manual: run no tool, every call surfaces.")
+@_store_option
+def run(
+    spec: str,
+    message: str | None,
+    conversation: str | None,
+    by: str | None,
+    wait: float | None,
+    no_wait: bool,
+    when_busy: str,
+    mode: str | None,
+    store: str | None,
+) -> int:
+    """Say something to an agent and see it through.
+
+    MESSAGE may be "-": then it is read from standard input. Without MESSAGE, go on with what is owed, in one conversation or in all of the agent's. On a terminal it
+    keeps running until what waits for people is answered; elsewhere it exits with 75.
+    """
+    from assent.cli import running, values
+    from assent.cli.loading import load_agent
+
+    text = None if message is None else values.message_text(message)
+    url = _store(store)
+    job = running.Job(load_agent(spec), spec, url, _who(by), _patience(wait, no_wait), conversation)
+    if text is None:
+        return _finish(job, running.go_on(job))
+    return _finish(job, running.say(job, text, when_busy=when_busy, mode=mode))
+
+
+@cli.command(epilog=_example("assent demo", f"assent pending --store {DEMO_STORE}          # in a second terminal"))
+@click.option("--conversation", metavar="ID", default="demo", show_default=True)
+@_no_wait
+@click.option("--store", metavar="URL", help=f"The store [default: $ASSENT_STORE or {DEMO_STORE}].")
+def demo(conversation: str, no_wait: bool, store: str | None) -> int:
+    """A support conversation on a scripted model: no key needed.
+
+    It looks an order up, asks the customer a question and wants a refund approved; answer from a second
+    terminal. Kill it at any moment and start it again: it goes on.
+    """
+    from assent.cli import demo as shop
+    from assent.cli import running
+
+    url = _store(store, DEMO_STORE)
+    job = running.Job(shop.agent, shop.SPEC, url, shop.CUSTOMER, 0.0 if no_wait else None, conversation)
+    return _finish(job, running.demo(job, shop.MESSAGE, shop.CUSTOMER))
+
+
+def _finish(job: Any, work: Coroutine[Any, Any, int]) -> int:
+    try:
+        return asyncio.run(work)
+    except KeyboardInterrupt:
+        if job.conversation is not None:
+            output.say(f"\nstopped; conversation {job.conversation} is safe. To go on with it:\n    {job.go_on()}")
+        raise
+
+
+# --- deciding ---
+
+CALL = click.argument("call", metavar="CALL")
+
+
+@cli.command(
+    epilog=_example("assent approve dmfjs2", """assent approve support/dmfjs2 --args '{"order": 1042, "amount": 5}'""")
+)
+@CALL
+@click.option("--args", metavar="JSON", help="Run it with these arguments instead.")
+@click.option("--digest", metavar="D", help="Only if what was shown (16 characters or more) is still the plan.")
+@click.option("--remember", type=click.Choice(["args", "tool"]), help="Do not ask again in this conversation.")
+@click.option("--for", "duration", metavar="DURATION", help='How long that holds, such as "1h".')
+@_by
+@_resume
+@_store_option
+def approve(
+    call: str,
+    args: str | None,
+    digest: str | None,
+    remember: Any,
+    duration: str | None,
+    by: str | None,
+    resume: str | None,
+    store: str | None,
+) -> int:
+    """Let a call run. CALL is [CONVERSATION/]ID, or the beginning of an ID."""
+    from assent.core.schema import parse_object
+
+    if args is not None and not args.strip():
+        raise Invalid("--args: not valid JSON: it is empty")
+    edited = None if args is None else parse_object(args, "--args")
+
+    def make(entry: Pending | None) -> Decision:
+        whole = digest
+        if digest is not None and entry is not None and edited is None and len(digest) >= 16:
+            whole = entry.digest if entry.digest.startswith(digest) else digest
+        return Approve(args=edited, digest=whole, remember=remember, duration=duration)
+
+    return _decide(call, "approve", make, by, resume, store)
+
+
+@cli.command(epilog=_example('assent deny dmfjs2 --reason "the customer was paid already"'))
+@CALL
+@click.option("--reason", metavar="TEXT", default="", help="The model sees it.")
+@click.option("--stop", is_flag=True, help="End the turn instead of letting the model go on.")
+@_by
+@_resume
+@_store_option
+def deny(call: str, reason: str, stop: bool, by: str | None, resume: str | None, store: str | None) -> int:
+    """Say no to a call; the model sees the reason and goes on."""
+    return _decide(call, "deny", lambda _: Deny(reason, stop), by, resume, store)
+
+
+@cli.command(
+    epilog=_example(
+        "assent answer ghrnl3 replacement",
+        "assent answer ghrnl3 --set seat=12A --set meal.vegan=true",
+        """assent answer ghrnl3 --json '{"seat": "12A"}'""",
+    )
+)
+@CALL
+@click.argument("value", required=False)
+@click.option("--set", "pairs", multiple=True, metavar="K=V", help="One field of the answer; a.b=1 for inner ones.")
+@click.option("--json", "text", metavar="J", help="The answer as JSON.")
+@click.option("--file", "path", metavar="PATH", help='The answer as JSON from a file; "-": standard input.')
+@_by
+@_resume
+@_store_option
+def answer(
+    call: str,
+    value: str | None,
+    pairs: tuple[str, ...],
+    text: str | None,
+    path: str | None,
+    by: str | None,
+    resume: str | None,
+    store: str | None,
+) -> int:
+    """Answer a question. VALUE where one word, number or choice is asked for, --set for forms."""
+    from assent.cli import values
+
+    given = [value is not None, bool(pairs), text is not None, path is not None]
+    if sum(given) != 1:
+        raise Invalid("give the answer once: as VALUE, with --set, with --json or with --file")
+    ready = _given_json(text, path)
+
+    def make(entry: Pending | None) -> Decision:
+        schema = entry.schema if entry else None
+        if value is not None:
+            return Answer(values.typed(value, schema, "answer", entry.choices if entry else None))
+        return Answer(values.from_pairs(pairs, schema, "answer") if pairs else ready)
+
+    return _decide(call, "answer", make, by, resume, store)
+
+
+@cli.command(
+    epilog=_example(
+        "assent submit qrwcf2 --json '{\"refunded\": 12.5}'",
+        'assent submit qrwcf2 --error command_failed --message "the till is closed"',
+    )
+)
+@CALL
+@click.option("--json", "text", metavar="J", help="The result as JSON.")
+@click.option("--file", "path", metavar="PATH", help='The result as JSON from a file; "-": standard input.')
+@click.option("--error", "kind", metavar="KIND", help="It failed: a kind such as command_failed.")
+@click.option("--message", metavar="TEXT", help="What went wrong; goes with --error.")
+@_by
+@_resume
+@_store_option
+def submit(
+    call: str,
+    text: str | None,
+    path: str | None,
+    kind: str | None,
+    message: str | None,
+    by: str | None,
+    resume: str | None,
+    store: str | None,
+) -> int:
+    """Give the result of a call that ran elsewhere.
+
+    That is: by hand, by a client, or before it was interrupted.
+    """
+    if sum(each is not None for each in (text, path, kind)) != 1:
+        raise Invalid("give the result once: with --json, with --file or with --error")
+    if (kind is None) != (message is None):
+        raise Invalid("--error and --message go together")
+    failed = Failed(kind, message or "") if kind is not None else None
+    ready = _given_json(text, path)
+
+    def make(entry: Pending | None) -> Decision:
+        if failed is not None:
+            return failed
+        return ClientResult(ready) if entry is not None and entry.kind == "client_exec" else Submit(ready)
+
+    return _decide(call, "submit", make, by, resume, store)
+
+
+def _given_json(text: str | None, path: str | None) -> Any:
+    from assent.cli import values
+    from assent.core.schema import parse_json
+
+    if text is not None:
+        return parse_json(text, "--json")
+    return values.read_json(path, "--file") if path is not None else None
+
+
+def _decide(call: str, verb: str, make: Make, by: str | None, resume: str | None, store: str | None) -> int:
+    url, who = _store(store), _who(by)
+    from assent.cli import reading
+
+    if reading.missing(url):
+        raise NotFound(f"there is no store {url}, so nothing waits in it")
+    if resume is None:
+        from assent.cli import reading
+
+    return asyncio.run(reading.record(url, call, verb, make, who))
+    from assent.cli import running
+    from assent.cli.loading import load_agent
+
+    job = running.Job(load_agent(resume), resume, url, who, _patience(None, False))
+    return _finish(job, running.resume(job, call, verb, make))
+
+
+@cli.command(epilog=_example('assent cancel support --reason "asked twice"'))
+@click.argument("conversation")
+@click.option("--reason", metavar="TEXT")
+@_by
+@_store_option
+def cancel(conversation: str, reason: str | None, by: str | None, store: str | None) -> int:
+    """End the open turn of a conversation.
+
+    Every open call is cancelled; nothing can be answered any more.
+    """
+    from assent.cli import reading
+
+    return asyncio.run(reading.cancel(_store(store), conversation, reason, _who(by)))
+
+
+# --- reading ---
+
+
+@cli.command(epilog=_example("assent pending", "assent pending --json --wait 60 | jq .call"))
+@_json
+@click.option("--wait", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait for something; 75 if nothing came.")
+@click.option("--conversation", metavar="ID", help="Only what waits in this one.")
+@_store_option
+def pending(as_json: bool, wait: float | None, conversation: str | None, store: str | None) -> int:
+    """What waits for somebody, and how to answer it.
+
+    The next to expire comes first; each card ends with the exact commands that answer it.
+    """
+    from assent.cli import reading
+
+    return asyncio.run(reading.pending(_store(store), as_json, wait, conversation))
+
+
+@cli.command(epilog=_example("assent log", "assent log support --after 20", "assent log support --json"))
+@click.argument("conversation", required=False)
+@_json
+@click.option("--after", type=click.IntRange(min=0), default=0, metavar="N", help="Only events after this one.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most so many.")
+@_store_option
+def log(conversation: str | None, as_json: bool, after: int, limit: int | None, store: str | None) -> int:
+    """What happened in a conversation.
+
+    Without CONVERSATION, the list of conversations.
+    """
+    from assent.cli import reading
+
+    return asyncio.run(reading.log(_store(store), conversation, as_json, after, limit))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The entry point: the exit code of the command, or of what went wrong."""
+    output.prepare()
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        for word in words:
+            _real_text(word, "an argument")
+        code = cli.main(words, prog_name="assent", standalone_mode=False)
+        sys.stdout.flush()
+    except (Exception, KeyboardInterrupt) as error:
+        return output.failed(error)
+    return code if isinstance(code, int) else 0
+
+
+def _real_text(text: str, what: str) -> None:
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise Invalid(f"{what} is not UTF-8 text: {cut(ascii(text), 80)}")

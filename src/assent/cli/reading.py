@@ -1,0 +1,138 @@
+"""The commands that need no agent: what waits, what happened, decisions and cancels. They record and run nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+
+from assent.cli import inbox
+from assent.cli.commands import Commands
+from assent.cli.output import json_lines, raw_lines, say
+from assent.core import codec
+from assent.core.decisions import Decision, Pending
+from assent.core.events import TurnEnded
+from assent.errors import NotFound
+from assent.runtime.runtime import Runtime
+
+WAITING = 75
+LOOK_EVERY = 0.1
+Make = Callable[[Pending | None], Decision]
+
+
+def missing(url: str) -> bool:
+    """A file that is not there: commands that only look or answer do not create it."""
+    path = url.removeprefix("sqlite:///")
+    return path != url and path not in ("", ":memory:") and not os.path.lexists(path)
+
+
+async def record(url: str, call: str, verb: str, make: Make, by: str) -> int:
+    from assent.cli.live import verdict
+
+    async with Runtime(store=url) as rt:
+        found = await inbox.find(rt, call, verb)
+        decision = make(found.entry)
+        await rt.resolve(found.conversation, found.call, decision, by=by)
+        tool = found.entry.tool if found.entry else found.call
+        say(f"{tool} ({found.conversation}/{found.call}) {verdict(decision)} by {by}")
+        await inbox.next_steps(rt, found, Commands(url), say)
+    return 0
+
+
+async def cancel(url: str, conversation: str, reason: str | None, by: str) -> int:
+    if missing(url):
+        raise NotFound(f"there is no store {url}, so there is no conversation {conversation!r}")
+    async with Runtime(store=url) as rt:
+        state = (await rt.loaded(conversation)).state
+        if not await rt.cancel(conversation, by=by, reason=reason):
+            say(f"nothing to cancel: no turn is open in {conversation}")
+            return 0
+        # Whoever runs it closes it; if nobody does, we do. Gone before that, we would leave it to the next.
+        try:
+            async with asyncio.timeout(10):
+                async for event in rt.events(conversation, after=state.seq):
+                    if isinstance(event, TurnEnded):
+                        break
+        except TimeoutError:
+            say(f"cancelled; whoever runs {conversation} has yet to close the turn")
+            return 0
+        say(f"cancelled the open turn of {conversation}")
+    return 0
+
+
+async def pending(url: str, as_json: bool, wait: float | None, conversation: str | None) -> int:
+    until = time.monotonic() + (wait or 0.0)
+    while missing(url) and time.monotonic() < until:  # noqa: ASYNC110 - another process makes it
+        await asyncio.sleep(LOOK_EVERY)
+    entries: list[Pending] = []
+    if not missing(url):
+        async with Runtime(store=url) as rt:
+            if conversation is not None and wait is None:
+                await rt.history(conversation, limit=1)  # refuses an unknown one
+            while True:
+                entries = await rt.pending(conversation)
+                if entries or time.monotonic() >= until:
+                    break
+                await asyncio.sleep(LOOK_EVERY)
+            if not as_json:
+                _cards(entries, await rt.pending() if entries else [], url)
+    elif conversation is not None and wait is None:
+        raise NotFound(f"there is no store {url}, so there is no conversation {conversation!r}")
+    if as_json:
+        json_lines(entries)
+    elif not entries:
+        say("nothing is waiting" + (f": there is no store {url} yet" if missing(url) else ""))
+    return WAITING if not entries and wait is not None else 0
+
+
+def _cards(entries: list[Pending], others: list[Pending], url: str) -> None:
+    from assent.cli.cards import console, print_card
+
+    out, commands = console(), Commands(url)
+    for entry in entries:
+        print_card(out, entry, commands, others, time.time())
+
+
+async def log(url: str, conversation: str | None, as_json: bool, after: int, limit: int | None) -> int:
+    if missing(url):
+        if conversation is not None:
+            raise NotFound(f"there is no store {url}, so there is no conversation {conversation!r}")
+        if not as_json:
+            say(f"no conversations: there is no store {url} yet")
+        return 0
+    async with Runtime(store=url) as rt:
+        if conversation is not None:
+            await rt.history(conversation, limit=1)  # refuses an unknown one
+            await _events(rt, conversation, as_json, after, limit)
+            return 0
+        infos = (await inbox.conversations(rt))[after:][:limit]
+        if as_json:
+            json_lines(infos)
+        elif infos:
+            from assent.cli.cards import console
+            from assent.cli.logs import print_conversations
+
+            print_conversations(console(), infos)
+        else:
+            say("no conversations")
+    return 0
+
+
+async def _events(rt: Runtime, conversation: str, as_json: bool, after: int, limit: int | None) -> None:
+    from assent.cli.cards import console
+    from assent.cli.logs import print_event
+
+    out = console()
+    left = limit
+    while left is None or left > 0:
+        bodies = await rt.store.read(conversation, after=after, limit=min(500, left or 500))
+        if not bodies:
+            return
+        after += len(bodies)
+        left = None if left is None else left - len(bodies)
+        if as_json:
+            raw_lines(bodies)
+        else:
+            for body in bodies:
+                print_event(out, codec.decode(body))

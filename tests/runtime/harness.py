@@ -1,0 +1,125 @@
+"""What the tests of the runtime share: a bounded run, a clock moved by hand, a tape of events, what the model saw."""
+
+import asyncio
+import functools
+import json
+
+from assent import Agent, ScriptedModel
+from assent.core.events import AssistantSaid, CallReturned, Event
+from assent.core.transcript import ToolResult
+from assent.stores.memory import MemoryStore
+
+
+def story(test):
+    """Run an async test: a hang is a failure, and so is a task of ours that is left over."""
+
+    @functools.wraps(test)
+    def bounded():
+        async def main():
+            async with asyncio.timeout(10):
+                await test()
+            left = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("assent:")]
+            assert not left, f"left running: {left}"
+
+        asyncio.run(main())
+
+    del bounded.__wrapped__  # pytest would take it for a coroutine
+    return bounded
+
+
+async def until(fact):
+    """Wait until the fact is true (the story's time limit bounds it); its value."""
+    while not (value := fact()):
+        await asyncio.sleep(0.001)
+    return value
+
+
+class Clock:
+    """A clock that is moved by hand."""
+
+    def __init__(self, now=1_000_000.0):
+        self.now = now
+
+    def __call__(self):
+        return self.now
+
+
+class Counting(MemoryStore):
+    """A memory store that notes every append."""
+
+    def __init__(self):
+        super().__init__()
+        self.appends = []
+
+    async def append(self, append):
+        await super().append(append)
+        self.appends.append(append)
+
+    def types(self):
+        """The types of the events of each append."""
+        return [[json.loads(body)["type"] for body in append.events] for append in self.appends]
+
+
+class Tape:
+    """Everything that a viewer of a conversation is told, in order."""
+
+    def __init__(self, rt, conversation, after=0):
+        self._source = rt.events(conversation, after)
+        self.items = []
+        self._more = asyncio.Event()
+
+    async def __aenter__(self):
+        self._task = asyncio.get_running_loop().create_task(self._read())
+        return self
+
+    async def __aexit__(self, *_):
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._source.aclose()
+
+    async def _read(self):
+        async for item in self._source:
+            self.items.append(item)
+            self._more.set()
+
+    async def until(self, fact):
+        """Wait for the first item that is so."""
+        seen = 0
+        while True:
+            for item in self.items[seen:]:
+                seen += 1
+                if fact(item):
+                    return item
+            self._more.clear()
+            await self._more.wait()
+
+    async def until_type(self, *types):
+        return await self.until(lambda item: item.type in types)
+
+    @property
+    def live(self):
+        return [item for item in self.items if not isinstance(item, Event)]
+
+
+def agent(model, *tools, name="a", **options):
+    return Agent(name, model=model if isinstance(model, ScriptedModel) else ScriptedModel(model), tools=tools, **options)
+
+
+def sees(model, request=-1):
+    """The envelopes that the model sees in a request, in order."""
+    messages = model.requests[request].messages
+    return [json.loads(message.content) for message in messages if isinstance(message, ToolResult)]
+
+
+def of(events, kind):
+    return [event for event in events if isinstance(event, kind)]
+
+
+def types(events):
+    return [event.type for event in events]
+
+
+def paired(events):
+    """Every call that was made has exactly one result."""
+    made = [call.id for event in of(events, AssistantSaid) for call in event.calls]
+    assert sorted(made) == sorted(event.call_id for event in of(events, CallReturned))

@@ -1,0 +1,175 @@
+"""What the tests of revival share: dying as a process does, waiting for facts, clocks, other processes."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from assent import Agent, Runtime
+from assent.core.draft import Draft
+from assent.core.events import AssistantSaid, CallReturned, TurnEnded, TurnStarted
+from assent.core.state import State, evolve
+from assent.runtime.record import appended
+
+HERE = Path(__file__).parent
+SOURCE = HERE.parent.parent / "src"
+PROCESS = HERE / "reviving_process.py"
+
+
+def run(main, *args, timeout=20):
+    """Run a coroutine function; a hang is a failure."""
+
+    async def bounded():
+        async with asyncio.timeout(timeout):
+            return await main(*args)
+
+    return asyncio.run(bounded())
+
+
+async def until(fact, timeout=10):
+    """Wait until the fact (a function, also async) is true; its value."""
+    async with asyncio.timeout(timeout):
+        while True:
+            value = fact()
+            if asyncio.iscoroutine(value):
+                value = await value
+            if value:
+                return value
+            await asyncio.sleep(0.002)
+
+
+class Clock:
+    """A clock that is moved by hand."""
+
+    def __init__(self, now=1_000_000.0):
+        self.now = now
+
+    def __call__(self):
+        return self.now
+
+
+class Seen:
+    """What a handler did, in order; and a door that it can be made to wait at."""
+
+    def __init__(self):
+        self.calls = []
+        self.door = asyncio.Event()
+
+    def note(self, call, **args):
+        self.calls.append((call.id, call.attempt, args))
+
+    async def running(self, count=1):
+        await until(lambda: len(self.calls) >= count)
+
+
+async def abandon(rt):
+    """End a runtime whose store is dead: its tasks are cancelled, and nothing that they do is written."""
+    rt.closing = True
+    conversations = [*rt._active.values(), *rt._idle.values()]
+    tasks = [*rt._watch._tasks, *rt.clients._kept.values()]
+    for conv in conversations:
+        tasks += [*conv._tasks.values(), *conv._dying, *([conv._loop] if conv._loop else [])]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def kill(rt):
+    """Die as a process does (memory store): nothing is released, nothing more is written."""
+    rt.store.kill()
+    await abandon(rt)
+
+
+@asynccontextmanager
+async def life(*agents, store, **options):
+    """A runtime that may be killed inside; where it was not, it is closed in the orderly way."""
+    rt = Runtime(*agents, store=store, **options)
+    async with rt:
+        yield rt
+
+
+def agent(model, *tools, name="a", **options):
+    return Agent(name, model=model, tools=tools, **options)
+
+
+def kinds(events):
+    return [event.type for event in events]
+
+
+def of(events, kind):
+    return [event for event in events if isinstance(event, kind)]
+
+
+def paired(events):
+    """Every call that was made has exactly one result, and every turn that began one end."""
+    made = [call.id for event in of(events, AssistantSaid) for call in event.calls]
+    returned = [event.call_id for event in of(events, CallReturned)]
+    assert sorted(made) == sorted(returned), f"made {made}, returned {returned}"
+    started = [event.turn for event in of(events, TurnStarted)]
+    ended = [event.turn for event in of(events, TurnEnded)]
+    assert started == ended, f"started {started}, ended {ended}"
+
+
+async def rewrite(store, conversation, events):
+    """Append these events, one by one and as the runtime would, to a store that has none of them."""
+    state = State(conversation=conversation)
+    for event in events:
+        draft = Draft(state, event.at)
+        draft.events.append(event)
+        draft.state = evolve(state, event)
+        draft.states.append(draft.state)
+        await store.append(appended(state, draft, epoch=None, release=False))
+        state = draft.state
+    return state
+
+
+class Process:
+    """Another process: ``reviving_process.py VERB ...``, which prints facts, one a line."""
+
+    def __init__(self, *words):
+        path = os.pathsep.join([str(SOURCE), str(HERE)])
+        self._popen = subprocess.Popen(
+            [sys.executable, "-X", "faulthandler", str(PROCESS), *map(str, words)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+            text=True,
+        )
+        self.pid = self._popen.pid
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+
+    def line(self):
+        """The next fact, as words."""
+        line = self._popen.stdout.readline()
+        assert line, f"the process ended with {self._popen.wait()}"
+        return line.split()
+
+    async def says(self, timeout=20):
+        """The next fact, without holding up the loop."""
+        async with asyncio.timeout(timeout):
+            return await asyncio.to_thread(self.line)
+
+    def tell(self, *words):
+        print(*words, file=self._popen.stdin, flush=True)
+
+    def kill(self):
+        """SIGKILL, and wait until it is gone."""
+        self._popen.kill()
+        self._popen.wait()
+        self._popen.stdin.close()
+        self._popen.stdout.close()
+
+    def ended(self):
+        return self._popen.wait(20)
+
+
+def milliseconds(since):
+    return (time.monotonic() - since) * 1000

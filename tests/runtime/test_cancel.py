@@ -1,0 +1,349 @@
+"""Cancel: whatever runs or waits is closed, in pairs, whoever runs it and whether anybody does."""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+
+import pytest
+from reviving import Seen, agent, kill, kinds, life, of, paired, run, until
+
+from assent import Answer, Approve, Call, NotFound, Principal, Runtime, ScriptedModel, Stale, ToolCall, tool
+from assent.core.events import AssistantSaid, CallReturned, CancelRequested, TurnEnded
+from assent.core.inputs import Cancel
+from assent.core.transcript import UserMessage
+from assent.models.scripted import Hang
+from assent.stores.memory import MemoryStore
+
+
+@tool(executor="human", prompt="Which one?")
+def choose() -> str:
+    """Ask the user."""
+
+
+class Closing:
+    """A model whose connection can be seen to close."""
+
+    name = "closing"
+
+    def __init__(self, script):
+        self._model, self.open = ScriptedModel(script), 0
+
+    @property
+    def requests(self):
+        return self._model.requests
+
+    async def stream(self, request):
+        self.open += 1
+        try:
+            async for part in self._model.stream(request):
+                yield part
+        finally:
+            self.open -= 1
+
+
+async def idle(rt):
+    await until(lambda: _idle(rt))
+    return await rt.history("c")
+
+
+async def _idle(rt):
+    return (await rt.snapshot("c")).state == "idle"
+
+
+def test_cancelling_a_stream_closes_the_connection_and_keeps_the_partial_text_marked_for_the_model():
+    """B58"""
+
+    async def main():
+        model = Closing([["I was about to", Hang()], "fine"])
+        async with Runtime(agent(model)) as rt:
+            turn = await rt.send("c", "tell me")
+            await until(lambda: _partial(rt))
+            assert model.open == 1
+            assert await rt.cancel("c", by="ann", reason="enough") is True
+            ended = await turn.ended()
+            assert (ended.reason, model.open) == ("cancelled", 0)
+            log = await rt.history("c")
+            paired(log)
+            (said,) = of(log, AssistantSaid)
+            assert (said.text, said.partial, said.calls) == ("I was about to", True, ())
+            (requested,) = of(log, CancelRequested)
+            assert (requested.by.id, requested.reason) == ("ann", "enough")
+            await (await rt.send("c", "go on")).ended()
+            seen = [m.text for m in model.requests[1].messages]
+            assert seen[1].startswith("I was about to\n[cut off")
+            assert seen[2] == "go on"
+
+    async def _partial(rt):
+        return (await rt.snapshot("c")).partial == "I was about to"
+
+    run(main)
+
+
+def test_cancelling_running_tools_stops_their_handlers_and_pairs_them_as_cancelled():
+    """B59: processes that a handler started are gone too."""
+
+    async def main():
+        started, stopped = [], []
+
+        @tool
+        async def shell(call: Call) -> str:
+            """Run a command."""
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", "import time; time.sleep(60)", start_new_session=True
+            )
+            started.append(process.pid)
+            try:
+                await process.wait()
+            finally:
+                os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+                stopped.append(call.cancelled)
+            return "never"
+
+        model = ScriptedModel([[ToolCall("shell"), ToolCall("shell"), ToolCall("choose")]])
+        async with Runtime(agent(model, shell, choose)) as rt:
+            turn = await rt.send("c", "go")
+            await until(lambda: len(started) == 2)
+            assert await rt.cancel("c")
+            assert (await turn.ended()).reason == "cancelled"
+            assert len(stopped) == 2, "the turn was closed only when they had stopped"
+            for pid in started:
+                with pytest.raises(ProcessLookupError):
+                    os.killpg(pid, 0)
+            log = await rt.history("c")
+            paired(log)
+            assert [r.error.kind for r in of(log, CallReturned)] == ["cancelled"] * 3
+            assert await rt.pending() == []
+
+    run(main)
+
+
+def test_a_thread_that_cannot_be_stopped_is_told_and_its_late_result_is_ignored():
+    """B59"""
+
+    async def main():
+        entered, release, noticed, over = (threading.Event() for _ in range(4))
+
+        @tool
+        def block(call: Call) -> str:
+            """Block."""
+            entered.set()
+            release.wait(10)
+            if call.cancelled:
+                noticed.set()
+            over.set()
+            return "too late"
+
+        async with Runtime(agent(ScriptedModel([[ToolCall("block")], "x"]), block)) as rt:
+            turn = await rt.send("c", "go")
+            await until(entered.is_set)
+            await rt.cancel("c")
+            assert (await turn.ended()).reason == "cancelled"
+            before = await rt.history("c")
+            release.set()
+            await until(over.is_set)
+            await asyncio.sleep(0)
+            assert noticed.is_set()
+            assert await rt.history("c") == before
+            assert of(before, CallReturned)[0].error.kind == "cancelled"
+
+    run(main)
+
+
+def test_a_handler_that_will_not_be_cancelled_holds_the_turn_up_for_a_grace_only(monkeypatch):
+    """B59"""
+    monkeypatch.setattr("assent.runtime.conversation.DYING_GRACE", 0.05)
+
+    async def main():
+        seen = Seen()
+
+        @tool
+        async def stubborn(call: Call) -> str:
+            """Never gives up."""
+            seen.note(call)
+            while not seen.door.is_set():
+                try:
+                    await seen.door.wait()
+                except asyncio.CancelledError:
+                    pass
+            return "late"
+
+        async with Runtime(agent(ScriptedModel([[ToolCall("stubborn")]]), stubborn)) as rt:
+            turn = await rt.send("c", "go")
+            await seen.running()
+            await rt.cancel("c")
+            assert (await turn.ended()).reason == "cancelled"
+            paired(await rt.history("c"))
+            seen.door.set()
+
+    run(main)
+
+
+def test_a_slot_that_was_taken_for_a_call_which_never_began_is_free_again():
+    """B59: the cancel comes in the very moment in which the call is claimed."""
+
+    async def main():
+        seen = Seen()
+
+        @tool
+        async def work(call: Call) -> str:
+            """Work."""
+            seen.note(call)
+            return "worked"
+
+        def reply(request):
+            return [ToolCall("work")] if isinstance(request.messages[-1], UserMessage) else "done"
+
+        async with Runtime(agent(ScriptedModel([reply] * 9), work), parallel=1) as rt:
+            publish = rt.bus.publish
+
+            def cancel_at_once(name, item):
+                publish(name, item)
+                if item.type == "CallStarted" and item.seq < 15:
+                    rt._conversation(name).submit(Cancel(by=Principal("ann")))
+
+            rt.bus.publish = cancel_at_once
+            for _ in range(4):
+                await (await rt.send("c", "go")).ended()
+            log = await rt.history("c")
+            paired(log)
+            assert [e.reason for e in of(log, TurnEnded)] == ["cancelled", "cancelled", "completed", "completed"]
+            assert len(seen.calls) == 2, "the first two were claimed, and cancelled before they began"
+            assert rt.slots._free == 1
+
+    run(main)
+
+
+def test_cancelling_what_waits_pairs_everything_and_a_later_answer_is_stale():
+    """B60"""
+
+    async def main():
+        async with Runtime(agent(ScriptedModel([[ToolCall("choose"), ToolCall("choose")]]), choose)) as rt:
+            turn = await rt.send("c", "go")
+            first, second = (await turn.rest()).pending
+            await rt.cancel("c")
+            assert (await turn.ended()).reason == "cancelled"
+            paired(await rt.history("c"))
+            assert await rt.pending() == []
+            for entry in (first, second):
+                with pytest.raises(Stale) as refused:
+                    await rt.resolve("c", entry.call, Answer("late"))
+                assert refused.value.reason == "cancelled"
+
+    run(main)
+
+
+@pytest.mark.parametrize("where", ["awaiting", "executing", "streaming"])
+def test_a_turn_whose_process_is_dead_is_closed_by_whoever_cancels_also_without_the_agent(where):
+    """B60"""
+
+    async def main():
+        store, seen = MemoryStore(), Seen()
+
+        @tool
+        async def work(call: Call) -> str:
+            """Work."""
+            seen.note(call)
+            await seen.door.wait()
+            return "never"
+
+        script = {"awaiting": [ToolCall("choose")], "executing": [ToolCall("work"), ToolCall("choose")]}
+        async with life(agent(ScriptedModel([script.get(where, [Hang()])]), work, choose), store=store) as rt:
+            turn = await rt.send("c", "go")
+            if where == "executing":
+                await seen.running()
+            elif where == "awaiting":
+                await turn.rest()
+            await kill(rt)
+        async with life(store=store.sibling()) as desk:
+            waited = await desk.pending()
+            assert await desk.cancel("c", by="ann") is True
+            log = await idle(desk)
+            paired(log)
+            assert of(log, TurnEnded)[0].reason == "cancelled"
+            assert await desk.pending() == []
+            for entry in waited:
+                with pytest.raises(Stale) as refused:
+                    await desk.resolve("c", entry.call, Answer("late"))
+                assert refused.value.reason == "cancelled"
+
+    run(main)
+
+
+def test_cancelling_an_idle_conversation_changes_nothing():
+    """B61"""
+
+    async def main():
+        async with Runtime(agent(ScriptedModel(["hello"]))) as rt:
+            with pytest.raises(NotFound):
+                await rt.cancel("c")
+            await (await rt.send("c", "hi")).ended()
+            before = await rt.history("c")
+            assert await rt.cancel("c") is False
+            assert await rt.history("c") == before
+
+    run(main)
+
+
+def test_every_turn_has_exactly_one_terminal_however_often_it_is_cancelled():
+    """B61"""
+
+    async def main():
+        async with Runtime(agent(ScriptedModel([[Hang()], [Hang()], "done"]))) as rt:
+            for _ in range(2):
+                turn = await rt.send("c", "go")
+                said = await asyncio.gather(*(rt.cancel("c") for _ in range(5)))
+                assert said.count(True) == 1
+                await turn.ended()
+            await (await rt.send("c", "go")).ended()
+            log = await rt.history("c")
+            paired(log)
+            assert [e.reason for e in of(log, TurnEnded)] == ["cancelled", "cancelled", "completed"]
+
+    run(main)
+
+
+def test_queued_messages_survive_a_cancel_and_begin_in_the_same_append():
+    """B13, B61"""
+
+    async def main():
+        async with Runtime(agent(ScriptedModel([[Hang()], "second"]))) as rt:
+            await rt.send("c", "one")
+            turn = await rt.send("c", "two", when_busy="queue")
+            await rt.cancel("c")
+            assert (await turn.ended()).reason == "completed"
+            log = await rt.history("c")
+            paired(log)
+            assert "TurnEnded TurnStarted" in " ".join(kinds(log))
+
+    run(main)
+
+
+def test_a_cancel_after_an_approval_wins_over_a_run_that_has_not_begun():
+    """B59, B60: the approved call either ran and returned, or was cancelled and never ran."""
+
+    async def main():
+        for _ in range(20):
+            seen = Seen()
+
+            @tool(approval="required")
+            async def work(call: Call) -> str:
+                """Work."""
+                seen.note(call)
+                return "worked"
+
+            async with Runtime(agent(ScriptedModel([[ToolCall("work")], "ok"]), work)) as rt:
+                turn = await rt.send("c", "go")
+                (entry,) = (await turn.rest()).pending
+                await asyncio.gather(
+                    rt.resolve("c", entry.call, Approve()), rt.cancel("c"), return_exceptions=True
+                )
+                await turn.ended()
+                log = await rt.history("c")
+                paired(log)
+                (returned,) = of(log, CallReturned)
+                assert returned.ok == (len(seen.calls) == 1) or not returned.ok
+
+    run(main)

@@ -1,0 +1,1024 @@
+"""A turn that nobody has to answer: messages, tools, failures, limits, and what the model sees of it."""
+
+import asyncio
+import json
+import math
+import threading
+
+import pytest
+from harness import Clock, Counting, Tape, agent, of, paired, sees, story, types, until
+
+from assent import Busy, Call, Invalid, Principal, Result, Runtime, ScriptedModel, ToolCall, ToolError, provider_tool
+from assent import tool as declare
+from assent.core.events import (
+    AssistantSaid,
+    CallReturned,
+    CallStarted,
+    CancelRequested,
+    MessageReceived,
+    TurnEnded,
+    TurnStarted,
+)
+from assent.core.live import StateChanged, TextDelta
+from assent.core.transcript import AssistantMessage, ToolResult, UserMessage
+from assent.errors import Backpressure
+from assent.models.base import FinishPart, ProviderPart, TextPart, ToolCallPart
+from assent.models.scripted import Drip, Hang
+from assent.runtime.bus import Bus
+from assent.stores.memory import MemoryStore
+
+
+@declare
+async def echo(text: str) -> str:
+    """Give the text back."""
+    return text
+
+
+def raising(problem):
+    @declare(name="bad")
+    async def bad() -> None:
+        """Go wrong."""
+        raise problem
+
+    return bad
+
+
+def returning(value):
+    @declare(name="bad")
+    async def bad() -> object:
+        """Return something."""
+        return value
+
+    return bad
+
+
+# --- the order of things ---
+
+
+@story
+async def test_a_text_turn_is_told_in_its_order_and_its_deltas_carry_the_message_s_id():
+    """B12"""
+    async with Runtime(agent(["one two three"])) as rt:
+        await rt.open("c")
+        async with Tape(rt, "c") as tape:
+            await rt.send("c", "hi")
+            await tape.until(lambda item: isinstance(item, StateChanged) and item.state == "idle")
+        live = tape.live
+        told = [item.state if isinstance(item, StateChanged) else item.type for item in live]
+        deltas = ["text_delta"] * 3
+        assert told == [
+            "turn_started", "preparing", "streaming", *deltas, "message_completed", "turn_completed", "idle"
+        ]  # fmt: skip
+        assert "".join(item.text for item in live if isinstance(item, TextDelta)) == "one two three"
+        said = of(await rt.history("c"), AssistantSaid)[0]
+        assert {item.message_id for item in live if hasattr(item, "message_id")} == {said.id}
+        assert said.text == "one two three"
+
+
+@story
+async def test_nothing_is_published_before_it_is_in_the_log():
+    """B12, B25: publish only after append"""
+
+    class Watching(MemoryStore):
+        tape = None
+        ahead = 0
+
+        async def append(self, append):
+            before = len(self.tape.items) if self.tape else 0
+            for _ in range(5):
+                await asyncio.sleep(0)  # time for a viewer to hear of it too early
+            if self.tape:
+                told = [item for item in self.tape.items[before:] if item.seq and item.seq > append.expected]
+                self.ahead += len(told)
+            await super().append(append)
+
+    store = Watching()
+    async with Runtime(agent([[ToolCall("echo", {"text": "x"})], "done"], echo), store=store) as rt:
+        await rt.open("c")
+        async with Tape(rt, "c") as tape:
+            store.tape = tape
+            await rt.send("c", "hi")
+            await tape.until_type("turn_completed")
+        assert store.ahead == 0
+
+
+@story
+async def test_a_message_while_a_turn_is_in_flight_is_refused_as_busy_and_nothing_is_logged():
+    """B13"""
+    model = ScriptedModel([Hang(), "second"])
+    async with Runtime(agent(model)) as rt:
+        await rt.send("c", "first")
+        await until(lambda: model.requests)
+        before = await rt.history("c")
+        with pytest.raises(Busy) as refused:
+            await rt.send("c", "second")
+        assert (refused.value.kind, refused.value.http_status, refused.value.exit_code) == ("busy", 409, 3)
+        assert await rt.history("c") == before
+
+
+@story
+async def test_a_queued_message_runs_after_the_turn_and_begins_with_its_end():
+    """B13"""
+    model, go = ScriptedModel([]), asyncio.Event()
+
+    async def slow(_):
+        await go.wait()
+        return "one"
+
+    model._script = [slow, "two"]
+    store = Counting()
+    async with Runtime(agent(model), store=store) as rt:
+        first = await rt.send("c", "first")
+        second = await rt.send("c", "second", when_busy="queue")
+        assert (await rt.snapshot("c")).queued == 1
+        with pytest.raises(Busy):
+            await rt.send("c", "third")
+        go.set()
+        assert (await first.ended()).turn == 1
+        assert (await second.ended()).turn == 2
+        assert [m.text for m in model.requests[0].messages] == ["first"]
+        assert [m.text for m in model.requests[1].messages] == ["first", "one", "second"]
+        assert ["AssistantSaid", "TurnEnded", "TurnStarted"] in store.types()
+
+
+@story
+async def test_an_interrupt_cancels_the_turn_keeps_its_partial_text_and_runs_the_new_message():
+    """B13"""
+    model = ScriptedModel([["so far ", Hang()], "fine"])
+    store = Counting()
+    async with Runtime(agent(model), store=store) as rt:
+        await rt.open("c")
+        async with Tape(rt, "c") as tape:
+            first = await rt.send("c", "first")
+            await tape.until_type("text_delta")
+            second = await rt.send("c", "stop that", when_busy="interrupt", by="ann")
+            assert (await first.ended()).reason == "cancelled"
+            assert (await second.ended()).reason == "completed"
+        assert ["CancelRequested", "MessageReceived"] in store.types()
+        events = await rt.history("c")
+        assert of(events, CancelRequested)[0].by == "ann"
+        partial = of(events, AssistantSaid)[0]
+        assert (partial.partial, partial.text) == (True, "so far ")
+        shown = model.requests[1].messages[1]
+        assert isinstance(shown, AssistantMessage)
+        assert shown.partial
+        assert "cut off" in shown.text
+        assert [event.text for event in of(events, AssistantSaid)] == ["so far ", "fine"]
+
+
+@story
+async def test_a_turn_cut_at_its_first_step_leaves_no_partial_text_to_the_one_that_follows_it():
+    """B13, B58: the follower begins in the very append that ends the other, at the same step"""
+    model = ScriptedModel([["first words ", Hang()], Hang()])
+    async with Runtime(agent(model)) as rt:
+        await rt.open("c")
+        async with Tape(rt, "c") as tape:
+            first = await rt.send("c", "one")
+            await tape.until_type("text_delta")
+            second = await rt.send("c", "two", when_busy="interrupt")
+            await first.ended()
+            await rt.cancel("c")
+            await second.ended()
+        said = of(await rt.history("c"), AssistantSaid)
+        assert [(event.turn, event.text) for event in said] == [(1, "first words ")]
+        assert (await rt.snapshot("c")).partial == ""
+
+
+# --- tools ---
+
+
+@story
+async def test_a_tool_s_call_and_result_are_one_pair_and_the_model_is_called_again_in_the_same_turn():
+    """B14"""
+    model = ScriptedModel([[ToolCall("echo", {"text": "hey"}, id="p1")], "done"])
+    async with Runtime(agent(model, echo)) as rt:
+        turn = await rt.send("c", "hi")
+        assert (await turn.ended()).reason == "completed"
+        events = await rt.history("c")
+        assert types(events) == [
+            "ConversationOpened", "MessageReceived", "TurnStarted", "AssistantSaid", "CallStarted", "CallReturned",
+            "AssistantSaid", "TurnEnded",
+        ]  # fmt: skip
+        made = events[3].calls[0]
+        assert events[4].call_id == events[5].call_id == made.id != "p1"
+        assert made.provider_id == "p1"
+        assert {event.turn for event in of(events, AssistantSaid)} == {1}
+        call, result = model.requests[1].messages[1:]
+        assert call.calls[0].id == result.id == "p1"
+        assert sees(model) == [{"ok": True, "result": "hey"}]
+        assert [event.seq for event in events] == list(range(1, 9))
+
+
+@story
+async def test_a_plain_step_costs_two_appends():
+    """B14: the claim rides with the reply that made the call"""
+    store = Counting()
+    async with Runtime(agent([[ToolCall("echo", {"text": "x"})], "done"], echo), store=store) as rt:
+        await (await rt.send("c", "hi")).ended()
+        assert store.types()[-3:] == [["AssistantSaid", "CallStarted"], ["CallReturned"], ["AssistantSaid", "TurnEnded"]]
+        assert store.types()[:-3] == [["ConversationOpened", "MessageReceived"], ["TurnStarted"]]
+
+
+@story
+async def test_a_hundred_results_that_arrive_together_are_one_append_or_two():
+    """B19"""
+    door, inside = asyncio.Event(), []
+
+    @declare
+    async def wait(n: int) -> int:
+        """Wait."""
+        inside.append(n)
+        await door.wait()
+        return n
+
+    store = Counting()
+    model = ScriptedModel([[ToolCall("wait", {"n": n}) for n in range(100)], "done"])
+    async with Runtime(agent(model, wait), store=store, parallel=200) as rt:
+        turn = await rt.send("c", "hi")
+        await until(lambda: len(inside) == 100)
+        before = len(store.appends)
+        door.set()
+        await turn.ended()
+        landed = [kinds for kinds in store.types()[before:] if "CallReturned" in kinds]
+        assert sum(kinds.count("CallReturned") for kinds in landed) == 100
+        assert len(landed) <= 2
+        assert [envelope["result"] for envelope in sees(model)] == list(range(100))
+
+
+@story
+async def test_parallel_calls_that_finish_in_reverse_stand_in_call_order_for_the_model_only():
+    """B19"""
+    doors = [asyncio.Event() for _ in range(3)]
+    running = []
+
+    @declare
+    async def wait(n: int) -> int:
+        """Wait."""
+        running.append(n)
+        await doors[n].wait()
+        return n
+
+    model = ScriptedModel([[ToolCall("wait", {"n": n}) for n in range(3)], "done"])
+    async with Runtime(agent(model, wait)) as rt:
+        await rt.open("c")
+        async with Tape(rt, "c") as tape:
+            turn = await rt.send("c", "hi")
+            await until(lambda: len(running) == 3)
+            for n in (2, 1, 0):
+                done = sum(item.type == "tool_call_resolved" for item in tape.items)
+                doors[n].set()
+                await until(lambda d=done: sum(i.type == "tool_call_resolved" for i in tape.items) > d)
+            await turn.ended()
+        ids = [made.id for made in of(tape.items, AssistantSaid)[0].calls]
+        assert [item.call_id for item in tape.live if item.type == "tool_call_resolved"] == ids[::-1]
+        assert [item.call_id for item in tape.live if item.type == "tool_call_started"] == ids
+        assert [envelope["result"] for envelope in sees(model)] == [0, 1, 2]
+
+
+@story
+async def test_a_provider_id_that_was_there_before_is_replaced_by_ours_in_call_and_result():
+    """B14: in one reply, and over the replies of a conversation"""
+    calls = [ToolCall("echo", {"text": "a"}, id="x"), ToolCall("echo", {"text": "b"}, id="x")]
+    model = ScriptedModel([calls, [ToolCall("echo", {"text": "c"}, id="x"), ToolCall("echo", {"text": "d"})], "done"])
+    async with Runtime(agent(model, echo)) as rt:
+        await (await rt.send("c", "hi")).ended()
+        messages = model.requests[2].messages
+        uses = [use for message in messages if isinstance(message, AssistantMessage) for use in message.calls]
+        results = [message for message in messages if isinstance(message, ToolResult)]
+        assert len({use.id for use in uses}) == 4
+        assert uses[0].id == "x"
+        assert [use.id for use in uses[1:]] == [use.call for use in uses[1:]]
+        assert [result.id for result in results] == [use.id for use in uses]
+        assert [json.loads(result.content)["result"] for result in results] == ["a", "b", "c", "d"]
+
+
+class Odd:
+    def __repr__(self):
+        raise RuntimeError("no")
+
+
+class Unsayable(Exception):
+    def __str__(self):
+        raise RuntimeError("no")
+
+
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+FAILURES = {
+    "raises": (raising(ValueError("boom")), "handler_failed", "boom"),
+    "raises what cannot be said": (raising(Unsayable()), "handler_failed", "Unsayable"),
+    "raises SystemExit": (raising(SystemExit(3)), "handler_failed", "SystemExit"),
+    "raises KeyboardInterrupt": (raising(KeyboardInterrupt()), "handler_failed", "KeyboardInterrupt"),
+    "raises StopIteration": (raising(StopIteration(1)), "handler_failed", "StopIteration"),
+    "raises its own TimeoutError": (raising(TimeoutError("upstream")), "handler_failed", "upstream"),
+    "raises a kind": (raising(ToolError("not_found", "no such order", {"order": 3})), "not_found", "no such order"),
+    "raises odd details": (raising(ToolError("not_found", "gone", {"order": Odd()})), "not_found", "gone"),
+    "raises no words": (raising(ToolError("not_found", 5)), "not_found", "5"),  # type: ignore[arg-type]
+    "raises lone surrogates": (raising(ValueError("a\ud800b")), "handler_failed", "a?b"),
+    "returns an object": (returning(object()), "invalid_result", "object"),
+    "returns a function": (returning(len), "invalid_result", "JSON"),
+    "returns NaN": (returning({"x": math.nan}), "invalid_result", "nan"),
+    "returns a lone surrogate": (returning("a\ud800"), "invalid_result", "surrogate"),
+    "returns 10,000 levels": (returning(nested(10_000)), "invalid_result", ""),
+    "returns 200 levels": (returning(nested(200)), "invalid_result", "deep"),
+    "returns odd data": (returning(Result("fine", data=object())), "invalid_result", "object"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_whatever_a_handler_does_the_call_gets_one_error_of_a_known_kind_and_the_turn_goes_on(name):
+    """B15"""
+    bad, kind, words = FAILURES[name]
+
+    @story
+    async def main():
+        model = ScriptedModel([[ToolCall("bad"), ToolCall("echo", {"text": "alive"})], "done", "still here"])
+        async with Runtime(agent(model, bad, echo)) as rt:
+            assert (await (await rt.send("c", "hi")).ended()).reason == "completed"
+            events = await rt.history("c")
+            paired(events)
+            error = of(events, CallReturned)[0].error or of(events, CallReturned)[1].error
+            assert error.kind == kind
+            assert words in error.message
+            envelope, other = sees(model)
+            assert envelope["ok"] is False
+            assert set(envelope["error"]) == {"kind", "message", "details"}
+            assert other == {"ok": True, "result": "alive"}
+            assert len(of(events, CallStarted)) == 2
+            assert (await (await rt.send("c", "again")).ended()).reason == "completed"
+
+    main()
+
+
+@story
+async def test_a_handler_that_cancels_its_own_task_has_failed_and_is_not_run_again():
+    """B15: its task dies"""
+    runs = []
+
+    @declare
+    async def suicidal() -> None:
+        """Cancel itself."""
+        runs.append(1)
+        asyncio.current_task().cancel()
+        await asyncio.sleep(0)
+
+    @declare
+    async def lost() -> None:
+        """Await something that was cancelled."""
+        runs.append(2)
+        future = asyncio.get_running_loop().create_future()
+        future.cancel()
+        await future
+
+    model = ScriptedModel([[ToolCall("suicidal"), ToolCall("lost")], "done"])
+    async with Runtime(agent(model, suicidal, lost)) as rt:
+        assert (await (await rt.send("c", "hi")).ended()).reason == "completed"
+        assert sorted(runs) == [1, 2]
+        assert [envelope["error"]["kind"] for envelope in sees(model)] == ["handler_failed"] * 2
+
+
+@story
+async def test_a_handler_in_a_thread_may_exit_the_interpreter_for_all_we_care():
+    """B15"""
+
+    @declare
+    def leaves() -> None:
+        """Exit."""
+        raise SystemExit(1)
+
+    model = ScriptedModel([[ToolCall("leaves")], "done"])
+    async with Runtime(agent(model, leaves)) as rt:
+        assert (await (await rt.send("c", "hi")).ended()).reason == "completed"
+        assert sees(model)[0]["error"]["kind"] == "handler_failed"
+
+
+@story
+async def test_what_a_handler_does_to_its_arguments_stays_its_own():
+    """B14, B35: what is logged and shown is what was called"""
+
+    @declare
+    async def grows(items: list[int]) -> int:
+        """Add one."""
+        items.append(99)
+        return len(items)
+
+    model = ScriptedModel([[ToolCall("grows", {"items": [1]})], "done"])
+    async with Runtime(agent(model, grows)) as rt:
+        await (await rt.send("c", "hi")).ended()
+        assert model.requests[1].messages[1].calls[0].args == {"items": [1]}
+
+
+@story
+async def test_an_unknown_tool_is_an_error_that_lists_the_known_names():
+    """B16"""
+    model = ScriptedModel([[ToolCall("ech", {"text": "x"})], "done"])
+    async with Runtime(agent(model, echo, provider_tool("web_search"))) as rt:
+        assert (await (await rt.send("c", "hi")).ended()).reason == "completed"
+        error = sees(model)[0]["error"]
+        assert error["kind"] == "unknown_tool"
+        assert "echo" in error["message"]
+        assert error["details"]["known"] == ["echo"]
+        paired(await rt.history("c"))
+
+
+BAD_ARGS = {
+    "malformed": ('{"size": ', ""),
+    "nothing like JSON": ("size=3", ""),
+    "a list": ("[1]", "object"),
+    "null": ("null", "object"),
+    "missing": ({}, "size"),
+    "wrong type": ({"size": "big"}, "size"),
+    "wrong type of an optional one": ({"size": 1, "colour": 5}, "colour"),
+    "out of the enum": ({"size": 1, "colour": "green"}, "red"),
+    "unknown field": ({"size": 1, "weight": 2}, "weight"),
+    "NaN": ({"size": math.nan}, ""),
+    "lone surrogates": ({"size": 1, "colour": "\ud800"}, ""),
+    "10,000 levels": ("[" * 10_000, ""),
+}
+
+
+@pytest.mark.parametrize("gate", ["auto", "required"])
+@pytest.mark.parametrize("name", BAD_ARGS)
+def test_bad_arguments_are_an_error_that_names_the_field_and_neither_handler_nor_person_hears_of_it(name, gate):
+    """B17"""
+    args, words = BAD_ARGS[name]
+    ran = []
+
+    @declare(approval=gate)
+    async def paint(size: int, colour: str = "red") -> None:
+        """Paint."""
+        ran.append(size)
+
+    paint = paint.replaced(
+        parameters='{"type":"object","properties":{"size":{"type":"integer"},"colour":{"enum":["red","blue"]}},'
+        '"required":["size"],"additionalProperties":false}'
+    )
+
+    @story
+    async def main():
+        model = ScriptedModel([[ToolCall("paint", args)], "done"])
+        async with Runtime(agent(model, paint)) as rt:
+            assert (await (await rt.send("c", "hi")).ended()).reason == "completed"
+            error = sees(model)[0]["error"]
+            assert error["kind"] == "invalid_args"
+            assert words in error["message"]
+            assert ran == []
+            events = await rt.history("c")
+            assert not any(event.type in ("CallSuspended", "CallStarted") for event in events)
+            paired(events)
+
+    main()
+
+
+@story
+async def test_arguments_over_a_megabyte_are_refused_and_not_logged():
+    """B17, B21: too_large names the limit"""
+    huge = json.dumps({"text": "x" * 2_000_000})
+    model = ScriptedModel([[ToolCall("echo", huge), ToolCall("echo", json.loads(huge))], "done"])
+    store = Counting()
+    async with Runtime(agent(model, echo), store=store) as rt:
+        await (await rt.send("c", "hi")).ended()
+        assert [envelope["error"]["kind"] for envelope in sees(model)] == ["too_large"] * 2
+        assert "1048576" in sees(model)[0]["error"]["message"]
+        assert max(len(body) for append in store.appends for body in append.events) < 1_200_000
+
+
+@story
+async def test_a_handler_past_its_timeout_is_stopped_and_its_progress_so_far_is_told():
+    """B18"""
+    stopped = []
+
+    @declare(timeout=0.05)
+    async def slow(call: Call) -> str:
+        """Take too long."""
+        await call.progress({"line": 1})
+        await call.progress({"line": 2})
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            stopped.append(call.id)
+            raise
+        return "never"
+
+    @declare(timeout=0.05)
+    async def stubborn() -> str:
+        """Swallow the stop and answer late."""
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "too late"
+        return "never"
+
+    model = ScriptedModel([[ToolCall("slow"), ToolCall("stubborn")], "done"])
+    async with Runtime(agent(model, slow, stubborn)) as rt:
+        await (await rt.send("c", "hi")).ended()
+        error = sees(model)[0]["error"]
+        assert error["kind"] == "timeout"
+        assert error["details"] == {"timeout": 0.05, "partial": [{"line": 1}, {"line": 2}]}
+        assert len(stopped) == 1
+        assert sees(model)[1]["error"]["kind"] == "timeout"
+
+
+@story
+async def test_a_thread_past_its_timeout_is_abandoned_told_so_and_holds_its_slot_until_it_returns():
+    """B18"""
+    first, release, told = threading.Event(), threading.Event(), []
+
+    @declare(timeout=0.05)
+    def slow(n: int, call: Call) -> int:
+        """Block."""
+        if n == 1:
+            first.set()
+            release.wait(5)
+            told.append(call.cancelled)
+            call.progress({"late": True})
+        return n
+
+    model = ScriptedModel([[ToolCall("slow", {"n": 1})], [ToolCall("slow", {"n": 2})], "done"])
+    async with Runtime(agent(model, slow), parallel_per_tool={"slow": 1}) as rt:
+        await rt.open("c")
+        async with Tape(rt, "c") as tape:
+            turn = await rt.send("c", "hi")
+            await until(lambda: len(model.requests) == 2)
+            assert first.is_set()
+            assert sees(model, 1)[0]["error"]["kind"] == "timeout"
+            await tape.until(lambda item: isinstance(item, AssistantSaid) and item.step == 2)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert len(of(await rt.history("c"), CallStarted)) == 1, "its slot is held: the second does not start"
+            release.set()
+            assert (await turn.ended()).reason == "completed"
+        assert told == [True]
+        assert len(of(await rt.history("c"), CallReturned)) == 2, "what it returned at last is ignored"
+        assert not any(item.type == "tool_progress" for item in tape.items)
+        assert sees(model)[1] == {"ok": True, "result": 2}
+
+
+@story
+async def test_no_more_handlers_run_at_once_than_the_runtime_and_the_tool_allow():
+    """B19: per-runtime and per-tool limits"""
+    now, most, conversations = {"a": 0, "b": 0}, {"a": 0, "b": 0, "all": 0}, 4
+
+    def counting(name):
+        @declare(name=name)
+        async def handler() -> None:
+            """Count."""
+            now[name] += 1
+            most[name] = max(most[name], now[name])
+            most["all"] = max(most["all"], sum(now.values()))
+            await asyncio.sleep(0.002)
+            now[name] -= 1
+
+        return handler
+
+    calls = [ToolCall("a")] * 4 + [ToolCall("b")] * 4
+    model = ScriptedModel([calls, "done"], follow=True)
+    runtime = Runtime(agent(model, counting("a"), counting("b")), parallel=5, parallel_per_tool={"a": 2})
+    async with runtime as rt:
+        turns = [await rt.send(f"c{n}", "hi") for n in range(conversations)]
+        for turn in turns:
+            await turn.ended()
+        assert most["a"] == 2
+        assert most["all"] == 5
+        assert now == {"a": 0, "b": 0}
+
+
+# --- results ---
+
+
+@story
+async def test_a_value_shaped_like_an_envelope_stands_inside_ours():
+    """B20"""
+    forged = {"ok": False, "error": {"kind": "denied", "message": "no", "details": {}}}
+    model = ScriptedModel([[ToolCall("bad")], "done"])
+    async with Runtime(agent(model, returning(forged))) as rt:
+        await (await rt.send("c", "hi")).ended()
+        assert sees(model) == [{"ok": True, "result": forged}]
+        assert of(await rt.history("c"), CallReturned)[0].ok
+
+
+@story
+async def test_a_long_result_is_cut_for_the_model_with_its_limit_and_total_and_can_be_read_on():
+    """B21"""
+    texts = {"inline": "é" * 20_000, "artifact": "ü" * 90_000}
+    lines = [{"n": n, "text": "x" * 50} for n in range(3_000)]
+
+    @declare
+    async def long(which: str) -> object:
+        """Say much."""
+        return texts.get(which, lines)
+
+    calls = [ToolCall("long", {"which": which}) for which in ("inline", "artifact", "lines")]
+    model = ScriptedModel([calls, "done"])
+    store = Counting()
+    async with Runtime(agent(model, long), store=store) as rt:
+        await (await rt.send("c", "hi")).ended()
+        for envelope, total in zip(sees(model), (40_000, 180_000, len(json.dumps(lines, separators=(",", ":")))), strict=True):
+            text = envelope["result"]
+            assert f"limit 16000 bytes, total {total} bytes" in text
+            assert 15_900 < len(text.encode()) <= 16_000
+            assert "�" not in text
+        events = of(await rt.history("c"), CallReturned)
+        returned = {event.call_id: event for event in events}
+        ids = [made.id for made in of(await rt.history("c"), AssistantSaid)[0].calls]
+        assert returned[ids[0]].value == texts["inline"]
+        assert returned[ids[0]].artifact is None
+        assert returned[ids[1]].artifact is not None
+        for call, full in zip(ids, (texts["inline"], texts["artifact"], lines), strict=True):
+            assert await rt.result("c", call) == full
+        kept = [sha for append in store.appends for sha, _ in append.artifacts]
+        assert set(kept) == {returned[ids[1]].artifact, returned[ids[2]].artifact}
+
+
+@story
+async def test_the_step_limit_ends_the_turn_after_so_many_model_calls_with_every_call_paired():
+    """B22"""
+    model = ScriptedModel([[ToolCall("echo", {"text": str(n)})] for n in range(9)])
+    async with Runtime(agent(model, echo, steps=3)) as rt:
+        ended = await (await rt.send("c", "hi")).ended()
+        assert (ended.reason, ended.halted) == ("step_limit", False)
+        assert len(model.requests) == 3
+        events = await rt.history("c")
+        paired(events)
+        assert len(of(events, CallReturned)) == 3
+
+
+@story
+async def test_output_and_data_part_ways_the_model_sees_one_the_log_has_both():
+    """B84"""
+
+    @declare
+    async def chart() -> Result:
+        """Draw."""
+        return Result("three bars", data={"bars": [1, 2, 3]})
+
+    model = ScriptedModel([[ToolCall("chart")], "done"])
+    async with Runtime(agent(model, chart)) as rt:
+        await (await rt.send("c", "hi")).ended()
+        assert sees(model) == [{"ok": True, "result": "three bars"}]
+        assert "bars" not in model.requests[1].messages[2].content.replace("three bars", "")
+        returned = of(await rt.history("c"), CallReturned)[0]
+        assert (returned.value, returned.data) == ("three bars", {"bars": [1, 2, 3]})
+
+
+# --- progress, keys, scopes ---
+
+
+@story
+async def test_progress_is_live_ordered_under_its_call_and_the_latest_stands_in_the_snapshot():
+    """B83"""
+    door, kept = asyncio.Event(), []
+
+    @declare(streaming=True)
+    async def work(call: Call) -> str:
+        """Report."""
+        kept.append(call)
+        for n in range(5):
+            await call.progress({"n": n})
+        await door.wait()
+        return "ok"
+
+    async with Runtime(agent([[ToolCall("work")], Hang()], work)) as rt:
+        await rt.open("c")
+        async with Tape(rt, "c") as tape:
+            await rt.send("c", "hi")
+            await tape.until(lambda item: item.type == "tool_progress" and item.n == 5)
+            snapshot = await rt.snapshot("c")
+            assert [(f.tool, f.phase, f.progress) for f in snapshot.in_flight] == [("work", "running", {"n": 4})]
+            assert snapshot.state == "executing_tools"
+            door.set()
+            await tape.until_type("tool_call_resolved")
+            assert (await rt.snapshot("c")).in_flight == []
+            await kept[0].progress({"n": "late"})
+            await tape.until(lambda item: isinstance(item, StateChanged) and item.state == "preparing")
+        told = [item for item in tape.live if item.type == "tool_progress"]
+        assert [(item.n, item.payload["n"]) for item in told] == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4)]
+        assert {item.call_id for item in told} == {kept[0].id}
+        assert len(of(tape.items, CallReturned)) == 1
+
+
+@story
+async def test_a_done_call_is_no_longer_in_flight_while_its_siblings_run():
+    """B83, B38"""
+    door = asyncio.Event()
+
+    @declare
+    async def quick(call: Call) -> str:
+        """Report, then end."""
+        await call.progress("half")
+        return "ok"
+
+    @declare
+    async def slow() -> None:
+        """Wait."""
+        await door.wait()
+
+    async with Runtime(agent([[ToolCall("quick"), ToolCall("slow")], "done"], quick, slow)) as rt:
+        await rt.open("c")
+        async with Tape(rt, "c") as tape:
+            turn = await rt.send("c", "hi")
+            await tape.until_type("tool_call_resolved")
+            assert [flying.tool for flying in (await rt.snapshot("c")).in_flight] == ["slow"]
+            door.set()
+            await turn.ended()
+
+
+@story
+async def test_progress_that_cannot_be_recorded_is_the_handler_s_own_failure():
+    """B15, B83"""
+
+    @declare
+    async def work(call: Call) -> str:
+        """Report nonsense."""
+        await call.progress(object())
+        return "never"
+
+    model = ScriptedModel([[ToolCall("work")], "done"])
+    async with Runtime(agent(model, work)) as rt:
+        await (await rt.send("c", "hi")).ended()
+        assert sees(model)[0]["error"]["kind"] == "invalid_result"
+
+
+@story
+async def test_the_idempotency_key_names_conversation_and_call_and_differs_between_conversations():
+    """B85, B32"""
+    keys = []
+
+    @declare
+    async def key(call: Call) -> str:
+        """Note the key."""
+        keys.append(call.key)
+        assert call.key == f"{call.conversation}/{call.id}"
+        assert call.attempt == 1
+        return call.key
+
+    model = ScriptedModel([[ToolCall("key"), ToolCall("key")], "done"], follow=True)
+    async with Runtime(agent(model, key)) as rt:
+        await (await rt.send("c1", "hi")).ended()
+        await (await rt.send("c2", "hi")).ended()
+        assert len(set(keys)) == 4
+        assert {key.split("/")[0] for key in keys} == {"c1", "c2"}
+
+
+@story
+async def test_the_scope_is_made_from_the_principal_in_the_log_and_closed_after_the_call():
+    """B35: never persisted, made wherever the call runs"""
+    opened, closed = [], []
+
+    class Scope:
+        def __init__(self, principal):
+            self.principal = principal
+
+        async def __aenter__(self):
+            opened.append(self.principal)
+            return {"user": self.principal.id}
+
+        async def __aexit__(self, *_):
+            closed.append(self.principal)
+
+    @declare
+    async def who(call: Call) -> list[str]:
+        """Say who."""
+        assert closed == []
+        return [call.scope["user"], call.principal.id, call.agent, *call.principal.roles]
+
+    ann = Principal("ann", roles=("admin",), claims={"team": 3})
+    model = ScriptedModel([[ToolCall("who")], "done"])
+    async with Runtime(agent(model, who), scope=Scope) as rt:
+        await (await rt.send("c", "hi", by=ann)).ended()
+        assert sees(model) == [{"ok": True, "result": ["ann", "ann", "a", "admin"]}]
+        assert opened == closed == [ann]
+        assert of(await rt.history("c"), MessageReceived)[0].by == ann
+
+
+@story
+async def test_a_scope_that_cannot_be_made_is_an_error_of_the_call():
+    """B15"""
+
+    def factory(principal):
+        raise OSError("no database")
+
+    model = ScriptedModel([[ToolCall("echo", {"text": "x"})], "done"])
+    async with Runtime(agent(model, echo), scope=factory) as rt:
+        assert (await (await rt.send("c", "hi")).ended()).reason == "completed"
+        assert "no database" in sees(model)[0]["error"]["message"]
+
+
+# --- provider tools ---
+
+
+class Hosted:
+    """A model whose provider runs a tool in mid-stream, and which then calls it by name."""
+
+    name = "hosted"
+
+    def __init__(self, data=None):
+        self.requests = []
+        self.data = data or {"id": "srv_1", "input": {"q": "x"}, "nested": [1, {"a": None}]}
+
+    async def stream(self, request):
+        self.requests.append(request)
+        if len(self.requests) == 1:
+            yield ProviderPart("server_tool_use", self.data)
+            yield ProviderPart("web_search_result", {"tool_use_id": "srv_1", "content": ["…"]})
+            yield TextPart("found it")
+            yield ToolCallPart(0, "p1", "web_search", "{}")
+        else:
+            yield TextPart("done")
+        yield FinishPart()
+
+
+@story
+async def test_a_provider_s_tool_is_never_dispatched_and_its_parts_are_kept_and_replayed_verbatim():
+    """B46"""
+    model = Hosted()
+    hosted = provider_tool("web_search", max_uses=3)
+    from assent import Agent
+
+    async with Runtime(Agent("a", model=model, tools=[hosted, echo])) as rt:
+        assert (await (await rt.send("c", "hi")).ended()).reason == "completed"
+        assert [(offer.name, offer.provider) for offer in model.requests[0].tools] == [
+            ("web_search", True),
+            ("echo", False),
+        ]
+        events = await rt.history("c")
+        assert not any(event.type in ("CallStarted", "CallSuspended") for event in events)
+        assert sees(model)[0]["error"]["kind"] == "unknown_tool"
+        parts = [
+            {"kind": "server_tool_use", "data": model.data},
+            {"kind": "web_search_result", "data": {"tool_use_id": "srv_1", "content": ["…"]}},
+        ]
+        said = of(events, AssistantSaid)[0]
+        assert (said.parts, said.provider) == (parts, "hosted")
+        assert model.requests[1].messages[1].parts == parts
+
+
+@story
+async def test_a_provider_s_part_that_cannot_be_kept_fails_the_turn_and_not_the_conversation():
+    """B46"""
+    from assent import Agent
+
+    model = Hosted({"bad": object()})
+    async with Runtime(Agent("a", model=model, tools=[echo])) as rt:
+        ended = await (await rt.send("c", "hi")).ended()
+        assert (ended.reason, ended.error.kind) == ("failed", "invalid_response")
+        assert (await (await rt.send("c", "again")).ended()).reason == "completed"
+
+
+# --- models and viewers ---
+
+
+@story
+async def test_a_model_that_fails_ends_the_turn_as_failed_with_what_it_had_said():
+    """B61: every turn start has exactly one terminal"""
+    model = ScriptedModel([["half ", RuntimeError("lost")], "better"])
+    async with Runtime(agent(model)) as rt:
+        ended = await (await rt.send("c", "hi")).ended()
+        assert (ended.reason, ended.error.kind) == ("failed", "provider_http_error")
+        said = of(await rt.history("c"), AssistantSaid)[0]
+        assert (said.partial, said.text, said.attempts[0].error.message) == (True, "half ", "RuntimeError: lost")
+        assert (await (await rt.send("c", "again")).ended()).reason == "completed"
+        assert [type(m) for m in model.requests[1].messages] == [UserMessage, AssistantMessage, UserMessage]
+
+
+@story
+async def test_a_slow_reader_is_cut_with_backpressure_and_can_read_on_from_where_it_was():
+    """B12: bounded fan-out, nothing canonical is lost"""
+    model = ScriptedModel([" ".join(["word"] * 200), "again"])
+    rt = Runtime(agent(model))
+    rt.bus = Bus(limit=20)
+    async with rt:
+        await rt.open("c")
+        reader = rt.events("c")
+        assert (await anext(reader)).seq == 1
+        following = asyncio.ensure_future(anext(reader))
+        await asyncio.sleep(0)
+        turn = await rt.send("c", "hi")
+        await turn.ended()
+        seen = [(await following).seq]
+        with pytest.raises(Backpressure) as cut:
+            while True:
+                seen.append((await anext(reader)).seq)
+        canonical = [seq for seq in seen if seq]
+        assert cut.value.after == max(canonical)
+        rest = rt.events("c", after=cut.value.after)
+        again = []
+        while not again or again[-1].type != "TurnEnded":
+            again.append(await anext(rest))
+        await rest.aclose()
+        history = await rt.history("c")
+        assert [1, *canonical, *(event.seq for event in again)] == [event.seq for event in history]
+
+
+@story
+async def test_a_snapshot_is_one_moment_its_messages_and_its_sequence_number_agree():
+    """B12: a viewer is snapshot plus tail"""
+
+    class Slow(MemoryStore):
+        gate = None
+
+        async def read(self, *args, **kwargs):
+            bodies = await super().read(*args, **kwargs)
+            if self.gate is not None and kwargs.get("before"):
+                gate, self.gate = self.gate, None
+                await gate()
+            return bodies
+
+    store = Slow()
+    async with Runtime(agent(["hello", "again"]), store=store) as rt:
+        await (await rt.send("c", "hi")).ended()
+
+        async def meanwhile():
+            await (await rt.send("c", "more")).ended()
+
+        store.gate = meanwhile
+        snapshot = await rt.snapshot("c")
+        last = [message.seq for message in snapshot.messages][-1]
+        told = [event.seq for event in await rt.history("c", before=snapshot.seq + 1)]
+        said = [e.seq for e in await rt.history("c") if isinstance(e, AssistantSaid) and e.seq <= snapshot.seq]
+        assert told[-1] == snapshot.seq
+        assert last == said[-1]
+
+
+@story
+async def test_times_come_from_the_clock_that_was_given():
+    """B57"""
+    clock = Clock(5_000.0)
+    async with Runtime(agent(["hello"]), clock=clock) as rt:
+        await (await rt.send("c", "hi")).ended()
+        assert {event.at for event in await rt.history("c")} == {5_000.0}
+
+
+@story
+async def test_what_the_log_could_not_give_back_is_refused_at_the_door():
+    """B28: nothing half-written, no conversation that cannot be loaded again"""
+    async with Runtime(agent(["hello"])) as rt:
+        await (await rt.send("c", "hi")).ended()
+        before = await rt.history("c")
+        for wrong in (
+            rt.send("c", "x", by=Principal(5)),  # type: ignore[arg-type]
+            rt.send("c", "x", by=Principal("ann", roles=(1,))),  # type: ignore[arg-type]
+            rt.send("c", "x", by=Principal("ann", claims={"a": object()})),
+            rt.send("c", "x", by="\ud800"),
+            rt.send("c", "x", by=""),
+            rt.send("c", "a\0b"),
+            rt.send("c", "  "),
+            rt.send("c", "\ud800"),
+            rt.send("c", "x" * (4 * 1024 * 1024 + 1)),
+            rt.send("c", 5),  # type: ignore[arg-type]
+            rt.send("c", "x", agent=5),  # type: ignore[arg-type]
+            rt.send("c", "x", agent="nobody"),
+            rt.send("c", "x", when_busy="wait"),  # type: ignore[arg-type]
+            rt.send("c", "x", mode="half"),  # type: ignore[arg-type]
+            rt.send("c\0", "x"),
+            rt.cancel("c", reason=5),  # type: ignore[arg-type]
+            rt.open("d", metadata=[1]),  # type: ignore[arg-type]
+            rt.open("c"),
+        ):
+            with pytest.raises(Invalid):
+                await wrong
+        assert await rt.history("c") == before
+        assert [row.conversation for row in await rt.conversations()] == ["c"]
+
+
+@story
+async def test_a_schema_that_leads_out_of_itself_is_refused_and_nothing_is_fetched():
+    """B88"""
+    asked = []
+
+    async def answer(reader, writer):
+        asked.append(await reader.readline())
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        for target in (f"http://127.0.0.1:{port}/schema.json", "file:///etc/hostname", "other.json"):
+            schema = {"type": "object", "properties": {"a": {"$ref": target}}}
+            with pytest.raises(ValueError, match="never fetched"):
+                declare(lambda args: None, name="t", description="x", parameters=schema)
+            async with Runtime(agent(["hello"])) as rt:
+                with pytest.raises(Invalid, match="never fetched"):
+                    await rt.send("c", "hi", output=schema)
+                assert await rt.conversations() == []
+        await asyncio.sleep(0)
+    assert asked == []
+
+
+@story
+async def test_drips_are_told_as_they_fall_and_the_snapshot_has_what_has_fallen():
+    """B12"""
+    async with Runtime(agent([[Drip("a b", pause=0), Hang()]])) as rt:
+        await rt.open("c")
+        async with Tape(rt, "c") as tape:
+            await rt.send("c", "hi")
+            await tape.until(lambda item: isinstance(item, TextDelta) and item.text == "b")
+            snapshot = await rt.snapshot("c")
+            assert (snapshot.state, snapshot.partial, snapshot.turn) == ("streaming", "a b", 1)
+            assert of(tape.items, TurnStarted)
+            assert not of(tape.items, TurnEnded)

@@ -1,0 +1,263 @@
+"""Several processes on one SQLite file: first wins, owners hear of guests, agents travel as JSON."""
+
+import asyncio
+import time
+
+import pytest
+import reviving_process
+from reviving import Process, agent, life, milliseconds, of, paired, run, until
+
+from assent import (
+    Agent,
+    Answer,
+    Approve,
+    Runtime,
+    ScriptedModel,
+    Stale,
+    ToolCall,
+    tool,
+)
+from assent.core.events import CallResolved, CallReturned
+from assent.errors import DeclarationError
+from assent.stores.memory import MemoryStore
+
+
+def url(path):
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "assent.db"
+
+
+@tool(executor="human", prompt="Which one?")
+def choose() -> str:
+    """Ask the user."""
+
+
+async def parked(store):
+    """A conversation that waits for an answer, and nobody runs it."""
+    async with Runtime(agent(ScriptedModel([[ToolCall("choose")]]), choose), store=store) as rt:
+        turn = await rt.send("c", "go")
+        (entry,) = (await turn.rest()).pending
+    return entry
+
+
+async def idle(rt):
+    await until(lambda: _idle(rt))
+    return await rt.history("c")
+
+
+async def _idle(rt):
+    return (await rt.snapshot("c")).state == "idle"
+
+
+def test_of_two_resolvers_in_two_processes_exactly_one_wins(path):
+    """B30"""
+
+    async def main():
+        entry = await parked(url(path))
+        with Process("resolve", path, entry.call, "ann") as ann, Process("resolve", path, entry.call, "bob") as bob:
+            assert [await ann.says(), await bob.says()] == [["ready"], ["ready"]]
+            ann.tell("go")
+            bob.tell("go")
+            said = {"ann": await ann.says(), "bob": await bob.says()}
+        winners = [name for name, words in said.items() if words[0] == "won"]
+        assert len(winners) == 1, said
+        (loser,) = {"ann", "bob"} - {*winners}
+        assert said[loser] == ["stale", "resolved", winners[0]]
+        async with Runtime(agent(ScriptedModel(["thanks"]), choose), store=url(path)) as rt:
+            log = await idle(rt)
+            paired(log)
+            (resolved,) = of(log, CallResolved)
+            assert (resolved.by.id, resolved.seq) == (winners[0], int(said[winners[0]][1]))
+            assert of(log, CallReturned)[0].value == winners[0]
+
+    run(main, timeout=60)
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_of_fifty_deciders_at_two_runtimes_exactly_one_wins(path, kind):
+    """B30"""
+
+    async def main():
+        one = MemoryStore() if kind == "memory" else url(path)
+        model = ScriptedModel([[ToolCall("choose")], "thanks"])
+        async with life(agent(model, choose), store=one) as owner:
+            two = one.sibling() if kind == "memory" else one
+            async with life(store=two) as desk:
+                turn = await owner.send("c", "go")
+                (entry,) = (await turn.rest()).pending
+                said = await asyncio.gather(
+                    *(
+                        (owner, desk)[n % 2].resolve("c", entry.call, Answer(f"d{n}"), by=f"d{n}")
+                        for n in range(50)
+                    ),
+                    return_exceptions=True,
+                )
+                losers = [word for word in said if isinstance(word, Stale)]
+                assert len(losers) == 49, said
+                log = await idle(owner)
+                paired(log)
+                (resolved,) = of(log, CallResolved)
+                assert {(stale.reason, stale.winner) for stale in losers} == {("resolved", resolved.by.id)}
+
+    run(main, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("verb", "acts", "reacts"),
+    [("cancel", "CancelRequested", "TurnEnded"), ("interrupt", "MessageReceived", "TurnStarted")],
+)
+def test_a_streaming_owner_acts_within_200_ms_on_what_another_process_records(path, verb, acts, reacts):
+    """B87"""
+
+    async def main():
+        with Process("stream", path) as owner, Process("guest", path, verb) as guest:
+            assert await owner.says() == ["streaming"]
+            assert await guest.says() == ["ready"]
+            guest.tell("go")
+            assert await guest.says() == ["done"]
+            begun = time.monotonic()
+            seen = []
+            while reacts not in seen:
+                seen += await owner.says()
+            took = milliseconds(begun)
+            print(f"{verb}: acted on {took:.0f} ms after it was acknowledged")
+            assert acts in seen
+            assert took < 1000
+
+    run(main, timeout=60)
+
+
+def test_a_streaming_owner_hears_of_a_message_that_another_process_queues(path):
+    """B87"""
+
+    async def main():
+        with Process("stream", path) as owner, Process("guest", path, "send") as guest:
+            assert await owner.says() == ["streaming"]
+            assert await guest.says() == ["ready"]
+            guest.tell("go")
+            assert await guest.says() == ["done"]
+            begun = time.monotonic()
+            assert await owner.says() == ["MessageReceived"]
+            took = milliseconds(begun)
+            print(f"message: heard of {took:.0f} ms after it was acknowledged")
+            assert took < 1000
+
+    run(main, timeout=60)
+
+
+def test_an_executing_owner_hears_of_an_answer_that_another_process_records(path):
+    """B87"""
+
+    async def main():
+        with Process("mixed", path) as owner, Process("guest", path, "answer") as guest:
+            assert await owner.says() == ["running"]
+            assert await guest.says() == ["ready"]
+            guest.tell("go")
+            assert await guest.says() == ["done"]
+            begun = time.monotonic()
+            assert await owner.says() == ["resolved"]
+            took = milliseconds(begun)
+            print(f"answer: heard of {took:.0f} ms after it was acknowledged")
+            assert took < 1000
+
+    run(main, timeout=60)
+
+
+def test_what_a_killed_process_left_is_served_from_the_file_and_taken_over_at_once(path):
+    """B53, B48: the operating system says that the owner is dead; no lease has to run out."""
+
+    async def main():
+        with Process("hold", path) as owner:
+            assert await owner.says() == ["running"]
+            async with Runtime(store=url(path)) as desk:
+                live = await desk.snapshot("c")
+                owner.kill()
+                dead = await desk.snapshot("c")
+                assert dead == live
+                assert [f.tool for f in dead.in_flight] == ["work"]
+                (entry,) = await desk.pending()
+                await desk.resolve("c", entry.call, Answer("mine"), by="ann")
+
+            @tool
+            async def work() -> str:
+                """Work."""
+                return "worked after all"
+
+            begun = time.monotonic()
+            async with Runtime(agent(ScriptedModel(["done"]), work, choose), store=url(path)) as rt:
+                log = await idle(rt)
+                print(f"taken over and finished {milliseconds(begun):.0f} ms after the start")
+                paired(log)
+                assert [r.value for r in of(log, CallReturned)] == ["mine", "worked after all"]
+
+    run(main, timeout=60)
+
+
+def test_a_cancel_with_the_process_dead_closes_the_turn_on_the_file(path):
+    """B60"""
+
+    async def main():
+        with Process("hold", path) as owner:
+            assert await owner.says() == ["running"]
+            owner.kill()
+        async with Runtime(store=url(path)) as desk:
+            (entry,) = await desk.pending()
+            assert await desk.cancel("c", by="ann")
+            log = await idle(desk)
+            paired(log)
+            assert [r.error.kind for r in of(log, CallReturned)] == ["cancelled", "cancelled"]
+            with pytest.raises(Stale) as refused:
+                await desk.resolve("c", entry.call, Answer("late"))
+            assert refused.value.reason == "cancelled"
+
+    run(main, timeout=60)
+
+
+def test_an_agent_travels_as_json_and_runs_in_another_process(path, tmp_path):
+    """B10"""
+
+    async def main():
+        saved = reviving_process.saved_agent()
+        data = tmp_path / "agent.json"
+        data.write_text(saved.to_json())
+        assert Agent.from_json(data.read_text()).to_json() == saved.to_json()
+        with Process("load_and_run", path, data) as other:
+            assert await other.says() == ["preview", "would", "pay", "2.5"]
+            assert "found 3" in " ".join(await other.says())
+            assert '"paid":2.5,"by":"boss"' in " ".join(await other.says())
+
+    run(main, timeout=60)
+
+
+def test_an_agent_with_a_lambda_does_not_travel_and_is_told_how_to_name_it():
+    """B10"""
+    nameless = tool(name="nameless", description="?", parameters={"type": "object"})(lambda args: 1)
+    with pytest.raises(DeclarationError, match=r"package\.module:function"):
+        Agent("a", model=None, tools=[nameless]).to_json()
+
+
+def test_an_agent_saved_without_handlers_continues_in_another_process_that_has_them(path):
+    """B86"""
+
+    async def main():
+        saved = reviving_process.saved_agent()
+        saved.model = ScriptedModel([[ToolCall("pay", {"amount": 9})]])
+        async with Runtime(saved, store=url(path)) as rt:
+            (entry,) = (await (await rt.send("c", "go")).rest()).pending
+        data = saved.to_json(handlers=False)
+        loaded = Agent.from_json(
+            data,
+            handlers={"pay": reviving_process.pay, "look": reviving_process.look},
+            model=ScriptedModel(["paid"]),
+        )
+        async with Runtime(loaded, store=url(path)) as rt:
+            await rt.resolve("c", entry.call, Approve(digest=entry.digest), by="boss")
+            log = await idle(rt)
+            paired(log)
+            assert of(log, CallReturned)[0].value == {"paid": 9, "by": "boss"}
+
+    run(main, timeout=60)

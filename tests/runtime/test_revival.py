@@ -1,0 +1,673 @@
+"""Kill, revive: a fresh process goes on where the last one stopped. A kill is a store that dies with its owner."""
+
+import asyncio
+
+import pytest
+from reviving import Clock, Seen, agent, kill, kinds, life, of, paired, rewrite, run, until
+
+from assent import (
+    Agent,
+    Answer,
+    Approve,
+    Call,
+    ClientResult,
+    Deny,
+    Invalid,
+    Result,
+    Runtime,
+    ScriptedModel,
+    Stale,
+    Submit,
+    ToolCall,
+    tool,
+)
+from assent.core.events import AssistantSaid, CallResolved, CallReturned, CallStarted, CallSuspended, MessageReceived
+from assent.models.scripted import Drip, Hang
+from assent.stores.memory import MemoryStore
+
+
+@tool(executor="human", prompt="Which one?")
+def choose(n: int = 0) -> str:
+    """Ask the user."""
+
+
+def working(seen, **options):
+    """A server tool that notes its runs and waits at the door in its first attempt."""
+
+    @tool(**options)
+    async def work(n: int, call: Call) -> str:
+        """Work."""
+        seen.note(call, n=n)
+        if call.attempt == 1:
+            await seen.door.wait()
+        return f"worked {call.attempt}"
+
+    return work
+
+
+async def interrupted(seen, *tools, calls, sibling_of=None):
+    """A conversation whose owner was killed while ``seen`` ran; the store for whoever comes next."""
+    store = MemoryStore()
+    first = ScriptedModel([calls])
+    async with life(agent(first, *tools), store=store) as rt:
+        await rt.send("c", "go")
+        await seen.running()
+        await kill(rt)
+    return store.sibling()
+
+
+async def finished(rt, conversation="c"):
+    """The conversation's log once it is idle."""
+    await until(lambda: _idle(rt, conversation))
+    return await rt.history(conversation)
+
+
+async def _idle(rt, conversation):
+    return (await rt.snapshot(conversation)).state == "idle"
+
+
+async def waiting(rt, count=1):
+    return await until(lambda: _waiting(rt, count))
+
+
+async def _waiting(rt, count):
+    found = await rt.pending()
+    return found if len(found) >= count else None
+
+
+def test_a_late_answer_after_a_kill_is_accepted_and_the_turn_completes():
+    """B31"""
+
+    async def main():
+        store = MemoryStore()
+        async with life(agent(ScriptedModel([[ToolCall("choose")]]), choose), store=store) as rt:
+            await (await rt.send("c", "hi")).rest()
+            await kill(rt)
+        model = ScriptedModel(["thank you"])
+        async with life(agent(model, choose), store=store.sibling()) as rt:
+            (entry,) = await rt.pending()
+            await rt.resolve("c", entry.call, Answer("late"), by="ann")
+            log = await finished(rt)
+            paired(log)
+            assert len(model.requests) == 1
+            assert '"late"' in model.requests[0].messages[-1].content
+
+    run(main)
+
+
+def test_an_answer_after_a_kill_and_the_deadline_is_stale_as_expired():
+    """B31: nobody has fired the deadline yet; the answer is late all the same."""
+
+    async def main():
+        clock = Clock()
+        store = MemoryStore()
+        slow = tool(executor="human", prompt="?", expires="10s")(choose.fn)
+        async with life(agent(ScriptedModel([[ToolCall("choose")]]), slow), store=store, clock=clock) as rt:
+            await (await rt.send("c", "hi")).rest()
+            (entry,) = await rt.pending()
+            await kill(rt)
+        clock.now = entry.deadline
+        async with life(store=store.sibling(), clock=clock) as desk:
+            with pytest.raises(Stale) as refused:
+                await desk.resolve("c", entry.call, Answer("too late"))
+            assert refused.value.reason == "expired"
+        model = ScriptedModel(["never mind"])
+        async with life(agent(model, slow), store=store.sibling(), clock=clock) as rt:
+            log = await finished(rt)
+            paired(log)
+            assert of(log, CallReturned)[0].error.kind == "timeout"
+            with pytest.raises(Stale) as refused:
+                await rt.resolve("c", entry.call, Answer("much too late"))
+            assert refused.value.reason == "expired"
+
+    run(main)
+
+
+def test_a_kill_while_streaming_leads_to_one_more_model_call_and_no_second_user_message():
+    """B47"""
+
+    async def main():
+        store = MemoryStore()
+        first = ScriptedModel([["half a sen", Hang()]])
+        async with life(agent(first), store=store) as rt:
+            await rt.send("c", "tell me")
+            await until(lambda: _streams(rt))
+            await kill(rt)
+        second = ScriptedModel(["a whole sentence"])
+        async with life(agent(second), store=store.sibling()) as rt:
+            log = await finished(rt)
+            assert kinds(log) == [
+                "ConversationOpened",
+                "MessageReceived",
+                "TurnStarted",
+                "AssistantSaid",
+                "TurnEnded",
+            ]
+            assert len(first.requests) == len(second.requests) == 1
+            assert [m.text for m in second.requests[0].messages] == ["tell me"]
+
+    async def _streams(rt):
+        return (await rt.snapshot("c")).partial.startswith("half")
+
+    run(main)
+
+
+def test_a_kill_in_a_server_tool_dispatches_the_same_call_again_without_asking_the_model():
+    """B48, B85"""
+
+    async def main():
+        seen = Seen()
+        store = await interrupted(seen, working(seen), calls=[ToolCall("work", {"n": 7})])
+        model = ScriptedModel(["done"])
+        async with life(agent(model, working(seen)), store=store) as rt:
+            log = await finished(rt)
+            paired(log)
+            (first, second) = seen.calls
+            assert first[0] == second[0], "the same call id, and so the same key"
+            assert [first[1:], second[1:]] == [(1, {"n": 7}), (2, {"n": 7})]
+            starts = of(log, CallStarted)
+            assert [s.attempt for s in starts] == [1, 2]
+            assert starts[1].epoch > starts[0].epoch
+            assert len(model.requests) == 1
+            assert '"worked 2"' in model.requests[0].messages[-1].content
+
+    run(main)
+
+
+def test_recovery_fail_does_not_run_it_again_and_says_that_the_outcome_is_unknown():
+    """B49"""
+
+    async def main():
+        seen = Seen()
+        work = working(seen, recovery="fail")
+        store = await interrupted(seen, work, calls=[ToolCall("work", {"n": 1})])
+        model = ScriptedModel(["I see"])
+        async with life(agent(model, work), store=store) as rt:
+            log = await finished(rt)
+            paired(log)
+            assert len(seen.calls) == 1
+            (returned,) = of(log, CallReturned)
+            assert returned.error.kind == "interrupted"
+            assert "unknown" in returned.error.message
+            assert '"interrupted"' in model.requests[0].messages[-1].content
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("decision", "runs", "value", "kind"),
+    [
+        (Approve(), 2, "worked 2", None),
+        (Submit("it had worked"), 1, "it had worked", None),
+        (Deny("leave it"), 1, None, "interrupted"),
+    ],
+)
+def test_recovery_ask_lets_a_person_decide(decision, runs, value, kind):
+    """B49"""
+
+    async def main():
+        seen = Seen()
+        work = working(seen, recovery="ask")
+        store = await interrupted(seen, work, calls=[ToolCall("work", {"n": 1})])
+        async with life(agent(ScriptedModel(["ok"]), work), store=store) as rt:
+            (entry,) = await waiting(rt)
+            assert (entry.kind, entry.recovery, entry.reason) == ("approval", True, "recovery")
+            assert len(seen.calls) == 1, "not before somebody said so"
+            with pytest.raises(Invalid):
+                await rt.resolve("c", entry.call, Answer("wrong kind"))
+            await rt.resolve("c", entry.call, decision, by="boss")
+            log = await finished(rt)
+            paired(log)
+            (returned,) = of(log, CallReturned)
+            assert (returned.value, returned.error and returned.error.kind) == (value, kind)
+            assert len(seen.calls) == runs
+
+    run(main)
+
+
+def test_recovery_ask_that_nobody_answers_expires_as_interrupted():
+    """B49, B82"""
+
+    async def main():
+        clock, seen = Clock(), Seen()
+        work = working(seen, recovery="ask")
+        store = await interrupted(seen, work, calls=[ToolCall("work", {"n": 1})])
+        async with life(agent(ScriptedModel(["ok"]), work), store=store, clock=clock) as rt:
+            (entry,) = await waiting(rt)
+            assert entry.deadline == clock.now + 7 * 86400
+            clock.now = entry.deadline
+            log = await finished(rt)
+            assert of(log, CallReturned)[0].error.kind == "interrupted"
+            assert len(seen.calls) == 1
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "runs", "value", "kind"),
+    [
+        (lambda: Result("found in the ledger"), 1, "found in the ledger", None),
+        (lambda: "redispatch", 2, "worked 2", None),
+        (lambda: "fail", 1, None, "interrupted"),
+        (lambda: 1 / 0, 1, None, "interrupted"),
+        (lambda: "nonsense", 1, None, "interrupted"),
+    ],
+)
+def test_a_reconcile_function_decides_from_outside_evidence(verdict, runs, value, kind):
+    """B49"""
+
+    async def main():
+        seen, asked = Seen(), []
+
+        async def look(args, call):
+            asked.append((args, call.attempt))
+            return verdict()
+
+        work = working(seen, recovery=look)
+        store = await interrupted(seen, work, calls=[ToolCall("work", {"n": 3})])
+        async with life(agent(ScriptedModel(["ok"]), work), store=store) as rt:
+            log = await finished(rt)
+            paired(log)
+            assert asked == [({"n": 3}, 1)]
+            (returned,) = of(log, CallReturned)
+            assert (returned.value, returned.error and returned.error.kind) == (value, kind)
+            assert len(seen.calls) == runs
+
+    run(main)
+
+
+def test_a_reconcile_function_may_pass_the_question_on_to_a_person():
+    """B49"""
+
+    async def main():
+        seen = Seen()
+
+        async def look(args, call):
+            return "ask"
+
+        work = working(seen, recovery=look)
+        store = await interrupted(seen, work, calls=[ToolCall("work", {"n": 3})])
+        async with life(agent(ScriptedModel(["ok"]), work), store=store) as rt:
+            (entry,) = await waiting(rt)
+            assert entry.recovery
+            await rt.resolve("c", entry.call, Approve())
+            paired(await finished(rt))
+            assert [attempt for _, attempt, _ in seen.calls] == [1, 2]
+
+    run(main)
+
+
+def test_a_kill_with_one_call_done_one_running_and_one_pending_recovers_each_as_it_should():
+    """B50"""
+
+    async def main():
+        store, seen, quick = MemoryStore(), Seen(), Seen()
+
+        @tool
+        async def fast(n: int, call: Call) -> str:
+            """Quick."""
+            quick.note(call, n=n)
+            return "quick"
+
+        tools = (fast, working(seen), choose)
+        calls = [ToolCall("fast", {"n": 1}), ToolCall("work", {"n": 2}), ToolCall("choose")]
+        async with life(agent(ScriptedModel([calls]), *tools), store=store) as rt:
+            await rt.send("c", "go")
+            await seen.running()
+            await until(lambda: _returned(rt))
+            await kill(rt)
+        model = ScriptedModel(["all three"])
+        async with life(agent(model, *tools), store=store.sibling()) as rt:
+            (entry,) = await rt.pending()
+            await seen.running(2)
+            await rt.resolve("c", entry.call, Answer("mine"))
+            log = await finished(rt)
+            paired(log)
+            assert len(quick.calls) == 1
+            assert [attempt for _, attempt, _ in seen.calls] == [1, 2]
+            results = [m.content for m in model.requests[0].messages[-3:]]
+            assert [("quick" in r, "worked 2" in r, "mine" in r) for r in results] == [
+                (True, False, False),
+                (False, True, False),
+                (False, False, True),
+            ]
+
+    async def _returned(rt):
+        return of(await rt.history("c"), CallReturned)
+
+    run(main)
+
+
+async def cut(events, after, *agents, **options):
+    """A store whose log ends right after that event, and a runtime that revives it."""
+    store = MemoryStore()
+    await store.open()
+    await rewrite(store, "c", events[: events.index(after) + 1])
+    await store.close()
+    return Runtime(*agents, store=store.sibling(), **options)
+
+
+async def one_turn(calls, *tools, decide=None):
+    """The log of a turn that ran undisturbed."""
+    async with Runtime(agent(ScriptedModel([calls, "done"]), *tools)) as rt:
+        turn = await rt.send("c", "go")
+        for entry in (await turn.rest()).pending:
+            await rt.resolve("c", entry.call, decide, by="boss")
+        await turn.ended()
+        return await rt.history("c")
+
+
+@pytest.mark.parametrize(
+    ("last", "runs", "model_calls"),
+    [(AssistantSaid, 1, 1), (CallStarted, 1, 1), (CallReturned, 0, 1)],
+    ids=["between the message and its calls", "after the claim", "after the last result"],
+)
+def test_a_kill_at_the_seams_of_a_plain_call_continues_correctly(last, runs, model_calls):
+    """B51"""
+
+    async def main():
+        seen = Seen()
+        seen.door.set()
+        work = working(seen)
+        log = await one_turn([ToolCall("work", {"n": 1})], work)
+        seen.calls.clear()
+        model = ScriptedModel(["done again"] * 2)
+        async with await cut(log, of(log, last)[0], agent(model, work)) as rt:
+            paired(await finished(rt))
+            assert len(seen.calls) == runs
+            assert len(model.requests) == model_calls
+
+    run(main)
+
+
+def test_an_approval_never_becomes_a_result():
+    """B51: killed right after the approval, and again in the middle of the approved tool."""
+
+    async def main():
+        seen = Seen()
+        seen.door.set()
+        work = working(seen, approval="required")
+        log = await one_turn([ToolCall("work", {"n": 1})], work, decide=Approve())
+        for last, attempts in ((of(log, CallResolved)[0], [1]), (of(log, CallStarted)[0], [2])):
+            seen.calls.clear()
+            async with await cut(log, last, agent(ScriptedModel(["done"]), work)) as rt:
+                after = await finished(rt)
+                paired(after)
+                assert [attempt for _, attempt, _ in seen.calls] == attempts
+                (returned,) = of(after, CallReturned)
+                assert returned.value == f"worked {attempts[-1]}"
+                assert returned.source == "server"
+                assert await rt.pending() == [], "nobody is asked a second time"
+
+    run(main)
+
+
+def test_a_running_call_whose_tool_is_gone_from_the_code_gets_a_typed_error():
+    """B52"""
+
+    async def main():
+        seen = Seen()
+        store = await interrupted(seen, working(seen), calls=[ToolCall("work", {"n": 1})])
+        model = ScriptedModel(["I see"])
+        async with life(agent(model, choose), store=store) as rt:
+            log = await finished(rt)
+            paired(log)
+            (returned,) = of(log, CallReturned)
+            assert returned.error.kind == "unknown_tool"
+            assert "choose" in returned.error.message
+            assert len(model.requests) == 1
+
+    run(main)
+
+
+@pytest.mark.parametrize("planned", [False, True], ids=["plain", "with a preview"])
+def test_an_approved_call_whose_tool_is_gone_gets_a_typed_error_and_never_hangs(planned):
+    """B52"""
+
+    async def main():
+        store, seen = MemoryStore(), Seen()
+        work = working(seen, approval="required")
+        if planned:
+
+            @work.preview
+            async def _(n: int, call: Call) -> str:
+                return "would work"
+
+        async with life(agent(ScriptedModel([[ToolCall("work", {"n": 1})]]), work), store=store) as rt:
+            await (await rt.send("c", "go")).rest()
+            await kill(rt)
+        async with life(agent(ScriptedModel(["I see"])), store=store.sibling()) as rt:
+            for _ in range(4):  # a plan that cannot be made any more is asked about again, then given up
+                await until(lambda: _settled(rt))
+                for entry in await rt.pending():
+                    await rt.resolve("c", entry.call, Approve())
+            log = await finished(rt)
+            paired(log)
+            assert of(log, CallReturned)[0].error.kind in ("unknown_tool", "conflict")
+            assert seen.calls == []
+
+    async def _settled(rt):
+        return (await rt.snapshot("c")).state in ("awaiting_input", "idle")
+
+    run(main)
+
+
+def test_snapshot_pending_and_history_are_served_from_the_store_with_nobody_running():
+    """B53"""
+
+    async def main():
+        store, seen = MemoryStore(), Seen()
+        calls = ["let me see", ToolCall("work", {"n": 1}), ToolCall("choose")]
+        async with life(agent(ScriptedModel([calls]), working(seen), choose), store=store) as rt:
+            await rt.send("c", "go")
+            await seen.running()
+            before = await rt.snapshot("c")
+            log = await rt.history("c")
+            await kill(rt)
+        async with life(store=store.sibling()) as desk:
+            after = await desk.snapshot("c")
+            assert after.messages == before.messages
+            assert after.pending == before.pending == await desk.pending()
+            assert (after.state, after.seq, after.turn) == ("executing_tools", before.seq, 1)
+            assert [(f.tool, f.phase, f.attempt) for f in after.in_flight] == [("work", "running", 1)]
+            assert await desk.history("c") == log
+            assert [row.conversation for row in await desk.conversations()] == ["c"]
+            await desk.resolve("c", after.pending[0].call, Answer("from the desk"))
+            assert await desk.pending() == []
+            assert len(seen.calls) == 1, "it records, and runs nothing"
+
+    run(main)
+
+
+def test_a_gated_client_call_revives_in_its_second_phase():
+    """B42"""
+
+    async def main():
+        store = MemoryStore()
+
+        @tool(executor="client", approval="required")
+        def locate() -> str:
+            """Where is the user?"""
+
+        async with life(agent(ScriptedModel([[ToolCall("locate")]]), locate), store=store) as rt:
+            await (await rt.send("c", "where am I?")).rest()
+            (asked,) = await rt.pending()
+            await rt.resolve("c", asked.call, Approve(), by="ann")
+            await kill(rt)
+        async with life(agent(ScriptedModel(["in Rome"]), locate), store=store.sibling()) as rt:
+            (entry,) = await rt.pending()
+            assert (entry.call, entry.kind) == (asked.call, "client_exec")
+            await rt.resolve("c", entry.call, ClientResult("Rome"), by="page")
+            log = await finished(rt)
+            paired(log)
+            assert [s.kind for s in of(log, CallSuspended)] == ["approval", "client_exec"]
+
+    run(main)
+
+
+def test_every_prefix_of_a_log_with_every_kind_of_call_is_a_legal_start():
+    """B54: by hand, on one log that has it all; ``test_state_machine`` does it on generated ones."""
+
+    async def main():
+        clock = Clock()
+
+        @tool
+        async def plain(n: int) -> int:
+            """Plain."""
+            return n
+
+        @tool(approval="required", recovery="fail")
+        async def gated(n: int) -> int:
+            """Gated."""
+            return n
+
+        @gated.preview
+        async def _(n: int) -> str:
+            return f"would return {n}"
+
+        @tool(executor="client", approval="required")
+        def locate() -> str:
+            """Where?"""
+
+        @tool(manual=True)
+        async def by_hand(n: int) -> int:
+            """By hand."""
+            return n
+
+        tools = (plain, gated, choose, locate, by_hand)
+        step = [
+            *(ToolCall(name, {"n": 1}) for name in ("plain", "gated", "by_hand", "nope")),
+            ToolCall("choose"),
+            ToolCall("locate"),
+        ]
+
+        def model():
+            return ScriptedModel([step, "almost", "done", "cut off"], follow=True)
+
+        decisions = {
+            "approval": Approve(remember="args"),
+            "elicitation": Answer("x"),
+            "client_exec": ClientResult("here"),
+            "manual": Submit(2),
+        }
+        async with life(agent(model(), *tools), store="memory:", clock=clock) as rt:
+            turn = await rt.send("c", "go", by="ann")
+            await rt.send("c", "and then?", by="ann", when_busy="queue")
+            for _ in range(2):
+                for entry in (await turn.rest()).pending:
+                    await rt.resolve("c", entry.call, decisions[entry.kind], by="boss")
+            await turn.ended()
+            await until(lambda: _idle(rt, "c"))
+            log = await rt.history("c")
+        paired(log)
+        assert len(log) > 25
+        for event in log:
+            async with await cut(log, event, agent(model(), *tools), clock=clock) as rt:
+                for _ in range(4):
+                    await until(lambda rt=rt: _at_rest(rt))
+                    for entry in await rt.pending():
+                        await rt.resolve("c", entry.call, Deny() if entry.kind == "approval" else decisions[entry.kind])
+                after = await finished(rt)
+                assert after[: event.seq] == log[: event.seq]
+                paired(after)
+
+    async def _at_rest(rt):
+        return not (await rt.store.row("c")).owes
+
+    run(main, timeout=60)
+
+
+def test_an_agent_saved_without_handlers_and_given_them_at_load_continues_a_suspended_conversation():
+    """B86"""
+
+    async def main():
+        store, seen = MemoryStore(), Seen()
+        seen.door.set()
+        work = working(seen, approval="required")
+        saved = agent(ScriptedModel([[ToolCall("work", {"n": 5})]]), work)
+        data = saved.to_json(handlers=False)
+        async with life(saved, store=store) as rt:
+            await (await rt.send("c", "go")).rest()
+            await kill(rt)
+
+        async def elsewhere(n: int, call: Call) -> str:
+            seen.note(call, n=n)
+            return "ran elsewhere"
+
+        loaded = Agent.from_json(data, handlers={"work": elsewhere}, model=ScriptedModel(["fine"]))
+        async with life(loaded, store=store.sibling()) as rt:
+            (entry,) = await rt.pending()
+            await rt.resolve("c", entry.call, Approve(), by="boss")
+            log = await finished(rt)
+            paired(log)
+            assert of(log, CallReturned)[0].value == "ran elsewhere"
+            assert [args for _, _, args in seen.calls] == [{"n": 5}]
+
+    run(main)
+
+
+def test_a_queued_message_survives_the_kill_of_its_process():
+    """B13, B47"""
+
+    async def main():
+        store = MemoryStore()
+        async with life(agent(ScriptedModel([[Drip("slow", 30.0)]])), store=store) as rt:
+            await rt.send("c", "one")
+            await rt.send("c", "two", when_busy="queue")
+            await kill(rt)
+        model = ScriptedModel(["first", "second"])
+        async with life(agent(model), store=store.sibling()) as rt:
+            log = await finished(rt)
+            paired(log)
+            assert [m.text for m in of(log, MessageReceived)] == ["one", "two"]
+            assert [m.text for m in of(log, AssistantSaid)] == ["first", "second"]
+
+    run(main)
+
+
+def test_another_process_that_lives_takes_over_by_itself():
+    """B48: no restart is needed where a second process with the agent is there already."""
+
+    async def main():
+        store, seen = MemoryStore(), Seen()
+        work = working(seen)
+        async with life(agent(ScriptedModel(["done"]), work), store=store.sibling()) as standby:
+            async with life(agent(ScriptedModel([[ToolCall("work", {"n": 1})]]), work), store=store) as rt:
+                await rt.send("c", "go")
+                await seen.running()
+                await kill(rt)
+            log = await finished(standby)
+            paired(log)
+            assert [attempt for _, attempt, _ in seen.calls] == [1, 2]
+
+    run(main)
+
+
+def test_a_cancelled_reader_does_not_take_the_others_of_the_same_conversation_with_it():
+    """B53: the first look loads the log for all; whoever asked first may go away meanwhile."""
+
+    async def main():
+        store = MemoryStore()
+        async with life(agent(ScriptedModel(["hello"])), store=store) as rt:
+            await (await rt.send("c", "hi")).ended()
+        slow = store.sibling()
+        entered, go = asyncio.Event(), asyncio.Event()
+        load = slow.load
+
+        async def slowly(name):
+            entered.set()
+            await go.wait()
+            return await load(name)
+
+        slow.load = slowly
+        async with life(store=slow) as desk:
+            first = asyncio.create_task(desk.snapshot("c"))
+            await entered.wait()
+            second = asyncio.create_task(desk.snapshot("c"))
+            await asyncio.sleep(0)
+            first.cancel()
+            go.set()
+            assert (await second).state == "idle"
+            assert (await asyncio.gather(first, return_exceptions=True))[0].__class__ is asyncio.CancelledError
+
+    run(main)
