@@ -44,6 +44,19 @@ class Clock:
         return self.now
 
 
+async def looked(store):
+    """Wait until deadlines have been looked at twice: whatever was due before that has been seen to."""
+    due, looks = store.due, []
+
+    async def counted(*args):
+        looks.append(args)
+        return await due(*args)
+
+    store.due = counted
+    await until(lambda: len(looks) > 2)
+    del store.due
+
+
 class Counting(MemoryStore):
     """A memory store that notes every append."""
 

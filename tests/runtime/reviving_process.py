@@ -70,9 +70,8 @@ async def stream(path):
     model = ScriptedModel([["working on it", Hang()], "the end", "the end", "the end"])
     async with Runtime(Agent("a", model=model), store=url(path)) as rt:
         await rt.send("c", "go")
-        async for event in rt.events("c"):
-            if event.type == "text_delta":
-                break
+        while (await rt.snapshot("c")).partial != "working on it":
+            await asyncio.sleep(0.001)
         say("streaming")
         async for event in rt.events("c", after=3):
             if event.seq is not None:

@@ -22,6 +22,8 @@ from assent.cli.text import cut
 from assent.core.decisions import Answer, Approve, ClientResult, Decision, Deny, Failed, Pending, Submit
 from assent.errors import Invalid, NotFound
 
+SECONDS = click.FloatRange(0, 1e9)
+MANY = 2**53
 DEMO_STORE = "sqlite:///assent-demo.db"
 F = TypeVar("F", bound=Callable[..., Any])
 Make = Callable[[Pending | None], Decision]
@@ -46,7 +48,7 @@ _by = click.option("--by", metavar="NAME", help="Who you are, for the log [defau
 _resume = click.option("--resume", metavar="MODULE:AGENT", help="Run the agent here and finish the turn.")
 _wait_for_people = click.option(
     "--wait",
-    type=click.FloatRange(min=0),
+    type=SECONDS,
     metavar="SECONDS",
     help="How long to wait for people [default: for ever on a terminal, else 0]; then exit 75.",
 )
@@ -126,8 +128,9 @@ def run(
 ) -> int:
     """Say something to an agent and see it through.
 
-    MESSAGE may be "-": then it is read from standard input. Without MESSAGE, go on with what is owed, in one conversation or in all of the agent's. On a terminal it
-    keeps running until what waits for people is answered; elsewhere it exits with 75.
+    MESSAGE may be "-": then it is read from standard input. Without MESSAGE, go on with what is owed, in one
+    conversation or in all of the agent's. On a terminal it keeps running until what waits for people is
+    answered; elsewhere it exits with 75.
     """
     from assent.cli import running, values
     from assent.cli.loading import load_agent
@@ -316,15 +319,13 @@ def _given_json(text: str | None, path: str | None) -> Any:
 
 
 def _decide(call: str, verb: str, make: Make, by: str | None, resume: str | None, store: str | None) -> int:
-    url, who = _store(store), _who(by)
     from assent.cli import reading
 
+    url, who = _store(store), _who(by)
     if reading.missing(url):
         raise NotFound(f"there is no store {url}, so nothing waits in it")
     if resume is None:
-        from assent.cli import reading
-
-    return asyncio.run(reading.record(url, call, verb, make, who))
+        return asyncio.run(reading.record(url, call, verb, make, who))
     from assent.cli import running
     from assent.cli.loading import load_agent
 
@@ -352,7 +353,7 @@ def cancel(conversation: str, reason: str | None, by: str | None, store: str | N
 
 @cli.command(epilog=_example("assent pending", "assent pending --json --wait 60 | jq .call"))
 @_json
-@click.option("--wait", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait for something; 75 if nothing came.")
+@click.option("--wait", type=SECONDS, metavar="SECONDS", help="Wait for something; 75 if nothing came.")
 @click.option("--conversation", metavar="ID", help="Only what waits in this one.")
 @_store_option
 def pending(as_json: bool, wait: float | None, conversation: str | None, store: str | None) -> int:
@@ -368,8 +369,8 @@ def pending(as_json: bool, wait: float | None, conversation: str | None, store: 
 @cli.command(epilog=_example("assent log", "assent log support --after 20", "assent log support --json"))
 @click.argument("conversation", required=False)
 @_json
-@click.option("--after", type=click.IntRange(min=0), default=0, metavar="N", help="Only events after this one.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most so many.")
+@click.option("--after", type=click.IntRange(0, MANY), default=0, metavar="N", help="Only events after this one.")
+@click.option("--limit", type=click.IntRange(1, MANY), metavar="N", help="At most so many.")
 @_store_option
 def log(conversation: str | None, as_json: bool, after: int, limit: int | None, store: str | None) -> int:
     """What happened in a conversation.

@@ -1,0 +1,300 @@
+"""What must hold of every log, whatever was killed, cancelled, answered twice or came too late.
+
+Pure: events in, effects in, an AssertionError out. The effects are evidence from outside of the system: each
+is something that a handler really did. What a tool is (gated or not, recovered how) is told by whoever
+declared it and not read from the log: a log that lies about its gates must not get away with it.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from assent.core import codec
+from assent.core.decisions import Approve, Detached, Expired
+from assent.core.events import (
+    AssistantSaid,
+    CallResolved,
+    CallReturned,
+    CallStarted,
+    CallSuspended,
+    CancelRequested,
+    GrantGiven,
+    GrantRevoked,
+    MessageReceived,
+    TurnEnded,
+    TurnStarted,
+)
+from assent.core.schema import digest
+from assent.core.state import State, evolve, pending
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Something that a handler did, written down outside of the system."""
+
+    conversation: str
+    call: str
+    attempt: int
+    tool: str
+    args: dict[str, Any]
+    at: int | None = None
+    """How long the log was in that moment, where that is known."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What a tool is, from whoever declared it."""
+
+    gated: Callable[[dict[str, Any]], bool] = lambda args: False
+    planned: bool = False
+    recovery: str = "redispatch"
+    runs: bool = True
+    """It is run here at all (else: a human, a client or somebody by hand gives the result)."""
+
+
+def check(
+    events: list[Any], effects: Iterable[Effect], truths: Mapping[str, Truth], *, resting: bool = True
+) -> State:
+    """All laws, on one conversation's log; the state that it folds to."""
+    mine = list(effects)
+    try:
+        gapless(events)
+        pairs(events)
+        turns(events)
+        resolutions(events)
+        attempts(events, truths)
+        gates(events, truths)
+        evidence(events, mine, truths)
+        return folded(events, resting=resting)
+    except AssertionError as broken:
+        log = "\n".join(f"    {shown(event)}" for event in events)
+        done = "\n".join(f"    {effect}" for effect in mine)
+        raise AssertionError(f"{broken}\n  the log:\n{log}\n  the effects:\n{done}") from None
+
+
+def shown(event: Any) -> str:
+    fields = {
+        name: getattr(event, name)
+        for name in ("call_id", "attempt", "epoch", "kind", "decision", "reason", "turn", "step", "ok", "partial")
+        if getattr(event, name, None) is not None
+    }
+    if isinstance(event, AssistantSaid):
+        fields["calls"] = [(made.id, made.tool, made.args) for made in event.calls]
+    if isinstance(event, CallReturned):
+        fields["result"] = event.value if event.ok else event.error.kind
+    return f"{event.seq:3} {event.type} by {event.by.id} {fields}"
+
+
+def gapless(events: list[Any]) -> None:
+    """Sequence numbers count from 1 without a gap."""
+    assert [event.seq for event in events] == list(range(1, len(events) + 1)), "the sequence has a gap"
+
+
+def pairs(events: list[Any]) -> None:
+    """Every call has exactly one result, before the next model call and before the turn's end."""
+    made: set[str] = set()
+    open_calls: set[str] = set()
+    for event in events:
+        match event:
+            case AssistantSaid():
+                assert event.partial or not open_calls, f"{event.seq}: a model call with {open_calls} open"
+                for call in event.calls:
+                    assert call.id not in made, f"{event.seq}: call id {call.id} a second time"
+                    made.add(call.id)
+                    open_calls.add(call.id)
+            case CallReturned():
+                assert event.call_id in open_calls, f"{event.seq}: a result for {event.call_id}, which has none to get"
+                open_calls.discard(event.call_id)
+            case CallStarted() | CallSuspended() | CallResolved():
+                assert event.call_id in open_calls, f"{event.seq}: {event.type} of {event.call_id}, which is over"
+            case TurnEnded():
+                assert not open_calls, f"{event.seq}: the turn ended with {open_calls} open"
+            case _:
+                pass
+
+
+def turns(events: list[Any]) -> None:
+    """Every turn has one terminal; messages are answered once and in order; a cancel lets nothing begin."""
+    now: int | None = None
+    cancelled = halted = False
+    waiting: list[int] = []
+    for event in events:
+        match event:
+            case MessageReceived():
+                waiting.append(event.seq)
+            case TurnStarted():
+                assert now is None, f"{event.seq}: a turn in a turn"
+                assert waiting[:1] == [event.message], f"{event.seq}: answers {event.message}, waiting are {waiting}"
+                waiting.pop(0)
+                now, cancelled, halted = event.turn, False, False
+            case TurnEnded():
+                assert now == event.turn, f"{event.seq}: turn {event.turn} ends, open is {now}"
+                assert cancelled == (event.reason == "cancelled"), f"{event.seq}: {event.reason}, cancelled: {cancelled}"
+                now = None
+            case CancelRequested():
+                assert now == event.turn, f"{event.seq}: cancels turn {event.turn}, open is {now}"
+                cancelled = True
+            case AssistantSaid():
+                assert now == event.turn, f"{event.seq}: said in turn {event.turn}, open is {now}"
+                assert event.partial or not (cancelled or halted), f"{event.seq}: a reply after the end was certain"
+                assert not (event.partial and event.calls), f"{event.seq}: a partial reply with calls"
+            case CallStarted() | CallSuspended() | CallResolved():
+                assert not cancelled, f"{event.seq}: {event.type} after the cancel"
+            case CallReturned():
+                halted = halted or event.halt is not None
+            case _:
+                pass
+
+
+def resolutions(events: list[Any]) -> None:
+    """A decision answers the suspension that stands, of its kind, as it was shown, and in time."""
+    asked: dict[str, CallSuspended] = {}
+    for event in events:
+        match event:
+            case CallSuspended():
+                assert event.call_id not in asked, f"{event.seq}: {event.call_id} is suspended already"
+                shown_ = digest(event.tool, event.args, event.preview)
+                assert event.digest == shown_, f"{event.seq}: the digest is not of what is shown"
+                asked[event.call_id] = event
+            case CallResolved():
+                suspension = asked.pop(event.call_id, None)
+                assert suspension is not None, f"{event.seq}: {event.call_id} was decided, and nothing was asked"
+                assert event.kind == suspension.kind, f"{event.seq}: decided as {event.kind}, asked as {suspension.kind}"
+                assert event.digest == suspension.digest, f"{event.seq}: decided on what was not shown"
+                if isinstance(event.decision, Expired):
+                    assert event.at >= suspension.deadline, f"{event.seq}: expired before its deadline"
+                elif not isinstance(event.decision, Detached):
+                    assert event.at < suspension.deadline, f"{event.seq}: decided after its deadline"
+            case CallReturned() | CallStarted():
+                assert isinstance(event, CallReturned) or event.call_id not in asked, (
+                    f"{event.seq}: {event.call_id} started while somebody is asked"
+                )
+                asked.pop(event.call_id, None)
+            case _:
+                pass
+
+
+def attempts(events: list[Any], truths: Mapping[str, Truth]) -> None:
+    """Attempts count from 1; each later one is a newer owner's, and one that the tool's recovery allows."""
+    tools = {made.id: made.tool for said in events if isinstance(said, AssistantSaid) for made in said.calls}
+    last: dict[str, CallStarted] = {}
+    agreed: dict[str, bool] = defaultdict(bool)
+    newest = 0
+    for event in events:
+        match event:
+            case CallStarted():
+                assert event.epoch >= newest, f"{event.seq}: epoch {event.epoch} after {newest}"
+                newest = event.epoch
+                before = last.get(event.call_id)
+                assert event.attempt == (before.attempt + 1 if before else 1), f"{event.seq}: attempt {event.attempt}"
+                if before is not None:
+                    recovery = truths[tools[event.call_id]].recovery
+                    assert event.epoch > before.epoch, f"{event.seq}: its own owner started it again"
+                    assert recovery != "fail", f"{event.seq}: {event.call_id} must not run again"
+                    assert recovery != "ask" or agreed[event.call_id], f"{event.seq}: nobody said that it may run again"
+                last[event.call_id] = event
+                agreed[event.call_id] = False
+            case CallResolved() if isinstance(event.decision, Approve):
+                agreed[event.call_id] = True
+            case _:
+                pass
+
+
+@dataclass
+class Leave:
+    """What allows a gated call to run."""
+
+    args: dict[str, Any]
+    digest: str | None = None
+    edited: bool = False
+
+
+def gates(events: list[Any], truths: Mapping[str, Truth]) -> dict[str, Leave]:
+    """A gated call starts only under an approval of what was shown, or a grant that covers it."""
+    made = {call.id: call for said in events if isinstance(said, AssistantSaid) for call in said.calls}
+    asked: dict[str, CallSuspended] = {}
+    leave: dict[str, Leave] = {}
+    grants: dict[str, GrantGiven] = {}
+    for event in events:
+        match event:
+            case GrantGiven():
+                grants[event.grant] = event
+            case GrantRevoked():
+                grants.pop(event.grant)
+            case CallSuspended():
+                asked[event.call_id] = event
+                if event.kind == "approval" and not event.recovery:
+                    leave.pop(event.call_id, None)  # asked again: an earlier yes is void
+            case CallResolved(decision=Approve() as yes):
+                suspension = asked[event.call_id]
+                if suspension.kind == "approval" and not suspension.recovery:
+                    args = suspension.args if yes.args is None else yes.args
+                    leave[event.call_id] = Leave(args, event.digest, yes.args is not None)
+            case CallStarted() | CallSuspended():
+                pass
+            case _:
+                pass
+        if isinstance(event, CallStarted) or (isinstance(event, CallSuspended) and event.kind == "client_exec"):
+            call = made[event.call_id]
+            truth = truths.get(call.tool, Truth())
+            if event.call_id not in leave and truth.gated(call.args):
+                grant = grants.get(getattr(event, "grant", None) or call.grant or "")
+                covers = grant is not None and _covers(grant, call, event.at)
+                assert covers, f"{event.seq}: {call.tool} ({call.id}) without an approval or a grant"
+                leave[event.call_id] = Leave(call.args)
+            yes = leave.get(event.call_id)
+            if isinstance(event, CallStarted) and event.attempt == 1 and yes and yes.digest and truth.planned:
+                assert yes.edited or event.digest == yes.digest, f"{event.seq}: runs another plan than was approved"
+    return leave
+
+
+def _covers(grant: GrantGiven, call: Any, at: float) -> bool:
+    in_time = grant.until is None or at < grant.until
+    fits = grant.scope == "tool" or grant.args_digest == digest(call.tool, call.args, None)
+    return grant.tool == call.tool and in_time and fits
+
+
+def evidence(events: list[Any], effects: list[Effect], truths: Mapping[str, Truth]) -> None:
+    """What was really done is what the log claims, and was claimed before; ``fail`` tools did it once at most."""
+    made = {call.id: call for said in events if isinstance(said, AssistantSaid) for call in said.calls}
+    started = {(e.call_id, e.attempt): e for e in events if isinstance(e, CallStarted)}
+    leave = gates(events, truths)
+    for effect in effects:
+        call = made.get(effect.call)
+        assert call is not None and call.tool == effect.tool, f"an effect of a call that nobody made: {effect}"
+        claim = started.get((effect.call, effect.attempt))
+        assert claim is not None, f"an effect without a claim: {effect}"
+        assert effect.at is None or claim.seq <= effect.at, f"an effect before its claim: {effect}"
+        yes = leave.get(effect.call)
+        assert yes or not truths[effect.tool].gated(call.args), f"a gated effect without leave: {effect}"
+        args = yes.args if yes else call.args
+        assert effect.args == args, f"it ran with other arguments than {args}: {effect}"
+    twice = [key for key, n in Counter((e.call, e.attempt) for e in effects).items() if n > 1]
+    assert not twice, f"one attempt, two effects: {twice}"
+    runs = Counter(e.call for e in effects if truths[e.tool].recovery == "fail")
+    assert all(n == 1 for n in runs.values()), f"ran more often than once: {runs}"
+
+
+def folded(events: list[Any], *, resting: bool) -> State:
+    """The log folds, each state survives being written down, and at rest nothing is owed."""
+    from assent.core.effects import owed
+
+    conversation = "c"
+    state = State(conversation=conversation)
+    for event in events:
+        body = codec.encode(event)
+        assert codec.encode(codec.decode(body)) == body, f"{event.seq}: {event.type} does not read as it was written"
+        state = evolve(state, event)
+        again = codec.decode_state(codec.encode_state(state))
+        assert again == state, f"{event.seq}: the snapshot is not the state"
+    assert not resting or not owed(state), f"not at rest: {owed(state)} is owed"
+    return state
+
+
+def waiting(conversation: str, events: list[Any]) -> list[Any]:
+    """What waits for somebody, by the fold alone."""
+    state = State(conversation=conversation)
+    for event in events:
+        state = evolve(state, event)
+    return pending(state)

@@ -1,0 +1,85 @@
+"""Random scenarios for a ``World``: what the model calls, what people do, what goes wrong, and when."""
+
+import os
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from worlds import NAMES
+
+EXAMPLES = float(os.environ.get("ASSENT_EXAMPLES", "1"))
+"""How many times as many examples as usual: ``ASSENT_EXAMPLES=100`` for a long night."""
+
+
+def profile(examples, **options):
+    """The same examples on every run, so that what fails fails again; more of them on request."""
+    return settings(
+        max_examples=max(1, int(examples * EXAMPLES)),
+        deadline=None,
+        derandomize=EXAMPLES == 1,
+        database=None,
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+        **options,
+    )
+
+
+def hunting(examples):
+    """For mutants: only whether it is found, not how small it can be made."""
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+who = st.sampled_from([0, 1])
+small = st.integers(0, 7)
+pause = st.sampled_from([0, 0, 0.001, 0.003, 0.006, 0.02, None])
+"""How long until the next thing happens; None: until everything is at rest."""
+
+call = st.tuples(st.sampled_from(NAMES), small)
+step = st.lists(call, min_size=1, max_size=4)
+turn = st.lists(step, max_size=2)
+script = st.lists(turn, min_size=1, max_size=3)
+
+
+def verb(name, *args):
+    return st.tuples(st.just(name), *args, pause)
+
+
+send = verb("send", who, st.sampled_from(["refuse", "queue", "interrupt"]))
+decide = verb("decide", who, small, small)
+steps = st.lists(
+    st.one_of(
+        send,
+        decide,
+        decide,
+        verb("submit", who, small),
+        verb("race", small, small),
+        verb("cancel", who),
+        verb("jump", st.sampled_from([1.0, 6.0, 40.0, 4000.0])),
+        verb("kill", who, st.integers(1, 6), st.booleans()),
+        verb("kill", who, st.integers(1, 3), st.booleans()),
+        verb("stall", who),
+        verb("restart", who),
+        verb("drift", st.none()),
+        verb("forget", st.booleans()),
+        verb("revoke", who),
+        verb("look", who),
+    ),
+    max_size=12,
+)
+
+scenario = st.fixed_dictionaries(
+    {
+        "script": script,
+        "jitter": st.lists(st.integers(0, 3), min_size=1, max_size=5),
+        "second": st.booleans(),
+        "steps": st.builds(lambda first, more: [first, *more], send, steps),
+        "drain": st.sampled_from([None, 0, 1, 4, 5]),
+    }
+)

@@ -1,0 +1,359 @@
+"""Calls that a page runs: validated, leased, gated, and never parked for ever."""
+
+import asyncio
+
+import pytest
+from harness import Clock, Counting, Tape, agent, looked, of, paired, sees, story, until
+
+from assent import Answer, Approve, ClientResult, Deny, Failed, Invalid, Runtime, ScriptedModel, Stale, Submit, ToolCall
+from assent import tool as declare
+from assent.core.events import CallResolved, CallReturned, CallStarted, CallSuspended
+from assent.models.scripted import Hang
+from assent.stores.memory import MemoryStore
+
+
+@declare(executor="client")
+def locate(precise: bool = False) -> dict[str, float]:
+    """Where is the user?"""
+
+
+@declare(executor="client", approval="required", expires="10m")
+def share(what: str) -> str:
+    """Share something from the page."""
+
+
+@declare(executor="human")
+def choose() -> str:
+    """Let the person choose."""
+
+
+LOCATE = ToolCall("locate", {"precise": True})
+SHARE = ToolCall("share", {"what": "screen"})
+
+
+@story
+async def test_a_client_call_waits_for_a_live_page_and_its_validated_output_is_the_result():
+    """B41"""
+    model = ScriptedModel([[LOCATE], "done"])
+    async with Runtime(agent(model, locate)) as rt:
+        await rt.open("c")
+        async with await rt.attach_client("c", by="ann") as page:
+            turn = await rt.send("c", "hi")
+            (entry,) = (await turn.rest()).pending
+            assert (entry.kind, entry.executor, entry.args) == ("client_exec", "client", {"precise": True})
+            assert entry.schema == {"type": "object", "additionalProperties": {"type": "number"}}
+            assert await page.lease(entry.call)
+            await page.result(entry.call, {"lat": 1.5})
+            await turn.ended()
+        assert sees(model) == [{"ok": True, "result": {"lat": 1.5}}]
+        returned = of(await rt.history("c"), CallReturned)[0]
+        assert (returned.source, returned.by) == ("client", "ann")
+        assert of(await rt.history("c"), CallStarted) == []
+
+
+@story
+async def test_a_client_s_error_is_an_error_of_the_call():
+    """B41"""
+    model = ScriptedModel([[LOCATE], "done"])
+    async with Runtime(agent(model, locate)) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        async with await rt.attach_client("c") as page:
+            await page.failed(entry.call, "permission_denied", "the user said no")
+            await turn.ended()
+        assert sees(model)[0]["error"] == {"kind": "permission_denied", "message": "the user said no", "details": {}}
+        assert of(await rt.history("c"), CallReturned)[0].source == "client"
+
+
+@story
+async def test_a_client_result_that_violates_its_schema_is_refused_with_the_reason_and_still_pending():
+    """B34, B45"""
+    async with Runtime(agent([[LOCATE], "done"], locate)) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        async with await rt.attach_client("c") as page:
+            for value in ("here", {"lat": "far"}, [1], None, {"lat": float("nan")}, object()):
+                with pytest.raises(Invalid):
+                    await page.result(entry.call, value)
+            for decision in (Answer({"lat": 1.0}), Submit({"lat": 1.0}), Approve(), Deny("no")):
+                with pytest.raises(Invalid, match="ClientResult or Failed"):
+                    await rt.resolve("c", entry.call, decision)
+            assert await rt.pending() == [entry]
+            assert of(await rt.history("c"), CallResolved) == []
+            await page.result(entry.call, {"lat": 1})
+            await turn.ended()
+
+
+@story
+async def test_a_gated_client_call_is_two_suspensions_under_one_id_in_one_append_with_a_fresh_deadline():
+    """B42"""
+    clock, store = Clock(1000.0), Counting()
+    model = ScriptedModel([[SHARE], "done"])
+    async with Runtime(agent(model, share), store=store, clock=clock) as rt:
+        await rt.open("c")
+        async with await rt.attach_client("c") as page:
+            turn = await rt.send("c", "hi")
+            (approval,) = (await turn.rest()).pending
+            assert (approval.kind, approval.deadline) == ("approval", 1600.0)
+            assert not await page.lease(approval.call), "it is not for a page yet"
+            with pytest.raises(Invalid):
+                await page.result(approval.call, "forged")
+            clock.now += 300
+            await page.beat()
+            await rt.resolve("c", approval.call, Approve(), by="boss")
+            (execution,) = await rt.pending()
+            assert execution.call == approval.call
+            assert (execution.kind, execution.deadline, execution.schema) == ("client_exec", 1900.0, {"type": "string"})
+            assert ["CallResolved", "CallSuspended"] in store.types()
+            with pytest.raises(Stale) as twice:
+                await rt.resolve("c", approval.call, Approve(), by="bob")
+            assert (twice.value.reason, twice.value.winner) == ("resolved", "boss")
+            with pytest.raises(Stale):
+                await rt.resolve("c", approval.call, Deny("too late"), by="bob")
+            assert await page.lease(execution.call)
+            await page.result(execution.call, "shared")
+            await turn.ended()
+        assert sees(model) == [{"ok": True, "result": "shared"}]
+        paired(await rt.history("c"))
+
+
+@story
+async def test_a_kill_between_the_two_suspensions_revives_in_the_second():
+    """B42"""
+    store = MemoryStore()
+    async with Runtime(agent([[SHARE], "done"], share), store=store) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+    async with Runtime(store=store.sibling()) as guest:  # no agent: it serves and records
+        await guest.resolve("c", entry.call, Approve(), by="boss")
+    model = ScriptedModel([[SHARE], "done"], follow=True)
+    async with Runtime(agent(model, share), store=store.sibling()) as rt:
+        (waiting,) = await rt.pending()
+        assert (waiting.call, waiting.kind) == (entry.call, "client_exec")
+        await rt.resolve("c", entry.call, ClientResult("shared"))
+        await until(lambda: model.requests)
+        assert sees(model) == [{"ok": True, "result": "shared"}]
+
+
+@story
+async def test_edited_arguments_of_a_gated_client_call_are_what_the_page_gets_and_the_model_is_told():
+    """B36, B42"""
+    model = ScriptedModel([[SHARE], "done"])
+    async with Runtime(agent(model, share)) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        await rt.resolve("c", entry.call, Approve(args={"what": "window"}))
+        (execution,) = await rt.pending()
+        assert execution.args == {"what": "window"}
+        await rt.resolve("c", entry.call, ClientResult("shared"))
+        await turn.ended()
+        assert sees(model)[0]["edited_args"] == {"what": "window"}
+
+
+@story
+async def test_a_denied_client_call_never_reaches_a_page():
+    """B35, B42"""
+    model = ScriptedModel([[SHARE], "done"])
+    async with Runtime(agent(model, share)) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        await rt.resolve("c", entry.call, Deny("no"))
+        await turn.ended()
+        assert [event.kind for event in of(await rt.history("c"), CallSuspended)] == ["approval"]
+
+
+@story
+async def test_without_a_live_client_the_call_is_detached_after_the_grace_and_the_turn_goes_on():
+    """B43"""
+    clock = Clock(1000.0)
+    model = ScriptedModel([[LOCATE], "done"])
+    async with Runtime(agent(model, locate), clock=clock) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        clock.now += 4.9
+        await looked(rt.store)
+        assert await rt.pending() == [entry]
+        clock.now += 0.1
+        assert (await turn.ended()).reason == "completed"
+        assert sees(model)[0]["error"]["kind"] == "detached"
+        with pytest.raises(Stale) as late:
+            await rt.resolve("c", entry.call, ClientResult({"lat": 1.0}))
+        assert late.value.reason == "expired"
+        resolved = of(await rt.history("c"), CallResolved)[0]
+        assert resolved.by == "system"
+
+
+@story
+async def test_the_grace_begins_when_the_last_able_client_leaves_or_stops_beating():
+    """B43"""
+    clock = Clock(1000.0)
+    model = ScriptedModel([[LOCATE], "done", [LOCATE], "done"])
+    async with Runtime(agent(model, locate), clock=clock) as rt:
+        await rt.open("c")
+        await rt.attach_client("c", ["other_tool"])  # present, but not for this tool
+        page = await rt.attach_client("c", ["locate"])
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        clock.now += 60
+        await looked(rt.store)
+        assert await rt.pending() == [entry], "a page is there"
+        await page.detach()
+        clock.now += 4.9
+        await looked(rt.store)
+        assert await rt.pending() == [entry]
+        clock.now += 0.2
+        await turn.ended()
+        assert sees(model)[-1]["error"]["kind"] == "detached"
+
+        await rt.attach_client("c", ["locate"], keep=False)  # a page that dies without a word
+        turn = await rt.send("c", "again")
+        (entry,) = (await turn.rest()).pending
+        clock.now += 79
+        await looked(rt.store)
+        assert await rt.pending() == [entry]
+        clock.now += 2
+        await turn.ended()
+        assert sees(model)[-1]["error"]["kind"] == "detached"
+
+
+@story
+async def test_a_page_that_comes_within_the_grace_keeps_the_call_waiting():
+    """B43"""
+    clock = Clock(1000.0)
+    async with Runtime(agent([[LOCATE], "done"], locate), clock=clock) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        clock.now += 4
+        async with await rt.attach_client("c", keep=False) as page:
+            clock.now += 30
+            await looked(rt.store)
+            assert await rt.pending() == [entry]
+            await page.result(entry.call, {})
+            await turn.ended()
+
+
+@story
+async def test_a_page_that_leaves_does_not_hurry_what_waits_for_people():
+    """B43, B57"""
+    clock = Clock(1000.0)
+    async with Runtime(agent([[ToolCall("choose")], "done"], choose), clock=clock) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        page = await rt.attach_client("c")
+        await page.detach()
+        (row,) = await rt.store.pending("c")
+        assert row.due == entry.deadline
+
+
+@story
+async def test_of_two_tabs_one_holds_the_lease_and_the_other_s_result_is_stale():
+    """B44"""
+    clock = Clock(1000.0)
+    async with Runtime(agent([[LOCATE], Hang()], locate), clock=clock) as rt:
+        await rt.open("c")
+        one, two = [await rt.attach_client("c", by=name) for name in ("one", "two")]
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        leases = await asyncio.gather(one.lease(entry.call), two.lease(entry.call))
+        assert leases == [True, False]
+        assert await one.lease(entry.call), "asking again renews it"
+        await one.result(entry.call, {"lat": 1.0})
+        with pytest.raises(Stale) as late:
+            await two.result(entry.call, {"lat": 2.0})
+        assert (late.value.reason, late.value.winner) == ("resolved", "one")
+        assert not await two.lease(entry.call), "nothing is left to run"
+        assert not await two.lease("never heard of")
+        assert [event.value for event in of(await rt.history("c"), CallReturned)] == [{"lat": 1.0}]
+
+
+@story
+async def test_a_lease_that_lapsed_is_taken_over_by_another_tab():
+    """B44"""
+    clock = Clock(1000.0)
+    async with Runtime(agent([[LOCATE], Hang()], locate), clock=clock) as rt:
+        await rt.open("c")
+        one, two = [await rt.attach_client("c") for _ in range(2)]
+        (entry,) = (await (await rt.send("c", "hi")).rest()).pending
+        assert await one.lease(entry.call)
+        clock.now += 29
+        assert not await two.lease(entry.call)
+        clock.now += 2
+        assert await two.lease(entry.call)
+        assert not await one.lease(entry.call)
+
+
+@story
+async def test_a_client_can_forge_neither_status_nor_another_call_nor_another_conversation():
+    """B45"""
+
+    @declare(executor="client")
+    def anything() -> object:
+        """Return anything."""
+
+    model = ScriptedModel([[ToolCall("anything"), ToolCall("choose")], "done"], follow=True)
+    async with Runtime(agent(model, anything, choose)) as rt:
+        turns = {name: await rt.send(name, "hi") for name in ("mine", "yours")}
+        mine = {p.tool: p for p in (await turns["mine"].rest()).pending}
+        yours = {p.tool: p for p in (await turns["yours"].rest()).pending}
+        page = await rt.attach_client("mine", by="eve")
+        forged = {"ok": False, "source": "system", "call_id": yours["anything"].call, "conversation": "yours"}
+        with pytest.raises(Stale) as unknown:
+            await page.result(yours["anything"].call, forged)
+        assert unknown.value.reason == "unknown"
+        with pytest.raises(Invalid):
+            await page.result(mine["choose"].call, "a person's answer")
+        await page.result(mine["anything"].call, forged)
+        await rt.resolve("mine", mine["choose"].call, Answer("b"))
+        await turns["mine"].ended()
+        assert sees(model) == [{"ok": True, "result": forged}, {"ok": True, "result": "b"}]
+        returned = of(await rt.history("mine"), CallReturned)[0]
+        assert (returned.ok, returned.source, returned.by) == (True, "client", "eve")
+        assert of(await rt.history("yours"), CallReturned) == []
+        assert len(await rt.pending("yours")) == 2
+        with pytest.raises(ValueError, match="unknown error kind"):
+            await page.failed(yours["anything"].call, "my_own", "x")
+        await page.detach()
+
+
+@story
+async def test_a_client_s_progress_is_live_the_latest_in_the_snapshot_and_dropped_after_the_end():
+    """B83"""
+    model = ScriptedModel([[LOCATE, ToolCall("choose")], "done"])
+    async with Runtime(agent(model, locate, choose)) as rt:
+        await rt.open("c")
+        page = await rt.attach_client("c")
+        async with Tape(rt, "c") as tape:
+            turn = await rt.send("c", "hi")
+            client, ask = sorted((await turn.rest()).pending, key=lambda p: p.kind)
+            await page.progress(client.call, {"at": 1})
+            await page.progress(client.call, {"at": 2})
+            await page.progress(ask.call, "not a page's business")
+            flying = (await rt.snapshot("c")).in_flight
+            assert [(f.call_id, f.progress) for f in flying] == [(client.call, {"at": 2})]
+            with pytest.raises(Invalid):
+                await page.progress(client.call, object())
+            await page.result(client.call, {})
+            await page.progress(client.call, "late")
+            assert (await rt.snapshot("c")).in_flight == []
+            await rt.resolve("c", ask.call, Answer("a"))
+            await turn.ended()
+            await page.progress(client.call, "later still")
+        told = [(item.n, item.payload) for item in tape.live if item.type == "tool_progress"]
+        assert told == [(1, {"at": 1}), (2, {"at": 2})]
+        await page.detach()
+
+
+@story
+async def test_failed_with_details_reaches_the_model():
+    """B41"""
+    model = ScriptedModel([[LOCATE], "done"])
+    async with Runtime(agent(model, locate)) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        with pytest.raises(Invalid):
+            await rt.resolve("c", entry.call, Failed("timeout", "x", {"a": object()}))
+        with pytest.raises(Invalid):
+            await rt.resolve("c", entry.call, Failed("timeout", 5))  # type: ignore[arg-type]
+        await rt.resolve("c", entry.call, Failed("timeout", "no signal", {"tries": 3}))
+        await turn.ended()
+        assert sees(model)[0]["error"] == {"kind": "timeout", "message": "no signal", "details": {"tries": 3}}

@@ -1,0 +1,689 @@
+"""Calls that wait for a person: asked, answered, approved, denied, refused, late."""
+
+import asyncio
+
+import pytest
+from harness import Clock, Counting, Tape, agent, looked, of, paired, sees, story, types, until
+
+from assent import (
+    Accepted,
+    Answer,
+    Approve,
+    Ask,
+    Call,
+    ClientResult,
+    Default,
+    Deny,
+    Failed,
+    Invalid,
+    NotAllowed,
+    NotFound,
+    Principal,
+    Retention,
+    Runtime,
+    ScriptedModel,
+    Stale,
+    Submit,
+    ToolCall,
+)
+from assent import tool as declare
+from assent.core.events import (
+    AssistantSaid,
+    CallResolved,
+    CallReturned,
+    CallStarted,
+    CallSuspended,
+    ResolutionRefused,
+)
+from assent.core.schema import digest
+from assent.errors import DeclarationError, TooLarge
+from assent.models.scripted import Hang
+from assent.stores.memory import MemoryStore
+
+
+@declare(executor="human", prompt="Which one of {options}?")
+def choose(options: list[str]) -> str:
+    """Let the person choose."""
+
+
+@declare
+async def echo(text: str) -> str:
+    """Give the text back."""
+    return text
+
+
+def gated(ran=None, **options):
+    @declare(approval="required", **options)
+    async def refund(order: int, amount: float, call: Call) -> dict:
+        """Refund an order."""
+        if ran is not None:
+            ran.append((order, amount, call.approver and call.approver.id))
+        return {"refunded": amount}
+
+    return refund
+
+
+CHOOSE = ToolCall("choose", {"options": ["a", "b"]})
+REFUND = ToolCall("refund", {"order": 1, "amount": 2.5})
+
+
+# --- questions ---
+
+
+@story
+async def test_a_human_call_is_pending_durably_before_anybody_is_told():
+    """B25"""
+    store = MemoryStore()
+    async with Runtime(agent([[CHOOSE], "done"], choose), store=store) as rt:
+        await rt.open("c")
+        async with Tape(rt, "c") as tape:
+            turn = await rt.send("c", "hi", by="ann")
+            told = await tape.until_type("suspended")
+            assert [row.call for row in await store.pending("c")] == [told.call_id]
+            snapshot = await turn.rest()
+        assert snapshot.state == "awaiting_input"
+        (entry,) = snapshot.pending
+        assert (entry.kind, entry.tool, entry.executor) == ("elicitation", "choose", "human")
+        assert entry.prompt == "Which one of ['a', 'b']?"
+        assert entry.args == {"options": ["a", "b"]}
+        assert entry.schema == {"type": "string"}
+        assert (entry.principal, entry.conversation, entry.agent) == ("ann", "c", "a")
+        assert await rt.pending() == [entry] == await rt.pending("c")
+        assert told.pending == entry
+        states = [item.state for item in tape.live if item.type == "state_changed"]
+        assert states[-1] == "awaiting_input"
+
+
+@story
+async def test_an_answer_is_the_result_and_the_turn_resumes_by_itself():
+    """B26"""
+    model = ScriptedModel([[CHOOSE], "done"])
+    store = Counting()
+    async with Runtime(agent(model, choose), store=store) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        accepted = await rt.resolve("c", entry.call, Answer("b"), by="ann")
+        assert (await turn.ended()).reason == "completed"
+        assert sees(model) == [{"ok": True, "result": "b"}]
+        events = await rt.history("c")
+        assert isinstance(accepted, Accepted)
+        resolved = events[accepted.seq - 1]
+        assert isinstance(resolved, CallResolved)
+        assert (resolved.by, resolved.decision, resolved.digest) == ("ann", Answer("b"), entry.digest)
+        returned = of(events, CallReturned)[0]
+        assert (returned.by, returned.source) == ("ann", "human")
+        assert ["CallResolved", "CallReturned"] in store.types()
+        assert await rt.pending() == []
+
+
+@story
+async def test_a_declined_question_is_a_denial_that_the_model_sees():
+    """B26, B35"""
+    model = ScriptedModel([[CHOOSE], "done"])
+    async with Runtime(agent(model, choose)) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        await rt.resolve("c", entry.call, Deny("none of your business"))
+        await turn.ended()
+        error = sees(model)[0]["error"]
+        assert (error["kind"], error["details"]) == ("denied", {"reason": "none of your business"})
+
+
+@story
+async def test_the_second_of_two_clicks_is_stale_names_the_winner_and_one_resolution_is_logged():
+    """B27"""
+    async with Runtime(agent([[CHOOSE], Hang()], choose)) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        both = await asyncio.gather(
+            rt.resolve("c", entry.call, Answer("a"), by="ann"),
+            rt.resolve("c", entry.call, Answer("b"), by="bob"),
+            return_exceptions=True,
+        )
+        assert isinstance(both[0], Accepted)
+        assert isinstance(both[1], Stale)
+        assert (both[1].reason, both[1].winner, both[1].http_status) == ("resolved", "ann", 409)
+        with pytest.raises(Stale) as later:
+            await rt.resolve("c", entry.call, Answer("a"), by="ann")
+        assert later.value.winner == "ann"
+        assert len(of(await rt.history("c"), CallResolved)) == 1
+
+
+@story
+async def test_a_late_click_is_told_who_won_also_when_the_turn_is_long_over():
+    """B27"""
+    async with Runtime(agent([[CHOOSE], "done", "more"], choose)) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        await rt.resolve("c", entry.call, Answer("a"), by="ann")
+        await turn.ended()
+        await (await rt.send("c", "on")).ended()
+        with pytest.raises(Stale) as late:
+            await rt.resolve("c", entry.call, Answer("b"), by="bob")
+        assert (late.value.reason, late.value.winner) == ("resolved", "ann")
+
+
+@story
+async def test_unknown_ids_idle_and_unknown_conversations_are_refused_and_nothing_is_touched():
+    """B28"""
+    async with Runtime(agent([[CHOOSE], "done", "hello"], choose)) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        await (await rt.send("idle", "hi")).rest()
+        before = [await rt.history("c"), await rt.history("idle")]
+        for conversation, call in (("c", "nope"), ("idle", entry.call), ("nowhere", entry.call)):
+            with pytest.raises(Stale) as refused:
+                await rt.resolve(conversation, call, Answer("a"))
+            assert (refused.value.reason, refused.value.http_status, refused.value.exit_code) == ("unknown", 404, 3)
+        with pytest.raises(NotFound):
+            await rt.cancel("nowhere")
+        with pytest.raises(NotFound):
+            await rt.snapshot("nowhere")
+        with pytest.raises(NotFound):
+            await rt.history("nowhere")
+        with pytest.raises(NotFound):
+            await anext(rt.events("nowhere"))
+        assert [await rt.history("c"), await rt.history("idle")] == before
+        assert {row.conversation for row in await rt.conversations()} == {"c", "idle"}
+        assert [p.call for p in await rt.pending()] == [entry.call]
+
+
+@story
+async def test_a_call_that_runs_waits_for_no_decision():
+    """B28: Stale, reason phase"""
+    door, running = asyncio.Event(), []
+
+    @declare
+    async def slow(call: Call) -> None:
+        """Wait."""
+        running.append(call.id)
+        await door.wait()
+
+    async with Runtime(agent([[ToolCall("slow")], "done"], slow)) as rt:
+        turn = await rt.send("c", "hi")
+        await until(lambda: running)
+        with pytest.raises(Stale) as refused:
+            await rt.resolve("c", running[0], Approve())
+        assert refused.value.reason == "phase"
+        door.set()
+        await turn.ended()
+
+
+@story
+async def test_resolving_returns_at_once_though_the_next_model_call_hangs():
+    """B29"""
+    model = ScriptedModel([[CHOOSE], Hang()])
+    async with Runtime(agent(model, choose)) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        accepted = await rt.resolve("c", entry.call, Answer("a"))
+        assert (await rt.history("c"))[accepted.seq - 1].type == "CallResolved"
+        await until(lambda: len(model.requests) == 2)
+        assert (await rt.snapshot("c")).state == "preparing"
+
+
+@story
+async def test_of_two_resolvers_in_two_processes_exactly_one_wins():
+    """B30"""
+    store = MemoryStore()
+    ran = []
+    async with Runtime(agent([[REFUND], "done"], gated(ran)), store=store) as one:
+        turn = await one.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        async with Runtime(store=store.sibling()) as two:
+            both = await asyncio.gather(
+                one.resolve("c", entry.call, Deny("no"), by="one"),
+                two.resolve("c", entry.call, Approve(), by="two"),
+                return_exceptions=True,
+            )
+            won = [isinstance(each, Accepted) for each in both]
+            assert sorted(won) == [False, True]
+            lost = both[won.index(False)]
+            assert isinstance(lost, Stale)
+            assert lost.winner == ("one" if won[0] else "two")
+            await turn.ended()
+            resolved = of(await one.history("c"), CallResolved)
+            assert [event.by.id for event in resolved] == [lost.winner]
+            assert len(ran) == (0 if won[0] else 1)
+
+
+@story
+async def test_the_same_call_in_two_conversations_is_two_calls():
+    """B32"""
+    model = ScriptedModel([[ToolCall("choose", {"options": []}, id="same")], "done"], follow=True)
+    async with Runtime(agent(model, choose)) as rt:
+        turns = [await rt.send(name, "hi") for name in ("c1", "c2")]
+        (first,), (second,) = [(await turn.rest()).pending for turn in turns]
+        await rt.resolve("c1", first.call, Answer("one"))
+        await turns[0].ended()
+        assert [entry.conversation for entry in await rt.pending()] == ["c2"]
+        with pytest.raises(Stale):
+            await rt.resolve("c2", first.call, Answer("forged"))
+        await rt.resolve("c2", second.call, Answer("two"))
+        await turns[1].ended()
+        assert sees(model)[-1]["result"] == "two"
+
+
+# --- who may ---
+
+
+@story
+async def test_somebody_without_the_right_is_refused_the_call_stays_pending_and_the_attempt_is_logged():
+    """B33"""
+    asked = []
+
+    async def may(principal, pending):
+        asked.append((principal.id, pending.tool))
+        return "boss" in principal.roles
+
+    ran = []
+    async with Runtime(agent([[REFUND], "done"], gated(ran)), may_resolve=may) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        for by in ("eve", "system", Principal("eve", roles=("clerk",))):
+            with pytest.raises(NotAllowed) as refused:
+                await rt.resolve("c", entry.call, Approve(), by=by)
+            assert (refused.value.http_status, refused.value.exit_code) == (403, 5)
+        assert await rt.pending() == [entry]
+        logged = of(await rt.history("c"), ResolutionRefused)
+        assert [event.by.id for event in logged] == ["eve", "system", "eve"]
+        assert {(event.call_id, event.decision) for event in logged} == {(entry.call, "Approve")}
+        await rt.resolve("c", entry.call, Approve(), by=Principal("ann", roles=("boss",)))
+        await turn.ended()
+        assert ran == [(1, 2.5, "ann")]
+        assert asked[-1] == ("ann", "refund")
+
+
+@story
+async def test_a_process_whose_view_is_behind_still_asks_whether_they_may():
+    """B33: no decision gets past may_resolve because its call was not yet known here"""
+    store = MemoryStore()
+    asked = []
+
+    def may(principal, pending):
+        asked.append(pending.call)
+        return False
+
+    async with Runtime(agent([[CHOOSE], "done"], choose), store=store) as owner:
+        await owner.open("c")
+        async with Runtime(store=store.sibling(), may_resolve=may) as guest:
+            conv = await guest.loaded("c")
+            turn = await owner.send("c", "hi")
+            (entry,) = (await turn.rest()).pending
+            assert conv.state.seq == 1, "it has heard of nothing yet"
+            behind = conv.state
+
+            async def existing(name):
+                conv.state = behind
+                return conv
+
+            guest._existing = existing
+            with pytest.raises(NotAllowed):
+                await guest.resolve("c", entry.call, Answer("a"), by="eve")
+            assert asked == [entry.call]
+            assert of(await owner.history("c"), CallResolved) == []
+
+
+@story
+async def test_of_several_decisions_one_that_is_not_allowed_refuses_all():
+    """B33, B67"""
+    model = ScriptedModel([[CHOOSE, REFUND], "done"])
+
+    def may(principal, pending):
+        return pending.tool == "choose"
+
+    async with Runtime(agent(model, choose, gated()), may_resolve=may) as rt:
+        turn = await rt.send("c", "hi")
+        ask, approval = (await turn.rest()).pending
+        with pytest.raises(NotAllowed):
+            await rt.submit("c", {ask.call: Answer("a"), approval.call: Approve()})
+        assert len(await rt.pending()) == 2
+        assert of(await rt.history("c"), CallResolved) == []
+
+
+# --- what fits ---
+
+
+@story
+async def test_an_answer_that_violates_its_schema_is_refused_with_the_reason_and_still_pending():
+    """B34"""
+    async with Runtime(agent([[CHOOSE], "done"], choose)) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        before = await rt.history("c")
+        for decision, words in (
+            (Answer(5), "string"),
+            (Answer(None), "string"),
+            (Answer("\ud800"), "surrogate"),
+            (Answer(object()), "plain JSON"),
+            (Approve(), "Answer or Deny"),
+            (ClientResult("a"), "Answer or Deny"),
+            (Submit("a"), "elicitation"),
+            (Failed("timeout", "x"), "Answer or Deny"),
+            (Deny(5), "reason"),  # type: ignore[arg-type]
+            (Deny("no", stop="yes"), "stop"),  # type: ignore[arg-type]
+            ("a", "no decision"),
+        ):
+            with pytest.raises(Invalid) as refused:
+                await rt.resolve("c", entry.call, decision)
+            assert words in refused.value.message, decision
+            assert (refused.value.http_status, refused.value.exit_code) == (422, 2)
+        with pytest.raises(TooLarge):
+            await rt.resolve("c", entry.call, Answer("x" * 2_000_000))
+        with pytest.raises(Invalid):
+            await rt.submit("c", {})
+        with pytest.raises(DeclarationError):
+            Failed("my_own_kind", "x")
+        assert await rt.pending() == [entry]
+        assert await rt.history("c") == before
+        await rt.resolve("c", entry.call, Answer("a"))
+        await turn.ended()
+
+
+@story
+async def test_a_malformed_approval_is_refused_and_nothing_of_it_is_logged():
+    """B34, B36"""
+    async with Runtime(agent([[REFUND], "done"], gated())) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        before = await rt.history("c")
+        for decision in (
+            Approve(args={"order": "one", "amount": 1}),
+            Approve(args={"amount": 1}),
+            Approve(args=[1]),  # type: ignore[arg-type]
+            Approve(args={"order": 1, "amount": float("nan")}),
+            Approve(args={"order": 1, "amount": 1}, digest=5),  # type: ignore[arg-type]
+            Approve(remember="all"),  # type: ignore[arg-type]
+            Approve(duration="1h"),
+            Approve(remember="tool", duration="soon"),
+            Approve(remember="tool", duration="-1h"),
+        ):
+            with pytest.raises(Invalid):
+                await rt.resolve("c", entry.call, decision)
+        with pytest.raises(Stale) as superseded:
+            await rt.resolve("c", entry.call, Approve(digest="0" * 64))
+        assert superseded.value.reason == "superseded"
+        assert await rt.history("c") == before
+        assert await rt.pending() == [entry]
+
+
+# --- approval ---
+
+
+@story
+async def test_an_approved_call_runs_once_on_exactly_what_was_shown():
+    """B35"""
+    ran = []
+    model = ScriptedModel([[REFUND], "done"])
+    async with Runtime(agent(model, gated(ran, risk="high", prompt="Refund {order}?"))) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        assert ran == []
+        assert (entry.kind, entry.risk, entry.prompt) == ("approval", "high", "Refund 1?")
+        assert entry.preview == {"tool": "refund", "args": {"order": 1, "amount": 2.5}}
+        assert entry.digest == digest("refund", {"order": 1, "amount": 2.5}, entry.preview)
+        await rt.resolve("c", entry.call, Approve(digest=entry.digest), by="boss")
+        await turn.ended()
+        assert ran == [(1, 2.5, "boss")]
+        events = await rt.history("c")
+        order = [e.type for e in events if e.type.startswith("Call")]
+        assert order == ["CallSuspended", "CallResolved", "CallStarted", "CallReturned"]
+        assert of(events, CallResolved)[0].digest == entry.digest == of(events, CallSuspended)[0].digest
+        assert sees(model) == [{"ok": True, "result": {"refunded": 2.5}}]
+
+
+@story
+async def test_a_denied_call_never_runs_and_the_model_goes_on_with_the_reason():
+    """B35"""
+    ran = []
+    model = ScriptedModel([[REFUND], "I see"])
+    async with Runtime(agent(model, gated(ran))) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        await rt.resolve("c", entry.call, Deny("too much"), by="boss")
+        assert (await turn.ended()).reason == "completed"
+        assert ran == []
+        error = sees(model)[0]["error"]
+        assert error["kind"] == "denied"
+        assert "too much" in error["message"]
+        assert of(await rt.history("c"), CallStarted) == []
+
+
+@story
+async def test_edited_arguments_run_both_versions_are_logged_and_the_model_is_told():
+    """B36"""
+    ran = []
+    model = ScriptedModel([[REFUND], "done"])
+    async with Runtime(agent(model, gated(ran))) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        edited = {"order": 1, "amount": 1.0}
+        await rt.resolve("c", entry.call, Approve(args=edited), by="boss")
+        await turn.ended()
+        assert ran == [(1, 1.0, "boss")]
+        events = await rt.history("c")
+        assert of(events, CallSuspended)[0].args == {"order": 1, "amount": 2.5}
+        assert of(events, CallResolved)[0].decision.args == edited
+        assert of(events, CallReturned)[0].edited == edited
+        envelope = sees(model)[0]
+        assert (envelope["ok"], envelope["result"], envelope["edited_args"]) == (True, {"refunded": 1.0}, edited)
+        assert "changed" in envelope["note"]
+        assert model.requests[1].messages[1].calls[0].args == {"order": 1, "amount": 2.5}
+
+
+@story
+async def test_a_denial_that_stops_ends_the_turn_cancels_what_waits_and_lets_what_runs_finish():
+    """B35, B70"""
+    door, running = asyncio.Event(), []
+
+    @declare
+    async def slow(call: Call) -> str:
+        """Wait."""
+        running.append(call.id)
+        await door.wait()
+        return "finished"
+
+    model = ScriptedModel([[REFUND, CHOOSE, ToolCall("slow")]])
+    async with Runtime(agent(model, gated(), choose, slow)) as rt:
+        turn = await rt.send("c", "hi")
+        await until(lambda: running)
+        approval, question = await rt.pending("c")
+        if approval.kind != "approval":
+            approval, question = question, approval
+        await rt.resolve("c", approval.call, Deny("stop it", stop=True), by="boss")
+        assert await rt.pending("c") == []
+        with pytest.raises(Stale) as late:
+            await rt.resolve("c", question.call, Answer("a"))
+        assert late.value.reason == "cancelled"
+        door.set()
+        ended = await turn.ended()
+        assert (ended.reason, ended.value, ended.halted) == ("halted", "stop it", True)
+        by_tool = {event.tool: event for event in of(await rt.history("c"), CallReturned)}
+        assert by_tool["slow"].value == "finished"
+        assert by_tool["choose"].error.kind == "cancelled"
+        assert by_tool["refund"].error.kind == "denied"
+        assert len(model.requests) == 1
+        paired(await rt.history("c"))
+
+
+@story
+async def test_decisions_submitted_together_count_together_also_when_one_of_them_stops_the_turn():
+    """B67, B35: the order in which they are given makes none of them late"""
+    for first in (0, 1):
+        ran = []
+        async with Runtime(agent([[REFUND, REFUND, CHOOSE]], gated(ran), choose)) as rt:
+            turn = await rt.send("c", "hi")
+            one, two, ask = sorted((await turn.rest()).pending, key=lambda p: (p.kind != "approval", p.call))
+            decisions = [(one.call, Deny("no", stop=True)), (two.call, Deny("nor this", stop=True))]
+            given = dict([*decisions[first:], *decisions[:first], (ask.call, Answer("a"))])
+            await rt.submit("c", given)
+            assert (await turn.ended()).reason == "halted"
+            events = await rt.history("c")
+            assert len(of(events, CallResolved)) == 3
+            by_call = {event.call_id: event for event in of(events, CallReturned)}
+            assert by_call[ask.call].value == "a"
+            assert {by_call[call].error.kind for call in (one.call, two.call)} == {"denied"}
+            assert ran == []
+            paired(events)
+
+
+# --- mixtures ---
+
+
+@story
+async def test_servers_run_and_log_at_once_while_a_person_is_asked_and_the_model_gets_all_three_together():
+    """B38"""
+    model = ScriptedModel([[ToolCall("echo", {"text": "1"}), CHOOSE, ToolCall("echo", {"text": "2"})], "done"])
+    async with Runtime(agent(model, echo, choose)) as rt:
+        turn = await rt.send("c", "hi")
+        snapshot = await turn.rest()
+        (entry,) = snapshot.pending
+        assert len(of(await rt.history("c"), CallReturned)) == 2
+        assert len(model.requests) == 1
+        await rt.resolve("c", entry.call, Answer("b"))
+        await turn.ended()
+        assert len(model.requests) == 2
+        assert [envelope["result"] for envelope in sees(model)] == ["1", "b", "2"]
+
+
+@story
+async def test_a_person_who_answers_first_still_leaves_it_executing_until_the_servers_finish():
+    """B39"""
+    door = asyncio.Event()
+
+    @declare
+    async def slow() -> str:
+        """Wait."""
+        await door.wait()
+        return "late"
+
+    model = ScriptedModel([[CHOOSE, ToolCall("slow")], "done"])
+    async with Runtime(agent(model, choose, slow)) as rt:
+        await rt.open("c")
+        async with Tape(rt, "c") as tape:
+            turn = await rt.send("c", "hi")
+            told = await tape.until_type("suspended")
+            assert (await rt.snapshot("c")).state == "executing_tools"
+            await rt.resolve("c", told.call_id, Answer("a"))
+            assert (await rt.snapshot("c")).state == "executing_tools"
+            assert len(model.requests) == 1
+            door.set()
+            await turn.ended()
+        states = [item.state for item in tape.live if item.type == "state_changed"]
+        assert "awaiting_input" not in states
+        assert [envelope["result"] for envelope in sees(model)] == ["a", "late"]
+
+
+# --- deadlines and frozen settings ---
+
+
+@story
+async def test_without_expires_every_suspension_gets_the_runtime_s_default_deadline():
+    """B82"""
+    clock = Clock(1000.0)
+
+    @declare
+    async def asks() -> Ask:
+        """Ask."""
+        return Ask("well?")
+
+    @declare
+    async def asks_briefly() -> Ask:
+        """Ask for a minute."""
+        return Ask("well?", expires="1m")
+
+    @declare(manual=True)
+    async def by_hand() -> None:
+        """Done by hand."""
+
+    @declare(approval="required", expires="1h")
+    async def stated() -> None:
+        """Say its own."""
+
+    tools = [asks, asks_briefly, by_hand, stated, gated(), choose]
+    calls = [ToolCall(name) for name in ("asks", "asks_briefly", "by_hand", "stated")]
+    model = ScriptedModel([[*calls, REFUND, CHOOSE]])
+    async with Runtime(agent(model, *tools), clock=clock, expires="2d") as rt:
+        entries = (await (await rt.send("c", "hi")).rest()).pending
+        assert {entry.tool: entry.deadline for entry in entries} == {
+            "asks": 1000.0 + 2 * 86_400,
+            "asks_briefly": 1060.0,
+            "by_hand": 1000.0 + 2 * 86_400,
+            "stated": 4600.0,
+            "refund": 1000.0 + 2 * 86_400,
+            "choose": 1000.0 + 2 * 86_400,
+        }
+    async with Runtime(agent([[CHOOSE]], choose), clock=clock) as rt:
+        (entry,) = (await (await rt.send("c", "hi")).rest()).pending
+        assert entry.deadline == 1000.0 + 7 * 86_400
+
+
+@pytest.mark.parametrize("never", [None, 0, -1, float("inf"), "never", ""])
+def test_asking_for_no_deadline_is_refused(never):
+    """B82"""
+    with pytest.raises(ValueError, match=r"expires|duration"):
+        declare(approval="required", expires=never)(echo.fn)
+    with pytest.raises((ValueError, TypeError)):
+        Runtime(expires=never)
+    if never is not None:
+        with pytest.raises(ValueError, match="duration"):
+            Ask("well?", expires=never)
+
+
+@story
+async def test_settings_changed_in_code_after_the_call_leave_it_as_its_event_says():
+    """B89"""
+    clock = Clock(1000.0)
+    store = MemoryStore()
+
+    def version(**options):
+        @declare(**options)
+        async def act(call: Call) -> str:
+            """Act."""
+            return "acted"
+
+        return act
+
+    old = version(
+        approval="required", expires="1h", on_expiry=Default("nothing"), recovery="fail", timeout=5,
+        retention=Retention.last(2), risk="high",
+    )  # fmt: skip
+    async with Runtime(agent([[ToolCall("act")], "done"], old), store=store, clock=clock) as rt:
+        (entry,) = (await (await rt.send("c", "hi")).rest()).pending
+    new = version(expires="1m", timeout=0.000001)  # no gate, no default, another deadline
+    model = ScriptedModel([[ToolCall("act")], "done"], follow=True)
+    async with Runtime(agent(model, new), store=store.sibling(), clock=clock) as rt:
+        assert await rt.pending() == [entry]
+        assert entry.on_expiry == Default("nothing")
+        made = of(await rt.history("c"), AssistantSaid)[0].calls[0]
+        frozen = (made.gate, made.expires, made.recovery, made.timeout, made.retention, made.risk)
+        assert frozen == ("required", 3600.0, "fail", 5.0, Retention.last(2), "high")
+        await rt.resolve("c", entry.call, Approve())
+        await until(lambda: model.requests)
+        assert sees(model) == [{"ok": True, "result": "acted"}], "the timeout that was frozen holds"
+    again = MemoryStore()
+    async with Runtime(agent([[ToolCall("act")], "done"], old), store=again, clock=clock) as rt:
+        (entry,) = (await (await rt.send("c", "hi")).rest()).pending
+    model = ScriptedModel([[ToolCall("act")], "done"], follow=True)
+    async with Runtime(agent(model, version()), store=again.sibling(), clock=clock) as rt:
+        clock.now += 61
+        await looked(rt.store)
+        assert await rt.pending() == [entry], "the new deadline does not count"
+        clock.now = 1000.0 + 3600
+        await until(lambda: model.requests)
+        assert sees(model) == [{"ok": True, "result": "nothing"}]
+
+
+@story
+async def test_an_answer_at_the_deadline_is_late():
+    """B55: expired, exit code 4, HTTP 410"""
+    clock = Clock(1000.0)
+    async with Runtime(agent([[CHOOSE], "done"], choose), clock=clock, expires=60) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        clock.now = entry.deadline
+        with pytest.raises(Stale) as late:
+            await rt.resolve("c", entry.call, Answer("a"))
+        assert (late.value.reason, late.value.exit_code, late.value.http_status) == ("expired", 4, 410)
+        await turn.ended()
+        assert types(await rt.history("c"))[-4:] == ["CallResolved", "CallReturned", "AssistantSaid", "TurnEnded"]
