@@ -17,6 +17,4 @@ def send_mail(to: str, text: str) -> str:
 
 look = ToolCall("find_address", {"name": "Ada"})
 send = ToolCall("send_mail", {"to": "ada@example.org", "text": "The build is green."})
-agent = Agent(
-    "hello", model=ScriptedModel([[look], [send], "That is all."], follow=True), tools=[find_address, send_mail]
-)
+agent = Agent("hello", model=ScriptedModel([[look], [send], "Bye."], follow=True), tools=[find_address, send_mail])

@@ -7,11 +7,11 @@ declared it and not read from the log: a log that lies about its gates must not 
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from assent.core import codec
-from assent.core.decisions import Approve, Detached, Expired
+from assent.core.decisions import Answer, Approve, ClientResult, Deny, Detached, Expired, Failed, Submit
 from assent.core.events import (
     AssistantSaid,
     CallResolved,
@@ -53,6 +53,23 @@ class Truth:
     """It is run here at all (else: a human, a client or somebody by hand gives the result)."""
 
 
+@dataclass
+class Operation:
+    """What a client of the system knows of one thing that it asked for."""
+
+    verb: str
+    """send, resolve or cancel; anything else leaves no trace."""
+    by: str
+    """Its own principal: what it did can be told from what others did."""
+    text: str = ""
+    decisions: dict[str, Any] = field(default_factory=dict[str, Any])
+    outcome: str = "unknown"
+    """ok, refused, or unknown: the process died before it could say."""
+    seq: int | None = None
+    """Where it stands in the log, as it was told; for a cancel 0 if there was nothing to cancel."""
+    said: str = ""
+
+
 def check(
     events: list[Any], effects: Iterable[Effect], truths: Mapping[str, Truth], *, resting: bool = True
 ) -> State:
@@ -65,6 +82,7 @@ def check(
         resolutions(events)
         attempts(events, truths)
         gates(events, truths)
+        outcomes(events, truths)
         evidence(events, mine, truths)
         return folded(events, resting=resting)
     except AssertionError as broken:
@@ -255,6 +273,46 @@ def _covers(grant: GrantGiven, call: Any, at: float) -> bool:
     return grant.tool == call.tool and in_time and fits
 
 
+def outcomes(events: list[Any], truths: Mapping[str, Truth]) -> None:
+    """A result is what somebody decided, or what came of a run; and of nothing else."""
+    tools = {made.id: made.tool for said in events if isinstance(said, AssistantSaid) for made in said.calls}
+    decided: dict[str, Any] = {}
+    started: set[str] = set()
+    for event in events:
+        match event:
+            case CallResolved():
+                decided[event.call_id] = event.decision
+            case CallSuspended():
+                decided.pop(event.call_id, None)
+            case CallStarted():
+                started.add(event.call_id)
+                decided.pop(event.call_id, None)
+            case CallReturned():
+                truth = truths.get(tools[event.call_id], Truth())
+                problem = event.error.kind if event.error else None
+                if problem == "interrupted":
+                    assert truth.recovery != "redispatch", f"{event.seq}: given up, and it should run again"
+                if event.ok and event.source == "server":
+                    assert event.call_id in started, f"{event.seq}: a result of a run that was never begun"
+                if problem == "cancelled":
+                    continue
+                match decided.get(event.call_id):
+                    case Answer(value=value) | ClientResult(value=value) | Submit(value=value):
+                        assert event.ok and event.value == value, f"{event.seq}: not what was answered"
+                    case Deny():
+                        assert problem in ("denied", "interrupted"), f"{event.seq}: {problem} after a denial"
+                    case Failed(kind=kind):
+                        assert problem == kind, f"{event.seq}: {problem}, said was {kind}"
+                    case Detached():
+                        assert problem == "detached", f"{event.seq}: {problem} without a client"
+                    case Approve():
+                        assert not event.ok, f"{event.seq}: an approval became a result"
+                    case _:
+                        pass
+            case _:
+                pass
+
+
 def evidence(events: list[Any], effects: list[Effect], truths: Mapping[str, Truth]) -> None:
     """What was really done is what the log claims, and was claimed before; ``fail`` tools did it once at most."""
     made = {call.id: call for said in events if isinstance(said, AssistantSaid) for call in said.calls}
@@ -270,10 +328,48 @@ def evidence(events: list[Any], effects: list[Effect], truths: Mapping[str, Trut
         assert yes or not truths[effect.tool].gated(call.args), f"a gated effect without leave: {effect}"
         args = yes.args if yes else call.args
         assert effect.args == args, f"it ran with other arguments than {args}: {effect}"
+    done = {(effect.call, effect.attempt) for effect in effects}
+    latest = dict(started.keys())  # call -> its last attempt
+    for event in events:
+        if isinstance(event, CallReturned) and event.ok and event.source == "server":
+            looked_up = truths[event.tool].recovery == "reconcile"
+            proof = (event.call_id, latest.get(event.call_id)) in done
+            assert looked_up or proof, f"{event.seq}: a result, and nobody did anything"
     twice = [key for key, n in Counter((e.call, e.attempt) for e in effects).items() if n > 1]
     assert not twice, f"one attempt, two effects: {twice}"
     runs = Counter(e.call for e in effects if truths[e.tool].recovery == "fail")
     assert all(n == 1 for n in runs.values()), f"ran more often than once: {runs}"
+
+
+def acknowledged(events: list[Any], operations: Iterable[Operation]) -> None:
+    """What was acknowledged is in the log, once, where and as it was said; what was refused is not in it."""
+    received = _by(events, MessageReceived)
+    resolved = _by(events, CallResolved)
+    requested = _by(events, CancelRequested)
+    for op in operations:
+        match op.verb:
+            case "send":
+                found, whole = received[op.by], 1
+                assert all(event.text == op.text for event in found), f"{op}: other words: {found}"
+            case "resolve":
+                found, whole = resolved[op.by], len(op.decisions)
+                assert all(event.decision == op.decisions[event.call_id] for event in found), f"{op}: {found}"
+            case "cancel":
+                found, whole = requested[op.by], 1 if op.seq != 0 else 0
+            case _:
+                continue
+        legal = {"ok": (whole,), "refused": (0,), "unknown": (0, whole)}[op.outcome]
+        assert len(found) in legal, f"{op} stands in the log {len(found)} times"
+        if op.outcome == "ok" and op.seq:
+            assert found[-1].seq == op.seq, f"{op} stands at {found[-1].seq}"
+
+
+def _by(events: list[Any], kind: type) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = defaultdict(list)
+    for event in events:
+        if isinstance(event, kind):
+            found[event.by.id].append(event)
+    return found
 
 
 def folded(events: list[Any], *, resting: bool) -> State:

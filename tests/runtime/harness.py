@@ -28,10 +28,14 @@ def story(test):
 
 
 async def until(fact):
-    """Wait until the fact is true (the story's time limit bounds it); its value."""
-    while not (value := fact()):
+    """Wait until the fact (a function, also async) is true; the story's time limit bounds it."""
+    while True:
+        value = fact()
+        if asyncio.iscoroutine(value):
+            value = await value
+        if value:
+            return value
         await asyncio.sleep(0.001)
-    return value
 
 
 class Clock:
@@ -115,13 +119,24 @@ class Tape:
 
 
 def agent(model, *tools, name="a", **options):
-    return Agent(name, model=model if isinstance(model, ScriptedModel) else ScriptedModel(model), tools=tools, **options)
+    return Agent(
+        name, model=model if isinstance(model, ScriptedModel) else ScriptedModel(model), tools=tools, **options
+    )
 
 
 def sees(model, request=-1):
     """The envelopes that the model sees in a request, in order."""
     messages = model.requests[request].messages
     return [json.loads(message.content) for message in messages if isinstance(message, ToolResult)]
+
+
+async def logged(rt, kind, so=lambda event: True, conversation="c", count=1):
+    """Wait until the log has so many events of a kind (that are so)."""
+
+    async def fact():
+        return len([event for event in of(await rt.history(conversation), kind) if so(event)]) >= count
+
+    await until(fact)
 
 
 def of(events, kind):

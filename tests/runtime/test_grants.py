@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from harness import Clock, agent, of, sees, story, types, until
+from harness import Clock, agent, logged, of, sees, story, types, until
 
 from assent import Approve, Call, Deny, Invalid, Runtime, ScriptedModel, Stale, ToolCall, ToolError
 from assent import tool as declare
@@ -161,8 +161,7 @@ async def test_a_grant_revoked_before_the_call_could_start_closes_the_gate_again
         (grant,) = await rt.grants("c")
         turn = await rt.send("c", "again")
         await until(lambda: len(model.requests) == 3)
-        while len(of(await rt.history("c"), CallStarted)) < 2:
-            await asyncio.sleep(0)  # the blocker has the slot
+        await logged(rt, CallStarted, count=2)  # the blocker has the slot
         await rt.revoke("c", grant.id)
         door.set()
         (entry,) = (await turn.rest()).pending
@@ -344,6 +343,7 @@ async def test_a_granted_call_is_told_like_any_other():
         await asked(rt)
         tail = types(await rt.history("c", after=before))
         assert tail == [
-            "MessageReceived", "TurnStarted", "AssistantSaid", "CallStarted", "CallReturned", "AssistantSaid", "TurnEnded"
+            "MessageReceived", "TurnStarted", "AssistantSaid", "CallStarted", "CallReturned", "AssistantSaid",
+            "TurnEnded",
         ]  # fmt: skip
         assert sees(model)[-1] == {"ok": True, "result": 1}

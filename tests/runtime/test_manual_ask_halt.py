@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from harness import agent, of, paired, sees, story, until
+from harness import agent, logged, of, paired, sees, story, until
 
 from assent import (
     Answer,
@@ -59,7 +59,12 @@ async def test_the_automatic_call_runs_and_only_the_manual_one_is_pending():
         turn = await rt.send("c", "hi")
         snapshot = await turn.rest()
         (entry,) = snapshot.pending
-        assert (snapshot.state, entry.tool, entry.kind, entry.reason) == ("awaiting_input", "by_hand", "manual", "manual")
+        assert (snapshot.state, entry.tool, entry.kind, entry.reason) == (
+            "awaiting_input",
+            "by_hand",
+            "manual",
+            "manual",
+        )
         assert entry.schema == {"type": "integer"}
         assert [event.tool for event in of(await rt.history("c"), CallReturned)] == ["echo"]
         with pytest.raises(Invalid):
@@ -314,8 +319,7 @@ async def test_a_halt_lets_running_siblings_finish_cancels_waiting_ones_and_ends
     tools = agent(model, slow, hand_over, choose)
     async with Runtime(tools, parallel_per_tool={"slow": 1}) as rt:
         turn = await rt.send("c", "hi")
-        while not any(event.halt for event in of(await rt.history("c"), CallReturned)):
-            await asyncio.sleep(0.001)
+        await logged(rt, CallReturned, lambda event: event.halt)
         assert of(await rt.history("c"), TurnEnded) == [], "a sibling still runs"
         assert await rt.pending() == []
         door.set()
@@ -348,8 +352,7 @@ async def test_a_sibling_that_asks_after_the_halt_is_cancelled_and_nobody_is_ask
 
     async with Runtime(agent([[ToolCall("late"), ToolCall("stop")]], late, stop)) as rt:
         turn = await rt.send("c", "hi")
-        while not of(await rt.history("c"), CallReturned):
-            await asyncio.sleep(0.001)
+        await logged(rt, CallReturned)
         door.set()
         assert (await turn.ended()).reason == "enough"
         assert await rt.pending() == []

@@ -12,7 +12,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from assent.cli.commands import Commands, options
+from assent.cli.commands import Commands, options, planned
 from assent.cli.text import shown, span, value_text
 from assent.core.decisions import Pending
 from assent.core.tool import Default
@@ -37,20 +37,17 @@ def console(*, stderr: bool = False) -> Console:
 def print_card(out: Console, entry: Pending, commands: Commands, others: Iterable[Pending], now: float) -> None:
     """The card, then the commands: outside the frame and on one line each, so that they can be copied."""
     out.print(card(entry, now), width=min(out.width, WIDTH))
-    out.print(Text("  answer with:", style="dim"))
-    for command in commands.answers(entry, others):
+    answers = commands.answers(entry, others)
+    if answers:
+        out.print(Text("  answer with:", style="dim"))
+    for command in answers:
         out.print(Text(f"    {command}", style="bold cyan"), soft_wrap=True)
     out.print()
 
 
 def card(entry: Pending, now: float) -> Panel:
     parts: list[RenderableType] = [Text(shown(entry.prompt, block=True), style="bold")]
-    if entry.recovery:
-        parts.append(Text("It was interrupted; whether it took effect is unknown.", style="yellow"))
-        parts.append(
-            Text("approve: run it again · submit: this is its result · deny: leave it interrupted", style="dim")
-        )
-    elif entry.reason and entry.reason != "manual":
+    if entry.reason and entry.reason not in ("manual", "recovery"):
         parts.append(Text(shown(entry.reason), style="yellow"))
     if entry.args:
         parts += [Text(), _table(entry.args)]
@@ -59,7 +56,7 @@ def card(entry: Pending, now: float) -> Panel:
         parts += [Text(), Text.assemble(("one of  ", "dim"), _cut(listed))]
     if entry.preview_error is not None:
         parts += [Text(), Text(f"its preview failed: {shown(entry.preview_error, block=True)}", style="yellow")]
-    elif entry.preview is not None and entry.preview != {"tool": entry.tool, "args": entry.args}:
+    elif planned(entry):
         parts += [Text(), Rule(Text("what it would do", style="dim"), style="dim", align="left"), _plan(entry.preview)]
     parts += [Text(), _footer(entry, now)]
     title = Text.assemble((shown(entry.tool), "bold"), f" {KINDS[entry.kind]}", no_wrap=True, overflow="ellipsis")

@@ -15,6 +15,7 @@ from assent.cli.values import JSON, resolved
 from assent.core.decisions import Pending
 
 DEFAULT_STORE = "sqlite:///assent.db"
+MEMORY = "memory:"
 CHOICES = 5
 """So many answers are spelled out; with more, the card lists them and one command stands for all."""
 DIGEST = 16
@@ -63,11 +64,13 @@ class Commands:
 
     def answers(self, entry: Pending, others: Iterable[Pending] = ()) -> list[str]:
         """Every way to answer this entry; ``others`` is all that waits, to tell whether its id is enough."""
+        if self._store[1:] == [MEMORY]:
+            return []  # nobody else can ever see it
         call = _name(entry, others)
         deny = self.write("deny", call, "--reason", "why not")
         match entry.kind:
             case "approval":
-                shown_plan = ["--digest", entry.digest[:DIGEST]] if _planned(entry) else []
+                shown_plan = ["--digest", entry.digest[:DIGEST]] if planned(entry) or entry.recovery else []
                 yes = self.write("approve", call, *shown_plan)
                 if entry.recovery:
                     return [yes, self.write("submit", call, "--json", '"what it returned"'), self.write("deny", call)]
@@ -81,8 +84,10 @@ class Commands:
                 ]
 
 
-def _planned(entry: Pending) -> bool:
-    return entry.preview is not None and entry.preview != {"tool": entry.tool, "args": entry.args}
+def planned(entry: Pending) -> bool:
+    """It has a preview of its own, which says more than its arguments do."""
+    plain = {"tool": entry.tool, "args": entry.args}
+    return not entry.recovery and entry.preview is not None and entry.preview != plain
 
 
 def _name(entry: Pending, others: Iterable[Pending]) -> str:

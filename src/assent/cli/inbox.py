@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from assent.cli.commands import Commands
 from assent.cli.text import cut
-from assent.core.decisions import Decision, Pending
+from assent.core.decisions import Pending
 from assent.core.events import ConversationOpened
 from assent.errors import Invalid, Stale
 from assent.runtime.runtime import ConversationInfo, Runtime
@@ -84,10 +84,6 @@ async def conversations(rt: Runtime) -> list[ConversationInfo]:
     while page := await rt.conversations(cursor=found[-1].conversation if found else None, limit=500):
         found += page
     return found
-
-
-async def decide(rt: Runtime, found: Found, decision: Decision, by: str) -> None:
-    await rt.resolve(found.conversation, found.call, decision, by=by)
 
 
 async def next_steps(rt: Runtime, found: Found, commands: Commands, say: Callable[[str], None]) -> None:

@@ -105,9 +105,10 @@ class View:
         if state.turn is not None:
             self._numbers[state.turn.message] = state.turn.number
         self._ended: dict[int, TurnEnded] = {}
-        self._tools: dict[str, str] = {}
+        calls = state.turn.calls if state.turn else {}
+        self._tools = {call_id: call.made.tool for call_id, call in calls.items()}
         """call -> tool"""
-        self._asked: set[str] = set()
+        self._asked = set(calls if since is None else ())
         self._streamed: dict[str, str] = {}
         self._progressed: dict[str, float] = {}
         self._resting = self._time_up = self._announced = False

@@ -22,11 +22,16 @@ from assent.cli.text import cut
 from assent.core.decisions import Answer, Approve, ClientResult, Decision, Deny, Failed, Pending, Submit
 from assent.errors import Invalid, NotFound
 
-SECONDS = click.FloatRange(0, 1e9)
 MANY = 2**53
 DEMO_STORE = "sqlite:///assent-demo.db"
 F = TypeVar("F", bound=Callable[..., Any])
 Make = Callable[[Pending | None], Decision]
+
+
+def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not 0 <= value <= 1e9:  # which NaN is not either
+        raise click.BadParameter(f"{value} is not a number of seconds", ctx=ctx, param=param)
+    return value
 
 
 @dataclass
@@ -48,7 +53,8 @@ _by = click.option("--by", metavar="NAME", help="Who you are, for the log [defau
 _resume = click.option("--resume", metavar="MODULE:AGENT", help="Run the agent here and finish the turn.")
 _wait_for_people = click.option(
     "--wait",
-    type=SECONDS,
+    type=float,
+    callback=_seconds,
     metavar="SECONDS",
     help="How long to wait for people [default: for ever on a terminal, else 0]; then exit 75.",
 )
@@ -56,7 +62,16 @@ _no_wait = click.option("--no-wait", is_flag=True, help="The same as --wait 0.")
 _json = click.option("--json", "as_json", is_flag=True, help="One JSON object a line, nothing else.")
 
 
+class _Commands(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as gone:
+            raise output.ReaderGone from gone  # click would exit with 1, as if something were wrong
+
+
 @click.group(
+    cls=_Commands,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=_example("assent demo", "assent pending", "assent approve dmfjs2"),
@@ -75,8 +90,7 @@ def _store(given: str | None, default: str = DEFAULT_STORE) -> str:
     settings = click.get_current_context().obj
     before = settings.store if isinstance(settings, Settings) else None
     url = given or before or os.environ.get("ASSENT_STORE") or default
-    _real_text(url, "the store's name")
-    return url
+    return _real_text(url, "the store's name")
 
 
 def _who(by: str | None) -> str:
@@ -353,7 +367,9 @@ def cancel(conversation: str, reason: str | None, by: str | None, store: str | N
 
 @cli.command(epilog=_example("assent pending", "assent pending --json --wait 60 | jq .call"))
 @_json
-@click.option("--wait", type=SECONDS, metavar="SECONDS", help="Wait for something; 75 if nothing came.")
+@click.option(
+    "--wait", type=float, callback=_seconds, metavar="SECONDS", help="Wait for something; 75 if nothing came."
+)
 @click.option("--conversation", metavar="ID", help="Only what waits in this one.")
 @_store_option
 def pending(as_json: bool, wait: float | None, conversation: str | None, store: str | None) -> int:
@@ -385,10 +401,8 @@ def log(conversation: str | None, as_json: bool, after: int, limit: int | None, 
 def main(argv: list[str] | None = None) -> int:
     """The entry point: the exit code of the command, or of what went wrong."""
     output.prepare()
-    words = sys.argv[1:] if argv is None else argv
     try:
-        for word in words:
-            _real_text(word, "an argument")
+        words = [_real_text(word, "an argument") for word in (sys.argv[1:] if argv is None else argv)]
         code = cli.main(words, prog_name="assent", standalone_mode=False)
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
@@ -396,6 +410,11 @@ def main(argv: list[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _real_text(text: str, what: str) -> None:
-    if any("\ud800" <= char <= "\udfff" for char in text):
-        raise Invalid(f"{what} is not UTF-8 text: {cut(ascii(text), 80)}")
+def _real_text(text: str, what: str) -> str:
+    """Text as it was typed: in a locale without UTF-8, Python hands its bytes over undecoded."""
+    if not any("\ud800" <= char <= "\udfff" for char in text):
+        return text
+    try:
+        return os.fsencode(text).decode()
+    except UnicodeError:
+        raise Invalid(f"{what} is not UTF-8 text: {cut(ascii(text), 80)}") from None

@@ -19,6 +19,10 @@ PIPE = 141
 """As a program that SIGPIPE ended: the reader had enough, and nothing is wrong."""
 
 
+class ReaderGone(Exception):
+    """Whoever read our output has closed it."""
+
+
 def say(text: str) -> None:
     click.echo(shown(text, block=True))
 
@@ -78,7 +82,7 @@ def failed(error: BaseException) -> int:
             return _line("invalid_args", error.format_message(), USAGE)
         case KeyboardInterrupt() | click.Abort():
             return INTERRUPTED
-        case BrokenPipeError():
+        case BrokenPipeError() | ReaderGone():
             return hushed()
         case MemoryError():
             return _line("too_large", "out of memory", FAILED)

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from assent.cli import inbox
-from assent.cli.commands import Commands
+from assent.cli.commands import MEMORY, Commands
 from assent.cli.live import WAITING, Screen, View
 from assent.core.decisions import Decision
 from assent.core.state import State
 from assent.errors import Invalid, NotFound
 from assent.runtime.agent import Agent
 from assent.runtime.runtime import Runtime
-
-MEMORY = "memory:"
 
 
 @dataclass
@@ -186,7 +184,9 @@ async def demo(job: Job, message: str, by: str) -> int:
 
 def _told(job: Job, screen: Screen, code: int) -> int:
     """The last word: how to go on, or where to read it all."""
-    if code == WAITING:
+    if code == WAITING and job.store == MEMORY:
+        screen.line(("waiting for somebody who cannot see it: this store ends with this process", "yellow"))
+    elif code == WAITING:
         screen.line(("at rest, waiting for somebody; to go on when it is answered:", "dim"))
         screen.line(f"    {job.go_on()}")
     elif job.conversation is not None and job.store != MEMORY:

@@ -126,9 +126,7 @@ def decide_into(log: Draft, input: Input, specs: Specs) -> None:
             consequences(log)
         case RefuseResolution():
             resolving.waiting(log, input.call)
-            log.add(
-                ResolutionRefused, input.by, call_id=input.call, decision=input.decision, reason=input.reason
-            )
+            log.add(ResolutionRefused, input.by, call_id=input.call, decision=input.decision, reason=input.reason)
         case DeadlinePassed():
             suspension = resolving.waiting(log, input.call, expired=True)
             if log.now < suspension.deadline:
@@ -344,11 +342,11 @@ def _recover(log: Draft, call: CallState, recovery: str, epoch: int) -> None:
 def _close(log: Draft, input: Close) -> None:
     turn = log.turn()
     if turn.cancelling:
-        if input.text or input.thinking or input.attempts:
-            _said(log, turn, input, partial=True)
         for call in turn.calls.values():
             if call.phase != "done":
                 log.returned(call, error=resolving.CANCELLED, source="system")
+        if input.text or input.thinking or input.attempts:
+            _said(log, turn, input, partial=True)  # behind the results: nothing may stand between a call and its own
         log.add(TurnEnded, turn=turn.number, reason="cancelled")
         return
     consequences(log)

@@ -42,7 +42,7 @@ from assent.core.machine import decide_into
 from assent.core.state import CallState, State, Status, evolve, status
 from assent.core.tool import ToolSpec
 from assent.core.transcript import Transcript
-from assent.errors import AssentError, Conflict, Fenced, Refused, StoreError
+from assent.errors import AssentError, Conflict, Fenced, Refused, Stale, StoreError
 from assent.runtime import dispatch, model_call
 from assent.runtime.record import appended
 
@@ -228,7 +228,7 @@ class Conversation:
                 if self.epoch is None:
                     break  # a live owner has it, and will see what was appended
                 await self._catch_up()
-                if self.epoch <= self.state.epoch:
+                if self.epoch is None or self.epoch <= self.state.epoch:
                     # A log that was restored into a store which counts from 1: what an owner long gone left
                     # running must not look like ours. Each claim counts on.
                     self.epoch = None
@@ -249,6 +249,8 @@ class Conversation:
         fresh = False
         writes = 0
         while True:
+            if self.epoch is None:
+                items = _guests(items)
             draft, held = self._draft(items)
             if not fresh and any(item.refusal for item in items):
                 # A refusal may rest on a state that others have moved on from: look before saying no.
@@ -268,13 +270,9 @@ class Conversation:
                 self._give_back(held)
                 await self._catch_up()
                 continue
-            except Fenced as lost:
+            except Fenced:
                 self._give_back(held)
                 self._lose()
-                for item in items:
-                    if not isinstance(item.input, GUESTS):
-                        _reply(item, lost)
-                items = [item for item in items if isinstance(item.input, GUESTS)]
                 continue
             except StoreError as failure:
                 self._give_back(held)
@@ -390,6 +388,8 @@ class Conversation:
             state = evolve(state, event)
             states.append(state)
         self._absorb(events, states)
+        if self.epoch is not None and self.epoch < state.epoch:
+            self._lose()  # a newer owner has begun calls: they run there, not here
         return True
 
     def _absorb(self, events: list[AnyEvent], states: list[State]) -> None:
@@ -512,6 +512,14 @@ class Conversation:
 
 def _step(state: State) -> tuple[int, int] | None:
     return (state.turn.number, state.turn.step) if state.turn else None
+
+
+def _guests(items: list[Item]) -> list[Item]:
+    """Without the lease, what tasks report does not count: whoever has it finds out for itself."""
+    for item in items:
+        if not isinstance(item.input, GUESTS):
+            _reply(item, Stale("this process does not run it any more", reason="phase"))
+    return [item for item in items if isinstance(item.input, GUESTS)]
 
 
 def _reply(item: Item, failure: BaseException | None) -> None:

@@ -1,0 +1,132 @@
+"""The agent of the chaos tests: what its tools are, and what each of them really does.
+
+An effect is a line in a file outside of the system: one ``write`` to a descriptor that appends, so that a kill
+leaves a whole line or none. What the model says depends on nothing but the conversation, the turn and the step.
+"""
+
+import asyncio
+import json
+import os
+import random
+
+from laws import Truth
+
+from assent import Agent, Ask, Call, Default, tool
+from assent.models.base import FinishPart, TextPart, ToolCallPart
+
+
+class Place:
+    """Where this process is: set right after the fork."""
+
+    ledger = -1
+    seed = 0
+
+    @staticmethod
+    def crash(point):
+        """Replaced where the process is to die at a named point."""
+
+
+async def act(name, n, call):
+    """Do it: a line in the ledger. Takes a few milliseconds before and after."""
+    await asyncio.sleep((n % 5) / 1000)
+    Place.crash("tool:before_effect")
+    row = {"conversation": call.conversation, "call": call.id, "attempt": call.attempt, "tool": name, "args": {"n": n}}
+    os.write(Place.ledger, (json.dumps(row | {"key": call.key, "pid": os.getpid()}) + "\n").encode())
+    Place.crash("tool:after_effect")
+    await asyncio.sleep((n % 3) / 1000)
+    return {"did": name, "n": n, "attempt": call.attempt}
+
+
+def server(name, **options):
+    async def handler(n: int, call: Call) -> dict:
+        return await act(name, n, call)
+
+    return tool(name=name, description=f"Tool {name}.", **options)(handler)
+
+
+async def odd(args, call):
+    return args["n"] % 2 == 1
+
+
+async def asks(n: int, call: Call) -> object:
+    await act("asks", n, call)
+    return Ask("What now?", answer=int, expires=60)
+
+
+def human(n: int) -> int: ...
+
+
+planned_once = server("planned_once", approval="required", recovery="fail", expires=60)
+
+
+@planned_once.preview
+async def _(n: int) -> str:
+    Place.crash("preview")
+    return f"would do {n}"
+
+
+TOOLS = [
+    server("auto"),
+    server("once", recovery="fail"),
+    server("asked", recovery="ask", expires=60),
+    server("gated", approval="required", expires=60),
+    server("gated_once", approval="required", recovery="fail", expires=60),
+    planned_once,
+    server("policy_once", approval=odd, recovery="fail", expires=60),
+    tool(name="human", description="Asks.", executor="human", prompt="?", expires=0.4, on_expiry=Default(0))(human),
+    tool(name="asks", description="Asks.", recovery="redispatch")(asks),
+]
+
+
+def always(args):
+    return True
+
+
+def when_odd(args):
+    return args["n"] % 2 == 1
+
+
+TRUTHS = {
+    "auto": Truth(),
+    "once": Truth(recovery="fail"),
+    "asked": Truth(recovery="ask"),
+    "gated": Truth(always),
+    "gated_once": Truth(always, recovery="fail"),
+    "planned_once": Truth(always, planned=True, recovery="fail"),
+    "policy_once": Truth(when_odd, recovery="fail"),
+    "human": Truth(runs=False),
+    "asks": Truth(),
+}
+
+CRASH_POINTS = (
+    "append:before_begin",
+    "append:before_commit",
+    "append:after_commit",
+    "append:before_reply",
+    "tool:before_effect",
+    "tool:after_effect",
+    "model:mid_stream",
+    "preview",
+)
+
+
+class Shopkeeper:
+    """A model that calls a few tools in each of two steps and then says something."""
+
+    name = "shopkeeper"
+
+    async def stream(self, request):
+        dice = random.Random(f"{Place.seed}/{request.conversation}/{request.turn}/{request.step}")
+        yield TextPart("let me ")
+        await asyncio.sleep(dice.random() / 200)
+        Place.crash("model:mid_stream")
+        yield TextPart("see")
+        if request.step <= dice.choice([1, 2, 2]):
+            names = [*TRUTHS, "nope"]
+            for index in range(dice.randint(1, 3)):
+                yield ToolCallPart(index, None, dice.choice(names), {"n": dice.randint(0, 9)})
+        yield FinishPart()
+
+
+def agent():
+    return Agent("shop", model=Shopkeeper(), tools=TOOLS, steps=5)

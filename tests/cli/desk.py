@@ -1,0 +1,117 @@
+"""Agents for the tests of the command line."""
+
+import asyncio
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from assent import Agent, Halt, ScriptedModel, ToolCall, tool
+
+EVIL = "\x1b[31mred\x07\u202etxt.exe\u200b\x9b2J [bold]not bold[/bold] :smile:"
+
+
+def ledger(line):
+    if path := os.environ.get("LEDGER"):
+        with open(path, "a") as file:
+            file.write(line + "\n")
+
+
+@tool(approval="required", prompt="Give {amount} back?")
+def refund(order: int, amount: float) -> dict:
+    """Give money back."""
+    ledger(f"refund {order} {amount}")
+    return {"refunded": amount}
+
+
+@dataclass
+class Meal:
+    vegan: bool
+    course: str
+
+
+@dataclass
+class Seat:
+    row: int
+    window: bool
+    name: str
+    meal: Meal | None = None
+
+
+@tool(executor="human", prompt="Which seat?")
+def choose_seat() -> Seat:
+    """Ask for a seat."""
+
+
+@tool(executor="human", prompt="How many?")
+def how_many() -> int:
+    """Ask for a number."""
+
+
+@tool(executor="human", prompt="Which size?")
+def which_size() -> Literal["s", "m", "l"]:
+    """Ask for a size."""
+
+
+@tool(executor="human", prompt="What is it called?")
+def what_name() -> str:
+    """Ask for a name."""
+
+
+@tool(manual=True)
+def weigh(parcel: int) -> float:
+    """Weigh a parcel by hand."""
+
+
+@tool
+def stop_here() -> Halt:
+    """Stop the turn."""
+    return Halt("handed_over", "to the day shift")
+
+
+@tool(recovery="ask")
+async def wire(amount: int) -> dict:
+    """Wire money."""
+    ledger(f"wire {amount}")
+    await asyncio.Event().wait()
+
+
+@tool
+def say_evil() -> str:
+    """Return what no terminal should be sent."""
+    return EVIL
+
+
+@tool(approval="required", prompt="May I?")
+def evil_gated(text: str) -> str:
+    """Has a preview that no terminal should be sent."""
+    return "done"
+
+
+@evil_gated.preview
+def _(text: str) -> str:
+    return f"--- a\n+++ b\n@@ -1 +1 @@\n-{EVIL}\n+[red]fine[/red]"
+
+
+def last(request):
+    return f"It said {request.messages[-1].content}"
+
+
+def agent(name, *script, tools):
+    return Agent(name, model=ScriptedModel([*script], follow=True), tools=tools)
+
+
+REFUND = ToolCall("refund", {"order": 1, "amount": 2.5})
+gated = agent("gated", [REFUND], last, tools=[refund])
+twice = agent("twice", [REFUND, REFUND], last, tools=[refund])
+seat = agent("seat", [ToolCall("choose_seat")], last, tools=[choose_seat])
+number = agent("number", [ToolCall("how_many")], last, tools=[how_many])
+size = agent("size", [ToolCall("which_size")], last, tools=[which_size])
+name = agent("name", [ToolCall("what_name")], last, tools=[what_name])
+scales = agent("scales", [ToolCall("weigh", {"parcel": 7})], last, tools=[weigh])
+bank = agent("bank", [ToolCall("wire", {"amount": 5})], last, tools=[wire])
+plain = agent("plain", "Good day.", "And again.", tools=[])
+halting = agent("halting", [ToolCall("stop_here")], tools=[stop_here])
+failing = agent("failing", tools=[])
+evil = agent(
+    "evil", [EVIL, ToolCall("say_evil"), ToolCall("evil_gated", {"text": EVIL})], EVIL, tools=[say_evil, evil_gated]
+)

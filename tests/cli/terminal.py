@@ -1,0 +1,174 @@
+"""The command line as a user has it: real processes, real files. Helpers of the tests in this directory."""
+
+import asyncio
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from assent import Runtime
+
+SRC = Path(__file__).resolve().parents[2] / "src"
+ZYGOTE = Path(__file__).resolve().parent / "zygote.py"
+DESK = Path(__file__).resolve().parent / "desk.py"
+PATIENCE = 30.0
+
+
+def environment(**more):
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("ASSENT_") and k not in ("NO_COLOR", "COLUMNS")}
+    return {**kept, "PYTHONPATH": str(SRC), **more}
+
+
+class Told:
+    """What a command that has ended said."""
+
+    def __init__(self, code, out, err):
+        self.code, self.raw = code, out
+        self.out, self.err = out.decode(errors="surrogateescape"), err.decode()
+
+    @property
+    def objects(self):
+        """Standard output as JSON lines: fails if anything else is on it."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+class Zygote:
+    """See ``zygote.py``: commands as real processes, without the price of a cold start."""
+
+    def __init__(self):
+        self._process = subprocess.Popen(
+            [sys.executable, ZYGOTE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), text=True
+        )
+
+    def run(self, job):
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def close(self):
+        self._process.stdin.close()
+        self._process.wait(PATIENCE)
+        self._process.stdout.close()
+
+
+class Desk:
+    """A directory with a store in it, and commands run there."""
+
+    def __init__(self, path, zygote):
+        self.path, self._zygote = Path(path), zygote
+
+    def __call__(self, *words, stdin=b"", env=None):
+        """Run a command to its end."""
+        with tempfile.TemporaryDirectory() as place:
+            files = [f"{place}/{name}" for name in ("in", "out", "err")]
+            Path(files[0]).write_bytes(stdin)
+            job = {
+                "files": files,
+                "cwd": str(self.path),
+                "env": environment(**(env or {})),
+                "words": [os.fsencode(str(word)).hex() for word in words],
+            }
+            code = self._zygote.run(job)
+            return Told(code, Path(files[1]).read_bytes(), Path(files[2]).read_bytes())
+
+    def shell(self, line):
+        """A command as it was printed, typed into a shell."""
+        done = subprocess.run(line, shell=True, cwd=self.path, capture_output=True, env=environment(), timeout=PATIENCE)
+        return Told(done.returncode, done.stdout, done.stderr)
+
+    def start(self, *words, env=None):
+        return Running([sys.executable, "-m", "assent", *map(str, words)], self.path, environment(**(env or {})))
+
+    def waiting(self, name, agent, text="hi", store="assent.db", **options):
+        """A conversation at rest, brought there by a process that is gone: [Pending]."""
+
+        async def until_rest():
+            async with Runtime(agent, store=f"sqlite:///{self.path}/{store}", **options) as rt:
+                turn = await rt.send(name, text, by="customer")
+                return (await turn.rest()).pending
+
+        return asyncio.run(until_rest())
+
+    def log(self, name, *words):
+        """The events of a conversation, as ``assent log --json`` prints them."""
+        told = self("log", name, "--json", *words)
+        assert told.code == 0, told.err
+        return told.objects
+
+
+class Running:
+    """A command that goes on."""
+
+    def __init__(self, words, cwd, env):
+        self.process = subprocess.Popen(
+            words,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=env,
+        )
+        self.out = ""
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+
+    def _read(self):
+        while chunk := os.read(self.process.stdout.fileno(), 65536):
+            with self._changed:
+                self.out += chunk.decode(errors="replace")
+                self._changed.notify_all()
+
+    def until(self, text):
+        """Wait until it has said this."""
+        end = time.monotonic() + PATIENCE
+        with self._changed:
+            while text not in self.out:
+                if not self._changed.wait(timeout=0.5) and time.monotonic() > end:
+                    raise AssertionError(f"{text!r} was not said in:\n{self.out}")
+        return self.out
+
+    def kill(self):
+        """kill -9, and wait until it is gone."""
+        self.process.kill()
+        self.process.wait(PATIENCE)
+        self._reader.join(PATIENCE)
+        self.process.stdout.close()
+        return self.out
+
+    def end(self):
+        """Its exit code, when it has ended by itself."""
+        code = self.process.wait(PATIENCE)
+        self._reader.join(PATIENCE)
+        return code
+
+
+def until(fact):
+    """Wait for a fact that another process makes true."""
+    end = time.monotonic() + PATIENCE
+    while not (found := fact()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return found
+
+
+def commands(text, verb):
+    """The printed commands of this verb."""
+    return [line.strip() for line in text.splitlines() if re.search(rf"\bassent {verb} ", line)]
+
+
+def call_in(command):
+    words = shlex.split(command)
+    return words[words.index("assent") + 2]

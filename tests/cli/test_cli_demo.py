@@ -1,0 +1,98 @@
+"""The demo: what a newcomer sees first, and the promise that nothing is lost."""
+
+import sys
+
+import pexpect
+from terminal import PATIENCE, call_in, commands, environment
+
+STORE = "sqlite:///assent-demo.db"
+
+
+def types(events):
+    return [event["type"] for event in events]
+
+
+def test_the_demo_shows_its_cards_again_after_kill_9_and_the_printed_commands_finish_the_turn(desk):
+    """B25 B31 B35"""
+    with desk.start("demo") as first:
+        before = first.until("waiting for 2 answers")
+        assert "reading its delivery" in before
+        first.kill()
+    with desk.start("demo") as again:
+        after = again.until("waiting for 2 answers")
+        assert [call_in(c) for c in commands(after, "approve")] == [call_in(c) for c in commands(before, "approve")]
+        assert [call_in(c) for c in commands(after, "answer")] == [call_in(c) for c in commands(before, "answer")]
+        assert after.count("My lamp from order 1042") == 1
+        answered = desk.shell(commands(before, "answer")[1])
+        assert answered.code == 0, answered.err
+        assert f"process {again.process.pid} goes on" in answered.out
+        again.until("choose_remedy answered replacement by")
+        assert desk.shell(commands(after, "approve")[0]).code == 0
+        assert again.end() == 0
+        assert "9.95 EUR are on their way" in again.out
+        assert "you would like a replacement" in again.out
+    events = desk.log("demo", "--store", STORE)
+    assert types(events).count("MessageReceived") == 1
+    assert types(events).count("CallStarted") == 2  # the look-up and the refund, once each
+    assert types(events)[-1] == "TurnEnded"
+
+
+def test_answers_recorded_while_the_demo_is_dead_are_found_by_the_next_one(desk):
+    """B31 B35 B53"""
+    assert desk("demo", "--no-wait").code == 75
+    waiting = {entry["tool"]: entry for entry in desk("pending", "--json", "--store", STORE).objects}
+    assert {tool: entry["kind"] for tool, entry in waiting.items()} == {
+        "choose_remedy": "elicitation",
+        "refund": "approval",
+    }
+    told = desk("deny", waiting["refund"]["call"], "--reason", "paid already", "--store", STORE)
+    assert told.code == 0
+    assert "nobody runs agent support now" in told.out
+    assert f"run assent.cli.demo:agent --conversation demo --store {STORE}" in told.out
+    assert desk("answer", f"demo/{waiting['choose_remedy']['call']}", "refund", "--store", STORE).code == 0
+    with desk.start("demo") as again:
+        assert again.end() == 0
+        assert "did not approve the refund: paid already" in again.out
+        assert "you would like a refund" in again.out
+    started = [e["call_id"] for e in desk.log("demo", "--store", STORE) if e["type"] == "CallStarted"]
+    assert len(started) == 1
+    assert waiting["refund"]["call"] not in started
+    assert desk("demo", "--no-wait").code == 75
+    listed = desk("log", "--json", "--store", STORE).objects
+    assert {c["conversation"]: c["state"] for c in listed} == {"demo": "idle", "demo-2": "awaiting_input"}
+
+
+def test_resume_finishes_the_demo_in_the_terminal_that_answers(desk):
+    """B31"""
+    assert desk("--store", STORE, "demo", "--no-wait").code == 75
+    waiting = {entry["tool"]: entry["call"] for entry in desk("--store", STORE, "pending", "--json").objects}
+    resume = ("--resume", "assent.cli.demo:agent", "--store", STORE)
+    half = desk("approve", waiting["refund"], *resume)
+    assert half.code == 75
+    assert "refund approved by" in half.out
+    assert commands(half.out, "run")
+    whole = desk("answer", waiting["choose_remedy"], "replacement", *resume)
+    assert whole.code == 0
+    assert "9.95 EUR are on their way" in whole.out
+
+
+def test_on_a_terminal_ctrl_c_leaves_the_demo_and_says_how_to_go_on(desk):
+    child = pexpect.spawn(
+        sys.executable,
+        ["-m", "assent", "demo"],
+        cwd=str(desk.path),
+        env=environment(TERM="xterm-256color"),
+        dimensions=(40, 60),
+        encoding="utf-8",
+        timeout=PATIENCE,
+    )
+    child.expect("waiting for 2 answers")
+    assert "\x1b[" in child.before
+    assert "╭─" in child.before
+    child.sendintr()
+    child.expect("conversation demo is safe")
+    child.expect("run assent.cli.demo:agent --conversation demo")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 130
+    assert len(desk("pending", "--json", "--store", STORE).objects) == 2

@@ -1,0 +1,201 @@
+"""Events to bytes and back, for ever: versions, upcasters, damage, the hash chain."""
+
+import hashlib
+import json
+import typing
+
+import msgspec
+import pytest
+
+from assent.core import codec, events
+from assent.core.decisions import (
+    Answer,
+    Approve,
+    ClientResult,
+    Deny,
+    Detached,
+    Expired,
+    Failed,
+    Principal,
+    Submit,
+)
+from assent.core.events import Attempt, CallMade, ErrorInfo, Usage, Verdict
+from assent.core.state import State
+from assent.core.tool import Default, Retention
+from assent.errors import AssentError, StoreDamaged, StoreNewer
+from assent.stores import base
+
+HEAD = {
+    "seq": 7,
+    "at": 12.5,
+    "by": Principal("ann", roles=("boss",), claims={"team": [1, None, {"é": "\U0001f600"}]}),
+    "v": 1,
+}
+ERROR = ErrorInfo("timeout", "late", {"after": 3})
+ATTEMPTS = (Attempt("m", Usage(1, 2, None, None, 0.5)), Attempt("m", None, ERROR))
+MADE = CallMade(
+    id="bcdfg1", provider_id="p1", tool="pay", args={"n": 1, "deep": [{"a": [True, 1.5, "ü"]}]}, raw="{", refused=ERROR,
+    grant="g1", executor="client", gate="required", planned=True, manual=True, prompt="Pay {n}?", expires=60.0,
+    on_expiry=Default({"v": 1}), recovery="ask", timeout=1.5, retention=Retention.last(3), risk="high",
+    schema={"type": "object"}, result_schema=True,
+)  # fmt: skip
+CALL = {"call_id": "bcdfg1"}
+VERDICTS = (Verdict("approval", "required", "why"),)
+FULL = [
+    events.ConversationOpened(**HEAD, agent="a", metadata={"k": [1]}),
+    events.MessageReceived(**HEAD, text="h\u2028i \U0001f600", agent="a", mode="manual", output={"type": "string"}),
+    events.TurnStarted(**HEAD, turn=1, message=2, agent="a", mode="manual", steps=3),
+    events.AssistantSaid(
+        **HEAD, turn=1, step=1, id="m1.1", text="t", thinking="hm", calls=(MADE,), attempts=ATTEMPTS, partial=True,
+        parts=[{"kind": "x", "data": {"signature": "=="}}], provider="p",
+    ),
+    events.OutputRejected(**HEAD, turn=1, message="no", attempts=ATTEMPTS, text="{}"),
+    events.CallSuspended(
+        **HEAD, **CALL, tool="pay", executor="client", kind="approval", prompt="?", args={"n": 1}, preview=[1],
+        preview_error="x", digest="d", deadline=99.5, on_expiry=Default(None), schema={"type": "object"},
+        result_schema=False, choices=["a", 1], risk="medium", recovery=True, reason="r", verdicts=VERDICTS,
+    ),
+    *(
+        events.CallResolved(**HEAD, **CALL, kind="approval", decision=decision, digest="d")
+        for decision in (
+            Approve({"n": 2}, "d", "args", "1h"), Approve(), Deny("no", stop=True), Answer({"a": 1}), ClientResult([1]),
+            Submit(None), Failed("timeout", "m", {"d": 1}), Expired(), Detached(),
+        )
+    ),
+    events.CallStarted(**HEAD, **CALL, attempt=2, epoch=9, grant="g1", digest="d", verdicts=VERDICTS),
+    events.CallReturned(
+        **HEAD, **CALL, tool="pay", ok=False, value="v", data={"d": 1}, error=ERROR, source="client", artifact="s",
+        size=9, edited={"n": 2}, halt="enough", verdicts=VERDICTS,
+    ),
+    events.CancelRequested(**HEAD, turn=1, reason="because"),
+    events.HistorySummarised(**HEAD, upto=3, text="s", attempts=ATTEMPTS),
+    events.TurnEnded(**HEAD, turn=1, reason="failed", value=[1], error=ERROR, halted=True),
+    events.GrantGiven(**HEAD, **CALL, grant="g1", tool="pay", scope="args", args_digest="d", until=5.5),
+    events.GrantRevoked(**HEAD, grant="g1"),
+    events.ResolutionRefused(**HEAD, **CALL, decision="Approve", reason="may not"),
+]  # fmt: skip
+ALL = typing.get_args(events.AnyEvent)
+MESSAGE = FULL[1]
+
+
+def test_every_type_of_event_is_tried_here():
+    """B54"""
+    assert {type(event) for event in FULL} == set(ALL)
+    assert len(ALL) == 15
+
+
+@pytest.mark.parametrize("event", FULL, ids=lambda e: e.type)
+def test_an_event_reads_back_as_what_was_written_and_writes_the_same_bytes_again(event):
+    """B53"""
+    body = codec.encode(event)
+    again = codec.decode(body)
+    assert again == event
+    assert type(again) is type(event)
+    assert codec.encode(again) == body
+    plain = json.loads(body)
+    assert (plain["type"], plain["seq"], plain["v"]) == (type(event).__name__, 7, 1)
+
+
+@pytest.mark.parametrize("event", FULL, ids=lambda e: e.type)
+def test_fields_that_a_later_minor_version_adds_do_not_stop_a_reader(event):
+    """B53: fields are only ever added with a default"""
+    plain = json.loads(codec.encode(event)) | {"added_later": {"x": 1}}
+    assert codec.decode(json.dumps(plain).encode()) == event
+
+
+@pytest.mark.parametrize("event", FULL, ids=lambda e: e.type)
+def test_a_newer_version_is_refused_never_guessed_at(event):
+    """Also where today's code would understand it"""
+    plain = json.loads(codec.encode(event))
+    for newer in (plain | {"v": 2}, {"type": "NotYetInvented", "v": 2, "seq": 7}, plain | {"v": 2, "seq": "seven"}):
+        with pytest.raises(StoreNewer, match="upgrade") as refused:
+            codec.decode(json.dumps(newer).encode())
+        assert refused.value.kind == "store_newer"
+
+
+DAMAGED = {
+    "empty": b"",
+    "cut": codec.encode(MESSAGE)[:-3],
+    "not UTF-8": codec.encode(MESSAGE).replace(b"a", b"\xff", 1),
+    "not JSON": b"hello",
+    "a list": b"[]",
+    "no type": b'{"v":1,"seq":1}',
+    "unknown type": b'{"type":"Nonsense","v":1,"seq":1,"at":1.0,"by":{"id":"a"}}',
+    "a missing field": json.dumps({k: v for k, v in json.loads(codec.encode(MESSAGE)).items() if k != "text"}).encode(),
+    "a field of another type": codec.encode(MESSAGE).replace(b'"seq":7', b'"seq":"7"'),
+    "no version": codec.encode(MESSAGE).replace(b'"v":1,', b""),
+    "an unknown decision": codec.encode(FULL[7]).replace(b'"type":"approve"', b'"type":"nod"'),
+    "100,000 levels": b'{"type":"MessageReceived","v":1,"x":' + b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_bytes_are_reported_as_damage(name):
+    """What was read is not what was written: never silently repaired"""
+    with pytest.raises(StoreDamaged) as reported:
+        codec.decode(DAMAGED[name])
+    assert reported.value.kind == "corrupt_log_line"
+
+
+def test_an_older_version_is_lifted_step_by_step(monkeypatch):
+    """An upcaster for each (type, version), applied in order; a type that did not change needs none"""
+    monkeypatch.setattr(codec, "VERSION", 3)
+    lifts = {
+        ("MessageReceived", 1): lambda data: data | {"text": data.pop("words")},
+        ("MessageReceived", 2): lambda data: data | {"text": data["text"].upper()},
+    }
+    monkeypatch.setattr(codec, "UPCASTERS", lifts)
+    old = json.loads(codec.encode(MESSAGE))
+    old["words"] = old.pop("text")
+    lifted = codec.decode(json.dumps(old).encode())
+    assert isinstance(lifted, events.MessageReceived)
+    assert (lifted.text, lifted.v) == (MESSAGE.text.upper(), 3)
+    second = json.loads(codec.encode(MESSAGE)) | {"v": 2, "text": "half way"}
+    assert codec.decode(json.dumps(second).encode()).text == "HALF WAY"
+    untouched = codec.decode(codec.encode(FULL[0]))
+    assert (untouched.agent, untouched.v) == ("a", 3)
+    current = json.loads(codec.encode(MESSAGE)) | {"v": 3}
+    assert codec.decode(json.dumps(current).encode()).text == MESSAGE.text
+
+
+def test_what_cannot_be_encoded_is_an_error_of_a_known_kind():
+    """log_encode_failed"""
+    for value in (object(), "\ud800", {1, object()}):
+        with pytest.raises(AssentError) as failed:
+            codec.encode(events.ConversationOpened(**HEAD, agent="a", metadata={"x": value}))
+        assert failed.value.kind == "log_encode_failed"
+
+
+def test_the_chain_starts_from_zeros_and_every_byte_of_the_past_counts():
+    """SHA-256(previous hash + stored bytes)"""
+    bodies = [codec.encode(event) for event in FULL]
+    head = codec.GENESIS
+    assert head == bytes(32) == base.GENESIS
+    hashes = []
+    for body in bodies:
+        assert codec.chain(head, body) == hashlib.sha256(head + body).digest()
+        head = codec.chain(head, body)
+        hashes.append(head)
+    assert hashes == base.chain(base.GENESIS, bodies), "the store's chain is the codec's"
+    for n, body in enumerate(bodies):
+        changed = [*bodies[:n], body[:-2] + b" }", *bodies[n + 1 :]]
+        others = base.chain(base.GENESIS, changed)
+        assert others[:n] == hashes[:n]
+        assert all(one != other for one, other in zip(others[n:], hashes[n:], strict=True))
+
+
+def test_a_snapshot_of_another_version_or_of_nonsense_is_ignored():
+    """A cache is never worth an error"""
+    state = State(conversation="c", seq=3, agent="a")
+    body = codec.encode_state(state)
+    assert codec.decode_state(body) == state
+    other = json.loads(body) | {"version": codec.STATE_VERSION + 1}
+    for bad in (json.dumps(other).encode(), b"", b"{}", body[:-2], b"\xff" + body):
+        assert codec.decode_state(bad) is None
+
+
+def test_null_usage_stays_null_and_sums_only_what_was_reported():
+    """Null stays null"""
+    total = Usage() + Usage(1, None) + None + Usage(2, None, cost=0.5)
+    assert total == Usage(3, None, None, None, 0.5)
+    assert msgspec.json.encode(Usage()) == b"{}"

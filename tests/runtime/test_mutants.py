@@ -1,0 +1,373 @@
+"""Tests of the test: the real code with one thing wrong. The property of ``test_state_machine`` must see each.
+
+A mutant is a patch of the running code. The first scenario that breaks a law is enough; one that nobody notices
+fails here, and says that the laws have a hole.
+"""
+
+from contextlib import ExitStack
+from unittest import mock
+
+import pytest
+import worlds
+from hypothesis import given
+from msgspec.structs import replace
+from scenarios import hunting, scenario
+
+from assent.core import effects, gate, machine, resolving, state
+from assent.core.decisions import Approve, Deny, Expired
+from assent.core.inputs import DeadlinePassed
+from assent.errors import Stale
+from assent.runtime import conversation, dispatch, watch
+from assent.stores.memory import MemoryStore
+
+MUTANTS = {}
+
+
+def mutant(law):
+    """A function that gives (where, name, what instead) for each patch, and the law that it breaks."""
+
+    def keep(build):
+        MUTANTS[build.__name__] = build, law
+        return build
+
+    return keep
+
+
+@mutant("without an approval or a grant")
+def gate_ignored():
+    """A tool that needs an approval is taken for one that needs none."""
+    freeze = gate.freeze
+
+    def open_gate(*args):
+        return replace(freeze(*args), gate="auto", grant=None)
+
+    return [(gate, "freeze", open_gate)]
+
+
+@mutant("without an approval or a grant")
+def policy_ignored():
+    """The approval function says that somebody must be asked, and nobody is."""
+    claim = gate.claim
+
+    def anyway(log, call, input):
+        claim(log, call, replace(input, required=False))
+
+    return [(gate, "claim", anyway)]
+
+
+@mutant("an effect (without a|before its) claim")
+def claim_after_effect():
+    """The tool runs, and then it is claimed."""
+
+    async def run(conv, effect):
+        call = conv.call(effect.call)
+        if call is not None and call.phase == "ready" and conv.epoch is not None:
+            early = replace(call, attempt=call.attempt + 1)
+            slot = await dispatch._slot(conv, call)
+            try:
+                outcome = await dispatch._execute(conv, early, slot)
+                claimed = await dispatch._claim(conv, call, conv.epoch)
+                if claimed is not None:
+                    report = dispatch.Finished(call=effect.call, attempt=claimed.attempt, outcome=outcome)
+                    await conv.report(report, effect)
+            finally:
+                slot.leave()
+        else:
+            await real(conv, effect)
+
+    real = dispatch.run
+    return [(dispatch, "run", run), (dispatch, "plain", lambda call: False)]
+
+
+@mutant("stands in the log 0 times")
+def acknowledged_before_the_commit():
+    """Whoever asks is told that it is recorded, and then it is recorded."""
+    commit = conversation.Conversation._commit
+
+    async def early(self, items):
+        _, held = self._draft(items)
+        self._give_back(held)
+        for item in items:
+            if item.refusal is None:
+                conversation._reply(item, None)
+        await commit(self, items)
+
+    return [(conversation.Conversation, "_commit", early)]
+
+
+@mutant("nothing was asked")
+def stale_accepted():
+    """A call that was decided may be decided again."""
+    waiting = resolving.waiting
+    asked = {}
+
+    def lenient(log, call_id, *, expired=False):
+        try:
+            asked[call_id] = waiting(log, call_id, expired=expired)
+        except Stale:
+            turn = log.state.turn
+            call = turn.calls.get(call_id) if turn else None
+            if call is None or call.phase == "done" or call_id not in asked or expired:
+                raise
+        return asked[call_id]
+
+    def record(log, call_id, decision, by):
+        suspension = asked[call_id]
+        log.add(
+            resolving.CallResolved,
+            by,
+            call_id=call_id,
+            kind=suspension.kind,
+            decision=decision,
+            digest=suspension.digest,
+        )
+
+    return [(resolving, "waiting", lenient), (resolving, "record", record)]
+
+
+@mutant("an owner of epoch . wrote in epoch")
+def fence_off():
+    """The store takes an owner's word, whoever owns the conversation now."""
+    append = MemoryStore.append
+
+    async def unfenced(self, step):
+        found = self._data.conversations.get(step.conversation)
+        if step.epoch is not None and found is not None:
+            step = replace(step, epoch=found.epoch)
+        await append(self, step)
+
+    return [(MemoryStore, "append", unfenced)]
+
+
+@mutant("published before it was appended")
+def published_before_the_append():
+    """Viewers are told of what is about to be recorded."""
+    commit = conversation.Conversation._commit
+
+    async def early(self, items):
+        draft, held = self._draft(items)
+        self._give_back(held)
+        for event in draft.events:
+            self.home.bus.publish(self.name, event)
+        await commit(self, items)
+
+    return [(conversation.Conversation, "_commit", early)]
+
+
+@mutant("must not run again|nobody said that it may run again")
+def interrupted_call_rerun():
+    """Whatever the tool says, what was interrupted runs again."""
+    recover = machine._recover
+
+    def again(log, call, recovery, epoch):
+        recover(log, call, "redispatch", epoch)
+
+    return [(machine, "_recover", again)]
+
+
+@mutant("it should run again")
+def interrupted_call_resumed_without_a_claim():
+    """A new owner goes on with what an older one began, as if it had begun it itself."""
+    return [(machine, "_woke", lambda log, epoch: None)]
+
+
+@mutant("its own owner started it again|time stands still")
+def woken_by_itself():
+    """An owner takes its own running calls for interrupted ones, whenever it decides anything."""
+    decide = conversation.decide_into
+
+    def every_time(log, input, specs):
+        decide(log, input, specs)
+        if isinstance(input, DeadlinePassed | machine.Finished):
+            machine._woke(log, 10**6)
+
+    return [(conversation, "decide_into", every_time)]
+
+
+@mutant("the model called")
+def unknown_tool_dropped():
+    """A call of a tool that does not exist is left out."""
+    replied = machine._replied
+
+    def only_known(log, input, specs):
+        replied(log, replace(input, calls=tuple(c for c in input.calls if c.tool in specs)), specs)
+
+    return [(machine, "_replied", only_known)]
+
+
+@mutant("never comes to rest")
+def denial_without_result():
+    """A denied call gets no result."""
+    conclude = resolving.conclude
+
+    def silent(log, call, resolved):
+        if not isinstance(resolved.decision, Deny):
+            conclude(log, call, resolved)
+
+    return [(resolving, "conclude", silent)]
+
+
+@mutant("a run that was never begun|an approval became a result")
+def approval_taken_for_a_result():
+    """An approved call is closed with the approval instead of being run."""
+    advance = gate.advance
+
+    def closed(log, call, turn):
+        if call.approver is not None and call.phase == "ready":
+            log.returned(call, value="approved")
+        else:
+            advance(log, call, turn)
+
+    return [(gate, "advance", closed)]
+
+
+@mutant("another plan than was approved")
+def plan_not_checked_again():
+    """The approved plan may have changed: it runs all the same."""
+    claim = gate.claim
+
+    def unchecked(log, call, input):
+        claim(log, replace(call, bound=None), input)
+
+    return [(gate, "claim", unchecked)]
+
+
+@mutant("ran with other arguments")
+def edited_arguments_ignored():
+    """A person changed the arguments; the model's run."""
+    resolved = state._resolved
+
+    def unchanged(call, event):
+        after = resolved(call, event)
+        return replace(after, args=call.args) if isinstance(event.decision, Approve) else after
+
+    return [(state, "_resolved", unchanged)]
+
+
+@mutant("the turn ended with")
+def cancel_without_pairs():
+    """A cancelled turn leaves its open calls without a result."""
+    close = machine._close
+
+    def careless(log, input):
+        turn = log.turn()
+        if turn.cancelling:
+            log.add(machine.TurnEnded, turn=turn.number, reason="cancelled")
+        else:
+            close(log, input)
+
+    return [(machine, "_close", careless)]
+
+
+@mutant("expired before its deadline")
+def deadline_passes_early():
+    """Deadlines pass when somebody looks."""
+    decide, due = conversation.decide_into, MemoryStore.due
+
+    def early(log, input, specs):
+        if isinstance(input, DeadlinePassed):
+            machine._settle(log, resolving.waiting(log, input.call, expired=True), Expired())
+        else:
+            decide(log, input, specs)
+
+    async def overdue(self, row):
+        await self._home.tell(row.conversation, DeadlinePassed(call=row.call))
+
+    async def due_early(self, now, limit=100):
+        return await due(self, now + 10**6, limit)
+
+    return [
+        (conversation, "decide_into", early),
+        (watch.Watch, "_overdue", overdue),
+        (MemoryStore, "due", due_early),
+    ]
+
+
+@mutant("without an approval or a grant")
+def grant_never_ends():
+    """A grant that was revoked or has lapsed still opens the gate."""
+    given = {}
+    covering = gate.covering
+
+    def remembered(now_state, tool, args, now):
+        for grant in now_state.grants:
+            given[now_state.conversation, grant.id] = grant
+        found = covering(now_state, tool, args, now)
+        if found is not None:
+            return found
+        for (_, name), grant in given.items():
+            if grant.tool == tool and gate.holds(replace(grant, until=None), args, now):
+                return name
+        return None
+
+    return [(gate, "covering", remembered)]
+
+
+@mutant("the inbox is not what the fold says")
+def inbox_forgets():
+    """The pending entry of a call that is suspended a second time is not indexed."""
+    append = MemoryStore.append
+
+    async def forgetful(self, step):
+        found = self._data.conversations.get(step.conversation)
+        opened = [entry for entry in step.opened if not found or entry.call not in str(found.events)[:4000]]
+        await append(self, replace(step, opened=opened))
+
+    return [(MemoryStore, "append", forgetful)]
+
+
+@mutant("the model made|a model call with")
+def model_called_with_a_call_open():
+    """The next model call does not wait for the last result."""
+    owed = effects.owed
+
+    def impatient(now):
+        turn = now.turn
+        if turn and turn.calls and not (turn.cancelling or turn.answered or turn.halt):
+            phases = [call.phase for call in turn.calls.values()]
+            if phases.count("done") >= 1 and turn.step < turn.steps:
+                return frozenset([effects.CallModel(turn.number, turn.step + 1)])
+        return owed(now)
+
+    return [(module, "owed", impatient) for module in (effects, machine, conversation)]
+
+
+@mutant("never comes to rest")
+def dead_owner_never_replaced():
+    """What a dead process left is nobody's business."""
+
+    async def owing(self, agents, limit=100):
+        return []
+
+    return [(MemoryStore, "owing", owing)]
+
+
+def hunt(examples):
+    @hunting(examples)
+    @given(scenario)
+    def property_holds(plot):
+        worlds.lived(plot)
+
+    property_holds()
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_property_sees_every_mutant(name):
+    build, law = MUTANTS[name]
+    with ExitStack() as patches:
+        for where, what, instead in build():
+            patches.enter_context(mock.patch.object(where, what, instead))
+        with pytest.raises(AssertionError, match=law) as caught:
+            hunt(1500)
+    print(f"{name}: {str(caught.value).splitlines()[0][:150]}")
+
+
+def test_without_a_mutant_the_same_hunt_finds_nothing():
+    hunt(200)
+
+
+def test_the_parts_that_mutants_replace_are_there():
+    """A mutant of something that was renamed would prove nothing."""
+    for build, _ in MUTANTS.values():
+        for where, what, _ in build():
+            assert hasattr(where, what), f"{build.__name__}: {where} has no {what}"
