@@ -105,6 +105,7 @@ class Chaos:
         self.names = [f"c{n:02}" for n in range(conversations)]
         self.dice = random.Random(seed)
         self.store, self.ledger = self.directory / "chaos.db", self.directory / "effects.jsonl"
+        self.complaints = self.directory / "stderr.txt"
         self.operations = {name: [] for name in self.names}
         self.seen = {name: [] for name in self.names}
         self.faults, self.told = Counter(), Counter()
@@ -120,15 +121,18 @@ class Chaos:
         self.history = os.open(
             self.directory / "history.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644
         )
-        self.socket = str(self.directory / "chaos.sock")
+        self.scratch = tempfile.TemporaryDirectory()  # the path of a socket must be short
+        self.socket = f"{self.scratch.name}/s"
         self.server = await asyncio.start_unix_server(self._welcome, self.socket)
-        self.forks = subprocess.Popen(
-            [sys.executable, str(HERE / "worker.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": f"{SOURCE}{os.pathsep}{HERE}"},
-        )
+        with self.complaints.open("w") as complaints:
+            self.forks = subprocess.Popen(
+                [sys.executable, str(HERE / "worker.py")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=complaints,
+                text=True,
+                env={**os.environ, "PYTHONPATH": f"{SOURCE}{os.pathsep}{HERE}"},
+            )
         self.desk = Runtime(store=SQLiteStore(self.store))
         await self.desk.open_store()
         return self
@@ -145,6 +149,7 @@ class Chaos:
         self.forks.wait()
         self.forks.stdout.close()
         os.close(self.history)
+        self.scratch.cleanup()
 
     async def _welcome(self, reader, out):
         line = await reader.readline()
@@ -311,6 +316,8 @@ class Chaos:
         finally:
             await store.close()
         self.effects = len(effects)
+        if said := self.complaints.read_text().strip():
+            self.violations.append(f"a worker complained: {said[-2000:]}")
         return self.violations
 
     async def _check(self, store, name, effects):

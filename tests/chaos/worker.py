@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 
 import msgspec
 import shop
@@ -19,8 +20,8 @@ from assent import Runtime
 from assent.core.decisions import Decision
 from assent.errors import AssentError, Refused
 from assent.stores import writer
-from assent.stores.jobs import Job
-from assent.stores.sqlite import SQLiteStore, statements
+from assent.stores.jobs import reply
+from assent.stores.sqlite import SQLiteStore
 
 
 def die():
@@ -43,12 +44,24 @@ def arm(order):
     shop.Place.crash = staticmethod(crash)
 
 
-class Hasty(SQLiteStore):
-    """The negative control: says that it is durable when it has been handed over. The checker must see that."""
+def hurry():
+    """The negative control: replies when everything is checked and written, and then commits."""
+    attempt, crash = writer.Writer._attempt, writer.crash
+    now = []
 
-    async def append(self, append):
-        work = msgspec.structs.replace(append)
-        self._writer._jobs.put(Job(lambda db: statements.append(db, work, []), lambda db: True))
+    def remember(self, group):
+        now[:] = group
+        return attempt(self, group)
+
+    def too_early(point):
+        if point == "append:before_commit":
+            reply(now)
+            time.sleep(0.003)  # the answer is out before the disk has it
+        if crash:
+            crash(point)
+
+    writer.Writer._attempt = remember
+    writer.crash = too_early
 
 
 async def work(order):
@@ -56,8 +69,9 @@ async def work(order):
     shop.Place.seed = order["seed"]
     if os.environ.get("ASSENT_CHAOS_CRASH"):
         arm(os.environ["ASSENT_CHAOS_CRASH"])
-    store = (Hasty if order["control"] == "ack" else SQLiteStore)(order["store"])
-    async with Runtime(shop.agent(), store=store) as rt:
+    if order["control"] == "ack":
+        hurry()
+    async with Runtime(shop.agent(), store=SQLiteStore(order["store"])) as rt:
         reader, out = await asyncio.open_unix_connection(order["socket"])
         out.write(json.dumps({"worker": order["worker"]}).encode() + b"\n")
         tasks = set()

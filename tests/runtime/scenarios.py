@@ -43,7 +43,7 @@ pause = st.sampled_from([0, 0, 0.001, 0.003, 0.006, 0.02, None])
 
 call = st.tuples(st.sampled_from(NAMES), small)
 step = st.lists(call, min_size=1, max_size=4)
-turn = st.lists(step, max_size=2)
+turn = st.lists(step, max_size=3)
 script = st.lists(turn, min_size=1, max_size=3)
 
 
@@ -51,7 +51,9 @@ def verb(name, *args):
     return st.tuples(st.just(name), *args, pause)
 
 
-send = verb("send", who, st.sampled_from(["refuse", "queue", "interrupt"]))
+send = verb(
+    "send", who, st.sampled_from(["refuse", "queue", "interrupt"]), st.sampled_from([None, None, None, "manual"])
+)
 decide = verb("decide", who, small, small)
 steps = st.lists(
     st.one_of(
@@ -70,6 +72,7 @@ steps = st.lists(
         verb("forget", st.booleans()),
         verb("revoke", who),
         verb("look", who),
+        verb("attach", who, st.booleans()),
     ),
     max_size=12,
 )
@@ -79,6 +82,7 @@ scenario = st.fixed_dictionaries(
         "script": script,
         "jitter": st.lists(st.integers(0, 3), min_size=1, max_size=5),
         "second": st.booleans(),
+        "parallel": st.sampled_from([64, 64, 2, 1]),
         "steps": st.builds(lambda first, more: [first, *more], send, steps),
         "drain": st.sampled_from([None, 0, 1, 4, 5]),
     }

@@ -139,6 +139,32 @@ def fence_off():
     return [(MemoryStore, "append", unfenced)]
 
 
+@mutant("a guest appends")
+def reports_count_without_the_lease():
+    """What a task reports is recorded, whoever runs the conversation now."""
+    return [(conversation, "_guests", lambda items: items)]
+
+
+@mutant("one attempt, two effects|a result, and nobody did anything")
+def superseded_owner_runs_on():
+    """An owner that reads of a newer one's calls takes them for its own."""
+    catch_up, lose = conversation.Conversation._catch_up, conversation.Conversation._lose
+    reading = set()
+
+    async def unaware(self):
+        reading.add(self)
+        try:
+            return await catch_up(self)
+        finally:
+            reading.discard(self)
+
+    def keep(self):
+        if self not in reading:
+            lose(self)
+
+    return [(conversation.Conversation, "_catch_up", unaware), (conversation.Conversation, "_lose", keep)]
+
+
 @mutant("published before it was appended")
 def published_before_the_append():
     """Viewers are told of what is about to be recorded."""

@@ -20,9 +20,10 @@ RICH = {
     ],
     "jitter": [0, 1],
     "second": True,
+    "parallel": 2,
     "steps": [
-        ("send", 0, "refuse", 0.003),
-        ("send", 1, "queue", None),
+        ("send", 0, "refuse", None, 0.003),
+        ("send", 1, "queue", None, None),
         ("submit", 1, 0, 0.003),
         ("drift", None, None),
         ("submit", 0, 2, None),
@@ -30,7 +31,7 @@ RICH = {
         ("submit", 0, 1, 0.002),
         ("submit", 0, 0, None),
         ("cancel", 1, 0.001),
-        ("send", 0, "interrupt", 0.002),
+        ("send", 0, "interrupt", "manual", 0.002),
         ("jump", 4000.0, None),
     ],
     "drain": 0,
@@ -38,7 +39,7 @@ RICH = {
 """A scenario with something of everything, for the kills at every single write."""
 
 
-@profile(2500)
+@profile(1500)
 @given(scenario)
 def test_the_laws_hold_whatever_people_do_and_whatever_dies(plot):
     worlds.lived(plot)

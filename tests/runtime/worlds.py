@@ -50,7 +50,7 @@ from assent.core.events import (
 )
 from assent.core.state import State, evolve, pending, status
 from assent.core.transcript import AssistantMessage, ToolResult
-from assent.errors import AssentError, Refused
+from assent.errors import AssentError, ModelError, Refused
 from assent.models.base import FinishPart, TextPart, ToolCallPart
 from assent.runtime import record
 from assent.stores.base import GENESIS, chain
@@ -173,6 +173,7 @@ async def breaks(n: int, call: Call) -> object:
 TOOLS = [
     server("auto"),
     server("once", recovery="fail"),
+    server("timed", timeout=0.005, recovery="fail"),
     server("asked", recovery="ask", expires=LONG),
     server("known", recovery=look_up, expires=LONG),
     server("gated", approval="required", expires=LONG),
@@ -203,6 +204,7 @@ def when_odd(args):
 TRUTHS = {
     "auto": Truth(),
     "once": Truth(recovery="fail"),
+    "timed": Truth(recovery="fail"),
     "asked": Truth(recovery="ask"),
     "known": Truth(recovery="reconcile"),
     "gated": Truth(always),
@@ -220,8 +222,8 @@ TRUTHS = {
     "halts": Truth(),
     "breaks": Truth(recovery="fail"),
 }
-NAMES = (*TRUTHS, "nope")
-"""What the scripted model may call; the last one does not exist."""
+NAMES = (*TRUTHS, "nope", "!")
+"""What the scripted model may call; ``nope`` does not exist, and at ``!`` the model itself fails."""
 
 DECISIONS = {
     "approval": (
@@ -260,12 +262,14 @@ class WorldModel:
         await asyncio.sleep(0.004)
         yield TextPart("two")
         for index, (name, n) in enumerate(calls):
+            if name == "!":
+                raise ModelError("the provider is down", kind="network")
             yield ToolCallPart(index, None, name, {"n": n} if n != 7 else '{"n": "seven"}')
         yield FinishPart()
 
 
 MODEL = WorldModel()
-AGENT = Agent("a", model=MODEL, tools=TOOLS, steps=4)
+AGENT = Agent("a", model=MODEL, tools=TOOLS, steps=3)
 
 
 # --- processes ---
@@ -346,7 +350,9 @@ class Life:
     def __init__(self, world, inner, agents):
         self.world, self.dead = world, False
         self.store = Mortal(self, inner, world.jitter)
-        self.rt = Runtime(*agents, store=self.store, clock=world.clock, scope=self.scope)
+        self.rt = Runtime(
+            *agents, store=self.store, clock=world.clock, scope=self.scope, parallel=world.parallel
+        )
         self.users = set()
         publish = self.rt.bus.publish
 
@@ -401,8 +407,8 @@ class Complaints(logging.Handler):
 
 
 class World:
-    def __init__(self, script, jitter=(0,), second=True):
-        self.script, self.jitter, self.second = script, tuple(jitter) or (0,), second
+    def __init__(self, script, jitter=(0,), second=True, parallel=64):
+        self.script, self.jitter, self.second, self.parallel = script, tuple(jitter), second, parallel
         self.root = MemoryStore()
         self.data = self.root._data
         self.clock = Clock()
@@ -489,11 +495,11 @@ class World:
         task.add_done_callback(life.users.discard)
         return task
 
-    async def send(self, who, when_busy):
+    async def send(self, who, when_busy, mode=None):
         text = f"message {self.count}"
 
         async def work(rt, by):
-            return (await rt.send(CONVERSATION, text, by=by, agent="a", when_busy=when_busy)).seq
+            return (await rt.send(CONVERSATION, text, by, "a", when_busy, mode)).seq
 
         await self.attempt(who, "send", work, text=text)
 
@@ -555,6 +561,16 @@ class World:
                 await rt.revoke(CONVERSATION, grant.id, by=by)
 
         await self.attempt(who, "revoke", work)
+
+    async def attach(self, who, seconds):
+        """A page is there for a while, or leaves again."""
+
+        async def work(rt, by):
+            client = await rt.attach_client(CONVERSATION, client="page", keep=False)
+            if not seconds:
+                await client.detach()
+
+        await self.attempt(who, "attach", work)
 
     async def look(self, who):
         async def work(rt, by):
@@ -686,7 +702,7 @@ class World:
                 conv = await life.rt.loaded(CONVERSATION)
                 assert conv.state == state, "a process's state is not the fold"
                 assert conv.epoch is None or found.owner == life.store.owner
-                assert life.rt.slots._free == 64, "a slot is lost"
+                assert life.rt.slots._free == self.parallel, "a slot is lost"
 
     def _check_replies(self, events):
         """What the model called is what the log says that it called."""
@@ -708,7 +724,7 @@ def lived(scenario):
     """Play a scenario, check, bring it to its end, check again. Returns the world."""
 
     async def main():
-        world = World(scenario["script"], scenario["jitter"], scenario["second"])
+        world = World(scenario["script"], scenario["jitter"], scenario["second"], scenario["parallel"])
         complaints = Complaints(world)
         logging.getLogger("assent").addHandler(complaints)
         try:
