@@ -118,9 +118,7 @@ class Chaos:
 
     async def __aenter__(self):
         self.ledger.touch()
-        self.history = os.open(
-            self.directory / "history.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644
-        )
+        self.history = os.open(self.directory / "history.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self.scratch = tempfile.TemporaryDirectory()  # the path of a socket must be short
         self.socket = f"{self.scratch.name}/s"
         self.server = await asyncio.start_unix_server(self._welcome, self.socket)
@@ -272,9 +270,7 @@ class Chaos:
     async def run(self):
         clients = [asyncio.create_task(self.client(name)) for name in self.names]
         started = time.monotonic()
-        await asyncio.gather(
-            *(self.fate(random.Random(f"{self.seed}/fate/{n}")) for n in range(WORKERS))
-        )
+        await asyncio.gather(*(self.fate(random.Random(f"{self.seed}/fate/{n}")) for n in range(WORKERS)))
         self.seconds = time.monotonic() - started
         self.resting = True
         await asyncio.gather(*clients)

@@ -70,9 +70,7 @@ class Operation:
     said: str = ""
 
 
-def check(
-    events: list[Any], effects: Iterable[Effect], truths: Mapping[str, Truth], *, resting: bool = True
-) -> State:
+def check(events: list[Any], effects: Iterable[Effect], truths: Mapping[str, Truth], *, resting: bool = True) -> State:
     """All laws, on one conversation's log; the state that it folds to."""
     mine = list(effects)
     try:
@@ -148,7 +146,9 @@ def turns(events: list[Any]) -> None:
                 now, cancelled, halted = event.turn, False, False
             case TurnEnded():
                 assert now == event.turn, f"{event.seq}: turn {event.turn} ends, open is {now}"
-                assert cancelled == (event.reason == "cancelled"), f"{event.seq}: {event.reason}, cancelled: {cancelled}"
+                assert cancelled == (event.reason == "cancelled"), (
+                    f"{event.seq}: {event.reason}, cancelled: {cancelled}"
+                )
                 now = None
             case CancelRequested():
                 assert now == event.turn, f"{event.seq}: cancels turn {event.turn}, open is {now}"
@@ -178,7 +178,9 @@ def resolutions(events: list[Any]) -> None:
             case CallResolved():
                 suspension = asked.pop(event.call_id, None)
                 assert suspension is not None, f"{event.seq}: {event.call_id} was decided, and nothing was asked"
-                assert event.kind == suspension.kind, f"{event.seq}: decided as {event.kind}, asked as {suspension.kind}"
+                assert event.kind == suspension.kind, (
+                    f"{event.seq}: decided as {event.kind}, asked as {suspension.kind}"
+                )
                 assert event.digest == suspension.digest, f"{event.seq}: decided on what was not shown"
                 if isinstance(event.decision, Expired):
                     assert event.at >= suspension.deadline, f"{event.seq}: expired before its deadline"

@@ -87,3 +87,45 @@ scenario = st.fixed_dictionaries(
         "drain": st.sampled_from([None, 0, 1, 4, 5]),
     }
 )
+
+RICH = {
+    "script": [
+        [
+            [("auto", 1), ("once", 2), ("asked", 2), ("gated", 1)],
+            [("planned_once", 1), ("policy", 1), ("human", 0), ("gated_client", 0)],
+        ],
+        [[("known", 1), ("asks", 1), ("manual", 0), ("nope", 0)], [("halts", 1), ("gated_once", 1)]],
+    ],
+    "jitter": [0, 1],
+    "second": True,
+    "parallel": 2,
+    "steps": [
+        ("send", 0, "refuse", None, 0.003),
+        ("send", 1, "queue", None, None),
+        ("submit", 1, 0, 0.003),
+        ("drift", None, None),
+        ("submit", 0, 2, None),
+        ("submit", 1, 0, None),
+        ("submit", 0, 1, 0.002),
+        ("submit", 0, 0, None),
+        ("cancel", 1, 0.001),
+        ("send", 0, "interrupt", "manual", 0.002),
+        ("jump", 4000.0, None),
+    ],
+    "drain": 0,
+}
+"""A scenario with something of everything, for the kills at every single write."""
+
+
+def _classics():
+    """Kills and take-overs at moments that matter, for whoever wants to see something go wrong soon."""
+    for writes in range(2, 26, 3):
+        yield {**RICH, "steps": [("kill", 0, writes, True, 0), *RICH["steps"]]}
+    first, second, *more = RICH["steps"]
+    for moment in (0.001, 0.004, 0.005, 0.006, 0.008):
+        for jitter in ([0, 0, 1], [2, 0, 3]):
+            steps = [(*first[:-1], moment), ("stall", 0, 0), second, ("stall", 1, moment), *more]
+            yield {**RICH, "steps": steps, "jitter": jitter, "parallel": 64}
+
+
+CLASSICS = list(_classics())

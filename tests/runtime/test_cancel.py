@@ -337,9 +337,7 @@ def test_a_cancel_after_an_approval_wins_over_a_run_that_has_not_begun():
             async with Runtime(agent(ScriptedModel([[ToolCall("work")], "ok"]), work)) as rt:
                 turn = await rt.send("c", "go")
                 (entry,) = (await turn.rest()).pending
-                await asyncio.gather(
-                    rt.resolve("c", entry.call, Approve()), rt.cancel("c"), return_exceptions=True
-                )
+                await asyncio.gather(rt.resolve("c", entry.call, Approve()), rt.cancel("c"), return_exceptions=True)
                 await turn.ended()
                 log = await rt.history("c")
                 paired(log)

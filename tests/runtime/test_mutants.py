@@ -11,7 +11,7 @@ import pytest
 import worlds
 from hypothesis import given
 from msgspec.structs import replace
-from scenarios import hunting, scenario
+from scenarios import CLASSICS, hunting, scenario
 
 from assent.core import effects, gate, machine, resolving, state
 from assent.core.decisions import Approve, Deny, Expired
@@ -79,7 +79,7 @@ def claim_after_effect():
     return [(dispatch, "run", run), (dispatch, "plain", lambda call: False)]
 
 
-@mutant("stands in the log 0 times")
+@mutant("stands in the log 0 times|stands at")
 def acknowledged_before_the_commit():
     """Whoever asks is told that it is recorded, and then it is recorded."""
     commit = conversation.Conversation._commit
@@ -270,7 +270,7 @@ def edited_arguments_ignored():
     return [(state, "_resolved", unchanged)]
 
 
-@mutant("the turn ended with")
+@mutant("the turn ended with|the model made")
 def cancel_without_pairs():
     """A cancelled turn leaves its open calls without a result."""
     close = machine._close
@@ -374,6 +374,8 @@ def hunt(examples):
     def property_holds(plot):
         worlds.lived(plot)
 
+    for plot in CLASSICS:
+        worlds.lived(plot)
     property_holds()
 
 

@@ -90,10 +90,7 @@ def test_of_fifty_deciders_at_two_runtimes_exactly_one_wins(path, kind):
                 turn = await owner.send("c", "go")
                 (entry,) = (await turn.rest()).pending
                 said = await asyncio.gather(
-                    *(
-                        (owner, desk)[n % 2].resolve("c", entry.call, Answer(f"d{n}"), by=f"d{n}")
-                        for n in range(50)
-                    ),
+                    *((owner, desk)[n % 2].resolve("c", entry.call, Answer(f"d{n}"), by=f"d{n}") for n in range(50)),
                     return_exceptions=True,
                 )
                 losers = [word for word in said if isinstance(word, Stale)]

@@ -8,35 +8,12 @@ many. ``test_mutants`` shows that the judge sees what it should.
 import pytest
 import worlds
 from hypothesis import given
-from scenarios import profile, scenario
+from scenarios import CLASSICS, RICH, profile, scenario
 
-RICH = {
-    "script": [
-        [
-            [("auto", 1), ("once", 2), ("asked", 2), ("gated", 1)],
-            [("planned_once", 1), ("policy", 1), ("human", 0), ("gated_client", 0)],
-        ],
-        [[("known", 1), ("asks", 1), ("manual", 0), ("nope", 0)], [("halts", 1), ("gated_once", 1)]],
-    ],
-    "jitter": [0, 1],
-    "second": True,
-    "parallel": 2,
-    "steps": [
-        ("send", 0, "refuse", None, 0.003),
-        ("send", 1, "queue", None, None),
-        ("submit", 1, 0, 0.003),
-        ("drift", None, None),
-        ("submit", 0, 2, None),
-        ("submit", 1, 0, None),
-        ("submit", 0, 1, 0.002),
-        ("submit", 0, 0, None),
-        ("cancel", 1, 0.001),
-        ("send", 0, "interrupt", "manual", 0.002),
-        ("jump", 4000.0, None),
-    ],
-    "drain": 0,
-}
-"""A scenario with something of everything, for the kills at every single write."""
+
+@pytest.mark.parametrize("number", range(len(CLASSICS)))
+def test_the_laws_hold_in_the_classics(number):
+    worlds.lived(CLASSICS[number])
 
 
 @profile(1500)

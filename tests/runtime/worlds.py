@@ -350,9 +350,7 @@ class Life:
     def __init__(self, world, inner, agents):
         self.world, self.dead = world, False
         self.store = Mortal(self, inner, world.jitter)
-        self.rt = Runtime(
-            *agents, store=self.store, clock=world.clock, scope=self.scope, parallel=world.parallel
-        )
+        self.rt = Runtime(*agents, store=self.store, clock=world.clock, scope=self.scope, parallel=world.parallel)
         self.users = set()
         publish = self.rt.bus.publish
 
