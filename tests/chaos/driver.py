@@ -52,12 +52,9 @@ class Worker:
         self.number, self.pid, self.fault = number, pid, fault
         self.out = None
         self.asked = {}
-        self.up = asyncio.Event()
-        self.gone = asyncio.Event()
 
     async def listen(self, reader, out):
         self.out = out
-        self.up.set()
         with suppress(ConnectionError):
             while line := await reader.readline():
                 answer = json.loads(line)
@@ -92,10 +89,14 @@ class Worker:
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
-    async def buried(self):
-        while self.alive():
-            await asyncio.sleep(0.001)
-        self.gone.set()
+    async def buried(self, patience=60.0):
+        """Wait until it is dead, at most so long; is it?"""
+        until = time.monotonic() + patience
+        while alive := self.alive():
+            if time.monotonic() > until:
+                break
+            await asyncio.sleep(0.002)
+        return not alive
 
 
 class Chaos:
@@ -123,7 +124,7 @@ class Chaos:
         self.socket = f"{self.scratch.name}/s"
         self.server = await asyncio.start_unix_server(self._welcome, self.socket)
         with self.complaints.open("w") as complaints:
-            self.forks = subprocess.Popen(
+            self.forks = subprocess.Popen(  # noqa: ASYNC220 - it is up before anything else begins
                 [sys.executable, str(HERE / "worker.py")],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -182,11 +183,8 @@ class Chaos:
                 await asyncio.sleep(dice.choice([0.005, 0.02, 0.06, 0.15]) * (0.5 + dice.random()))
             else:
                 worker = await self.spawn(point, f"{point}@{dice.randint(1, 4)}")
-                patience = time.monotonic() + 0.3 + dice.random() / 10
-                while worker.alive() and time.monotonic() < patience:
-                    await asyncio.sleep(0.005)
-                if worker.alive():
-                    worker.fault = "at a random moment"
+                if not await worker.buried(0.3 + dice.random() / 10):
+                    worker.fault = "at a random moment"  # it did not come by
             worker.kill()
             await worker.buried()
             worker.lost()
@@ -382,7 +380,7 @@ def main(argv=None):
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--conversations", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--control", choices=["ack"], help="break it on purpose: the checker must see it")
+    parser.add_argument("--control", choices=["ack", "rerun"], help="break it on purpose: the checker must see it")
     parser.add_argument("--keep", metavar="DIRECTORY", help="leave the store, the history and the ledger there")
     given = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:

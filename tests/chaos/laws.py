@@ -300,7 +300,7 @@ def outcomes(events: list[Any], truths: Mapping[str, Truth]) -> None:
                     continue
                 match decided.get(event.call_id):
                     case Answer(value=value) | ClientResult(value=value) | Submit(value=value):
-                        assert event.ok and event.value == value, f"{event.seq}: not what was answered"
+                        assert (event.ok, event.value) == (True, value), f"{event.seq}: not what was answered"
                     case Deny():
                         assert problem in ("denied", "interrupted"), f"{event.seq}: {problem} after a denial"
                     case Failed(kind=kind):
@@ -322,7 +322,8 @@ def evidence(events: list[Any], effects: list[Effect], truths: Mapping[str, Trut
     leave = gates(events, truths)
     for effect in effects:
         call = made.get(effect.call)
-        assert call is not None and call.tool == effect.tool, f"an effect of a call that nobody made: {effect}"
+        assert call is not None, f"an effect of a call that nobody made: {effect}"
+        assert call.tool == effect.tool, f"an effect of another tool, {call.tool} was called: {effect}"
         claim = started.get((effect.call, effect.attempt))
         assert claim is not None, f"an effect without a claim: {effect}"
         assert effect.at is None or claim.seq <= effect.at, f"an effect before its claim: {effect}"

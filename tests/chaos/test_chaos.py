@@ -1,4 +1,4 @@
-"""Real processes, real kills, one SQLite file: nothing acknowledged is lost, nothing runs twice behind anyone's back."""
+"""Real processes, real kills, one SQLite file: nothing acknowledged is lost, nothing runs twice in secret."""
 
 import asyncio
 import os
@@ -33,3 +33,9 @@ def test_the_checker_sees_a_store_that_acknowledges_before_it_commits(tmp_path):
     """The negative control: the same run, the same laws, and one thing wrong."""
     done = run(tmp_path, kills=60, conversations=20, seed=2, control="ack")
     assert any("stands in the log 0 times" in violation or "lost" in violation for violation in done.violations)
+
+
+def test_the_checker_sees_a_machine_that_runs_again_what_must_not(tmp_path):
+    """Another control: the ledger and the log both tell."""
+    done = run(tmp_path, kills=40, conversations=20, seed=3, control="rerun")
+    assert any("must not run again" in violation for violation in done.violations)

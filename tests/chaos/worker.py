@@ -17,6 +17,7 @@ import msgspec
 import shop
 
 from assent import Runtime
+from assent.core import machine
 from assent.core.decisions import Decision
 from assent.errors import AssentError, Refused
 from assent.stores import writer
@@ -64,13 +65,22 @@ def hurry():
     writer.crash = too_early
 
 
+def rerun():
+    """Another negative control: whatever was interrupted runs again, also what must not."""
+    recover = machine._recover
+    machine._recover = lambda log, call, recovery, epoch: recover(log, call, "redispatch", epoch)
+
+
+CONTROLS = {"ack": hurry, "rerun": rerun}
+
+
 async def work(order):
     shop.Place.ledger = os.open(order["ledger"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     shop.Place.seed = order["seed"]
     if os.environ.get("ASSENT_CHAOS_CRASH"):
         arm(os.environ["ASSENT_CHAOS_CRASH"])
-    if order["control"] == "ack":
-        hurry()
+    if order["control"]:
+        CONTROLS[order["control"]]()
     async with Runtime(shop.agent(), store=SQLiteStore(order["store"])) as rt:
         reader, out = await asyncio.open_unix_connection(order["socket"])
         out.write(json.dumps({"worker": order["worker"]}).encode() + b"\n")

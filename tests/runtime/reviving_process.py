@@ -2,6 +2,9 @@
 
 import asyncio
 import sys
+from pathlib import Path
+
+from reviving import until
 
 from assent import Agent, Answer, Approve, Call, Runtime, ScriptedModel, Stale, ToolCall, tool
 from assent.models.scripted import Hang
@@ -13,6 +16,10 @@ def say(*words):
 
 def line():
     return sys.stdin.readline().split()
+
+
+def read(path):
+    return Path(path).read_text()
 
 
 def url(path):
@@ -70,12 +77,15 @@ async def stream(path):
     model = ScriptedModel([["working on it", Hang()], "the end", "the end", "the end"])
     async with Runtime(Agent("a", model=model), store=url(path)) as rt:
         await rt.send("c", "go")
-        while (await rt.snapshot("c")).partial != "working on it":
-            await asyncio.sleep(0.001)
+        await until(lambda: streams(rt))
         say("streaming")
         async for event in rt.events("c", after=3):
             if event.seq is not None:
                 say(event.type)
+
+
+async def streams(rt):
+    return (await rt.snapshot("c")).partial == "working on it"
 
 
 async def mixed(path):
@@ -117,10 +127,8 @@ async def guest(path, verb):
 
 async def load_and_run(path, data):
     """Make the agent of a JSON file again, run it, and say what came of it."""
-    with open(data) as file:
-        text = file.read()
     model = ScriptedModel([[ToolCall("look", {"n": 3}), ToolCall("pay", {"amount": 2.5})], "done"])
-    agent = Agent.from_json(text, model=model)
+    agent = Agent.from_json(read(data), model=model)
     async with Runtime(agent, store=url(path)) as rt:
         turn = await rt.send("c", "go")
         (entry,) = (await turn.rest()).pending

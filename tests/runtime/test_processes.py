@@ -5,12 +5,14 @@ import time
 
 import pytest
 import reviving_process
-from reviving import Process, agent, life, milliseconds, of, paired, run, until
+from reviving import Process, Seen, agent, life, milliseconds, of, paired, run, until
 
 from assent import (
     Agent,
     Answer,
     Approve,
+    Call,
+    NotFound,
     Runtime,
     ScriptedModel,
     Stale,
@@ -18,7 +20,8 @@ from assent import (
     tool,
 )
 from assent.core.events import CallResolved, CallReturned
-from assent.errors import DeclarationError
+from assent.errors import DeclarationError, StoreError
+from assent.runtime.turn import Turn
 from assent.stores.memory import MemoryStore
 
 
@@ -258,3 +261,110 @@ def test_an_agent_saved_without_handlers_continues_in_another_process_that_has_t
             assert of(log, CallReturned)[0].value == {"paid": 9, "by": "boss"}
 
     run(main, timeout=60)
+
+
+def test_a_conversation_that_was_unknown_at_the_first_look_is_found_when_another_process_has_opened_it():
+    """B53: what was looked up in vain is not remembered as missing."""
+
+    async def main():
+        store = MemoryStore()
+        async with life(store=store.sibling()) as desk:
+            with pytest.raises(NotFound):
+                await desk.snapshot("c")
+            async with life(agent(ScriptedModel(["hello", "again"])), store=store) as rt:
+                await (await rt.send("c", "hi")).ended()
+                turn = await desk.send("c", "from the desk, which knows no agent")
+                assert (await turn.ended()).reason == "completed"
+
+    run(main)
+
+
+def test_a_process_that_waits_for_more_conversations_than_it_keeps_hears_of_all_of_them():
+    """B53, B87: only some conversations at rest are kept in memory; those that somebody waits for are."""
+
+    async def main():
+        store = MemoryStore()
+        names = [f"c{n}" for n in range(150)]
+        go = asyncio.Event()
+
+        async def reply(request):
+            await go.wait()
+            return "done"
+
+        async with (
+            life(agent(ScriptedModel([reply] * len(names))), store=store) as rt,
+            life(store=store.sibling()) as desk,
+        ):
+            for name in names:
+                await rt.send(name, "hi")
+            waiting = asyncio.gather(*(Turn(desk, name, 2).rest() for name in names))
+            await until(lambda: len(desk.bus.topics()) == len(names))
+            go.set()
+            assert {snapshot.state for snapshot in await waiting} == {"idle"}
+
+    run(main)
+
+
+def test_a_snapshot_is_of_one_moment_also_while_the_conversation_goes_on():
+    """B53: what it shows is what its sequence number says, so that nothing is missed by going on from there."""
+
+    async def main():
+        async with Runtime(agent(ScriptedModel(["one", "two"]))) as rt:
+            await (await rt.send("c", "first")).ended()
+            read, gone_on = rt.store.read, []
+
+            async def slowly(*args, **options):
+                bodies = await read(*args, **options)
+                if options.get("before") and not gone_on:
+                    gone_on.append(True)
+                    await (await rt.send("c", "second")).ended()
+                return bodies
+
+            rt.store.read = slowly
+            before = await rt.snapshot("c")
+            assert gone_on
+            shown = [message.text for message in before.messages]
+            tail = await rt.history("c", after=before.seq)
+            told = [event.text for event in tail if event.type == "AssistantSaid"]
+            assert [text for text in (*shown, *told) if text in ("one", "two")] == ["one", "two"]
+
+    run(main)
+
+
+def test_a_conversation_that_could_not_be_written_is_tried_again_with_nobody_touching_it(monkeypatch):
+    """B48: a full disk that is freed again; the process never died, and holds the lease."""
+    monkeypatch.setattr("assent.runtime.conversation.WRITE_RETRIES", (0.001,))
+    monkeypatch.setattr("assent.runtime.watch.AVOID_FOR", 0.05)
+    monkeypatch.setattr("assent.runtime.watch.LOOK_EVERY", 0.02)
+
+    async def main():
+        full = False
+        seen = Seen()
+
+        @tool
+        async def work(call: Call) -> str:
+            """Work."""
+            nonlocal full
+            seen.note(call)
+            full = call.attempt == 1
+            return "worked"
+
+        store = MemoryStore()
+        append = store.append
+
+        async def failing(step):
+            if full:
+                raise StoreError("the disk is full")
+            await append(step)
+
+        store.append = failing
+        async with life(agent(ScriptedModel([[ToolCall("work")], "done"]), work), store=store) as rt:
+            await rt.send("c", "go")
+            await seen.running()
+            await until(lambda: rt._watch._avoided)
+            full = False
+            log = await idle(rt)
+            paired(log)
+            assert [attempt for _, attempt, _ in seen.calls] == [1, 2]
+
+    run(main)

@@ -224,16 +224,17 @@ class Conversation:
         try:
             await self._commit(items)
             while self.epoch is None and self._can_run(self.state) and not self.home.closing:
-                self.epoch = await self.home.store.claim(self.name)
-                if self.epoch is None:
+                epoch = await self.home.store.claim(self.name)
+                if epoch is None:
                     break  # a live owner has it, and will see what was appended
                 await self._catch_up()
-                if self.epoch is None or self.epoch <= self.state.epoch:
+                if epoch <= self.state.epoch:
                     # A log that was restored into a store which counts from 1: what an owner long gone left
                     # running must not look like ours. Each claim counts on.
-                    self.epoch = None
+                    await self.home.store.release(self.name, epoch)
                     continue
-                woke = Item(Woke(epoch=self.epoch), asyncio.get_running_loop().create_future())
+                self.epoch = epoch
+                woke = Item(Woke(epoch=epoch), asyncio.get_running_loop().create_future())
                 items.append(woke)
                 await self._commit([woke])
         except BaseException as failure:
