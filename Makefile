@@ -13,7 +13,7 @@ help:
 	@echo "make clean   remove what make has made"
 
 demo: $(VENV)/.demo
-	@exec $(BIN)/assent demo
+	@$(BIN)/assent demo || [ $$? = 130 ]  # 130: Ctrl-C, which is a fine way to leave
 
 test: check
 	$(BIN)/python -m pytest

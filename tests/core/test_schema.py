@@ -480,7 +480,7 @@ def test_the_fields_of_a_record_stand_at_the_root_of_its_schema() -> None:
         "type": "object",
         "properties": {
             "row": {"type": "integer", "minimum": 1},
-            "sideOf": {"enum": ["aisle", "window"], "default": "aisle"},
+            "sideOf": {"enum": ["window", "aisle"], "default": "aisle"},
         },
         "required": ["row"],
     }
@@ -754,3 +754,23 @@ def test_importing_the_schemas_does_not_import_pydantic() -> None:
         "import sys; sys.path[:0] = ['src']; import assent.core.schema, assent.tools; print('pydantic' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_choices_keep_the_order_in_which_they_were_written() -> None:
+    """B9: people read them in that order; msgspec would sort them."""
+
+    class Size(enum.Enum):
+        SMALL = "small"
+        MEDIUM = "medium"
+        LARGE = "large"
+
+    @dataclasses.dataclass
+    class Order:
+        size: Literal["small", "medium", "large"]
+        sizes: list[Size]
+
+    assert schema_of(Literal["small", "medium", "large"])["enum"] == ["small", "medium", "large"]
+    assert schema_of(Size | None) is not None
+    made = json.dumps(schema_of(Order))
+    assert made.count('["small", "medium", "large"]') == 2
+    assert schema_of(Literal[2, 1])["enum"] == [2, 1]

@@ -121,6 +121,17 @@ ALLOWED: dict[Kind, tuple[type, ...]] = {
 """The decisions that each kind of suspension takes; a recovery's approval also takes Submit."""
 
 
+PAST: dict[type, str] = {
+    Approve: "approved",
+    Deny: "denied",
+    Answer: "answered",
+    ClientResult: "run",
+    Submit: "submitted",
+    Failed: "reported as failed",
+}
+"""How a decision is told afterwards: "it was approved by ..."."""
+
+
 def names(types: Iterable[type]) -> str:
     return " or ".join(t.__name__ for t in types)
 

@@ -179,7 +179,7 @@ def _say(log: Draft, input: Say) -> None:
         raise Invalid(f"conversation {state.conversation!r} is new: say which agent it is for")
     if state.turn is not None or state.queue:
         if input.when_busy == "refuse":
-            raise Busy('a turn is in flight; send again later, or with when_busy="queue" or "interrupt"')
+            raise Busy('a turn is in flight; wait for its end, or send with when_busy="queue" or "interrupt"')
         if input.when_busy == "interrupt" and state.turn is not None and not state.turn.cancelling:
             log.add(CancelRequested, input.by, turn=state.turn.number, reason="interrupted by a message")
     if state.seq == 0:

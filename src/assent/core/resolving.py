@@ -58,7 +58,7 @@ def waiting(log: Draft, call_id: str, *, expired: bool = False) -> CallSuspended
 
 def settled(call: CallState) -> Stale:
     words = {"expired": "has expired", "cancelled": "was cancelled"}.get(call.ended)
-    words = words or f"was decided by {call.winner or 'the system'}"
+    words = words or f"was {call.verdict or 'decided'} by {call.winner or 'the system'}"
     winner = call.winner if call.ended == "resolved" else None
     return Stale(f"call {call.made.id!r} {words}", reason=call.ended, winner=winner)
 
@@ -138,7 +138,8 @@ def _approval(suspension: CallSuspended, decision: Approve, what: str) -> None:
     if decision.args is None:
         if decision.digest is not None and decision.digest != suspension.digest:
             raise Stale(
-                f"what call {suspension.call_id!r} would do has changed since it was shown",
+                f"the digest does not stand for what call {suspension.call_id!r} waits to do now: it has changed "
+                "since it was shown, or the digest is another one's",
                 reason="superseded",
                 details={"digest": suspension.digest},
             )

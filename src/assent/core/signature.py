@@ -19,7 +19,9 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from contextlib import suppress
+from enum import Enum
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 import msgspec
 
@@ -228,7 +230,51 @@ def _schemas(annotations: list[Any], whose: str = "") -> tuple[list[dict[str, An
         ) from error
     except Exception as error:  # msgspec's and pydantic's own words say which type and why
         raise DeclarationError(f"{whose or 'schema'}: no JSON Schema for this type: {error}") from error
+    for schema in [*schemas, *definitions.values()]:
+        _reorder(schema, _choices([*ours, *_field_types(ours)]))
     return schemas, dict(sorted(definitions.items()))
+
+
+def _field_types(annotations: list[Any]) -> list[Any]:
+    return [each for record in _records(annotations) for each in _fields(record).values()]
+
+
+def _choices(annotations: list[Any]) -> dict[frozenset[Any], list[Any]]:
+    """Literals and Enums as they were written: msgspec sorts them, and people read choices in their order."""
+    found: dict[frozenset[Any], list[Any]] = {}
+    waiting = list(annotations)
+    while waiting:
+        each = waiting.pop(0)
+        written: list[Any] = []
+        if get_origin(each) is Literal:
+            written = list(get_args(each))
+        elif isinstance(each, type) and issubclass(each, Enum):
+            written = [member.value for member in each]
+        else:
+            waiting.extend(get_args(each))
+        with suppress(TypeError):  # an Enum of unhashable values stays as it is
+            found.setdefault(frozenset(map(_exactly, written)), written)
+    return found
+
+
+def _exactly(value: Any) -> tuple[str, Any]:
+    """1 and True are the same to a set, and are not the same choice."""
+    return type(value).__name__, value
+
+
+def _reorder(schema: Any, choices: dict[frozenset[Any], list[Any]]) -> None:
+    if isinstance(schema, list):
+        for each in cast("list[Any]", schema):
+            _reorder(each, choices)
+    elif isinstance(schema, dict):
+        node = cast("dict[str, Any]", schema)
+        listed = node.get("enum")
+        if isinstance(listed, list):
+            values = cast("list[Any]", listed)
+            with suppress(TypeError):
+                node["enum"] = choices.get(frozenset(map(_exactly, values)), values)
+        for each in node.values():
+            _reorder(each, choices)
 
 
 def _records(annotations: list[Any]) -> list[type]:

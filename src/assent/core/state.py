@@ -11,7 +11,7 @@ from typing import Any, Literal, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from assent.core.decisions import Approve, Deny, Detached, Expired, Kind, Pending, Principal, Recorded
+from assent.core.decisions import PAST, Approve, Deny, Detached, Expired, Kind, Pending, Principal, Recorded
 from assent.core.events import (
     AnyEvent,
     AssistantSaid,
@@ -75,6 +75,8 @@ class CallState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ended: StaleReason = "resolved"
     """How it was settled, for whoever comes late."""
     winner: str | None = None
+    verdict: str | None = None
+    """What the winner did, in a word."""
 
 
 class TurnState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -255,7 +257,9 @@ def _call(state: State, event: CallSuspended | CallResolved | CallStarted | Call
 
 
 def _resolved(call: CallState, event: CallResolved) -> CallState:
-    call = replace(call, phase="ready", suspension=None, winner=event.by.id)
+    call = replace(
+        call, phase="ready", suspension=None, winner=event.by.id, verdict=PAST.get(type(event.decision))
+    )
     decision: Recorded = event.decision
     if isinstance(decision, Approve):
         edited = decision.args is not None

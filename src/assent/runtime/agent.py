@@ -25,7 +25,7 @@ class Agent:
     """What runs a conversation.
 
     name:          stands in the log: a conversation goes on with the agent of that name
-    model:         a Model, or a string such as "anthropic:..."
+    model:         an object with ``name`` and ``stream(request)``: see assent.models.base.Model, and ScriptedModel
     tools:         tools, toolsets and Tool classes, in the order in which the model sees them
     steps:         at most so many model calls in a turn
     output:        the type (or JSON Schema) of a structured answer
@@ -55,6 +55,8 @@ class Agent:
             raise DeclarationError(f"agent {name!r}: model must be a Model or a string, not {model!r}")
         self.name, self.model, self.instructions, self.steps = name, model, instructions, steps
         self.mode: Mode = mode
+        if isinstance(tools, str | Tool) or not isinstance(tools, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise DeclarationError(f"agent {name!r}: tools must be a list of tools, not {tools!r:.80}")
         self.tools = Toolset(*tools)
         self.output: dict[str, Any] | None = output_schema(output)
         self.offers = tuple(_offer(spec) for spec in self.tools.specs.values())

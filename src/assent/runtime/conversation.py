@@ -170,6 +170,14 @@ class Conversation:
         loop = self._loop
         return loop is not None and not loop.cancelling() and task in self._tasks.values()
 
+    def running(self) -> list[asyncio.Task[None]]:
+        """The tasks of calls that have begun."""
+        return [
+            task
+            for effect, task in self._tasks.items()
+            if isinstance(effect, RunTool) and (call := self.call(effect.call)) and call.phase == "running"
+        ]
+
     def announce_streaming(self) -> None:
         self.partial.streaming = True
         self._show()
@@ -318,7 +326,7 @@ class Conversation:
         Returns the slots that were taken for it: call -> tool.
         """
         held: dict[str, str] = {}
-        while self.epoch is not None:
+        while self.epoch is not None and not self.home.closing:
             move = self._move(draft, held)
             if move is None:
                 break
@@ -331,8 +339,9 @@ class Conversation:
         for effect in effects:
             match effect:
                 case StartTurn():
-                    agent = self.home.agents.get(state.queue[0].agent)
-                    if agent is not None:
+                    name = state.queue[0].agent
+                    if self.home.runs(self.name, name):
+                        agent = self.home.agents[name]
                         return BeginTurn(steps=agent.steps, mode=agent.mode)
                 case CloseTurn():
                     if not self._dying and not self._tasks:
@@ -429,10 +438,10 @@ class Conversation:
         effects = owed(state)
         if not effects:
             return False
-        if all(isinstance(effect, CloseTurn) for effect in effects):
-            return state.turn is not None and (state.turn.cancelling or state.turn.agent in self.home.agents)
+        if state.turn is not None and state.turn.cancelling:
+            return True
         agent = state.turn.agent if state.turn else state.queue[0].agent
-        return agent in self.home.agents
+        return self.home.runs(self.name, agent)
 
     # --- tasks ---
 

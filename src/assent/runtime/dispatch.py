@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import logging
 import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
@@ -35,6 +36,8 @@ from assent.tools.handler import Handler
 if TYPE_CHECKING:
     from assent.runtime.conversation import Conversation
     from assent.runtime.runtime import Runtime
+
+log = logging.getLogger("assent")
 
 PARTIAL_KEPT = 20
 """How many progress reports a timeout's error carries."""
@@ -112,6 +115,8 @@ async def _claim(conv: Conversation, call: CallState, epoch: int) -> CallState |
     plan: Planned | None = None
     if call.made.planned and (call.bound is not None or required or revoked):
         plan = await _plan(conv, call)
+    if conv.home.closing:
+        return None  # nothing begins that would have to be broken off
     claim = Claim(call=call.made.id, epoch=epoch, required=required, verdicts=verdicts, plan=plan)
     try:
         await conv.submit(claim)
@@ -191,6 +196,8 @@ async def _execute(conv: Conversation, call: CallState, slot: Slot) -> Outcome:
     except Invalid as problem:
         return Erred(error=_info(problem))
     except Exception as problem:
+        # The model and the log get one line; whoever has to mend it gets the traceback.
+        log.warning("%s: tool %s raised (call %s)", conv.name, made.tool, made.id, exc_info=problem)
         return Erred(error=ErrorInfo(kind="handler_failed", message=_shown(problem)))
 
 

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, cast
@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from assent.core import codec
-from assent.core.decisions import Accepted, Decision, Pending, Principal
+from assent.core.decisions import PAST, Accepted, Decision, Pending, Principal
 from assent.core.events import AnyEvent, CallResolved, CallReturned, CallSuspended, MessageReceived, Mode
 from assent.core.inputs import Cancel, Input, Open, RefuseResolution, Resolve, Revoke, Say, WhenBusy
 from assent.core.live import AnyLive, InFlight, Snapshot
@@ -68,6 +68,8 @@ class Runtime:
     clock:         seconds since the epoch; for tests
     expires:       how long a suspension waits if its tool does not say
     parallel:      how many handlers run at once; ``parallel_per_tool`` for single tools
+    only:          run these conversations and no others, whatever else is owed in the store
+    drain:         how long leaving waits for running tools to finish; those that do not are recovered as after a kill
     """
 
     def __init__(
@@ -80,6 +82,8 @@ class Runtime:
         expires: str | float | timedelta = DEFAULT_EXPIRY,
         parallel: int = 64,
         parallel_per_tool: Mapping[str, int] | None = None,
+        only: Iterable[str] | None = None,
+        drain: float = 10.0,
     ):
         self.agents: dict[str, Agent] = {}
         for agent in agents:
@@ -95,6 +99,8 @@ class Runtime:
         self.slots = Slots(_count(parallel), {k: _count(v) for k, v in (parallel_per_tool or {}).items()})
         self.closing = True
         self.clients = Clients(self)
+        self._only = None if only is None else frozenset(_name(name) for name in only)
+        self._drain = drain
         self._scope = scope
         self._may_resolve = may_resolve
         self._known: WeakValueDictionary[str, Conversation] = WeakValueDictionary()
@@ -119,12 +125,18 @@ class Runtime:
         self._watch.start()
 
     async def close(self) -> None:
-        """Stop where everything is. Nothing is lost: whoever opens the store next goes on."""
+        """Begin nothing more, let running tools finish for a while, then stop where everything is.
+
+        Nothing is lost: whoever opens the store next goes on.
+        """
         if self.closing:
             return
         self.closing = True
         await self._watch.stop()
         await self.clients.close()
+        running = [task for conv in self._active.values() for task in conv.running()]
+        if running and self._drain > 0:
+            await asyncio.wait(running, timeout=self._drain)
         await asyncio.gather(*(conv.stop() for conv in [*self._active.values(), *self._idle.values()]))
         self._active.clear()
         self._idle.clear()
@@ -383,6 +395,10 @@ class Runtime:
         if any(isinstance(event, CallSuspended) for event in events):
             self._watch.kick()
 
+    def runs(self, conversation: str, agent: str) -> bool:
+        """This process runs this conversation's turns."""
+        return agent in self.agents and (self._only is None or conversation in self._only)
+
     def started(self, conv: Conversation) -> None:
         """A conversation's loop runs."""
         self._idle.pop(conv.name, None)
@@ -419,7 +435,7 @@ class Runtime:
 
     def revive(self, name: str) -> None:
         """It owes something and nobody runs it."""
-        if name not in self._active:
+        if name not in self._active and (self._only is None or name in self._only):
             self._conversation(name).poke()
 
     async def tell(self, name: str, input: Input) -> list[AnyEvent]:
@@ -499,7 +515,7 @@ class Runtime:
                 if winner.decision.__struct_config__.tag in ("expired", "detached"):
                     return Stale(f"call {event.call_id!r} has expired", reason="expired")
                 return Stale(
-                    f"call {event.call_id!r} was decided by {winner.by}", reason="resolved", winner=winner.by.id
+                    f"call {event.call_id!r} was {PAST.get(type(winner.decision), 'decided')} by {winner.by}", reason="resolved", winner=winner.by.id
                 )
         return stale
 

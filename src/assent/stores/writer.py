@@ -33,6 +33,8 @@ GROUP = 512
 LOOK_SECONDS = 0.05
 """How often to look for other processes' commits while somebody wants to know."""
 
+QUIET_SECONDS = 0.5
+"""After so much quiet everything goes from the -wal file into the database: a copy of that file alone is then whole."""
 CHECKPOINT_FRAMES = 1000
 """Pages in the write-ahead log after which they are copied into the database."""
 
@@ -128,6 +130,7 @@ class Writer:
     def _prepare(self, db: Connection) -> None:
         self._db = db
         self._frames = 0
+        self._wrote = 0.0
         # In place of SQLite's own checkpoint inside COMMIT: ours comes after the replies.
         db.set_wal_hook(self._count_frames)
         self._seen = _data_version(db)
@@ -157,8 +160,11 @@ class Writer:
                 for job in group:
                     job.error = explained(fault, self._path, writing=True, settled=False)
                 reply(group)
+            self._wrote = time.monotonic()
             if self._frames >= CHECKPOINT_FRAMES:
                 self._checkpoint(db)
+        elif self._frames and time.monotonic() - self._wrote >= QUIET_SECONDS:
+            self._checkpoint(db)
         if self._watches:
             self._look(db)
 

@@ -284,6 +284,23 @@ def tool(fn: Callable[..., Any] | str | None = None, /, **options: Any) -> Tool 
 
     The signature is the arguments' schema, the docstring the description, the return annotation the schema of
     an answer or of a result that somebody else submits. For human and client tools the function is a stub.
+
+    executor:     "server" (default): your function; "human": a person's answer is the result; "client": a page
+                  or another program runs it; "provider": see provider_tool
+    approval:     "auto" (default), "required", or a function of (args, call) -> bool
+    prompt:       the sentence that people read first; {argument} is filled in
+    expires:      how long it waits for somebody, such as "1h"; the runtime's default, 7 days, if not given
+    on_expiry:    what silence means: "error" (default), "deny", "halt" or Default(value)
+    recovery:     what becomes of a run that a crash interrupted: "redispatch" (default: it runs again, with the
+                  same call.key), "fail" (never again), "ask" (a person decides), or a function of (args, call) that
+                  finds out and returns one of these words or a Result
+    timeout:      how long it may run
+    risk:         "low" (default), "medium" or "high"
+    manual:       never run here; somebody submits its result
+    streaming:    it reports progress with ``await call.progress(...)``
+    retention:    for how long the model keeps seeing its results: Retention.turns(6) (default), .last(3), .forever()
+    compact:      shown to the model as a stub until it asks for help
+    name, description, parameters (a JSON Schema by hand), metadata
     """
     called = options.get("name") or getattr(fn, "__name__", None)
     known_options(options, f"tool {called!r}" if called else "tool(...)")

@@ -45,20 +45,32 @@ class Options(TypedDict, total=False):
     parameters: dict[str, Any] | str
     """A JSON Schema by hand: the handler then gets ``(args: dict[, call])``."""
     executor: Executor
+    """Who produces the result: "server" (default), "human", "client" or "provider"."""
     approval: Literal["auto", "required"] | Callable[..., Any]
-    """Who is asked first; a function of (args, call) decides call by call."""
+    """"auto" (default), "required", or a function of (args, call) that decides call by call."""
     prompt: str
+    """The sentence that people read first; ``{argument}`` is filled in."""
     manual: bool
+    """Never run here: it waits until somebody submits its result."""
     streaming: bool
+    """It reports progress while it runs (``await call.progress(...)``)."""
     retention: Retention
+    """For how long the model keeps seeing its results; 6 turns by default. The log keeps them for ever."""
     timeout: Duration | None
+    """How long it may run; unlimited by default."""
     recovery: Literal["redispatch", "fail", "ask"] | Callable[..., Any]
-    """What becomes of a run that a crash interrupted; a function of (args, call) finds out."""
+    """What becomes of a run that a crash interrupted: "redispatch" (default: run again, same ``call.key``),
+    "fail" (never again), "ask" (a person decides), or a function of (args, call) that finds out."""
     expires: Duration
+    """How long it waits for somebody; the runtime's default (7 days) if not given."""
     on_expiry: OnExpiry
+    """What silence means: "error" (default), "deny", "halt", or ``Default(value)``."""
     risk: Risk
+    """"low" (default), "medium" or "high": shown to whoever approves."""
     compact: bool
+    """Shown to the model as a stub until it asks for help."""
     metadata: dict[str, Any]
+    """Yours: kept with the tool."""
 
 
 OPTIONS: tuple[str, ...] = tuple(Options.__annotations__)
@@ -212,9 +224,11 @@ def _duration(option: str, given: Any, what: str) -> float:
 def _expires(given: Any, what: str) -> float:
     try:
         return seconds(given)
-    except Invalid:
+    except Invalid as problem:
+        never = given is None or given in (0, float("inf"), "never", "inf")
+        why = "what waits for ever holds its turn for ever" if never else problem.message
         raise DeclarationError(
-            f"{what}: expires={given!r:.80} is refused: what waits for ever holds its turn for ever. Give "
+            f"{what}: expires={given!r:.80} is refused: {why}. Give "
             'a duration such as "1h" or "30d", or leave expires out for the runtime\'s default'
         ) from None
 

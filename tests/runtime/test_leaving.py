@@ -1,0 +1,124 @@
+"""Leaving a runtime, and running only a part of what a store owes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import pytest
+from harness import story, until
+
+from assent import Agent, Approve, Runtime, ScriptedModel, ToolCall, tool
+from assent.core.events import CallReturned
+from assent.stores.memory import MemoryStore
+
+
+def idle(rt: Runtime, name: str) -> Callable[[], Awaitable[bool]]:
+    async def look() -> bool:
+        return (await rt.snapshot(name)).state == "idle"
+
+    return look
+
+
+def test_leaving_lets_a_running_tool_finish_and_records_its_result() -> None:
+    """B49: nothing is interrupted that had the time to end."""
+    begun, ledger = asyncio.Event(), []
+
+    @tool(recovery="fail")
+    async def pay(amount: int) -> str:
+        """Pay."""
+        begun.set()
+        await asyncio.sleep(0.05)
+        ledger.append(amount)
+        return "paid"
+
+    async def scene() -> None:
+        store = MemoryStore()
+        agent = Agent("a", model=ScriptedModel([[ToolCall("pay", {"amount": 5})], "done"]), tools=[pay])
+        async with Runtime(agent, store=store) as rt:
+            await rt.send("c", "go")
+            await begun.wait()
+        assert ledger == [5]
+        async with Runtime(store=store.sibling()) as reader:
+            (returned,) = [e for e in await reader.history("c") if isinstance(e, CallReturned)]
+            assert returned.value == "paid"
+        async with Runtime(agent, store=store.sibling()) as rt:
+            await until(idle(rt, "c"))
+        assert ledger == [5]
+
+    story(scene)()
+
+
+def test_a_tool_that_outlasts_the_drain_is_recovered_as_after_a_kill() -> None:
+    """B49"""
+    begun = asyncio.Event()
+
+    @tool(recovery="fail")
+    async def pay(amount: int) -> str:
+        """Pay."""
+        begun.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    async def scene() -> None:
+        store = MemoryStore()
+        agent = Agent("a", model=ScriptedModel([[ToolCall("pay", {"amount": 5})], "done"]), tools=[pay])
+        async with Runtime(agent, store=store, drain=0.01) as rt:
+            await rt.send("c", "go")
+            await begun.wait()
+        async with Runtime(agent, store=store.sibling()) as rt:
+            await until(idle(rt, "c"))
+            (returned,) = [e for e in await rt.history("c") if isinstance(e, CallReturned)]
+            assert returned.error is not None
+            assert returned.error.kind == "interrupted"
+
+    story(scene)()
+
+
+def test_a_runtime_for_one_conversation_leaves_the_others_alone() -> None:
+    ran: list[str] = []
+
+    @tool(approval="required")
+    async def pay(to: str) -> str:
+        """Pay."""
+        ran.append(to)
+        return "paid"
+
+    async def scene() -> None:
+        store = MemoryStore()
+        script = ScriptedModel([lambda request: [ToolCall("pay", {"to": request.conversation})], "done"], follow=True)
+        agent = Agent("a", model=script, tools=[pay])
+        async with Runtime(agent, store=store) as rt:
+            for name in ("one", "two"):
+                await (await rt.send(name, "go")).rest()
+        async with Runtime(store=store.sibling()) as guest:
+            for entry in await guest.pending():
+                await guest.resolve(entry.conversation, entry.call, Approve())
+        async with Runtime(agent, store=store.sibling(), only=["two"]) as rt:
+            await until(idle(rt, "two"))
+            await rt.send("three", "go")
+            assert (await rt.snapshot("one")).state == "executing_tools"
+            assert (await rt.snapshot("three")).state == "preparing"
+        assert ran == ["two"]
+
+    story(scene)()
+
+
+def test_a_handlers_traceback_goes_to_the_log_of_the_process(caplog: pytest.LogCaptureFixture) -> None:
+    """B15: the model and the log get one line; whoever has to mend it gets the whole of it."""
+
+    @tool
+    async def broken() -> str:
+        """Break."""
+        return {}["missing"]
+
+    async def scene() -> None:
+        agent = Agent("a", model=ScriptedModel([[ToolCall("broken")], "done"]), tools=[broken])
+        async with Runtime(agent) as rt:
+            await (await rt.send("c", "go")).ended()
+
+    with caplog.at_level(logging.WARNING, logger="assent"):
+        story(scene)()
+    assert "tool broken raised" in caplog.text
+    assert 'return {}["missing"]' in caplog.text
