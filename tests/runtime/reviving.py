@@ -11,7 +11,7 @@ from pathlib import Path
 from assent import Agent, Runtime
 from assent.core.draft import Draft
 from assent.core.events import AssistantSaid, CallReturned, TurnEnded, TurnStarted
-from assent.core.state import State, evolve
+from assent.core.state import State
 from assent.runtime.record import appended
 
 HERE = Path(__file__).parent
@@ -118,9 +118,7 @@ async def rewrite(store, conversation, events):
     state = State(conversation=conversation)
     for event in events:
         draft = Draft(state, event.at)
-        draft.events.append(event)
-        draft.state = evolve(state, event)
-        draft.states.append(draft.state)
+        draft.take(event)
         await store.append(appended(state, draft, epoch=None, release=False))
         state = draft.state
     return state

@@ -20,6 +20,8 @@ from assent.core.tool import Default
 LINES = 40
 CHARS = 4000
 WIDTH = 96
+FRAME = 6
+"""What a title shares its line with: corners, a bit of the border, blanks."""
 KINDS = {
     "approval": "wants approval",
     "elicitation": "asks",
@@ -36,7 +38,8 @@ def console(*, stderr: bool = False) -> Console:
 
 def print_card(out: Console, entry: Pending, commands: Commands, others: Iterable[Pending], now: float) -> None:
     """The card, then the commands: outside the frame and on one line each, so that they can be copied."""
-    out.print(card(entry, now), width=min(out.width, WIDTH))
+    width = min(out.width, WIDTH)
+    out.print(card(entry, now, width), width=width)
     answers = commands.answers(entry, others)
     if answers:
         out.print(Text("  answer with:", style="dim"))
@@ -45,8 +48,9 @@ def print_card(out: Console, entry: Pending, commands: Commands, others: Iterabl
     out.print()
 
 
-def card(entry: Pending, now: float) -> Panel:
-    parts: list[RenderableType] = [Text(shown(entry.prompt, block=True), style="bold")]
+def card(entry: Pending, now: float, width: int = WIDTH) -> Panel:
+    title, parts = _head(entry, width - FRAME)
+    parts.append(Text(shown(entry.prompt, block=True), style="bold"))
     if entry.reason and entry.reason not in ("manual", "recovery"):
         parts.append(Text(shown(entry.reason), style="yellow"))
     if entry.args:
@@ -59,9 +63,6 @@ def card(entry: Pending, now: float) -> Panel:
     elif planned(entry):
         parts += [Text(), Rule(Text("what it would do", style="dim"), style="dim", align="left"), _plan(entry.preview)]
     parts += [Text(), _footer(entry, now)]
-    title = Text.assemble((shown(entry.tool), "bold"), f" {KINDS[entry.kind]}", no_wrap=True, overflow="ellipsis")
-    if entry.risk != "low":
-        title.append(f" · {entry.risk} risk", style=RISK[entry.risk])
     where = Text(f"{shown(entry.conversation)}/{shown(entry.call)}", style="dim")
     border = {"high": "red", "medium": "yellow", "low": "blue"}[entry.risk]
     return Panel(
@@ -74,6 +75,16 @@ def card(entry: Pending, now: float) -> Panel:
         border_style=border,
         padding=(0, 1),
     )
+
+
+def _head(entry: Pending, room: int) -> tuple[Text, list[RenderableType]]:
+    """The title, and what comes first below it. However narrow it gets, the risk is not what is cut off."""
+    title = Text.assemble((shown(entry.tool), "bold"), f" {KINDS[entry.kind]}", no_wrap=True, overflow="ellipsis")
+    if entry.risk == "low":
+        return title, []
+    risk = Text(f"{entry.risk} risk", style=RISK[entry.risk])
+    whole = Text.assemble(title, " · ", risk, no_wrap=True, overflow="ellipsis")
+    return (whole, []) if whole.cell_len <= room else (title, [risk])
 
 
 def _footer(entry: Pending, now: float) -> Text:

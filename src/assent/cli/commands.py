@@ -15,6 +15,9 @@ from assent.cli.values import JSON, resolved
 from assent.core.decisions import Pending
 
 DEFAULT_STORE = "sqlite:///assent.db"
+DEMO_STORE = "sqlite:///assent-demo.db"
+DEMO = "demo"
+"""The demo's conversation, unless it is told another."""
 MEMORY = "memory:"
 CHOICES = 5
 """So many answers are spelled out; with more, the card lists them and one command stands for all."""
@@ -54,13 +57,26 @@ class Commands:
 
     def __init__(self, store: str):
         self._program = program()
+        self._url = store
         self._store = ["--store", store] if store != DEFAULT_STORE else []
 
     def write(self, *words: str) -> str:
-        return shown(" ".join([self._program, *map(shlex.quote, [*words, *self._store])]))
+        return self._line(*words, *self._store)
+
+    def _line(self, *words: str) -> str:
+        return shown(" ".join([self._program, *map(shlex.quote, words)]))
 
     def go_on(self, agent: str | None, conversation: str) -> str:
         return self.write("run", agent or "MODULE:AGENT", "--conversation", conversation)
+
+    def pending(self, conversation: str) -> str:
+        return self.write("pending", "--conversation", conversation)
+
+    def demo(self, conversation: str) -> str:
+        """The demo again, as it was started: it finds what is open by itself."""
+        other = [] if conversation == DEMO else ["--conversation", conversation]
+        other += [] if self._url == DEMO_STORE else ["--store", self._url]
+        return "make demo" if os.environ.get("MAKELEVEL") and not other else self._line("demo", *other)
 
     def answers(self, entry: Pending, others: Iterable[Pending] = ()) -> list[str]:
         """Every way to answer this entry; ``others`` is all that waits, to tell whether its id is enough."""

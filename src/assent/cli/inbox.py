@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from assent.cli.commands import Commands
@@ -12,6 +14,7 @@ from assent.core.decisions import Pending
 from assent.core.events import ConversationOpened
 from assent.errors import Invalid, Stale
 from assent.runtime.runtime import ConversationInfo, Runtime
+from assent.stores.base import OwnerRow
 
 VERBS = {
     "approval": ("approve", "deny"),
@@ -21,6 +24,9 @@ VERBS = {
 }
 SPEC = re.compile(r"[\w./~-]+:[\w.]+")
 LISTED = 8
+TAKE_UP = 1.0
+"""Seconds in which a process that runs a conversation has seen that it has work to do."""
+LOOK_EVERY = 0.05
 
 
 class Found(NamedTuple):
@@ -78,30 +84,69 @@ async def _logged(rt: Runtime, call: str) -> str | None:
     return None
 
 
-async def conversations(rt: Runtime) -> list[ConversationInfo]:
-    """All of them, page by page."""
+async def conversations(rt: Runtime, status: str | None = None) -> list[ConversationInfo]:
+    """All of them, or those in one state, page by page."""
     found: list[ConversationInfo] = []
-    while page := await rt.conversations(cursor=found[-1].conversation if found else None, limit=500):
+    while page := await rt.conversations(status, cursor=found[-1].conversation if found else None, limit=500):
         found += page
     return found
 
 
-async def next_steps(rt: Runtime, found: Found, commands: Commands, say: Callable[[str], None]) -> None:
-    """After a decision is recorded: who goes on with it, or how to make somebody."""
+async def next_steps(
+    rt: Runtime, found: Found, owners: list[OwnerRow], commands: Commands, say: Callable[[str], None]
+) -> None:
+    """After a decision is recorded: who goes on with it, or how to make somebody. ``owners``: from before it."""
     left = [entry for entry in await rt.pending(found.conversation) if entry.call != found.call]
     if left:
         count = f"{len(left)} more answer{'s' if len(left) > 1 else ''}"
         names = ", ".join(f"{entry.tool} {entry.call}" for entry in left[:LISTED])
         say(f"{count} awaited in {found.conversation}: {names}")
     agent = found.entry.agent if found.entry else ""
-    for owner in await rt.owners():
-        if owner.alive and agent in owner.agents and owner.owner != rt.store.owner:
-            say(f"process {owner.pid} goes on with it")
-            return
+    if (owner := await _runner(rt, found.conversation, agent, owners)) is not None:
+        say(f"process {owner.pid} goes on with it")
+        return
     spec = await module_of(rt, found.conversation)
     say(f"recorded; nobody runs agent {agent} now. To go on with it:")
     say(f"  {commands.go_on(spec, found.conversation)}")
-    say(f"(or answer with --resume {spec or 'MODULE:AGENT'}: that finishes the turn right here)")
+    if left:
+        say(f"(or give the next answer with --resume {spec or 'MODULE:AGENT'}: that goes on right here)")
+
+
+async def _runner(rt: Runtime, conversation: str, agent: str, before: Iterable[OwnerRow] = ()) -> OwnerRow | None:
+    """The process that goes on with a conversation. One that runs its agent may yet run only others: that shows."""
+    until = time.monotonic() + TAKE_UP
+    while True:
+        row = await rt.store.row(conversation)
+        alive = {each.owner: each for each in await rt.owners() if each.alive and each.owner != rt.store.owner}
+        if row is None or not row.owes:  # done, perhaps by one that has left since
+            seen = [*alive.values(), *(each for each in before if each.alive and each.owner != rt.store.owner)]
+            return next((each for each in seen if agent in each.agents), None)
+        if row.owner in alive:
+            return alive[row.owner]
+        if time.monotonic() >= until or not any(agent in each.agents for each in alive.values()):
+            return None
+        await asyncio.sleep(LOOK_EVERY)
+
+
+async def unattended(rt: Runtime, conversation: str | None) -> list[ConversationInfo]:
+    """Conversations that have work to do which nobody does."""
+    busy = [info for state in ("preparing", "executing_tools") for info in await conversations(rt, state)]
+    busy = [info for info in busy if conversation in (None, info.conversation)]
+    runners = await asyncio.gather(*(_runner(rt, info.conversation, info.agent) for info in busy))
+    return [info for info, runner in zip(busy, runners, strict=True) if runner is None]
+
+
+async def idle_work(rt: Runtime, conversation: str | None, commands: Commands) -> list[str]:
+    """Lines that say which conversations nobody goes on with, and how to."""
+    found = await unattended(rt, conversation)
+    lines: list[str] = []
+    for info in found[:LISTED]:
+        spec = await module_of(rt, info.conversation)
+        lines.append(f"conversation {info.conversation} has work to do and nobody runs agent {info.agent}:")
+        lines.append(f"  {commands.go_on(spec, info.conversation)}")
+    if len(found) > LISTED:
+        lines.append(f"and {len(found) - LISTED} more: assent log lists them")
+    return lines
 
 
 async def module_of(rt: Runtime, conversation: str) -> str | None:

@@ -87,6 +87,11 @@ class Screen:
         safe = [shown(p) if isinstance(p, str) else (shown(p[0]), p[1]) for p in parts]
         self.out.print(Text.assemble(*safe), soft_wrap=True)
 
+    def prose(self, text: str, style: str = "dim") -> None:
+        """Our own sentences: on a terminal, broken between words."""
+        self.end_line()
+        self.out.print(Text(shown(text), style=style), soft_wrap=not self.out.is_terminal)
+
 
 class View:
     """Follows one turn of one conversation until it ends, or rests for longer than ``wait`` seconds."""

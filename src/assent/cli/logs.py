@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import assert_never
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from assent.cli.live import verdict
+from assent.cli.live import decided
 from assent.cli.text import cut, moment, shown, value_text
 from assent.core.events import (
     AnyEvent,
@@ -34,18 +35,20 @@ LONG = 500
 STYLES = {"TurnEnded": "dim", "TurnStarted": "dim", "CallSuspended": "yellow", "CallResolved": "cyan"}
 
 
-def print_event(out: Console, event: AnyEvent) -> None:
+def print_event(out: Console, event: AnyEvent, tools: Mapping[str, str]) -> None:
     at = moment(event.at)
     # On a terminal a line is a line; elsewhere there is room, and --json has everything in any case.
     head = f"{event.seq:>5}  {at[5:] if out.width < 100 else at}  {cut(shown(event.by.id), 14):<14}  "
     room = max(20, out.width - len(head)) if out.is_terminal else LONG
     text = Text(head, style="dim")
-    text.append(cut(shown(told(event)), room), style=STYLES.get(event.type, ""))
+    text.append(cut(shown(told(event, tools)), room), style=STYLES.get(event.type, ""))
     out.print(text, soft_wrap=True)
 
 
-def told(event: AnyEvent) -> str:
-    """What happened. Not escaped yet."""
+def told(event: AnyEvent, tools: Mapping[str, str]) -> str:
+    """What happened; ``tools`` is call -> tool. Not escaped yet."""
+    call_id: str = getattr(event, "call_id", "")
+    call = f"{tools.get(call_id, '?')}({call_id})"
     match event:
         case ConversationOpened():
             return f"opened for agent {event.agent}"
@@ -61,15 +64,15 @@ def told(event: AnyEvent) -> str:
         case OutputRejected():
             return f"answer rejected: {event.message}"
         case CallSuspended():
-            return f"{event.tool}({event.call_id}) waits: {event.kind}: {event.prompt}"
+            return f"{call} waits: {event.kind}: {event.prompt}"
         case CallResolved():
-            return f"{event.call_id} {verdict(event.decision)}"
+            return f"{call} {decided(event)}"
         case CallStarted():
-            return f"{event.call_id} started, attempt {event.attempt}" + (" (granted)" if event.grant else "")
+            return f"{call} started, attempt {event.attempt}" + (" (granted)" if event.grant else "")
         case CallReturned():
             if event.error is not None:
-                return f"{event.tool}({event.call_id}) failed: [{event.error.kind}] {event.error.message}"
-            return f"{event.tool}({event.call_id}) returned {cut(value_text(event.value), LONG)}"
+                return f"{call} failed: [{event.error.kind}] {event.error.message}"
+            return f"{call} returned {cut(value_text(event.value), LONG)}"
         case CancelRequested():
             return f"turn {event.turn} cancelled" + (f": {event.reason}" if event.reason else "")
         case HistorySummarised():
@@ -79,11 +82,11 @@ def told(event: AnyEvent) -> str:
             value = f": {cut(value_text(event.value), LONG)}" if event.value not in (None, "") else ""
             return f"turn {event.turn} ended: {event.reason}{why or value}"
         case GrantGiven():
-            return f"{event.tool} allowed from now on ({event.scope}), grant {event.grant}"
+            return f"{call} allowed from now on ({event.scope}), grant {event.grant}"
         case GrantRevoked():
             return f"grant {event.grant} revoked"
         case ResolutionRefused():
-            return f"{event.decision} of {event.call_id} refused: {event.reason}"
+            return f"{call} {event.decision.lower()} refused: {event.reason}"
         case _:
             assert_never(event)
 

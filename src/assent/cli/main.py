@@ -1,7 +1,6 @@
 """The commands. Each is a thin layer over ``Runtime``; every mistake is one line and an exit code.
 
-0 done · 1 the turn ended otherwise, anything else · 2 invalid, usage · 3 unknown, stale, busy · 4 expired ·
-5 not allowed · 75 at rest, waiting for somebody · 130 interrupted
+The exit codes stand in CODES.
 """
 
 from __future__ import annotations
@@ -17,15 +16,23 @@ import click
 
 from assent import __version__
 from assent.cli import output
-from assent.cli.commands import DEFAULT_STORE
+from assent.cli.commands import DEFAULT_STORE, DEMO, DEMO_STORE, Commands
 from assent.cli.text import cut
 from assent.core.decisions import Answer, Approve, ClientResult, Decision, Deny, Failed, Pending, Submit
-from assent.errors import Invalid, NotFound
+from assent.errors import Invalid, NotFound, Stale
 
 MANY = 2**53
-DEMO_STORE = "sqlite:///assent-demo.db"
 F = TypeVar("F", bound=Callable[..., Any])
 Make = Callable[[Pending | None], Decision]
+DIGEST = 16
+CODES = """\b
+Exit codes:
+  0  done                              4  expired
+  1  the turn failed, anything else    5  not allowed
+  2  invalid, usage                   75  at rest, waiting for somebody
+  3  unknown, stale, busy            130  interrupted
+
+"""
 
 
 def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
@@ -58,7 +65,6 @@ _wait_for_people = click.option(
     metavar="SECONDS",
     help="How long to wait for people [default: for ever on a terminal, else 0]; then exit 75.",
 )
-_no_wait = click.option("--no-wait", is_flag=True, help="The same as --wait 0.")
 _json = click.option("--json", "as_json", is_flag=True, help="One JSON object a line, nothing else.")
 
 
@@ -74,7 +80,12 @@ class _Commands(click.Group):
     cls=_Commands,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog=_example("assent demo", "assent pending", "assent approve dmfjs2"),
+    epilog=CODES
+    + _example(
+        'assent run hello:agent "Tell Ada that the build is green"',
+        "assent pending                          # in a second terminal",
+        "assent approve CALL                     # as pending shows it",
+    ),
 )
 @click.version_option(__version__, prog_name="assent", message="%(prog)s %(version)s")
 @_store_option
@@ -119,7 +130,7 @@ def _patience(wait: float | None, no_wait: bool) -> float | None:
 @click.option("--conversation", metavar="ID", help="Which one; a new one is made up for a message.")
 @_by
 @_wait_for_people
-@_no_wait
+@click.option("--no-wait", is_flag=True, help="The same as --wait 0.")
 @click.option(
     "--when-busy",
     type=click.Choice(["refuse", "queue", "interrupt"]),
@@ -158,8 +169,8 @@ def run(
 
 
 @cli.command(epilog=_example("assent demo", f"assent pending --store {DEMO_STORE}          # in a second terminal"))
-@click.option("--conversation", metavar="ID", default="demo", show_default=True)
-@_no_wait
+@click.option("--conversation", metavar="ID", default=DEMO, show_default=True)
+@click.option("--no-wait", is_flag=True, help="Exit with 75 instead of waiting for answers.")
 @click.option("--store", metavar="URL", help=f"The store [default: $ASSENT_STORE or {DEMO_STORE}].")
 def demo(conversation: str, no_wait: bool, store: str | None) -> int:
     """A support conversation on a scripted model: no key needed.
@@ -171,7 +182,8 @@ def demo(conversation: str, no_wait: bool, store: str | None) -> int:
     from assent.cli import running
 
     url = _store(store, DEMO_STORE)
-    job = running.Job(shop.agent, shop.SPEC, url, shop.CUSTOMER, 0.0 if no_wait else None, conversation)
+    again = Commands(url).demo(conversation)
+    job = running.Job(shop.agent, shop.SPEC, url, shop.CUSTOMER, 0.0 if no_wait else None, conversation, again)
     return _finish(job, running.demo(job, shop.MESSAGE, shop.CUSTOMER))
 
 
@@ -179,8 +191,7 @@ def _finish(job: Any, work: Coroutine[Any, Any, int]) -> int:
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
-        if job.conversation is not None:
-            output.say(f"\nstopped; conversation {job.conversation} is safe. To go on with it:\n    {job.go_on()}")
+        job.stopped()
         raise
 
 
@@ -215,12 +226,20 @@ def approve(
 
     if args is not None and not args.strip():
         raise Invalid("--args: not valid JSON: it is empty")
+    if duration is not None and remember is None:
+        raise Invalid("--for goes with --remember args or --remember tool")
     edited = None if args is None else parse_object(args, "--args")
 
     def make(entry: Pending | None) -> Decision:
         whole = digest
-        if digest is not None and entry is not None and edited is None and len(digest) >= 16:
-            whole = entry.digest if entry.digest.startswith(digest) else digest
+        if digest is not None and entry is not None and edited is None:
+            if len(digest) < DIGEST or not entry.digest.startswith(digest):
+                raise Stale(
+                    f"the digest does not match what {entry.tool} ({entry.call}) waits to do now: it has changed since "
+                    f"it was shown, or these are not {DIGEST} or more characters of what `assent pending` shows",
+                    reason="superseded",
+                )
+            whole = entry.digest
         return Approve(args=edited, digest=whole, remember=remember, duration=duration)
 
     return _decide(call, "approve", make, by, resume, store)
@@ -269,7 +288,7 @@ def answer(
     given = [value is not None, bool(pairs), text is not None, path is not None]
     if sum(given) != 1:
         raise Invalid("give the answer once: as VALUE, with --set, with --json or with --file")
-    ready = _given_json(text, path)
+    ready = _given_json(text, path, value=True)
 
     def make(entry: Pending | None) -> Decision:
         schema = entry.schema if entry else None
@@ -323,12 +342,27 @@ def submit(
     return _decide(call, "submit", make, by, resume, store)
 
 
-def _given_json(text: str | None, path: str | None) -> Any:
+def _quoted(text: str, value: bool) -> str:
+    """How to give what somebody gave as JSON and meant as text."""
+    import json
+    import shlex
+
+    quoted = shlex.quote(json.dumps(text, ensure_ascii=False))
+    hint = f"quote text as JSON (--json {quoted})" if len(quoted) <= 80 else "quote text as JSON"
+    return f"{hint}, or give it as VALUE, without --json" if value else hint
+
+
+def _given_json(text: str | None, path: str | None, *, value: bool = False) -> Any:
     from assent.cli import values
     from assent.core.schema import parse_json
 
     if text is not None:
-        return parse_json(text, "--json")
+        try:
+            return parse_json(text, "--json")
+        except Invalid as problem:
+            if text.lstrip()[:1] in ("", "{", "[", '"'):
+                raise
+            raise Invalid(f"{problem.message}; {_quoted(text, value)}") from None
     return values.read_json(path, "--file") if path is not None else None
 
 

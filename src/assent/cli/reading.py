@@ -12,7 +12,7 @@ from assent.cli.commands import Commands
 from assent.cli.output import json_lines, raw_lines, say
 from assent.core import codec
 from assent.core.decisions import Decision, Pending
-from assent.core.events import TurnEnded
+from assent.core.events import AnyEvent, AssistantSaid, TurnEnded
 from assent.errors import NotFound
 from assent.runtime.runtime import Runtime
 
@@ -33,10 +33,11 @@ async def record(url: str, call: str, verb: str, make: Make, by: str) -> int:
     async with Runtime(store=url) as rt:
         found = await inbox.find(rt, call, verb)
         decision = make(found.entry)
+        owners = await rt.owners()
         await rt.resolve(found.conversation, found.call, decision, by=by)
         tool = found.entry.tool if found.entry else found.call
         say(f"{tool} ({found.conversation}/{found.call}) {verdict(decision)} by {by}")
-        await inbox.next_steps(rt, found, Commands(url), say)
+        await inbox.next_steps(rt, found, owners, Commands(url), say)
     return 0
 
 
@@ -66,23 +67,28 @@ async def pending(url: str, as_json: bool, wait: float | None, conversation: str
     while missing(url) and time.monotonic() < until:  # noqa: ASYNC110 - another process makes it
         await asyncio.sleep(LOOK_EVERY)
     entries: list[Pending] = []
+    idle: list[str] = []
     if not missing(url):
         async with Runtime(store=url) as rt:
-            if conversation is not None and wait is None:
-                await rt.history(conversation, limit=1)  # refuses an unknown one
             while True:
                 entries = await rt.pending(conversation)
                 if entries or time.monotonic() >= until:
                     break
                 await asyncio.sleep(LOOK_EVERY)
-            if not as_json:
-                _cards(entries, await rt.pending() if entries else [], url)
-    elif conversation is not None and wait is None:
+            if conversation is not None and not entries:
+                await rt.history(conversation, limit=1)  # refuses one that is unknown, and has not come
+            if entries and not as_json:
+                _cards(entries, await rt.pending(), url)
+            elif not as_json:
+                idle = await inbox.idle_work(rt, conversation, Commands(url))
+    elif conversation is not None:
         raise NotFound(f"there is no store {url}, so there is no conversation {conversation!r}")
     if as_json:
         json_lines(entries)
     elif not entries:
-        say("nothing is waiting" + (f": there is no store {url} yet" if missing(url) else ""))
+        say("nothing is waiting" + (f": there is no store {url} yet" if missing(url) else "; but" if idle else ""))
+        for line in idle:
+            say(line)
     return WAITING if not entries and wait is not None else 0
 
 
@@ -124,6 +130,9 @@ async def _events(rt: Runtime, conversation: str, as_json: bool, after: int, lim
     from assent.cli.logs import print_event
 
     out = console()
+    tools: dict[str, str] = {}
+    if after and not as_json:
+        tools = await _tools(rt, conversation, after)
     left = limit
     while left is None or left > 0:
         bodies = await rt.store.read(conversation, after=after, limit=min(500, left or 500))
@@ -135,4 +144,22 @@ async def _events(rt: Runtime, conversation: str, as_json: bool, after: int, lim
             raw_lines(bodies)
         else:
             for body in bodies:
-                print_event(out, codec.decode(body))
+                event = codec.decode(body)
+                tools |= _made(event)
+                print_event(out, event, tools)
+
+
+async def _tools(rt: Runtime, conversation: str, upto: int) -> dict[str, str]:
+    """call -> tool, of the calls that were made up to this event."""
+    tools: dict[str, str] = {}
+    after = 0
+    while bodies := await rt.store.read(conversation, after=after, before=upto + 1, limit=500):
+        after += len(bodies)
+        for body in bodies:
+            if b'"AssistantSaid"' in body:
+                tools |= _made(codec.decode(body))
+    return tools
+
+
+def _made(event: AnyEvent) -> dict[str, str]:
+    return {call.id: call.tool for call in event.calls} if isinstance(event, AssistantSaid) else {}

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import os
+import secrets
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import click
+
 from assent.cli import inbox
-from assent.cli.commands import MEMORY, Commands
+from assent.cli.commands import DEMO, MEMORY, Commands
 from assent.cli.live import WAITING, Screen, View
-from assent.core.decisions import Decision
+from assent.core.decisions import Decision, Pending
 from assent.core.state import State
-from assent.errors import Invalid, NotFound
+from assent.errors import Busy, Invalid, NotFound
 from assent.runtime.agent import Agent
 from assent.runtime.runtime import Runtime
+
+Make = Callable[[Pending | None], Decision]
+LEAVING = 0.5
+"""Seconds of leaving after which we say what it takes so long for."""
 
 
 @dataclass
@@ -30,6 +38,8 @@ class Job:
     """Seconds to wait for people; None: for ever."""
     conversation: str | None = None
     """Set as soon as it is known."""
+    again: str | None = None
+    """The command that goes on, where it is not ``assent run``."""
 
     def __post_init__(self) -> None:
         self.commands = Commands(self.store)
@@ -42,15 +52,38 @@ class Job:
         return Screen(console(), self.commands, many=many)
 
     def go_on(self) -> str:
+        if self.again is not None:
+            return self.again
         if self.conversation is None:
             return self.commands.write("run", self.spec)
         return self.commands.go_on(self.spec, self.conversation)
 
+    def stopped(self) -> None:
+        """The last word when somebody pressed Ctrl-C."""
+        if self.conversation is not None:
+            screen = self.screen()
+            screen.out.print()
+            screen.prose(f"stopped; conversation {self.conversation} is safe. To go on with it:", "")
+            screen.line(f"    {self.go_on()}")
+
 
 @asynccontextmanager
-async def _running(job: Job) -> AsyncGenerator[Runtime]:
-    async with Runtime(job.agent, store=job.store) as rt:
-        yield rt
+async def _running(job: Job, conversation: str | None) -> AsyncGenerator[Runtime]:
+    """The agent runs, in this conversation and no other; with None, in all of its conversations."""
+    slow: asyncio.TimerHandle | None = None
+    try:
+        async with Runtime(job.agent, store=job.store, only=None if conversation is None else [conversation]) as rt:
+            try:
+                yield rt
+            finally:
+                slow = asyncio.get_running_loop().call_later(LEAVING, _leaving)
+    finally:
+        if slow is not None:
+            slow.cancel()
+
+
+def _leaving() -> None:
+    click.echo("a tool still runs: leaving when it is done, in 10 s at the latest; Ctrl-C leaves at once", err=True)
 
 
 async def _state(rt: Runtime, name: str) -> State:
@@ -59,32 +92,44 @@ async def _state(rt: Runtime, name: str) -> State:
 
 async def say(job: Job, text: str, **options: Any) -> int:
     """Send the message and see its turn through."""
-    async with _running(job) as rt:
+    name = job.conversation if job.conversation is not None else secrets.token_hex(6)
+    job.conversation = None
+    async with _running(job, name) as rt:
         try:
-            state = await _state(rt, job.conversation) if job.conversation else None
+            state = await _state(rt, name)
         except NotFound:
-            state = None
+            await rt.open(name, agent=job.agent.name, by=job.by, metadata={"module": job.spec})
+            state = await _state(rt, name)
+        job.conversation = name
         screen = job.screen()
-        if state is None:
-            job.conversation = await rt.open(
-                job.conversation, agent=job.agent.name, by=job.by, metadata={"module": job.spec}
-            )
-            state = await _state(rt, job.conversation)
-        assert job.conversation is not None
-        screen.line((f"conversation {job.conversation}", "dim"))
+        screen.line((f"conversation {name}", "dim"))
         view = View(rt, screen, state, wait=job.wait)
         try:
             await view.ready()
-            turn = await rt.send(job.conversation, text, by=job.by, agent=job.agent.name, **options)
+            turn = await rt.send(name, text, by=job.by, agent=job.agent.name, **options)
+        except Busy:
+            await view.close()
+            raise await _busy(job, rt, name) from None
         except BaseException:
             await view.close()
             raise
         return _told(job, screen, await view.end(turn.seq))
 
 
+async def _busy(job: Job, rt: Runtime, name: str) -> Busy:
+    """Why not, and what to do about it, in the words of the command line."""
+    waiting = len(await rt.pending(name))
+    if waiting:
+        answers = "1 answer is awaited" if waiting == 1 else f"{waiting} answers are awaited"
+        first = f"{answers}; give {'it' if waiting == 1 else 'them'} first ({job.commands.pending(name)})"
+    else:
+        first = "try again when it has ended"
+    return Busy(f"a turn is in flight in {name}: {first}, or say it with --when-busy queue or --when-busy interrupt")
+
+
 async def go_on(job: Job) -> int:
     """See the open turn of one conversation through, or those of all conversations of the agent."""
-    async with _running(job) as rt:
+    async with _running(job, job.conversation) as rt:
         if job.conversation is not None:
             names = [job.conversation]
         else:
@@ -107,8 +152,12 @@ def _mine(job: Job, state: State) -> bool:
     if agent is None:
         return False
     if agent != job.agent.name:
-        raise Invalid(f"conversation {state.conversation!r} is with agent {agent!r}, not {job.agent.name!r}")
+        raise _not_mine(job, state.conversation, agent)
     return True
+
+
+def _not_mine(job: Job, conversation: str, agent: str) -> Invalid:
+    return Invalid(f"conversation {conversation!r} is with agent {agent!r}, not {job.agent.name!r}")
 
 
 async def _join(job: Job, rt: Runtime, screen: Screen, state: State) -> int:
@@ -118,59 +167,41 @@ async def _join(job: Job, rt: Runtime, screen: Screen, state: State) -> int:
     return await View(rt, screen, state, wait=job.wait, since=message).end(message)
 
 
-async def resume(job: Job, given: str, verb: str, make: Any) -> int:
-    """Decide a call and see its turn through, right here."""
-    async with _running(job) as rt:
+async def resume(job: Job, given: str, verb: str, make: Make) -> int:
+    """Decide a call and see its turn through, right here. A decision that is refused runs nothing."""
+    async with Runtime(store=job.store) as rt:
         found = await inbox.find(rt, given, verb)
-        job.conversation = found.conversation
-        decision: Decision = make(found.entry)
+        if found.entry is not None and found.entry.agent != job.agent.name:
+            raise _not_mine(job, found.conversation, found.entry.agent)
+        decision = make(found.entry)
         try:
-            state = await _state(rt, found.conversation)
+            before = await _state(rt, found.conversation)
         except NotFound:
-            state = None
-        if state is None or state.turn is None or found.entry is None:
-            await rt.resolve(found.conversation, found.call, decision, by=job.by)  # which says why not
-            return 0
-        if not _mine(job, state):
-            return 0
+            before = None
+        await rt.resolve(found.conversation, found.call, decision, by=job.by)
+        if before is None or before.turn is None:  # it has come to wait just now
+            before = await _state(rt, found.conversation)
+    job.conversation = found.conversation
+    async with _running(job, found.conversation) as rt:
         screen = job.screen()
         screen.line((f"conversation {found.conversation}", "dim"))
-        view = View(rt, screen, state, wait=job.wait)
-        try:
-            await view.ready()
-            await rt.resolve(found.conversation, found.call, decision, by=job.by)
-        except BaseException:
-            await view.close()
-            raise
-        return _told(job, screen, await view.end(state.turn.message))
+        message = before.turn.message if before.turn else before.seq
+        return _told(job, screen, await View(rt, screen, before, wait=job.wait).end(message))
 
 
 async def demo(job: Job, message: str, by: str) -> int:
     """Go on with the demo's conversation, or begin one if there is none or it is over."""
-    import os
-
-    base = job.conversation or "demo"
-    async with _running(job) as rt:
-        number, name = 1, base
-        while True:
-            try:
-                snapshot = await rt.snapshot(name)
-            except NotFound:
-                await rt.open(name, agent=job.agent.name, by=by, metadata={"module": job.spec})
-                fresh = True
-                break
-            if snapshot.state != "idle" or snapshot.queued or not snapshot.messages:
-                fresh = snapshot.turn is None and not snapshot.queued
-                break
-            number += 1
-            name = f"{base}-{number}"
+    name = await _next(job)
+    async with _running(job, name) as rt:
+        try:
+            state = await _state(rt, name)
+        except NotFound:
+            await rt.open(name, agent=job.agent.name, by=by, metadata={"module": job.spec})
+            state = await _state(rt, name)
         job.conversation = name
-        state = await _state(rt, name)
         screen = job.screen()
-        screen.line((f"A support conversation on a scripted model, kept in {job.store}.", "dim"))
-        screen.line((f"Kill it at any moment (kill -9 {os.getpid()}) and start it again: it goes on.", "dim"))
-        screen.line()
-        if not fresh:
+        _intro(job, screen)
+        if state.turn is not None or state.queue:
             return _told(job, screen, await _join(job, rt, screen, state))
         view = View(rt, screen, state, wait=job.wait)
         try:
@@ -182,12 +213,43 @@ async def demo(job: Job, message: str, by: str) -> int:
         return _told(job, screen, await view.end(turn.seq))
 
 
+async def _next(job: Job) -> str:
+    """The first of demo, demo-2, ... that is not over."""
+    base = name = job.conversation or DEMO
+    job.conversation = None
+    number = 1
+    async with Runtime(store=job.store) as rt:
+        while True:
+            try:
+                snapshot = await rt.snapshot(name)
+            except NotFound:
+                return name
+            if snapshot.state != "idle" or snapshot.queued or not snapshot.messages:
+                return name
+            number += 1
+            name = f"{base}-{number}"
+
+
+def _intro(job: Job, screen: Screen) -> None:
+    if job.store == MEMORY:
+        screen.prose("A support conversation on a scripted model, kept in memory: it ends with this process.")
+    else:
+        screen.prose(f"A support conversation on a scripted model, kept in {job.store}.")
+        screen.prose(
+            "It will ask for two answers: give them from a second terminal in this directory, "
+            "with the commands below each card."
+        )
+        screen.prose("Kill it at any moment and start it again: it goes on.")
+        screen.line(f"    kill -9 {os.getpid()}")
+    screen.line()
+
+
 def _told(job: Job, screen: Screen, code: int) -> int:
     """The last word: how to go on, or where to read it all."""
     if code == WAITING and job.store == MEMORY:
-        screen.line(("waiting for somebody who cannot see it: this store ends with this process", "yellow"))
+        screen.prose("waiting for somebody who cannot see it: this store ends with this process", "yellow")
     elif code == WAITING:
-        screen.line(("at rest, waiting for somebody; to go on when it is answered:", "dim"))
+        screen.prose("at rest, waiting for somebody; to go on when it is answered:")
         screen.line(f"    {job.go_on()}")
     elif job.conversation is not None and job.store != MEMORY:
         screen.line(("the whole log: ", "dim"), job.commands.write("log", job.conversation))

@@ -161,7 +161,7 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
     """It was interrupted: Approve runs it again, Submit gives its result, Deny says interrupted."""
     principal: Principal
     """On whose behalf the turn runs."""
-    since: float
+    since: float = 0.0
     """When it was suspended."""
     agent: str = ""
     reason: str | None = None

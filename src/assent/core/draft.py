@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+from assent.core import codec
 from assent.core.decisions import SYSTEM, Principal
 from assent.core.events import VERSION, AnyEvent, CallReturned, ErrorInfo, Event, Source
 from assent.core.results import sized
@@ -14,13 +15,17 @@ E = TypeVar("E", bound=Event)
 
 
 class Draft:
-    """What inputs lead to: events, the state after each and after all, and the artifacts they refer to."""
+    """What inputs lead to: events and their bytes, the state after each and after all, and their artifacts.
 
-    __slots__ = ("artifacts", "events", "now", "state", "states")
+    An event is encoded here, once: one that cannot be is the refusal of the very input that led to it.
+    """
+
+    __slots__ = ("artifacts", "bodies", "events", "now", "state", "states")
 
     def __init__(self, state: State, now: float):
         self.state, self.now = state, now
         self.events: list[AnyEvent] = []
+        self.bodies: list[bytes] = []
         self.states: list[State] = []
         self.artifacts: list[tuple[str, bytes]] = []
 
@@ -30,14 +35,19 @@ class Draft:
 
     def back(self, mark: tuple[State, int, int]) -> None:
         self.state, events, artifacts = mark
-        del self.events[events:], self.states[events:], self.artifacts[artifacts:]
+        del self.events[events:], self.bodies[events:], self.states[events:], self.artifacts[artifacts:]
 
     def add(self, kind: type[E], by: Principal = SYSTEM, /, **fields: Any) -> E:
         event = kind(seq=self.state.seq + 1, at=self.now, by=by, v=VERSION, **fields)
-        self.events.append(event)  # type: ignore[arg-type]
-        self.state = evolve(self.state, event)  # type: ignore[arg-type]
-        self.states.append(self.state)
+        self.take(cast("AnyEvent", event))
         return event
+
+    def take(self, event: AnyEvent) -> None:
+        """One more event, as it is."""
+        self.bodies.append(codec.encode(event))
+        self.events.append(event)
+        self.state = evolve(self.state, event)
+        self.states.append(self.state)
 
     def turn(self) -> TurnState:
         if self.state.turn is None:

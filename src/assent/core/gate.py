@@ -87,6 +87,12 @@ def holds(grant: Grant, args: dict[str, Any], now: float) -> bool:
     return grant.scope == "tool" or grant.args_digest == digest(grant.tool, args, None)
 
 
+def revoked(state: State, call: CallState, now: float) -> bool:
+    """It was let through by a grant, and none covers it any more."""
+    granted = call.grant is not None and call.approver is None
+    return granted and covering(state, call.made.tool, call.args, now) is None
+
+
 def remember(log: Draft, call: CallState, decision: Approve, by: Any) -> None:
     if decision.remember is None:
         return
@@ -145,11 +151,10 @@ def claim(log: Draft, call: CallState, input: Claim) -> None:
             why = next((v.reason for v in input.verdicts if v.reason), None)
             suspend(log, call, "approval", plan=input.plan, verdicts=input.verdicts, reason=why)
             return
-    if made.grant is not None and call.approver is None:
-        grant = covering(log.state, made.tool, call.args, log.now)
-        if grant is None:
-            suspend(log, call, "approval", plan=input.plan, reason="the grant no longer holds")
-            return
+    if revoked(log.state, call, log.now):
+        suspend(log, call, "approval", plan=input.plan, reason="the grant no longer holds")
+        return
+    grant = grant or call.grant
     shown: str | None = None
     if call.bound is not None:
         preview = input.plan.preview if input.plan else None
@@ -184,13 +189,12 @@ def _changed(log: Draft, call: CallState, plan: Planned | None) -> None:
 
 def ask(log: Draft, call: CallState, asked: Asked) -> None:
     """The running handler asks a person; the answer will be the call's result."""
-    preview = None
     _suspended(
         log,
         call,
         "elicitation",
         prompt=asked.question,
-        preview=preview,
+        preview=None,
         schema=asked.schema,
         choices=asked.choices,
         deadline=log.now + (asked.expires or call.made.expires),

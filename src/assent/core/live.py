@@ -195,7 +195,7 @@ class InFlight(msgspec.Struct, frozen=True, kw_only=True):
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation at one moment: what a viewer starts from."""
 
-    conversation: str
+    conversation: str = ""
     state: Status
     turn: int | None
     """The open turn's number."""

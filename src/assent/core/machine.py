@@ -331,6 +331,10 @@ def _woke(log: Draft, epoch: int) -> None:
 
 def _recover(log: Draft, call: CallState, recovery: str, epoch: int) -> None:
     """An earlier owner died with this call running: whether it took effect is unknown."""
+    if log.turn().halt is not None:
+        recovery = "fail"  # the turn is ending: nothing is begun again, and nobody is asked
+    elif recovery == "redispatch" and gate.revoked(log.state, call, log.now):
+        recovery = "ask"  # it ran on a grant that no longer holds
     if recovery == "redispatch":
         log.add(CallStarted, call_id=call.made.id, attempt=call.attempt + 1, epoch=epoch)
     elif recovery == "ask":
@@ -344,7 +348,8 @@ def _close(log: Draft, input: Close) -> None:
     if turn.cancelling:
         for call in turn.calls.values():
             if call.phase != "done":
-                log.returned(call, error=resolving.CANCELLED, source="system")
+                error = resolving.INTERRUPTED if call.recovering else resolving.CANCELLED
+                log.returned(call, error=error, source="system")
         if input.text or input.thinking or input.attempts:
             _said(log, turn, input, partial=True)  # behind the results: nothing may stand between a call and its own
         log.add(TurnEnded, turn=turn.number, reason="cancelled")
@@ -388,7 +393,8 @@ def consequences(log: Draft) -> None:
     if halted is not None and halted.halt is not None:
         for call in halted.calls.values():
             if call.phase not in ("done", "running"):
-                log.returned(call, error=resolving.CANCELLED, source="system")
+                error = resolving.INTERRUPTED if call.recovering else resolving.CANCELLED
+                log.returned(call, error=error, source="system")
 
 
 def _open_call(log: Draft, call: str) -> CallState:

@@ -87,9 +87,11 @@ def parse_object(raw: str | bytes | dict[str, Any] | None, what: str) -> dict[st
     if isinstance(raw, dict):
         check_plain(raw, what)
         return raw
-    if not raw.strip():
-        return {}
-    value = parse_json(raw, what)
+    value: Any = raw
+    if isinstance(raw, str | bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not raw.strip():
+            return {}
+        value = parse_json(raw, what)
     if isinstance(value, dict):
         return value  # pyright: ignore[reportUnknownVariableType]
     raise Invalid(f'{what}: expected a JSON object such as {{"field": 1}}, got {kind_of(value)} {shown(value)}')

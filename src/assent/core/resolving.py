@@ -25,7 +25,7 @@ from assent.core.draft import Draft
 from assent.core.events import CallResolved, CallSuspended, ErrorInfo
 from assent.core.gate import remember
 from assent.core.results import ANSWER_LIMIT
-from assent.core.schema import check, check_plain
+from assent.core.schema import check, check_plain, digest, sorted_json
 from assent.core.state import CallState
 from assent.core.tool import Default, seconds
 from assent.errors import Invalid, Stale, TooLarge
@@ -70,11 +70,12 @@ def admit(log: Draft, call_id: str, decision: Decision, judged: Mapping[str, str
     if judged is not None and judged.get(call_id) != suspension.digest:
         # Whether they may was asked about something else, or could not be asked at all: ask again.
         raise Stale(f"what call {call_id!r} waits for has changed just now", reason="superseded")
-    if isinstance(decision, Approve | Deny) and suspension.kind != "approval" and call.approver is not None:
+    late = isinstance(decision, Approve | Deny) and not isinstance(decision, ALLOWED[suspension.kind])
+    if late and call.approver is not None:
         raise Stale(
             f"call {call_id!r} was approved by {call.approver}", reason="resolved", winner=call.approver.id
         )
-    _fits(suspension, decision)
+    _fits(suspension, decision, planned=call.made.planned)
 
 
 def record(log: Draft, call_id: str, decision: Decision, by: Principal) -> None:
@@ -88,7 +89,7 @@ def record(log: Draft, call_id: str, decision: Decision, by: Principal) -> None:
         remember(log, call, decision, by)
 
 
-def _fits(suspension: CallSuspended, decision: Decision) -> None:
+def _fits(suspension: CallSuspended, decision: Decision, *, planned: bool) -> None:
     """Refuse, with the reason, a decision that this suspension does not take. It stays pending."""
     allowed = ALLOWED[suspension.kind] + ((Submit,) if suspension.recovery else ())
     if not isinstance(decision, allowed):
@@ -99,14 +100,14 @@ def _fits(suspension: CallSuspended, decision: Decision) -> None:
     what = f"{type(decision).__name__} for {suspension.tool}"
     match decision:
         case Approve():
-            _approval(suspension, decision, what)
+            _approval(suspension, decision, what, planned=planned)
         case Answer(value=value) | ClientResult(value=value) | Submit(value=value):
             check_plain(value, what)
             _bounded(value, what)
             schema = suspension.result_schema if suspension.recovery else suspension.schema
             if schema is not None:
                 check(schema, value, what)
-            if suspension.choices is not None and value not in suspension.choices:
+            if suspension.choices is not None and sorted_json(value) not in map(sorted_json, suspension.choices):
                 shown = ", ".join(repr(c) for c in suspension.choices)
                 raise Invalid(f"{what}: {value!r} is not one of {shown}", details={"choices": suspension.choices})
         case Deny():
@@ -128,7 +129,10 @@ def _readable(decision: Decision, what: str) -> None:
         raise Invalid(f"{what} is malformed: {problem}") from None
 
 
-def _approval(suspension: CallSuspended, decision: Approve, what: str) -> None:
+def _approval(suspension: CallSuspended, decision: Approve, what: str, *, planned: bool) -> None:
+    check_plain([decision.digest, decision.duration], what)
+    if not isinstance(decision.digest, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise Invalid(f"{what}: a digest is text, not {decision.digest!r}")
     if decision.duration is not None:
         seconds(decision.duration)
         if decision.remember is None:
@@ -136,13 +140,7 @@ def _approval(suspension: CallSuspended, decision: Approve, what: str) -> None:
     if decision.remember not in (None, "args", "tool"):
         raise Invalid(f'{what}: remember is "args" or "tool", not {decision.remember!r}')
     if decision.args is None:
-        if decision.digest is not None and decision.digest != suspension.digest:
-            raise Stale(
-                f"the digest does not stand for what call {suspension.call_id!r} waits to do now: it has changed "
-                "since it was shown, or the digest is another one's",
-                reason="superseded",
-                details={"digest": suspension.digest},
-            )
+        _same(suspension, decision.digest, suspension.digest)
         return
     if suspension.recovery:
         raise Invalid(f"{what}: an interrupted call runs again as it was; its arguments cannot be edited")
@@ -152,6 +150,19 @@ def _approval(suspension: CallSuspended, decision: Approve, what: str) -> None:
     _bounded(decision.args, what)
     if suspension.schema is not None:
         check(suspension.schema, decision.args, what)
+    if not planned:  # else the plan of the edited arguments is made, and compared, before it runs
+        plan = {"tool": suspension.tool, "args": decision.args}
+        _same(suspension, decision.digest, digest(suspension.tool, decision.args, plan))
+
+
+def _same(suspension: CallSuspended, given: str | None, wanted: str) -> None:
+    if given is not None and given != wanted:
+        raise Stale(
+            f"the digest does not stand for what call {suspension.call_id!r} waits to do now: it has changed since "
+            "it was shown, or the digest is another one's",
+            reason="superseded",
+            details={"digest": suspension.digest},
+        )
 
 
 def _bounded(value: Any, what: str) -> None:

@@ -59,13 +59,15 @@ def content(event: CallReturned, limit: int = MODEL_LIMIT) -> str:
         raw = _json.encode(event.value)
         envelope["result"] = event.value if len(raw) <= limit else cut(raw.decode(), limit)
     if event.edited is not None:
-        envelope["edited_args"] = event.edited
+        raw = _json.encode(event.edited)
+        envelope["edited_args"] = event.edited if len(raw) <= limit else cut(raw.decode(), limit)
         envelope["note"] = "A person changed the arguments before approving; it ran with edited_args."
     return _json.encode(envelope).decode()
 
 
 def bounded(error: ErrorInfo, limit: int = MODEL_LIMIT) -> dict[str, Any]:
     details: Any = error.details
-    if len(_json.encode(details)) > limit:
-        details = {"cut": cut(_json.encode(details).decode(), limit)}
-    return {"kind": error.kind, "message": cut(error.message, limit), "details": details}
+    half = limit // 2
+    if len(_json.encode(details)) > half:
+        details = {"cut": cut(_json.encode(details).decode(), half)}
+    return {"kind": error.kind, "message": cut(error.message, half), "details": details}

@@ -71,6 +71,8 @@ class CallState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     misses: int = 0
     """How often the plan had changed."""
     approver: Principal | None = None
+    grant: str | None = None
+    """The grant that stood in for an approval."""
     edited: bool = False
     ended: StaleReason = "resolved"
     """How it was settled, for whoever comes late."""
@@ -198,7 +200,9 @@ def _said(state: State, event: AssistantSaid) -> State:
     usage = _spent(state.usage, event.attempts)
     if state.turn is None or event.partial:
         return replace(state, seq=event.seq, usage=usage)
-    calls = {made.id: CallState(made=made, args=made.args, gate=made.gate) for made in event.calls}
+    calls = {
+        made.id: CallState(made=made, args=made.args, gate=made.gate, grant=made.grant) for made in event.calls
+    }
     turn = replace(state.turn, step=event.step, calls=calls, answered=not calls)
     return replace(state, seq=event.seq, usage=usage, turn=turn, made=state.made + len(calls))
 
@@ -240,6 +244,8 @@ def _call(state: State, event: CallSuspended | CallResolved | CallStarted | Call
                 epoch=event.epoch,
                 suspension=None,
                 gate="auto",
+                bound=None,
+                grant=event.grant or call.grant,
                 recovering=False,
             )
         case CallReturned():
@@ -248,7 +254,8 @@ def _call(state: State, event: CallSuspended | CallResolved | CallStarted | Call
             # What a late resolver is told needs no arguments, schemas or plans: drop them.
             call = replace(call, phase="done", suspension=None, decided=None, bound=None, ended=ended)
             if event.halt is not None:
-                halt, halt_value = event.halt, event.value
+                kept = {"artifact": event.artifact, "size": event.size}
+                halt, halt_value = event.halt, kept if event.artifact else event.value
         case _:
             assert_never(event)
     calls = {**turn.calls, event.call_id: call}
@@ -288,19 +295,23 @@ def status(state: State) -> Status:
     if turn is None:
         return "preparing" if state.queue else "idle"
     phases = {call.phase for call in turn.calls.values()}
+    if turn.cancelling or turn.halt is not None:
+        return "executing_tools"  # what still waits is about to be cancelled
     if "ready" in phases or "running" in phases:
         return "executing_tools"
     return "preparing" if phases <= {"done"} else "awaiting_input"
 
 
-def pending(state: State) -> list[Pending]:
-    """What waits for somebody, in call order."""
+def suspended(state: State) -> list[CallSuspended]:
+    """What waits for somebody, in call order; nothing while the turn is being ended."""
     turn = state.turn
-    if turn is None:
+    if turn is None or turn.cancelling or turn.halt is not None:
         return []
-    return [
-        pending_of(state, call.suspension) for call in turn.calls.values() if call.suspension is not None
-    ]
+    return [call.suspension for call in turn.calls.values() if call.suspension is not None]
+
+
+def pending(state: State) -> list[Pending]:
+    return [pending_of(state, event) for event in suspended(state)]
 
 
 def pending_of(state: State, event: CallSuspended) -> Pending:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from assent.core import gate
 from assent.core.effects import RunPreview, RunTool
 from assent.core.events import ErrorInfo, Verdict
-from assent.core.gate import covering
 from assent.core.inputs import Asked, Claim, Erred, Finished, Halted, Outcome, Planned, Reconciled, Returned
 from assent.core.live import ToolProgress
 from assent.core.results import RESULT_LIMIT
@@ -110,8 +110,7 @@ async def _claim(conv: Conversation, call: CallState, epoch: int) -> CallState |
     required, verdicts = False, ()
     if call.gate == "policy":
         required, verdicts = await _policy(conv, call)
-    granted = call.made.grant is not None and call.approver is None
-    revoked = granted and covering(conv.state, call.made.tool, call.args, conv.home.now()) is None
+    revoked = gate.revoked(conv.state, call, conv.home.now())
     plan: Planned | None = None
     if call.made.planned and (call.bound is not None or required or revoked):
         plan = await _plan(conv, call)

@@ -7,8 +7,8 @@ import msgspec
 from assent.core import codec
 from assent.core.draft import Draft
 from assent.core.effects import owed
-from assent.core.events import CallResolved, CallReturned, CallSuspended
-from assent.core.state import State, pending_of, status
+from assent.core.events import CallSuspended
+from assent.core.state import State, pending_of, status, suspended
 from assent.stores.base import Append, PendingRow
 
 SNAPSHOT_EVERY = 200
@@ -20,36 +20,30 @@ _encoder = msgspec.json.Encoder()
 
 def appended(before: State, draft: Draft, *, epoch: int | None, release: bool) -> Append:
     after = draft.state
-    opened: dict[str, PendingRow] = {}
-    closed: list[str] = []
-    for event, state in zip(draft.events, draft.states, strict=True):
-        match event:
-            case CallSuspended():
-                opened[event.call_id] = _row(state, event)
-            case CallResolved() | CallReturned():
-                opened.pop(event.call_id, None)
-                if event.call_id not in closed:
-                    closed.append(event.call_id)
-            case _:
-                pass
+    was, waits = _waiting(before), _waiting(after)
     turn = after.turn
     agent = turn.agent if turn else after.queue[0].agent if after.queue else after.agent
     crossed = after.seq // SNAPSHOT_EVERY > before.seq // SNAPSHOT_EVERY
     return Append(
         conversation=after.conversation,
         expected=before.seq,
-        events=[codec.encode(event) for event in draft.events],
+        events=draft.bodies,
         status=status(after),
         agent=agent,
         owes=bool(owed(after)),
         at=draft.now,
-        opened=list(opened.values()),
-        closed=closed,
+        opened=[_row(after, event) for call, event in waits.items() if was.get(call) is not event],
+        closed=[call for call, event in was.items() if waits.get(call) is not event],
         artifacts=draft.artifacts,
         snapshot=codec.encode_state(after) if crossed else None,
         epoch=epoch,
         release=release,
     )
+
+
+def _waiting(state: State) -> dict[str, CallSuspended]:
+    """What is in the inbox in this state. The index is the difference of two of these, so it cannot drift."""
+    return {event.call_id: event for event in suspended(state)}
 
 
 def _row(state: State, event: CallSuspended) -> PendingRow:
