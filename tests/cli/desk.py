@@ -92,6 +92,12 @@ def _(text: str) -> str:
     return f"--- a\n+++ b\n@@ -1 +1 @@\n-{EVIL}\n+[red]fine[/red]"
 
 
+@tool(approval="required", prompt="Blow it up?", risk="high")
+def blow_up() -> str:
+    """Blow it up."""
+    return "gone"
+
+
 def last(request):
     return f"It said {request.messages[-1].content}"
 
@@ -103,6 +109,7 @@ def agent(name, *script, tools):
 REFUND = ToolCall("refund", {"order": 1, "amount": 2.5})
 gated = agent("gated", [REFUND], last, tools=[refund])
 twice = agent("twice", [REFUND, REFUND], last, tools=[refund])
+risky = agent("risky", [ToolCall("blow_up")], last, tools=[blow_up])
 seat = agent("seat", [ToolCall("choose_seat")], last, tools=[choose_seat])
 number = agent("number", [ToolCall("how_many")], last, tools=[how_many])
 size = agent("size", [ToolCall("which_size")], last, tools=[which_size])

@@ -18,10 +18,11 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 ZYGOTE = Path(__file__).resolve().parent / "zygote.py"
 DESK = Path(__file__).resolve().parent / "desk.py"
 PATIENCE = 30.0
+UNSET = ("NO_COLOR", "COLUMNS", "MAKELEVEL")
 
 
 def environment(**more):
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("ASSENT_") and k not in ("NO_COLOR", "COLUMNS")}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("ASSENT_") and k not in UNSET}
     return {**kept, "PYTHONPATH": str(SRC), **more}
 
 
@@ -153,6 +154,15 @@ class Running:
         code = self.process.wait(PATIENCE)
         self._reader.join(PATIENCE)
         return code
+
+
+def refused(told, code, *words):
+    """One clear line, the right exit code, no traceback."""
+    assert told.code == code, told.out + told.err
+    assert told.err.startswith("assent: error ["), told.err
+    assert told.err.count("\n") == 1
+    for word in words:
+        assert word in told.err, told.err
 
 
 def until(fact):

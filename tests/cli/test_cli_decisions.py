@@ -5,7 +5,7 @@ import time
 
 import desk as agents
 import pytest
-from terminal import DESK, until
+from terminal import DESK, refused, until
 
 from assent import Runtime
 
@@ -16,15 +16,6 @@ def sets(*pairs):
 
 def results(desk, name="c"):
     return [e for e in desk.log(name) if e["type"] == "CallReturned"]
-
-
-def refused(told, code, *words):
-    """One clear line, the right exit code, no traceback."""
-    assert told.code == code, told.out + told.err
-    assert told.err.startswith("assent: error ["), told.err
-    assert told.err.count("\n") == 1
-    for word in words:
-        assert word in told.err, told.err
 
 
 def test_a_second_approval_is_stale_and_is_told_who_won(desk):
@@ -46,6 +37,8 @@ def test_unknown_calls_and_conversations_are_3_and_touch_nothing(desk):
     refused(desk("log", "nope"), 3, "[not_found]", "nope")
     refused(desk("cancel", "nope"), 3, "[not_found]")
     refused(desk("pending", "--conversation", "nope"), 3, "[not_found]")
+    refused(desk("pending", "--conversation", "nope", "--wait", "0.2"), 3, "[not_found]")
+    refused(desk("pending", "--conversation", "nope", "--wait", "0.2", "--store", "sqlite:///no.db"), 3, "[not_found]")
     assert desk.log("c") == before
 
 
@@ -121,6 +114,7 @@ def test_an_answer_becomes_what_the_schema_asks_for(desk, agent, words, value):
         ("seat", ["--set", "row=1", "--set", "row.x=2"], "already"),
         ("seat", ["--json", "{row: 1}"], "not valid JSON"),
         ("number", ["--json", "[" * 10_000 + "]" * 10_000], "nested deeper"),
+        ("size", ["--json", "m"], """quote text as JSON (--json '"m"'), or give it as VALUE"""),
         ("number", [], "give the answer once"),
         ("number", ["1", "--json", "2"], "give the answer once"),
         ("number", ["--file", "nothere.json"], "nothere.json"),
@@ -162,7 +156,7 @@ def test_edited_arguments_a_reason_and_a_grant_stand_in_the_log(desk):
     [entry] = desk.waiting("c", agents.gated)
     refused(desk("approve", entry.call, "--args", "{order: 1}"), 2, "not valid JSON")
     refused(desk("approve", entry.call, "--args", '{"order": "x"}'), 2, "order")
-    refused(desk("approve", entry.call, "--for", "1h"), 2, "remember")
+    refused(desk("approve", entry.call, "--for", "1h"), 2, "--for goes with --remember args or --remember tool")
     told = desk(
         *("approve", entry.call, "--args", '{"order": 1, "amount": 1}', "--remember", "tool", "--for", "1h"),
         *("--resume", f"{DESK}:gated", "--by", "boss"),
@@ -179,8 +173,80 @@ def test_an_approval_holds_only_for_what_was_shown(desk):
     """B73"""
     [entry] = desk.waiting("c", agents.gated)
     refused(desk("approve", entry.call, "--digest", "0" * 64), 3, "[stale]", "changed")
-    refused(desk("approve", entry.call, "--digest", entry.digest[:4]), 3, "changed")
+    refused(desk("approve", entry.call, "--digest", entry.digest[:4]), 3, "[stale]", "does not match", "16 or more")
     assert desk("approve", entry.call, "--digest", entry.digest[:16]).code == 0
+
+
+def started(desk, name="c"):
+    return [e["call_id"] for e in desk.log(name) if e["type"] == "CallStarted"]
+
+
+@pytest.mark.parametrize("agent", ["gated", "plain"])
+def test_a_late_decision_with_resume_is_refused_and_runs_nothing(desk, agent):
+    """B27"""
+    [entry] = desk.waiting("c", agents.gated)
+    assert desk("approve", entry.call, "--by", "boss").code == 0
+    before = desk.log("c")
+    env = {"LEDGER": str(desk.path / "ledger")}
+    plain = desk("deny", entry.call, "--reason", "no", env=env)
+    late = desk("deny", entry.call, "--reason", "no", "--resume", f"{DESK}:{agent}", env=env)
+    refused(late, 3, "[stale]", "boss")
+    assert (late.err, late.out) == (plain.err, plain.out)
+    assert not (desk.path / "ledger").exists()
+    assert desk.log("c") == before
+
+
+def test_resume_with_an_agent_that_is_not_the_conversations_or_does_not_load_records_nothing(desk):
+    [entry] = desk.waiting("c", agents.gated)
+    before = desk.log("c")
+    refused(desk("approve", entry.call, "--resume", f"{DESK}:plain"), 2, "with agent 'gated', not 'plain'")
+    refused(desk("approve", entry.call, "--resume", f"{DESK}:nobody"), 2, "nobody")
+    assert desk.log("c") == before
+
+
+def test_resume_runs_its_own_conversation_and_no_other(desk):
+    [other] = desk.waiting("a", agents.gated)
+    [entry] = desk.waiting("c", agents.gated)
+    assert desk("approve", f"a/{other.call}").code == 0
+    assert desk("approve", f"c/{entry.call}", "--resume", f"{DESK}:gated").code == 0
+    assert (started(desk, "a"), started(desk, "c")) == ([], [entry.call])
+
+
+def test_resume_is_only_offered_while_another_answer_is_awaited(desk):
+    first, second = desk.waiting("c", agents.twice)
+    told = desk("approve", first.call)
+    assert "1 more answer awaited" in told.out
+    assert "--resume MODULE:AGENT" in told.out
+    told = desk("approve", second.call)
+    assert "run MODULE:AGENT --conversation c" in told.out
+    assert "--resume" not in told.out
+
+
+def test_a_process_that_runs_another_conversation_of_the_agent_is_not_said_to_go_on(desk):
+    [entry] = desk.waiting("a", agents.gated)
+    with desk.start("run", f"{DESK}:gated", "hi", "--conversation", "b", "--wait", "30") as run:
+        run.until("waiting for 1 answer")
+        told = desk("approve", f"a/{entry.call}")
+    assert "goes on" not in told.out
+    assert "run MODULE:AGENT --conversation a" in told.out
+
+
+def test_pending_says_what_has_work_to_do_and_that_nobody_does_it(desk):
+    assert desk("run", f"{DESK}:gated", "hi", "--conversation", "c").code == 75
+    [entry] = desk("pending", "--json").objects
+    assert desk("approve", entry["call"]).code == 0
+    told = desk("pending")
+    assert told.code == 0
+    assert "nothing is waiting; but\nconversation c has work to do and nobody runs agent gated:\n" in told.out
+    assert told.out.splitlines()[-1].endswith(f"run {DESK}:gated --conversation c")
+    assert "has work to do" in desk("pending", "--conversation", "c").out
+    bare = desk("pending", "--json")
+    assert (bare.code, bare.out) == (0, "")
+    assert desk("pending", "--wait", "0.1").code == 75
+    desk.waiting("d", agents.plain)
+    assert desk("pending", "--conversation", "d").out == "nothing is waiting\n"
+    assert desk("run", f"{DESK}:gated").code == 0
+    assert desk("pending").out == "nothing is waiting\n"
 
 
 def test_deny_with_stop_ends_the_turn_as_halted(desk):

@@ -1,8 +1,10 @@
 """The demo: what a newcomer sees first, and the promise that nothing is lost."""
 
+import re
 import sys
 
 import pexpect
+import pytest
 from terminal import PATIENCE, call_in, commands, environment
 
 STORE = "sqlite:///assent-demo.db"
@@ -62,6 +64,19 @@ def test_answers_recorded_while_the_demo_is_dead_are_found_by_the_next_one(desk)
     assert {c["conversation"]: c["state"] for c in listed} == {"demo": "idle", "demo-2": "awaiting_input"}
 
 
+def test_the_demo_leaves_other_conversations_alone(desk):
+    """Its exit does not break off what it has not begun."""
+    assert desk("demo", "--no-wait").code == 75
+    for entry in desk("pending", "--json", "--store", STORE).objects:
+        verb = ["approve", entry["call"]] if entry["kind"] == "approval" else ["answer", entry["call"], "refund"]
+        assert desk(*verb, "--store", STORE).code == 0
+    before = desk.log("demo", "--store", STORE)
+    other = desk("demo", "--no-wait", "--conversation", "other")
+    assert other.code == 75
+    assert commands(other.out, "demo")[-1].endswith("-m assent demo --conversation other")
+    assert desk.log("demo", "--store", STORE) == before
+
+
 def test_resume_finishes_the_demo_in_the_terminal_that_answers(desk):
     """B31"""
     assert desk("--store", STORE, "demo", "--no-wait").code == 75
@@ -76,22 +91,34 @@ def test_resume_finishes_the_demo_in_the_terminal_that_answers(desk):
     assert "9.95 EUR are on their way" in whole.out
 
 
-def test_on_a_terminal_ctrl_c_leaves_the_demo_and_says_how_to_go_on(desk):
+@pytest.mark.parametrize(
+    ("words", "env", "again"),
+    [
+        ([], {}, "-m assent demo\r\n"),
+        ([], {"MAKELEVEL": "1"}, "    make demo\r\n"),
+        (["--store", STORE, "--conversation", "x"], {"MAKELEVEL": "1"}, "-m assent demo --conversation x\r\n"),
+    ],
+)
+def test_on_a_terminal_ctrl_c_leaves_the_demo_and_says_how_to_go_on(desk, words, env, again):
     child = pexpect.spawn(
         sys.executable,
-        ["-m", "assent", "demo"],
+        ["-m", "assent", "demo", *words],
         cwd=str(desk.path),
-        env=environment(TERM="xterm-256color"),
-        dimensions=(40, 60),
+        env=environment(TERM="xterm-256color", **env),
+        dimensions=(40, 40),
         encoding="utf-8",
         timeout=PATIENCE,
     )
     child.expect("waiting for 2 answers")
     assert "\x1b[" in child.before
     assert "╭─" in child.before
+    intro = re.sub(r"\x1b\[[0-9;]*m", "", child.before.split("customer")[0]).split("\r\n")
+    assert "second terminal in this directory" in " ".join(" ".join(intro).split())
+    assert max(map(len, intro)) <= 40
+    assert not {"termin", "al", "wor", "ds"} & set(" ".join(intro).split())
     child.sendintr()
-    child.expect("conversation demo is safe")
-    child.expect("run assent.cli.demo:agent --conversation demo")
+    child.expect(r"conversation (demo|x)\s+is safe")
+    child.expect(re.escape(again))
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 130

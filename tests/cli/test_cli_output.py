@@ -1,6 +1,7 @@
 """What is printed: escaped for people, pure for programs, calm without a terminal."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -128,6 +129,34 @@ def test_without_a_terminal_there_are_no_colors_and_cards_stay_in_their_width(de
         assert {len(line) for line in framed} == {width}
 
 
+@pytest.mark.parametrize("width", [16, 20, 30, 36, 60])
+def test_however_narrow_a_card_is_it_says_that_the_risk_is_high(desk, width):
+    desk.waiting("c", agents.risky)
+    told = desk("pending", env={"COLUMNS": str(width), "TERM": "xterm-256color"})
+    framed = [line for line in told.out.splitlines() if line.startswith(("╭", "│", "╰"))]
+    assert {len(line) for line in framed} == {width}
+    assert any("high risk" in line for line in framed)
+    assert any("blow_up" in line for line in framed)
+
+
+def test_the_log_names_every_call_with_its_tool(desk):
+    [entry] = desk.waiting("c", agents.gated)
+    assert desk("approve", entry.call, "--by", "boss", "--remember", "tool", "--resume", f"{DESK}:gated").code == 0
+    lines = desk("log", "c").out.splitlines()
+    call = f"refund({entry.call})"
+    told = [line.split("  ", 3)[-1].strip() for line in lines if entry.call in line]
+    assert [each.partition(call)[2] for each in told[1:]] == [
+        " waits: approval: Give 2.5 back?",
+        " approved by boss",
+        told[3].partition(call)[2],
+        " started, attempt 1",
+        ' returned {"refunded":2.5}',
+    ]
+    assert "allowed from now on (tool)" in told[3]
+    at = next(number for number, line in enumerate(lines) if "approved by" in line)
+    assert desk("log", "c", "--after", at).out.splitlines() == lines[at:]
+
+
 def test_pages_of_events_are_all_printed(desk):
     desk.waiting("c", agents.gated)
     lines = desk("log", "c").out.splitlines()
@@ -142,3 +171,16 @@ def test_every_help_ends_with_an_example(name):
     told = CliRunner().invoke(cli, [*([name] if name else []), "--help"])
     assert told.exit_code == 0
     assert told.output.rstrip().split("Example:")[1].strip().startswith("assent ")
+
+
+def test_the_help_lists_the_exit_codes_and_commands_that_fit_together():
+    from click.testing import CliRunner
+
+    told = CliRunner().invoke(cli, ["--help"]).output
+    block = told.split("Exit codes:\n")[1].split("\n\n")[0]
+    assert sorted(map(int, re.findall(r"\b\d+\b", block))) == [0, 1, 2, 3, 4, 5, 75, 130]
+    example = [line.split("#")[0].split()[:3] for line in told.split("Example:")[1].strip().splitlines()]
+    assert example == [["assent", "run", "hello:agent"], ["assent", "pending"], ["assent", "approve", "CALL"]]
+    shown = CliRunner().invoke(cli, ["demo", "--help"]).output
+    assert "Exit with 75 instead of waiting for answers." in shown
+    assert "--wait " not in shown

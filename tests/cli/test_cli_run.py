@@ -1,12 +1,13 @@
 """``assent run``: exit codes, waiting, going on."""
 
 import asyncio
+import signal
 import subprocess
 import sys
 
 import desk as agents
 import pytest
-from terminal import DESK, SRC, commands, environment
+from terminal import DESK, SRC, commands, environment, refused
 
 from assent import Approve, Runtime
 
@@ -72,8 +73,8 @@ def test_busy_is_3_and_a_queued_message_waits_for_its_turn(desk):
     """B13"""
     desk.waiting("c", agents.gated)
     busy = desk("run", f"{DESK}:gated", "more", "--conversation", "c")
-    assert busy.code == 3
-    assert busy.err.startswith("assent: error [busy]: ")
+    refused(busy, 3, "[busy]", "1 answer is awaited", "--when-busy queue or --when-busy interrupt")
+    assert "when_busy" not in busy.err
     assert len([e for e in desk.log("c") if e["type"] == "MessageReceived"]) == 1
     assert desk("run", f"{DESK}:gated", "more", "--conversation", "c", "--when-busy", "queue").code == 75
     assert len([e for e in desk.log("c") if e["type"] == "MessageReceived"]) == 2
@@ -106,6 +107,37 @@ def test_without_a_message_all_open_conversations_of_the_agent_go_on(desk):
     assert told.code == 0
     assert "[a] " in told.out
     assert "[b] " in told.out
+
+
+@pytest.mark.parametrize("words", [["hi"], ["hi", "--conversation", "new"], ["--conversation", "b"]])
+def test_what_another_conversation_owes_is_left_to_whoever_runs_that(desk, words):
+    [entry] = desk.waiting("a", agents.gated)
+    desk.waiting("b", agents.gated)
+
+    async def approve():
+        async with Runtime(store=f"sqlite:///{desk.path}/assent.db") as rt:
+            await rt.resolve("a", entry.call, Approve())
+
+    asyncio.run(approve())
+    before = desk.log("a")
+    assert desk("run", f"{DESK}:gated", *words).code == 75
+    assert desk.log("a") == before
+
+
+def test_ctrl_c_lets_a_running_tool_finish_and_says_why_it_takes_time(desk):
+    (desk.path / "slow.py").write_text(
+        "import asyncio\nfrom assent import *\n"
+        "@tool\nasync def pay(call: Call) -> str:\n    'Pay.'\n    await call.progress('begun')\n"
+        "    await asyncio.sleep(1)\n    return 'paid'\n"
+        "agent = Agent('slow', model=ScriptedModel([[ToolCall('pay')], 'Done.'], follow=True), tools=[pay])\n"
+    )
+    with desk.start("run", "slow:agent", "hi", "--conversation", "c") as run:
+        run.until("begun")
+        run.process.send_signal(signal.SIGINT)
+        assert run.end() == 130
+        assert "a tool still runs" in run.out
+        assert "stopped; conversation c is safe" in run.out
+    assert [e["value"] for e in desk.log("c") if e["type"] == "CallReturned"] == ["paid"]
 
 
 def test_an_agent_of_another_name_is_refused(desk):

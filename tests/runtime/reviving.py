@@ -68,10 +68,7 @@ class Seen:
 async def abandon(rt):
     """End a runtime whose store is dead: its tasks are cancelled, and nothing that they do is written."""
     rt.closing = True
-    conversations = [*rt._active.values(), *rt._idle.values()]
-    tasks = [*rt._watch._tasks, *rt.clients._kept.values()]
-    for conv in conversations:
-        tasks += [*conv._tasks.values(), *conv._dying, *([conv._loop] if conv._loop else [])]
+    tasks = rt.tasks()
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -155,7 +155,7 @@ def test_a_thread_that_cannot_be_stopped_is_told_and_its_late_result_is_ignored(
 
 def test_a_handler_that_will_not_be_cancelled_holds_the_turn_up_for_a_grace_only(monkeypatch):
     """B59"""
-    monkeypatch.setattr("assent.runtime.conversation.DYING_GRACE", 0.05)
+    monkeypatch.setattr("assent.runtime.tasks.GRACE", 0.05)
 
     async def main():
         seen = Seen()

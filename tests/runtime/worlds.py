@@ -371,12 +371,11 @@ class Life:
 
     async def end(self):
         """In the orderly way, or, if it was killed, by sweeping up what is left of it."""
-        if not self.dead:
-            await self.rt.close()
+        closing = asyncio.get_running_loop().create_task(self.rt.close())
+        while not (self.dead or closing.done()):  # it may be killed on the way, too
+            await asyncio.sleep(0.001)
         self.rt.closing = True
-        tasks = [*self.rt._watch._tasks, *self.rt.clients._kept.values(), *self.users]
-        for conv in self.rt._known.values():
-            tasks += [*conv._tasks.values(), *conv._dying, *([conv._loop] if conv._loop else [])]
+        tasks = [closing, *self.rt.tasks(), *self.users]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -94,12 +94,26 @@ class Screen:
 
 
 class View:
-    """Follows one turn of one conversation until it ends, or rests for longer than ``wait`` seconds."""
+    """Follows one turn of one conversation until it ends, or rests for longer than ``wait`` seconds.
 
-    def __init__(self, rt: Runtime, screen: Screen, state: State, *, wait: float | None, since: int | None = None):
+    since:  show events from this one on; without it, those after ``state``
+    known:  the log is at least this long; whether the turn rests is not asked before
+    """
+
+    def __init__(
+        self,
+        rt: Runtime,
+        screen: Screen,
+        state: State,
+        *,
+        wait: float | None,
+        since: int | None = None,
+        known: int = 0,
+    ):
         self._rt, self._screen, self._state = rt, screen, state
         self.name = state.conversation
         self._start = state.seq
+        self._known = max(known, state.seq)
         self._from = state.seq + 1 if since is None else since
         """The first event that is shown."""
         self._after = max(0, min(self._from, self._start) - 1)
@@ -167,7 +181,7 @@ class View:
         if event.seq == self._start:
             for entry in pending(self._state) if self._from <= self._start else []:
                 await self._card(entry.call)
-        if event.seq >= self._start:
+        if event.seq >= self._known:
             self._ready.set()
             self._check()
 

@@ -179,14 +179,16 @@ async def resume(job: Job, given: str, verb: str, make: Make) -> int:
         except NotFound:
             before = None
         await rt.resolve(found.conversation, found.call, decision, by=job.by)
+        after = await _state(rt, found.conversation)
         if before is None or before.turn is None:  # it has come to wait just now
-            before = await _state(rt, found.conversation)
+            before = after
     job.conversation = found.conversation
     async with _running(job, found.conversation) as rt:
         screen = job.screen()
         screen.line((f"conversation {found.conversation}", "dim"))
         message = before.turn.message if before.turn else before.seq
-        return _told(job, screen, await View(rt, screen, before, wait=job.wait).end(message))
+        view = View(rt, screen, before, wait=job.wait, known=after.seq)
+        return _told(job, screen, await view.end(message))
 
 
 async def demo(job: Job, message: str, by: str) -> int:

@@ -99,9 +99,7 @@ class CallMade(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The result's schema, where a later suspension needs it."""
 
 
-class Event(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=lambda name: name
-):
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=lambda name: name):
     """What every event has."""
 
     seq: int

@@ -165,17 +165,13 @@ def live_of(event: AnyEvent, after: State) -> AnyLive | None:
         case CallReturned(error=None):
             return ToolCallResolved(conversation=conversation, call_id=event.call_id, tool=event.tool)
         case CallReturned(error=ErrorInfo() as error):
-            return ToolCallErrored(
-                conversation=conversation, call_id=event.call_id, tool=event.tool, error=error
-            )
+            return ToolCallErrored(conversation=conversation, call_id=event.call_id, tool=event.tool, error=error)
         case TurnEnded(reason="cancelled"):
             return Cancelled(conversation=conversation, turn=event.turn)
         case TurnEnded() if event.reason == "completed" or event.halted:
             return TurnCompleted(conversation=conversation, turn=event.turn, reason=event.reason)
         case TurnEnded():
-            return TurnFailed(
-                conversation=conversation, turn=event.turn, reason=event.reason, error=event.error
-            )
+            return TurnFailed(conversation=conversation, turn=event.turn, reason=event.reason, error=event.error)
         case _:
             return None
 

@@ -72,9 +72,7 @@ def admit(log: Draft, call_id: str, decision: Decision, judged: Mapping[str, str
         raise Stale(f"what call {call_id!r} waits for has changed just now", reason="superseded")
     late = isinstance(decision, Approve | Deny) and not isinstance(decision, ALLOWED[suspension.kind])
     if late and call.approver is not None:
-        raise Stale(
-            f"call {call_id!r} was approved by {call.approver}", reason="resolved", winner=call.approver.id
-        )
+        raise Stale(f"call {call_id!r} was approved by {call.approver}", reason="resolved", winner=call.approver.id)
     _fits(suspension, decision, planned=call.made.planned)
 
 
@@ -82,9 +80,7 @@ def record(log: Draft, call_id: str, decision: Decision, by: Principal) -> None:
     call = log.turn().calls[call_id]
     suspension = call.suspension
     assert suspension is not None, "it was admitted"
-    log.add(
-        CallResolved, by, call_id=call_id, kind=suspension.kind, decision=decision, digest=suspension.digest
-    )
+    log.add(CallResolved, by, call_id=call_id, kind=suspension.kind, decision=decision, digest=suspension.digest)
     if isinstance(decision, Approve):
         remember(log, call, decision, by)
 
@@ -94,8 +90,7 @@ def _fits(suspension: CallSuspended, decision: Decision, *, planned: bool) -> No
     allowed = ALLOWED[suspension.kind] + ((Submit,) if suspension.recovery else ())
     if not isinstance(decision, allowed):
         raise Invalid(
-            f"call {suspension.call_id!r} waits for {names(allowed)} ({suspension.kind}), "
-            f"not {type(decision).__name__}"
+            f"call {suspension.call_id!r} waits for {names(allowed)} ({suspension.kind}), not {type(decision).__name__}"
         )
     what = f"{type(decision).__name__} for {suspension.tool}"
     match decision:

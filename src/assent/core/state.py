@@ -36,9 +36,7 @@ from assent.core.events import (
 from assent.core.tool import Gate
 from assent.errors import StaleReason
 
-Phase = Literal[
-    "ready", "running", "done", "awaiting_approval", "awaiting_human", "awaiting_client", "awaiting_manual"
-]
+Phase = Literal["ready", "running", "done", "awaiting_approval", "awaiting_human", "awaiting_client", "awaiting_manual"]
 Status = Literal["idle", "preparing", "streaming", "executing_tools", "awaiting_input"]
 
 AWAITING: dict[Kind, Phase] = {
@@ -145,9 +143,7 @@ def evolve(state: State, event: AnyEvent) -> State:
         case ConversationOpened():
             return replace(state, seq=seq, agent=event.agent)
         case MessageReceived():
-            entry = Queued(
-                message=seq, by=event.by, agent=event.agent, mode=event.mode, output=event.output
-            )
+            entry = Queued(message=seq, by=event.by, agent=event.agent, mode=event.mode, output=event.output)
             return replace(state, seq=seq, queue=(*state.queue, entry), agent=state.agent or event.agent)
         case TurnStarted():
             entry = next((q for q in state.queue if q.message == event.message), None)
@@ -200,9 +196,7 @@ def _said(state: State, event: AssistantSaid) -> State:
     usage = _spent(state.usage, event.attempts)
     if state.turn is None or event.partial:
         return replace(state, seq=event.seq, usage=usage)
-    calls = {
-        made.id: CallState(made=made, args=made.args, gate=made.gate, grant=made.grant) for made in event.calls
-    }
+    calls = {made.id: CallState(made=made, args=made.args, gate=made.gate, grant=made.grant) for made in event.calls}
     turn = replace(state.turn, step=event.step, calls=calls, answered=not calls)
     return replace(state, seq=event.seq, usage=usage, turn=turn, made=state.made + len(calls))
 
@@ -264,9 +258,7 @@ def _call(state: State, event: CallSuspended | CallResolved | CallStarted | Call
 
 
 def _resolved(call: CallState, event: CallResolved) -> CallState:
-    call = replace(
-        call, phase="ready", suspension=None, winner=event.by.id, verdict=PAST.get(type(event.decision))
-    )
+    call = replace(call, phase="ready", suspension=None, winner=event.by.id, verdict=PAST.get(type(event.decision)))
     decision: Recorded = event.decision
     if isinstance(decision, Approve):
         edited = decision.args is not None

@@ -129,9 +129,7 @@ class Transcript:
                 message = self._queued.pop(event.message, None)
                 if message is not None:
                     self._messages.append(
-                        UserMessage(
-                            text=message.text, seq=message.seq, turn=event.turn, by=message.by.id
-                        )
+                        UserMessage(text=message.text, seq=message.seq, turn=event.turn, by=message.by.id)
                     )
             case AssistantSaid():
                 self._said(event)
@@ -140,9 +138,7 @@ class Transcript:
                     self._messages.append(
                         AssistantMessage(id=f"rejected-{event.seq}", turn=event.turn, text=event.text, seq=event.seq)
                     )
-                self._messages.append(
-                    UserMessage(text=event.message, seq=event.seq, turn=event.turn, by=event.by.id)
-                )
+                self._messages.append(UserMessage(text=event.message, seq=event.seq, turn=event.turn, by=event.by.id))
             case CallReturned():
                 self._returned(event)
             case TurnEnded():
@@ -206,4 +202,3 @@ class Transcript:
     def shown(self) -> list[Message]:
         """What people see: also the results so far of a step that is not complete."""
         return [*self._messages, *self._so_far()]
-

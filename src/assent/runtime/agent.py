@@ -73,9 +73,7 @@ class Agent:
         if isinstance(self.model, str):
             self.model = open_model(self.model)
         if self.model is None:
-            raise ModelError(
-                f"agent {self.name!r} has no model; set agent.model", kind="model_not_supported"
-            )
+            raise ModelError(f"agent {self.name!r} has no model; set agent.model", kind="model_not_supported")
         return self.model
 
     def to_json(self, *, handlers: bool = True) -> str:

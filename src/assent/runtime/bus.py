@@ -63,8 +63,21 @@ class Bus:
     def __init__(self, limit: int = LIMIT) -> None:
         self._readers: dict[str, list[Subscription]] = {}
         self._limit = limit
+        self._closed: Exception | None = None
+
+    def open(self) -> None:
+        self._closed = None
+
+    def close(self, reason: Exception) -> None:
+        """Nothing will be published any more: whoever waits is told so."""
+        self._closed = reason
+        for readers in self._readers.values():
+            for reader in readers:
+                reader.fail(reason)
 
     def subscribe(self, conversation: str) -> Subscription:
+        if self._closed is not None:
+            raise self._closed
         return Subscription(self, conversation, self._limit)
 
     def join(self, reader: Subscription) -> None:

@@ -7,18 +7,23 @@ the first valid resolution wins.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from assent.core.decisions import Accepted, ClientResult, Failed, Pending, Principal
 from assent.core.inputs import ClientGone
 from assent.core.live import ToolProgress
 from assent.core.schema import check_plain
+from assent.errors import AssentError
 from assent.runtime.record import CLIENT_GRACE
 from assent.stores.base import ClientRow
 
 if TYPE_CHECKING:
     from assent.runtime.runtime import Runtime
+
+log = logging.getLogger("assent")
 
 BEAT = 30.0
 """Seconds between a client's heartbeats."""
@@ -41,6 +46,9 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self.detach()
 
+    def runs(self, tool: str) -> bool:
+        return not self.tools or tool in self.tools
+
     async def beat(self) -> None:
         """Still there."""
         await self._clients.present(self)
@@ -49,7 +57,7 @@ class Client:
         """May this client run the call? One holds the lease at a time; asking again renews it."""
         home = self._clients.home
         found = (await home.loaded(self.conversation)).call(call)
-        if found is None or found.phase != "awaiting_client":
+        if found is None or found.phase != "awaiting_client" or not self.runs(found.made.tool):
             return False
         now = home.now()
         return await home.store.lease_call(self.conversation, call, self.id, now, now + LEASE)
@@ -72,23 +80,30 @@ class Client:
 class Clients:
     def __init__(self, home: Runtime):
         self.home = home
-        self._kept: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._kept: dict[tuple[str, str], tuple[Client, asyncio.Task[None]]] = {}
+        """Those that count as present for as long as this process lives."""
 
     async def attach(
         self, conversation: str, tools: tuple[str, ...], name: str | None, by: Principal, *, keep: bool
     ) -> Client:
         client = Client(self, conversation, name or secrets.token_hex(6), tools, by)
+        self._stop(client)
         await self.present(client)
         if keep:
-            task = asyncio.get_running_loop().create_task(self._beating(client))
-            self._kept[conversation, client.id] = task
-            task.add_done_callback(lambda _: self._kept.pop((conversation, client.id), None))
+            task = asyncio.get_running_loop().create_task(self._beating(client), name=f"assent:client:{client.id}")
+            self._kept[conversation, client.id] = client, task
         return client
 
     async def _beating(self, client: Client) -> None:
         while True:
             await asyncio.sleep(BEAT)
-            await self.present(client)
+            try:
+                await self.present(client)
+            except AssentError as problem:
+                log.error("client %s: its heartbeat was not recorded: %s", client.id, problem)
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        return [task for _, task in self._kept.values()]
 
     async def present(self, client: Client) -> None:
         await self._put(client, self.home.now() + PRESENT)
@@ -101,11 +116,12 @@ class Clients:
 
     async def close(self) -> None:
         """The process goes away, and with it the clients that live in it."""
-        for task in list(self._kept.values()):
-            task.cancel()
+        for client, _ in list(self._kept.values()):
+            with suppress(AssentError):
+                await self.leave(client)
 
     def _stop(self, client: Client) -> None:
-        task = self._kept.pop((client.conversation, client.id), None)
+        _, task = self._kept.pop((client.conversation, client.id), (None, None))
         if task is not None:
             task.cancel()
 
@@ -143,7 +159,4 @@ class Clients:
             return
         n = conv.progress.get(call, (0, None))[0] + 1
         conv.progress[call] = (n, payload)
-        self.home.bus.publish(
-            conversation, ToolProgress(conversation=conversation, call_id=call, n=n, payload=payload)
-        )
-
+        self.home.bus.publish(conversation, ToolProgress(conversation=conversation, call_id=call, n=n, payload=payload))

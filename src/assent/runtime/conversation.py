@@ -22,50 +22,26 @@ from assent.core import codec
 from assent.core.draft import Draft
 from assent.core.effects import CallModel, CloseTurn, Effect, RunPreview, RunTool, StartTurn, owed
 from assent.core.events import AnyEvent, Attempt, MessageReceived
-from assent.core.inputs import (
-    BeginTurn,
-    Cancel,
-    Claim,
-    ClientGone,
-    Close,
-    DeadlinePassed,
-    Input,
-    Open,
-    RefuseResolution,
-    Resolve,
-    Revoke,
-    Say,
-    Woke,
-)
+from assent.core.inputs import BeginTurn, Claim, Close, Input, ModelReplied, Woke
 from assent.core.live import StateChanged, live_of
 from assent.core.machine import decide_into
 from assent.core.state import CallState, State, Status, evolve, status
 from assent.core.tool import ToolSpec
 from assent.core.transcript import Transcript
-from assent.errors import AssentError, Conflict, Fenced, Refused, Stale, StoreError
+from assent.errors import AssentError, Conflict, Fenced, Refused, StoreError
 from assent.runtime import dispatch, model_call
+from assent.runtime.inbox import Item, guests, instead
 from assent.runtime.record import appended
+from assent.runtime.tasks import Tasks
 
 if TYPE_CHECKING:
     from assent.runtime.runtime import Runtime
 
 log = logging.getLogger("assent")
 
-GUESTS = (Open, Say, Resolve, RefuseResolution, DeadlinePassed, ClientGone, Cancel, Revoke)
 WRITE_RETRIES = (0.1, 0.5, 2.0)
 """An owner holds results that nobody else has: it tries again before it gives up."""
 CLOSED = "the runtime was closed while this was being recorded: the log says whether it was"
-DYING_GRACE = 5.0
-"""Seconds that a cancelled handler may take before the turn is closed without it."""
-
-
-@dataclass(slots=True)
-class Item:
-    input: Input
-    reply: asyncio.Future[list[AnyEvent]]
-    effect: Effect | None = None
-    events: list[AnyEvent] = field(default_factory=list[AnyEvent])
-    refusal: AssentError | None = None
 
 
 @dataclass(slots=True)
@@ -89,13 +65,9 @@ class Conversation:
         self.partial = Partial()
         self.progress: dict[str, tuple[int, Any]] = {}
         """call -> how many, and the latest."""
-        self.held: dict[str, str] = {}
-        """call -> tool, where a slot is taken and the call's task has yet to take it over."""
         self.shown: Status = "idle"
         self._transcript: Transcript | None = None
-        self._tasks: dict[Effect, asyncio.Task[None]] = {}
-        self._dying: set[asyncio.Task[None]] = set()
-        self._starts: dict[Effect, tuple[int, int]] = {}
+        self.tasks = Tasks(name, home.slots, self._nudge)
         self._inbox: list[Item] = []
         self._loaded = False
         self._behind = False
@@ -105,10 +77,6 @@ class Conversation:
         self._loop: asyncio.Task[None] | None = None
 
     # --- what others use ---
-
-    @property
-    def active(self) -> bool:
-        return self._loop is not None
 
     def submit(self, input: Input, effect: Effect | None = None) -> asyncio.Future[list[AnyEvent]]:
         """Decide and append; the future has the input's events once they are durable, or the refusal."""
@@ -129,6 +97,11 @@ class Conversation:
         if self._loop is None and not self.home.closing:
             self._loop = asyncio.get_running_loop().create_task(self._run(), name=f"assent:{self.name}")
             self.home.started(self)
+
+    def _nudge(self) -> None:
+        """A task has ended. After a crash nothing goes on by itself: it is looked at again in a while."""
+        if self._loop is not None or self._loaded:
+            self.poke(behind=False)
 
     async def load(self) -> State:
         """The state as it was when this object first looked, or newer."""
@@ -168,15 +141,18 @@ class Conversation:
     def wants(self, task: asyncio.Task[Any] | None) -> bool:
         """The task is one of ours and nobody has told it to stop: not we, and not the end of the loop."""
         loop = self._loop
-        return loop is not None and not loop.cancelling() and task in self._tasks.values()
+        return loop is not None and not loop.cancelling() and self.tasks.wants(task)
 
     def running(self) -> list[asyncio.Task[None]]:
         """The tasks of calls that have begun."""
         return [
             task
-            for effect, task in self._tasks.items()
+            for effect, task in self.tasks
             if isinstance(effect, RunTool) and (call := self.call(effect.call)) and call.phase == "running"
         ]
+
+    def all_tasks(self) -> list[asyncio.Task[None]]:
+        return [*self.tasks.all(), *([self._loop] if self._loop else [])]
 
     def announce_streaming(self) -> None:
         self.partial.streaming = True
@@ -185,14 +161,9 @@ class Conversation:
     async def stop(self) -> None:
         """The process goes away: stop everything as it is. Whoever comes next finds it in the log."""
         loop, self._loop = self._loop, None
-        tasks = [*self._tasks.values(), *self._dying, *([loop] if loop else [])]
-        self._tasks.clear()
-        for task in tasks:
-            task.cancel()
-        if tasks:  # a handler that will not be cancelled does not keep the process from ending
-            await asyncio.wait(tasks, timeout=DYING_GRACE)
+        await self.tasks.stop(loop)
         for item in self._inbox:
-            _reply(item, StoreError("the runtime was closed before this was recorded"))
+            item.answer(StoreError("the runtime was closed before this was recorded"))
 
     # --- the loop ---
 
@@ -205,13 +176,13 @@ class Conversation:
                     await self._settle()
                 if self._inbox or self._behind:
                     continue
-                if not self._tasks and not self._dying and not self._wake.is_set():
+                if self.tasks.none and not self._wake.is_set():
                     break
                 await self._wake.wait()
         except asyncio.CancelledError:
             raise
         except Exception as failure:
-            self._crash(failure)
+            await self._crash(failure)
         finally:
             if self._loop is asyncio.current_task():
                 self._loop = None
@@ -228,10 +199,11 @@ class Conversation:
         items, self._inbox = self._inbox, []
         for item in items:
             if item.effect is not None:
-                self._tasks.pop(item.effect, None)  # it has done its work; what is left of it is a reply
+                self.tasks.done(item.effect)
         try:
             await self._commit(items)
-            while self.epoch is None and self._can_run(self.state) and not self.home.closing:
+            # Not while what an earlier epoch of ours began is still on its way out: two would run at once.
+            while self.epoch is None and self._can_run(self.state) and not self.tasks.dying and not self.home.closing:
                 epoch = await self.home.store.claim(self.name)
                 if epoch is None:
                     break  # a live owner has it, and will see what was appended
@@ -249,7 +221,7 @@ class Conversation:
             # Only we cancel this loop, when the runtime closes: whoever asked was not cancelled, and is told so.
             told = failure if isinstance(failure, Exception) else StoreError(CLOSED)
             for item in items:
-                _reply(item, told)
+                item.answer(told)
             raise
         self._reconcile()
 
@@ -259,7 +231,7 @@ class Conversation:
         writes = 0
         while True:
             if self.epoch is None:
-                items = _guests(items)
+                items = guests(items)
             draft, held = self._draft(items)
             if not fresh and any(item.refusal for item in items):
                 # A refusal may rest on a state that others have moved on from: look before saying no.
@@ -272,9 +244,7 @@ class Conversation:
             owner = self.epoch is not None
             release = owner and not self._can_run(draft.state)
             try:
-                await self.home.store.append(
-                    appended(self.state, draft, epoch=self.epoch, release=release)
-                )
+                await self.home.store.append(appended(self.state, draft, epoch=self.epoch, release=release))
             except Conflict:
                 self._give_back(held)
                 await self._catch_up()
@@ -292,33 +262,48 @@ class Conversation:
                 if owner:
                     raise
                 for item in items:
-                    _reply(item, failure)
+                    item.answer(failure)
                 return
-            self.held.update(held)
+            except BaseException:
+                self._give_back(held)
+                raise
+            self.tasks.held.update(held)
             if release:
                 self.epoch = None
             self._absorb(draft.events, draft.states)
             self.home.recorded(draft.events)
             break
         for item in items:
-            _reply(item, item.refusal)
-        if self.epoch is not None and not self._can_run(self.state) and not self._tasks:
+            item.answer(item.refusal)
+        if self.epoch is not None and not self._can_run(self.state) and self.tasks.none:
             epoch, self.epoch = self.epoch, None
             await self.home.store.release(self.name, epoch)
 
     def _draft(self, items: list[Item]) -> tuple[Draft, dict[str, str]]:
-        now = self.home.now()
-        draft = Draft(self.state, now)
+        draft = Draft(self.state, self.home.now())
         for item in items:
-            mark = draft.mark()
-            try:
-                decide_into(draft, item.input, self._specs(draft.state))
-            except Refused as refusal:
-                draft.back(mark)
-                item.refusal, item.events = refusal, []
-            else:
-                item.refusal, item.events = None, draft.events[mark[1] :]
+            start = len(draft.events)
+            item.refusal = self._try(draft, item.input)
+            if item.refusal is not None and not isinstance(item.refusal, Refused):
+                report = instead(item.input, item.refusal)
+                if report is not None:
+                    item.refusal = self._try(draft, report)
+            item.events = draft.events[start:]
         return draft, self._chase(draft)
+
+    def _try(self, draft: Draft, input: Input) -> AssentError | None:
+        """Decide one input on top of the others; whatever is wrong with it is its own affair."""
+        mark = draft.mark()
+        try:
+            decide_into(draft, input, self._specs(draft.state) if isinstance(input, ModelReplied) else {})
+        except AssentError as refusal:
+            draft.back(mark)
+            return refusal
+        except Exception as bug:
+            draft.back(mark)
+            log.exception("%s: %s could not be decided", self.name, type(input).__name__)
+            return AssentError(f"{type(bug).__name__}: {bug}", kind="log_encode_failed")
+        return None
 
     def _chase(self, draft: Draft) -> dict[str, str]:
         """The owner's next moves that need no work: in the same append as what led to them.
@@ -330,7 +315,7 @@ class Conversation:
             move = self._move(draft, held)
             if move is None:
                 break
-            decide_into(draft, move, self._specs(draft.state))
+            decide_into(draft, move, {})
         return held
 
     def _move(self, draft: Draft, held: dict[str, str]) -> Input | None:
@@ -344,7 +329,7 @@ class Conversation:
                         agent = self.home.agents[name]
                         return BeginTurn(steps=agent.steps, mode=agent.mode)
                 case CloseTurn():
-                    if not self._dying and not self._tasks:
+                    if self.tasks.none:
                         partial = self.partial
                         return Close(
                             text="".join(partial.text),
@@ -358,9 +343,9 @@ class Conversation:
             return None
         for call_id, call in turn.calls.items():
             effect = RunTool(call_id)
-            if effect not in effects or effect in self._tasks or not dispatch.plain(call):
+            if effect not in effects or effect in self.tasks or not dispatch.plain(call):
                 continue
-            if call.made.grant is None and self.home.slots.take(call.made.tool):
+            if call.grant is None and self.home.slots.take(call.made.tool):
                 held[call_id] = call.made.tool
                 return Claim(call=call_id, epoch=self.epoch)
         return None
@@ -448,95 +433,50 @@ class Conversation:
     def _reconcile(self) -> None:
         """Cancel what runs and is not owed; start what is owed and does not run."""
         effects = owed(self.state) if self.epoch is not None else frozenset[Effect]()
-        for effect in [effect for effect in self._tasks if effect not in effects]:
-            self._kill(self._tasks.pop(effect))
+        self.tasks.keep(effects)
         if not effects or self.home.closing:
             return
-        calls = list(self.state.turn.calls) if self.state.turn else []
-        for effect in sorted(
-            effects, key=lambda e: calls.index(e.call) if isinstance(e, RunTool | RunPreview) else -1
-        ):
-            if effect in self._tasks:
-                continue
-            match effect:
-                case CallModel():
-                    self._start(effect, model_call.run)
-                case RunPreview():
-                    self._start(effect, dispatch.preview)
-                case RunTool():
-                    self._start(effect, dispatch.run)
-                case StartTurn() | CloseTurn():
-                    pass  # decided in _chase, as soon as nothing stands in the way
+        turn = self.state.turn
+        if turn is None:
+            return
+        wanted: list[Effect] = [CallModel(turn.number, turn.step + 1)]
+        wanted += [kind(call) for call in turn.calls for kind in (RunPreview, RunTool)]
+        for effect in wanted:  # in call order; beginning and closing a turn is decided in _chase
+            if effect in effects and effect not in self.tasks:
+                match effect:
+                    case CallModel():
+                        self._start(effect, model_call.run)
+                    case RunPreview():
+                        self._start(effect, dispatch.preview)
+                    case RunTool():
+                        self._start(effect, dispatch.run)
+                    case StartTurn() | CloseTurn():
+                        pass
 
     def _start(self, effect: Any, run: Callable[[Conversation, Any], Coroutine[Any, Any, None]]) -> None:
-        seq, count = self._starts.get(effect, (-1, 0))
-        count = count + 1 if seq == self.state.seq else 1
-        self._starts = {effect: (self.state.seq, count)} if len(self._starts) > 256 else self._starts
-        self._starts[effect] = (self.state.seq, count)
-        if count > 3:  # a task that ends without a trace must not spin
-            log.error("%s: %s ended %d times without a result", self.name, effect, count - 1)
-            asyncio.get_running_loop().call_later(min(30.0, 0.1 * 2**count), self.poke)
-            return
-        task = asyncio.get_running_loop().create_task(run(self, effect), name=f"assent:{self.name}:{effect}")
-        self._tasks[effect] = task
-        task.add_done_callback(lambda done: self._done(effect, done))
-
-    def _done(self, effect: Effect, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (failure := task.exception()) is not None:
-            log.error("%s: %s failed", self.name, effect, exc_info=failure)
-        if isinstance(effect, RunTool) and (tool := self.held.pop(effect.call, None)) is not None:
-            self.home.slots.give(tool)  # it was stopped before it could take its slot over
-        if self._tasks.get(effect) is task:
-            del self._tasks[effect]
-            self.poke(behind=False)
-
-    def _kill(self, task: asyncio.Task[None]) -> None:
-        task.cancel()
-        if not task.done():
-            self._dying.add(task)
-            task.add_done_callback(self._died)
-            asyncio.get_running_loop().call_later(DYING_GRACE, self._died, task)
-
-    def _died(self, task: asyncio.Task[None]) -> None:
-        if task in self._dying:
-            self._dying.discard(task)
-            self.poke(behind=False)
+        self.tasks.start(effect, lambda: run(self, effect), self.state.seq)
 
     def _lose(self) -> None:
         """Somebody else runs it now: nothing of what was begun here counts any more."""
         self.epoch = None
         self._reconcile()
 
-    def _crash(self, failure: Exception) -> None:
+    async def _crash(self, failure: Exception) -> None:
         """The log cannot be written: stop, as if killed, and tell whoever waits. The next look loads it anew."""
         log.error("conversation %s stopped: %s", self.name, failure)
-        self.epoch = None
+        epoch, self.epoch = self.epoch, None
+        self._loaded = False
         self._reconcile()
-        self.state, self._transcript, self._loaded = State(conversation=self.name), None, False
+        self.state, self._transcript = State(conversation=self.name), None
         items, self._inbox = self._inbox, []
         for item in items:
-            _reply(item, failure)
+            item.answer(failure)
         self._behind = False
         self.home.crashed(self, failure)
+        if epoch is not None:
+            with suppress(Exception):  # best effort: while we live and hold the lease, nobody else may run it
+                await self.home.store.release(self.name, epoch)
 
 
 def _step(state: State) -> tuple[int, int] | None:
     return (state.turn.number, state.turn.step) if state.turn else None
-
-
-def _guests(items: list[Item]) -> list[Item]:
-    """Without the lease, what tasks report does not count: whoever has it finds out for itself."""
-    for item in items:
-        if not isinstance(item.input, GUESTS):
-            _reply(item, Stale("this process does not run it any more", reason="phase"))
-    return [item for item in items if isinstance(item.input, GUESTS)]
-
-
-def _reply(item: Item, failure: BaseException | None) -> None:
-    if item.reply.done():
-        return
-    if failure is None:
-        item.reply.set_result(item.events)
-    else:
-        item.reply.set_exception(failure)
-        item.reply.exception()  # read, so that a caller that is gone costs no warning

@@ -99,7 +99,7 @@ class Slot:
 
 
 async def _slot(conv: Conversation, call: CallState) -> Slot:
-    tool = conv.held.pop(call.made.id, None)
+    tool = conv.tasks.held.pop(call.made.id, None)
     if tool is None:
         await conv.home.slots.wait(call.made.tool)
     return Slot(conv, call.made.tool)
@@ -330,9 +330,7 @@ def _in(loop: asyncio.AbstractEventLoop) -> bool:
         return False
 
 
-async def _invoke(
-    handler: Handler, args: dict[str, Any], call: Call, slot: Slot | None, timeout: float | None
-) -> Any:
+async def _invoke(handler: Handler, args: dict[str, Any], call: Call, slot: Slot | None, timeout: float | None) -> Any:
     """Run it, at most so long. What runs in a thread cannot be stopped: it is abandoned."""
     limit = asyncio.timeout(timeout)
     value: Any = None

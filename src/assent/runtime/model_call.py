@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -43,32 +44,41 @@ async def run(conv: Conversation, effect: CallModel) -> None:
             reply.take(part)
         if not reply.finished:
             raise ModelError("the stream ended before the reply was complete", kind="network")
+    except asyncio.CancelledError:
+        if not conv.wants(asyncio.current_task()):
+            raise  # ours: the turn was cancelled, or the process stops
+        await _failed(conv, effect, reply, ModelError("the model's own task was cancelled", kind="network"))
+        return
     except Exception as problem:
-        kind = problem.kind if isinstance(problem, AssentError) else "provider_http_error"
-        words = str(problem) if isinstance(problem, AssentError) else f"{type(problem).__name__}: {problem}"
-        error = ErrorInfo(kind=kind, message=_clean(words))
-        failed = ModelFailed(
-            turn=effect.turn,
-            step=effect.step,
-            error=error,
-            text="".join(conv.partial.text),
-            thinking="".join(conv.partial.thinking),
-            attempts=(Attempt(model_name, reply.usage, error),),
-        )
-        await conv.report(failed, effect)
+        await _failed(conv, effect, reply, problem)
         return
     replied = ModelReplied(
         turn=effect.turn,
         step=effect.step,
-        text="".join(conv.partial.text),
-        thinking="".join(conv.partial.thinking),
+        text=reply.text,
+        thinking=reply.thinking,
         calls=reply.calls(),
-        attempts=(Attempt(model_name, reply.usage),),
+        attempts=(Attempt(reply.model, reply.usage),),
         parts=reply.parts or None,
-        provider=model_name if reply.parts else None,
+        provider=reply.model if reply.parts else None,
         expires=conv.home.expires,
     )
     await conv.report(replied, effect)
+
+
+async def _failed(conv: Conversation, effect: CallModel, reply: Reply, problem: Exception) -> None:
+    kind = problem.kind if isinstance(problem, AssentError) else "provider_http_error"
+    words = str(problem) if isinstance(problem, AssentError) else f"{type(problem).__name__}: {problem}"
+    error = ErrorInfo(kind=kind, message=_clean(words))
+    failed = ModelFailed(
+        turn=effect.turn,
+        step=effect.step,
+        error=error,
+        text=reply.text,
+        thinking=reply.thinking,
+        attempts=(Attempt(reply.model, reply.usage, error),),
+    )
+    await conv.report(failed, effect)
 
 
 async def _request(conv: Conversation, agent: Agent, effect: CallModel, output: Any) -> Request:
@@ -88,15 +98,25 @@ class Reply:
     """Parts as they come in."""
 
     def __init__(self, conv: Conversation, message: str, model: str):
-        self._conv, self._message, self._model = conv, message, model
+        self._conv, self._message, self.model = conv, message, model
         self._pieces: dict[int, list[ToolCallPart]] = {}
         self.parts: list[Any] = []
         self.usage: Usage | None = None
         self.finished = False
-        conv.partial = type(conv.partial)(message_id=message)
+        self._partial = conv.partial = type(conv.partial)(message_id=message)
+
+    @property
+    def text(self) -> str:
+        return "".join(self._partial.text)
+
+    @property
+    def thinking(self) -> str:
+        return "".join(self._partial.thinking)
 
     def take(self, part: StreamPart) -> None:
         conv = self._conv
+        if conv.partial is not self._partial:
+            raise ModelError("this reply is no longer wanted", kind="network")  # its cancel was ignored
         if not conv.partial.streaming:
             conv.announce_streaming()
         match part:
@@ -115,10 +135,12 @@ class Reply:
             case ToolCallPart():
                 self._pieces.setdefault(part.index, []).append(part)
             case ProviderPart():
-                self.parts.append({"kind": part.kind, "data": _verbatim(part.data)})
+                self.parts.append({"kind": _clean(part.kind), "data": _verbatim(part.data)})
             case UsagePart(usage=usage):
+                if not isinstance(usage, Usage):  # pyright: ignore[reportUnnecessaryIsInstance]
+                    raise ModelError(f"usage is reported as Usage(...), not {usage!r:.80}", kind="invalid_response")
                 self.usage = usage
-                conv.partial.attempts = (Attempt(self._model, usage),)
+                conv.partial.attempts = (Attempt(self.model, usage),)
             case FinishPart():
                 self.finished = True
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, cast
@@ -15,22 +14,24 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from assent.core import codec
-from assent.core.decisions import PAST, Accepted, Decision, Pending, Principal
+from assent.core.decisions import Accepted, Decision, Pending, Principal
 from assent.core.events import AnyEvent, CallResolved, CallReturned, CallSuspended, MessageReceived, Mode
-from assent.core.inputs import Cancel, Input, Open, RefuseResolution, Resolve, Revoke, Say, WhenBusy
+from assent.core.inputs import Cancel, Input, Open, Revoke, Say, WhenBusy
 from assent.core.live import AnyLive, InFlight, Snapshot
-from assent.core.results import MESSAGE_LIMIT
 from assent.core.schema import check, check_plain
 from assent.core.state import Grant, pending
 from assent.core.tool import DEFAULT_EXPIRY, seconds
 from assent.core.transcript import Transcript
-from assent.errors import DeclarationError, Invalid, NotAllowed, NotFound, Stale, TooLarge
+from assent.errors import DeclarationError, Invalid, NotFound, Stale, StoreError, ToolError
 from assent.runtime import dispatch
 from assent.runtime.agent import NAME as AGENT_NAME
 from assent.runtime.agent import Agent, output_schema
 from assent.runtime.bus import Bus
 from assent.runtime.clients import Client, Clients
 from assent.runtime.conversation import Conversation
+from assent.runtime.deciding import MayResolve, decide
+from assent.runtime.expiry import Expiry
+from assent.runtime.intake import conversation_id, count, message, tool_names
 from assent.runtime.slots import Slots
 from assent.runtime.turn import Turn
 from assent.runtime.watch import Watch
@@ -39,11 +40,11 @@ from assent.tools.call import Call
 from assent.urls import open_store
 
 Scope = Callable[[Principal], AbstractAsyncContextManager[Any]]
-MayResolve = Callable[[Principal, Pending], bool | Awaitable[bool]]
 DECISIONS = cast("tuple[type, ...]", Decision.__args__)  # type: ignore[attr-defined]
 IDLE_KEPT = 64
 """Conversations at rest whose state is kept in memory, to spare a reload; the others cost nothing."""
-NAME_LIMIT = 200
+PAGE = 500
+"""Events that are read at a time."""
 
 _pending = msgspec.json.Decoder(Pending)
 
@@ -96,10 +97,10 @@ class Runtime:
         self.now: Callable[[], float] = clock or time.time
         self.expires = seconds(expires)
         self.bus = Bus()
-        self.slots = Slots(_count(parallel), {k: _count(v) for k, v in (parallel_per_tool or {}).items()})
+        self.slots = Slots(count(parallel), {k: count(v) for k, v in (parallel_per_tool or {}).items()})
         self.closing = True
         self.clients = Clients(self)
-        self._only = None if only is None else frozenset(_name(name) for name in only)
+        self._only = None if only is None else frozenset(conversation_id(name) for name in only)
         self._drain = drain
         self._scope = scope
         self._may_resolve = may_resolve
@@ -107,22 +108,29 @@ class Runtime:
         """One object a conversation, for as long as anybody holds it: two would not see each other's moves."""
         self._active: dict[str, Conversation] = {}
         self._idle: OrderedDict[str, Conversation] = OrderedDict()
-        self._watch = Watch(self, manual=clock is not None)
+        self._watch = Watch(self)
+        self._expiry = Expiry(self, manual=clock is not None)
+        self._background: list[asyncio.Task[None]] = []
 
     # --- life ---
 
     async def __aenter__(self) -> Runtime:
-        await self.open_store()
+        await self.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def open_store(self) -> None:
+    async def start(self) -> None:
         """Open the store and begin: revive what is owed, watch deadlines and other processes."""
         await self.store.open(tuple(self.agents))
         self.closing = False
-        self._watch.start()
+        self.bus.open()
+        loop = asyncio.get_running_loop()
+        self._background = [
+            loop.create_task(self._watch.run(), name="assent:watch"),
+            loop.create_task(self._expiry.run(), name="assent:expiry"),
+        ]
 
     async def close(self) -> None:
         """Begin nothing more, let running tools finish for a while, then stop where everything is.
@@ -131,16 +139,24 @@ class Runtime:
         """
         if self.closing:
             return
-        self.closing = True
-        await self._watch.stop()
         await self.clients.close()
+        self.closing = True
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
         running = [task for conv in self._active.values() for task in conv.running()]
         if running and self._drain > 0:
             await asyncio.wait(running, timeout=self._drain)
         await asyncio.gather(*(conv.stop() for conv in [*self._active.values(), *self._idle.values()]))
         self._active.clear()
         self._idle.clear()
+        self.bus.close(StoreError("the runtime was closed; the log goes on elsewhere"))
         await self.store.close()
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """Everything that runs for this runtime: for tests that end a process without letting it say goodbye."""
+        of_conversations = [task for conv in self._known.values() for task in conv.all_tasks()]
+        return [*self._background, *self.clients.tasks(), *of_conversations]
 
     # --- the verbs ---
 
@@ -155,7 +171,7 @@ class Runtime:
         """Open a conversation and return its id; a new one is made up if none is given."""
         import secrets
 
-        name = _name(conversation) if conversation is not None else secrets.token_hex(6)
+        name = conversation_id(conversation) if conversation is not None else secrets.token_hex(6)
         if not isinstance(metadata or {}, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise Invalid(f"metadata is an object, not {type(metadata).__name__}")
         check_plain(metadata or {}, "metadata")
@@ -174,12 +190,12 @@ class Runtime:
         output: Any = None,
     ) -> Turn:
         """Say something; returns once it is logged. The turn then runs, here or wherever its agent is."""
-        _text(text)
+        message(text)
         if when_busy not in ("refuse", "queue", "interrupt"):
             raise Invalid(f'when_busy must be "refuse", "queue" or "interrupt", not {when_busy!r}')
         if mode not in (None, "auto", "manual"):
             raise Invalid(f'mode must be "auto" or "manual", not {mode!r}')
-        conv = self._conversation(_name(conversation))
+        conv = self._conversation(conversation_id(conversation))
         await conv.load()
         if not conv.state.agent:
             await conv.refresh()  # unknown when we looked; somebody else may have opened it since
@@ -194,12 +210,10 @@ class Runtime:
             output=output_schema(output),
         )
         events = await self._submit(conv.name, said)
-        message = next(event for event in events if isinstance(event, MessageReceived))
-        return Turn(self, conversation, message.seq)
+        received = next(event for event in events if isinstance(event, MessageReceived))
+        return Turn(self, conversation, received.seq)
 
-    async def resolve(
-        self, conversation: str, call: str, decision: Decision, by: str | Principal = "user"
-    ) -> Accepted:
+    async def resolve(self, conversation: str, call: str, decision: Decision, by: str | Principal = "user") -> Accepted:
         """Decide a waiting call. Durable when it returns; then the turn goes on by itself."""
         return await self.submit(conversation, {call: decision}, by=by)
 
@@ -219,16 +233,11 @@ class Runtime:
             conv = await self._existing(conversation)
         except NotFound as unknown:
             raise Stale(unknown.message, reason="unknown") from None
-        try:
-            events = await self._decide(conv, dict(decisions), principal)
-        except Stale as stale:
-            raise await self._who_won(conv, list(decisions), stale) from None
+        events = await decide(self, conv, dict(decisions), principal, self._may_resolve)
         last = [event for event in events if isinstance(event, CallResolved)][-1]
         return Accepted(last.seq)
 
-    async def cancel(
-        self, conversation: str, by: str | Principal = "user", reason: str | None = None
-    ) -> bool:
+    async def cancel(self, conversation: str, by: str | Principal = "user", reason: str | None = None) -> bool:
         """End the open turn; every open call is paired as cancelled. False: there was nothing to cancel."""
         conv = await self._existing(conversation)
         if not isinstance(reason, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -258,9 +267,7 @@ class Runtime:
         given = args or {}
         check_plain(given, f"arguments of {tool}")
         check(found.spec.parameters, given, f"arguments of {tool}")
-        call = Call(
-            id="dry-run", conversation=conversation, dry_run=True, agent=owner.name, principal=Principal.of(by)
-        )
+        call = Call(id="dry-run", conversation=conversation, dry_run=True, agent=owner.name, principal=Principal.of(by))
         return await dispatch.dry_run(self, found, given, call)
 
     async def attach_client(
@@ -277,7 +284,7 @@ class Runtime:
         The client counts as present until it is detached; with ``keep=False`` only as long as it beats.
         """
         await self._existing(conversation)
-        return await self.clients.attach(conversation, tuple(tools), client, Principal.of(by), keep=keep)
+        return await self.clients.attach(conversation, tool_names(tools), client, Principal.of(by), keep=keep)
 
     # --- reading ---
 
@@ -321,7 +328,7 @@ class Runtime:
         self, conversation: str, after: int = 0, before: int | None = None, limit: int | None = None
     ) -> list[AnyEvent]:
         """Canonical events with after < seq < before, oldest first."""
-        bodies = await self.store.read(_name(conversation), after, before, limit)
+        bodies = await self.store.read(conversation_id(conversation), after, before, limit)
         if not bodies and await self.store.row(conversation) is None:
             raise _unknown(conversation)
         return [codec.decode(body) for body in bodies]
@@ -329,28 +336,30 @@ class Runtime:
     async def events(self, conversation: str, after: int = 0) -> AsyncIterator[AnyEvent | AnyLive]:
         """The log from ``after`` on, then what happens, as it happens. Backpressure cuts a slow reader."""
         # Loaded before the subscription, so that whatever comes after what we read is published to us.
-        await self._existing(conversation)
-        with self.bus.subscribe(conversation) as reader:
+        conv = await self._existing(conversation)  # held here: nobody lets it go while we listen
+        with self.bus.subscribe(conv.name) as reader:
             seq = after
             while True:
-                bodies = await self.store.read(conversation, after=seq, limit=500)
+                bodies = await self.store.read(conversation, after=seq, limit=PAGE)
                 for body in bodies:
                     event = codec.decode(body)
                     seq = event.seq
                     yield event
-                if len(bodies) < 500:
+                if len(bodies) < PAGE:
                     break
             while True:
                 item = await reader.next(after=seq)
-                if item.seq is not None:
-                    if item.seq <= seq:
-                        continue
+                if item.seq is None:
+                    yield item
+                elif item.seq > seq:
+                    for body in await self.store.read(conversation, seq, item.seq) if item.seq > seq + 1 else ():
+                        yield codec.decode(body)
                     seq = item.seq
-                yield item
+                    yield item
 
     async def pending(self, conversation: str | None = None) -> list[Pending]:
         """What waits for somebody, in all conversations or in one; the next to expire first."""
-        rows = await self.store.pending(None if conversation is None else _name(conversation))
+        rows = await self.store.pending(None if conversation is None else conversation_id(conversation))
         return [_pending.decode(row.body) for row in rows]
 
     async def conversations(
@@ -371,9 +380,11 @@ class Runtime:
         return [grant for grant in state.grants if grant.until is None or now < grant.until]
 
     async def result(self, conversation: str, call: str) -> Any:
-        """A call's full result, however large: the value that the tool returned."""
+        """A call's full result, however large: the value that the tool returned; raises its ToolError."""
         for event in await self.history(conversation):
             if isinstance(event, CallReturned) and event.call_id == call:
+                if event.error is not None:
+                    raise ToolError(event.error.kind, event.error.message, event.error.details)
                 if event.artifact is None:
                     return event.value
                 raw = await self.store.artifact(event.artifact)
@@ -393,7 +404,7 @@ class Runtime:
     def recorded(self, events: list[AnyEvent]) -> None:
         """This process appended these."""
         if any(isinstance(event, CallSuspended) for event in events):
-            self._watch.kick()
+            self._expiry.kick()
 
     def runs(self, conversation: str, agent: str) -> bool:
         """This process runs this conversation's turns."""
@@ -422,7 +433,7 @@ class Runtime:
 
     def recheck(self) -> None:
         """Deadlines may have changed."""
-        self._watch.kick()
+        self._expiry.kick()
 
     async def foreign(self) -> None:
         """Somebody else has committed: whoever runs here, or is looked at, and has moved, looks again."""
@@ -439,7 +450,7 @@ class Runtime:
             self._conversation(name).poke()
 
     async def tell(self, name: str, input: Input) -> list[AnyEvent]:
-        """The system's own inputs (a deadline passed, a client is gone)."""
+        """Submit an input, for the parts of this package."""
         return await self._submit(name, input)
 
     async def loaded(self, name: str) -> Conversation:
@@ -456,7 +467,7 @@ class Runtime:
 
     async def _existing(self, name: str) -> Conversation:
         """The conversation, up to date; NotFound if there is none."""
-        conv = self._conversation(_name(name))
+        conv = self._conversation(conversation_id(name))
         await conv.load()
         if conv.epoch is None:  # an owner hears of what others do; a guest has to look
             await conv.refresh()
@@ -467,63 +478,6 @@ class Runtime:
     async def _submit(self, name: str, input: Input) -> list[AnyEvent]:
         # Shielded: whoever asks may be cancelled; what was handed over is still recorded.
         return await asyncio.shield(self._conversation(name).submit(input))
-
-    async def _decide(self, conv: Conversation, decisions: dict[str, Decision], by: Principal) -> list[AnyEvent]:
-        while True:
-            judged = await self._permit(conv, decisions, by)
-            try:
-                return await self._submit(conv.name, Resolve(decisions=decisions, by=by, judged=judged))
-            except Stale:
-                # Our view may have been behind: then they have yet to be asked about what really waits.
-                if judged is None or judged == {e.call: e.digest for e in pending(conv.state) if e.call in decisions}:
-                    raise
-
-    async def _permit(
-        self, conv: Conversation, decisions: Mapping[str, Decision], by: Principal
-    ) -> dict[str, str] | None:
-        """Raise NotAllowed unless they may; what they were judged on, by call."""
-        if self._may_resolve is None:
-            return None
-        waiting = {entry.call: entry for entry in pending(conv.state)}
-        judged: dict[str, str] = {}
-        for call, decision in decisions.items():
-            entry = waiting.get(call)
-            if entry is None:
-                continue  # stale, and said so by the machine
-            judged[call] = entry.digest
-            verdict = self._may_resolve(by, entry)
-            if inspect.isawaitable(verdict):
-                verdict = await verdict
-            if not verdict:
-                reason = f"{by.id} may not resolve {entry.tool}"
-                refused = RefuseResolution(call=call, decision=type(decision).__name__, by=by, reason=reason)
-                await self._submit(conv.name, refused)
-                raise NotAllowed(f"{reason} (call {call}); it is still pending, and the attempt was logged")
-        return judged
-
-    async def _who_won(self, conv: Conversation, calls: list[str], stale: Stale) -> Stale:
-        """A call of an earlier step is unknown to the state: the log knows what became of it."""
-        if stale.reason != "unknown":
-            return stale
-        for event in reversed(await self.history(conv.name)):
-            if isinstance(event, CallReturned) and event.call_id in calls:
-                if event.error is not None and event.error.kind == "cancelled":
-                    return Stale(f"call {event.call_id!r} was cancelled", reason="cancelled")
-                winner = await self._winner(conv.name, event)
-                if winner is None:
-                    return Stale(f"call {event.call_id!r} is done", reason="resolved")
-                if winner.decision.__struct_config__.tag in ("expired", "detached"):
-                    return Stale(f"call {event.call_id!r} has expired", reason="expired")
-                return Stale(
-                    f"call {event.call_id!r} was {PAST.get(type(winner.decision), 'decided')} by {winner.by}", reason="resolved", winner=winner.by.id
-                )
-        return stale
-
-    async def _winner(self, name: str, returned: CallReturned) -> CallResolved | None:
-        for event in reversed(await self.history(name, before=returned.seq)):
-            if isinstance(event, CallResolved) and event.call_id == returned.call_id:
-                return event
-        return None
 
     def _agent_name(self, agent: str | None) -> str:
         if agent is not None:
@@ -538,33 +492,5 @@ class Runtime:
         raise Invalid(f"say which agent it is for with agent=...; known agents: {known}")
 
 
-def _count(n: int) -> int:
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise DeclarationError(f"a limit is a whole number of at least 1, not {n!r}")
-    return n
-
-
 def _unknown(name: str) -> NotFound:
     return NotFound(f"no conversation {name!r}")
-
-
-def _name(name: str) -> str:
-    if not isinstance(name, str) or not 1 <= len(name) <= NAME_LIMIT or not name.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise Invalid(f"bad conversation id {str(name)[:60]!r}: 1-{NAME_LIMIT} printable characters")
-    check_plain(name, "conversation id")
-    return name
-
-
-def _text(text: str) -> None:
-    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise Invalid(f"a message is text, not {type(text).__name__}")
-    if not text.strip():
-        raise Invalid("the message is empty", kind="no_prompt")
-    if len(text) > MESSAGE_LIMIT:
-        raise TooLarge(f"the message has {len(text)} characters; at most {MESSAGE_LIMIT} bytes are taken")
-    if "\0" in text:
-        raise Invalid("the message has a NUL character; remove it")
-    check_plain(text, "message")
-    if (size := len(text.encode())) > MESSAGE_LIMIT:
-        raise TooLarge(f"the message has {size} bytes; at most {MESSAGE_LIMIT} are taken")
-

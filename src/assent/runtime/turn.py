@@ -51,7 +51,7 @@ class Turn:
             with home.bus.subscribe(self.conversation) as reader:
                 while True:
                     state = conv.state
-                    if not owed(state) and all(queued.message != self.seq for queued in state.queue):
+                    if not owed(state):
                         return await home.snapshot(self.conversation)
                     try:
                         await reader.next()

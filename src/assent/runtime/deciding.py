@@ -1,0 +1,94 @@
+"""Whether somebody may decide, and who was first: what stands around the one public verb."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING
+
+from assent.core.decisions import PAST, Decision, Detached, Expired, Pending, Principal
+from assent.core.events import AnyEvent, CallResolved, CallReturned
+from assent.core.inputs import RefuseResolution, Resolve
+from assent.core.state import pending
+from assent.errors import NotAllowed, Stale
+
+if TYPE_CHECKING:
+    from assent.runtime.conversation import Conversation
+    from assent.runtime.runtime import Runtime
+
+log = logging.getLogger("assent")
+
+MayResolve = Callable[[Principal, Pending], bool | Awaitable[bool]]
+
+
+async def decide(
+    home: Runtime, conv: Conversation, decisions: dict[str, Decision], by: Principal, may: MayResolve | None
+) -> list[AnyEvent]:
+    """Record these decisions, all or none. Stale says who was first, also where that was long ago."""
+    try:
+        while True:
+            judged = await _permit(home, conv, decisions, by, may)
+            try:
+                return await home.tell(conv.name, Resolve(decisions=decisions, by=by, judged=judged))
+            except Stale:
+                # Our view may have been behind: then they have yet to be asked about what really waits.
+                if judged is None or judged == {e.call: e.digest for e in pending(conv.state) if e.call in decisions}:
+                    raise
+    except Stale as stale:
+        if stale.reason != "unknown":
+            raise
+        raise who_won(await home.history(conv.name), set(decisions), stale) from None
+
+
+async def _permit(
+    home: Runtime,
+    conv: Conversation,
+    decisions: Mapping[str, Decision],
+    by: Principal,
+    may: MayResolve | None,
+) -> dict[str, str] | None:
+    """Raise NotAllowed unless they may; what they were judged on, by call."""
+    if may is None:
+        return None
+    waiting = {entry.call: entry for entry in pending(conv.state)}
+    judged: dict[str, str] = {}
+    for call, decision in decisions.items():
+        entry = waiting.get(call)
+        if entry is None:
+            continue  # stale, and said so by the machine
+        judged[call] = entry.digest
+        reason = await _refusal(may, by, entry)
+        if reason is not None:
+            refused = RefuseResolution(call=call, decision=type(decision).__name__, by=by, reason=reason)
+            await home.tell(conv.name, refused)
+            raise NotAllowed(f"{reason} (call {call}); it is still pending, and the attempt was logged")
+    return judged
+
+
+async def _refusal(may: MayResolve, by: Principal, entry: Pending) -> str | None:
+    try:
+        verdict = may(by, entry)
+        if inspect.isawaitable(verdict):
+            verdict = await verdict
+    except Exception as problem:
+        log.exception("may_resolve failed for %s on %s", by.id, entry.tool)
+        return f"whether {by.id} may resolve {entry.tool} could not be found out ({type(problem).__name__})"
+    return None if verdict else f"{by.id} may not resolve {entry.tool}"
+
+
+def who_won(events: list[AnyEvent], calls: set[str], stale: Stale) -> Stale:
+    """A call of an earlier step is unknown to the state: the log knows what became of it."""
+    returned = next((e for e in reversed(events) if isinstance(e, CallReturned) and e.call_id in calls), None)
+    if returned is None:
+        return stale
+    call = returned.call_id
+    if returned.error is not None and returned.error.kind == "cancelled":
+        return Stale(f"call {call!r} was cancelled", reason="cancelled")
+    won = next((e for e in reversed(events) if isinstance(e, CallResolved) and e.call_id == call), None)
+    if won is None:
+        return Stale(f"call {call!r} is done", reason="resolved")
+    if isinstance(won.decision, Expired | Detached):
+        return Stale(f"call {call!r} has expired", reason="expired")
+    verb = PAST.get(type(won.decision), "decided")
+    return Stale(f"call {call!r} was {verb} by {won.by}", reason="resolved", winner=won.by.id)

@@ -1,0 +1,75 @@
+"""What waits to be decided: inputs, who asked, and what to say where an input itself is at fault."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from assent.core.effects import Effect
+from assent.core.events import AnyEvent, ErrorInfo
+from assent.core.inputs import (
+    Cancel,
+    ClientGone,
+    DeadlinePassed,
+    Erred,
+    Finished,
+    Input,
+    ModelFailed,
+    ModelReplied,
+    Open,
+    Planned,
+    Reconciled,
+    RefuseResolution,
+    Resolve,
+    Revoke,
+    Say,
+)
+from assent.errors import AssentError, Stale
+
+GUESTS = (Open, Say, Resolve, RefuseResolution, DeadlinePassed, ClientGone, Cancel, Revoke)
+"""What any process may append what follows from."""
+
+
+@dataclass(slots=True)
+class Item:
+    input: Input
+    reply: asyncio.Future[list[AnyEvent]]
+    effect: Effect | None = None
+    events: list[AnyEvent] = field(default_factory=list[AnyEvent])
+    refusal: AssentError | None = None
+
+    def answer(self, failure: BaseException | None) -> None:
+        if self.reply.done():
+            return
+        if failure is None:
+            self.reply.set_result(self.events)
+        else:
+            self.reply.set_exception(failure)
+            self.reply.exception()  # read, so that a caller that is gone costs no warning
+
+
+def guests(items: list[Item]) -> list[Item]:
+    """Without the lease, what tasks report does not count: whoever has it finds out for itself."""
+    for item in items:
+        if not isinstance(item.input, GUESTS):
+            item.answer(Stale("this process does not run it any more", reason="phase"))
+    return [item for item in items if isinstance(item.input, GUESTS)]
+
+
+def instead(input: Input, problem: Exception) -> Input | None:
+    """A report that cannot be recorded as it is: what is recorded in its place, so that the turn goes on."""
+    words = f"it cannot be recorded: {problem}".encode("utf-8", "replace").decode()
+    match input:
+        case ModelReplied():
+            error = ErrorInfo(kind="invalid_response", message=words)
+            return ModelFailed(turn=input.turn, step=input.step, error=error)
+        case Finished():
+            outcome = Erred(error=ErrorInfo(kind="invalid_result", message=words))
+            return Finished(call=input.call, attempt=input.attempt, outcome=outcome)
+        case Reconciled():
+            verdict = Erred(error=ErrorInfo(kind="interrupted", message=words))
+            return Reconciled(call=input.call, epoch=input.epoch, verdict=verdict)
+        case Planned():
+            return Planned(call=input.call, failure=words)
+        case _:
+            return None

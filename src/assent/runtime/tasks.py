@@ -1,0 +1,102 @@
+"""What runs for one conversation: a task an effect, started when it is owed, cancelled when it no longer is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from assent.core.effects import Effect, RunTool
+from assent.runtime.slots import Slots
+
+log = logging.getLogger("assent")
+
+GRACE = 5.0
+"""Seconds that a cancelled task may take before we go on without it."""
+TRIES = 3
+"""How often a task may end without a trace before we pause."""
+
+
+class Tasks:
+    def __init__(self, name: str, slots: Slots, poke: Callable[[], None]):
+        self._name, self._slots, self._poke = name, slots, poke
+        self._running: dict[Effect, asyncio.Task[None]] = {}
+        self._dying: set[asyncio.Task[None]] = set()
+        self._starts: dict[Effect, tuple[int, int]] = {}
+        self.held: dict[str, str] = {}
+        """call -> tool, where a slot is taken and the call's task has yet to take it over."""
+
+    def __contains__(self, effect: object) -> bool:
+        return effect in self._running
+
+    def __iter__(self):
+        return iter(list(self._running.items()))
+
+    @property
+    def none(self) -> bool:
+        """Nothing runs, and nothing is still on its way out."""
+        return not self._running and not self._dying
+
+    @property
+    def dying(self) -> bool:
+        return bool(self._dying)
+
+    def all(self) -> list[asyncio.Task[None]]:
+        return [*self._running.values(), *self._dying]
+
+    def wants(self, task: asyncio.Task[Any] | None) -> bool:
+        """The task is one of ours, and we have not told it to stop."""
+        return task in self._running.values()
+
+    def done(self, effect: Effect) -> None:
+        """It has reported: what is left of it is a reply."""
+        self._running.pop(effect, None)
+
+    def start(self, effect: Effect, work: Callable[[], Coroutine[Any, Any, None]], seq: int) -> None:
+        at, count = self._starts.get(effect, (-1, 0))
+        count = count + 1 if at == seq else 1
+        if len(self._starts) > 256:
+            self._starts.clear()
+        self._starts[effect] = (seq, count)
+        loop = asyncio.get_running_loop()
+        if count > TRIES:  # a task that ends without a trace must not spin
+            log.error("%s: %s ended %d times without a result", self._name, effect, count - 1)
+            loop.call_later(min(30.0, 0.1 * 2**count), self._poke)
+            return
+        task = loop.create_task(work(), name=f"assent:{self._name}:{effect}")
+        self._running[effect] = task
+        task.add_done_callback(lambda ended: self._ended(effect, ended))
+
+    def keep(self, effects: frozenset[Effect]) -> None:
+        """Cancel whatever is not owed."""
+        for effect in [effect for effect in self._running if effect not in effects]:
+            task = self._running.pop(effect)
+            task.cancel()
+            if not task.done():
+                self._dying.add(task)
+                task.add_done_callback(self._died)
+                asyncio.get_running_loop().call_later(GRACE, self._died, task)
+
+    async def stop(self, also: asyncio.Task[None] | None = None) -> None:
+        """The process goes away. A handler that will not be cancelled does not keep it from ending."""
+        tasks = {*self.all(), *([also] if also else [])}
+        self._running.clear()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=GRACE)
+
+    def _ended(self, effect: Effect, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            log.error("%s: %s failed", self._name, effect, exc_info=failure)
+        if isinstance(effect, RunTool) and (tool := self.held.pop(effect.call, None)) is not None:
+            self._slots.give(tool)  # it was stopped before it could take its slot over
+        if self._running.get(effect) is task:
+            del self._running[effect]
+            self._poke()
+
+    def _died(self, task: asyncio.Task[None]) -> None:
+        if task in self._dying:
+            self._dying.discard(task)
+            self._poke()
