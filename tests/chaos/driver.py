@@ -133,7 +133,7 @@ class Chaos:
                 env={**os.environ, "PYTHONPATH": f"{SOURCE}{os.pathsep}{HERE}"},
             )
         self.desk = Runtime(store=SQLiteStore(self.store))
-        await self.desk.open_store()
+        await self.desk.start()
         return self
 
     async def __aexit__(self, *_):

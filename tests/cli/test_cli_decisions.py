@@ -237,7 +237,7 @@ def test_pending_says_what_has_work_to_do_and_that_nobody_does_it(desk):
     assert desk("approve", entry["call"]).code == 0
     told = desk("pending")
     assert told.code == 0
-    assert "nothing is waiting; but\nconversation c has work to do and nobody runs agent gated:\n" in told.out
+    assert "nothing is waiting; conversation c has work to do and nobody runs agent gated:\n" in told.out
     assert told.out.splitlines()[-1].endswith(f"run {DESK}:gated --conversation c")
     assert "has work to do" in desk("pending", "--conversation", "c").out
     bare = desk("pending", "--json")

@@ -17,7 +17,7 @@ from assent.core import effects, gate, machine, resolving, state
 from assent.core.decisions import Approve, Deny, Expired
 from assent.core.inputs import DeadlinePassed
 from assent.errors import Stale
-from assent.runtime import conversation, dispatch, watch
+from assent.runtime import conversation, dispatch, expiry
 from assent.stores.memory import MemoryStore
 
 MUTANTS = {}
@@ -89,7 +89,7 @@ def acknowledged_before_the_commit():
         self._give_back(held)
         for item in items:
             if item.refusal is None:
-                conversation._reply(item, None)
+                item.answer(None)
         await commit(self, items)
 
     return [(conversation.Conversation, "_commit", early)]
@@ -142,7 +142,7 @@ def fence_off():
 @mutant("a guest appends")
 def reports_count_without_the_lease():
     """What a task reports is recorded, whoever runs the conversation now."""
-    return [(conversation, "_guests", lambda items: items)]
+    return [(conversation, "guests", lambda items: items)]
 
 
 @mutant("one attempt, two effects|a result, and nobody did anything")
@@ -304,7 +304,7 @@ def deadline_passes_early():
 
     return [
         (conversation, "decide_into", early),
-        (watch.Watch, "_overdue", overdue),
+        (expiry.Expiry, "_overdue", overdue),
         (MemoryStore, "due", due_early),
     ]
 

@@ -366,7 +366,7 @@ class Life:
         return _Scope(self)
 
     async def start(self):
-        await self.rt.open_store()
+        await self.rt.start()
         return self
 
     async def end(self):

@@ -28,7 +28,7 @@ DIGEST = 16
 CODES = """\b
 Exit codes:
   0  done                              4  expired
-  1  the turn failed, anything else    5  not allowed
+  1  turn not completed, other errors  5  not allowed
   2  invalid, usage                   75  at rest, waiting for somebody
   3  unknown, stale, busy            130  interrupted
 

@@ -86,9 +86,8 @@ async def pending(url: str, as_json: bool, wait: float | None, conversation: str
     if as_json:
         json_lines(entries)
     elif not entries:
-        say("nothing is waiting" + (f": there is no store {url} yet" if missing(url) else "; but" if idle else ""))
-        for line in idle:
-            say(line)
+        rest = f": there is no store {url} yet" if missing(url) else "; " if idle else ""
+        say(f"nothing is waiting{rest}" + "\n".join(idle))
     return WAITING if not entries and wait is not None else 0
 
 

@@ -237,10 +237,7 @@ def _intro(job: Job, screen: Screen) -> None:
         screen.prose("A support conversation on a scripted model, kept in memory: it ends with this process.")
     else:
         screen.prose(f"A support conversation on a scripted model, kept in {job.store}.")
-        screen.prose(
-            "It will ask for two answers: give them from a second terminal in this directory, "
-            "with the commands below each card."
-        )
+        screen.prose("Answers are given from a second terminal in this directory, with the commands below each card.")
         screen.prose("Kill it at any moment and start it again: it goes on.")
         screen.line(f"    kill -9 {os.getpid()}")
     screen.line()

@@ -24,6 +24,8 @@ LOOK_EVERY = 1.0
 """Seconds between looks, where nothing calls for one: others add deadlines, and clocks jump."""
 MANUAL_EVERY = 0.02
 """The same where the clock is not the wall's: it may be moved at any moment."""
+RETRY_AFTER = 5.0
+"""Seconds before an entry whose conversation cannot be loaded or written is looked at again."""
 
 
 class Expiry:
@@ -63,13 +65,15 @@ class Expiry:
         home = self._home
         try:
             entry = self._pending.decode(row.body)
-            if entry.kind == "client_exec" and home.now() < entry.deadline:
+            if home.now() >= entry.deadline:
+                await home.tell(row.conversation, DeadlinePassed(call=row.call))
+            elif entry.kind == "client_exec":
                 await home.clients.look(entry)
             else:
-                await home.tell(row.conversation, DeadlinePassed(call=row.call))
-            return
+                await home.store.postpone(row.conversation, row.call, entry.deadline)
         except Refused:
-            pass  # somebody else was first; if the entry is still there, the clocks differ: look again soon
+            # Somebody else was first. If the entry is still there, the clocks differ: look again soon.
+            await home.store.postpone(row.conversation, row.call, home.now() + LOOK_EVERY)
         except Exception:
             log.exception("%s: the deadline of call %s could not pass", row.conversation, row.call)
-        await home.store.postpone(row.conversation, row.call, home.now() + LOOK_EVERY)
+            await home.store.postpone(row.conversation, row.call, home.now() + RETRY_AFTER)

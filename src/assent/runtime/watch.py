@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,15 +24,15 @@ class Watch:
         self._avoided: dict[str, float] = {}
 
     def avoid(self, name: str) -> None:
-        self._avoided[name] = time.monotonic() + AVOID_FOR
+        self._avoided[name] = asyncio.get_running_loop().time() + AVOID_FOR
 
     async def run(self) -> None:
-        home = self._home
+        home, time = self._home, asyncio.get_running_loop().time
         looked = beaten = -BEAT_EVERY
         changed = True
         while True:
             try:
-                now = time.monotonic()
+                now = time()
                 if changed:
                     await home.foreign()
                 if changed or now - looked >= LOOK_EVERY:
