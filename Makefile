@@ -3,13 +3,18 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check format clean
+.PHONY: help demo test check format bench chaos docs clean
+
+N ?= 1000
 
 help:
 	@echo "make demo    set up and start the demo (no API key needed)"
 	@echo "make test    set up and run everything: lint, types, tests"
 	@echo "make check   lint and types only"
 	@echo "make format  format the code"
+	@echo "make bench   measure us, the least that could be done, and the bare loop, as ratios"
+	@echo "make chaos   kill real processes N=1000 times and check what is left"
+	@echo "make docs    build the documentation into site/, offline"
 	@echo "make clean   remove what make has made"
 
 demo: $(VENV)/.demo
@@ -26,6 +31,15 @@ check: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev
+	$(BIN)/python bench/run.py
+
+chaos: $(VENV)/.dev
+	$(BIN)/python tests/chaos/driver.py --kills $(N)
+
+docs: $(VENV)/.dev
+	$(BIN)/python scripts/docs build
 
 $(VENV)/.demo: pyproject.toml scripts/setup
 	scripts/setup $(VENV) .
