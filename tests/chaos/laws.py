@@ -279,12 +279,19 @@ def outcomes(events: list[Any], truths: Mapping[str, Truth]) -> None:
     """A result is what somebody decided, or what came of a run; and of nothing else."""
     tools = {made.id: made.tool for said in events if isinstance(said, AssistantSaid) for made in said.calls}
     decided: dict[str, Any] = {}
+    asked: dict[str, CallSuspended] = {}
     started: set[str] = set()
+    halting = False
     for event in events:
         match event:
+            case TurnStarted():
+                halting = False
             case CallResolved():
                 decided[event.call_id] = event.decision
+                silence = isinstance(event.decision, Expired) and asked[event.call_id].on_expiry == "halt"
+                halting = halting or silence or (isinstance(event.decision, Deny) and event.decision.stop)
             case CallSuspended():
+                asked[event.call_id] = event
                 decided.pop(event.call_id, None)
             case CallStarted():
                 started.add(event.call_id)
@@ -292,8 +299,11 @@ def outcomes(events: list[Any], truths: Mapping[str, Truth]) -> None:
             case CallReturned():
                 truth = truths.get(tools[event.call_id], Truth())
                 problem = event.error.kind if event.error else None
-                if problem == "interrupted":
-                    assert truth.recovery != "redispatch", f"{event.seq}: given up, and it should run again"
+                if problem == "interrupted" and truth.recovery == "redispatch":
+                    # Only where the turn was ending anyway, or a person was asked because its grant was revoked.
+                    person = event.call_id in asked and asked[event.call_id].recovery
+                    assert halting or person, f"{event.seq}: given up, and it should run again"
+                halting = halting or event.halt is not None
                 if event.ok and event.source == "server":
                     assert event.call_id in started, f"{event.seq}: a result of a run that was never begun"
                 if problem == "cancelled":

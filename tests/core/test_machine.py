@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from assent.core import codec
-from assent.core.decisions import Answer, Approve, ClientResult, Deny, Failed, Principal, Submit
+from assent.core.decisions import Answer, Approve, ClientResult, Deny, Failed, Pending, Principal, Submit
 from assent.core.draft import Draft
 from assent.core.effects import CallModel, CloseTurn, RunPreview, RunTool, StartTurn, owed
 from assent.core.events import (
@@ -19,6 +19,7 @@ from assent.core.events import (
     ErrorInfo,
     TurnEnded,
     TurnStarted,
+    Usage,
 )
 from assent.core.inputs import (
     Asked,
@@ -44,10 +45,11 @@ from assent.core.inputs import (
     Say,
     Woke,
 )
+from assent.core.live import Snapshot
 from assent.core.machine import TRANSITIONS, call_id, decide, decide_into
 from assent.core.state import State, evolve, pending, status
 from assent.core.tool import Default, ToolSpec
-from assent.errors import Busy, Invalid, Refused, Stale
+from assent.errors import AssentError, Busy, Invalid, Refused, Stale
 
 ANN = Principal("ann")
 OBJECT = '{"type":"object","properties":{"n":{"type":"integer"}}}'
@@ -599,3 +601,117 @@ def test_a_state_that_was_stored_and_read_back_is_the_same_state():
         assert codec.encode_state(state) == codec.encode_state(dice.log.state)
         assert owed(state) == owed(dice.log.state)
         assert pending(state) == pending(dice.log.state)
+
+
+# --- what a fault leaves behind ---
+
+
+def test_a_halted_turn_asks_nobody_about_what_was_interrupted():
+    """B49, B70: whether the halt came before the revival or after it"""
+    log = Log()
+    careful, plain = log.start("careful", "plain")
+    log.claim(careful)
+    log.claim(plain)
+    log.finish(plain, Halted(reason="handed_over"))
+    (returned,) = log.tell(Woke(epoch=2))
+    assert (returned.call_id, returned.error.kind) == (careful, "interrupted")
+    assert log.tell(Close())[-1].reason == "handed_over"
+
+    log = Log()
+    careful, plain = log.start("careful", "plain")
+    log.claim(careful)
+    log.claim(plain)
+    log.epoch = 2
+    assert kinds(log.tell(Woke(epoch=2))) == ["CallSuspended", "CallStarted"]
+    halting = log.finish(plain, Halted(reason="handed_over"))
+    assert [(event.call_id, event.error and event.error.kind) for event in halting] == [
+        (plain, None),
+        (careful, "interrupted"),
+    ]
+    assert pending(log.state) == []
+
+
+def test_a_call_that_ran_on_a_grant_is_not_run_again_once_the_grant_is_gone():
+    """B37, B48; one that a person approved is: nobody took that back"""
+    log = Log()
+    approved, other = log.start("gated", "gated")
+    log.resolve(approved, Approve(remember="tool"))
+    log.claim(approved)
+    log.resolve(other, Deny("no"))
+    log.finish(approved)
+    (granted,) = log.reply("gated")
+    log.claim(granted)
+    held = Log(log.state)
+    assert kinds(held.tell(Woke(epoch=2))) == ["CallStarted"], "the grant holds"
+    log.tell(Revoke(grant=log.state.grants[0].id, by=ANN))
+    assert kinds(log.tell(Woke(epoch=2))) == ["CallSuspended"]
+    (entry,) = pending(log.state)
+    assert (entry.call, entry.kind, entry.recovery) == (granted, "approval", True)
+    log.resolve(granted, Approve())
+    log.epoch = 2
+    log.claim(granted)
+    assert log.state.turn.calls[granted].attempt == 2
+    assert kinds(log.tell(Woke(epoch=3))) == ["CallStarted"], "this time a person approved it"
+
+
+def test_nothing_of_a_turn_that_is_being_ended_is_pending():
+    """B60, B70"""
+    for end in ("cancel", "halt"):
+        log = Log()
+        plain, human, gated = log.start("plain", "human", "gated")
+        log.claim(plain)
+        assert [entry.call for entry in pending(log.state)] == [human, gated]
+        if end == "cancel":
+            log.tell(Cancel(by=ANN))
+        else:
+            log.resolve(gated, Deny("stop", stop=True))
+        assert pending(log.state) == []
+        assert status(log.state) == "executing_tools"
+        with pytest.raises(Stale) as late:
+            log.resolve(human, Answer("x"))
+        assert late.value.reason == "cancelled"
+
+
+def test_what_cannot_be_encoded_is_refused_by_the_draft_that_it_would_have_been_in():
+    """The refusal is of one input: what was drafted before it stands, with its bytes"""
+    log = Log()
+    draft = Draft(log.state, log.now)
+    decide_into(draft, Say(text="hi", by=ANN, agent="a"), {})
+    mark = draft.mark()
+    with pytest.raises(AssentError, match="MessageReceived cannot be encoded"):
+        decide_into(draft, Say(text="\ud800", by=ANN, when_busy="queue"), {})
+    draft.back(mark)
+    decide_into(draft, Say(text="there", by=ANN, when_busy="queue"), {})
+    assert [codec.decode(body) for body in draft.bodies] == draft.events
+    assert [event.text for event in draft.events[1:]] == ["hi", "there"]
+
+
+def test_what_waits_and_what_is_seen_can_be_made_from_the_pinned_fields():
+    """DESIGN, One door: whatever came later has a default"""
+    waiting = Pending(
+        conversation="c",
+        call="x",
+        tool="t",
+        executor="server",
+        kind="approval",
+        prompt="?",
+        args={},
+        preview=None,
+        digest="",
+        schema=None,
+        deadline=0.0,
+        on_expiry="error",
+        risk="low",
+        principal=ANN,
+    )
+    seen = Snapshot(
+        state="awaiting_input",
+        turn=None,
+        pending=[waiting],
+        in_flight=[],
+        messages=[],
+        partial="",
+        usage=Usage(),
+        seq=0,
+    )
+    assert seen.pending == [waiting]

@@ -53,9 +53,10 @@ def test_a_long_error_is_cut_too():
     """B21"""
     error = ErrorInfo("timeout", "é" * 20_000, {"log": "x" * 20_000})
     told = bounded(error)
-    assert len(told["message"].encode()) <= MODEL_LIMIT
+    assert len(told["message"].encode()) + len(told["details"]["cut"].encode()) <= MODEL_LIMIT
     assert "total 40000 bytes" in told["message"]
-    assert len(told["details"]["cut"].encode()) <= MODEL_LIMIT
+    assert "total 20010 bytes" in told["details"]["cut"]
+    assert len(content(returned(ok=False, error=error))) <= MODEL_LIMIT
 
 
 @pytest.mark.parametrize("character", ["a", "é", "€", "\U0001f600"])
@@ -113,6 +114,16 @@ def test_edited_arguments_are_told_beside_the_result():
     envelope = seen(value=1, edited={"n": 2})
     assert (envelope["ok"], envelope["result"], envelope["edited_args"]) == (True, 1, {"n": 2})
     assert "note" in envelope
+
+
+def test_long_edited_arguments_are_cut():
+    """B21, B36"""
+    told = seen(value=1, edited={"text": "x" * 500_000})["edited_args"]
+    assert len(told.encode()) == MODEL_LIMIT
+    assert told.startswith('{"text":"xxx')
+    assert "total 500011 bytes" in told
+    fits = {"text": "x" * (MODEL_LIMIT - 11)}
+    assert seen(value=1, edited=fits)["edited_args"] == fits
 
 
 def test_a_result_over_64_kib_and_its_data_are_kept_in_full_and_can_be_read_on():

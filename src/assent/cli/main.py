@@ -1,126 +1,52 @@
 """The commands. Each is a thin layer over ``Runtime``; every mistake is one line and an exit code.
 
-The exit codes stand in CODES.
+The exit codes stand in ``group.CODES``. Commands on whole logs are in ``custody``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from assent import __version__
-from assent.cli import output
-from assent.cli.commands import DEFAULT_STORE, DEMO, DEMO_STORE, Commands
-from assent.cli.text import cut
+from assent.cli import custody, output
+from assent.cli.commands import DEMO, DEMO_STORE, Commands
+from assent.cli.group import (
+    MANY,
+    after_option,
+    by_option,
+    call_argument,
+    cli,
+    conversation_argument,
+    example,
+    json_option,
+    login_or,
+    maybe_conversation,
+    patience,
+    real_text,
+    store_option,
+    store_url,
+    wait_option,
+)
 from assent.core.decisions import Answer, Approve, ClientResult, Decision, Deny, Failed, Pending, Submit
 from assent.errors import Invalid, NotFound, Stale
 
-MANY = 2**53
-F = TypeVar("F", bound=Callable[..., Any])
 Make = Callable[[Pending | None], Decision]
 DIGEST = 16
-CODES = """\b
-Exit codes:
-  0  done                              4  expired
-  1  turn not completed, other errors  5  not allowed
-  2  invalid, usage                   75  at rest, waiting for somebody
-  3  unknown, stale, busy            130  interrupted
+MODULES = (custody,)
+"""Where the other commands are: importing them adds them to the group."""
 
-"""
-
-
-def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
-    if value is not None and not 0 <= value <= 1e9:  # which NaN is not either
-        raise click.BadParameter(f"{value} is not a number of seconds", ctx=ctx, param=param)
-    return value
-
-
-@dataclass
-class Settings:
-    store: str | None
-
-
-def _example(*lines: str) -> str:
-    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
-
-
-def _store_option(command: F) -> F:
-    return click.option("--store", metavar="URL", help=f"The store [default: $ASSENT_STORE or {DEFAULT_STORE}].")(
-        command
-    )
-
-
-_by = click.option("--by", metavar="NAME", help="Who you are, for the log [default: your login name].")
-_resume = click.option("--resume", metavar="MODULE:AGENT", help="Run the agent here and finish the turn.")
-_wait_for_people = click.option(
-    "--wait",
-    type=float,
-    callback=_seconds,
-    metavar="SECONDS",
-    help="How long to wait for people [default: for ever on a terminal, else 0]; then exit 75.",
-)
-_json = click.option("--json", "as_json", is_flag=True, help="One JSON object a line, nothing else.")
-
-
-class _Commands(click.Group):
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError as gone:
-            raise output.ReaderGone from gone  # click would exit with 1, as if something were wrong
-
-
-@click.group(
-    cls=_Commands,
-    invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog=CODES
-    + _example(
-        'assent run hello:agent "Tell Ada that the build is green"',
-        "assent pending                          # in a second terminal",
-        "assent approve CALL                     # as pending shows it",
-    ),
-)
-@click.version_option(__version__, prog_name="assent", message="%(prog)s %(version)s")
-@_store_option
-@click.pass_context
-def cli(ctx: click.Context, store: str | None) -> None:
-    """Agents whose tool calls people, browsers and servers can answer."""
-    ctx.obj = Settings(store)
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
-
-
-def _store(given: str | None, default: str = DEFAULT_STORE) -> str:
-    settings = click.get_current_context().obj
-    before = settings.store if isinstance(settings, Settings) else None
-    url = given or before or os.environ.get("ASSENT_STORE") or default
-    return _real_text(url, "the store's name")
-
-
-def _who(by: str | None) -> str:
-    from assent.cli.values import login
-
-    return login() if by is None else by
-
-
-def _patience(wait: float | None, no_wait: bool) -> float | None:
-    if no_wait:
-        return 0.0
-    return wait if wait is not None else None if output.is_terminal() else 0.0
+resume_option = click.option("--resume", metavar="MODULE:AGENT", help="Run the agent here and finish the turn.")
 
 
 # --- running ---
 
 
 @cli.command(
-    epilog=_example(
+    epilog=example(
         'assent run hello:agent "Tell Ada that the build is green"',
         "assent run hello:agent                  # goes on with what is owed",
     )
@@ -128,8 +54,8 @@ def _patience(wait: float | None, no_wait: bool) -> float | None:
 @click.argument("spec", metavar="MODULE:AGENT")
 @click.argument("message", required=False)
 @click.option("--conversation", metavar="ID", help="Which one; a new one is made up for a message.")
-@_by
-@_wait_for_people
+@by_option
+@wait_option("How long to wait for people [default: for ever on a terminal, else 0]; then exit 75.")
 @click.option("--no-wait", is_flag=True, help="The same as --wait 0.")
 @click.option(
     "--when-busy",
@@ -139,7 +65,7 @@ def _patience(wait: float | None, no_wait: bool) -> float | None:
     help="If a turn is in flight.",
 )
 @click.option("--mode", type=click.Choice(["auto", "manual"]), help="manual: run no tool, every call surfaces.")
-@_store_option
+@store_option
 def run(
     spec: str,
     message: str | None,
@@ -161,14 +87,14 @@ def run(
     from assent.cli.loading import load_agent
 
     text = None if message is None else values.message_text(message)
-    url = _store(store)
-    job = running.Job(load_agent(spec), spec, url, _who(by), _patience(wait, no_wait), conversation)
+    url = store_url(store)
+    job = running.Job(load_agent(spec), spec, url, login_or(by), patience(wait, no_wait), conversation)
     if text is None:
         return _finish(job, running.go_on(job))
     return _finish(job, running.say(job, text, when_busy=when_busy, mode=mode))
 
 
-@cli.command(epilog=_example("assent demo", f"assent pending --store {DEMO_STORE}          # in a second terminal"))
+@cli.command(epilog=example("assent demo", f"assent pending --store {DEMO_STORE}          # in a second terminal"))
 @click.option("--conversation", metavar="ID", default=DEMO, show_default=True)
 @click.option("--no-wait", is_flag=True, help="Exit with 75 instead of waiting for answers.")
 @click.option("--store", metavar="URL", help=f"The store [default: $ASSENT_STORE or {DEMO_STORE}].")
@@ -181,7 +107,7 @@ def demo(conversation: str, no_wait: bool, store: str | None) -> int:
     from assent.cli import demo as shop
     from assent.cli import running
 
-    url = _store(store, DEMO_STORE)
+    url = store_url(store, DEMO_STORE)
     again = Commands(url).demo(conversation)
     job = running.Job(shop.agent, shop.SPEC, url, shop.CUSTOMER, 0.0 if no_wait else None, conversation, again)
     return _finish(job, running.demo(job, shop.MESSAGE, shop.CUSTOMER))
@@ -197,20 +123,18 @@ def _finish(job: Any, work: Coroutine[Any, Any, int]) -> int:
 
 # --- deciding ---
 
-CALL = click.argument("call", metavar="CALL")
-
 
 @cli.command(
-    epilog=_example("assent approve dmfjs2", """assent approve support/dmfjs2 --args '{"order": 1042, "amount": 5}'""")
+    epilog=example("assent approve dmfjs2", """assent approve support/dmfjs2 --args '{"order": 1042, "amount": 5}'""")
 )
-@CALL
+@call_argument
 @click.option("--args", metavar="JSON", help="Run it with these arguments instead.")
 @click.option("--digest", metavar="D", help="Only if what was shown (16 characters or more) is still the plan.")
 @click.option("--remember", type=click.Choice(["args", "tool"]), help="Do not ask again in this conversation.")
 @click.option("--for", "duration", metavar="DURATION", help='How long that holds, such as "1h".')
-@_by
-@_resume
-@_store_option
+@by_option
+@resume_option
+@store_option
 def approve(
     call: str,
     args: str | None,
@@ -245,33 +169,33 @@ def approve(
     return _decide(call, "approve", make, by, resume, store)
 
 
-@cli.command(epilog=_example('assent deny dmfjs2 --reason "the customer was paid already"'))
-@CALL
+@cli.command(epilog=example('assent deny dmfjs2 --reason "the customer was paid already"'))
+@call_argument
 @click.option("--reason", metavar="TEXT", default="", help="The model sees it.")
 @click.option("--stop", is_flag=True, help="End the turn instead of letting the model go on.")
-@_by
-@_resume
-@_store_option
+@by_option
+@resume_option
+@store_option
 def deny(call: str, reason: str, stop: bool, by: str | None, resume: str | None, store: str | None) -> int:
     """Say no to a call; the model sees the reason and goes on."""
     return _decide(call, "deny", lambda _: Deny(reason, stop), by, resume, store)
 
 
 @cli.command(
-    epilog=_example(
+    epilog=example(
         "assent answer ghrnl3 replacement",
         "assent answer ghrnl3 --set seat=12A --set meal.vegan=true",
         """assent answer ghrnl3 --json '{"seat": "12A"}'""",
     )
 )
-@CALL
+@call_argument
 @click.argument("value", required=False)
 @click.option("--set", "pairs", multiple=True, metavar="K=V", help="One field of the answer; a.b=1 for inner ones.")
 @click.option("--json", "text", metavar="J", help="The answer as JSON.")
 @click.option("--file", "path", metavar="PATH", help='The answer as JSON from a file; "-": standard input.')
-@_by
-@_resume
-@_store_option
+@by_option
+@resume_option
+@store_option
 def answer(
     call: str,
     value: str | None,
@@ -300,19 +224,19 @@ def answer(
 
 
 @cli.command(
-    epilog=_example(
+    epilog=example(
         "assent submit qrwcf2 --json '{\"refunded\": 12.5}'",
         'assent submit qrwcf2 --error command_failed --message "the till is closed"',
     )
 )
-@CALL
+@call_argument
 @click.option("--json", "text", metavar="J", help="The result as JSON.")
 @click.option("--file", "path", metavar="PATH", help='The result as JSON from a file; "-": standard input.')
 @click.option("--error", "kind", metavar="KIND", help="It failed: a kind such as command_failed.")
 @click.option("--message", metavar="TEXT", help="What went wrong; goes with --error.")
-@_by
-@_resume
-@_store_option
+@by_option
+@resume_option
+@store_option
 def submit(
     call: str,
     text: str | None,
@@ -369,7 +293,7 @@ def _given_json(text: str | None, path: str | None, *, value: bool = False) -> A
 def _decide(call: str, verb: str, make: Make, by: str | None, resume: str | None, store: str | None) -> int:
     from assent.cli import reading
 
-    url, who = _store(store), _who(by)
+    url, who = store_url(store), login_or(by)
     if reading.missing(url):
         raise NotFound(f"there is no store {url}, so nothing waits in it")
     if resume is None:
@@ -377,15 +301,15 @@ def _decide(call: str, verb: str, make: Make, by: str | None, resume: str | None
     from assent.cli import running
     from assent.cli.loading import load_agent
 
-    job = running.Job(load_agent(resume), resume, url, who, _patience(None, False))
+    job = running.Job(load_agent(resume), resume, url, who, patience(None, False))
     return _finish(job, running.resume(job, call, verb, make))
 
 
-@cli.command(epilog=_example('assent cancel support --reason "asked twice"'))
-@click.argument("conversation")
+@cli.command(epilog=example('assent cancel support --reason "asked twice"'))
+@conversation_argument
 @click.option("--reason", metavar="TEXT")
-@_by
-@_store_option
+@by_option
+@store_option
 def cancel(conversation: str, reason: str | None, by: str | None, store: str | None) -> int:
     """End the open turn of a conversation.
 
@@ -393,19 +317,17 @@ def cancel(conversation: str, reason: str | None, by: str | None, store: str | N
     """
     from assent.cli import reading
 
-    return asyncio.run(reading.cancel(_store(store), conversation, reason, _who(by)))
+    return asyncio.run(reading.cancel(store_url(store), conversation, reason, login_or(by)))
 
 
 # --- reading ---
 
 
-@cli.command(epilog=_example("assent pending", "assent pending --json --wait 60 | jq .call"))
-@_json
-@click.option(
-    "--wait", type=float, callback=_seconds, metavar="SECONDS", help="Wait for something; 75 if nothing came."
-)
+@cli.command(epilog=example("assent pending", "assent pending --json --wait 60 | jq .call"))
+@json_option
+@wait_option("Wait for something; 75 if nothing came.")
 @click.option("--conversation", metavar="ID", help="Only what waits in this one.")
-@_store_option
+@store_option
 def pending(as_json: bool, wait: float | None, conversation: str | None, store: str | None) -> int:
     """What waits for somebody, and how to answer it.
 
@@ -413,15 +335,15 @@ def pending(as_json: bool, wait: float | None, conversation: str | None, store: 
     """
     from assent.cli import reading
 
-    return asyncio.run(reading.pending(_store(store), as_json, wait, conversation))
+    return asyncio.run(reading.pending(store_url(store), as_json, wait, conversation))
 
 
-@cli.command(epilog=_example("assent log", "assent log support --after 20", "assent log support --json"))
-@click.argument("conversation", required=False)
-@_json
-@click.option("--after", type=click.IntRange(0, MANY), default=0, metavar="N", help="Only events after this one.")
+@cli.command(epilog=example("assent log", "assent log support --after 20", "assent log support --json"))
+@maybe_conversation
+@json_option
+@after_option
 @click.option("--limit", type=click.IntRange(1, MANY), metavar="N", help="At most so many.")
-@_store_option
+@store_option
 def log(conversation: str | None, as_json: bool, after: int, limit: int | None, store: str | None) -> int:
     """What happened in a conversation.
 
@@ -429,26 +351,16 @@ def log(conversation: str | None, as_json: bool, after: int, limit: int | None, 
     """
     from assent.cli import reading
 
-    return asyncio.run(reading.log(_store(store), conversation, as_json, after, limit))
+    return asyncio.run(reading.log(store_url(store), conversation, as_json, after, limit))
 
 
 def main(argv: list[str] | None = None) -> int:
     """The entry point: the exit code of the command, or of what went wrong."""
     output.prepare()
     try:
-        words = [_real_text(word, "an argument") for word in (sys.argv[1:] if argv is None else argv)]
+        words = [real_text(word, "an argument") for word in (sys.argv[1:] if argv is None else argv)]
         code = cli.main(words, prog_name="assent", standalone_mode=False)
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         return output.failed(error)
     return code if isinstance(code, int) else 0
-
-
-def _real_text(text: str, what: str) -> str:
-    """Text as it was typed: in a locale without UTF-8, Python hands its bytes over undecoded."""
-    if not any("\ud800" <= char <= "\udfff" for char in text):
-        return text
-    try:
-        return os.fsencode(text).decode()
-    except UnicodeError:
-        raise Invalid(f"{what} is not UTF-8 text: {cut(ascii(text), 80)}") from None

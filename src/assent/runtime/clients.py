@@ -9,14 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from assent.core.decisions import Accepted, ClientResult, Failed, Pending, Principal
 from assent.core.inputs import ClientGone
 from assent.core.live import ToolProgress
 from assent.core.schema import check_plain
-from assent.errors import AssentError
 from assent.runtime.record import CLIENT_GRACE
 from assent.stores.base import ClientRow
 
@@ -99,7 +97,7 @@ class Clients:
             await asyncio.sleep(BEAT)
             try:
                 await self.present(client)
-            except AssentError as problem:
+            except Exception as problem:
                 log.error("client %s: its heartbeat was not recorded: %s", client.id, problem)
 
     def tasks(self) -> list[asyncio.Task[None]]:
@@ -117,8 +115,10 @@ class Clients:
     async def close(self) -> None:
         """The process goes away, and with it the clients that live in it."""
         for client, _ in list(self._kept.values()):
-            with suppress(AssentError):
+            try:
                 await self.leave(client)
+            except Exception as problem:
+                log.error("client %s: its leaving was not recorded: %s", client.id, problem)
 
     def _stop(self, client: Client) -> None:
         _, task = self._kept.pop((client.conversation, client.id), (None, None))

@@ -71,6 +71,10 @@ class Conversation:
         self._inbox: list[Item] = []
         self._loaded = False
         self._behind = False
+        self._paused = False
+        """After a crash nothing goes on by itself: it is looked at again in a while, or when somebody asks."""
+        self._unreleased: int | None = None
+        """An epoch that is over, and whose lease has yet to be given up: while we live, nobody else may run it."""
         self._one = asyncio.Lock()
         """State moves in one place at a time: the loop, or a reader that refreshes a resting conversation."""
         self._wake = asyncio.Event()
@@ -95,12 +99,13 @@ class Conversation:
         self._behind = self._behind or behind
         self._wake.set()
         if self._loop is None and not self.home.closing:
+            self._paused = False
             self._loop = asyncio.get_running_loop().create_task(self._run(), name=f"assent:{self.name}")
             self.home.started(self)
 
     def _nudge(self) -> None:
-        """A task has ended. After a crash nothing goes on by itself: it is looked at again in a while."""
-        if self._loop is not None or self._loaded:
+        """A task has ended."""
+        if self._loop is not None or not self._paused:
             self.poke(behind=False)
 
     async def load(self) -> State:
@@ -193,6 +198,7 @@ class Conversation:
 
     async def _settle(self) -> None:
         """Decide and append all that waits; become the owner if something is owed; reconcile."""
+        await self._release()
         if self._behind:
             self._behind = False
             await self._catch_up()
@@ -276,8 +282,13 @@ class Conversation:
         for item in items:
             item.answer(item.refusal)
         if self.epoch is not None and not self._can_run(self.state) and self.tasks.none:
-            epoch, self.epoch = self.epoch, None
-            await self.home.store.release(self.name, epoch)
+            self._unreleased, self.epoch = self.epoch, None
+            await self._release()
+
+    async def _release(self) -> None:
+        if self._unreleased is not None:
+            await self.home.store.release(self.name, self._unreleased)
+            self._unreleased = None
 
     def _draft(self, items: list[Item]) -> tuple[Draft, dict[str, str]]:
         draft = Draft(self.state, self.home.now())
@@ -464,8 +475,9 @@ class Conversation:
     async def _crash(self, failure: Exception) -> None:
         """The log cannot be written: stop, as if killed, and tell whoever waits. The next look loads it anew."""
         log.error("conversation %s stopped: %s", self.name, failure)
-        epoch, self.epoch = self.epoch, None
-        self._loaded = False
+        if self.epoch is not None:
+            self._unreleased, self.epoch = self.epoch, None
+        self._loaded, self._paused = False, True
         self._reconcile()
         self.state, self._transcript = State(conversation=self.name), None
         items, self._inbox = self._inbox, []
@@ -473,9 +485,8 @@ class Conversation:
             item.answer(failure)
         self._behind = False
         self.home.crashed(self, failure)
-        if epoch is not None:
-            with suppress(Exception):  # best effort: while we live and hold the lease, nobody else may run it
-                await self.home.store.release(self.name, epoch)
+        with suppress(Exception):  # else when it is looked at again
+            await self._release()
 
 
 def _step(state: State) -> tuple[int, int] | None:

@@ -36,7 +36,7 @@ async def run(conv: Conversation, effect: CallModel) -> None:
         return
     agent = conv.home.agents[turn.agent]
     model_name = agent.model if isinstance(agent.model, str) else getattr(agent.model, "name", "none")
-    reply = Reply(conv, message_id(effect.turn, effect.step), model_name)
+    reply = Reply(conv, message_id(effect.turn, effect.step), _clean(str(model_name)))
     try:
         request = await _request(conv, agent, effect, turn.output)
         model = agent.ready_model()
@@ -44,6 +44,7 @@ async def run(conv: Conversation, effect: CallModel) -> None:
             reply.take(part)
         if not reply.finished:
             raise ModelError("the stream ended before the reply was complete", kind="network")
+        calls = reply.calls()
     except asyncio.CancelledError:
         if not conv.wants(asyncio.current_task()):
             raise  # ours: the turn was cancelled, or the process stops
@@ -57,7 +58,7 @@ async def run(conv: Conversation, effect: CallModel) -> None:
         step=effect.step,
         text=reply.text,
         thinking=reply.thinking,
-        calls=reply.calls(),
+        calls=calls,
         attempts=(Attempt(reply.model, reply.usage),),
         parts=reply.parts or None,
         provider=reply.model if reply.parts else None,
@@ -133,13 +134,13 @@ class Reply:
                     thought = ThinkingDelta(conversation=conv.name, message_id=self._message, text=text)
                     conv.home.bus.publish(conv.name, thought)
             case ToolCallPart():
+                if not isinstance(part.index, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+                    raise ModelError(f"a call's index is a number, not {part.index!r:.80}", kind="invalid_response")
                 self._pieces.setdefault(part.index, []).append(part)
             case ProviderPart():
                 self.parts.append({"kind": _clean(part.kind), "data": _verbatim(part.data)})
             case UsagePart(usage=usage):
-                if not isinstance(usage, Usage):  # pyright: ignore[reportUnnecessaryIsInstance]
-                    raise ModelError(f"usage is reported as Usage(...), not {usage!r:.80}", kind="invalid_response")
-                self.usage = usage
+                self.usage = usage = _usage(usage)
                 conv.partial.attempts = (Attempt(self.model, usage),)
             case FinishPart():
                 self.finished = True
@@ -152,7 +153,7 @@ class Reply:
             made.append(
                 CallWanted(
                     provider_id=next((_clean(piece.id) for piece in pieces if piece.id), None),
-                    tool=_clean("".join(piece.name for piece in pieces if piece.name)),
+                    tool="".join(_clean(piece.name) for piece in pieces if piece.name),
                     args=whole[0] if whole else _clean(text),
                 )
             )
@@ -168,8 +169,20 @@ def _verbatim(data: Any) -> Any:
     return plain
 
 
+def _usage(usage: Any) -> Usage:
+    """As the log can give it back: nobody could ever load a conversation with another one."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(usage if isinstance(usage, Usage) else None), Usage)
+    except (TypeError, ValueError):
+        raise ModelError(
+            f"usage is reported as Usage(...) with numbers, not {usage!r:.80}", kind="invalid_response"
+        ) from None
+
+
 def _clean(text: str) -> str:
     """Lone surrogates cannot be stored: they are replaced, and nothing is lost but them."""
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ModelError(f"the stream has {text!r:.80} where text is due", kind="invalid_response")
     try:
         text.encode()
     except UnicodeEncodeError:

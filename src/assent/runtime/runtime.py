@@ -444,9 +444,9 @@ class Runtime:
                 if heads.get(name, 0) > conv.state.seq:
                     conv.poke()
 
-    def revive(self, name: str) -> None:
-        """It owes something and nobody runs it."""
-        if name not in self._active and (self._only is None or name in self._only):
+    def revive(self, name: str, *, ours: bool = False) -> None:
+        """It owes something and nobody runs it; or it was ours to write, whatever we run, and could not be written."""
+        if name not in self._active and (ours or self._only is None or name in self._only):
             self._conversation(name).poke()
 
     async def tell(self, name: str, input: Input) -> list[AnyEvent]:

@@ -52,5 +52,4 @@ class Watch:
         # One that could not be written may still be ours: no look at the store would find it.
         for name in {*owing, *self._avoided}:
             if self._avoided.get(name, now) <= now:
-                self._avoided.pop(name, None)
-                home.revive(name)
+                home.revive(name, ours=self._avoided.pop(name, None) is not None)

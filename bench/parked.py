@@ -1,0 +1,99 @@
+"""Many conversations that wait for somebody: how they are made fast, and what a process that has them weighs.
+
+``python parked.py FILE`` opens a runtime on the file, lets it look around, decides a few of what waits, and prints
+its resident memory in bytes: it is run as a process of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from assent import Agent, Approve, Pending, Runtime, ScriptedModel, ToolCall, tool
+from assent.core.events import AnyEvent, AssistantSaid, MessageReceived
+from assent.stores.base import Append, PendingRow
+from assent.stores.sqlite import SQLiteStore
+
+MESSAGE = "Please give order 4711 its money back, it arrived broken. " * 4
+BATCH = 400
+
+
+@tool(approval="required", risk="high")
+async def refund(order: int, amount: float) -> str:
+    """Give a customer their money back."""
+    return f"refunded {amount} for {order}"
+
+
+def agent() -> Agent:
+    script = [[ToolCall("refund", {"order": 4711, "amount": 12.5})], "It is on its way."]
+    return Agent("shop", model=ScriptedModel(script, follow=True), tools=[refund])
+
+
+async def original(directory: Path) -> tuple[list[bytes], list[AnyEvent], Pending]:
+    """A real conversation that waits: its events as they are stored, and its pending entry."""
+    async with Runtime(agent(), store=f"sqlite:///{directory}/original.db") as rt:
+        await (await rt.send("original", MESSAGE)).rest()
+        return await rt.store.read("original"), await rt.history("original"), (await rt.pending())[0]
+
+
+def said(events: list[AnyEvent]) -> int:
+    """Bytes of what was said: the messages' own text and arguments, nothing around them."""
+    size = 0
+    for event in events:
+        if isinstance(event, MessageReceived):
+            size += len(event.text.encode())
+        elif isinstance(event, AssistantSaid):
+            size += len(event.text.encode()) + sum(len(msgspec.json.encode(made.args)) for made in event.calls)
+    return size
+
+
+async def park(path: Path, first: int, last: int, bodies: list[bytes], entry: Pending) -> None:
+    """Conversations first..last, each with the original's events under a name of its own."""
+    store = SQLiteStore(path, synchronous="OFF")
+    await store.open()
+    deadline = time.time() + 7 * 86400
+    for start in range(first, last, BATCH):
+        appends = []
+        for n in range(start, min(start + BATCH, last)):
+            name = f"conversation-{n}"
+            body = msgspec.json.encode(msgspec.structs.replace(entry, conversation=name, deadline=deadline + n))
+            row = PendingRow(conversation=name, call=entry.call, body=body, due=deadline + n, deadline=deadline + n)
+            appends.append(
+                Append(
+                    conversation=name,
+                    expected=0,
+                    events=bodies,
+                    status="awaiting_input",
+                    agent="shop",
+                    owes=False,
+                    at=time.time(),
+                    opened=[row],
+                )
+            )
+        await asyncio.gather(*(store.append(each) for each in appends))
+    await store.close()
+
+
+def resident() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+async def weigh(path: str, decide: int = 20) -> int:
+    async with Runtime(agent(), store=f"sqlite:///{path}") as rt:
+        await asyncio.sleep(1.2)  # a look at what is owed and at what is due, and a second one
+        for n in range(decide):
+            name = f"conversation-{n * 7}"
+            waiting = await rt.pending(name)
+            await rt.resolve(name, waiting[0].call, Approve(), by="boss")
+        await asyncio.sleep(1.2)
+        return resident()
+
+
+if __name__ == "__main__":
+    print(asyncio.run(weigh(sys.argv[1])))

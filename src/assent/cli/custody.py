@@ -1,0 +1,83 @@
+"""The commands on whole logs: are they what was written, as files and back, as they were at some event."""
+
+from __future__ import annotations
+
+import asyncio
+
+import click
+
+from assent.cli.group import (
+    MANY,
+    cli,
+    conversation_argument,
+    example,
+    json_option,
+    maybe_conversation,
+    store_option,
+    store_url,
+)
+
+
+@cli.command(epilog=example("assent verify", "assent verify support --json"))
+@maybe_conversation
+@json_option
+@store_option
+def verify(conversation: str | None, as_json: bool, store: str | None) -> int:
+    """Check that logs are what was written.
+
+    Recomputes the hash chain of a conversation, or of all, reads every event and checks the artifacts that they
+    name. The first event that does not fit is named; then the exit code is 1.
+    """
+    from assent.cli import verification
+
+    return asyncio.run(verification.verify(store_url(store), conversation, as_json))
+
+
+@cli.command(epilog=example("assent export support support.jsonl", "assent export support | wc -l"))
+@conversation_argument
+@click.argument("file", default="-")
+@click.option("--force", is_flag=True, help="Replace FILE if it is there.")
+@store_option
+def export(conversation: str, file: str, force: bool, store: str | None) -> int:
+    """Write a conversation to a file: one event a line.
+
+    The events stand there byte for byte as they are stored, then the artifacts that they name, then one line
+    that says how many there are and what they hash to. Without FILE, to standard output.
+    """
+    from assent.cli import exchange
+
+    return asyncio.run(exchange.write(store_url(store), conversation, file, force=force))
+
+
+@cli.command(
+    "import",
+    epilog=example("assent import support.jsonl", "assent import support.jsonl --as copy --store sqlite:///b.db"),
+)
+@click.argument("file")
+@click.option("--as", "name", metavar="NAME", help="What to call it here [default: as it was].")
+@store_option
+def import_(file: str, name: str | None, store: str | None) -> int:
+    """Read a conversation from a file that export wrote.
+
+    All of it, or nothing: a line that is damaged, out of order or of a newer version is refused by its number,
+    and a conversation that is there already is never touched. FILE may be "-". An open turn goes on here as soon
+    as somebody runs its agent: do not let it go on in both places.
+    """
+    from assent.cli import exchange
+
+    return asyncio.run(exchange.read(store_url(store), file, name))
+
+
+@cli.command(epilog=example("assent replay support --to 12", "assent replay support.jsonl --json | jq .pending"))
+@click.argument("source", metavar="CONVERSATION|FILE")
+@click.option("--to", type=click.IntRange(1, MANY), metavar="N", help="As it was right after this event.")
+@json_option
+@store_option
+def replay(source: str, to: int | None, as_json: bool, store: str | None) -> int:
+    """A conversation as it was at some event.
+
+    Its state, what waited and what was said, from the log alone: nothing runs.
+    """
+    from assent.cli import replay as past
+
+    return asyncio.run(past.replay(store_url(store), source, to, as_json))

@@ -1,0 +1,281 @@
+"""A conversation as a file: one stored event a line, byte for byte, then its artifacts, then what it should add up to.
+
+    {"type":"ConversationOpened",...}                     the events as they are stored
+    {"artifact":"<sha256>","body":"<base64>"}             what they name, in the order in which they do
+    {"conversation":"support","events":12,"head":"..."}   the last line: without it, nobody knows that it is whole
+
+A file of events alone is read too, such as ``assent log --json`` writes.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import suppress
+from hashlib import sha256
+from typing import IO, Any
+
+import msgspec
+
+from assent.cli.commands import Commands
+from assent.cli.output import raw_lines, say
+from assent.cli.reading import missing
+from assent.cli.text import cut
+from assent.cli.verification import PAGE, artifacts_of, checked, opened
+from assent.core import codec
+from assent.core.draft import Draft
+from assent.core.effects import owed
+from assent.core.events import AnyEvent
+from assent.core.state import State, pending
+from assent.errors import AssentError, Conflict, Invalid, NotFound, StoreDamaged
+from assent.runtime.intake import conversation_id
+from assent.runtime.record import appended
+from assent.stores.base import GENESIS, LogStore, chain
+
+
+class ArtifactLine(msgspec.Struct, frozen=True):
+    artifact: str
+    body: str
+
+
+class EndLine(msgspec.Struct, frozen=True):
+    conversation: str
+    events: int
+    head: str
+
+
+_artifacts = msgspec.json.Decoder(ArtifactLine)
+_ends = msgspec.json.Decoder(EndLine)
+
+
+# --- out ---
+
+
+async def write(url: str, conversation: str, path: str, *, force: bool) -> int:
+    if missing(url):
+        raise NotFound(f"there is no store {url}, so there is no conversation {conversation!r}")
+    if path != "-" and os.path.lexists(path) and not force:
+        raise Invalid(f"{path!r} is there already; --force replaces it", kind="write_failed")
+    async with opened(url) as store:
+        row = await store.row(conversation_id(conversation))
+        if row is None:
+            raise NotFound(f"no conversation {conversation!r}")
+        found = await checked(store, row)
+        if found.problem is not None:
+            raise StoreDamaged(f"conversation {conversation!r} is not exported: {found.problem.message}")
+        end = EndLine(conversation, row.seq, row.hash.hex())
+        if path == "-":
+            async for line in _lines(store, end):
+                raw_lines([line])
+            return 0
+        await _file(path, _lines(store, end))
+    artifacts = f" and {found.artifacts} artifacts" if found.artifacts else ""
+    say(f"exported {row.seq} events{artifacts} of {conversation} to {path}")
+    return 0
+
+
+async def _lines(store: LogStore, end: EndLine) -> AsyncGenerator[bytes]:
+    after = 0
+    names: dict[str, None] = {}
+    while bodies := await store.read(end.conversation, after=after, before=end.events + 1, limit=PAGE):
+        after += len(bodies)
+        for body in bodies:
+            names |= dict.fromkeys(artifacts_of(codec.decode(body)))
+            yield body
+    for name in names:
+        raw = await store.artifact(name)
+        if raw is None:
+            raise StoreDamaged(f"artifact {name} is missing")
+        yield msgspec.json.encode(ArtifactLine(name, base64.b64encode(raw).decode()))
+    yield msgspec.json.encode(end)
+
+
+async def _file(path: str, lines: AsyncGenerator[bytes]) -> None:
+    """All of it or nothing: written beside, then moved into place."""
+    temporary = ""
+    try:
+        with tempfile.NamedTemporaryFile(dir=os.path.dirname(path) or ".", prefix=".assent-", delete=False) as file:
+            temporary = file.name
+            async for line in lines:
+                file.write(line + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, path)
+    except OSError as failure:
+        raise AssentError(
+            f"{path!r} cannot be written: {failure.strerror or failure}", kind="write_failed"
+        ) from failure
+    finally:
+        with suppress(OSError):
+            os.unlink(temporary)
+
+
+# --- in ---
+
+
+class Archive:
+    """What a file holds, checked line by line."""
+
+    def __init__(self, name: str, lines: Iterable[bytes]):
+        self.path = name
+        self.bodies: list[bytes] = []
+        self.events: list[AnyEvent] = []
+        self.artifacts: dict[str, bytes] = {}
+        self.end: EndLine | None = None
+        self._wanted: dict[str, int] = {}
+        self._line = 0
+        for line in lines:
+            self._line += 1
+            body = line.rstrip(b"\r\n")
+            if body.strip():
+                self._take(body)
+        if not self.events:
+            raise Invalid(f"{name} has no events in it")
+        lost = next((item for item in self._wanted.items() if item[0] not in self.artifacts), None)
+        if lost is not None:
+            self._line = lost[1]
+            raise self._damaged(f"it names the artifact {lost[0]}, which is not in the file")
+
+    @property
+    def name(self) -> str:
+        """What the conversation was called, or else the file."""
+        if self.end is not None:
+            return self.end.conversation
+        return os.path.basename(self.path).removesuffix(".jsonl")
+
+    def _damaged(self, what: str) -> StoreDamaged:
+        return StoreDamaged(f"{self.path}, line {self._line}: {what}")
+
+    def _take(self, body: bytes) -> None:
+        if self.end is not None:
+            raise self._damaged("there is more after the last line")
+        try:
+            found: Any = msgspec.json.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+            raise self._damaged(f"not JSON: {problem}") from None
+        if not isinstance(found, dict):
+            raise self._damaged("not a JSON object")
+        if "type" in found:
+            self._event(body)
+        elif "artifact" in found:
+            self._artifact(body)
+        elif "head" in found:
+            self._ended(body)
+        else:
+            raise self._damaged("neither an event nor an artifact")
+
+    def _event(self, body: bytes) -> None:
+        try:
+            event = codec.decode(body)
+        except AssentError as problem:
+            raise type(problem)(f"{self.path}, line {self._line}: {problem.message}") from problem
+        expected = len(self.events) + 1
+        if self.artifacts:
+            raise self._damaged("an event after an artifact")
+        if event.seq != expected:
+            raise self._damaged(f"event {event.seq} ({event.type}) where event {expected} should be")
+        for name in artifacts_of(event):
+            self._wanted.setdefault(name, self._line)
+        self.bodies.append(body)
+        self.events.append(event)
+
+    def _artifact(self, body: bytes) -> None:
+        try:
+            found = _artifacts.decode(body)
+            raw = base64.b64decode(found.body, validate=True)
+        except (msgspec.DecodeError, binascii.Error) as problem:
+            raise self._damaged(f"not an artifact: {problem}") from None
+        if sha256(raw).hexdigest() != found.artifact:
+            raise self._damaged(f"artifact {cut(found.artifact, 64)} does not hold what its name says")
+        if found.artifact not in self._wanted:
+            raise self._damaged(f"no event names the artifact {found.artifact}")
+        self.artifacts[found.artifact] = raw
+
+    def _ended(self, body: bytes) -> None:
+        try:
+            self.end = _ends.decode(body)
+        except msgspec.DecodeError as problem:
+            raise self._damaged(f"not a last line: {problem}") from None
+        if self.end.events != len(self.events):
+            raise self._damaged(f"there should be {self.end.events} events before it, but there are {len(self.events)}")
+        if chain(GENESIS, self.bodies)[-1:] != [_bytes(self.end.head)]:
+            raise self._damaged("the events before it are not those that were exported: their hashes do not add up")
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        return b""
+
+
+def read_archive(path: str) -> Archive:
+    """A file, or with ``-`` standard input."""
+    if path == "-":
+        return Archive("standard input", _input(sys.stdin.buffer))
+    try:
+        with open(path, "rb") as file:
+            return Archive(path, file)
+    except (OSError, ValueError) as failure:
+        if isinstance(failure, AssentError):
+            raise
+        reason = getattr(failure, "strerror", None) or failure
+        raise Invalid(f"{path!r} cannot be read: {reason}", kind="read_failed") from failure
+
+
+def _input(stream: IO[bytes]) -> Iterator[bytes]:
+    try:
+        yield from stream
+    except (OSError, ValueError) as failure:
+        raise Invalid(f"standard input cannot be read: {failure}", kind="stdin_error") from failure
+
+
+async def read(url: str, path: str, name: str | None) -> int:
+    """Import: all of it in one append, with the indexes that the log leads to, or nothing."""
+    archive = read_archive(path)
+    if name is None and archive.end is None and path == "-":
+        raise Invalid("standard input does not say what the conversation is called: give --as NAME")
+    conversation = conversation_id(archive.name if name is None else name)
+    start = State(conversation=conversation)
+    draft = Draft(start, archive.events[-1].at)
+    for event in archive.events:
+        draft.take(event)
+    draft.bodies[:] = archive.bodies  # as they were written, whatever version that was
+    draft.artifacts.extend(archive.artifacts.items())
+    if not draft.state.agent:
+        raise StoreDamaged(f"{archive.path}: no event says which agent the conversation is with")
+    async with opened(url) as store:
+        row = await store.row(conversation)
+        if row is not None:
+            raise _taken(conversation, row.seq)
+        try:
+            await store.append(appended(start, draft, epoch=None, release=False))
+        except Conflict as lost:
+            raise _taken(conversation, lost.actual) from lost
+    _told(archive, draft.state, url)
+    return 0
+
+
+def _taken(conversation: str, seq: int) -> Conflict:
+    refusal = Conflict(conversation, expected=0, actual=seq)
+    refusal.message = f"there is a conversation {conversation!r} already ({seq} events); import it --as another name"
+    return refusal
+
+
+def _told(archive: Archive, state: State, url: str) -> None:
+    artifacts = f" and {len(archive.artifacts)} artifacts" if archive.artifacts else ""
+    say(f"imported {len(archive.events)} events{artifacts} as {state.conversation}")
+    if archive.end is None:
+        say("its last line was missing: whether these are all the events, nobody can tell")
+    if waiting := len(pending(state)):
+        count = "1 answer" if waiting == 1 else f"{waiting} answers"
+        say(f"it waits for {count}: {Commands(url).pending(state.conversation)}")
+    elif owed(state):
+        say(f"its turn is open: whoever runs agent {state.agent} on this store goes on with it")

@@ -1,0 +1,213 @@
+"""Kill the user's own agent at every boundary of its log, and see what its tools did.
+
+A boundary is an append: nothing that a process did can be seen from outside the log but its effects, so a kill
+between two appends is, for whoever comes next, the same as a kill before the second. A kill *before* the append
+that holds a ``CallReturned`` is the kill in the middle of a tool: after its effect, before its result is recorded.
+
+A process is a runtime on an owner of its own of one memory store; a kill is that owner dying at the chosen append:
+nothing is released, nothing more is written, everything that ran is stopped. Then a fresh process, with an
+agent made anew, goes on until rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from assent.core.decisions import Principal
+from assent.core.events import AnyEvent, CallReturned
+from assent.runtime.agent import Agent
+from assent.runtime.runtime import Runtime
+from assent.stores.base import Append
+from assent.stores.memory import MemoryStore
+from assent.testing.clock import ManualClock
+from assent.testing.ledger import Ledger
+from assent.testing.log import assert_paired, calls, results
+from assent.testing.report import Crash, Fate, Report, ToolFate
+from assent.testing.rest import TIMEOUT, Decide, Decisions, Rest, Scope, decider, drive, on_a_loop
+from assent.testing.watching import Watch, watched
+
+
+class _Head(msgspec.Struct):
+    type: str
+    call_id: str | None = None
+
+
+_heads = msgspec.json.Decoder(_Head)
+
+
+def crash_everywhere(
+    make_agent: Callable[[], Agent] | Agent,
+    message: str,
+    *,
+    decisions: Decisions = None,
+    ledger: Ledger | None = None,
+    scope: Scope | None = None,
+    by: str | Principal = "user",
+    timeout: float = TIMEOUT,
+) -> Report:
+    """Run the agent once to count its appends; then once for each, killed before and once killed after it.
+
+    make_agent:  called for every process, as your program would: what it keeps in memory is lost in a kill.
+                 An agent as it is will do where its tools keep nothing
+    decisions:   as for run_to_rest. A mapping leaves the question whether an interrupted call is to run again
+                 (``recovery="ask"``) unanswered; a function may answer it
+    ledger:      where the tools note their effects; without notes, a handler that returned counts as an effect
+    timeout:     seconds for each run
+    """
+    make = (lambda: make_agent) if isinstance(make_agent, Agent) else make_agent
+    first = make()
+    decide = decider(decisions, first)
+    notes = ledger if ledger is not None else Ledger()
+    runs: list[_Run] = []
+
+    def run(crash: Crash | None) -> _Run:
+        # A name of its own: what a tool keeps under call.key in one run must not be found in the next.
+        it = _Run(f"run-{len(runs)}", make, message, decide, scope, by, crash)
+        it.rest = on_a_loop(it.play(), timeout)
+        runs.append(it)
+        return it
+
+    whole = run(None)
+    points = [
+        Crash(number, moment, events)
+        for number, events in enumerate(whole.appends, start=1)
+        for moment in ("before", "after")
+    ]
+    for point in points:
+        run(point)
+    noted = {made.tool for it in runs for made in calls(it.events) if notes.count(it.key(made.id))}
+    fates = [fate for it in runs for fate in it.fates(notes, noted)]
+    return Report(
+        crashes=tuple(it.crash for it in runs if it.crash is not None and it.killed),
+        tools={
+            tool.spec.name: ToolFate(
+                tool.spec.name,
+                tool.spec.recovery if tool.handler is not None and not tool.spec.manual else "-",
+                tuple(fate for fate in fates if fate.tool == tool.spec.name),
+            )
+            for tool in first.tools
+        },
+    )
+
+
+@dataclass
+class _Run:
+    """One run of the agent: one life without a kill, or one that is killed and those that follow it."""
+
+    conversation: str
+    make: Callable[[], Agent]
+    message: str
+    decide: Decide
+    scope: Scope | None
+    by: str | Principal
+    crash: Crash | None
+    watch: Watch = field(default_factory=Watch)
+    appends: list[tuple[str, ...]] = field(default_factory=list[tuple[str, ...]])
+    killed: bool = False
+    between: set[str] = field(default_factory=set[str])
+    rest: Rest | None = None
+
+    @property
+    def events(self) -> list[AnyEvent]:
+        return self.rest.events if self.rest else []
+
+    def key(self, call_id: str) -> str:
+        return f"{self.conversation}/{call_id}"
+
+    async def play(self) -> Rest:
+        clock = ManualClock()
+        root = MemoryStore()
+        store = Mortal(root, self)
+        rest = await self._live(store, clock)
+        if rest is None:
+            rest = await self._live(root.sibling(), clock)
+        assert rest is not None, "only the first life is killed"
+        assert_paired(rest.events, waiting=[entry.call for entry in rest.pending])
+        return rest
+
+    async def _live(self, store: MemoryStore, clock: ManualClock) -> Rest | None:
+        """One process, until rest; None if it was killed."""
+        rt = Runtime(watched(self.make(), self.watch), store=store, scope=self.scope, clock=clock)
+        await rt.start()
+        work = asyncio.get_running_loop().create_task(self._use(rt))
+        if isinstance(store, Mortal):
+            store.victims = lambda: [work, *rt.tasks()]
+        await asyncio.wait([work])
+        if not (isinstance(store, Mortal) and store.dead):
+            try:
+                return work.result()
+            finally:
+                await rt.close()
+        rt.closing = True
+        tasks = rt.tasks()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        while self.watch.threads:  # a thread cannot be killed: the kill comes when it has done what it does
+            await asyncio.sleep(0.001)
+        self.killed = True
+        returned = {event.call_id for event in store.returned}
+        self.between = {key for key in self.watch.returned if key.partition("/")[2] not in returned}
+        return None
+
+    async def _use(self, rt: Runtime) -> Rest:
+        """What people do at this process. A message that was not acknowledged is sent again."""
+        if await rt.store.row(self.conversation) is None:
+            await rt.send(self.conversation, self.message, by=self.by)
+        return await drive(rt, self.conversation, self.decide)
+
+    def fates(self, ledger: Ledger, noted: set[str]) -> list[Fate]:
+        assert self.rest is not None
+        ended = {event.call_id: "ok" if event.error is None else event.error.kind for event in results(self.events)}
+        open_calls = {entry.call: "asked" if entry.recovery else "waiting" for entry in self.rest.pending}
+        found: list[Fate] = []
+        for made in calls(self.events):
+            key = self.key(made.id)
+            found.append(
+                Fate(
+                    crash=self.crash if self.killed else None,
+                    tool=made.tool,
+                    key=key,
+                    runs=self.watch.entered[key],
+                    effects=ledger.count(key) if made.tool in noted else self.watch.returned[key],
+                    between=key in self.between,
+                    ended=ended.get(made.id) or open_calls.get(made.id, "open"),
+                )
+            )
+        return found
+
+
+class Mortal(MemoryStore):
+    """An owner of the store that dies at a chosen append, before or after its commit; and counts them."""
+
+    def __init__(self, root: MemoryStore, run: _Run):
+        super().__init__(root._data)  # pyright: ignore[reportPrivateUsage]
+        self._run = run
+        self.dead = False
+        self.victims: Callable[[], list[asyncio.Task[Any]]] = list
+        self.returned: list[Any] = []
+
+    async def append(self, append: Append) -> None:
+        heads = [_heads.decode(body) for body in append.events]
+        appends, crash = self._run.appends, self._run.crash
+        fatal = crash is not None and crash.append == len(appends) + 1
+        if fatal and crash is not None and crash.moment == "before":
+            await self._die()
+        await super().append(append)
+        appends.append(tuple(head.type for head in heads))
+        self.returned += [head for head in heads if head.type == CallReturned.__name__]
+        if fatal:
+            await self._die()
+
+    async def _die(self) -> None:
+        """All at once: the store says nothing more, and whatever ran is stopped where it stands."""
+        self.dead = True
+        self.kill()
+        for task in self.victims():
+            task.cancel()
+        await asyncio.get_running_loop().create_future()

@@ -1,0 +1,88 @@
+"""Handlers that are watched: how often each call entered its handler, and how often it got to the end of it."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from assent.models.scripted import ScriptedModel
+from assent.runtime.agent import Agent
+from assent.tools.call import Call
+from assent.tools.declare import Tool
+from assent.tools.handler import Handler
+from assent.tools.toolset import Toolset
+
+
+class Watch:
+    """Counted by ``call.key``, over all lives of one run."""
+
+    def __init__(self) -> None:
+        self.entered: Counter[str] = Counter()
+        self.returned: Counter[str] = Counter()
+        self.threads = 0
+        """Handlers in threads that are still running: they cannot be stopped, only waited for."""
+        self._lock = threading.Lock()
+
+    def enter(self, key: str, *, threaded: bool) -> None:
+        with self._lock:
+            self.entered[key] += 1
+            self.threads += threaded
+
+    def leave(self, key: str, *, threaded: bool, returned: bool) -> None:
+        with self._lock:
+            self.returned[key] += returned
+            self.threads -= threaded
+
+
+class Watched(Handler):
+    """A handler in the place of another."""
+
+    __slots__ = ("_inner", "_watch")
+
+    def __init__(self, inner: Handler, watch: Watch):  # its parts are the inner one's: nothing is read anew
+        self.fn, self.threaded, self.style, self.schema = inner.fn, inner.threaded, inner.style, inner.schema
+        self._inner, self._watch = inner, watch
+
+    def __call__(self, args: Mapping[str, Any], call: Call) -> Any:
+        return self._run(args, call) if self.threaded else self._await(args, call)
+
+    def _run(self, args: Mapping[str, Any], call: Call) -> Any:
+        self._watch.enter(call.key, threaded=True)
+        returned = False
+        try:
+            value = self._inner(args, call)
+            returned = True
+            return value
+        finally:
+            self._watch.leave(call.key, threaded=True, returned=returned)
+
+    async def _await(self, args: Mapping[str, Any], call: Call) -> Any:
+        self._watch.enter(call.key, threaded=False)
+        returned = False
+        try:
+            value = await self._inner(args, call)
+            returned = True
+            return value
+        finally:
+            self._watch.leave(call.key, threaded=False, returned=returned)
+
+
+def watched(agent: Agent, watch: Watch) -> Agent:
+    """The same agent with watched handlers. The agent that was given is left alone."""
+    twin = copy.copy(agent)
+    twin.tools = Toolset(*(_watched(tool, watch) for tool in agent.tools))
+    model = agent.model
+    if isinstance(model, ScriptedModel):
+        # A script is told by the log how far it has come: a fresh process goes on where the last one stopped.
+        twin.model = model.following()
+    return twin
+
+
+def _watched(tool: Tool, watch: Watch) -> Tool:
+    twin = tool.replaced()
+    if twin.handler is not None:
+        twin.handler = Watched(twin.handler, watch)
+    return twin

@@ -1,0 +1,92 @@
+"""``assent verify``: a log is what was written, or the first event that is not is named."""
+
+import sqlite3
+
+import desk as agents
+import pytest
+from terminal import refused
+
+from assent import Agent, ScriptedModel, ToolCall, tool
+
+BIG = "x" * 100_000
+
+
+@tool
+def read_book() -> str:
+    """Return more than an event holds."""
+    return BIG
+
+
+def reader():
+    return Agent("reader", model=ScriptedModel([[ToolCall("read_book")], "Done."], follow=True), tools=[read_book])
+
+
+def change(desk, statement, *values):
+    db = sqlite3.connect(desk.path / "assent.db")
+    with db:
+        db.execute(statement, values)
+    db.close()
+
+
+def test_what_was_written_is_ok(desk):
+    desk.waiting("a", agents.plain)
+    desk.waiting("b", reader())
+    told = desk("verify")
+    assert told.code == 0, told.err
+    lines = told.out.splitlines()
+    assert lines[0].startswith("a: ok, ")
+    assert "1 artifact" in lines[1]
+    assert told.err == ""
+    objects = desk("verify", "--json").objects
+    assert [(o["conversation"], o["ok"], o["artifacts"], o["problem"]) for o in objects] == [
+        ("a", True, 0, None),
+        ("b", True, 1, None),
+    ]
+    assert objects[0]["events"] == len(desk.log("a"))
+    assert [o["conversation"] for o in desk("verify", "b", "--json").objects] == ["b"]
+
+
+def test_the_first_event_that_was_changed_is_named_and_the_others_are_still_checked(desk):
+    desk.waiting("a", agents.gated)
+    desk.waiting("b", agents.plain)
+    change(desk, "UPDATE events SET body = replace(body, '2.5', '9.5') WHERE body LIKE '%CallSuspended%'")
+    seq = next(e["seq"] for e in desk.log("a") if e["type"] == "CallSuspended")
+    told = desk("verify", "--json")
+    refused(told, 1, "[corrupt_log_line]", "'a'", f"event {seq} (CallSuspended)")
+    [bad, good] = told.objects
+    assert (bad["ok"], bad["problem"]["seq"], bad["problem"]["type"]) == (False, seq, "CallSuspended")
+    assert good["ok"]
+    assert desk("verify", "b").code == 0
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("DELETE FROM events WHERE id % 16777216 = 3", "event 3 is missing"),
+        ("DELETE FROM events WHERE id % 16777216 = (SELECT seq FROM conversations)", "is missing"),
+        ("UPDATE events SET hash = zeroblob(32) WHERE id % 16777216 = 2", "event 2 (MessageReceived)"),
+        ("UPDATE events SET body = x'00ff' WHERE id % 16777216 = 2", "event 2 is not what was written"),
+        ("UPDATE events SET body = CAST(body AS TEXT) || ' ' WHERE id % 16777216 = 1", "event 1 (ConversationOpened)"),
+        ("UPDATE conversations SET hash = zeroblob(32)", "its stored head is another"),
+        ("UPDATE artifacts SET body = x'00'", "names an artifact that is damaged"),
+        ("DELETE FROM artifacts", "names an artifact that is missing"),
+    ],
+)
+def test_every_kind_of_damage_is_found_and_changes_nothing(desk, statement, said):
+    desk.waiting("a", reader())
+    change(desk, statement)
+    for _ in range(2):
+        refused(desk("verify", "a"), 1, "[corrupt_log_line]", said)
+
+
+def test_unknown_conversations_are_3_and_no_store_is_made(desk):
+    refused(desk("verify", "nope"), 3, "[not_found]")
+    assert "no store" in desk("verify").out
+    assert desk("verify", "--json").out == ""
+    assert list(desk.path.iterdir()) == []
+    desk.waiting("a", agents.plain)
+    refused(desk("verify", "nope"), 3, "[not_found]", "nope")
+
+
+def test_a_name_that_no_terminal_should_be_sent_is_escaped(desk):
+    refused(desk("verify", "a\x1b[31m"), 2, "bad conversation id")

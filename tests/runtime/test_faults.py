@@ -1,0 +1,952 @@
+"""Faults stay where they belong: a store that fails, a model or a caller that misbehaves, a process that leaves cost
+one input, one turn or one attempt. Nothing hangs, nothing runs twice, nothing is left behind.
+
+Most of it runs in virtual time (``virtual``): retries, pauses and graces are as long as they really are.
+"""
+
+import asyncio
+import functools
+import inspect
+import logging
+from contextlib import suppress
+from unittest import mock
+
+import pytest
+from harness import Clock, Counting, Tape, agent, logged, of, paired, sees, types, until
+from reviving import kill
+from worlds import VirtualLoop
+
+from assent import (
+    Agent,
+    Answer,
+    Approve,
+    Ask,
+    AssentError,
+    Call,
+    Deny,
+    Halt,
+    Invalid,
+    NotAllowed,
+    Principal,
+    Runtime,
+    ScriptedModel,
+    Stale,
+    ToolCall,
+    ToolError,
+    tool,
+)
+from assent.core.events import (
+    AssistantSaid,
+    CallReturned,
+    CallStarted,
+    CallSuspended,
+    MessageReceived,
+    ResolutionRefused,
+    TurnEnded,
+    Usage,
+)
+from assent.core.inputs import Say
+from assent.core.results import MODEL_LIMIT
+from assent.core.schema import digest
+from assent.errors import StoreError
+from assent.models.base import FinishPart, ProviderPart, TextPart, ToolCallPart, UsagePart
+from assent.models.scripted import Hang
+from assent.runtime import clients, dispatch, watch
+from assent.runtime.conversation import WRITE_RETRIES
+from assent.runtime.expiry import RETRY_AFTER
+from assent.runtime.record import CLIENT_GRACE
+from assent.stores.memory import MemoryStore
+
+
+def virtual(test):
+    """``story`` in virtual time, with fixtures; an hour without an end is a hang."""
+
+    @functools.wraps(test)
+    def bounded(**fixtures):
+        async def main():
+            async with asyncio.timeout(3600):
+                await test(**fixtures)
+            left = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("assent:")]
+            assert not left, f"left running: {left}"
+
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            runner.run(main())
+
+    bounded.__signature__ = inspect.signature(test)
+    del bounded.__wrapped__
+    return bounded
+
+
+def now():
+    return asyncio.get_running_loop().time()
+
+
+def breaking(store, event, failure=StoreError, conversation=None, times=None):
+    """Let appends with such an event fail until the returned function is called, or so many times."""
+    append, left = store.append, [times]
+
+    async def failing(wanted):
+        if conversation in (None, wanted.conversation) and any(f'"{event}"'.encode() in b for b in wanted.events):
+            if left[0] is None:
+                raise failure("disk full")
+            if left[0]:
+                left[0] -= 1
+                raise failure("disk full, for a moment")
+        await append(wanted)
+
+    store.append = failing
+    return lambda: setattr(store, "append", append)
+
+
+def free(rt):
+    """How many slots are free."""
+    taken = 0
+    while rt.slots.take("any"):
+        taken += 1
+    for _ in range(taken):
+        rt.slots.give("any")
+    return taken
+
+
+class Parts:
+    """A model that streams these parts, one list a call; the last one again and again."""
+
+    name = "parts"
+
+    def __init__(self, *replies):
+        self.replies, self.calls = replies, 0
+
+    async def stream(self, request):
+        self.calls += 1
+        for part in self.replies[min(self.calls, len(self.replies)) - 1]:
+            if isinstance(part, BaseException):
+                raise part
+            yield part
+
+
+@tool(executor="human")
+def choose() -> str:
+    """Let the person choose."""
+
+
+@tool(executor="client")
+def locate() -> str:
+    """Where is the user?"""
+
+
+@tool
+async def echo(n: int) -> int:
+    """Say it again."""
+    return n
+
+
+@tool(approval="required")
+async def gated(n: int) -> int:
+    """Do it once somebody agrees."""
+    return n
+
+
+class Charge:
+    """A tool that notes its attempts and how many ran at once, and takes as long as it is told."""
+
+    def __init__(self, lasts=0.0, dies=0.0, **options):
+        self.attempts, self.at, self.running, self.most = [], [], 0, 0
+        self.lasts, self.dies = lasts, dies
+        self.tool = tool(name="charge", description="Charge the card.", **options)(self.charge)
+
+    async def charge(self, call: Call) -> str:
+        self.attempts.append(call.attempt)
+        self.at.append(now())
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await asyncio.sleep(self.lasts)
+        except asyncio.CancelledError:
+            await asyncio.sleep(self.dies)  # it tidies up
+            raise
+        finally:
+            self.running -= 1
+        return "charged"
+
+
+# --- many at once ---
+
+
+class Distant(MemoryStore):
+    """A memory store that takes its time to read, as a real one does."""
+
+    async def load(self, conversation):
+        await asyncio.sleep(0.001)
+        return await super().load(conversation)
+
+    async def read(self, *args, **options):
+        await asyncio.sleep(0.001)
+        return await super().read(*args, **options)
+
+
+MANY = [f"c{n}" for n in range(150)]
+
+
+@virtual
+async def test_more_viewers_than_idle_conversations_are_kept_each_see_every_event():
+    """B87: what is looked at is not let go of"""
+    store = MemoryStore()
+    seen = {name: [] for name in MANY}
+
+    async def view(viewer, name):
+        async for event in viewer.events(name):
+            if event.seq:
+                seen[name].append(event.seq)
+
+    async with Runtime(agent(["done"] * 150), store=store) as rt, Runtime(store=Distant(store._data)) as viewer:
+        for name in MANY:
+            await rt.open(name)
+        views = [asyncio.create_task(view(viewer, name)) for name in MANY]
+        await until(lambda: all(seen.values()))
+        turns = await asyncio.gather(*(rt.send(name, "hi") for name in MANY))
+        await asyncio.gather(*(turn.ended() for turn in turns))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(60):
+                await until(lambda: all(len(numbers) == 5 for numbers in seen.values()))
+        assert {name: numbers for name, numbers in seen.items() if numbers != [1, 2, 3, 4, 5]} == {}
+        for task in views:
+            task.cancel()
+        await asyncio.gather(*views, return_exceptions=True)
+
+
+@virtual
+async def test_more_turns_than_idle_conversations_are_kept_all_end_for_a_process_without_the_agent():
+    """B87"""
+    store = MemoryStore()
+    async with Runtime(agent(["done"] * 150), store=store) as _, Runtime(store=Distant(store._data)) as web:
+
+        async def one(name):
+            turn = await web.send(name, "hi", agent="a")
+            return await turn.ended()
+
+        ended = await asyncio.gather(*(asyncio.wait_for(one(name), 60) for name in MANY), return_exceptions=True)
+        assert {getattr(end, "reason", repr(end)) for end in ended} == {"completed"}
+
+
+# --- what cannot be recorded is the affair of whoever brought it ---
+
+
+@virtual
+async def test_a_digest_that_cannot_be_recorded_is_refused_and_disturbs_nobody():
+    """B34, B35: its sibling runs on, once; no slot is lost"""
+    charge = Charge(lasts=2.0)
+    model = ScriptedModel([[ToolCall("charge"), ToolCall("gated", {"n": 1})], "done"])
+    async with Runtime(agent(model, charge.tool, gated), parallel=2) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = await until(rt.pending)
+        await until(lambda: charge.running)
+        for decision in (Approve(args={"n": 2}, digest="\ud800"), Approve(digest="\ud800"), Approve(digest=5)):
+            with pytest.raises(Invalid):
+                await rt.resolve("c", entry.call, decision)
+        assert (charge.running, free(rt)) == (1, 1)
+        assert await rt.pending() == [entry]
+        await rt.resolve("c", entry.call, Approve())
+        assert (await turn.ended()).reason == "completed"
+        assert charge.attempts == [1]
+        assert free(rt) == 2
+        paired(await rt.history("c"))
+
+
+@virtual
+async def test_one_input_that_cannot_be_recorded_is_refused_alone():
+    """What was handed in together with it is recorded"""
+    store = Counting()
+    async with Runtime(agent(["one", "two"]), store=store) as rt:
+        await rt.open("c")
+        by = Principal("ann")
+        bad, good = await asyncio.gather(
+            rt.tell("c", Say(text="\ud800", by=by, agent="a", when_busy="queue")),
+            rt.tell("c", Say(text="fine", by=by, agent="a", when_busy="queue")),
+            return_exceptions=True,
+        )
+        assert isinstance(bad, AssentError)
+        assert bad.kind == "log_encode_failed"
+        assert [event.text for event in of(good, MessageReceived)] == ["fine"]
+        await logged(rt, TurnEnded)
+        assert [event.text for event in of(await rt.history("c"), MessageReceived)] == ["fine"]
+
+
+@virtual
+async def test_a_report_that_cannot_be_recorded_is_recorded_as_an_error_and_made_once():
+    """B15: should a check in front of the log have a hole"""
+    runs = []
+
+    @tool
+    async def odd() -> str:
+        """Return what no log can hold."""
+        runs.append(1)
+        return "\ud800"
+
+    model = ScriptedModel([[ToolCall("odd")], "done"])
+    with mock.patch.object(dispatch, "_plain", lambda value, what: value):
+        async with Runtime(agent(model, odd)) as rt:
+            assert (await (await rt.send("c", "hi")).ended()).reason == "completed"
+    assert (sees(model)[0]["error"]["kind"], runs) == ("invalid_result", [1])
+
+
+# --- models that misbehave ---
+
+
+@pytest.mark.parametrize(
+    "args", [[1], [], 5, None, {"n": [1]}, {"n": "\ud800"}, {"n": {1}}, {1: 2}, {"n": 2**2000}], ids=ascii
+)
+@virtual
+async def test_arguments_that_are_no_object_or_do_not_fit_are_invalid_and_the_turn_goes_on(args):
+    """B17"""
+    model = ScriptedModel([[ToolCall("echo", args)], "done"])
+    async with Runtime(agent(model, echo)) as rt:
+        assert (await (await rt.send("c", "hi")).ended()).reason == "completed"
+        assert sees(model)[0]["error"]["kind"] == "invalid_args"
+        assert of(await rt.history("c"), CallStarted) == []
+
+
+MALFORMED = {
+    "usage as an object": [TextPart("hi"), UsagePart({"input_tokens": 3}), FinishPart()],
+    "usage that is no number": [TextPart("hi"), UsagePart(Usage(input_tokens="3")), FinishPart()],
+    "bad usage, then an error": [TextPart("hi"), UsagePart(Usage(input_tokens="3")), OSError("reset")],
+    "text that is none": [TextPart(None), FinishPart()],
+    "a call's id that is no text": [ToolCallPart(0, 7, "echo", {"n": 1}), FinishPart()],
+    "a call's name that is no text": [ToolCallPart(0, None, 7, {"n": 1}), FinishPart()],
+    "places that have no order": [ToolCallPart(0, None, "echo", ""), ToolCallPart("1", None, "echo", ""), FinishPart()],
+    "a part that is nothing that we know": [ProviderPart("x", object()), FinishPart()],
+}
+
+
+@pytest.mark.parametrize("reply", MALFORMED.values(), ids=MALFORMED)
+@virtual
+async def test_a_malformed_reply_ends_the_turn_as_failed_after_one_model_call(reply):
+    """B61: a reply that cannot be recorded is not paid for again and again"""
+    model = Parts(reply)
+    async with Runtime(Agent("a", model=model, tools=[echo])) as rt:
+        async with asyncio.timeout(60):
+            ended = await (await rt.send("c", "hi")).ended()
+        assert (ended.reason, model.calls) == ("failed", 1)
+        if isinstance(reply[1], UsagePart) and not isinstance(reply[-1], OSError):
+            assert ended.error.kind == "invalid_response"
+        assert (await rt.snapshot("c")).state == "idle"
+
+
+@virtual
+async def test_a_provider_s_part_whose_kind_cannot_be_stored_does_not_stop_the_conversation():
+    """B46"""
+    model = Parts([ProviderPart("\ud800", {"kept": 1}), TextPart("hi"), FinishPart()])
+    async with Runtime(Agent("a", model=model)) as rt:
+        assert (await (await rt.send("c", "hi")).ended()).reason == "completed"
+        (said,) = of(await rt.history("c"), AssistantSaid)
+        assert (said.parts[0]["data"], said.text, model.calls) == ({"kept": 1}, "hi", 1)
+        assert (await (await rt.send("c", "again")).ended()).reason == "completed"
+
+
+@virtual
+async def test_a_model_that_cancels_itself_ends_the_turn_as_failed_after_one_call():
+    """B61"""
+    model = Parts([TextPart("hi"), asyncio.CancelledError()])
+    async with Runtime(Agent("a", model=model)) as rt:
+        async with asyncio.timeout(60):
+            ended = await (await rt.send("c", "hi")).ended()
+        assert (ended.reason, ended.error.kind, model.calls) == ("failed", "network", 1)
+        (said,) = of(await rt.history("c"), AssistantSaid)
+        assert (said.text, said.partial) == ("hi", True)
+
+
+@virtual
+async def test_a_stream_that_swallows_its_cancel_does_not_write_into_the_next_reply():
+    """B58"""
+    opened = []
+
+    class Deaf:
+        name = "deaf"
+
+        async def stream(self, request):
+            opened.append(request)
+            if len(opened) == 1:
+                for _ in range(60):
+                    with suppress(asyncio.CancelledError):
+                        await asyncio.sleep(0.5)
+                    yield TextPart("old ")
+            else:
+                for _ in range(4):
+                    await asyncio.sleep(0.5)
+                    yield TextPart("new ")
+            yield FinishPart()
+
+    async with Runtime(Agent("a", model=Deaf())) as rt:
+        await rt.send("c", "one")
+        await until(lambda: opened)
+        turn = await rt.send("c", "two", when_busy="interrupt")
+        assert (await turn.ended()).reason == "completed"
+        await asyncio.sleep(60)
+        *_, said = of(await rt.history("c"), AssistantSaid)
+        assert said.text == "new " * 4
+        assert [end.reason for end in of(await rt.history("c"), TurnEnded)] == ["cancelled", "completed"]
+
+
+# --- a store that fails for longer than we try ---
+
+
+@virtual
+async def test_a_conversation_that_could_not_be_written_is_run_again_once_the_store_is_well():
+    """B48"""
+    charge = Charge()
+    model = ScriptedModel([[ToolCall("charge")], "done"])
+    async with Runtime(agent(model, charge.tool)) as rt:
+        heal = breaking(rt.store, "CallReturned")
+        turn = await rt.send("c", "hi")
+        with pytest.raises(StoreError, match="disk full"):
+            await turn.ended()
+        heal()
+        async with asyncio.timeout(2 * watch.AVOID_FOR):
+            assert (await turn.ended()).reason == "completed"
+        assert charge.attempts == [1, 2]
+        paired(await rt.history("c"))
+
+
+@virtual
+async def test_a_conversation_that_could_not_be_written_is_run_by_another_process_that_can():
+    """B48: the lease is given up, although its holder lives"""
+    charge, store = Charge(), MemoryStore()
+    model = ScriptedModel([[ToolCall("charge")], "done"], follow=True)
+    async with Runtime(agent(model, charge.tool), store=store) as rt:
+        breaking(store, "CallReturned")
+        turn = await rt.send("c", "hi")
+        await until(lambda: charge.attempts)
+        async with Runtime(agent(model, charge.tool), store=store.sibling()) as other:
+            started = now()
+            await logged(other, TurnEnded)
+            assert now() - started < sum(WRITE_RETRIES) + 2 * watch.LOOK_EVERY
+            assert charge.attempts == [1, 2]
+            paired(await other.history("c"))
+            row = await other.store.row("c")
+            assert (row.owner, row.owes) == (None, False)
+        assert (await turn.ended()).reason == "completed"
+
+
+@pytest.mark.parametrize("helped", [True, False], ids=["another one closes it", "it closes it itself"])
+@pytest.mark.parametrize("only", [None, ["another"]], ids=["for all", "for others only"])
+@virtual
+async def test_a_canceller_without_the_agent_whose_store_fails_does_not_keep_the_turn_from_ending(helped, only):
+    """B60"""
+    store = MemoryStore()
+    worker = Runtime(agent([[ToolCall("choose")], "done"], choose), store=store)
+    async with worker, Runtime(store=store.sibling(), only=only) as web:
+        await (await worker.send("c", "hi")).rest()
+        if not helped:
+            await worker.close()
+        heal = breaking(web.store, "TurnEnded")
+        assert await web.cancel("c")
+        await asyncio.sleep(sum(WRITE_RETRIES) + 0.1)
+        if not helped:
+            assert types(await web.history("c"))[-1] == "CancelRequested"
+            heal()
+        async with asyncio.timeout(2 * watch.AVOID_FOR):
+            await logged(web, TurnEnded)
+        (ended,) = of(await web.history("c"), TurnEnded)
+        assert ended.reason == "cancelled"
+        paired(await web.history("c"))
+        assert (await web.store.row("c")).owner is None
+
+
+@virtual
+async def test_a_result_that_cannot_be_written_is_no_reason_to_run_its_tool_again_at_once():
+    """B48: after a crash the pause holds, also where another task of the conversation ends meanwhile"""
+    charge = Charge()
+
+    @tool
+    async def slow() -> None:
+        """Take long."""
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(1)
+
+    model = ScriptedModel([[ToolCall("charge"), ToolCall("slow")], "done"])
+    async with Runtime(agent(model, charge.tool, slow), drain=0) as rt:
+        breaking(rt.store, "CallReturned")
+        turn = await rt.send("c", "hi")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(60):
+                while True:  # somebody looks on, and comes back whenever it is thrown out
+                    with suppress(StoreError):
+                        await turn.ended()
+    apart = [after - before for before, after in zip(charge.at, charge.at[1:], strict=False)]
+    assert charge.attempts == list(range(1, len(charge.at) + 1))
+    assert min(apart) >= sum(WRITE_RETRIES) + watch.AVOID_FOR - 0.01
+    assert len(charge.at) >= 60 / (sum(WRITE_RETRIES) + watch.AVOID_FOR + 2 * watch.LOOK_EVERY)
+
+
+@virtual
+async def test_two_attempts_of_a_call_never_run_at_once_in_a_process():
+    """B48: also where the first takes long to be cancelled, and somebody wakes the conversation meanwhile"""
+    charge = Charge(lasts=10, dies=4)
+    model = ScriptedModel([[ToolCall("charge"), ToolCall("echo", {"n": 1}), ToolCall("gated", {"n": 1})], "done"])
+    async with Runtime(agent(model, charge.tool, echo, gated)) as rt:
+        breaking(rt.store, "CallReturned", times=1 + len(WRITE_RETRIES))
+        turn = await rt.send("c", "hi")
+        (entry,) = await until(rt.pending)
+        with pytest.raises(StoreError):
+            await turn.ended()
+        assert charge.running == 1
+        await rt.resolve("c", entry.call, Approve())
+        assert (await turn.ended()).reason == "completed"
+        assert (charge.attempts, charge.most) == ([1, 2], 1)
+        assert charge.at[1] - charge.at[0] >= sum(WRITE_RETRIES) + charge.dies
+        paired(await rt.history("c"))
+
+
+@virtual
+async def test_an_unexpected_failure_of_the_store_costs_no_slot():
+    charge = Charge()
+    model = ScriptedModel([[ToolCall("charge")], "done"])
+    async with Runtime(agent(model, charge.tool), parallel=2) as rt:
+        breaking(rt.store, "CallStarted", OSError, times=1)
+        turn = await rt.send("c", "hi")
+        with pytest.raises(OSError, match="for a moment"):
+            await turn.ended()
+        assert free(rt) == 2
+        assert (await turn.ended()).reason == "completed"
+        assert free(rt) == 2
+
+
+def not_releasing(store):
+    """Let giving up a lease fail until the returned function is called."""
+    release, failures = store.release, []
+
+    async def failing(*args):
+        failures.append(args)
+        raise StoreError("disk full")
+
+    store.release = failing
+    return failures, lambda: setattr(store, "release", release)
+
+
+@virtual
+async def test_a_lease_that_could_not_be_given_up_after_a_crash_is_given_up_with_the_next_write():
+    """B60: nobody else may run what a living process holds"""
+    store = MemoryStore()
+    async with Runtime(agent([[ToolCall("choose")], "done"], choose), store=store) as worker:
+        await (await worker.send("c", "hi")).rest()
+        async with Runtime(store=store.sibling()) as web:
+            failures, heal = not_releasing(web.store)
+            breaking(web.store, "TurnEnded", times=1 + len(WRITE_RETRIES))
+            await web.cancel("c")
+            await until(lambda: failures)
+            assert (await web.store.row("c")).owner == web.store.owner
+            heal()
+            await logged(worker, TurnEnded)
+            assert (await web.store.row("c")).owner is None
+
+
+@virtual
+async def test_a_lease_that_was_taken_for_nothing_and_could_not_be_given_up_is_given_up_later():
+    """B60: two may close a turn, and the second finds nothing to do"""
+    store = MemoryStore()
+    model = ScriptedModel([[ToolCall("choose")], "done"])
+    async with Runtime(agent(model, choose), store=store) as worker, Runtime(store=store.sibling()) as web:
+        turn = await worker.send("c", "hi")
+        await turn.rest()
+        claim = web.store.claim
+
+        async def late(name):
+            await turn.ended()
+            return await claim(name)
+
+        web.store.claim = late
+        failures, heal = not_releasing(web.store)
+        async with Tape(worker, "c"):  # it looks on, and so hears of the cancel at once
+            await web.cancel("c")
+            await until(lambda: failures)
+        heal()
+        async with asyncio.timeout(60):
+            assert (await (await worker.send("c", "again")).ended()).reason == "completed"
+
+
+@virtual
+async def test_one_unexpected_failure_while_a_deadline_passes_ends_no_expiry():
+    """B55, B56"""
+    clock = Clock()
+
+    @tool(executor="human", expires="1h")
+    def ask() -> str:
+        """Ask."""
+
+    model = ScriptedModel([[ToolCall("ask")], "done"], follow=True)
+    async with Runtime(agent(model, ask), clock=clock) as rt:
+        for name in ("c1", "c2"):
+            await (await rt.send(name, "hi")).rest()
+        breaking(rt.store, "CallResolved", OSError, conversation="c1", times=1)
+        clock.now += 3600
+        async with asyncio.timeout(60):
+            await logged(rt, TurnEnded, conversation="c2")
+        assert [entry.conversation for entry in await rt.pending()] == ["c1"]
+        clock.now += RETRY_AFTER
+        async with asyncio.timeout(60):
+            await logged(rt, TurnEnded, conversation="c1")
+        assert of(await rt.history("c1"), CallReturned)[0].error.kind == "timeout"
+
+
+# --- leaving ---
+
+
+@virtual
+async def test_whoever_waits_when_the_runtime_closes_is_told_so():
+    """None hangs: the turn goes on elsewhere, if it does"""
+    async with Runtime(agent([[Hang()]])) as rt:
+        turn = await rt.send("c", "hi")
+
+        async def view():
+            async for _ in rt.events("c"):
+                pass
+
+        waiting = [asyncio.create_task(wait) for wait in (turn.ended(), turn.rest(), view())]
+        await asyncio.sleep(1)
+    async with asyncio.timeout(60):
+        told = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(each) for each in told] == [StoreError] * 3
+    assert all("closed" in str(each) for each in told)
+
+
+# --- clients ---
+
+
+@virtual
+async def test_a_client_that_was_attached_twice_and_left_is_gone():
+    """B43: no ghost of it beats on"""
+    model = ScriptedModel([[ToolCall("locate")], "done"])
+    async with Runtime(agent(model, locate), clock=now) as rt:
+        await rt.open("c")
+        await rt.attach_client("c", client="tab")
+        tab = await rt.attach_client("c", client="tab")
+        turn = await rt.send("c", "hi")
+        await turn.rest()
+        await asyncio.sleep(3 * clients.BEAT)
+        assert len(await rt.pending()) == 1, "it is there, and beats"
+        left = now()
+        await tab.detach()
+        await turn.ended()
+        assert CLIENT_GRACE <= now() - left < CLIENT_GRACE + 1
+        assert sees(model)[0]["error"]["kind"] == "detached"
+        await asyncio.sleep(3 * clients.BEAT)
+        assert [row.until for row in await rt.store.clients("c")] == [left]
+
+
+@virtual
+async def test_the_clients_of_a_runtime_leave_with_it():
+    """B43"""
+    store = MemoryStore()
+    async with Runtime(store=store.sibling(), clock=now) as viewer:
+        async with Runtime(agent([], locate), store=store, clock=now) as rt:
+            await rt.open("c")
+            await rt.attach_client("c", client="tab")
+            assert [row.until > now() for row in await viewer.store.clients("c")] == [True]
+        assert [row.until <= now() for row in await viewer.store.clients("c")] == [True]
+
+
+@pytest.mark.parametrize("failure", [StoreError, OSError])
+@virtual
+async def test_a_heartbeat_that_fails_is_logged_and_the_next_one_is_sent(failure, caplog):
+    """B43"""
+    async with Runtime(agent([], locate), clock=now) as rt:
+        await rt.open("c")
+        await rt.attach_client("c", client="tab")
+        put = rt.store.put_client
+
+        async def failing(row):
+            rt.store.put_client = put
+            raise failure("disk full")
+
+        rt.store.put_client = failing
+        with caplog.at_level(logging.ERROR, logger="assent"):
+            await asyncio.sleep(1.5 * clients.BEAT)
+        assert "disk full" in caplog.text
+        await asyncio.sleep(clients.BEAT)
+        assert [row.until for row in await rt.store.clients("c")] == [2 * clients.BEAT + clients.PRESENT]
+
+
+@pytest.mark.parametrize("failure", [StoreError, OSError])
+@virtual
+async def test_a_client_that_cannot_say_goodbye_does_not_keep_the_runtime_from_closing(failure):
+    """What it leaves running, ``virtual`` would see"""
+    async with Runtime(agent([], locate)) as rt:
+        await rt.open("c")
+        for name in ("tab", "phone"):
+            await rt.attach_client("c", client=name)
+
+        async def failing(row):
+            raise failure("disk full")
+
+        rt.store.put_client = failing
+    await asyncio.sleep(0)
+    with pytest.raises(Invalid, match="not open"):
+        await rt.send("c", "hi")
+
+
+@virtual
+async def test_the_tools_of_a_client_are_a_list():
+    async with Runtime(agent([], locate)) as rt:
+        await rt.open("c")
+        for tools in ("locate", [1]):
+            with pytest.raises(Invalid, match="list of names"):
+                await rt.attach_client("c", tools)
+        assert await rt.store.clients("c") == []
+
+
+@virtual
+async def test_a_client_that_does_not_offer_the_tool_gets_no_lease():
+    """B44"""
+    async with Runtime(agent([[ToolCall("locate")], "done"], locate)) as rt:
+        await rt.open("c")
+        other = await rt.attach_client("c", ["other"])
+        able = await rt.attach_client("c", ["other", "locate"])
+        (entry,) = (await (await rt.send("c", "hi")).rest()).pending
+        assert not await other.lease(entry.call)
+        assert await able.lease(entry.call)
+
+
+# --- interrupted ---
+
+
+@virtual
+async def test_nobody_is_asked_about_an_interrupted_call_of_a_turn_that_is_halted():
+    """B49, B70"""
+    store = MemoryStore()
+    begun = asyncio.Event()
+
+    @tool(recovery="ask")
+    async def pay() -> None:
+        """Pay."""
+        begun.set()
+        await asyncio.sleep(3600)
+
+    @tool
+    async def stop() -> Halt:
+        """Hand over."""
+        await begun.wait()
+        return Halt("handed_over")
+
+    model = ScriptedModel([[ToolCall("pay"), ToolCall("stop")], "done"])
+    async with Runtime(agent(model, pay, stop), store=store) as rt:
+        await rt.send("c", "hi")
+        await logged(rt, CallReturned)
+        await kill(rt)
+    async with Runtime(agent(model, pay, stop), store=store.sibling()) as rt:
+        await logged(rt, TurnEnded)
+        log = await rt.history("c")
+        assert of(log, TurnEnded)[0].reason == "handed_over"
+        assert of(log, CallSuspended) == []
+        assert [event.error.kind for event in of(log, CallReturned) if event.error] == ["interrupted"]
+        paired(log)
+
+
+@virtual
+async def test_a_call_that_ran_on_a_grant_which_was_revoked_is_not_run_again_unasked():
+    """B37, B48"""
+    store, runs = MemoryStore(), []
+
+    @tool(approval="required")
+    async def pay(n: int, call: Call) -> int:
+        """Pay."""
+        runs.append((n, call.attempt))
+        if n == 2 and call.attempt == 1:
+            await asyncio.sleep(3600)
+        return n
+
+    model = ScriptedModel([[ToolCall("pay", {"n": 1})], [ToolCall("pay", {"n": 2})], "done"], follow=True)
+    async with Runtime(agent(model, pay), store=store) as rt:
+        (entry,) = (await (await rt.send("c", "hi")).rest()).pending
+        await rt.resolve("c", entry.call, Approve(remember="tool"))
+        await until(lambda: (2, 1) in runs)
+        await kill(rt)
+    async with Runtime(store=store.sibling()) as guest:
+        (grant,) = await guest.grants("c")
+        await guest.revoke("c", grant.id)
+    async with Runtime(agent(model, pay), store=store.sibling()) as rt:
+        (entry,) = await until(rt.pending)
+        assert (entry.kind, entry.recovery, entry.args) == ("approval", True, {"n": 2})
+        assert runs == [(1, 1), (2, 1)]
+        await rt.resolve("c", entry.call, Approve())
+        await logged(rt, TurnEnded)
+        assert runs == [(1, 1), (2, 1), (2, 2)]
+        paired(await rt.history("c"))
+
+
+# --- deciding ---
+
+
+@virtual
+async def test_a_question_of_a_tool_that_was_approved_can_be_declined():
+    """B35, B68"""
+
+    @tool(approval="required")
+    async def book() -> Ask:
+        """Book a flight."""
+        return Ask("Which?", choices=["window", "aisle"])
+
+    model = ScriptedModel([[ToolCall("book")], "done"])
+    async with Runtime(agent(model, book)) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        await rt.resolve("c", entry.call, Approve(), by="boss")
+        (question,) = (await turn.rest()).pending
+        assert question.kind == "elicitation"
+        with pytest.raises(Stale) as late:
+            await rt.resolve("c", entry.call, Approve(), by="bob")
+        assert (late.value.reason, late.value.winner) == ("resolved", "boss")
+        await rt.resolve("c", entry.call, Deny("neither"), by="ann")
+        await turn.ended()
+        assert sees(model)[0]["error"]["details"] == {"reason": "neither"}
+
+
+@virtual
+async def test_edited_arguments_of_half_a_megabyte_reach_the_model_cut():
+    """B21, B36"""
+    ran = []
+
+    @tool(approval="required")
+    async def write(text: str) -> int:
+        """Write."""
+        ran.append(len(text))
+        return 1
+
+    model = ScriptedModel([[ToolCall("write", {"text": "a"})], "done"])
+    async with Runtime(agent(model, write)) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        await rt.resolve("c", entry.call, Approve(args={"text": "x" * 500_000}))
+        await turn.ended()
+    (seen,) = sees(model)
+    assert ran == [500_000]
+    assert len(seen["edited_args"].encode()) <= MODEL_LIMIT
+    assert "total 500011 bytes" in seen["edited_args"]
+
+
+@virtual
+async def test_a_queued_message_rests_while_the_earlier_turn_waits_for_a_person():
+    """B13, B25"""
+    async with Runtime(agent([[ToolCall("choose")], "one", "two"], choose)) as rt:
+        first = await rt.send("c", "one")
+        (entry,) = (await first.rest()).pending
+        second = await rt.send("c", "two", when_busy="queue")
+        async with asyncio.timeout(60):
+            snapshot = await second.rest()
+        assert (snapshot.state, snapshot.pending, snapshot.queued) == ("awaiting_input", [entry], 1)
+        await rt.resolve("c", entry.call, Answer("x"))
+        assert (await second.ended()).reason == "completed"
+
+
+@pytest.mark.parametrize(
+    ("choices", "other"), [([1, 2], True), ([True, False], 1), (["1"], 1), ([None], False)], ids=str
+)
+@virtual
+async def test_a_value_that_only_python_takes_for_a_choice_is_refused(choices, other):
+    """B34, B68"""
+
+    @tool
+    async def ask() -> Ask:
+        """Ask."""
+        return Ask("Which?", choices=choices)
+
+    model = ScriptedModel([[ToolCall("ask")], "done"])
+    async with Runtime(agent(model, ask)) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        with pytest.raises(Invalid, match="is not one of"):
+            await rt.resolve("c", entry.call, Answer(other))
+        assert await rt.pending() == [entry]
+        await rt.resolve("c", entry.call, Answer(choices[0]))
+        await turn.ended()
+        assert sees(model) == [{"ok": True, "result": choices[0]}]
+
+
+@virtual
+async def test_the_end_of_a_halted_turn_names_the_artifact_of_a_large_value():
+    """B21, B70"""
+    large = {"k": "v" * 70_000}
+
+    @tool
+    async def stop() -> Halt:
+        """Hand over."""
+        return Halt("handed_over", large)
+
+    async with Runtime(agent([[ToolCall("stop")]], stop)) as rt:
+        ended = await (await rt.send("c", "hi")).ended()
+        (returned,) = of(await rt.history("c"), CallReturned)
+        assert ended.value == {"artifact": returned.artifact, "size": returned.size}
+        assert await rt.result("c", returned.call_id) == large
+
+
+@virtual
+async def test_the_result_of_a_call_that_failed_is_its_error():
+    """B15"""
+
+    @tool
+    async def bad() -> None:
+        """Fail."""
+        raise ToolError("timeout", "too slow", {"after": 3})
+
+    async with Runtime(agent([[ToolCall("bad")], "done"], bad)) as rt:
+        await (await rt.send("c", "hi")).ended()
+        (returned,) = of(await rt.history("c"), CallReturned)
+        with pytest.raises(ToolError, match="too slow") as raised:
+            await rt.result("c", returned.call_id)
+        assert (raised.value.kind, raised.value.details) == ("timeout", {"after": 3})
+
+
+@virtual
+async def test_nothing_is_pending_of_a_turn_that_is_being_cancelled():
+    """B60: it would be an offer that nobody can take"""
+    charge = Charge(lasts=3600, dies=3)
+    async with Runtime(agent([[ToolCall("charge"), ToolCall("choose")]], charge.tool, choose)) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = await until(rt.pending)
+        await until(lambda: charge.running)
+        await rt.cancel("c")
+        await asyncio.sleep(1)
+        assert charge.running == 1, "the turn is still open"
+        snapshot = await rt.snapshot("c")
+        assert (snapshot.state, snapshot.pending, await rt.pending()) == ("executing_tools", [], [])
+        with pytest.raises(Stale) as late:
+            await rt.resolve("c", entry.call, Answer("x"))
+        assert late.value.reason == "cancelled"
+        assert (await turn.ended()).reason == "cancelled"
+        paired(await rt.history("c"))
+
+
+async def _later(by, entry):
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("may", [lambda by, entry: 1 / 0, _later], ids=["at once", "later"])
+@virtual
+async def test_a_rule_that_fails_lets_nobody_decide(may, caplog):
+    """B33"""
+    async with Runtime(agent([[ToolCall("choose")], "done"], choose), may_resolve=may) as rt:
+        (entry,) = (await (await rt.send("c", "hi")).rest()).pending
+        with pytest.raises(NotAllowed, match="ZeroDivisionError"):
+            await rt.resolve("c", entry.call, Answer("x"), by="ann")
+        assert await rt.pending() == [entry]
+        (refused,) = of(await rt.history("c"), ResolutionRefused)
+        assert (refused.by, refused.call_id, refused.decision) == ("ann", entry.call, "Answer")
+    assert "may_resolve failed" in caplog.text
+
+
+@virtual
+async def test_a_digest_of_edited_arguments_must_be_theirs():
+    """B35, B36: also where a tool has no preview of its own"""
+    model = ScriptedModel([[ToolCall("gated", {"n": 1})], "done"])
+    async with Runtime(agent(model, gated)) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        for wrong in ("nonsense", entry.digest):
+            with pytest.raises(Stale) as stale:
+                await rt.resolve("c", entry.call, Approve(args={"n": 2}, digest=wrong))
+            assert stale.value.reason == "superseded"
+        assert await rt.pending() == [entry]
+        right = digest("gated", {"n": 2}, {"tool": "gated", "args": {"n": 2}})
+        await rt.resolve("c", entry.call, Approve(args={"n": 2}, digest=right))
+        await turn.ended()
+        assert sees(model)[0]["result"] == 2
