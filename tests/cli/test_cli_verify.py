@@ -9,6 +9,7 @@ from terminal import refused
 from assent import Agent, ScriptedModel, ToolCall, tool
 
 BIG = "x" * 100_000
+CHANGED = "CAST(replace(CAST(body AS TEXT), '2.5', '9.5') AS BLOB)"
 
 
 @tool
@@ -49,7 +50,7 @@ def test_what_was_written_is_ok(desk):
 def test_the_first_event_that_was_changed_is_named_and_the_others_are_still_checked(desk):
     desk.waiting("a", agents.gated)
     desk.waiting("b", agents.plain)
-    change(desk, "UPDATE events SET body = replace(body, '2.5', '9.5') WHERE body LIKE '%CallSuspended%'")
+    change(desk, f"UPDATE events SET body = {CHANGED} WHERE CAST(body AS TEXT) LIKE '%CallSuspended%'")
     seq = next(e["seq"] for e in desk.log("a") if e["type"] == "CallSuspended")
     told = desk("verify", "--json")
     refused(told, 1, "[corrupt_log_line]", "'a'", f"event {seq} (CallSuspended)")
@@ -66,7 +67,7 @@ def test_the_first_event_that_was_changed_is_named_and_the_others_are_still_chec
         ("DELETE FROM events WHERE id % 16777216 = (SELECT seq FROM conversations)", "is missing"),
         ("UPDATE events SET hash = zeroblob(32) WHERE id % 16777216 = 2", "event 2 (MessageReceived)"),
         ("UPDATE events SET body = x'00ff' WHERE id % 16777216 = 2", "event 2 is not what was written"),
-        ("UPDATE events SET body = CAST(body AS TEXT) || ' ' WHERE id % 16777216 = 1", "event 1 (ConversationOpened)"),
+        ("UPDATE events SET body = CAST(body || ' ' AS BLOB) WHERE id % 16777216 = 1", "event 1 (ConversationOpened)"),
         ("UPDATE conversations SET hash = zeroblob(32)", "its stored head is another"),
         ("UPDATE artifacts SET body = x'00'", "names an artifact that is damaged"),
         ("DELETE FROM artifacts", "names an artifact that is missing"),
@@ -89,4 +90,4 @@ def test_unknown_conversations_are_3_and_no_store_is_made(desk):
 
 
 def test_a_name_that_no_terminal_should_be_sent_is_escaped(desk):
-    refused(desk("verify", "a\x1b[31m"), 2, "bad conversation id")
+    refused(desk("verify", "a\x1b[31m"), 3, r"\x1b[31m")

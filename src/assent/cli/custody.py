@@ -8,6 +8,7 @@ import click
 
 from assent.cli.group import (
     MANY,
+    after_option,
     cli,
     conversation_argument,
     example,
@@ -81,3 +82,20 @@ def replay(source: str, to: int | None, as_json: bool, store: str | None) -> int
     from assent.cli import replay as past
 
     return asyncio.run(past.replay(store_url(store), source, to, as_json))
+
+
+@cli.command(epilog=example("assent tail -f support", "assent tail -f support --after 20 --json | jq .type"))
+@conversation_argument
+@click.option("-f", "--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")
+@after_option
+@click.option("--live", is_flag=True, help="With -f: also what is not logged, where this store tells of it.")
+@json_option
+@store_option
+def tail(conversation: str, follow: bool, after: int, live: bool, as_json: bool, store: str | None) -> int:
+    """The log, and with -f what happens as it happens.
+
+    Also what other processes do. Cut off, go on with --after and the last number that you saw.
+    """
+    from assent.cli import tail as lines
+
+    return asyncio.run(lines.tail(store_url(store), conversation, after, follow, live, as_json))

@@ -58,8 +58,8 @@ _ends = msgspec.json.Decoder(EndLine)
 async def write(url: str, conversation: str, path: str, *, force: bool) -> int:
     if missing(url):
         raise NotFound(f"there is no store {url}, so there is no conversation {conversation!r}")
-    if path != "-" and os.path.lexists(path) and not force:
-        raise Invalid(f"{path!r} is there already; --force replaces it", kind="write_failed")
+    if path != "-":
+        _free(path, force)
     async with opened(url) as store:
         row = await store.row(conversation_id(conversation))
         if row is None:
@@ -76,6 +76,13 @@ async def write(url: str, conversation: str, path: str, *, force: bool) -> int:
     artifacts = f" and {found.artifacts} artifacts" if found.artifacts else ""
     say(f"exported {row.seq} events{artifacts} of {conversation} to {path}")
     return 0
+
+
+def _free(path: str, force: bool) -> None:
+    if os.path.lexists(path) and not os.path.isfile(path):
+        raise Invalid(f"{path!r} is not a file; give the path of one, or none for standard output", kind="write_failed")
+    if os.path.lexists(path) and not force:
+        raise Invalid(f"{path!r} is there already; --force replaces it", kind="write_failed")
 
 
 async def _lines(store: LogStore, end: EndLine) -> AsyncGenerator[bytes]:

@@ -26,10 +26,11 @@ Exit codes:
 
 """
 SECTIONS = {
-    "Run": ("run", "demo"),
-    "Answer": ("pending", "approve", "deny", "answer", "submit", "cancel"),
-    "Look": ("log", "replay"),
-    "Keep": ("verify", "export", "import"),
+    "Run": ("run", "chat", "demo"),
+    "Answer": ("pending", "approve", "deny", "answer", "submit", "cancel", "grants"),
+    "Look": ("log", "tail", "replay"),
+    "Keep": ("verify", "export", "import", "doctor"),
+    "Build": ("tools", "dry-run"),
 }
 """The order of ``assent --help``. A command that is in none comes last."""
 

@@ -1,6 +1,7 @@
 """The commands. Each is a thin layer over ``Runtime``; every mistake is one line and an exit code.
 
-The exit codes stand in ``group.CODES``. Commands on whole logs are in ``custody``.
+The exit codes stand in ``group.CODES``. Commands on whole logs are in ``custody``,
+those beside the conversations in ``workbench``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import click
 
-from assent.cli import custody, output
+from assent.cli import custody, output, workbench
 from assent.cli.commands import DEMO, DEMO_STORE, Commands
 from assent.cli.group import (
     MANY,
@@ -36,7 +37,7 @@ from assent.errors import Invalid, NotFound, Stale
 
 Make = Callable[[Pending | None], Decision]
 DIGEST = 16
-MODULES = (custody,)
+MODULES = (custody, workbench)
 """Where the other commands are: importing them adds them to the group."""
 
 resume_option = click.option("--resume", metavar="MODULE:AGENT", help="Run the agent here and finish the turn.")
@@ -125,22 +126,38 @@ def _finish(job: Any, work: Coroutine[Any, Any, int]) -> int:
 
 
 @cli.command(
-    epilog=example("assent approve dmfjs2", """assent approve support/dmfjs2 --args '{"order": 1042, "amount": 5}'""")
+    epilog=example(
+        "assent approve dmfjs2",
+        """assent approve support/dmfjs2 --args '{"order": 1042, "amount": 5}'""",
+        "assent approve --match tool=refund --match 'conversation=shop-*' --dry-run",
+    )
 )
-@call_argument
+@click.argument("call", metavar="CALL", required=False)
 @click.option("--args", metavar="JSON", help="Run it with these arguments instead.")
 @click.option("--digest", metavar="D", help="Only if what was shown (16 characters or more) is still the plan.")
 @click.option("--remember", type=click.Choice(["args", "tool"]), help="Do not ask again in this conversation.")
 @click.option("--for", "duration", metavar="DURATION", help='How long that holds, such as "1h".')
+@click.option(
+    "--match",
+    "pairs",
+    multiple=True,
+    metavar="K=V",
+    help="Instead of CALL: all that wait with this tool, conversation, agent, risk or (for whom) for; V may have a *.",
+)
+@click.option("--dry-run", is_flag=True, help="With --match: only list them.")
+@click.option("--yes", is_flag=True, help="With --match: do not ask.")
 @by_option
 @resume_option
 @store_option
 def approve(
-    call: str,
+    call: str | None,
     args: str | None,
     digest: str | None,
     remember: Any,
     duration: str | None,
+    pairs: tuple[str, ...],
+    dry_run: bool,
+    yes: bool,
     by: str | None,
     resume: str | None,
     store: str | None,
@@ -152,6 +169,17 @@ def approve(
         raise Invalid("--args: not valid JSON: it is empty")
     if duration is not None and remember is None:
         raise Invalid("--for goes with --remember args or --remember tool")
+    if pairs:
+        from assent.cli import batch
+
+        if call is not None or args is not None or digest is not None or resume is not None:
+            raise Invalid("--match stands alone: without CALL, --args, --digest and --resume")
+        matches, decision = batch.parsed(pairs), Approve(remember=remember, duration=duration)
+        return asyncio.run(batch.approve(store_url(store), matches, decision, login_or(by), dry_run=dry_run, yes=yes))
+    if call is None:
+        raise Invalid("give the CALL to approve, as `assent pending` shows it, or --match")
+    if dry_run or yes:
+        raise Invalid("--dry-run and --yes go with --match")
     edited = None if args is None else parse_object(args, "--args")
 
     def make(entry: Pending | None) -> Decision:

@@ -131,7 +131,7 @@ async def _events(rt: Runtime, conversation: str, as_json: bool, after: int, lim
     out = console()
     tools: dict[str, str] = {}
     if after and not as_json:
-        tools = await _tools(rt, conversation, after)
+        tools = await tools_before(rt, conversation, after)
     left = limit
     while left is None or left > 0:
         bodies = await rt.store.read(conversation, after=after, limit=min(500, left or 500))
@@ -144,11 +144,11 @@ async def _events(rt: Runtime, conversation: str, as_json: bool, after: int, lim
         else:
             for body in bodies:
                 event = codec.decode(body)
-                tools |= _made(event)
+                tools |= made(event)
                 print_event(out, event, tools)
 
 
-async def _tools(rt: Runtime, conversation: str, upto: int) -> dict[str, str]:
+async def tools_before(rt: Runtime, conversation: str, upto: int) -> dict[str, str]:
     """call -> tool, of the calls that were made up to this event."""
     tools: dict[str, str] = {}
     after = 0
@@ -156,9 +156,9 @@ async def _tools(rt: Runtime, conversation: str, upto: int) -> dict[str, str]:
         after += len(bodies)
         for body in bodies:
             if b'"AssistantSaid"' in body:
-                tools |= _made(codec.decode(body))
+                tools |= made(codec.decode(body))
     return tools
 
 
-def _made(event: AnyEvent) -> dict[str, str]:
+def made(event: AnyEvent) -> dict[str, str]:
     return {call.id: call.tool for call in event.calls} if isinstance(event, AssistantSaid) else {}

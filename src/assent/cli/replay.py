@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 from rich.console import Console
 from rich.text import Text
@@ -42,18 +41,19 @@ async def replay(url: str, given: str, to: int | None, as_json: bool) -> int:
 
 async def _source(url: str, given: str) -> tuple[str, list[AnyEvent]]:
     """A conversation of the store; or a file, which a name with a slash or .jsonl always is."""
-    if given == "-" or given.endswith(".jsonl") or os.sep in given:
-        archive = read_archive(given)
-        return archive.name, archive.events
-    if not missing(url):
+    if given != "-" and not given.endswith(".jsonl") and os.sep not in given and not missing(url):
         async with opened(url) as store:
             bodies = await store.read(conversation_id(given))
         if bodies:
             return given, [codec.decode(body) for body in bodies]
-    if os.path.isfile(given):
-        archive = read_archive(given)
-        return archive.name, archive.events
-    raise NotFound(f"there is neither a conversation {given!r} in {url} nor such a file")
+        if not _is_file(given):
+            raise NotFound(f"there is neither a conversation {given!r} in {url} nor such a file")
+    archive = read_archive(given)
+    return archive.name, archive.events
+
+
+def _is_file(path: str) -> bool:
+    return os.path.isfile(path)
 
 
 def folded(name: str, events: list[AnyEvent]) -> Snapshot:
@@ -101,7 +101,7 @@ def _print(out: Console, snapshot: Snapshot, last: AnyEvent, total: int) -> None
     for call in snapshot.in_flight:
         line(("● ", "cyan"), f"{call.tool} ({call.call_id}) is {call.phase}, attempt {call.attempt}")
     for entry in snapshot.pending:
-        line(("● ", "yellow"), _waits(entry))
+        line(("● ", "yellow"), _waits(entry, last.at))
 
 
 def _said(message: Message, agent: str) -> list[list[str | tuple[str, str]]]:
@@ -121,7 +121,7 @@ def _said(message: Message, agent: str) -> list[list[str | tuple[str, str]]]:
             return [[mark, message.tool, (f"  {cut(message.content, LONG)}", "dim")]]
 
 
-def _waits(entry: Pending) -> str:
+def _waits(entry: Pending, now: float) -> str:
     from assent.cli.cards import KINDS, deadline
 
-    return f"{entry.tool} ({entry.call}) {KINDS[entry.kind]}: {entry.prompt} — {deadline(entry, time.time())}"
+    return f"{entry.tool} ({entry.call}) {KINDS[entry.kind]}: {entry.prompt} — {deadline(entry, now)}"

@@ -68,7 +68,7 @@ class Job:
 
 
 @asynccontextmanager
-async def _running(job: Job, conversation: str | None) -> AsyncGenerator[Runtime]:
+async def run_agent(job: Job, conversation: str | None) -> AsyncGenerator[Runtime]:
     """The agent runs, in this conversation and no other; with None, in all of its conversations."""
     slow: asyncio.TimerHandle | None = None
     try:
@@ -86,7 +86,7 @@ def _leaving() -> None:
     click.echo("a tool still runs: leaving when it is done, in 10 s at the latest; Ctrl-C leaves at once", err=True)
 
 
-async def _state(rt: Runtime, name: str) -> State:
+async def state_of(rt: Runtime, name: str) -> State:
     return (await rt.loaded(name)).state
 
 
@@ -94,12 +94,12 @@ async def say(job: Job, text: str, **options: Any) -> int:
     """Send the message and see its turn through."""
     name = job.conversation if job.conversation is not None else secrets.token_hex(6)
     job.conversation = None
-    async with _running(job, name) as rt:
+    async with run_agent(job, name) as rt:
         try:
-            state = await _state(rt, name)
+            state = await state_of(rt, name)
         except NotFound:
             await rt.open(name, agent=job.agent.name, by=job.by, metadata={"module": job.spec})
-            state = await _state(rt, name)
+            state = await state_of(rt, name)
         job.conversation = name
         screen = job.screen()
         screen.line((f"conversation {name}", "dim"))
@@ -129,14 +129,14 @@ async def _busy(job: Job, rt: Runtime, name: str) -> Busy:
 
 async def go_on(job: Job) -> int:
     """See the open turn of one conversation through, or those of all conversations of the agent."""
-    async with _running(job, job.conversation) as rt:
+    async with run_agent(job, job.conversation) as rt:
         if job.conversation is not None:
             names = [job.conversation]
         else:
             infos = await inbox.conversations(rt)
             names = [i.conversation for i in infos if i.agent == job.agent.name and i.state != "idle"]
-        states = [await _state(rt, name) for name in names]
-        states = [state for state in states if _mine(job, state)]
+        states = [await state_of(rt, name) for name in names]
+        states = [state for state in states if is_mine(job, state)]
         screen = job.screen(many=len(states) > 1)
         if not states:
             where = f"in {job.conversation}" if job.conversation else f"for agent {job.agent.name}"
@@ -147,7 +147,7 @@ async def go_on(job: Job) -> int:
         return _told(job, screen, code)
 
 
-def _mine(job: Job, state: State) -> bool:
+def is_mine(job: Job, state: State) -> bool:
     agent = state.turn.agent if state.turn else state.queue[0].agent if state.queue else None
     if agent is None:
         return False
@@ -175,15 +175,15 @@ async def resume(job: Job, given: str, verb: str, make: Make) -> int:
             raise _not_mine(job, found.conversation, found.entry.agent)
         decision = make(found.entry)
         try:
-            before = await _state(rt, found.conversation)
+            before = await state_of(rt, found.conversation)
         except NotFound:
             before = None
         await rt.resolve(found.conversation, found.call, decision, by=job.by)
-        after = await _state(rt, found.conversation)
+        after = await state_of(rt, found.conversation)
         if before is None or before.turn is None:  # it has come to wait just now
             before = after
     job.conversation = found.conversation
-    async with _running(job, found.conversation) as rt:
+    async with run_agent(job, found.conversation) as rt:
         screen = job.screen()
         screen.line((f"conversation {found.conversation}", "dim"))
         message = before.turn.message if before.turn else before.seq
@@ -194,12 +194,12 @@ async def resume(job: Job, given: str, verb: str, make: Make) -> int:
 async def demo(job: Job, message: str, by: str) -> int:
     """Go on with the demo's conversation, or begin one if there is none or it is over."""
     name = await _next(job)
-    async with _running(job, name) as rt:
+    async with run_agent(job, name) as rt:
         try:
-            state = await _state(rt, name)
+            state = await state_of(rt, name)
         except NotFound:
             await rt.open(name, agent=job.agent.name, by=by, metadata={"module": job.spec})
-            state = await _state(rt, name)
+            state = await state_of(rt, name)
         job.conversation = name
         screen = job.screen()
         _intro(job, screen)

@@ -166,7 +166,7 @@ def _event(body: bytes, seq: int, head: bytes, hashes: list[bytes]) -> tuple[Any
     """The event, or why it does not fit. Bytes first: what they say counts only if they are the ones written."""
     kind = _type(body)
     named = f"event {seq}" + (f" ({kind})" if kind else "")
-    if not isinstance(body, bytes) or len(hashes) < seq or chain(head, [body]) != [hashes[seq - 1]]:  # pyright: ignore[reportUnnecessaryIsInstance]
+    if len(hashes) < seq or chain(head, [body]) != [hashes[seq - 1]]:
         return None, Problem(message=f"{named} is not what was written: its hash does not fit", seq=seq, type=kind)
     try:
         event = codec.decode(body)
@@ -180,7 +180,7 @@ def _event(body: bytes, seq: int, head: bytes, hashes: list[bytes]) -> tuple[Any
 def _type(body: bytes) -> str | None:
     try:
         found: Any = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     kind = cast("dict[str, Any]", found).get("type") if isinstance(found, dict) else None
     return kind if isinstance(kind, str) else None

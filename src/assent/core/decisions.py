@@ -38,6 +38,8 @@ class Principal(msgspec.Struct, frozen=True, omit_defaults=True, eq=False):
     def of(cls, by: str | Principal) -> Principal:
         """The principal that was meant; refused where the log could not hold it."""
         who = by if isinstance(by, Principal) else cls(by)
+        if type(who.id) is str and who.id.isascii() and who.id and who.roles == () and who.claims == {}:
+            return who  # a name and nothing else: the rest need not be looked at
         if not isinstance(who.id, str) or not who.id:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise Invalid(f"`by` must be a non-empty id or a Principal, not {by!r}")
         if not all(isinstance(role, str) for role in who.roles) or not isinstance(who.claims, dict):  # pyright: ignore[reportUnnecessaryIsInstance]

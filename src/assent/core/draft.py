@@ -88,6 +88,8 @@ class Draft:
         )
 
     def _kept(self, value: Any) -> tuple[Any, str | None, int | None]:
+        if value is None:
+            return None, None, None
         inline, sha256, size, raw = sized(value)
         if sha256 is not None and raw is not None:
             self.artifacts.append((sha256, raw))

@@ -6,47 +6,55 @@ starts what is owed and not running, and cancels what runs and is not owed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from assent.core.state import CallState, State
 
 
-@dataclass(frozen=True, slots=True)
-class StartTurn:
+class StartTurn(msgspec.Struct, frozen=True):
     """A message waits and no turn is open."""
 
     message: int
 
 
-@dataclass(frozen=True, slots=True)
-class CallModel:
+class CallModel(msgspec.Struct, frozen=True):
     turn: int
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class RunPreview:
+class RunPreview(msgspec.Struct, frozen=True):
     """A gated call's plan is needed before anybody can be asked."""
 
     call: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunTool:
+class RunTool(msgspec.Struct, frozen=True):
     """Run the call; or, where an older epoch left it running, find out what became of it."""
 
     call: str
 
 
-@dataclass(frozen=True, slots=True)
-class CloseTurn:
+class CloseTurn(msgspec.Struct, frozen=True):
     turn: int
 
 
 Effect = StartTurn | CallModel | RunPreview | RunTool | CloseTurn
 
 
+_last: tuple[State | None, frozenset[Effect]] = (None, frozenset())
+"""The latest answer: a step asks about the same state again and again, and states never change."""
+
+
 def owed(state: State) -> frozenset[Effect]:
+    global _last
+    known, effects = _last
+    if known is not state:
+        effects = _owed(state)
+        _last = (state, effects)
+    return effects
+
+
+def _owed(state: State) -> frozenset[Effect]:
     turn = state.turn
     if turn is None:
         return frozenset([StartTurn(state.queue[0].message)]) if state.queue else frozenset()

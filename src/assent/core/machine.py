@@ -160,7 +160,8 @@ def decide_into(log: Draft, input: Input, specs: Specs) -> None:
             gate.planned(log, _open_call(log, input.call), input)
         case Claim():
             gate.claim(log, _open_call(log, input.call), input)
-            consequences(log)
+            if not isinstance(log.events[-1], CallStarted):
+                consequences(log)  # from a start nothing follows, and many calls may start at once
         case Finished():
             _finished(log, _open_call(log, input.call), input)
             consequences(log)
@@ -231,7 +232,10 @@ def message_id(turn: int, step: int) -> str:
 def call_id(conversation: str, number: int) -> str:
     """Ours: five letters that tell conversations apart, and the call's number that makes it unique in its own."""
     raw = hashlib.sha256(f"{conversation}/{number}".encode()).digest()
-    return "".join("bcdfghjklmnpqrstvwxz"[byte % 20] for byte in raw[:5]) + str(number)
+    return f"{raw[:5].translate(_LETTERS).decode()}{number}"
+
+
+_LETTERS = bytes(b"bcdfghjklmnpqrstvwxz"[byte % 20] for byte in range(256))
 
 
 def _replied(log: Draft, input: ModelReplied, specs: Specs) -> None:

@@ -28,6 +28,8 @@ _UNPAIRED = re.compile(
 
 def check_plain(value: Any, what: str) -> None:
     """Raise Invalid unless the value is plain JSON: no deeper than 128, finite numbers, real text."""
+    if type(value) is str and value.isascii():
+        return  # by far the most there is
     # Level by level: the depth costs nothing to know, and no input can exhaust the interpreter's stack.
     level: list[Any] = [value]
     depth = seen = 0

@@ -91,8 +91,10 @@ class Conversation:
 
     async def report(self, input: Input, effect: Effect) -> None:
         """What an effect's task came to. Too late, or no longer ours: the log says what counts."""
-        with suppress(Refused, StoreError):
+        try:
             await self.submit(input, effect)
+        except (Refused, StoreError):
+            pass
 
     def poke(self, *, behind: bool = True) -> None:
         """Something may have happened: look again. ``behind``: somebody else may have appended."""
@@ -322,17 +324,16 @@ class Conversation:
         Returns the slots that were taken for it: call -> tool.
         """
         held: dict[str, str] = {}
-        while self.epoch is not None and not self.home.closing:
-            move = self._move(draft, held)
-            if move is None:
-                break
+        if self.epoch is None or self.home.closing:
+            return held
+        while (move := self._move(draft.state)) is not None:
             decide_into(draft, move, {})
+        self._claim(draft, self.epoch, held)
         return held
 
-    def _move(self, draft: Draft, held: dict[str, str]) -> Input | None:
-        state = draft.state
-        effects = owed(state)
-        for effect in effects:
+    def _move(self, state: State) -> Input | None:
+        """Begin a turn, or close it."""
+        for effect in owed(state):
             match effect:
                 case StartTurn():
                     name = state.queue[0].agent
@@ -348,18 +349,20 @@ class Conversation:
                             attempts=partial.attempts,
                         )
                 case CallModel() | RunPreview() | RunTool():
-                    pass
-        turn = state.turn
-        if turn is None or self.epoch is None:
-            return None
-        for call_id, call in turn.calls.items():
-            effect = RunTool(call_id)
-            if effect not in effects or effect in self.tasks or not dispatch.plain(call):
-                continue
-            if call.grant is None and self.home.slots.take(call.made.tool):
-                held[call_id] = call.made.tool
-                return Claim(call=call_id, epoch=self.epoch)
+                    break  # a turn is under way
         return None
+
+    def _claim(self, draft: Draft, epoch: int, held: dict[str, str]) -> None:
+        """Every call that may run at once: one start has no say in whether another may, so all in one pass."""
+        state = draft.state
+        effects = owed(state)
+        for call_id, call in state.turn.calls.items() if state.turn else ():
+            if not dispatch.plain(call) or call.grant is not None:
+                continue
+            effect = RunTool(call_id)
+            if effect in effects and effect not in self.tasks and self.home.slots.take(call.made.tool):
+                held[call_id] = call.made.tool
+                decide_into(draft, Claim(call=call_id, epoch=epoch), {})
 
     def _give_back(self, held: dict[str, str]) -> None:
         for tool in held.values():
@@ -451,7 +454,9 @@ class Conversation:
         if turn is None:
             return
         wanted: list[Effect] = [CallModel(turn.number, turn.step + 1)]
-        wanted += [kind(call) for call in turn.calls for kind in (RunPreview, RunTool)]
+        for call_id, call in turn.calls.items():
+            if call.phase in ("ready", "running"):
+                wanted += (RunPreview(call_id), RunTool(call_id))
         for effect in wanted:  # in call order; beginning and closing a turn is decided in _chase
             if effect in effects and effect not in self.tasks:
                 match effect:

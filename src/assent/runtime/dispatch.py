@@ -13,8 +13,7 @@ import contextvars
 import inspect
 import logging
 import threading
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -26,7 +25,7 @@ from assent.core.inputs import Asked, Claim, Erred, Finished, Halted, Outcome, P
 from assent.core.live import ToolProgress
 from assent.core.results import RESULT_LIMIT
 from assent.core.schema import check_plain, compile_schema, schema_of
-from assent.core.state import CallState
+from assent.core.state import CallState, TurnState
 from assent.core.tool import RECOVERIES, Ask, Halt, Result
 from assent.errors import AssentError, Invalid, Refused, StoreError, ToolError
 from assent.tools.call import Call
@@ -257,9 +256,16 @@ async def _run(
 ) -> Any:
     """Run a function of the tool's. Whatever it does to its own task or to the interpreter, it raises here."""
     task = asyncio.current_task()
+    turn = conv.state.turn
+    assert turn is not None
     try:
-        async with _context(conv, call, dry_run=dry_run, seen=seen) as context:
-            value = await _invoke(handler, call.args, context, slot, call.made.timeout)
+        # The scope is made from the principal in the log.
+        async with conv.home.scope(turn.by) as scope:
+            context = _context(conv, turn, call, scope, dry_run=dry_run, seen=seen)
+            try:
+                value = await _invoke(handler, call.args, context, slot, call.made.timeout)
+            finally:
+                context._cancel()  # pyright: ignore[reportPrivateUsage]
     except asyncio.CancelledError:
         if task is None or not conv.wants(task):
             raise  # ours: the turn was cancelled, or the process stops
@@ -273,14 +279,10 @@ async def _run(
     return value
 
 
-@asynccontextmanager
-async def _context(
-    conv: Conversation, call: CallState, *, dry_run: bool, seen: list[Any] | None = None
-) -> AsyncGenerator[Call, None]:
-    """What the handler is given, with the scope made from the principal in the log."""
-    turn = conv.state.turn
-    assert turn is not None
-    principal = turn.by
+def _context(
+    conv: Conversation, turn: TurnState, call: CallState, scope: Any, *, dry_run: bool, seen: list[Any] | None = None
+) -> Call:
+    """What the handler is given."""
     loop = asyncio.get_running_loop()
     call_id, attempt = call.made.id, call.attempt
 
@@ -305,22 +307,18 @@ async def _context(
         else:
             loop.call_soon_threadsafe(publish, value)
 
-    async with conv.home.scope(principal) as scope:
-        context = Call(
-            id=call_id,
-            conversation=conv.name,
-            attempt=attempt,
-            dry_run=dry_run,
-            agent=turn.agent,
-            principal=principal,
-            scope=scope,
-            approver=call.approver,
-            sink=sink,
-        )
-        try:
-            yield context
-        finally:
-            context._cancel()  # pyright: ignore[reportPrivateUsage]
+    context = Call(
+        id=call_id,
+        conversation=conv.name,
+        attempt=attempt,
+        dry_run=dry_run,
+        agent=turn.agent,
+        principal=turn.by,
+        scope=scope,
+        approver=call.approver,
+        sink=sink,
+    )
+    return context
 
 
 def _in(loop: asyncio.AbstractEventLoop) -> bool:
@@ -332,21 +330,26 @@ def _in(loop: asyncio.AbstractEventLoop) -> bool:
 
 async def _invoke(handler: Handler, args: dict[str, Any], call: Call, slot: Slot | None, timeout: float | None) -> Any:
     """Run it, at most so long. What runs in a thread cannot be stopped: it is abandoned."""
+    if timeout is None:
+        return await _called(handler, args, call, slot)
     limit = asyncio.timeout(timeout)
     value: Any = None
     try:
         async with limit:
-            if handler.threaded:
-                value = await _in_thread(handler, args, call, slot)
-            else:
-                value = handler(args, call)
-                value = await value if inspect.isawaitable(value) else value
+            value = await _called(handler, args, call, slot)
     except Exception:
         if not limit.expired():
             raise
     if limit.expired():
         raise TooLate  # whatever it made of being stopped
     return value
+
+
+async def _called(handler: Handler, args: dict[str, Any], call: Call, slot: Slot | None) -> Any:
+    if handler.threaded:
+        return await _in_thread(handler, args, call, slot)
+    value = handler(args, call)
+    return await value if inspect.isawaitable(value) else value
 
 
 async def _in_thread(handler: Handler, args: dict[str, Any], call: Call, slot: Slot | None) -> Any:

@@ -12,6 +12,7 @@ agent made anew, goes on until rest.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,6 +84,7 @@ def crash_everywhere(
     noted = {made.tool for it in runs for made in calls(it.events) if notes.count(it.key(made.id))}
     fates = [fate for it in runs for fate in it.fates(notes, noted)]
     return Report(
+        turns=Counter(it.rest.reason or "waiting" for it in runs if it.rest is not None),
         crashes=tuple(it.crash for it in runs if it.crash is not None and it.killed),
         tools={
             tool.spec.name: ToolFate(
@@ -148,7 +150,8 @@ class _Run:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        while self.watch.threads:  # a thread cannot be killed: the kill comes when it has done what it does
+        # A thread cannot be killed: then the kill comes when it has done what it does.
+        while self.watch.threads:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         self.killed = True
         returned = {event.call_id for event in store.returned}

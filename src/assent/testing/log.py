@@ -47,12 +47,16 @@ def assert_paired(events: Sequence[AnyEvent], *, waiting: Iterable[str] = ()) ->
     names = {made.id: made.tool for made in calls(events)}
     wrong = [f"{call} has a result and was never called" for call in returned if call not in names]
     wrong += [f"{names[call]} ({call}) has {n} results" for call, n in returned.items() if n > 1 and call in names]
-    wrong += [f"{tool} ({call}) has no result" for call, tool in names.items() if not returned[call] | (call in allowed)]
+    wrong += [
+        f"{tool} ({call}) has no result" for call, tool in names.items() if not returned[call] | (call in allowed)
+    ]
     open_calls: dict[str, str] = {}
     for event in events:
         match event:
             case AssistantSaid(partial=False):
-                wrong += [f"the model was asked before {tool} ({call}) had a result" for call, tool in open_calls.items()]
+                wrong += [
+                    f"the model was asked before {tool} ({call}) had a result" for call, tool in open_calls.items()
+                ]
                 open_calls = {made.id: made.tool for made in event.calls}
             case CallReturned():
                 open_calls.pop(event.call_id, None)

@@ -78,6 +78,8 @@ class Report:
     crashes: tuple[Crash, ...]
     """Every point at which the agent was killed."""
     tools: dict[str, ToolFate]
+    turns: Counter[str]
+    """How the runs came to rest: why the turn ended, or ``waiting``."""
 
     @property
     def twice(self) -> list[str]:
@@ -105,7 +107,10 @@ class Report:
         table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         table.insert(1, "  ".join("-" * width for width in widths))
         appends = len({crash.append for crash in self.crashes})
-        title = f"killed {len(self.crashes)} times: before and after each of {appends} appends to the log"
+        title = (
+            f"run once as it is, then killed {len(self.crashes)} times: before and after each of {appends} appends; "
+            f"turns: {_counted(self.turns)}"
+        )
         told = [_told(fate) for tool in self.tools.values() for fate in tool.twice]
         return "\n".join([title, "", *table, *(["", *told] if told else [])])
 
@@ -121,11 +126,15 @@ A run that a crash interrupted is repeated by default, with the same call.key. C
 def _row(tool: ToolFate) -> tuple[str, ...]:
     if not tool.fates:
         return (tool.tool, tool.recovery, "0", "0", "-", "-", "never called")
-    ended = ", ".join(f"{word} {n}" for word, n in tool.ended.most_common())
+    ended = _counted(tool.ended)
     if tool.recovery == "-":
         return (tool.tool, "-", str(len(tool.fates)), "-", "-", "-", ended)
     effects = ", ".join(f"{n} in {calls}" for n, calls in sorted(tool.effects.items()))
     return (tool.tool, tool.recovery, str(len(tool.fates)), str(tool.runs), str(tool.between), effects, ended)
+
+
+def _counted(words: Counter[str]) -> str:
+    return ", ".join(f"{word} {n}" for word, n in words.most_common())
 
 
 def _told(fate: Fate) -> str:

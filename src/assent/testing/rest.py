@@ -157,4 +157,3 @@ async def drive(rt: Runtime, conversation: str, decide: Decide) -> Rest:
                 if isinstance(event, CallReturned) and event.ok:
                     values[event.call_id] = await rt.result(conversation, event.call_id)
             return Rest(conversation, snapshot.state, events, snapshot.messages, snapshot.pending, values)
-

@@ -77,7 +77,8 @@ def watched(agent: Agent, watch: Watch) -> Agent:
     model = agent.model
     if isinstance(model, ScriptedModel):
         # A script is told by the log how far it has come: a fresh process goes on where the last one stopped.
-        twin.model = model.following()
+        twin.model = copy.copy(model)
+        twin.model._follow = True  # pyright: ignore[reportPrivateUsage]
     return twin
 
 

@@ -1,0 +1,101 @@
+"""Approvals by the many: what matches is listed first, each is bound to what was listed, each has its own result."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+import click
+from msgspec.structs import replace
+
+from assent.cli import inbox
+from assent.cli.commands import Commands
+from assent.cli.output import say
+from assent.cli.reading import missing
+from assent.cli.text import cut, shown, value_text
+from assent.core.decisions import Approve, Pending
+from assent.errors import AssentError, Invalid
+from assent.runtime.runtime import Runtime
+
+KEYS = ("tool", "conversation", "agent", "risk", "for")
+LONG = 120
+Matches = dict[str, list[str]]
+
+
+def parsed(pairs: Iterable[str]) -> Matches:
+    """``tool=refund``: all keys must match; of one key given twice, one of the values."""
+    found: Matches = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or key not in KEYS or not value:
+            raise Invalid(f"--match takes KEY=VALUE with one of the keys {', '.join(KEYS)}, not {pair!r}")
+        found.setdefault(key, []).append(value)
+    return found
+
+
+def _fits(entry: Pending, matches: Matches) -> bool:
+    own = {
+        "tool": entry.tool,
+        "conversation": entry.conversation,
+        "agent": entry.agent,
+        "risk": entry.risk,
+        "for": entry.principal.id,
+    }
+    return all(any(fnmatchcase(own[key], value) for value in values) for key, values in matches.items())
+
+
+async def approve(url: str, matches: Matches, decision: Approve, by: str, *, dry_run: bool, yes: bool) -> int:
+    """List, ask, approve each. The exit code is the worst of all."""
+    if missing(url):
+        say(f"nothing matches: there is no store {url} yet")
+        return 0
+    async with Runtime(store=url) as rt:
+        found = [entry for entry in await rt.pending() if entry.kind == "approval" and _fits(entry, matches)]
+        # Running an interrupted call again is a question of its own: never in a batch.
+        entries = [entry for entry in found if not entry.recovery]
+        for entry in entries:
+            say(_listed(entry))
+        if left := len(found) - len(entries):
+            say(f"{left} more matched, but {'was' if left == 1 else 'were'} interrupted: decide each by itself")
+        if not entries:
+            say("nothing matches")
+            return 0
+        if dry_run:
+            say(f"{_count(entries)} would be approved; nothing was done")
+            return 0
+        if not yes and not _confirmed(entries):
+            say("nothing was done")
+            return 0
+        codes: list[int] = []
+        for entry in entries:
+            where = f"{entry.tool} ({entry.conversation}/{entry.call})"
+            try:
+                await rt.resolve(entry.conversation, entry.call, replace(decision, digest=entry.digest), by=by)
+            except AssentError as refusal:
+                codes.append(refusal.exit_code)
+                say(f"{where} not approved: [{refusal.kind}] {shown(refusal.message)}")
+            else:
+                codes.append(0)
+                say(f"{where} approved by {by}")
+        touched = {entry.conversation for entry in entries}
+        for name in sorted(touched) if 0 in codes and len(touched) <= inbox.LISTED else []:
+            for line in await inbox.idle_work(rt, name, Commands(url)):
+                say(line)
+    return max(codes)
+
+
+def _listed(entry: Pending) -> str:
+    risk = f", {entry.risk} risk" if entry.risk != "low" else ""
+    args = " ".join(f"{name}={value_text(value)}" for name, value in entry.args.items())
+    return shown(f"{entry.tool} ({entry.conversation}/{entry.call}{risk}): {entry.prompt}  {cut(args, LONG)}".rstrip())
+
+
+def _count(entries: list[Pending]) -> str:
+    return "1 call" if len(entries) == 1 else f"{len(entries)} calls"
+
+
+def _confirmed(entries: list[Pending]) -> bool:
+    if sys.stdin is None or not sys.stdin.isatty() or not sys.stdout.isatty():  # pyright: ignore[reportUnnecessaryComparison]
+        raise Invalid("nobody is at a terminal to confirm it: give --yes, or --dry-run to see what it would do")
+    return click.confirm(f"Approve {'this call' if len(entries) == 1 else f'these {len(entries)} calls'}?")

@@ -1,0 +1,177 @@
+"""Whole logs: out to a file and back byte for byte, and as they were at any event."""
+
+import asyncio
+import json
+
+import desk as agents
+import pytest
+from terminal import DESK, refused
+from test_cli_verify import BIG, CHANGED, change, reader
+
+from assent import Runtime
+
+OTHER = ("--store", "sqlite:///other.db")
+
+
+def exported(desk, name, agent, file="c.jsonl"):
+    entries = desk.waiting(name, agent)
+    told = desk("export", name, file)
+    assert told.code == 0, told.err
+    return entries, (desk.path / file).read_bytes()
+
+
+@pytest.mark.parametrize("agent", ["gated", "seat", "scales", "plain", "halting", "failing", "evil"])
+def test_a_round_trip_is_byte_identical_and_has_the_same_inbox(desk, agent):
+    _, body = exported(desk, "c", getattr(agents, agent))
+    assert desk("export", "c").raw == body
+    assert body.splitlines()[:-1] == desk("log", "c", "--json").raw.splitlines()
+    told = desk("import", "c.jsonl", *OTHER)
+    assert told.code == 0, told.err
+    assert desk("export", "c", *OTHER).raw == body
+    assert desk("pending", "--json", *OTHER).raw == desk("pending", "--json").raw
+    rows = [{**row, "updated": 0} for row in desk("log", "--json").objects]
+    assert [{**row, "updated": 0} for row in desk("log", "--json", *OTHER).objects] == rows
+    assert desk("verify", *OTHER).code == 0
+
+
+def test_artifacts_come_along(desk):
+    _, body = exported(desk, "c", reader())
+    assert desk("import", "c.jsonl", *OTHER).code == 0
+    assert desk("export", "c", *OTHER).raw == body
+    assert "1 artifact" in desk("verify", *OTHER).out
+
+    async def result():
+        async with Runtime(store=f"sqlite:///{desk.path}/other.db") as rt:
+            call = next(e.call_id for e in await rt.history("c") if e.type == "CallReturned")
+            return await rt.result("c", call)
+
+    assert asyncio.run(result()) == BIG
+    lines = body.splitlines(keepends=True)
+    (desk.path / "less.jsonl").write_bytes(b"".join([*lines[:-2], lines[-1]]))
+    refused(desk("import", "less.jsonl", "--as", "d"), 1, "line 6", "artifact")
+    (desk.path / "lie.jsonl").write_bytes(b"".join([*lines[:-2], lines[-2].replace(b"eHh4", b"eXh4", 1), lines[-1]]))
+    refused(desk("import", "lie.jsonl", "--as", "d"), 1, f"line {len(lines) - 1}", "does not hold")
+
+
+def test_what_was_imported_goes_on(desk):
+    [entry], _ = exported(desk, "c", agents.gated)
+    told = desk("import", "c.jsonl", "--as", "copy", *OTHER)
+    assert "waits for 1 answer" in told.out
+    assert "pending --conversation copy" in told.out
+    told = desk("approve", f"copy/{entry.call}", "--resume", f"{DESK}:gated", *OTHER)
+    assert told.code == 0, told.err
+    assert "turn completed" in told.out
+    assert desk("verify", *OTHER).code == 0
+
+
+def test_a_conversation_that_is_there_is_never_touched(desk):
+    exported(desk, "c", agents.gated)
+    before = desk("export", "c").raw
+    refused(desk("import", "c.jsonl"), 3, "[conflict]", "'c'", "--as")
+    assert desk("export", "c").raw == before
+    assert desk("import", "c.jsonl", "--as", "d").code == 0
+    assert {o["conversation"] for o in desk("log", "--json").objects} == {"c", "d"}
+    refused(desk("export", "c", "c.jsonl"), 2, "--force")
+    assert desk("export", "c", "c.jsonl", "--force").code == 0
+    refused(desk("export", "c", ".", "--force"), 2, "not a file")
+    refused(desk("export", "c", "no/where.jsonl"), 1, "[write_failed]")
+    assert sorted(p.name for p in desk.path.iterdir() if "assent-" in p.name) in ([], ["assent.db-owners"])
+
+
+@pytest.mark.parametrize(
+    ("line", "change", "code", "said"),
+    [
+        (3, lambda body: body[:40], 1, "not JSON"),
+        (3, lambda body: b"\xff\xfe", 1, "not JSON"),
+        (3, lambda body: b"[1]", 1, "not a JSON object"),
+        (3, lambda body: b"{}", 1, "neither"),
+        (3, lambda body: b'{"type":"TurnStarted","v":1}', 1, "TurnStarted"),
+        (3, lambda body: b'{"type":"Unheard","v":1}', 1, "Unheard"),
+        (3, lambda body: body.replace(b'"v":1', b'"v":99'), 1, "upgrade"),
+        (3, lambda body: body.replace(b'"seq":3', b'"seq":4'), 1, "event 4"),
+        (3, lambda body: b"", 1, None),
+        (3, lambda body: body.replace(b'"at":1', b'"at":2'), 1, None),
+        (3, lambda body: b'{"artifact":"x","body":"?"}', 1, "not an artifact"),
+        (3, lambda body: b"[" * 100_000, 1, "not JSON"),
+    ],
+)
+def test_a_bad_line_is_refused_by_its_number_and_nothing_is_imported(desk, line, change, code, said):
+    _, body = exported(desk, "c", agents.gated)
+    lines = body.split(b"\n")
+    lines[line - 1] = change(lines[line - 1])
+    (desk.path / "bad.jsonl").write_bytes(b"\n".join(lines))
+    told = desk("import", "bad.jsonl", *OTHER)
+    refused(told, code, "bad.jsonl, line ", *([f"line {line}: ", said] if said else []))
+    assert desk("log", "--json", *OTHER).objects == []
+
+
+def test_events_alone_can_be_read_and_what_is_missing_is_said(desk):
+    _, body = exported(desk, "c", agents.gated)
+    events = b"\r\n".join(body.splitlines()[:-1])
+    told = desk("import", "-", stdin=events)
+    refused(told, 2, "--as")
+    told = desk("import", "-", "--as", "d", stdin=events)
+    assert told.code == 0, told.err
+    assert "last line was missing" in told.out
+    assert desk("log", "d", "--json").raw == desk("log", "c", "--json").raw
+    refused(desk("import", "-", "--as", "e", stdin=b"\n\n"), 2, "no events")
+    refused(desk("import", "nope.jsonl"), 2, "[read_failed]", "nope.jsonl")
+    refused(desk("import", "-", "--as", "a\nb", stdin=events), 2, "bad conversation id")
+    refused(desk("import", "-", "--as", "e", stdin=body + body), 1, "more after the last line")
+
+
+def test_a_damaged_conversation_is_not_exported_as_if_it_were_whole(desk):
+    desk.waiting("c", agents.gated)
+    change(desk, f"UPDATE events SET body = {CHANGED}")
+    refused(desk("export", "c", "c.jsonl"), 1, "[corrupt_log_line]")
+    assert not (desk.path / "c.jsonl").exists()
+    refused(desk("export", "nope"), 3, "[not_found]")
+
+
+# --- replay ---
+
+
+def test_replay_shows_each_moment_and_changes_nothing(desk):
+    [entry] = desk.waiting("c", agents.gated)
+    desk("approve", entry.call, "--resume", f"{DESK}:gated")
+    log = desk("log", "c", "--json").raw
+    at = {e["type"]: e["seq"] for e in reversed(desk.log("c"))}
+    waiting = desk("replay", "c", "--to", at["CallSuspended"], "--json").objects
+    assert [(o["state"], o["seq"], [p["call"] for p in o["pending"]]) for o in waiting] == [
+        ("awaiting_input", at["CallSuspended"], [entry.call])
+    ]
+    [running] = desk("replay", "c", "--to", at["CallStarted"], "--json").objects
+    assert (running["state"], running["pending"], running["in_flight"][0]["phase"]) == (
+        "executing_tools",
+        [],
+        "running",
+    )
+    [end] = desk("replay", "c", "--json").objects
+    assert (end["state"], len(end["messages"])) == ("idle", 4)
+    told = desk("replay", "c", "--to", at["CallSuspended"])
+    assert "awaiting_input" in told.out
+    assert "Give 2.5 back?" in told.out
+    assert "It said" not in told.out
+    assert "It said" in desk("replay", "c").out
+    assert desk("log", "c", "--json").raw == log
+
+
+def test_every_prefix_of_every_log_can_be_replayed_also_from_a_file(desk):
+    _, body = exported(desk, "c", agents.evil)
+    for seq in range(1, len(body.splitlines())):
+        told = desk("replay", "c", "--to", seq, "--json")
+        assert told.code == 0, told.err
+        assert desk("replay", "c.jsonl", "--to", seq, "--json").raw == told.raw
+    text = desk("replay", "c").out
+    assert not set(text) & {"\x1b", "\x07", "\u202e", "\u200b", "\x9b"}
+    assert "[bold]not bold[/bold] :smile:" in text
+    assert json.loads(desk("replay", "-", "--json", stdin=body).out)["conversation"] == "c"
+
+
+def test_replay_refuses_what_is_not_there(desk):
+    refused(desk("replay", "nope"), 2, "nope")
+    desk.waiting("c", agents.plain)
+    refused(desk("replay", "nope"), 3, "[not_found]", "nope")
+    refused(desk("replay", "no.jsonl"), 2, "[read_failed]")
+    refused(desk("replay", "c", "--to", "9999"), 2, "only")
+    refused(desk("replay", "c", "--to", "0"), 2, "--to")

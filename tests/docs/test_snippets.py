@@ -1,0 +1,88 @@
+"""The documentation tells the truth: what it shows runs, and prints what it shows."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+DOCS = ROOT / "docs"
+RUNNER = Path(__file__).parent / "run_page.py"
+ELSEWHERE = {"howto/test-your-agent-under-crashes.md": "tests/testing/test_howto.py"}
+"""Pages whose snippets have a test of their own."""
+
+
+def runs_something(page: Path) -> bool:
+    text = page.read_text()
+    return "```python" in text or "```sh run" in text
+
+
+PAGES = sorted(
+    name
+    for page in DOCS.rglob("*.md")
+    if runs_something(page) and (name := page.relative_to(DOCS).as_posix()) not in ELSEWHERE
+)
+Run = subprocess.CompletedProcess[str]
+
+
+def run_page(page: Path, place: Path) -> Run:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ASSENT")}
+    env |= {"LOGNAME": "you", "COLUMNS": "80", "PYTHONUTF8": "1", "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', os.defpath)}"
+    return subprocess.run(
+        [sys.executable, "-W", "error", str(RUNNER), str(page)],
+        cwd=place,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Run]]]:
+    """Every page in a process and a folder of its own, a few at a time."""
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        yield {name: pool.submit(run_page, DOCS / name, tmp_path_factory.mktemp("page")) for name in PAGES}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_pages_snippets_run_and_print_what_it_shows(name: str, runs: dict[str, Future[Run]]) -> None:
+    ran = runs[name].result()
+    assert ran.returncode == 0, ran.stderr + ran.stdout
+    assert int(ran.stdout.split()[-1]) > 0, "the page shows no output"
+
+
+def test_pages_that_are_tested_elsewhere_are() -> None:
+    for page, test in ELSEWHERE.items():
+        if (DOCS / page).exists():
+            assert Path(page).stem in (ROOT / test).read_text()
+
+
+@pytest.mark.parametrize(
+    ("page", "complaint"),
+    [
+        ("```python\nprint(1)\n```\n\n```text\n2\n```\n", "x.md:5: the page shows"),
+        ("```python\n1 / 0\n```\n", "ZeroDivisionError"),
+        ("```sh run\nexit 3\n```\n", "exits with 3"),
+        ("```text\nhello\n```\n", "follows nothing that runs"),
+    ],
+)
+def test_a_page_that_lies_is_caught(page: str, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "x.md").write_text(page)
+    ran = run_page(tmp_path / "x.md", tmp_path)
+    assert ran.returncode == 1
+    assert complaint in ran.stderr
+
+
+def test_dots_stand_for_anything_and_a_block_can_be_shown_only(tmp_path: Path) -> None:
+    page = "```python\nprint('a', 1, 'b')\n```\n\n```text\na ... b\n```\n\n<!-- not run -->\n```python\n1 / 0\n```\n"
+    (tmp_path / "x.md").write_text(page)
+    ran = run_page(tmp_path / "x.md", tmp_path)
+    assert (ran.returncode, ran.stdout.strip()) == (0, "1"), ran.stderr

@@ -1,0 +1,495 @@
+"""The scenarios of the golden logs: each is played through the machine itself, inputs in, events out.
+
+The clock is fixed and ids follow from the conversation's name, so a scene gives the same bytes each time. What nothing
+emits yet is written by hand. Add scenes; do not change one whose log is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from assent import Call, Default, Principal, Retention, provider_tool, tool
+from assent.core.decisions import Answer, Approve, ClientResult, Deny, Failed, Submit
+from assent.core.draft import Draft
+from assent.core.events import (
+    VERSION,
+    AnyEvent,
+    AssistantSaid,
+    Attempt,
+    CallReturned,
+    ErrorInfo,
+    HistorySummarised,
+    OutputRejected,
+    TurnEnded,
+    Usage,
+    Verdict,
+)
+from assent.core.inputs import (
+    Asked,
+    BeginTurn,
+    CallWanted,
+    Cancel,
+    Claim,
+    ClientGone,
+    Close,
+    DeadlinePassed,
+    Erred,
+    Finished,
+    Halted,
+    ModelFailed,
+    ModelReplied,
+    Open,
+    Planned,
+    Reconciled,
+    RefuseResolution,
+    Resolve,
+    Returned,
+    Revoke,
+    Say,
+    Woke,
+)
+from assent.core.machine import decide_into
+from assent.core.state import State, evolve
+from assent.tools.toolset import Toolset
+
+ADA = Principal("ada", ("agent", "night shift"), {"tenant": "north", "level": 3})
+BOSS = Principal("boss", ("manager",))
+USER = Principal("user")
+USAGE = Usage(120, 30, 100, 20, 0.0042)
+SCHEMA = {"type": "object", "properties": {"total": {"type": "number"}}, "required": ["total"]}
+
+
+# --- the tools, of which only the declarations matter ---
+
+
+async def _odd(args: dict[str, Any], call: Call) -> bool:
+    return True
+
+
+async def _found(args: dict[str, Any], call: Call) -> str:
+    return "fail"
+
+
+def _server(name: str, **options: Any) -> Any:
+    async def handler(n: int = 0) -> dict: ...
+
+    return tool(name=name, description=f"Tool {name}. More about it.", **options)(handler)
+
+
+def _stub(name: str, **options: Any) -> Any:
+    def handler(n: int = 0) -> int: ...
+
+    return tool(name=name, description=f"Tool {name}.", **options)(handler)
+
+
+def _planned(it: Any) -> Any:
+    @it.preview
+    async def _(n: int = 0) -> str: ...
+
+    return it
+
+
+SPECS = Toolset(
+    _server("look", retention=Retention.last(3)),
+    _server("once", recovery="fail", timeout="30s", risk="medium"),
+    _server("asked", recovery="ask", expires="2h", retention=Retention.forever()),
+    _server("known", recovery=_found),
+    _server("pay", approval="required", expires="1h", risk="high", prompt="Pay {n}?"),
+    _planned(_server("wire", approval="required", expires="1h", recovery="fail")),
+    _server("policy", approval=_odd, expires="1h"),
+    _server("deny_silence", approval="required", expires="1h", on_expiry="deny"),
+    _server("halt_silence", approval="required", expires="1h", on_expiry="halt"),
+    _server("error_silence", approval="required", expires="1h"),
+    _stub("default_silence", executor="human", prompt="How many?", expires="1h", on_expiry=Default(7)),
+    _stub("choose", executor="human", prompt="Which of {n}?"),
+    _stub("locate", executor="client", retention=Retention.turns(2)),
+    _stub("gated_locate", executor="client", approval="required"),
+    _server("by_hand", manual=True),
+    _server("gated_by_hand", manual=True, approval="required"),
+    provider_tool("web_search", max_uses=3),
+).specs
+
+
+class Scene:
+    """One conversation, played input by input."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.state = State(conversation=name)
+        self.events: list[AnyEvent] = []
+        self.now = 1_700_000_000.0
+        self.epoch = 1
+
+    def tell(self, *inputs: Any) -> None:
+        """Decide these, a quarter of a second after what came before."""
+        self.now += 0.25
+        draft = Draft(self.state, self.now)
+        for given in inputs:
+            decide_into(draft, given, SPECS)
+        self.events += draft.events
+        self.state = draft.state
+
+    def write(self, kind: Any, by: Principal = USER, **fields: Any) -> None:
+        """An event by hand."""
+        self.now += 0.25
+        event = kind(seq=self.state.seq + 1, at=self.now, by=by, v=VERSION, **fields)
+        self.events.append(event)
+        self.state = evolve(self.state, event)
+
+    def say(self, text: str = "go", by: Principal = USER, **more: Any) -> None:
+        self.tell(Say(text=text, by=by, agent="desk", **more))
+
+    def begin(self, steps: int = 20, mode: Any = "auto") -> None:
+        self.tell(BeginTurn(steps=steps, mode=mode))
+
+    def reply(self, *calls: Any, text: str = "", **more: Any) -> None:
+        """The model replies; a call is a tool's name, or (name, args), or (name, args, provider's id)."""
+        turn = self.state.turn
+        assert turn is not None
+        wanted = [(c, {"n": 1}, None) if isinstance(c, str) else (*c, None)[:3] for c in calls]
+        more.setdefault("attempts", (Attempt("scripted", USAGE),))
+        made = tuple(CallWanted(tool=tool, args=args, provider_id=theirs) for tool, args, theirs in wanted)
+        self.tell(ModelReplied(turn=turn.number, step=turn.step + 1, text=text, calls=made, **more))
+
+    def turn(self, *calls: Any, **more: Any) -> None:
+        self.say()
+        self.begin()
+        self.reply(*calls, **more)
+
+    def call(self, tool: str, nth: int = 0) -> str:
+        assert self.state.turn is not None
+        return [call for call, state in self.state.turn.calls.items() if state.made.tool == tool][nth]
+
+    def run(self, tool: str, outcome: Any = None, nth: int = 0, **claim: Any) -> None:
+        """Claim it and finish it."""
+        self.claim(tool, nth, **claim)
+        self.finish(tool, outcome, nth)
+
+    def claim(self, tool: str, nth: int = 0, **claim: Any) -> None:
+        self.tell(Claim(call=self.call(tool, nth), epoch=self.epoch, **claim))
+
+    def finish(self, tool: str, outcome: Any = None, nth: int = 0) -> None:
+        call = self.call(tool, nth)
+        assert self.state.turn is not None
+        attempt = self.state.turn.calls[call].attempt
+        self.tell(Finished(call=call, attempt=attempt, outcome=outcome or Returned(value={"did": tool})))
+
+    def plan(self, tool: str, preview: Any = None, nth: int = 0, **more: Any) -> None:
+        self.tell(Planned(call=self.call(tool, nth), preview=preview, **more))
+
+    def decide(self, tool: str, decision: Any, by: Principal = BOSS, nth: int = 0) -> None:
+        self.tell(Resolve(decisions={self.call(tool, nth): decision}, by=by))
+
+    def silence(self, tool: str, seconds: float) -> None:
+        self.now += seconds
+        self.tell(DeadlinePassed(call=self.call(tool)))
+
+    def wake(self) -> None:
+        """A new owner."""
+        self.epoch += 1
+        self.tell(Woke(epoch=self.epoch))
+
+    def end(self, text: str = "done") -> None:
+        self.reply(text=text)
+        self.tell(Close())
+
+
+# --- the scenarios ---
+
+
+def plain(s: Scene) -> None:
+    """A turn with nothing special, and everything that a model can say."""
+    s.tell(Open(agent="desk", by=ADA, metadata={"subject": "order 7", "tags": ["a", "ü"]}))
+    s.say("Where is order 7?", ADA)
+    s.begin()
+    parts = [{"kind": "signature", "data": "c2ln"}, {"kind": "server_tool", "data": {"name": "web_search"}}]
+    s.reply(
+        ("look", {"n": 7}, "toolu_1"),
+        ("look", {"n": 8}, "toolu_1"),
+        text="Let me look.",
+        thinking="It is about order 7.",
+        parts=parts,
+        provider="scripted",
+        attempts=(
+            Attempt("big", error=ErrorInfo("provider_http_error", "try later", {"after": 2})),
+            Attempt("scripted", Usage(input_tokens=10)),
+        ),
+    )
+    s.run("look", Returned(value={"where": "Bonn", "days": 2.5}, data={"map": [50.7, 7.1]}))
+    s.run("look", Returned(value=None), nth=1)
+    s.end("It is in Bonn.")
+    s.say("Thanks \u2603", ADA)
+    s.begin()
+    s.reply(("look", '{"n": 9}', "toolu_1"))
+    s.run("look", Returned(value=[1, "two", None, True]))
+    s.end("You are welcome.")
+
+
+def approval(s: Scene) -> None:
+    """Approved, edited, denied; refused to somebody; a plan that is bound, changes, and is given up."""
+    s.turn("pay")
+    s.tell(RefuseResolution(call=s.call("pay"), decision="Approve", by=USER, reason="user may not resolve pay"))
+    s.decide("pay", Approve())
+    s.run("pay")
+    s.reply("pay", "pay")
+    s.decide("pay", Approve(args={"n": 2}))
+    s.decide("pay", Deny("too much"), nth=1)
+    s.run("pay")
+    s.reply("wire", "wire", "wire")
+    s.plan("wire", {"from": 1, "to": 2})
+    s.plan("wire", nth=1, failure="the preview failed: KeyError: 'account'")
+    s.plan("wire", nth=2, error=ErrorInfo("resource_missing", "no such account"))
+    suspension = s.state.turn.calls[s.call("wire")].suspension
+    s.decide("wire", Approve(digest=suspension.digest))
+    s.run("wire", plan=Planned(call=s.call("wire"), preview={"from": 1, "to": 2}))
+    s.decide("wire", Deny(), nth=1)
+    s.reply("wire")
+    for n in range(3):
+        s.plan("wire", f"plan {n}") if n == 0 else None
+        s.decide("wire", Approve())
+        s.claim("wire", plan=Planned(call=s.call("wire"), preview=f"plan {n + 1}"))
+    s.reply("policy", "policy")
+    s.claim("policy", required=True, verdicts=(Verdict("approval", "required", "over the limit"),))
+    s.run("policy", nth=1, verdicts=(Verdict("approval", "auto"),))
+    s.decide("policy", Approve())
+    s.run("policy")
+    s.reply("pay", "choose")
+    s.decide("pay", Deny("stop here", stop=True))
+    s.tell(Close())
+
+
+def grants(s: Scene) -> None:
+    """Given for the arguments and for the tool, with an end; used; revoked before and between."""
+    s.turn("pay")
+    s.decide("pay", Approve(remember="args"))
+    s.run("pay")
+    s.reply("pay", ("pay", {"n": 2}))
+    s.run("pay")
+    s.decide("pay", Approve(remember="tool", duration="1h"), nth=1)
+    s.run("pay", nth=1)
+    s.reply(("pay", {"n": 3}), "policy")
+    s.run("pay")
+    s.claim("policy", required=True, verdicts=(Verdict("approval", "required"),))
+    s.decide("policy", Approve(remember="tool", duration=60.0))
+    s.run("policy")
+    s.reply("policy", ("pay", {"n": 4}))
+    s.run("policy", required=True, verdicts=(Verdict("approval", "required"),))
+    for grant in [grant.id for grant in s.state.grants if grant.tool == "pay"]:
+        s.tell(Revoke(grant=grant, by=BOSS))
+    s.claim("pay")
+    s.decide("pay", Approve())
+    s.run("pay")
+    s.end()
+
+
+def questions(s: Scene) -> None:
+    """A person answers; a handler asks; a question is declined."""
+    s.turn("choose", "look")
+    s.decide("choose", Answer(3), by=ADA)
+    s.run("look", Asked(question="Sure?", choices=["yes", "no"], expires=600.0))
+    s.decide("look", Answer("yes"), by=ADA)
+    s.reply("choose", "look")
+    s.decide("choose", Deny("none of them"), by=ADA)
+    s.claim("look")
+    s.finish("look", Asked(question="How many?", schema={"type": "integer"}))
+    s.decide("look", Deny(), by=ADA)
+    s.end()
+
+
+def clients(s: Scene) -> None:
+    """A page runs it, fails, must be approved first, or is gone."""
+    s.turn("locate", "locate", "gated_locate", "locate")
+    s.decide("locate", ClientResult(5), by=ADA)
+    s.decide("locate", Failed("read_failed", "no signal", {"code": 2}), by=ADA, nth=1)
+    s.decide("gated_locate", Approve(args={"n": 4}))
+    if s.state.turn.calls[s.call("gated_locate")].phase == "ready":
+        s.claim("gated_locate")
+    s.decide("gated_locate", ClientResult(6), by=ADA)
+    s.tell(ClientGone(call=s.call("locate", 2)))
+    s.end()
+
+
+def manual(s: Scene) -> None:
+    """Somebody runs it by hand: one tool, one behind a gate, a whole turn."""
+    s.turn("by_hand", "by_hand", "gated_by_hand")
+    s.decide("by_hand", Submit({"by": "hand"}), by=ADA)
+    s.decide("by_hand", Failed("command_failed", "it broke"), by=ADA, nth=1)
+    s.decide("gated_by_hand", Approve())
+    if s.state.turn.calls[s.call("gated_by_hand")].phase == "ready":
+        s.claim("gated_by_hand")
+    s.decide("gated_by_hand", Submit({}), by=ADA)
+    s.end()
+    s.say("all of it by hand", mode="manual")
+    s.begin()
+    s.reply("look", "pay", "choose")
+    for name in ("look", "pay"):
+        s.decide(name, Submit({"hand": name}))
+    s.decide("choose", Submit(1))
+    s.end()
+
+
+def recovery(s: Scene) -> None:
+    """Killed while it ran: again, never again, asked, found out."""
+    names = ("look", "once", "asked", "asked", "asked", "asked", "known", "known", "known")
+    s.turn(*names)
+    seen: dict[str, int] = {}
+    for name in names:
+        s.claim(name, seen.get(name, 0))
+        seen[name] = seen.get(name, 0) + 1
+    s.wake()
+    s.finish("look")
+    s.decide("asked", Approve())
+    s.decide("asked", Submit({"was": "done"}), nth=1)
+    s.decide("asked", Deny("leave it"), nth=2)
+    s.run("asked")
+    s.tell(Reconciled(call=s.call("known"), epoch=s.epoch, verdict=Returned(value={"found": 1})))
+    s.tell(Reconciled(call=s.call("known", 1), epoch=s.epoch, verdict="redispatch"))
+    s.tell(Reconciled(call=s.call("known", 2), epoch=s.epoch, verdict="fail"))
+    s.wake()
+    s.tell(Reconciled(call=s.call("known", 1), epoch=s.epoch, verdict="ask"))
+    s.decide("known", Deny(), nth=1)
+    s.now += 7200.0
+    s.tell(DeadlinePassed(call=s.call("asked", 3)))
+    s.end()
+
+
+def expiry(s: Scene) -> None:
+    """Silence, as each declaration means it."""
+    s.turn("error_silence", "deny_silence", "default_silence")
+    s.silence("error_silence", 3600.0)
+    s.silence("deny_silence", 0.0)
+    s.silence("default_silence", 0.0)
+    s.reply("halt_silence", "choose")
+    s.silence("halt_silence", 3600.0)
+    s.tell(Close())
+
+
+def cancelled(s: Scene) -> None:
+    """In mid-stream, with calls in every state, and with a call that was being recovered."""
+    s.say()
+    s.begin()
+    s.tell(Cancel(by=ADA, reason="changed my mind"))
+    s.tell(Close(text="The first half of", thinking="hm", attempts=(Attempt("scripted"),)))
+    s.turn("look", "pay", "choose", "asked", "once")
+    s.claim("look")
+    s.claim("asked")
+    s.wake()
+    s.run("once")
+    s.tell(Cancel(by=USER))
+    s.tell(Close())
+    s.say()
+    s.begin()
+    s.tell(Cancel(by=USER))
+    s.tell(Close())
+
+
+def queue(s: Scene) -> None:
+    """Messages that wait their turn, one that interrupts, each with what it asks for."""
+    s.say("one")
+    s.begin()
+    s.say("two", ADA, when_busy="queue", output=SCHEMA)
+    s.say("three", when_busy="queue", mode="manual")
+    s.reply("choose")
+    s.decide("choose", Answer(1))
+    s.end("first")
+    s.begin()
+    s.say("four", BOSS, when_busy="interrupt")
+    s.tell(Close(text="cut"))
+    s.begin(mode="manual")
+    s.end("third")
+    s.begin()
+    s.end("fourth")
+
+
+def failures(s: Scene) -> None:
+    """What goes wrong: calls that cannot run, tools that fail, large results, limits, the model itself."""
+    s.turn("nope", ("look", '{"n": '), ("look", {"n": "seven"}), "web_search", text="several")
+    s.reply("look", "look", "once", ("look", {"n": 4}))
+    s.run("look")
+    s.run("look", Erred(error=ErrorInfo("network", "no reply", {"host": "x"}), data={"trace": "t"}), nth=1)
+    s.run("once", Erred(error=ErrorInfo("timeout", "once was stopped after 30 s", {"partial": [1, 2]})))
+    s.run("look", Returned(value="x" * 70_000, data="y" * 70_000), nth=2)
+    s.reply("look")
+    s.run("look", Returned(value={"big": ["z" * 1000] * 70}))
+    s.end()
+    s.say()
+    s.begin(steps=1)
+    s.reply("look")
+    s.run("look")
+    s.tell(Close())
+    s.say()
+    s.begin()
+    error = ErrorInfo("rate_limited", "slow down", {"status": 429})
+    attempts = (Attempt("scripted", USAGE, ErrorInfo("network", "reset")),)
+    s.tell(ModelFailed(turn=3, step=1, error=error, text="I was about to", thinking="t", attempts=attempts))
+
+
+def halts(s: Scene) -> None:
+    """A tool ends the turn: what runs finishes, what waits is cancelled; what it left is large."""
+    s.turn("look", "once", "pay", "choose")
+    s.claim("look")
+    s.claim("once")
+    s.finish("look", Halted(reason="handed_over", value={"to": "ann"}))
+    s.finish("once")
+    s.tell(Close())
+    s.turn("look")
+    s.run("look", Halted(reason="exported", value="row\n" * 20_000))
+    s.tell(Close())
+
+
+def by_hand(s: Scene) -> None:
+    """What nothing emits yet, as it will be: written by hand."""
+    s.say("sum it up", output=SCHEMA)
+    s.begin()
+    attempts = (Attempt("scripted", Usage(output_tokens=4)),)
+    s.write(
+        OutputRejected,
+        turn=1,
+        message="`total` is missing: answer again, as JSON that fits the schema",
+        attempts=attempts,
+        text='{"sum": 3}',
+    )
+    s.write(AssistantSaid, turn=1, step=2, id="m1.2", text='{"total": 3}', attempts=attempts)
+    s.write(TurnEnded, turn=1, reason="completed", value={"total": 3})
+    s.write(HistorySummarised, upto=s.state.seq, text="The sum is 3.", attempts=(Attempt("small", USAGE),))
+    s.turn("look")
+    s.claim("look")
+    verdicts = (Verdict("after_tool", "changed", "a key was removed"),)
+    s.write(CallReturned, call_id=s.call("look"), tool="look", ok=True, value={"key": "[removed]"}, verdicts=verdicts)
+    s.write(TurnEnded, turn=2, reason="cost_limit", error=ErrorInfo("usage_limit_reached", "2.00 of 2.00 spent"))
+
+
+def waiting(s: Scene) -> None:
+    """Left open on purpose: a call in each phase, a grant, and a message in the queue."""
+    s.turn("pay")
+    s.decide("pay", Approve(args={"n": 6}, remember="tool"))
+    s.run("pay")
+    s.reply("look", "look", "look", "wire", "pay", "choose", "locate", "by_hand", "asked", "policy")
+    s.run("look")
+    s.claim("look", 1)
+    s.claim("asked")
+    s.wake()
+    s.plan("wire", {"from": 1})
+    s.decide("wire", Approve())
+    s.claim("wire", plan=Planned(call=s.call("wire"), preview={"from": 2}))
+    s.claim("policy", required=True, verdicts=(Verdict("approval", "required"),))
+    s.say("and then?", ADA, when_busy="queue")
+
+
+SCENES: dict[str, Callable[[Scene], None]] = {
+    "plain": plain,
+    "approval": approval,
+    "grants": grants,
+    "questions": questions,
+    "clients": clients,
+    "manual": manual,
+    "recovery": recovery,
+    "expiry": expiry,
+    "cancelled": cancelled,
+    "queue": queue,
+    "failures": failures,
+    "halts": halts,
+    "by-hand": by_hand,
+    "waiting": waiting,
+}

@@ -1,0 +1,309 @@
+"""The test kit's kills: what they catch, what they leave alone, and that they happen where they should."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from assent import (
+    Agent,
+    Answer,
+    Approve,
+    Ask,
+    Call,
+    ClientResult,
+    Deny,
+    Invalid,
+    Result,
+    Tool,
+    ToolError,
+    tool,
+)
+from assent.testing import Crash, Ledger, ScriptedModel, ToolCall, crash_everywhere
+
+
+def agent(*tools, calls=None, name="a"):
+    calls = calls or [ToolCall(each.spec.name, {"n": 1}) for each in tools]
+    return Agent(name, model=ScriptedModel([calls, "done"]), tools=tools)
+
+
+def charging(**options):
+    @tool(**options)
+    async def charge(n: int) -> str:
+        """Charge the card."""
+        return "charged"
+
+    return charge
+
+
+def test_a_tool_that_is_not_idempotent_is_caught_and_the_table_says_where():
+    report = crash_everywhere(lambda: agent(charging()), "go")
+    assert report.twice == ["charge"]
+    with pytest.raises(AssertionError, match="charge: the effect happened more than once") as caught:
+        report.check()
+    assert str(report) in str(caught.value)
+    assert 'recovery="fail"' in str(caught.value)
+    (fate,) = report.tools["charge"].twice
+    assert (fate.crash.moment, fate.crash.events) == ("before", ("CallReturned",))
+    assert fate.between
+    assert (fate.runs, fate.effects, fate.ended) == (2, 2, "ok")
+
+
+def test_every_append_is_killed_before_and_after_and_the_kill_between_effect_and_result_is_one_of_them():
+    report = crash_everywhere(agent(charging()), "go")
+    assert [(crash.append, crash.moment) for crash in report.crashes] == [
+        (n, moment) for n in range(1, 6) for moment in ("before", "after")
+    ]
+    assert [crash.events for crash in report.crashes[::2]] == [
+        ("ConversationOpened", "MessageReceived"),
+        ("TurnStarted",),
+        ("AssistantSaid", "CallStarted"),
+        ("CallReturned",),
+        ("AssistantSaid", "TurnEnded"),
+    ]
+    assert report.tools["charge"].between == 1
+    assert report.turns == {"completed": len(report.crashes) + 1}
+
+
+def test_with_recovery_fail_it_never_happens_twice_and_the_model_is_told_that_it_was_interrupted():
+    report = crash_everywhere(agent(charging(recovery="fail")), "go")
+    report.check()
+    charge = report.tools["charge"]
+    assert set(charge.effects) == {0, 1}
+    assert charge.ended["interrupted"] == 2
+    assert charge.ended["ok"] == len(report.crashes) - 1
+
+
+def test_with_recovery_ask_a_mapping_leaves_the_question_and_a_function_may_answer_it():
+    gated = charging(approval="required", recovery="ask")
+    report = crash_everywhere(agent(gated), "go", decisions={"charge": Approve()})
+    report.check()
+    assert report.tools["charge"].ended["asked"] == 2
+    assert report.turns["waiting"] == 2
+    again = crash_everywhere(agent(gated), "go", decisions=lambda entry: Approve())
+    assert again.twice == ["charge"], "whoever approves a second run gets one"
+    never = crash_everywhere(agent(gated), "go", decisions=lambda entry: Deny() if entry.recovery else Approve())
+    never.check()
+    assert never.tools["charge"].ended["interrupted"] == 2
+
+
+def test_with_an_idempotency_key_it_runs_twice_and_happens_once():
+    ledger, bank = Ledger(), {}
+
+    @tool
+    async def charge(n: int, call: Call) -> str:
+        """Charge the card."""
+        if call.key not in bank:
+            bank[call.key] = n
+            ledger.note(call.key)
+        return "charged"
+
+    report = crash_everywhere(agent(charge), "go", ledger=ledger)
+    report.check()
+    assert report.tools["charge"].runs == len(report.crashes) + 2
+    assert set(report.tools["charge"].effects) == {1}
+    assert len(ledger) == len(bank) == len(report.crashes) + 1
+
+
+def test_what_is_kept_in_the_process_is_lost_with_it():
+    """A dictionary in memory is no place for idempotency keys."""
+    ledger = Ledger()
+
+    def make():
+        bank = {}
+
+        @tool
+        async def charge(n: int, call: Call) -> str:
+            """Charge the card."""
+            if call.key not in bank:
+                bank[call.key] = n
+                ledger.note(call)
+            return "charged"
+
+        return agent(charge)
+
+    assert crash_everywhere(make, "go", ledger=ledger).twice == ["charge"]
+
+
+def test_a_reconcile_function_that_finds_out_makes_it_happen_once():
+    ledger, bank = Ledger(), {}
+
+    async def look_up(args, call):
+        return Result("charged") if call.key in bank else "redispatch"
+
+    @tool(recovery=look_up)
+    async def charge(n: int, call: Call) -> str:
+        """Charge the card."""
+        bank[call.key] = n
+        ledger.note(call)
+        return "charged"
+
+    report = crash_everywhere(agent(charge), "go", ledger=ledger)
+    report.check()
+    assert set(report.tools["charge"].effects) == {1}
+    assert set(report.tools["charge"].ended) == {"ok"}
+
+
+def test_an_effect_before_an_error_is_counted_where_it_is_noted():
+    ledger = Ledger()
+
+    @tool
+    async def charge(n: int, call: Call) -> str:
+        """Charge the card, and then go wrong."""
+        ledger.note(call)
+        raise ToolError("network", "no reply")
+
+    report = crash_everywhere(agent(charge), "go", ledger=ledger)
+    assert report.twice == ["charge"]
+    assert set(report.tools["charge"].ended) == {"network"}
+
+
+def test_a_handler_that_was_stopped_before_its_end_has_run_and_had_no_effect():
+    @tool
+    async def quick(n: int) -> int:
+        """Returns at once."""
+        return n
+
+    @tool
+    async def slow(n: int) -> int:
+        """Is still at it when the other one's result is recorded."""
+        await asyncio.sleep(0.05)
+        return n
+
+    report = crash_everywhere(agent(quick, slow), "go")
+    stopped = [fate for fate in report.tools["slow"].fates if fate.runs == 2 and fate.effects == 1]
+    assert [(str(fate.crash), fate.between) for fate in stopped] == [
+        ("before append 4 (CallReturned)", False),
+        ("after append 4 (CallReturned)", False),
+    ]
+    (twice,) = report.tools["slow"].twice
+    assert str(twice.crash) == "before append 5 (CallReturned)"
+
+
+def test_handlers_get_the_scope_that_was_given():
+    banks = []
+
+    class Bank:
+        def __init__(self, principal):
+            self.principal = principal
+
+        async def __aenter__(self):
+            return self
+
+        async def __aexit__(self, *_):
+            return None
+
+    @tool(recovery="fail")
+    async def charge(n: int, call: Call) -> int:
+        """Charge the card."""
+        banks.append(call.scope)
+        return n
+
+    crash_everywhere(agent(charge), "go", scope=Bank, by="ann").check()
+    assert {type(bank) for bank in banks} == {Bank}
+    assert {bank.principal for bank in banks} == {"ann"}
+
+
+def test_handlers_in_threads_parallel_calls_classes_and_questions():
+    threads = set()
+
+    @tool
+    def slow(n: int) -> int:
+        """In a thread."""
+        threads.add(threading.current_thread())
+        return n
+
+    class Post(Tool):
+        name = "post"
+        description = "Post it."
+        recovery = "fail"
+        parameters = {"type": "object"}  # noqa: RUF012
+
+        async def execute(self, args, call):
+            await asyncio.sleep(0)
+            return args
+
+    @tool
+    async def asks(n: int) -> object:
+        """Ask somebody."""
+        return Ask("Sure?", choices=["yes", "no"])
+
+    @tool(executor="human", prompt="Which?")
+    def choose(n: int) -> str:
+        """Choose."""
+
+    @tool(executor="client", approval="required")
+    def locate(n: int) -> str:
+        """Locate."""
+
+    decisions = {
+        "asks": Answer("yes"),
+        "choose": Answer("this"),
+        "locate": [Approve(), ClientResult("here")],
+    }
+    tools = (slow, Post, asks, choose, locate)
+    calls = [ToolCall(name, {"n": 1}) for name in ("slow", "post", "asks", "choose", "locate")]
+    report = crash_everywhere(lambda: agent(*tools, calls=calls), "go", decisions=decisions)
+    assert set(report.twice) <= {"slow", "asks"}
+    assert "slow" in report.twice
+    report.check(repeatable=["slow", "asks"])
+    assert set(report.tools["locate"].ended) == {"ok"}
+    assert report.tools["choose"].recovery == "-"
+    assert set(report.turns) == {"completed"}
+    assert not [thread for thread in threads if thread.is_alive()]
+
+
+def test_tools_that_were_never_called_are_in_the_table():
+    @tool
+    async def never(n: int) -> int:
+        """Never called."""
+        return n
+
+    charge = charging(recovery="fail")
+    report = crash_everywhere(agent(charge, never, calls=[ToolCall("charge", {"n": 1})]), "go")
+    assert "never called" in str(report)
+    report.check()
+
+
+def test_the_users_own_agent_is_left_alone():
+    mine = agent(charging())
+    handler, model = mine.tools.get("charge").handler, mine.model
+    crash_everywhere(mine, "go")
+    assert mine.tools.get("charge").handler is handler
+    assert mine.model is model
+    assert not model._follow
+
+
+def test_what_is_given_wrong_is_refused_with_the_reason():
+    with pytest.raises(Invalid, match="unknown tools: chrage; known tools: charge"):
+        crash_everywhere(agent(charging()), "go", decisions={"chrage": Approve()})
+    with pytest.raises(Invalid, match="waits for Approve or Deny"):
+        crash_everywhere(agent(charging(approval="required")), "go", decisions={"charge": Answer(1)})
+    report = crash_everywhere(agent(charging(recovery="fail")), "go")
+    with pytest.raises(ValueError, match="no such tool: lookup"):
+        report.check(repeatable=["lookup"])
+
+
+def test_an_agent_that_hangs_fails_in_its_time():
+    @tool
+    async def hangs(n: int) -> int:
+        """Never ends."""
+        await asyncio.Event().wait()
+
+    with pytest.raises(AssertionError, match=r"did not come to rest within 0\.2 s"):
+        crash_everywhere(agent(hangs), "go", timeout=0.2)
+
+
+def test_a_crash_reads_well():
+    assert str(Crash(4, "before", ("CallReturned",))) == "before append 4 (CallReturned)"
+
+
+def test_the_kit_is_not_loaded_by_assent_and_does_not_load_pytest():
+    code = (
+        "import sys, assent; assert 'assent.testing' not in sys.modules\n"
+        "import assent.testing; assert 'pytest' not in sys.modules\n"
+        "assert assent.testing.StoreContract.__name__ == 'StoreContract' and 'pytest' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

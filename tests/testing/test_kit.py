@@ -1,0 +1,148 @@
+"""run_to_rest, the clock, and the assertions on the log."""
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+import assent.testing
+from assent import Agent, Answer, Approve, Deny, ScriptedModel, ToolCall, ToolError, tool
+from assent.core.events import CallResolved, CallReturned, CallStarted
+from assent.testing import (
+    ManualClock,
+    assert_effect_needs_approval,
+    assert_paired,
+    calls,
+    results,
+    run_to_rest,
+    starts,
+)
+
+
+@tool(approval="required", expires="1h")
+async def refund(order: int) -> str:
+    """Refund an order."""
+    return f"refunded {order}"
+
+
+@tool
+async def big(n: int) -> str:
+    """A large result."""
+    return "x" * n
+
+
+@tool(executor="human", prompt="Which?")
+def choose() -> str:
+    """Choose."""
+
+
+def shop(*steps, tools=(refund, big, choose)):
+    return Agent("shop", model=ScriptedModel([*steps, "done"]), tools=tools)
+
+
+REFUND = [ToolCall("refund", {"order": 7})]
+
+
+def test_it_runs_to_idle_when_everything_is_decided():
+    rest = run_to_rest(shop(REFUND), "go", decisions={"refund": Approve()})
+    assert (rest.state, rest.reason, rest.pending) == ("idle", "completed", [])
+    assert rest.result("refund") == "refunded 7"
+    assert rest.messages[-1].text == "done"
+    assert_paired(rest.events)
+
+
+def test_it_stops_where_nothing_more_is_decided():
+    rest = run_to_rest(shop([*REFUND, ToolCall("choose")]), "go", decisions={"choose": Answer("this")})
+    assert (rest.state, rest.reason) == ("awaiting_input", None)
+    (entry,) = rest.pending
+    assert entry.tool == "refund"
+    assert rest.result("choose") == "this"
+    assert_paired(rest.events, waiting=[entry.call])
+    with pytest.raises(AssertionError, match=r"refund .* has no result"):
+        assert_paired(rest.events)
+    with pytest.raises(AssertionError, match="refund has no result; there are results of: choose"):
+        rest.result("refund")
+
+
+def test_decisions_may_be_a_function():
+    rest = run_to_rest(shop(REFUND), "go", decisions=lambda entry: Deny(f"not {entry.args['order']}"))
+    with pytest.raises(ToolError, match="not 7"):
+        rest.result("refund")
+
+
+def test_a_large_result_is_given_whole():
+    rest = run_to_rest(shop([ToolCall("big", {"n": 100_000})]), "go")
+    assert rest.result("big") == "x" * 100_000
+
+
+def test_it_is_deterministic():
+    twice = [run_to_rest(shop(REFUND), "go", decisions={"refund": Approve()}).events for _ in range(2)]
+    assert twice[0] == twice[1]
+
+
+def test_inside_a_loop_it_says_what_is_wrong():
+    async def main():
+        with pytest.raises(RuntimeError, match="plain `def` test"):
+            run_to_rest(shop(), "go")
+
+    asyncio.run(main())
+
+
+def test_the_clock_stands_still_until_it_is_moved():
+    clock = ManualClock(100.0)
+    assert clock() == clock() == 100.0
+    clock.advance("1h")
+    clock.advance(1)
+    assert clock() == 3701.0
+    rest = run_to_rest(shop(REFUND), "go", clock=clock)
+    assert rest.pending[0].deadline == 3701.0 + 3600.0
+
+
+def test_calls_results_and_starts():
+    rest = run_to_rest(shop([*REFUND, ToolCall("big", {"n": 1})]), "go", decisions={"refund": Approve()})
+    assert [made.tool for made in calls(rest.events)] == ["refund", "big"]
+    assert [made.args for made in calls(rest.events, "refund")] == [{"order": 7}]
+    assert [event.value for event in results(rest.events, "big")] == ["x"]
+    assert [event.attempt for event in starts(rest.events, "refund")] == [1]
+
+
+def test_a_log_that_is_not_paired_is_told_apart():
+    events = run_to_rest(shop(REFUND), "go", decisions={"refund": Approve()}).events
+    returned = next(event for event in events if isinstance(event, CallReturned))
+    with pytest.raises(AssertionError, match="has no result"):
+        assert_paired([event for event in events if event is not returned])
+    with pytest.raises(AssertionError, match="has 2 results"):
+        assert_paired([*events, returned])
+    with pytest.raises(AssertionError, match="never called"):
+        assert_paired([*events, replace(returned, call_id="nobody")])
+    late = [event for event in events if event is not returned]
+    with pytest.raises(AssertionError, match="the model was asked before refund"):
+        assert_paired([*late, returned])
+    with pytest.raises(AssertionError, match="turns began"):
+        assert_paired(events[:-1])
+
+
+def test_an_effect_without_its_approval_is_told():
+    events = run_to_rest(shop(REFUND), "go", decisions={"refund": Approve()}).events
+    assert_effect_needs_approval(events, "refund")
+    with pytest.raises(AssertionError, match="nobody had approved it"):
+        assert_effect_needs_approval([e for e in events if not isinstance(e, CallResolved)], "refund")
+    started = next(event for event in events if isinstance(event, CallStarted))
+    early = [started, *(event for event in events if event is not started)]
+    with pytest.raises(AssertionError, match="nobody had approved it"):
+        assert_effect_needs_approval(early, "refund")
+
+
+def test_a_grant_stands_in_for_an_approval():
+    steps = [REFUND, [ToolCall("refund", {"order": 7}), ToolCall("refund", {"order": 8})]]
+    events = run_to_rest(shop(*steps), "go", decisions={"refund": Approve(remember="args")}).events
+    assert len(starts(events, "refund")) == 3
+    assert_effect_needs_approval(events, "refund")
+    with pytest.raises(AssertionError, match="nobody had approved it"):
+        assert_effect_needs_approval([e for e in events if e.type != "GrantGiven"], "refund")
+
+
+def test_everything_it_exports_is_there():
+    assert sorted(assent.testing.__all__) == assent.testing.__all__
+    for name in assent.testing.__all__:
+        assert getattr(assent.testing, name)
