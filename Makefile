@@ -50,4 +50,4 @@ $(VENV)/.dev: pyproject.toml scripts/setup
 	@touch $(VENV)/.demo $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis assent-demo.db*
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis site assent-demo.db*

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,7 +44,8 @@ class Row(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        return self.value <= self.limit
+        """Both of them: on a busy disk everybody waits for it, which makes any ratio look good."""
+        return max(self.value, self.best or 0) <= self.limit
 
 
 class Sizes(NamedTuple):
@@ -83,12 +85,14 @@ class Marks:
     def __init__(self, n: int, calls: int = 1, tool: str = "weather"):
         self.at: list[float] = []
         self.asked: Callable[[int], None] = lambda step: None
+        self.last = asyncio.Event()
         self._n, self._calls, self._tool = n, calls, tool
 
     async def stream(self, request: Request) -> AsyncIterator[StreamPart]:
         self.at.append(clock())
         self.asked(request.step)
         if request.step > self._n:
+            self.last.set()
             yield TextPart("done")
         else:
             for index in range(self._calls):
@@ -107,11 +111,28 @@ class Counted(MemoryStore):
         await super().append(append)
 
 
-async def turn(rt: Runtime, name: str) -> None:
-    """One turn, with nobody listening; returns shortly after its end."""
+async def turn(rt: Runtime, name: str, model: Marks) -> None:
+    """One turn, with nobody listening or asking until it is as good as over."""
     await rt.send(name, "How is the weather?")
-    while (await rt.store.row(name)).status != "idle":  # type: ignore[union-attr]
+    await model.last.wait()
+    await idle(rt, name)
+
+
+async def idle(rt: Runtime, name: str) -> None:
+    while (row := await rt.store.row(name)) is None or row.status != "idle":  # noqa: ASYNC110
         await asyncio.sleep(0.002)
+
+
+def copied(source: Path, directory: Path) -> Path:
+    """A fresh copy of a store, nothing left of the last one."""
+    for old in directory.glob("copy.db*"):
+        shutil.rmtree(old) if old.is_dir() else old.unlink()
+    return Path(shutil.copy(source, directory / "copy.db"))
+
+
+def output(*arguments: str) -> list[str]:
+    """What a fresh interpreter prints."""
+    return subprocess.run([sys.executable, *arguments], check=True, capture_output=True, text=True).stdout.split()
 
 
 Timed = Callable[[], Awaitable[float]]
@@ -148,7 +169,7 @@ async def step(size: Sizes, progress: Progress) -> list[Row]:
         model = Marks(size.steps)
         agent = Agent("bench", model=model, tools=[weather], steps=size.steps + 1)
         async with Runtime(agent) as rt:
-            await turn(rt, "c")
+            await turn(rt, "c", model)
         return (model.at[-1] - model.at[0]) / size.steps
 
     async def stream(step: int) -> AsyncIterator[tuple[str, dict[str, Any]]]:
@@ -179,7 +200,7 @@ async def durable(size: Sizes, progress: Progress) -> list[Row]:
             model = Marks(size.durable)
             agent = Agent("bench", model=model, tools=[weather], steps=size.durable + 1)
             async with Runtime(agent, store=f"sqlite:///{directory}/ours.db") as rt:
-                await turn(rt, f"c{n}")
+                await turn(rt, f"c{n}", model)
                 sample = await rt.store.read(f"c{n}", after=3, before=7)
             return (model.at[-1] - model.at[0]) / size.durable
 
@@ -212,11 +233,11 @@ async def flat(size: Sizes, progress: Progress) -> list[Row]:
         agent = Agent("bench", model=model, tools=[weather], steps=far + width + 1)
         gc.collect()
         async with Runtime(agent, store=store) as rt:
-            await turn(rt, "c")
-        took = [b - a for a, b in zip(model.at, model.at[1:], strict=False)]
+            await turn(rt, "c", model)
+        took = [b - a for a, b in pairwise(model.at)]
         early.append(statistics.median(took[9 : 9 + width]))
         late.append(statistics.median(took[far - 1 : far - 1 + width]))
-        sizes = [b - a for a, b in zip(written, written[1:], strict=False)]
+        sizes = [b - a for a, b in pairwise(written)]
         near_bytes, far_bytes = statistics.median(sizes[9 : 9 + width]), statistics.median(sizes[far - 1 :])
     times, best = ratio(late, early)
     shown = f"{times:.2f}x ({us(statistics.median(late))} / {us(statistics.median(early))})"
@@ -236,8 +257,8 @@ async def parallel(size: Sizes, progress: Progress) -> list[Row]:
         model = Marks(5, calls=100)
         agent = Agent("bench", model=model, tools=[weather], steps=6)
         async with Runtime(agent, parallel=100) as rt:
-            await turn(rt, "c")
-        return min(b - a for a, b in zip(model.at, model.at[1:], strict=False)) / 100
+            await turn(rt, "c", model)
+        return min(b - a for a, b in pairwise(model.at)) / 100
 
     async def loop() -> float:
         took = []
@@ -256,20 +277,20 @@ async def parallel(size: Sizes, progress: Progress) -> list[Row]:
 
 async def together(size: Sizes, progress: Progress) -> list[Row]:
     progress("100 results at one moment")
-    counts = []
+    gate, entered = asyncio.Event(), 0
+
+    @tool
+    async def wait(city: str, days: int) -> str:
+        """Wait for a sign."""
+        nonlocal entered
+        entered += 1
+        await gate.wait()
+        return "done"
+
+    counts: list[int] = []
     with tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as directory:
         for n in range(min(size.rounds, 5)):
             gate, entered = asyncio.Event(), 0
-
-            @tool(name="wait")
-            async def wait(city: str, days: int, gate: Any = None) -> str:
-                """Wait for a sign."""
-                nonlocal entered
-                entered += 1
-                await current.wait()
-                return "done"
-
-            current = gate
             model = Marks(1, calls=100, tool="wait")
             agent = Agent("bench", model=model, tools=[wait], steps=3)
             store = SQLiteStore(f"{directory}/together{n}.db")
@@ -320,10 +341,7 @@ async def resume(size: Sizes, progress: Progress) -> list[Row]:
 
         def side(messages: int) -> Timed:
             async def once() -> float:
-                path = directory / "copy.db"
-                for old in directory.glob("copy.db*"):
-                    shutil.rmtree(old) if old.is_dir() else old.unlink()
-                shutil.copy(directory / f"{messages}.db", path)
+                path = copied(directory / f"{messages}.db", directory)
                 model = ScriptedModel(["done"])
                 async with Runtime(Agent("bench", model=model, tools=[pay]), store=f"sqlite:///{path}") as rt:
                     began = clock()
@@ -331,8 +349,7 @@ async def resume(size: Sizes, progress: Progress) -> list[Row]:
                     while entered < began:  # noqa: ASYNC110
                         await asyncio.sleep(0)
                     took = entered - began
-                    while (await rt.store.row("c")).status != "idle":  # type: ignore[union-attr]
-                        await asyncio.sleep(0.002)
+                    await idle(rt, "c")
                 return took
 
             return once
@@ -361,14 +378,7 @@ async def parking(size: Sizes, progress: Progress) -> list[Row]:
         for n in range(1 if size is QUICK else 5):
             for which, path in (("few", small), ("many", large)):
                 progress(f"weighing a process with {few if which == 'few' else many:,}, {n + 1}")
-                copy = directory / "copy.db"
-                for old in directory.glob("copy.db*"):
-                    shutil.rmtree(old) if old.is_dir() else old.unlink()
-                shutil.copy(path, copy)
-                out = subprocess.run(
-                    [sys.executable, parked.__file__, str(copy)], check=True, capture_output=True, text=True
-                )
-                weights[which].append(int(out.stdout))
+                weights[which].append(int(output(parked.__file__, str(copied(path, directory)))[0]))
     light, heavy = statistics.median(weights["few"]), statistics.median(weights["many"])
     more = max((heavy - light) / 1e6, 0.001)
     said = parked.said(events)
@@ -426,8 +436,7 @@ async def streaming(size: Sizes, progress: Progress) -> list[Row]:
             await asyncio.sleep(0.01)
             await rt.send("c", "Talk")
             await reader
-            while (await rt.store.row("c")).status != "idle":  # type: ignore[union-attr]
-                await asyncio.sleep(0.001)
+            await idle(rt, "c")
         return (last - first) / (n - 1)
 
     async def generator() -> float:
@@ -460,9 +469,8 @@ async def importing(size: Sizes, progress: Progress) -> list[Row]:
     heavy = "-"
     for n in range(size.imports + 1):
         progress(f"interpreter {n + 1} of {size.imports + 1}")
-        out = subprocess.run([sys.executable, "-c", IMPORT], check=True, capture_output=True, text=True).stdout.split()
-        took.append(float(out[0]))
-        heavy = out[1]
+        seconds, heavy = output("-c", IMPORT)
+        took.append(float(seconds))
     median = statistics.median(took[1:])  # the first one may have compiled
     shown = f"{median:.3f} s, {'nothing heavy loaded' if heavy == '-' else f'LOADED: {heavy}'}"
     return [Row("import assent", "< 0.3 s", shown, median if heavy == "-" else 99.0, 0.3, min(took))]

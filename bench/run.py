@@ -2,7 +2,8 @@
 """make bench: what Assent costs, as ratios to the least that could be done, all from one run.
 
 Each measure alternates with its yardstick, round by round, so that a busy machine slows both; a ratio is the median of
-the rounds' ratios, a time the median of the rounds, and "quietest" the same from each side's fastest round.
+the rounds' ratios, a time the median of the rounds, and "quietest" the same from each side's fastest round. A goal
+holds only where both keep it.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def table(rows: list[measures.Row]) -> str:
         best = "" if row.best is None else f"{row.best:.2f}"
         cells.append((row.name, row.goal, row.measured, best, "yes" if row.holds else "NO"))
     widths = [max(len(line[n]) for line in cells) for n in range(5)]
-    lines = ["| " + " | ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) + " |" for line in cells]
+    lines = [f"| {' | '.join(map(str.ljust, line, widths))} |" for line in cells]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join(lines)
 

@@ -121,6 +121,11 @@ class AssentError(Exception):
         self.message = message
         self.details: dict[str, Any] = dict(details or {})
 
+    @property
+    def docs(self) -> str:
+        """The page about this kind, below the root of the documentation."""
+        return f"errors/{self.kind}/"
+
     def __str__(self) -> str:
         return self.message
 

@@ -23,7 +23,9 @@ UNSET = ("NO_COLOR", "COLUMNS", "MAKELEVEL")
 
 def environment(**more):
     kept = {k: v for k, v in os.environ.items() if not k.startswith("ASSENT_") and k not in UNSET}
-    return {**kept, "PYTHONPATH": str(SRC), **more}
+    # Without an `assent` on the PATH, whoever runs the tests: the commands that are printed depend on it.
+    places = [place for place in os.environ.get("PATH", "").split(os.pathsep) if not Path(place, "assent").exists()]
+    return {**kept, "PATH": os.pathsep.join(places), "PYTHONPATH": str(SRC), **more}
 
 
 class Told:

@@ -4,7 +4,6 @@ import os
 import pty
 import subprocess
 import sys
-import time
 
 import desk as agents
 import pytest
@@ -64,7 +63,7 @@ def test_grants_are_listed_and_revoked(desk):
     told = desk("grants", "revoke", "c", grant["id"], "--by", "boss")
     assert told.code == 0, told.err
     assert desk("grants", "--json").objects == []
-    assert desk.log("c")[-1]["type"] == "GrantRevoked" or "GrantRevoked" in [e["type"] for e in desk.log("c")]
+    assert [e["by"]["id"] for e in desk.log("c") if e["type"] == "GrantRevoked"] == ["boss"]
     refused(desk("grants", "revoke", "c", grant["id"]), 3, "[stale]")
 
 
@@ -168,15 +167,12 @@ def test_the_doctor_finds_a_healthy_store_healthy_and_touches_nothing(desk):
     assert desk("log", "c", "--json").raw == log
 
 
-def test_the_doctor_names_what_is_overdue_and_what_nobody_runs_and_leaves_it_so(desk):
-    past = {"clock": lambda: time.time() - 7200}
-    desk.waiting("c", agents.gated, expires="1h", **past)
+def test_the_doctor_names_what_nobody_runs_and_leaves_it_so(desk):
     [entry] = desk.waiting("d", agents.gated)
     assert desk("approve", entry.call).code == 0
     change(desk, "UPDATE conversations SET updated = updated - 100")
     for _ in range(2):
         found = checks(desk("doctor", "--json"))
-        assert found["deadlines"]["status"] == "ok" or found["deadlines"]["fix"]
         assert found["leases"]["status"] == "warn"
         assert "d (agent gated)" in found["leases"]["detail"]
         assert "--conversation d" in found["leases"]["fix"]

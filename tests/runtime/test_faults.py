@@ -6,6 +6,7 @@ Most of it runs in virtual time (``virtual``): retries, pauses and graces are as
 
 import asyncio
 import functools
+import gc
 import inspect
 import logging
 from contextlib import suppress
@@ -185,7 +186,11 @@ class Distant(MemoryStore):
 
 
 MANY = [f"c{n}" for n in range(150)]
-SLOW = [Drip("done", pause=1.0)] * len(MANY)
+
+
+def slow():
+    """A model that takes so long that everybody has settled to wait before the next thing happens."""
+    return ScriptedModel([Drip("done", pause=5.0)] * len(MANY))
 
 
 @virtual
@@ -199,17 +204,22 @@ async def test_more_viewers_than_idle_conversations_are_kept_each_see_every_even
             if event.seq:
                 seen[name].append(event.seq)
 
-    async with Runtime(agent(SLOW), store=store) as rt, Runtime(store=Distant(store._data)) as viewer:
+    async def all_see(*numbers):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(2):
+                await until(lambda: all(each == [*numbers] for each in seen.values()))
+        assert {name: each for name, each in seen.items() if each != [*numbers]} == {}
+
+    async with Runtime(agent(slow()), store=store) as rt, Runtime(store=Distant(store._data)) as viewer:
         for name in MANY:
             await rt.open(name)
         views = [asyncio.create_task(view(viewer, name)) for name in MANY]
-        await until(lambda: all(seen.values()))
+        await all_see(1)
+        gc.collect()  # what nobody holds is gone
         turns = await asyncio.gather(*(rt.send(name, "hi") for name in MANY))
+        await all_see(1, 2, 3)
         await asyncio.gather(*(turn.ended() for turn in turns))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(10):
-                await until(lambda: all(len(numbers) == 5 for numbers in seen.values()))
-        assert {name: numbers for name, numbers in seen.items() if numbers != [1, 2, 3, 4, 5]} == {}
+        await all_see(1, 2, 3, 4, 5)
         for task in views:
             task.cancel()
         await asyncio.gather(*views, return_exceptions=True)
@@ -218,14 +228,14 @@ async def test_more_viewers_than_idle_conversations_are_kept_each_see_every_even
 @virtual
 async def test_more_turns_than_idle_conversations_are_kept_all_end_for_a_process_without_the_agent():
     """B87"""
-    store = MemoryStore()
-    async with Runtime(agent(SLOW), store=store) as _, Runtime(store=Distant(store._data)) as web:
-
-        async def one(name):
-            turn = await web.send(name, "hi", agent="a")
-            return await turn.ended()
-
-        ended = await asyncio.gather(*(asyncio.wait_for(one(name), 10) for name in MANY), return_exceptions=True)
+    store, model = MemoryStore(), slow()
+    async with Runtime(agent(model), store=store), Runtime(store=Distant(store._data)) as web:
+        turns = await asyncio.gather(*(web.send(name, "hi", agent="a") for name in MANY))
+        await until(lambda: len(model.requests) == len(MANY))
+        ends = [asyncio.create_task(asyncio.wait_for(turn.ended(), 10)) for turn in turns]
+        await asyncio.sleep(1)
+        gc.collect()  # what nobody holds is gone
+        ended = await asyncio.gather(*ends, return_exceptions=True)
         assert {getattr(end, "reason", repr(end)) for end in ended} == {"completed"}
 
 

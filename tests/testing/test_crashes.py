@@ -1,6 +1,7 @@
 """The test kit's kills: what they catch, what they leave alone, and that they happen where they should."""
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ from assent import (
     ToolError,
     tool,
 )
-from assent.testing import Crash, Ledger, ScriptedModel, ToolCall, crash_everywhere
+from assent.testing import Crash, Ledger, ScriptedModel, ToolCall, crash_everywhere, run_to_rest
 
 
 def agent(*tools, calls=None, name="a"):
@@ -252,7 +253,9 @@ def test_handlers_in_threads_parallel_calls_classes_and_questions():
     assert set(report.tools["locate"].ended) == {"ok"}
     assert report.tools["choose"].recovery == "-"
     assert set(report.turns) == {"completed"}
-    assert not [thread for thread in threads if thread.is_alive()]
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
 
 
 def test_tools_that_were_never_called_are_in_the_table():
@@ -294,6 +297,9 @@ def test_an_agent_that_hangs_fails_in_its_time():
 
     with pytest.raises(AssertionError, match=r"did not come to rest within 0\.2 s"):
         crash_everywhere(agent(hangs), "go", timeout=0.2)
+    with pytest.raises(AssertionError, match=r"did not come to rest within 0\.2 s"):
+        run_to_rest(agent(hangs), "go", timeout=0.2)
+    gc.collect()  # a task that is left over would be complained of here
 
 
 def test_a_crash_reads_well():

@@ -94,7 +94,9 @@ def _footer(entry: Pending, now: float) -> Text:
 
 def deadline(entry: Pending, now: float) -> str:
     """When it expires, and what happens then."""
-    match entry.on_expiry:
+    match "interrupted" if entry.recovery else entry.on_expiry:
+        case "interrupted":
+            then = "then it is reported as interrupted"
         case "error":
             then = "then it fails as timed out"
         case "deny":

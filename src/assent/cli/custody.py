@@ -10,6 +10,7 @@ from assent.cli.group import (
     MANY,
     after_option,
     cli,
+    complete_conversation,
     conversation_argument,
     example,
     json_option,
@@ -36,7 +37,7 @@ def verify(conversation: str | None, as_json: bool, store: str | None) -> int:
 
 @cli.command(epilog=example("assent export support support.jsonl", "assent export support | wc -l"))
 @conversation_argument
-@click.argument("file", default="-")
+@click.argument("file", default="-", type=click.Path())
 @click.option("--force", is_flag=True, help="Replace FILE if it is there.")
 @store_option
 def export(conversation: str, file: str, force: bool, store: str | None) -> int:
@@ -54,7 +55,7 @@ def export(conversation: str, file: str, force: bool, store: str | None) -> int:
     "import",
     epilog=example("assent import support.jsonl", "assent import support.jsonl --as copy --store sqlite:///b.db"),
 )
-@click.argument("file")
+@click.argument("file", type=click.Path())
 @click.option("--as", "name", metavar="NAME", help="What to call it here [default: as it was].")
 @store_option
 def import_(file: str, name: str | None, store: str | None) -> int:
@@ -70,7 +71,7 @@ def import_(file: str, name: str | None, store: str | None) -> int:
 
 
 @cli.command(epilog=example("assent replay support --to 12", "assent replay support.jsonl --json | jq .pending"))
-@click.argument("source", metavar="CONVERSATION|FILE")
+@click.argument("source", metavar="CONVERSATION|FILE", shell_complete=complete_conversation)
 @click.option("--to", type=click.IntRange(1, MANY), metavar="N", help="As it was right after this event.")
 @json_option
 @store_option

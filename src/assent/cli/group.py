@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from assent import __version__
 from assent.cli import output
@@ -30,7 +31,7 @@ SECTIONS = {
     "Answer": ("pending", "approve", "deny", "answer", "submit", "cancel", "grants"),
     "Look": ("log", "tail", "replay"),
     "Keep": ("verify", "export", "import", "doctor"),
-    "Build": ("tools", "dry-run"),
+    "Build": ("tools", "dry-run", "completion"),
 }
 """The order of ``assent --help``. A command that is in none comes last."""
 
@@ -65,9 +66,28 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON obj
 after_option = click.option(
     "--after", type=click.IntRange(0, MANY), default=0, metavar="N", help="Only events after this one."
 )
-call_argument = click.argument("call", metavar="CALL")
-conversation_argument = click.argument("conversation")
-maybe_conversation = click.argument("conversation", required=False)
+
+
+def _calls(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from assent.cli.completion import calls
+
+    return calls(ctx, incomplete)
+
+
+def complete_conversation(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from assent.cli.completion import conversations
+
+    return conversations(ctx, incomplete)
+
+
+call_argument = click.argument("call", metavar="CALL", shell_complete=_calls)
+maybe_call = click.argument("call", metavar="[CALL]", required=False, shell_complete=_calls)
+conversation_argument = click.argument("conversation", shell_complete=complete_conversation)
+maybe_conversation = click.argument("conversation", required=False, shell_complete=complete_conversation)
+
+
+def conversation_option(help: str) -> Callable[[F], F]:
+    return click.option("--conversation", metavar="ID", help=help, shell_complete=complete_conversation)
 
 
 class Commands(click.Group):

@@ -174,10 +174,11 @@ class View:
             self._live(event)
             return
         self._after = event.seq
-        if event.seq > self._start:
-            self._state = evolve(self._state, event)
         if event.seq >= self._from:
             await self._canonical(event)
+        if event.seq > self._start:
+            # Only now: whoever sees that the turn rests may end the view, and what it waits for must be shown first.
+            self._state = evolve(self._state, event)
         if event.seq == self._start:
             for entry in pending(self._state) if self._from <= self._start else []:
                 await self._card(entry.call)

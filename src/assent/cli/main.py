@@ -22,9 +22,11 @@ from assent.cli.group import (
     call_argument,
     cli,
     conversation_argument,
+    conversation_option,
     example,
     json_option,
     login_or,
+    maybe_call,
     maybe_conversation,
     patience,
     real_text,
@@ -54,7 +56,7 @@ resume_option = click.option("--resume", metavar="MODULE:AGENT", help="Run the a
 )
 @click.argument("spec", metavar="MODULE:AGENT")
 @click.argument("message", required=False)
-@click.option("--conversation", metavar="ID", help="Which one; a new one is made up for a message.")
+@conversation_option("Which one; a new one is made up for a message.")
 @by_option
 @wait_option("How long to wait for people [default: for ever on a terminal, else 0]; then exit 75.")
 @click.option("--no-wait", is_flag=True, help="The same as --wait 0.")
@@ -132,7 +134,7 @@ def _finish(job: Any, work: Coroutine[Any, Any, int]) -> int:
         "assent approve --match tool=refund --match 'conversation=shop-*' --dry-run",
     )
 )
-@click.argument("call", metavar="CALL", required=False)
+@maybe_call
 @click.option("--args", metavar="JSON", help="Run it with these arguments instead.")
 @click.option("--digest", metavar="D", help="Only if what was shown (16 characters or more) is still the plan.")
 @click.option("--remember", type=click.Choice(["args", "tool"]), help="Do not ask again in this conversation.")
@@ -354,7 +356,7 @@ def cancel(conversation: str, reason: str | None, by: str | None, store: str | N
 @cli.command(epilog=example("assent pending", "assent pending --json --wait 60 | jq .call"))
 @json_option
 @wait_option("Wait for something; 75 if nothing came.")
-@click.option("--conversation", metavar="ID", help="Only what waits in this one.")
+@conversation_option("Only what waits in this one.")
 @store_option
 def pending(as_json: bool, wait: float | None, conversation: str | None, store: str | None) -> int:
     """What waits for somebody, and how to answer it.

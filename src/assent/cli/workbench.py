@@ -6,7 +6,17 @@ import asyncio
 
 import click
 
-from assent.cli.group import by_option, cli, example, json_option, login_or, store_option, store_url
+from assent.cli.group import (
+    by_option,
+    cli,
+    complete_conversation,
+    conversation_option,
+    example,
+    json_option,
+    login_or,
+    store_option,
+    store_url,
+)
 from assent.errors import Invalid
 
 spec_argument = click.argument("spec", metavar="MODULE:AGENT")
@@ -23,7 +33,10 @@ def tools(spec: str, as_json: bool) -> int:
     return print_tools(load_agent(spec), as_json)
 
 
-@cli.command("dry-run", epilog=example("""assent dry-run hello:agent send_note --args '{"to": "Ada", "text": "Hi"}'"""))
+@cli.command(
+    "dry-run",
+    epilog=example("""assent dry-run hello:agent send_mail --args '{"to": "ada@x.org", "text": "Hi"}'"""),
+)
 @spec_argument
 @click.argument("tool")
 @click.option("--args", metavar="JSON", default="{}", help="The arguments, as the model would give them.")
@@ -43,7 +56,9 @@ def dry_run(spec: str, tool: str, args: str, by: str | None, as_json: bool) -> i
 
 
 @cli.command(epilog=example("assent grants", "assent grants support", "assent grants revoke support g11"))
-@click.argument("words", nargs=-1, metavar="[CONVERSATION | revoke CONVERSATION GRANT]")
+@click.argument(
+    "words", nargs=-1, metavar="[CONVERSATION | revoke CONVERSATION GRANT]", shell_complete=complete_conversation
+)
 @by_option
 @json_option
 @store_option
@@ -78,7 +93,7 @@ def doctor(as_json: bool, store: str | None) -> int:
 
 @cli.command(epilog=example("assent chat hello:agent", "assent chat hello:agent --conversation support"))
 @spec_argument
-@click.option("--conversation", metavar="ID", help="Which one to go on with, or what to call a new one.")
+@conversation_option("Which one to go on with, or what to call a new one.")
 @by_option
 @store_option
 def chat(spec: str, conversation: str | None, by: str | None, store: str | None) -> int:
@@ -93,3 +108,16 @@ def chat(spec: str, conversation: str | None, by: str | None, store: str | None)
     talk.check_terminal()
     job = Job(load_agent(spec), spec, store_url(store), login_or(by), 0.0, conversation)
     return asyncio.run(talk.chat(job))
+
+
+@cli.command(epilog=example("assent completion fish | source", 'eval "$(assent completion bash)"   # in ~/.bashrc'))
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> int:
+    """Print what a shell needs to complete our commands.
+
+    At Tab it then offers calls that wait and conversations that exist, too.
+    """
+    from assent.cli.completion import script
+
+    click.echo(script(shell))
+    return 0

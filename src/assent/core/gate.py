@@ -154,7 +154,8 @@ def claim(log: Draft, call: CallState, input: Claim) -> None:
     if revoked(log.state, call, log.now):
         suspend(log, call, "approval", plan=input.plan, reason="the grant no longer holds")
         return
-    grant = grant or call.grant
+    if call.approver is None:
+        grant = grant or call.grant
     shown: str | None = None
     if call.bound is not None:
         preview = input.plan.preview if input.plan else None

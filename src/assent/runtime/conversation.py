@@ -91,10 +91,8 @@ class Conversation:
 
     async def report(self, input: Input, effect: Effect) -> None:
         """What an effect's task came to. Too late, or no longer ours: the log says what counts."""
-        try:
+        with suppress(Refused, StoreError):
             await self.submit(input, effect)
-        except (Refused, StoreError):
-            pass
 
     def poke(self, *, behind: bool = True) -> None:
         """Something may have happened: look again. ``behind``: somebody else may have appended."""

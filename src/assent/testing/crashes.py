@@ -12,6 +12,7 @@ agent made anew, goes on until rest.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -134,28 +135,38 @@ class _Run:
 
     async def _live(self, store: MemoryStore, clock: ManualClock) -> Rest | None:
         """One process, until rest; None if it was killed."""
-        rt = Runtime(watched(self.make(), self.watch), store=store, scope=self.scope, clock=clock)
+        rt = Runtime(watched(self.make(), self.watch), store=store, scope=self.scope, clock=clock, drain=0)
         await rt.start()
         work = asyncio.get_running_loop().create_task(self._use(rt))
-        if isinstance(store, Mortal):
-            store.victims = lambda: [work, *rt.tasks()]
-        await asyncio.wait([work])
-        if not (isinstance(store, Mortal) and store.dead):
-            try:
-                return work.result()
-            finally:
+
+        def stop() -> list[asyncio.Task[Any]]:
+            """Nothing begins any more, and whatever runs is stopped where it stands."""
+            rt.closing = True
+            tasks = [work, *rt.tasks()]
+            for task in tasks:
+                task.cancel()
+            return tasks
+
+        mortal = store if isinstance(store, Mortal) else None
+        if mortal is not None:
+            mortal.stop = stop
+        try:
+            await asyncio.wait([work])
+            if mortal is None or not mortal.dead:
+                rest = work.result()
                 await rt.close()
-        rt.closing = True
-        tasks = rt.tasks()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+                return rest
+        finally:
+            if not rt.closing or (mortal is not None and mortal.dead):  # killed; or it hangs, or something is wrong
+                await asyncio.gather(*stop(), return_exceptions=True)
         # A thread cannot be killed: then the kill comes when it has done what it does.
-        while self.watch.threads:  # noqa: ASYNC110
+        mine = f"assent:{self.conversation}/"
+        while any(thread.name.startswith(mine) for thread in threading.enumerate()):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         self.killed = True
-        returned = {event.call_id for event in store.returned}
-        self.between = {key for key in self.watch.returned if key.partition("/")[2] not in returned}
+        assert mortal is not None, "nobody else is killed"
+        recorded = {self.key(event.call_id) for event in mortal.returned if event.call_id is not None}
+        self.between = {key for key in self.watch.returned if key not in recorded}
         return None
 
     async def _use(self, rt: Runtime) -> Rest:
@@ -192,8 +203,8 @@ class Mortal(MemoryStore):
         super().__init__(root._data)  # pyright: ignore[reportPrivateUsage]
         self._run = run
         self.dead = False
-        self.victims: Callable[[], list[asyncio.Task[Any]]] = list
-        self.returned: list[Any] = []
+        self.stop: Callable[[], object] = list
+        self.returned: list[_Head] = []
 
     async def append(self, append: Append) -> None:
         heads = [_heads.decode(body) for body in append.events]
@@ -211,6 +222,5 @@ class Mortal(MemoryStore):
         """All at once: the store says nothing more, and whatever ran is stopped where it stands."""
         self.dead = True
         self.kill()
-        for task in self.victims():
-            task.cancel()
+        self.stop()
         await asyncio.get_running_loop().create_future()

@@ -83,7 +83,7 @@ def run_to_rest(
 
     async def main() -> Rest:
         options: dict[str, Any] = {"store": store if store is not None else "memory:", "scope": scope}
-        async with Runtime(agent, clock=clock or ManualClock(), **options) as rt:
+        async with Runtime(agent, clock=clock or ManualClock(), drain=0, **options) as rt:
             await rt.send(conversation, message, by=by)
             return await drive(rt, conversation, decide)
 

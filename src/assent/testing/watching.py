@@ -22,19 +22,16 @@ class Watch:
     def __init__(self) -> None:
         self.entered: Counter[str] = Counter()
         self.returned: Counter[str] = Counter()
-        self.threads = 0
-        """Handlers in threads that are still running: they cannot be stopped, only waited for."""
         self._lock = threading.Lock()
 
-    def enter(self, key: str, *, threaded: bool) -> None:
+    def enter(self, key: str) -> None:
         with self._lock:
             self.entered[key] += 1
-            self.threads += threaded
 
-    def leave(self, key: str, *, threaded: bool, returned: bool) -> None:
+    def leave(self, key: str) -> None:
+        """It returned: neither stopped nor failed."""
         with self._lock:
-            self.returned[key] += returned
-            self.threads -= threaded
+            self.returned[key] += 1
 
 
 class Watched(Handler):
@@ -50,24 +47,16 @@ class Watched(Handler):
         return self._run(args, call) if self.threaded else self._await(args, call)
 
     def _run(self, args: Mapping[str, Any], call: Call) -> Any:
-        self._watch.enter(call.key, threaded=True)
-        returned = False
-        try:
-            value = self._inner(args, call)
-            returned = True
-            return value
-        finally:
-            self._watch.leave(call.key, threaded=True, returned=returned)
+        self._watch.enter(call.key)
+        value = self._inner(args, call)
+        self._watch.leave(call.key)
+        return value
 
     async def _await(self, args: Mapping[str, Any], call: Call) -> Any:
-        self._watch.enter(call.key, threaded=False)
-        returned = False
-        try:
-            value = await self._inner(args, call)
-            returned = True
-            return value
-        finally:
-            self._watch.leave(call.key, threaded=False, returned=returned)
+        self._watch.enter(call.key)
+        value = await self._inner(args, call)
+        self._watch.leave(call.key)
+        return value
 
 
 def watched(agent: Agent, watch: Watch) -> Agent:
