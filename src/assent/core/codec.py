@@ -7,7 +7,7 @@ upcasters, one per (type, version), before they are decoded; a newer version is 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import msgspec
@@ -17,7 +17,7 @@ from assent.core.state import State
 from assent.errors import AssentError, StoreDamaged, StoreNewer
 
 GENESIS = bytes(32)
-"""What the chain starts from."""
+"""The head of a conversation's hash chain before the first event."""
 
 UPCASTERS: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {}
 """(type, version) -> the same event one version later, as plain JSON."""
@@ -68,9 +68,13 @@ def _lift(body: bytes, problem: Exception | None) -> AnyEvent:
         raise StoreDamaged(f"event {head.type} in the log does not read: {problem or worse}") from worse
 
 
-def chain(previous: bytes, body: bytes) -> bytes:
-    """The next hash of a conversation's chain."""
-    return hashlib.sha256(previous + body).digest()
+def chain(head: bytes, bodies: Iterable[bytes]) -> list[bytes]:
+    """The hashes of events that follow ``head``, each SHA-256(previous hash + stored bytes)."""
+    hashes: list[bytes] = []
+    for body in bodies:
+        head = hashlib.sha256(head + body).digest()
+        hashes.append(head)
+    return hashes
 
 
 STATE_VERSION = 1

@@ -12,25 +12,13 @@ The behaviours below are held by ``assent.testing.store_contract``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from hashlib import sha256
 from typing import Protocol
 
 import msgspec
 
+from assent.core.codec import GENESIS as GENESIS
+from assent.core.codec import chain as chain
 from assent.errors import Invalid
-
-GENESIS = bytes(32)
-"""The head of the hash chain before the first event."""
-
-
-def chain(head: bytes, events: Iterable[bytes]) -> list[bytes]:
-    """The hashes of events that follow ``head``, each SHA-256(previous hash + stored bytes)."""
-    hashes: list[bytes] = []
-    for event in events:
-        head = sha256(head + event).digest()
-        hashes.append(head)
-    return hashes
 
 
 class PendingRow(msgspec.Struct, frozen=True, kw_only=True):
