@@ -1,4 +1,4 @@
-"""What the tests of revival share: dying as a process does, waiting for facts, clocks, other processes."""
+"""What the tests of revival share: dying as a process does, and other processes."""
 
 import asyncio
 import os
@@ -7,6 +7,8 @@ import sys
 import time
 from contextlib import asynccontextmanager
 from pathlib import Path
+
+from harness import until
 
 from assent import Agent, Runtime
 from assent.core.draft import Draft
@@ -27,28 +29,6 @@ def run(main, *args, timeout=20):
             return await main(*args)
 
     return asyncio.run(bounded())
-
-
-async def until(fact, timeout=10):
-    """Wait until the fact (a function, also async) is true; its value."""
-    async with asyncio.timeout(timeout):
-        while True:
-            value = fact()
-            if asyncio.iscoroutine(value):
-                value = await value
-            if value:
-                return value
-            await asyncio.sleep(0.002)
-
-
-class Clock:
-    """A clock that is moved by hand."""
-
-    def __init__(self, now=1_000_000.0):
-        self.now = now
-
-    def __call__(self):
-        return self.now
 
 
 class Seen:

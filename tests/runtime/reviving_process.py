@@ -4,7 +4,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from reviving import until
+from harness import until
 
 from assent import Agent, Answer, Approve, Call, Runtime, ScriptedModel, Stale, ToolCall, tool
 from assent.models.scripted import Hang

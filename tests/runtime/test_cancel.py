@@ -8,7 +8,8 @@ import threading
 from contextlib import suppress
 
 import pytest
-from reviving import Seen, agent, kill, kinds, life, of, paired, run, until
+from harness import until
+from reviving import Seen, agent, kill, kinds, life, of, paired, run
 
 from assent import Answer, Approve, Call, NotFound, Principal, Runtime, ScriptedModel, Stale, ToolCall, tool
 from assent.core.events import AssistantSaid, CallReturned, CancelRequested, TurnEnded

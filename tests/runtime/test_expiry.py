@@ -1,7 +1,8 @@
 """Silence: deadlines are data, outlive every process, and pass on time."""
 
 import pytest
-from reviving import Clock, Seen, agent, kill, life, of, paired, run, until
+from harness import Clock, until
+from reviving import Seen, agent, kill, life, of, paired, run
 
 from assent import Answer, Approve, Call, Default, Deny, Runtime, ScriptedModel, Stale, ToolCall, tool
 from assent.core.decisions import Expired

@@ -5,7 +5,8 @@ import time
 
 import pytest
 import reviving_process
-from reviving import Process, Seen, agent, life, milliseconds, of, paired, run, until
+from harness import until
+from reviving import Process, Seen, agent, life, milliseconds, of, paired, run
 
 from assent import (
     Agent,

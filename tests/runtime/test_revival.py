@@ -3,7 +3,8 @@
 import asyncio
 
 import pytest
-from reviving import Clock, Seen, agent, kill, kinds, life, of, paired, rewrite, run, until
+from harness import Clock, until
+from reviving import Seen, agent, kill, kinds, life, of, paired, rewrite, run
 
 from assent import (
     Agent,

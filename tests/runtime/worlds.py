@@ -18,8 +18,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "chaos"))
 
 import laws
 import msgspec
+from harness import Clock
 from laws import Effect, Operation, Truth
-from reviving import Clock, rewrite
+from reviving import rewrite
 
 from assent import (
     Agent,

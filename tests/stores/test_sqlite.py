@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import subprocess
 import threading
 import time
 from hashlib import sha256
@@ -112,6 +113,25 @@ class TestSQLiteStore(StoreContract):
             writer.crash = None
         names = ["before_begin", "before_commit", "after_commit", "before_reply"]
         assert passed == [f"append:{name}" for name in names]
+
+    @on_a_loop
+    async def test_after_some_quiet_a_copy_of_the_database_file_alone_is_whole(self):
+        store = await self.store()
+        await store.append(step("c", 0, b"said"))
+        copied = self.path.with_name("copy.db")
+
+        def whole():  # by another process: to open and close the file in this one would drop SQLite's locks
+            subprocess.run(["cp", self.path, copied], check=True)
+            return b"said" in copied.read_bytes()
+
+        assert not whole()  # so far it stands in the -wal file only
+        async with asyncio.timeout(10):
+            while not whole():
+                await store.foreign(0.05)  # as a runtime does all the time
+        copy = SQLiteStore(copied)
+        await copy.open()
+        assert await copy.read("c") == [b"said"]
+        await copy.close()
 
     @on_a_loop
     async def test_the_write_ahead_log_is_checkpointed_after_the_reply(self):

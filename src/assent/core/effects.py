@@ -41,20 +41,7 @@ class CloseTurn(msgspec.Struct, frozen=True):
 Effect = StartTurn | CallModel | RunPreview | RunTool | CloseTurn
 
 
-_last: tuple[State | None, frozenset[Effect]] = (None, frozenset())
-"""The latest answer: a step asks about the same state again and again, and states never change."""
-
-
 def owed(state: State) -> frozenset[Effect]:
-    global _last
-    known, effects = _last
-    if known is not state:
-        effects = _owed(state)
-        _last = (state, effects)
-    return effects
-
-
-def _owed(state: State) -> frozenset[Effect]:
     turn = state.turn
     if turn is None:
         return frozenset([StartTurn(state.queue[0].message)]) if state.queue else frozenset()
