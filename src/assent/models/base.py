@@ -1,8 +1,9 @@
 """The protocol between the runtime and a model: one request in, a typed stream out.
 
 A model is anything with a ``name`` and ``stream(request)``. It does not run tools, keep history or retry: it
-turns one request into stream events. Raise ``ModelError`` with a kind for what went wrong. Cancelling the task
-that iterates closes the connection.
+turns one request into stream events. Raise ``ModelError`` with a kind for what went wrong; whether it is worth
+another try, the kind says, and ``details["retry_after"]`` when. Cancelling the task that iterates closes the
+connection.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[ToolOffer, ...] = ()
     output: Any = None
     """JSON Schema of a structured answer, where one is wanted."""
+    injected: tuple[str, ...] = ()
+    """For this request only, at its very tail: hooks' additions. They are in no log and in no later request."""
+    principal: str = ""
+    """On whose behalf the turn runs: for resolvers of keys."""
 
 
 class TextPart(msgspec.Struct, frozen=True, tag="text"):
@@ -60,8 +65,23 @@ class ToolCallPart(msgspec.Struct, frozen=True, tag="tool_call"):
     args: str | dict[str, Any] = ""
 
 
+class HostedPart(msgspec.Struct, frozen=True, kw_only=True, tag="hosted"):
+    """A call that the provider runs itself, as it begins and again when its result is there: for viewers."""
+
+    id: str
+    tool: str
+    args: dict[str, Any] = {}
+    done: bool = False
+    result: Any = None
+    error: str | None = None
+
+
 class ProviderPart(msgspec.Struct, frozen=True, tag="provider"):
-    """Something of the provider's own (a hosted tool's call or result, a signature): kept verbatim."""
+    """One part of the finished reply, in its order, as the provider wants to see it again: kept verbatim.
+
+    Only where text, thinking and calls alone would not do: signatures, hosted calls and results, an order of
+    their own. Whoever reads parts skips kinds that it does not know.
+    """
 
     kind: str
     data: Any
@@ -79,7 +99,7 @@ class FinishPart(msgspec.Struct, frozen=True, tag="finish"):
     reason: str = "stop"
 
 
-StreamPart = TextPart | ThinkingPart | ToolCallPart | ProviderPart | UsagePart | FinishPart
+StreamPart = TextPart | ThinkingPart | ToolCallPart | HostedPart | ProviderPart | UsagePart | FinishPart
 
 
 @runtime_checkable
