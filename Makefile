@@ -13,7 +13,7 @@ help:
 	@echo "make check   lint and types only"
 	@echo "make format  format the code"
 	@echo "make bench   measure us, the least that could be done, and the bare loop, as ratios"
-	@echo "make chaos   kill real processes N=1000 times and check what is left"
+	@echo "make chaos   kill real processes N=1000 times, fill disks, move clocks, and check what is left"
 	@echo "make docs    build the documentation into site/, offline"
 	@echo "make clean   remove what make has made"
 

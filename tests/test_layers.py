@@ -18,6 +18,7 @@ CONCRETE = (
     "assent.stores.sqlite",
     "assent.stores.postgres",
     "assent.models.scripted",
+    "assent.models.providers.model",
 )
 
 ALLOWED: dict[str, tuple[str, ...]] = {
@@ -52,7 +53,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "urls",
         "",
     ),
-    "testing": ("testing", "runtime", "core", "tools", "stores", "models", "errors", "urls", ""),
+    "testing": ("testing", "runtime", "core", "tools", "stores", "models", "errors", "telemetry", "urls", ""),
 }
 
 
@@ -107,6 +108,12 @@ def test_the_core_imports_nothing_impure() -> None:
 
 def test_errors_import_nothing_of_assent() -> None:
     assert not [m for m in imports(SRC / "errors.py") if m.startswith("assent")]
+
+
+def test_telemetry_imports_only_the_core_so_that_all_but_the_core_may_import_it() -> None:
+    for module in imports(SRC / "telemetry.py"):
+        assert not module.startswith("assent") or within(module, ("core", "errors")), module
+    assert [layer for layer, allowed in ALLOWED.items() if "telemetry" not in allowed] == ["core"]
 
 
 def test_only_the_command_line_and_the_url_functions_name_concrete_stores_and_models() -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
+import typing
+from types import ModuleType
+
+import pytest
 
 import assent
+from assent import events, hooks, models
 
 PUBLIC = [
-    "Accepted", "Agent", "Answer", "Approve", "Ask", "AssentError", "Busy", "Call", "ClientResult", "Default",
-    "Deny", "Failed", "Halt", "Invalid", "NotAllowed", "NotFound", "Pending", "Principal", "Result", "Retention",
-    "Runtime", "ScriptedModel", "Snapshot", "Stale", "Submit", "Tool", "ToolCall", "ToolError", "Toolset",
-    "provider_tool", "tool",
+    "Accepted", "Agent", "Answer", "Approve", "Ask", "AssentError", "Busy", "Call", "ClientResult", "Context",
+    "Default", "Deny", "Failed", "Halt", "Invalid", "Limits", "NotAllowed", "NotFound", "Pending", "Principal",
+    "Result", "Retention", "Retry", "Runtime", "ScriptedModel", "Snapshot", "Stale", "Submit", "Tool", "ToolCall",
+    "ToolError", "Toolset", "Turn", "provider_tool", "tool",
 ]  # fmt: skip
 
 
@@ -28,6 +34,38 @@ def test_every_public_name_says_what_it_is() -> None:
         assert (getattr(assent, name).__doc__ or "").strip(), f"{name} has no docstring"
 
 
+@pytest.mark.parametrize("module", [events, hooks, models])
+def test_a_public_module_is_sorted_says_what_it_is_and_has_every_member_of_its_unions(module: ModuleType) -> None:
+    assert (module.__doc__ or "").strip()
+    assert sorted(module.__all__) == module.__all__
+    for name in module.__all__:
+        thing = getattr(module, name)
+        if members := typing.get_args(thing):
+            assert {each.__name__ for each in members} <= {*module.__all__, *assent.__all__}, name
+        else:
+            doc = vars(thing).get("__doc__") if isinstance(thing, type) else thing.__doc__
+            assert (doc or "").strip(), f"{name} has no docstring"
+
+
+@pytest.mark.parametrize(
+    ("cls", "names"),
+    [
+        (
+            assent.Runtime,
+            "agents attach_client cancel close conversations dry_run events grants history open owners pending resolve "
+            "result revoke send snapshot start store submit",
+        ),
+        (assent.Agent, "from_json to_json"),
+        (assent.Turn, "ended rest"),
+    ],
+)
+def test_help_shows_what_a_user_may_call_and_nothing_else_each_with_a_docstring(cls: type, names: str) -> None:
+    shown = [name for name in dir(cls) if not name.startswith("_")]
+    assert shown == names.split()
+    for name in shown:
+        assert (inspect.getattr_static(cls, name).__doc__ or "").strip(), f"{cls.__name__}.{name}"
+
+
 def test_importing_assent_loads_no_provider_web_framework_database_driver_or_command_line() -> None:
     code = "import sys, assent; print(*sorted({m.split('.')[0] for m in sys.modules}))"
     loaded = set(
@@ -35,6 +73,6 @@ def test_importing_assent_loads_no_provider_web_framework_database_driver_or_com
     )
     unwanted = {
         "openai", "anthropic", "google", "groq", "pydantic", "pydantic_ai", "starlette", "uvicorn", "asyncpg", "apsw",
-        "click", "rich", "opentelemetry", "httpx", "sqlite3",
+        "click", "rich", "opentelemetry", "httpx", "httpx2", "genai_prices", "sqlite3",
     }  # fmt: skip
     assert not loaded & unwanted

@@ -5,9 +5,10 @@ Imports happen inside the functions, so that nothing is loaded that is not used.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from assent.errors import Invalid, ModelError
+from assent.errors import Invalid
 
 if TYPE_CHECKING:
     from assent.models.base import Model
@@ -32,9 +33,9 @@ def open_store(url: str) -> LogStore:
     raise Invalid(f"unknown store {url!r}; use {STORES}")
 
 
+@lru_cache(maxsize=64)
 def open_model(name: str) -> Model:
     """The model behind a string such as "anthropic:..."."""
-    raise ModelError(
-        f"no provider for model {name!r} in this version; pass a Model object, such as ScriptedModel([...])",
-        kind="model_not_supported",
-    )
+    from assent.models.providers import ProviderModel
+
+    return ProviderModel(name)

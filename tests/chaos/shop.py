@@ -20,6 +20,7 @@ class Place:
 
     ledger = -1
     seed = 0
+    worker = 0
 
     @staticmethod
     def crash(point):
@@ -31,7 +32,7 @@ async def act(name, n, call):
     await asyncio.sleep((n % 5) / 1000)
     Place.crash("tool:before_effect")
     row = {"conversation": call.conversation, "call": call.id, "attempt": call.attempt, "tool": name, "args": {"n": n}}
-    os.write(Place.ledger, (json.dumps(row | {"key": call.key, "pid": os.getpid()}) + "\n").encode())
+    os.write(Place.ledger, (json.dumps(row | {"key": call.key, "worker": Place.worker}) + "\n").encode())
     Place.crash("tool:after_effect")
     await asyncio.sleep((n % 3) / 1000)
     return {"did": name, "n": n, "attempt": call.attempt}

@@ -4,38 +4,71 @@ import asyncio
 import os
 
 import driver
+import laws
+import pytest
 import shop
 
-KILLS = int(os.environ.get("ASSENT_KILLS", "200"))
+from assent.core.decisions import SYSTEM
+from assent.core.events import CallStarted
+
+KILLS = int(os.environ.get("ASSENT_KILLS", "150"))
 
 
 def run(directory, **options):
     async def main():
+        directory.mkdir(exist_ok=True)
         async with asyncio.timeout(60 + options["kills"]):
             return await driver.chaos(directory, **options)
 
     return asyncio.run(main())
 
 
-def test_two_hundred_kills_break_no_law(tmp_path):
-    """B30, B31, B47-B51, B54, B60: at random moments and at every named point, 20 conversations at once."""
+def test_kills_full_disks_jumping_clocks_divided_work_and_fifty_deciders_break_no_law(tmp_path):
+    """B30, B31, B47-B51, B54, B57, B60: at random moments and at every named point, 20 conversations at once."""
     done = run(tmp_path, kills=KILLS, conversations=20, seed=1)
     print(done.table())
     assert done.violations == []
     assert sum(done.faults.values()) == KILLS
     # It was no walk in the park: every fault was met, clients were left without an answer, calls were interrupted.
     assert {*shop.CRASH_POINTS} <= {*done.faults}
+    assert min(done.others[fault] for fault in driver.FAULTS) > 0, done.table()
     assert min(done.told[f"{verb} {word}"] for verb in ("send", "resolve") for word in ("ok", "unknown")) > 20
-    assert min(done.told[word] for word in ("recovered", "interrupted")) > 10
+    assert min(done.told[word] for word in ("recovered", "interrupted", "expired", "decider failed")) > 10
 
 
-def test_the_checker_sees_a_store_that_acknowledges_before_it_commits(tmp_path):
-    """The negative control: the same run, the same laws, and one thing wrong."""
-    done = run(tmp_path, kills=60, conversations=20, seed=2, control="ack")
-    assert any("stands in the log 0 times" in violation or "lost" in violation for violation in done.violations)
+@pytest.mark.parametrize(
+    ("control", "kills", "told"),
+    [
+        pytest.param("ack", 30, "stands in the log 0 times", id="a store that acknowledges before it commits"),
+        pytest.param("rerun", 25, "must not run again", id="a machine that runs again what must not"),
+        pytest.param("winners", 20, "were told that they had decided", id="two who are told that they decided"),
+        pytest.param("greedy", 20, "not its conversation", id="a process that runs what is another's"),
+        pytest.param("early", 15, "no clock has shown that", id="a deadline that passes before its time"),
+        pytest.param("blind", 20, "stands in the log 0 times", id="a commit that met a full disk and is acknowledged"),
+    ],
+)
+def test_the_checker_sees(tmp_path, control, kills, told):
+    """The negative controls: the same run, the same laws, and one thing wrong."""
+    seen = []
+    for seed in (2, 3, 4):  # what is broken shows where a kill falls in the right moment: in some run it does
+        seen += run(tmp_path / str(seed), kills=kills, conversations=20, seed=seed, control=control).violations
+        if any(told in violation for violation in seen):
+            return
+    raise AssertionError(seen)
 
 
-def test_the_checker_sees_a_machine_that_runs_again_what_must_not(tmp_path):
-    """Another control: the ledger and the log both tell."""
-    done = run(tmp_path, kills=40, conversations=20, seed=3, control="rerun")
-    assert any("must not run again" in violation for violation in done.violations)
+@pytest.mark.parametrize(
+    ("effects", "told"),
+    [
+        ([(2, 2), (1, 1)], "an effect of epoch 1 after one of 2"),
+        ([(1, 1), (1, 2)], "one epoch, two processes"),
+    ],
+    ids=["an owner that goes on after another took over", "two processes in one epoch"],
+)
+def test_the_checker_sees_in_the_ledger(effects, told):
+    """B48"""
+    claims = [CallStarted(seq=n, at=0.0, by=SYSTEM, v=1, call_id="a", attempt=n, epoch=n, digest=None) for n in (1, 2)]
+    done = [laws.Effect("c", "a", attempt, "auto", {}, worker=worker) for attempt, worker in effects]
+    laws.owners(claims, sorted(done, key=lambda effect: effect.attempt)[::2])
+    with pytest.raises(AssertionError, match=told):
+        laws.owners(claims, done)

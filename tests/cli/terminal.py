@@ -19,10 +19,13 @@ ZYGOTE = Path(__file__).resolve().parent / "zygote.py"
 DESK = Path(__file__).resolve().parent / "desk.py"
 PATIENCE = 30.0
 UNSET = ("NO_COLOR", "COLUMNS", "MAKELEVEL")
+OURS = ("_API_KEY", "_BASE_URL")
+"""What is said of models depends on these, and no test may use somebody's key."""
 
 
 def environment(**more):
     kept = {k: v for k, v in os.environ.items() if not k.startswith("ASSENT_") and k not in UNSET}
+    kept = {k: v for k, v in kept.items() if not k.endswith(OURS)}
     # Without an `assent` on the PATH, whoever runs the tests: the commands that are printed depend on it.
     places = [place for place in os.environ.get("PATH", "").split(os.pathsep) if not Path(place, "assent").exists()]
     return {**kept, "PATH": os.pathsep.join(places), "PYTHONPATH": str(SRC), **more}

@@ -12,13 +12,13 @@ WIDE = (50, 120)
 class Talk:
     """A chat in a pseudo-terminal."""
 
-    def __init__(self, desk, agent, *words, **env):
+    def __init__(self, desk, agent, *words, term="dumb", **env):
         self.desk = desk
         self.child = pexpect.spawn(
             sys.executable,
             ["-m", "assent", "chat", f"{DESK}:{agent}", "--conversation", "c", "--by", "ada", *words],
             cwd=str(desk.path),
-            env=environment(TERM="dumb", **env),
+            env=environment(TERM=term, **{"XDG_STATE_HOME": str(desk.path / "state"), **env}),
             dimensions=WIDE,
             timeout=20,
             encoding="utf-8",

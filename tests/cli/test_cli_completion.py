@@ -34,18 +34,23 @@ def test_calls_that_wait_for_the_command_are_offered(desk):
 
 
 def test_conversations_are_offered_and_no_store_is_made(desk):
-    for verb in ("log", "cancel", "verify", "tail", "export", "replay"):
+    for verb in ("log", "cancel", "verify", "tail", "export", "replay", "request"):
         assert offered(desk, verb, "") == []
     assert list(desk.path.iterdir()) == []
     desk.waiting("shop", agents.plain)
     desk.waiting("bank", agents.plain)
-    for verb in ("log", "cancel", "verify", "tail", "export", "replay", "grants"):
+    for verb in ("log", "cancel", "verify", "tail", "export", "replay", "request", "grants"):
         assert offered(desk, verb, "") == ["bank", "shop"]
     assert offered(desk, "log", "s") == ["shop"]
     assert offered(desk, "pending", "--conversation", "b") == ["bank"]
     assert offered(desk, "log", "--store", "sqlite:///no.db", "") == []
     assert offered(desk, "log", "", store="sqlite:///no.db") == []
     assert "verify" in offered(desk, "v")
+
+
+def test_the_providers_of_models_are_offered(desk):
+    for verb in ("run", "chat", "doctor"):
+        assert offered(desk, verb, "--model", "openai") == ["openai:", "openai-chat:"]
 
 
 def test_a_broken_store_offers_nothing_and_says_nothing(desk):

@@ -1,15 +1,18 @@
 """``assent verify``: a log is what was written, or the first event that is not is named."""
 
 import sqlite3
+import sys
 
 import desk as agents
+import pexpect
 import pytest
-from terminal import refused
+from terminal import environment, refused
 
 from assent import Agent, ScriptedModel, ToolCall, tool
+from assent.stores.packing import packed, unpacked
 
 BIG = "x" * 100_000
-CHANGED = "CAST(replace(CAST(body AS TEXT), '2.5', '9.5') AS BLOB)"
+CHANGED = "packed(CAST(replace(CAST(unpacked(body) AS TEXT), '2.5', '9.5') AS BLOB))"
 
 
 @tool
@@ -24,6 +27,8 @@ def reader():
 
 def change(desk, statement, *values):
     db = sqlite3.connect(desk.path / "assent.db")
+    for function in (packed, unpacked):
+        db.create_function(function.__name__, 1, function)
     with db:
         db.execute(statement, values)
     db.close()
@@ -50,7 +55,7 @@ def test_what_was_written_is_ok(desk):
 def test_the_first_event_that_was_changed_is_named_and_the_others_are_still_checked(desk):
     desk.waiting("a", agents.gated)
     desk.waiting("b", agents.plain)
-    change(desk, f"UPDATE events SET body = {CHANGED} WHERE CAST(body AS TEXT) LIKE '%CallSuspended%'")
+    change(desk, f"UPDATE events SET body = {CHANGED} WHERE CAST(unpacked(body) AS TEXT) LIKE '%CallSuspended%'")
     seq = next(e["seq"] for e in desk.log("a") if e["type"] == "CallSuspended")
     told = desk("verify", "--json")
     refused(told, 1, "[corrupt_log_line]", "'a'", f"event {seq} (CallSuspended)")
@@ -91,3 +96,36 @@ def test_unknown_conversations_are_3_and_no_store_is_made(desk):
 
 def test_a_name_that_no_terminal_should_be_sent_is_escaped(desk):
     refused(desk("verify", "a\x1b[31m"), 3, r"\x1b[31m")
+
+
+def at_a_terminal(desk, *words):
+    child = pexpect.spawn(
+        sys.executable,
+        ["-m", "assent", "verify", *words],
+        cwd=str(desk.path),
+        env=environment(TERM="xterm", NO_COLOR="1"),
+        dimensions=(24, 100),
+        timeout=20,
+        encoding="utf-8",
+    )
+    child.expect(pexpect.EOF)
+    child.close()
+    return child.exitstatus, child.before
+
+
+def test_whoever_watches_sees_how_far_it_is_in_a_line_that_goes_away_again(desk):
+    desk.waiting("a", agents.plain)
+    desk.waiting("b", agents.plain)
+    code, seen = at_a_terminal(desk)
+    assert code == 0
+    erase = "\r\x1b[K"
+    first, second = (f"{erase}verifying {n} of 2: {name}{erase}" for n, name in ((1, "a"), (2, "b")))
+    assert seen.index(first) < seen.index("a: ok, ") < seen.index(second) < seen.index("b: ok, ")
+    assert seen.rindex("verifying") < seen.rindex(erase), "the line is left behind"
+
+
+def test_one_conversation_needs_no_line_about_how_far_it_is(desk):
+    desk.waiting("a", agents.plain)
+    code, seen = at_a_terminal(desk, "a")
+    assert (code, "verifying" in seen) == (0, False)
+    assert seen.startswith("a: ok, ")

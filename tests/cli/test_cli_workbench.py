@@ -6,9 +6,12 @@ import subprocess
 import sys
 
 import desk as agents
+import pexpect
 import pytest
 from terminal import DESK, environment, refused
 from test_cli_verify import change
+
+from assent.models.providers.names import PROVIDERS
 
 SHOP = "assent.cli.demo:agent"
 
@@ -70,8 +73,11 @@ def test_grants_are_listed_and_revoked(desk):
 # --- a batch ---
 
 
+NAMES = ("shop-1", "shop-2", "bank-1")
+
+
 def waiting(desk):
-    for name in ("shop-1", "shop-2", "bank-1"):
+    for name in NAMES:
         desk.waiting(name, agents.gated)
     desk.waiting("shop-3", agents.risky)
     desk.waiting("shop-4", agents.number)
@@ -144,6 +150,34 @@ def test_on_a_terminal_a_batch_asks(desk, typed, left):
     assert len(open_calls(desk)) == left
 
 
+def test_of_a_batch_some_of_which_was_decided_meanwhile_each_result_is_said_and_the_exit_code_is_the_worst(desk):
+    waiting(desk)
+    child = pexpect.spawn(
+        sys.executable,
+        ["-m", "assent", "approve", "--match", "tool=refund", "--by", "boss"],
+        cwd=str(desk.path),
+        env=environment(TERM="dumb"),
+        dimensions=(50, 200),
+        timeout=20,
+        encoding="utf-8",
+    )
+    child.expect_exact("Approve these 3 calls? [y/N]")
+    for name, words in (("shop-1", ("deny", "--by", "eve")), ("shop-2", ("cancel", "shop-2"))):
+        (entry,) = [each for each in desk("pending", "--json").objects if each["conversation"] == name]
+        told = desk(*words, *([entry["call"]] if words[0] == "deny" else []))
+        assert told.code == 0, told.err
+    child.sendline("y")
+    child.expect(pexpect.EOF)
+    child.close()
+    results = {name: line for name in NAMES for line in child.before.splitlines() if f"({name}/" in line}
+    assert "not approved: [stale]" in results["shop-1"]
+    assert "denied by eve" in results["shop-1"]
+    assert "not approved: [stale]" in results["shop-2"]
+    assert results["bank-1"].endswith("approved by boss")
+    assert child.exitstatus == 3
+    assert open_calls(desk) == {"shop-3", "shop-4"}
+
+
 # --- the doctor ---
 
 
@@ -157,13 +191,14 @@ def test_the_doctor_finds_a_healthy_store_healthy_and_touches_nothing(desk):
     told = desk("doctor", "--json")
     assert told.code == 0, told.err
     found = checks(told)
-    assert list(found) == ["sqlite", "extras", "clock", "schema", "store", "leases", "deadlines"]
-    assert {each["status"] for each in found.values()} == {"ok"}
+    own = ["sqlite", "extras", "clock", "schema", "store", "leases", "deadlines"]
+    assert list(found)[: len(own)] == own
+    assert set(found) - set(own) <= set(PROVIDERS)
+    assert {found[each]["status"] for each in own} == {"ok"}
     assert all(set(each) == {"id", "status", "detail", "fix", "duration"} for each in found.values())
     assert all(each["duration"] >= 0 for each in found.values())
     text = desk("doctor").out
-    assert text.count("\n") == 7
-    assert all(line.startswith("ok ") for line in text.splitlines())
+    assert all(line.startswith("ok ") for line in text.splitlines()[: len(own)])
     assert desk("log", "c", "--json").raw == log
 
 

@@ -46,7 +46,8 @@ from assent.core.inputs import (
     Woke,
 )
 from assent.core.live import Snapshot
-from assent.core.machine import TRANSITIONS, call_id, decide, decide_into
+from assent.core.machine import TRANSITIONS, decide, decide_into
+from assent.core.replying import call_id
 from assent.core.state import State, evolve, pending, status
 from assent.core.tool import Default, ToolSpec
 from assent.errors import AssentError, Busy, Invalid, Refused, Stale

@@ -16,8 +16,9 @@ import click
 import pytest
 
 import assent
+from assent import models
 from assent.cli.main import cli
-from assent.core import events, machine
+from assent.core import events, live, machine
 from assent.core.state import Phase
 from assent.core.tool import LEGAL
 from assent.errors import KINDS
@@ -110,10 +111,17 @@ def test_every_event_stands_in_the_reference_with_its_fields(site: Path, pages: 
     names = {event.__name__ for event in typing.get_args(events.AnyEvent)}
     assert pages[site / "reference" / "events" / "index.html"].ids >= names
     text = (site / "reference" / "events.md").read_text()
+    for live_event in typing.get_args(live.AnyLive):
+        assert f"Class `{live_event.__name__}`" in text
     for event in typing.get_args(events.AnyEvent):
         section = text.split(f"### `{event.__name__}`")[1].split("###")[0]
         own = set(event.__struct_fields__) - set(events.Event.__struct_fields__)
         assert {field for field in own if f"| `{field}` |" not in section} == set(), event.__name__
+
+
+def test_every_name_that_a_model_needs_stands_in_the_reference(site: Path, pages: dict[Path, Links]) -> None:
+    known = pages[site / "reference" / "models" / "index.html"].ids | set(assent.__all__)
+    assert known >= set(models.__all__)
 
 
 def test_the_state_diagram_has_every_phase_and_every_transition(site: Path, pages: dict[Path, Links]) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from assent import Call, Default, Principal, Retention, provider_tool, tool
 from assent.core.decisions import Answer, Approve, ClientResult, Deny, Failed, Submit
 from assent.core.draft import Draft
@@ -20,6 +22,7 @@ from assent.core.events import (
     CallReturned,
     ErrorInfo,
     HistorySummarised,
+    Limits,
     OutputRejected,
     TurnEnded,
     Usage,
@@ -38,15 +41,19 @@ from assent.core.inputs import (
     Finished,
     Halted,
     ModelFailed,
+    ModelHalted,
     ModelReplied,
     Open,
     Planned,
     Reconciled,
     RefuseResolution,
+    ReplyRejected,
     Resolve,
     Returned,
     Revoke,
     Say,
+    Summarised,
+    TimeUp,
     Woke,
 )
 from assent.core.machine import decide_into
@@ -118,6 +125,7 @@ class Scene:
         self.name = name
         self.state = State(conversation=name)
         self.events: list[AnyEvent] = []
+        self.specs = SPECS
         self.now = 1_700_000_000.0
         self.epoch = 1
 
@@ -126,7 +134,7 @@ class Scene:
         self.now += 0.25
         draft = Draft(self.state, self.now)
         for given in inputs:
-            decide_into(draft, given, SPECS)
+            decide_into(draft, given, self.specs)
         self.events += draft.events
         self.state = draft.state
 
@@ -477,6 +485,66 @@ def waiting(s: Scene) -> None:
     s.say("and then?", ADA, when_busy="queue")
 
 
+def answers(s: Scene) -> None:
+    """Structured answers, guardrails, hooks that end a turn, limits, and a summary of what came before."""
+    s.say("Sum it up", output=SCHEMA)
+    s.tell(BeginTurn(steps=9, limits=Limits(tokens=9_000, cost=0.5, seconds=120.0)))
+    s.reply(text="It is three.", draft=True, output=SCHEMA)
+    s.reply(text='{"sum": 3}', output=SCHEMA)
+    guard = (Verdict("no_secrets", "rejected", "it names a customer"),)
+    s.tell(ReplyRejected(turn=1, step=3, reason="leave names out", text="Ada owes 3", verdicts=guard))
+    context = {"tokens": {"history": 12, "total": 40}, "stubbed": []}
+    changed = (Verdict("tidy", "changed"),)
+    s.reply(text='{"total": 3}', output=SCHEMA, context=context, verdicts=changed)
+    s.tell(Close())
+    s.tell(Summarised(upto=s.state.seq, text="The sum is 3.", attempts=(Attempt("small", USAGE),)))
+    s.say()
+    s.begin()
+    s.tell(
+        ModelHalted(turn=2, step=1, reason="closed_today", value="come back", verdicts=(Verdict("hours", "halted"),))
+    )
+    s.say()
+    s.tell(BeginTurn(steps=9, limits=Limits(cost=0.004)))
+    s.reply("look")
+    s.run("look")
+    s.tell(Close())
+    s.say()
+    s.tell(BeginTurn(steps=9, limits=Limits(seconds=1.5)))
+    s.tell(TimeUp(turn=4, step=1, text="As I was", thinking="hm", attempts=(Attempt("scripted"),)))
+
+
+def hooked(s: Scene) -> None:
+    """Hooks in front of every gate: they edit, deny, end the turn or want an approval, and change results."""
+    s.specs = {name: replace(spec, hooked=True) for name, spec in SPECS.items()}
+    s.turn("look", "once", "pay", "wire", "choose", "locate")
+    edited = (Verdict("cap", "edited", "at most 2"),)
+    s.claim("look", args={"n": 2}, verdicts=edited)
+    call = s.call("look")
+    changed = (Verdict("mask", "changed"),)
+    s.tell(Finished(call=call, attempt=1, outcome=Returned(value="[redacted]"), verdicts=changed))
+    denied = ErrorInfo("denied", "hook 'budget' denied: spent", {"hook": "budget"})
+    s.claim("once", refused=denied, verdicts=(Verdict("cap", "allowed"), Verdict("budget", "denied", "spent")))
+    s.claim("pay", args={"n": 2}, verdicts=edited)
+    s.decide("pay", Approve(remember="args"))
+    s.run("pay")
+    plan = Planned(call=s.call("wire"), preview="2 will go")
+    s.claim("wire", args={"n": 2}, verdicts=edited, plan=plan)
+    s.decide("wire", Approve())
+    s.claim("wire", plan=plan)
+    s.finish("wire")
+    s.claim("choose", args={"n": 2}, verdicts=edited)
+    s.decide("choose", Answer(2))
+    s.claim("locate", verdicts=(Verdict("cap", "allowed"),))
+    s.decide("locate", ClientResult(3))
+    s.reply("pay", "look", "look")
+    s.claim("pay", args={"n": 2}, verdicts=edited)  # covered by the grant
+    s.claim("look", required=True, verdicts=(Verdict("careful", "required", "the third time"),))
+    stopped = ErrorInfo("denied", "hook 'hours' ended the turn: closed", {"hook": "hours"})
+    s.claim("look", 1, refused=stopped, halt=Halted(reason="closed", value=9), verdicts=(Verdict("hours", "halted"),))
+    s.finish("pay")
+    s.tell(Close())
+
+
 SCENES: dict[str, Callable[[Scene], None]] = {
     "plain": plain,
     "approval": approval,
@@ -492,4 +560,6 @@ SCENES: dict[str, Callable[[Scene], None]] = {
     "halts": halts,
     "by-hand": by_hand,
     "waiting": waiting,
+    "answers": answers,
+    "hooked": hooked,
 }

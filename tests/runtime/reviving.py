@@ -47,8 +47,8 @@ class Seen:
 
 async def abandon(rt):
     """End a runtime whose store is dead: its tasks are cancelled, and nothing that they do is written."""
-    rt.closing = True
-    tasks = rt.tasks()
+    rt.home.closing = True
+    tasks = rt.home.tasks()
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

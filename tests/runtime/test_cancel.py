@@ -197,21 +197,21 @@ def test_a_slot_that_was_taken_for_a_call_which_never_began_is_free_again():
             return [ToolCall("work")] if isinstance(request.messages[-1], UserMessage) else "done"
 
         async with Runtime(agent(ScriptedModel([reply] * 9), work), parallel=1) as rt:
-            publish = rt.bus.publish
+            publish = rt.home.bus.publish
 
             def cancel_at_once(name, item):
                 publish(name, item)
                 if item.type == "CallStarted" and item.seq < 15:
-                    rt._conversation(name).submit(Cancel(by=Principal("ann")))
+                    rt.home.conversation(name).submit(Cancel(by=Principal("ann")))
 
-            rt.bus.publish = cancel_at_once
+            rt.home.bus.publish = cancel_at_once
             for _ in range(4):
                 await (await rt.send("c", "go")).ended()
             log = await rt.history("c")
             paired(log)
             assert [e.reason for e in of(log, TurnEnded)] == ["cancelled", "cancelled", "completed", "completed"]
             assert len(seen.calls) == 2, "the first two were claimed, and cancelled before they began"
-            assert rt.slots._free == 1
+            assert rt.home.slots._free == 1
 
     run(main)
 

@@ -102,10 +102,10 @@ def breaking(store, event, failure=StoreError, conversation=None, times=None):
 def free(rt):
     """How many slots are free."""
     taken = 0
-    while rt.slots.take("any"):
+    while rt.home.slots.take("any"):
         taken += 1
     for _ in range(taken):
-        rt.slots.give("any")
+        rt.home.slots.give("any")
     return taken
 
 
@@ -271,8 +271,8 @@ async def test_one_input_that_cannot_be_recorded_is_refused_alone():
         await rt.open("c")
         by = Principal("ann")
         bad, good = await asyncio.gather(
-            rt.tell("c", Say(text="\ud800", by=by, agent="a", when_busy="queue")),
-            rt.tell("c", Say(text="fine", by=by, agent="a", when_busy="queue")),
+            rt.home.tell("c", Say(text="\ud800", by=by, agent="a", when_busy="queue")),
+            rt.home.tell("c", Say(text="fine", by=by, agent="a", when_busy="queue")),
             return_exceptions=True,
         )
         assert isinstance(bad, AssentError)
@@ -294,7 +294,7 @@ async def test_a_report_that_cannot_be_recorded_is_recorded_as_an_error_and_made
         return "\ud800"
 
     model = ScriptedModel([[ToolCall("odd")], "done"])
-    with mock.patch.object(dispatch, "_plain", lambda value, what: value):
+    with mock.patch.object(dispatch, "recordable", lambda value, what: value):
         async with Runtime(agent(model, odd)) as rt:
             assert (await (await rt.send("c", "hi")).ended()).reason == "completed"
     assert (sees(model)[0]["error"]["kind"], runs) == ("invalid_result", [1])

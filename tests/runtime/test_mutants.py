@@ -13,7 +13,7 @@ from hypothesis import given
 from msgspec.structs import replace
 from scenarios import CLASSICS, hunting, scenario
 
-from assent.core import effects, gate, machine, resolving, state
+from assent.core import effects, gate, machine, replying, resolving, state
 from assent.core.decisions import Approve, Deny, Expired
 from assent.core.inputs import DeadlinePassed
 from assent.errors import Stale
@@ -145,7 +145,7 @@ def reports_count_without_the_lease():
     return [(conversation, "guests", lambda items: items)]
 
 
-@mutant("one attempt, two effects|a result, and nobody did anything")
+@mutant("one attempt, two effects|a result, and nobody did anything|an effect of epoch 1 after one of 2")
 def superseded_owner_runs_on():
     """An owner that reads of a newer one's calls takes them for its own."""
     catch_up, lose = conversation.Conversation._catch_up, conversation.Conversation._lose
@@ -213,12 +213,12 @@ def woken_by_itself():
 @mutant("the model called")
 def unknown_tool_dropped():
     """A call of a tool that does not exist is left out."""
-    replied = machine._replied
+    replied = replying.replied
 
     def only_known(log, input, specs):
         replied(log, replace(input, calls=tuple(c for c in input.calls if c.tool in specs)), specs)
 
-    return [(machine, "_replied", only_known)]
+    return [(replying, "replied", only_known)]
 
 
 @mutant("never comes to rest")
@@ -355,7 +355,7 @@ def model_called_with_a_call_open():
                 return frozenset([effects.CallModel(turn.number, turn.step + 1)])
         return owed(now)
 
-    return [(module, "owed", impatient) for module in (effects, machine, conversation)]
+    return [(module, "owed", impatient) for module in (effects, machine, replying, conversation)]
 
 
 @mutant("never comes to rest")

@@ -926,7 +926,7 @@ async def test_a_slow_reader_is_cut_with_backpressure_and_can_read_on_from_where
     """B12: bounded fan-out, nothing canonical is lost"""
     model = ScriptedModel([" ".join(["word"] * 200), "again"])
     rt = Runtime(agent(model))
-    rt.bus = Bus(limit=20)
+    rt.home.bus = Bus(limit=20)
     async with rt:
         await rt.open("c")
         reader = rt.events("c")

@@ -299,7 +299,7 @@ def test_a_process_that_waits_for_more_conversations_than_it_keeps_hears_of_all_
             for name in names:
                 await rt.send(name, "hi")
             waiting = asyncio.gather(*(Turn(desk, name, 2).rest() for name in names))
-            await until(lambda: len(desk.bus.topics()) == len(names))
+            await until(lambda: len(desk.home.bus.topics()) == len(names))
             go.set()
             assert {snapshot.state for snapshot in await waiting} == {"idle"}
 
@@ -362,7 +362,7 @@ def test_a_conversation_that_could_not_be_written_is_tried_again_with_nobody_tou
         async with life(agent(ScriptedModel([[ToolCall("work")], "done"]), work), store=store) as rt:
             await rt.send("c", "go")
             await seen.running()
-            await until(lambda: rt._watch._avoided)
+            await until(lambda: rt.home._watch._avoided)
             full = False
             log = await idle(rt)
             paired(log)

@@ -280,18 +280,43 @@ async def test_somebody_without_the_right_is_refused_the_call_stays_pending_and_
     async with Runtime(agent([[REFUND], "done"], gated(ran)), may_resolve=may) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.rest()).pending
-        for by in ("eve", "system", Principal("eve", roles=("clerk",))):
+        for by in ("eve", "systems", Principal("eve", roles=("clerk",))):
             with pytest.raises(NotAllowed) as refused:
                 await rt.resolve("c", entry.call, Approve(), by=by)
             assert (refused.value.http_status, refused.value.exit_code) == (403, 5)
         assert await rt.pending() == [entry]
         logged = of(await rt.history("c"), ResolutionRefused)
-        assert [event.by.id for event in logged] == ["eve", "system", "eve"]
+        assert [event.by.id for event in logged] == ["eve", "systems", "eve"]
         assert {(event.call_id, event.decision) for event in logged} == {(entry.call, "Approve")}
         await rt.resolve("c", entry.call, Approve(), by=Principal("ann", roles=("boss",)))
         await turn.ended()
         assert ran == [(1, 2.5, "ann")]
         assert asked[-1] == ("ann", "refund")
+
+
+@story
+async def test_nobody_can_speak_decide_or_cancel_in_the_systems_name():
+    """B33: in the log that name stands for deadlines that passed, and for nothing that a caller did."""
+    async with Runtime(agent([[REFUND], "done"], gated([]))) as rt:
+        turn = await rt.send("c", "hi", by="ann")
+        (entry,) = (await turn.rest()).pending
+        before = await rt.history("c")
+        for verb in (
+            lambda by: rt.open("d", by=by),
+            lambda by: rt.send("c", "hi", by=by, when_busy="queue"),
+            lambda by: rt.resolve("c", entry.call, Approve(), by=by),
+            lambda by: rt.submit("c", {entry.call: Deny()}, by=by),
+            lambda by: rt.cancel("c", by=by),
+            lambda by: rt.revoke("c", "g1", by=by),
+            lambda by: rt.dry_run("refund", {"order": 1, "amount": 2.5}, by=by),
+            lambda by: rt.attach_client("c", by=by),
+        ):
+            for by in ("system", Principal("system", roles=("boss",))):
+                with pytest.raises(Invalid, match="the runtime's own") as refused:
+                    await verb(by)
+                assert refused.value.kind == "invalid_args"
+        assert await rt.history("c") == before
+        assert [info.conversation for info in await rt.conversations()] == ["c"]
 
 
 @story
@@ -307,7 +332,7 @@ async def test_a_process_whose_view_is_behind_still_asks_whether_they_may():
     async with Runtime(agent([[CHOOSE], "done"], choose), store=store) as owner:
         await owner.open("c")
         async with Runtime(store=store.sibling(), may_resolve=may) as guest:
-            conv = await guest.loaded("c")
+            conv = await guest.home.loaded("c")
             turn = await owner.send("c", "hi")
             (entry,) = (await turn.rest()).pending
             assert conv.state.seq == 1, "it has heard of nothing yet"

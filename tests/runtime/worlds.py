@@ -353,15 +353,15 @@ class Life:
         self.store = Mortal(self, inner, world.jitter)
         self.rt = Runtime(*agents, store=self.store, clock=world.clock, scope=self.scope, parallel=world.parallel)
         self.users = set()
-        publish = self.rt.bus.publish
+        publish = self.rt.home.bus.publish
 
         def checked(name, item):
             if not self.dead:
                 world.published(item)
             publish(name, item)
 
-        self.rt.bus.publish = checked
-        self.rt.bus.heard = lambda name: True
+        self.rt.home.bus.publish = checked
+        self.rt.home.bus.heard = lambda name: True
 
     def scope(self, principal):
         return _Scope(self)
@@ -375,8 +375,8 @@ class Life:
         closing = asyncio.get_running_loop().create_task(self.rt.close())
         while not (self.dead or closing.done()):  # it may be killed on the way, too
             await asyncio.sleep(0.001)
-        self.rt.closing = True
-        tasks = [closing, *self.rt.tasks(), *self.users]
+        self.rt.home.closing = True
+        tasks = [closing, *self.rt.home.tasks(), *self.users]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -591,9 +591,9 @@ class World:
             self.stalls += 1
             inner = life.store._inner
             del self.data.alive[inner.owner]
-            await other.rt.foreign()
+            await other.rt.home.foreign()
             for name in await other.store.owing(("a",)):
-                other.rt.revive(name)
+                other.rt.home.revive(name)
             await self.pause(0.001)
             if not life.dead:
                 self.data.alive[inner.owner] = inner
@@ -630,7 +630,7 @@ class World:
             for who in (0, 1):
                 await self.life(who)
             found = self.data.conversations.get(CONVERSATION)
-            busy = [life for life in self.lives if life.dead or life.users or life.rt._active]
+            busy = [life for life in self.lives if life.dead or life.users or life.rt.home._active]
             calm = calm + 1 if not busy and appends == self.appends and not (found and found.owes) else 0
             appends = self.appends
             if asyncio.get_running_loop().time() - start > 60:
@@ -697,10 +697,10 @@ class World:
         assert found.hashes == chain(GENESIS, found.events)
         for life in self.lives:
             if life is not None and not life.dead:
-                conv = await life.rt.loaded(CONVERSATION)
+                conv = await life.rt.home.loaded(CONVERSATION)
                 assert conv.state == state, "a process's state is not the fold"
                 assert conv.epoch is None or found.owner == life.store.owner
-                assert life.rt.slots._free == self.parallel, "a slot is lost"
+                assert life.rt.home.slots._free == self.parallel, "a slot is lost"
 
     def _check_replies(self, events):
         """What the model called is what the log says that it called."""

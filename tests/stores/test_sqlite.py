@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import subprocess
 import threading
 import time
@@ -187,7 +188,8 @@ class TestSQLiteStore(StoreContract):
     @on_a_loop
     async def test_a_parked_conversation_takes_little_beyond_its_messages(self):
         store = await self.store()
-        event, waiting, count = b"e" * 400, b"p" * 300, 2000
+        dice = random.Random(1)
+        event, waiting, count = dice.randbytes(390), dice.randbytes(300), 2000
         for first in range(0, count, 500):
             await asyncio.gather(
                 *(

@@ -22,6 +22,7 @@ from assent import (
     ToolError,
     tool,
 )
+from assent.errors import DeclarationError
 from assent.testing import Crash, Ledger, ScriptedModel, ToolCall, crash_everywhere, run_to_rest
 
 
@@ -303,7 +304,78 @@ def test_an_agent_that_hangs_fails_in_its_time():
 
 
 def test_a_crash_reads_well():
+    again = Crash(1, "after", ("CallStarted",))
     assert str(Crash(4, "before", ("CallReturned",))) == "before append 4 (CallReturned)"
+    assert str(Crash(4, "before", ("CallReturned",), again)) == (
+        "before append 4 (CallReturned), then after append 1 (CallStarted)"
+    )
+
+
+# --- killed, and killed again ---
+
+
+def test_with_two_kills_the_process_that_went_on_is_killed_at_each_of_its_own_appends_as_well():
+    once = crash_everywhere(agent(charging()), "go")
+    twice = crash_everywhere(agent(charging()), "go", kills=2)
+    singles = [crash for crash in twice.crashes if crash.then is None]
+    doubles = [crash for crash in twice.crashes if crash.then is not None]
+    assert singles == list(once.crashes)
+    before_the_result = [crash.then for crash in doubles if str(crash).startswith("before append 4 (CallReturned)")]
+    assert [str(crash) for crash in before_the_result] == [
+        f"{moment} append {at} ({what})"
+        for at, what in ((1, "CallStarted"), (2, "CallReturned"), (3, "AssistantSaid, TurnEnded"))
+        for moment in ("before", "after")
+    ]
+    after_the_end = [crash for crash in doubles if str(crash).startswith("after append 5")]
+    assert after_the_end == [], "nothing is left to do, so there is nothing to kill"
+    assert twice.turns == {"completed": len(twice.crashes) + 1}
+    assert f"killed {len(twice.crashes)} times: before and after each of 5 appends, and again in what followed" in str(
+        twice
+    )
+
+
+def test_a_tool_that_is_not_idempotent_has_a_third_effect_in_the_second_kill():
+    report = crash_everywhere(agent(charging()), "go", kills=2)
+    assert set(report.tools["charge"].effects) == {1, 2, 3}
+    (worst,) = [fate for fate in report.tools["charge"].twice if fate.effects == 3]
+    assert str(worst.crash) == "before append 4 (CallReturned), then before append 2 (CallReturned)"
+    assert (worst.runs, worst.between, worst.ended) == (3, True, "ok")
+
+
+def test_no_second_kill_makes_happen_twice_what_must_not():
+    ledger, bank = Ledger(), {}
+
+    @tool
+    async def charge(n: int, call: Call) -> str:
+        """Charge the card."""
+        if call.key not in bank:
+            bank[call.key] = n
+            ledger.note(call)
+        return "charged"
+
+    keyed = crash_everywhere(agent(charge), "go", ledger=ledger, kills=2)
+    keyed.check()
+    assert set(keyed.tools["charge"].effects) == {1}
+    failing = crash_everywhere(agent(charging(recovery="fail")), "go", kills=2)
+    failing.check()
+    assert set(failing.tools["charge"].effects) == {0, 1}
+    assert set(failing.tools["charge"].ended) == {"ok", "interrupted"}
+
+
+def test_a_question_whether_to_run_it_again_survives_the_second_kill():
+    gated = charging(approval="required", recovery="ask")
+    report = crash_everywhere(agent(gated), "go", decisions={"charge": Approve()}, kills=2)
+    report.check()
+    charge = report.tools["charge"]
+    asked = [fate for fate in charge.fates if fate.ended == "asked"]
+    assert any(fate.crash.then is not None and "CallSuspended" in fate.crash.then.events for fate in asked)
+    assert set(charge.ended) == {"ok", "asked"}
+
+
+@pytest.mark.parametrize("kills", [0, True, "2"])
+def test_a_number_of_kills_that_is_none_is_refused(kills):
+    with pytest.raises(DeclarationError, match="whole number of at least 1"):
+        crash_everywhere(agent(charging()), "go", kills=kills)
 
 
 def test_the_kit_is_not_loaded_by_assent_and_does_not_load_pytest():

@@ -34,6 +34,20 @@ def test_the_page_catches_the_tool_that_is_not_idempotent_and_no_other() -> None
     assert "FAILED" not in "".join(shown[1:])
 
 
+def test_the_words_around_a_table_say_what_the_table_says() -> None:
+    """Numbers in prose drift apart from tables that tests keep true."""
+    prose = " ".join(re.sub(r"(?ms)^```.*?^```$", "", PAGE.read_text()).split())
+    first, second, _ = (body for kind, body in BLOCKS if kind == "text" and body.startswith("run once"))
+    assert "killed 14 times" in first
+    assert "In one of the fourteen crashes Ada got two mails" in prose
+    assert re.search(r"(?m)^send_mail .* 2 in 1 ", first)
+    for point in re.findall(r'"((?:before|after) append [^"]+)"', prose):
+        assert f"send_mail: 2 effects for one call, killed {point}" in first
+    assert "once the mail was never sent, and once it was sent and the model does not know" in prose
+    assert "0 in 1, 1 in 10" in second
+    assert "interrupted 2" in second
+
+
 def test_five_lines_are_enough() -> None:
     (block,) = [body for _, body in BLOCKS if body.startswith("from assent.testing import crash_everywhere")]
     assert len([line for line in block.splitlines() if line.strip()]) == 5

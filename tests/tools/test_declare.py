@@ -706,3 +706,31 @@ def test_a_questions_prompt_is_its_description_where_there_is_no_docstring() -> 
 
         @tool(executor="client", prompt="Where?")
         def locate() -> str: ...
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field"), [("Refund {odrer}?", "odrer"), ("Refund {order} for {order} and {0}?", "0")]
+)
+def test_a_prompt_with_a_field_that_is_no_argument_is_refused_and_the_fields_are_named(prompt: str, field: str) -> None:
+    with pytest.raises(
+        DeclarationError, match=rf"refund.*\{{{field}\}} is no argument.*\{{order\}}, \{{amount\}}"
+    ) as bad:
+
+        @tool(approval="required", prompt=prompt)
+        def refund(order: int, amount: float = 1.0) -> None:
+            """Give the money back."""
+
+    assert bad.value.kind == "invalid_args"
+    with pytest.raises(DeclarationError, match="the fields are none"):
+        Tool.declare(name="ping", description="Ping.", executor="client", prompt="{n}?", parameters={"type": "object"})
+
+
+def test_a_prompt_may_name_any_argument_and_whatever_an_open_schema_may_bring() -> None:
+    @tool(approval="required", prompt="Refund {order}, {amount} EUR? {} { order } {'a': 1}")
+    def refund(order: int, amount: float = 1.0) -> None:
+        """Give the money back."""
+
+    assert refund.spec.prompt is not None
+    schemas = ({"type": "object", "additionalProperties": True}, {"$ref": "#/$defs/a", "$defs": {"a": {}}})
+    for schema in schemas:
+        Tool.declare(name="ping", description="Ping.", executor="client", prompt="{n}?", parameters=schema)

@@ -13,6 +13,7 @@ from assent.cli.dialogue import Dialogue, Left
 from assent.cli.keyboard import Interrupted, Keyboard
 from assent.cli.live import WAITING, View
 from assent.cli.output import INTERRUPTED
+from assent.cli.past import Past
 from assent.cli.running import Job, is_mine, run_agent, state_of
 from assent.cli.values import message_text
 from assent.core.decisions import Pending
@@ -48,6 +49,7 @@ class Chat:
         self._job, self._rt, self._name = job, rt, name
         self._screen = job.screen()
         self._keyboard = Keyboard(self._prompt, self._interrupted)
+        self._past = Past()
         self._dialogue = Dialogue(rt, self._screen, self._keyboard)
         self._task = asyncio.current_task()
         self._presses = 0
@@ -80,7 +82,7 @@ class Chat:
     async def _next(self) -> bool:
         """One message and its turn; False: they are gone."""
         try:
-            text = await self._keyboard.ask(PROMPT)
+            text = await self._keyboard.ask(PROMPT, past=self._past)
         except Interrupted:
             self._screen.out.print()
             self._screen.line(("Ctrl-C again leaves, and so does Ctrl-D", "dim"))
@@ -178,7 +180,7 @@ async def chat(job: Job) -> int:
             try:
                 await state_of(rt, name)
             except NotFound:
-                await rt.open(name, agent=job.agent.name, by=job.by, metadata={"module": job.spec})
+                await rt.open(name, agent=job.agent.name, by=job.by, metadata=job.chosen.metadata)
             job.conversation = name
             talk = Chat(job, rt, name)
             code = await talk.run()
@@ -188,5 +190,5 @@ async def chat(job: Job) -> int:
         code = INTERRUPTED
     if job.store != MEMORY:
         screen = job.screen()
-        screen.line(("to go on: ", "dim"), job.commands.write("chat", job.spec, "--conversation", name))
+        screen.line(("to go on: ", "dim"), job.commands.write("chat", *job.chosen.words, "--conversation", name))
     return code

@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from assent.cli.text import shown, value_text
@@ -66,8 +66,9 @@ class Commands:
     def _line(self, *words: str) -> str:
         return shown(" ".join([self._program, *map(shlex.quote, words)]))
 
-    def go_on(self, agent: str | None, conversation: str) -> str:
-        return self.write("run", agent or "MODULE:AGENT", "--conversation", conversation)
+    def go_on(self, named: Sequence[str] | None, conversation: str) -> str:
+        """``named``: the words that name the agent."""
+        return self.write("run", *(named or ("MODULE:AGENT",)), "--conversation", conversation)
 
     def pending(self, conversation: str) -> str:
         return self.write("pending", "--conversation", conversation)

@@ -17,6 +17,7 @@ from assent.cli.text import cut, shown
 from assent.cli.verification import opened
 from assent.core.decisions import Pending
 from assent.errors import Invalid
+from assent.models.providers.names import PROVIDERS
 from assent.stores.base import Row
 
 SHELLS = ("bash", "zsh", "fish")
@@ -60,6 +61,11 @@ def conversations(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
     except Exception:
         return []
     return [_item(row.conversation, f"{row.agent}, {row.status}") for row in rows]
+
+
+def models(incomplete: str) -> list[CompletionItem]:
+    """Providers: which models each has, only it knows."""
+    return [CompletionItem(f"{name}:") for name in PROVIDERS if f"{name}:".startswith(incomplete)]
 
 
 def _item(value: str, help: str) -> CompletionItem:

@@ -85,6 +85,23 @@ def replay(source: str, to: int | None, as_json: bool, store: str | None) -> int
     return asyncio.run(past.replay(store_url(store), source, to, as_json))
 
 
+@cli.command(epilog=example("assent request support", "assent request support --turn 3 --step 1 --json | jq .request"))
+@conversation_argument
+@click.option("--turn", type=click.IntRange(1, MANY), metavar="N", help="Of this turn [default: the last].")
+@click.option("--step", type=click.IntRange(1, MANY), metavar="K", help="Of this step [default: the turn's last].")
+@json_option
+@store_option
+def request(conversation: str, turn: int | None, step: int | None, as_json: bool, store: str | None) -> int:
+    """What the model was sent for one of its replies.
+
+    How much of it was instructions, tools and history; what was left out, stubbed or summarised; what hooks added.
+    With Agent(record="full"), every message of it.
+    """
+    from assent.cli import request as sent
+
+    return asyncio.run(sent.request(store_url(store), conversation, turn, step, as_json))
+
+
 @cli.command(epilog=example("assent tail -f support", "assent tail -f support --after 20 --json | jq .type"))
 @conversation_argument
 @click.option("-f", "--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")

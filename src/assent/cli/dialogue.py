@@ -17,7 +17,7 @@ from assent.cli import values
 from assent.cli.cards import WIDTH, card, deadline
 from assent.cli.commands import options
 from assent.cli.keyboard import Keyboard
-from assent.cli.live import Screen
+from assent.cli.screen import Screen
 from assent.cli.text import moment, shown, value_text
 from assent.core.decisions import Answer, Approve, ClientResult, Decision, Deny, Failed, Pending, Submit
 from assent.core.events import CallSuspended
@@ -40,7 +40,7 @@ class Dialogue:
         """What they decided; Left if nothing, EOFError if they are gone."""
         width = min(self._screen.out.width, WIDTH)
         self._screen.end_line()
-        self._screen.out.print(card(entry, self._rt.now(), width), width=width)
+        self._screen.out.print(card(entry, self._rt.home.now(), width), width=width)
         while True:
             try:
                 if entry.kind == "elicitation":
@@ -206,7 +206,7 @@ class Dialogue:
         say: Callable[..., None] = self._screen.line
         say(("  tool     ", "dim"), f"{entry.tool}, {entry.risk} risk")
         say(("  asked by ", "dim"), f"agent {entry.agent}, for {entry.principal.id}, {moment(entry.since)}")
-        say(("  expires  ", "dim"), f"{moment(entry.deadline)}: {deadline(entry, self._rt.now())}")
+        say(("  expires  ", "dim"), f"{moment(entry.deadline)}: {deadline(entry, self._rt.home.now())}")
         for event in reversed(await self._rt.history(entry.conversation)):
             if isinstance(event, CallSuspended) and event.call_id == entry.call:
                 for verdict in event.verdicts:

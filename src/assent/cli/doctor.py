@@ -1,6 +1,7 @@
 """Is all well: one check a line, with what to do about it. It looks and mends nothing.
 
 The checks use the store itself, with no runtime on it: no deadline passes and nothing is revived while we look.
+Of models it says what can be said without asking anybody: no token is spent.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
+from functools import partial
 from importlib import metadata, util
 from typing import Literal
 
@@ -18,11 +20,14 @@ import msgspec
 from rich.text import Text
 
 from assent.cli.commands import MEMORY, Commands
+from assent.cli.loading import lacking, load_agent
 from assent.cli.output import FAILED, json_lines
+from assent.cli.passing import named
 from assent.cli.reading import missing
 from assent.cli.text import shown, span
 from assent.cli.verification import PAGE, opened
-from assent.errors import AssentError
+from assent.errors import AssentError, StoreError
+from assent.models.providers import names
 from assent.stores.base import LogStore, Row
 
 SQLITE = (3, 51, 3)
@@ -51,10 +56,14 @@ class _Result(msgspec.Struct):
 
 
 class Examination:
-    """The checks of one store, in order; those that need it open are left out where it does not open."""
+    """The checks of one store, in order; those that need it open are left out where it does not open.
 
-    def __init__(self, url: str):
+    model, spec:  what is to run; without them, every provider of which there is a sign
+    """
+
+    def __init__(self, url: str, model: str | None = None, spec: str | None = None):
         self._url, self._commands = url, Commands(url)
+        self._model, self._spec = model, spec
         self._path = url.removeprefix("sqlite:///") if url.startswith("sqlite:///") else None
         self._store: LogStore | None = None
         self._stack = AsyncExitStack()
@@ -71,7 +80,49 @@ class Examination:
             found = [await _timed(name, check) for name, check in checks]
             if self._store is not None:
                 found += [await _timed("leases", self._leases), await _timed("deadlines", self._deadlines)]
-        return found
+        return found + [await _timed(name, check) for name, check in self._models()]
+
+    # --- models ---
+
+    def _models(self) -> list[tuple[str, Callable[[], Awaitable[_Result]]]]:
+        checks: list[tuple[str, Callable[[], Awaitable[_Result]]]] = []
+        if self._spec is not None:
+            checks.append(("agent", partial(self._agent, self._spec)))
+        if self._model is not None:
+            checks.append(("model", partial(self._named, self._model)))
+        if not checks:
+            signs: dict[names.Provider, str] = {}
+            for name, needs in names.PROVIDERS.items():
+                if _sign(name, needs):
+                    signs.setdefault(needs, name)  # several need the same: the first stands for them
+            checks = [(name, partial(self._provider, name)) for name in signs.values()]
+        return checks
+
+    async def _agent(self, spec: str) -> _Result:
+        agent = load_agent(spec)
+        if agent.model is None:
+            return _Result("fail", f"agent {agent.name} has no model", "give it one: Agent(model=...), or --model")
+        models = [named(model) for model in (agent.model, *agent.fallbacks)]
+        told = f"agent {agent.name} asks {', then '.join(models)}"
+        for model in (agent.model, *agent.fallbacks):
+            if isinstance(model, str) and (lacks := lacking(model)):
+                what = " and ".join(word for word, _ in lacks)
+                severe = model is agent.model or any(word != "key" for word, _ in lacks)
+                return _Result("fail" if severe else "warn", f"{told}; {model} lacks its {what}", _fixes(lacks))
+        return _Result("ok", told)
+
+    async def _named(self, model: str) -> _Result:
+        if lacks := lacking(model):
+            return _Result("fail", f"{model} lacks its {' and '.join(what for what, _ in lacks)}", _fixes(lacks))
+        return _Result("ok", f"{model} can be asked; whether it answers was not tried")
+
+    async def _provider(self, name: str) -> _Result:
+        if lacks := lacking(f"{name}:any"):
+            there = "installed" if lacks[0][0] == "key" else "a key is set"
+            return _Result("warn", f"{there}, but no {' and no '.join(what for what, _ in lacks)}", _fixes(lacks))
+        needs = names.PROVIDERS[name]
+        key = next((variable for variable in needs.keys if os.environ.get(variable)), None)
+        return _Result("ok", f"installed; {f'the key is in {key}' if key else f'the server is in {needs.url}'}")
 
     # --- without the store ---
 
@@ -165,6 +216,16 @@ class Examination:
         return _Result("warn", detail, self._commands.write("pending", "--wait", "1"))
 
 
+def _sign(name: str, needs: names.Provider) -> bool:
+    """Somebody means to use this provider: there is a key, or a package that is for nothing else."""
+    keyed = any(os.environ.get(variable) for variable in needs.keys)
+    return keyed or (needs.extra == name and names.installed(names.Name(name, "any")))
+
+
+def _fixes(lacks: list[tuple[str, str]]) -> str:
+    return "; ".join(fix for _, fix in lacks)
+
+
 def extras() -> Iterator[tuple[str, bool]]:
     """What can be installed beside Assent, and whether all of it is there. The tools of its developers aside."""
     try:
@@ -197,16 +258,16 @@ async def _timed(name: str, check: Callable[[], Awaitable[_Result]]) -> Finding:
     return Finding(id=name, status=found.status, detail=found.detail, fix=found.fix, duration=took)
 
 
-def _remedy(failure: AssentError) -> str:
+def _remedy(failure: AssentError) -> str | None:
     return {
         "store_newer": "update Assent",
         "corrupt_log_line": "restore the file from a copy; `assent verify` says what is damaged",
         "log_write_failed": "check free space, and that this user may write the file and its directory",
-    }.get(failure.kind, "check --store")
+    }.get(failure.kind, "check --store" if isinstance(failure, StoreError) else None)
 
 
-async def doctor(url: str, as_json: bool) -> int:
-    found = await Examination(url).run()
+async def doctor(url: str, as_json: bool, model: str | None = None, spec: str | None = None) -> int:
+    found = await Examination(url, model, spec).run()
     if as_json:
         json_lines(found)
     else:

@@ -29,7 +29,7 @@ Exit codes:
 SECTIONS = {
     "Run": ("run", "chat", "demo"),
     "Answer": ("pending", "approve", "deny", "answer", "submit", "cancel", "grants"),
-    "Look": ("log", "tail", "replay"),
+    "Look": ("log", "tail", "replay", "request"),
     "Keep": ("verify", "export", "import", "doctor"),
     "Build": ("tools", "dry-run", "completion"),
 }
@@ -80,6 +80,20 @@ def complete_conversation(ctx: click.Context, param: click.Parameter, incomplete
     return conversations(ctx, incomplete)
 
 
+def _models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from assent.cli.completion import models
+
+    return models(incomplete)
+
+
+def model_option_for(help: str) -> Callable[[F], F]:
+    return click.option("--model", metavar="PROVIDER:MODEL", shell_complete=_models, help=help)
+
+
+model_option = model_option_for("Ask this model: alone, or in place of the agent's own.")
+instructions_option = click.option(
+    "--instructions", "--system", "instructions", metavar="TEXT", help="What a model alone is told beforehand."
+)
 call_argument = click.argument("call", metavar="CALL", shell_complete=_calls)
 maybe_call = click.argument("call", metavar="[CALL]", required=False, shell_complete=_calls)
 conversation_argument = click.argument("conversation", shell_complete=complete_conversation)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from assent.cli.commands import Commands
+from assent.cli.loading import SPEC
 from assent.cli.text import cut
 from assent.core.decisions import Pending
 from assent.core.events import ConversationOpened
@@ -22,7 +22,6 @@ VERBS = {
     "client_exec": ("submit",),
     "manual": ("submit",),
 }
-SPEC = re.compile(r"[\w./~-]+:[\w.]+")
 LISTED = 8
 TAKE_UP = 1.0
 """Seconds in which a process that runs a conversation has seen that it has work to do."""
@@ -105,11 +104,12 @@ async def next_steps(
     if (owner := await _runner(rt, found.conversation, agent, owners)) is not None:
         say(f"process {owner.pid} goes on with it")
         return
-    spec = await module_of(rt, found.conversation)
+    named = await named_in(rt, found.conversation)
     say(f"recorded; nobody runs agent {agent} now. To go on with it:")
-    say(f"  {commands.go_on(spec, found.conversation)}")
+    say(f"  {commands.go_on(named, found.conversation)}")
     if left:
-        say(f"(or give the next answer with --resume {spec or 'MODULE:AGENT'}: that goes on right here)")
+        spec = named[0] if named is not None and len(named) == 1 else "MODULE:AGENT"
+        say(f"(or give the next answer with --resume {spec}: that goes on right here)")
 
 
 async def _runner(rt: Runtime, conversation: str, agent: str, before: Iterable[OwnerRow] = ()) -> OwnerRow | None:
@@ -141,19 +141,23 @@ async def idle_work(rt: Runtime, conversation: str | None, commands: Commands) -
     found = await unattended(rt, conversation)
     lines: list[str] = []
     for info in found[:LISTED]:
-        spec = await module_of(rt, info.conversation)
+        named = await named_in(rt, info.conversation)
         lines.append(f"conversation {info.conversation} has work to do and nobody runs agent {info.agent}:")
-        lines.append(f"  {commands.go_on(spec, info.conversation)}")
+        lines.append(f"  {commands.go_on(named, info.conversation)}")
     if len(found) > LISTED:
         lines.append(f"and {len(found) - LISTED} more: assent log lists them")
     return lines
 
 
-async def module_of(rt: Runtime, conversation: str) -> str | None:
-    """Where the agent's code is, if whoever opened the conversation left word."""
+async def named_in(rt: Runtime, conversation: str) -> tuple[str, ...] | None:
+    """How the command line names the agent, if whoever opened the conversation left word."""
     first = await rt.history(conversation, limit=1)
     if first and isinstance(first[0], ConversationOpened):
-        spec = first[0].metadata.get("module")
-        if isinstance(spec, str) and SPEC.fullmatch(spec):
-            return spec
+        match first[0].metadata:
+            case {"module": str(spec)} if SPEC.fullmatch(spec):
+                return (spec,)
+            case {"model": str(model)} if SPEC.match(model):
+                return ("--model", model)
+            case _:
+                pass
     return None

@@ -1,24 +1,18 @@
-"""One conversation as it happens: text as it comes, calls, progress, the cards of what waits.
+"""One conversation as it happens: what is said, calls, the cards of what waits, what it cost.
 
 The view folds the log with the core's own ``evolve``, so that it knows when the turn rests from what is recorded,
-whoever runs it. Live events only make it nicer to look at; each may be lost. It prints and never redraws, so
-that it is the same with and without a terminal.
+whoever runs it. Live events only make it nicer to look at: see ``passing``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
-import time
-from typing import Any
-
-from rich.cells import cell_len
-from rich.console import Console
-from rich.text import Text
 
 from assent.cli.cards import print_card
-from assent.cli.commands import Commands
-from assent.cli.text import cut, shown, value_text
+from assent.cli.passing import Passing
+from assent.cli.screen import WIDE, Screen
+from assent.cli.spending import Spending
+from assent.cli.text import cut, value_text
 from assent.core.decisions import Answer, Approve, ClientResult, Deny, Detached, Expired, Failed, Recorded, Submit
 from assent.core.effects import owed
 from assent.core.events import (
@@ -37,60 +31,15 @@ from assent.core.events import (
     TurnEnded,
     TurnStarted,
 )
-from assent.core.live import AnyLive, Retrying, TextDelta, ThinkingDelta, ToolProgress
+from assent.core.live import AnyLive
 from assent.core.state import State, evolve, pending
 from assent.errors import Backpressure
+from assent.runtime.agent import Agent
 from assent.runtime.runtime import Runtime
 
 WAITING = 75
 """The exit code for: at rest, waiting for somebody."""
-PROGRESS_EVERY = 0.1
-WIDE = 160
 LONG = 4000
-PIECES = re.compile(r"\n|[^\S\n]+|\S+")
-
-
-class Screen:
-    """Where views print; knows whether the cursor stands in the middle of a line."""
-
-    def __init__(self, out: Console, commands: Commands, *, many: bool = False):
-        self.out, self.commands, self.many = out, commands, many
-        self._column = 0
-        self.room = max(40, out.width - 30) if out.is_terminal else WIDE
-        """Characters of a detail, such as arguments, that are worth showing."""
-
-    def stream(self, text: str, style: str = "") -> None:
-        """Text as it comes; on a terminal, broken between words."""
-        for piece in PIECES.findall(shown(text, block=True)):
-            if piece == "\n":
-                self._write("\n", 0, style)
-                continue
-            end = self._column + cell_len(piece)
-            if self.out.is_terminal and end > self.out.width and self._column:
-                self._write("\n", 0, style)
-                end = cell_len(piece)
-                if piece.isspace():
-                    continue
-            self._write(piece, end, style)
-
-    def _write(self, text: str, column: int, style: str) -> None:
-        self.out.print(Text(text, style=style), end="", soft_wrap=True)
-        self._column = column
-
-    def end_line(self) -> None:
-        if self._column:
-            self._write("\n", 0, "")
-
-    def line(self, *parts: str | tuple[str, str]) -> None:
-        """One line; every part is text from outside or ours, and is escaped here."""
-        self.end_line()
-        safe = [shown(p) if isinstance(p, str) else (shown(p[0]), p[1]) for p in parts]
-        self.out.print(Text.assemble(*safe), soft_wrap=True)
-
-    def prose(self, text: str, style: str = "dim") -> None:
-        """Our own sentences: on a terminal, broken between words."""
-        self.end_line()
-        self.out.print(Text(shown(text), style=style), soft_wrap=not self.out.is_terminal)
 
 
 class View:
@@ -128,8 +77,8 @@ class View:
         self._tools = {call_id: call.made.tool for call_id, call in calls.items()}
         """call -> tool"""
         self._asked = set(calls if since is None else ())
-        self._streamed: dict[str, str] = {}
-        self._progressed: dict[str, float] = {}
+        self._passing = Passing(screen, self._line, self._speaker, self._answering)
+        self._spending = Spending()
         self._resting = self._time_up = self._announced = False
         self._ready = asyncio.Event()
         self.ended: TurnEnded | None = None
@@ -154,6 +103,7 @@ class View:
 
     async def close(self) -> None:
         self._task.cancel()
+        self._passing.close()
         await asyncio.gather(self._task, return_exceptions=True)
         self._screen.end_line()
 
@@ -171,7 +121,8 @@ class View:
 
     async def _take(self, event: AnyEvent | AnyLive) -> None:
         if not isinstance(event, Event):
-            self._live(event)
+            if self._ready.is_set():
+                self._passing.take(event, self._tools)
             return
         self._after = event.seq
         if event.seq >= self._from:
@@ -230,7 +181,7 @@ class View:
             if entry.conversation == self.name and entry.call == call:
                 self._screen.end_line()
                 self._screen.out.print()
-                print_card(self._screen.out, entry, self._screen.commands, waiting, self._rt.now())
+                print_card(self._screen.out, entry, self._screen.commands, waiting, self._rt.home.now())
 
     async def _canonical(self, event: AnyEvent) -> None:
         match event:
@@ -243,8 +194,11 @@ class View:
             case AssistantSaid():
                 self._said(event)
             case OutputRejected():
+                self._spending.add(event.attempts)
                 self._say("  the answer did not fit and is asked for again: ", event.message)
             case CallStarted():
+                if event.seq > self._start:
+                    self._passing.started(event.call_id, self._tools.get(event.call_id, event.call_id))
                 if event.attempt > 1 or event.call_id in self._asked:
                     again = f" again (attempt {event.attempt})" if event.attempt > 1 else ""
                     self._say(f"  … {self._tools.get(event.call_id, event.call_id)} runs{again}")
@@ -256,6 +210,7 @@ class View:
             case CallResolved():
                 self._line(("  ● ", "cyan"), f"{self._tools.get(event.call_id, event.call_id)} {decided(event)}")
             case CallReturned():
+                self._passing.returned(event.call_id)
                 self._returned(event)
             case GrantGiven():
                 scope = "with these arguments" if event.scope == "args" else "with any arguments"
@@ -271,15 +226,8 @@ class View:
                 pass
 
     def _said(self, event: AssistantSaid) -> None:
-        told = self._streamed.pop(event.id, "")
-        if event.text != told:
-            if not event.text.startswith(told) or not told:
-                self._speaker()
-                told = ""
-            self._screen.stream(event.text[len(told) :])
-        self._screen.end_line()
-        if event.partial:
-            self._say("  (cut off)")
+        self._spending.add(event.attempts)
+        self._passing.said(event)
         for call in event.calls:
             self._tools[call.id] = call.tool
             args = " ".join(f"{name}={value_text(value)}" for name, value in call.args.items())
@@ -293,6 +241,10 @@ class View:
             self._line(("  ✓ ", "green"), event.tool, (f"  {cut(value_text(event.value), self._screen.room)}", "dim"))
 
     def _over(self, event: TurnEnded) -> None:
+        turn = self._state.turn
+        if turn is not None and turn.number == event.turn and (spent := self._spending.told(turn.usage)):
+            self._say(f"  {spent}")
+        self._spending = Spending()
         if event.error is not None:
             self._line(("  ✗ ", "red"), f"the turn failed: [{event.error.kind}] {event.error.message}")
         elif event.reason == "completed":
@@ -310,28 +262,14 @@ class View:
             self._screen.stream(f"[{self.name}] ", "dim")
         self._screen.stream(f"{who}: ", style)
 
-    def _live(self, event: Any) -> None:
-        if not self._ready.is_set():
-            return
-        match event:
-            case TextDelta() if not self._screen.many:
-                if event.message_id not in self._streamed:
-                    self._streamed[event.message_id] = ""
-                    self._speaker()
-                self._streamed[event.message_id] += event.text
-                self._screen.stream(event.text)
-            case ThinkingDelta() if not self._screen.many:
-                self._screen.stream(event.text, "dim italic")
-            case ToolProgress():
-                now = time.monotonic()
-                if now - self._progressed.get(event.call_id, 0.0) >= PROGRESS_EVERY:
-                    self._progressed[event.call_id] = now
-                    tool = self._tools.get(event.call_id, event.call_id)
-                    self._say(f"  … {tool}: {cut(value_text(event.payload), self._screen.room)}")
-            case Retrying():
-                self._say(f"  … the model failed ([{event.error.kind}]); again in {event.delay:.0f} s")
-            case _:
-                pass
+    def _answering(self) -> tuple[Agent | None, bool]:
+        """The agent that answers, if it runs here, and whether its next words are a structured answer."""
+        turn = self._state.turn
+        agent = self._rt.agents.get(turn.agent) if turn else None
+        if turn is None or agent is None:
+            return agent, False
+        wanted = turn.output is not None or agent.output is not None
+        return agent, wanted and not (agent.answer == "separate" and bool(agent.offers) and not turn.drafted)
 
 
 def decided(event: CallResolved) -> str:

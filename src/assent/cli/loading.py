@@ -1,25 +1,96 @@
-"""``MODULE:AGENT`` to an Agent, and every way in which that can fail in one sentence."""
+"""``MODULE:AGENT`` or a model's name to an Agent, and every way in which that can fail in one sentence."""
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import os
+import re
 import sys
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from assent.errors import AssentError, Invalid
+from assent.errors import AssentError, Invalid, ModelError
+from assent.models.providers import names
 from assent.runtime.agent import Agent
 
 FORM = 'give it as MODULE:AGENT, such as "hello:agent", "package.module:agent" or "path/file.py:agent"'
+
+SPEC = re.compile(r"[\w./~-]+:[A-Za-z_][\w.]*")
+"""What is taken for one where it could be a message, too."""
+ASSISTANT = "assistant"
+"""The agent that a model alone becomes."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """An agent that is to run here."""
+
+    agent: Agent
+    words: tuple[str, ...]
+    """How it was named on the command line, and how it can be named again."""
+    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What a new conversation says of it, for whoever has to go on."""
+
+
+def choose(spec: str | None, model: str | None = None, instructions: str | None = None) -> Chosen:
+    """The agent of a module, or a model alone; refused where it could not say a word: nothing is logged then."""
+    other = () if model is None else ("--model", model)
+    if spec is not None:
+        if instructions is not None:
+            raise Invalid("--instructions goes with --model alone: an agent of a module has its own")
+        chosen = Chosen(load_agent(spec), (spec, *other), {"module": spec})
+        if model is not None:
+            chosen = Chosen(_with_model(chosen.agent, model), chosen.words, chosen.metadata)
+    elif model is not None:
+        words = other if instructions is None else (*other, "--instructions", instructions)
+        chosen = Chosen(Agent(ASSISTANT, model=model, instructions=instructions or ""), words, {"model": model})
+    else:
+        raise Invalid("say who answers: MODULE:AGENT, such as hello:agent, or --model, such as --model openai:gpt-5")
+    check_models(chosen.agent)
+    return chosen
+
+
+def _with_model(agent: Agent, model: str) -> Agent:
+    """It asks this model and no other."""
+    other = copy.copy(agent)
+    other.model, other.fallbacks = model, ()
+    return other
+
+
+def check_models(agent: Agent) -> None:
+    """What can be told without asking anybody: names, packages, keys. A fallback may go without its key."""
+    if agent.model is None:
+        raise ModelError(f"agent {agent.name!r} has no model: name one with --model", kind="model_not_supported")
+    for model in (agent.model, *agent.fallbacks):
+        for what, fix in lacking(model) if isinstance(model, str) else []:
+            match what:
+                case "key" if model is agent.model:
+                    raise ModelError(f"{model} needs a key: {fix}", kind="not_authenticated")
+                case "extra":
+                    raise ModelError(f"{model} needs a package: {fix}", kind="model_not_supported")
+                case "name":
+                    raise ModelError(fix, kind="model_not_supported")
+                case _:
+                    pass
+
+
+def lacking(model: str) -> list[tuple[str, str]]:
+    """What keeps a model from being asked: name, extra or key, and what to type about it."""
+    return [
+        (what, f"export {names.parse(model).needs.keys[0]}=YOUR_KEY" if what == "key" else fix)
+        for what, so, fix in names.check(model)
+        if not so
+    ]
 
 
 def load_agent(spec: str) -> Agent:
     """The agent behind ``hello:agent``; modules are looked for in the current directory first."""
     where, colon, name = spec.rpartition(":")
     if not colon or not where or not name:
-        raise Invalid(f"{spec!r} names no agent: {FORM}")
+        raise Invalid(f"{spec!r} names no agent: {FORM}; or name a model with --model")
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)

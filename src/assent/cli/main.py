@@ -24,10 +24,12 @@ from assent.cli.group import (
     conversation_argument,
     conversation_option,
     example,
+    instructions_option,
     json_option,
     login_or,
     maybe_call,
     maybe_conversation,
+    model_option,
     patience,
     real_text,
     store_option,
@@ -52,10 +54,13 @@ resume_option = click.option("--resume", metavar="MODULE:AGENT", help="Run the a
     epilog=example(
         'assent run hello:agent "Tell Ada that the build is green"',
         "assent run hello:agent                  # goes on with what is owed",
+        'assent run --model anthropic:claude-sonnet-4-5 --conversation tea "How long does tea keep?"',
     )
 )
-@click.argument("spec", metavar="MODULE:AGENT")
+@click.argument("spec", metavar="[MODULE:AGENT]", required=False)
 @click.argument("message", required=False)
+@model_option
+@instructions_option
 @conversation_option("Which one; a new one is made up for a message.")
 @by_option
 @wait_option("How long to wait for people [default: for ever on a terminal, else 0]; then exit 75.")
@@ -70,8 +75,10 @@ resume_option = click.option("--resume", metavar="MODULE:AGENT", help="Run the a
 @click.option("--mode", type=click.Choice(["auto", "manual"]), help="manual: run no tool, every call surfaces.")
 @store_option
 def run(
-    spec: str,
+    spec: str | None,
     message: str | None,
+    model: str | None,
+    instructions: str | None,
     conversation: str | None,
     by: str | None,
     wait: float | None,
@@ -80,18 +87,21 @@ def run(
     mode: str | None,
     store: str | None,
 ) -> int:
-    """Say something to an agent and see it through.
+    """Say something to an agent, or to a model, and see it through.
 
-    MESSAGE may be "-": then it is read from standard input. Without MESSAGE, go on with what is owed, in one
+    With --model alone no code is needed: the model answers as the agent "assistant", which has no tools. MESSAGE
+    may be "-": then it is read from standard input. Without MESSAGE, go on with what is owed, in one
     conversation or in all of the agent's. On a terminal it keeps running until what waits for people is
     answered; elsewhere it exits with 75.
     """
     from assent.cli import running, values
-    from assent.cli.loading import load_agent
+    from assent.cli.loading import SPEC, choose
 
+    if model is not None and message is None and spec is not None and not SPEC.fullmatch(spec):
+        spec, message = None, spec
     text = None if message is None else values.message_text(message)
-    url = store_url(store)
-    job = running.Job(load_agent(spec), spec, url, login_or(by), patience(wait, no_wait), conversation)
+    chosen = choose(spec, model, instructions)
+    job = running.Job(chosen, store_url(store), login_or(by), patience(wait, no_wait), conversation)
     if text is None:
         return _finish(job, running.go_on(job))
     return _finish(job, running.say(job, text, when_busy=when_busy, mode=mode))
@@ -109,10 +119,12 @@ def demo(conversation: str, no_wait: bool, store: str | None) -> int:
     """
     from assent.cli import demo as shop
     from assent.cli import running
+    from assent.cli.loading import Chosen
 
     url = store_url(store, DEMO_STORE)
     again = Commands(url).demo(conversation)
-    job = running.Job(shop.agent, shop.SPEC, url, shop.CUSTOMER, 0.0 if no_wait else None, conversation, again)
+    chosen = Chosen(shop.agent, (shop.SPEC,), {"module": shop.SPEC})
+    job = running.Job(chosen, url, shop.CUSTOMER, 0.0 if no_wait else None, conversation, again)
     return _finish(job, running.demo(job, shop.MESSAGE, shop.CUSTOMER))
 
 
@@ -329,9 +341,9 @@ def _decide(call: str, verb: str, make: Make, by: str | None, resume: str | None
     if resume is None:
         return asyncio.run(reading.record(url, call, verb, make, who))
     from assent.cli import running
-    from assent.cli.loading import load_agent
+    from assent.cli.loading import choose
 
-    job = running.Job(load_agent(resume), resume, url, who, patience(None, False))
+    job = running.Job(choose(resume), url, who, patience(None, False))
     return _finish(job, running.resume(job, call, verb, make))
 
 

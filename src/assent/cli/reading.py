@@ -45,7 +45,7 @@ async def cancel(url: str, conversation: str, reason: str | None, by: str) -> in
     if missing(url):
         raise NotFound(f"there is no store {url}, so there is no conversation {conversation!r}")
     async with Runtime(store=url) as rt:
-        state = (await rt.loaded(conversation)).state
+        state = (await rt.home.loaded(conversation)).state
         if not await rt.cancel(conversation, by=by, reason=reason):
             say(f"nothing to cancel: no turn is open in {conversation}")
             return 0

@@ -94,7 +94,7 @@ def _print(out: Console, snapshot: Snapshot, last: AnyEvent, total: int) -> None
     if snapshot.messages:
         line()
     for message in snapshot.messages:
-        for parts in _said(message, snapshot.agent):
+        for parts in said(message, snapshot.agent):
             line(*parts, block=True)
     if snapshot.pending or snapshot.in_flight:
         line()
@@ -104,7 +104,7 @@ def _print(out: Console, snapshot: Snapshot, last: AnyEvent, total: int) -> None
         line(("● ", "yellow"), _waits(entry, last.at))
 
 
-def _said(message: Message, agent: str) -> list[list[str | tuple[str, str]]]:
+def said(message: Message, agent: str) -> list[list[str | tuple[str, str]]]:
     match message:
         case UserMessage():
             return [[(f"{message.by}: ", "bold"), cut(message.text, LONG)]]

@@ -14,11 +14,12 @@ import click
 
 from assent.cli import inbox
 from assent.cli.commands import DEMO, MEMORY, Commands
-from assent.cli.live import WAITING, Screen, View
+from assent.cli.live import WAITING, View
+from assent.cli.loading import Chosen
+from assent.cli.screen import Screen
 from assent.core.decisions import Decision, Pending
 from assent.core.state import State
 from assent.errors import Busy, Invalid, NotFound
-from assent.runtime.agent import Agent
 from assent.runtime.runtime import Runtime
 
 Make = Callable[[Pending | None], Decision]
@@ -30,8 +31,7 @@ LEAVING = 0.5
 class Job:
     """What is run, where, and for whom; what is left to say when it is interrupted."""
 
-    agent: Agent
-    spec: str
+    chosen: Chosen
     store: str
     by: str
     wait: float | None
@@ -42,6 +42,7 @@ class Job:
     """The command that goes on, where it is not ``assent run``."""
 
     def __post_init__(self) -> None:
+        self.agent = self.chosen.agent
         self.commands = Commands(self.store)
         if self.store == MEMORY:
             self.wait = 0.0  # nobody else can ever see it, so nobody can answer
@@ -55,8 +56,8 @@ class Job:
         if self.again is not None:
             return self.again
         if self.conversation is None:
-            return self.commands.write("run", self.spec)
-        return self.commands.go_on(self.spec, self.conversation)
+            return self.commands.write("run", *self.chosen.words)
+        return self.commands.go_on(self.chosen.words, self.conversation)
 
     def stopped(self) -> None:
         """The last word when somebody pressed Ctrl-C."""
@@ -87,7 +88,7 @@ def _leaving() -> None:
 
 
 async def state_of(rt: Runtime, name: str) -> State:
-    return (await rt.loaded(name)).state
+    return (await rt.home.loaded(name)).state
 
 
 async def say(job: Job, text: str, **options: Any) -> int:
@@ -98,7 +99,7 @@ async def say(job: Job, text: str, **options: Any) -> int:
         try:
             state = await state_of(rt, name)
         except NotFound:
-            await rt.open(name, agent=job.agent.name, by=job.by, metadata={"module": job.spec})
+            await rt.open(name, agent=job.agent.name, by=job.by, metadata=job.chosen.metadata)
             state = await state_of(rt, name)
         job.conversation = name
         screen = job.screen()
@@ -198,7 +199,7 @@ async def demo(job: Job, message: str, by: str) -> int:
         try:
             state = await state_of(rt, name)
         except NotFound:
-            await rt.open(name, agent=job.agent.name, by=by, metadata={"module": job.spec})
+            await rt.open(name, agent=job.agent.name, by=by, metadata=job.chosen.metadata)
             state = await state_of(rt, name)
         job.conversation = name
         screen = job.screen()

@@ -19,7 +19,7 @@ RISKS = {"high": "bold red", "medium": "yellow", "low": "dim"}
 
 
 def print_tools(agent: Agent, as_json: bool) -> int:
-    specs = list(agent.specs.values())
+    specs = list(agent.tools.specs.values())
     if as_json:
         json_lines([_data(spec) for spec in specs])
     elif not specs:

@@ -14,7 +14,7 @@ from assent.cli.output import json_lines, say
 from assent.cli.reading import missing
 from assent.cli.text import shown
 from assent.core import codec
-from assent.core.events import AnyEvent, CallReturned
+from assent.core.events import AnyEvent, AssistantSaid, CallReturned
 from assent.core.results import INLINE_LIMIT
 from assent.errors import AssentError, NotFound, StoreDamaged
 from assent.runtime.intake import conversation_id
@@ -66,9 +66,12 @@ async def verify(url: str, conversation: str | None, as_json: bool) -> int:
     async with opened(url) as store:
         rows = await _rows(store, conversation)
         for number, row in enumerate(rows):
-            _progress(number, len(rows), row.conversation)
+            watched = len(rows) > 1 and sys.stderr.isatty()
+            if watched:
+                _progress(f"verifying {number + 1} of {len(rows)}: {shown(row.conversation)[:40]}")
             found = await checked(store, row)
-            _progress(None)
+            if watched:
+                _progress("")
             if as_json:
                 json_lines([found])
             else:
@@ -104,11 +107,9 @@ def _told(found: Checked) -> str:
     return f"{found.conversation}: ok, {found.events} events{artifacts}, head {found.head[:16]}"
 
 
-def _progress(number: int | None, total: int = 0, name: str = "") -> None:
+def _progress(text: str) -> None:
     """One line that comes and goes, for whoever watches a large store."""
-    if total != 1 and sys.stderr.isatty():
-        text = "" if number is None else f"verifying {number + 1} of {total}: {shown(name)[:40]}"
-        click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+    click.echo(f"\r\x1b[K{text}", nl=False, err=True)
 
 
 async def checked(store: LogStore, row: Row) -> Checked:
@@ -193,6 +194,12 @@ def artifacts_of(event: AnyEvent) -> Iterator[str]:
             yield event.artifact
         match event.data:  # also a tool can return such data, but hardly with such a size
             case {"artifact": str(name), "size": int(size)} if size > INLINE_LIMIT and len(name) == 64:
+                yield name
+            case _:
+                pass
+    elif isinstance(event, AssistantSaid):
+        match event.context:
+            case {"request": str(name)}:
                 yield name
             case _:
                 pass

@@ -12,14 +12,18 @@ from assent.cli.group import (
     complete_conversation,
     conversation_option,
     example,
+    instructions_option,
     json_option,
     login_or,
+    model_option,
+    model_option_for,
     store_option,
     store_url,
 )
 from assent.errors import Invalid
 
 spec_argument = click.argument("spec", metavar="MODULE:AGENT")
+maybe_spec = click.argument("spec", metavar="[MODULE:AGENT]", required=False)
 
 
 @cli.command(epilog=example("assent tools hello:agent", "assent tools hello:agent --json | jq .parameters"))
@@ -78,35 +82,59 @@ def grants(words: tuple[str, ...], by: str | None, as_json: bool, store: str | N
             raise Invalid("give nothing, a CONVERSATION, or: revoke CONVERSATION GRANT")
 
 
-@cli.command(epilog=example("assent doctor", "assent doctor --json | jq 'select(.status != \"ok\")'"))
+@cli.command(
+    epilog=example(
+        "assent doctor",
+        "assent doctor --model openai:gpt-5",
+        "assent doctor --json | jq 'select(.status != \"ok\")'",
+    )
+)
+@maybe_spec
+@model_option_for("Can this model be asked: its name, its package, its key.")
 @json_option
 @store_option
-def doctor(as_json: bool, store: str | None) -> int:
-    """Is all well: the store, the clock, what is overdue.
+def doctor(spec: str | None, model: str | None, as_json: bool, store: str | None) -> int:
+    """Is all well: the store, the clock, what is overdue, keys.
 
-    One line a check, with what to do where something is wrong; exit code 1 if a check failed.
+    One line a check, with what to do where something is wrong; exit code 1 if a check failed. No model is asked.
+    With MODULE:AGENT, that agent's models are looked at, else every provider that has a key or is installed.
     """
     from assent.cli import doctor as checks
 
-    return asyncio.run(checks.doctor(store_url(store), as_json))
+    return asyncio.run(checks.doctor(store_url(store), as_json, model, spec))
 
 
-@cli.command(epilog=example("assent chat hello:agent", "assent chat hello:agent --conversation support"))
-@spec_argument
+@cli.command(
+    epilog=example(
+        "assent chat hello:agent",
+        "assent chat hello:agent --conversation support",
+        'assent chat --model openai:gpt-5 --instructions "Answer in one sentence."',
+    )
+)
+@maybe_spec
+@model_option
+@instructions_option
 @conversation_option("Which one to go on with, or what to call a new one.")
 @by_option
 @store_option
-def chat(spec: str, conversation: str | None, by: str | None, store: str | None) -> int:
-    """Talk to an agent, and answer what it asks right there.
+def chat(
+    spec: str | None,
+    model: str | None,
+    instructions: str | None,
+    conversation: str | None,
+    by: str | None,
+    store: str | None,
+) -> int:
+    """Talk to an agent, or to a model, and answer what it asks right there.
 
     Ctrl-C cancels the turn, a second one leaves; Ctrl-D leaves. What you leave pending is not lost.
     """
     from assent.cli import chat as talk
-    from assent.cli.loading import load_agent
+    from assent.cli.loading import choose
     from assent.cli.running import Job
 
     talk.check_terminal()
-    job = Job(load_agent(spec), spec, store_url(store), login_or(by), 0.0, conversation)
+    job = Job(choose(spec, model, instructions), store_url(store), login_or(by), 0.0, conversation)
     return asyncio.run(talk.chat(job))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, TypeVar, cast
 
 from assent.core import codec
@@ -48,6 +49,12 @@ class Draft:
         self.events.append(event)
         self.state = evolve(self.state, event)
         self.states.append(self.state)
+
+    def keep(self, raw: bytes) -> str:
+        """Bytes that stand beside the log, under their SHA-256."""
+        sha256 = hashlib.sha256(raw).hexdigest()
+        self.artifacts.append((sha256, raw))
+        return sha256
 
     def turn(self) -> TurnState:
         if self.state.turn is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from assent.core.state import CallState, State
+from assent.core.state import CallState, State, TurnState
 
 
 class StartTurn(msgspec.Struct, frozen=True):
@@ -53,13 +53,29 @@ def owed(state: State) -> frozenset[Effect]:
         running = frozenset(RunTool(call_id) for call_id, call in calls if call.phase == "running")
         return running or frozenset([CloseTurn(turn.number)])
     if all(call.phase == "done" for _, call in calls):
-        spent = turn.step >= turn.steps
+        spent = reached(turn)
         return frozenset([CloseTurn(turn.number) if spent else CallModel(turn.number, turn.step + 1)])
     return frozenset(
         RunPreview(call_id) if wants_preview(call) else RunTool(call_id)
         for call_id, call in calls
         if call.phase in ("ready", "running")
     )
+
+
+def reached(turn: TurnState) -> str | None:
+    """The limit that keeps the turn from another model call. Time is the shell's to know."""
+    if turn.step >= turn.steps:
+        return "step_limit"
+    limits, usage = turn.limits, turn.usage
+    if limits is None or turn.step == 0:
+        return None
+    if limits.tokens is not None:
+        used = None if usage.input_tokens is None else usage.input_tokens + (usage.output_tokens or 0)
+        if used is None or used >= limits.tokens:
+            return "token_limit"
+    if limits.cost is not None and (usage.cost is None or usage.cost >= limits.cost):
+        return "cost_limit"
+    return None
 
 
 def wants_preview(call: CallState) -> bool:

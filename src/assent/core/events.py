@@ -59,6 +59,19 @@ class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
     error: ErrorInfo | None = None
 
 
+class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one turn may use, beside its steps. A limit that nobody reports on counts as reached: it is never guessed.
+
+    tokens:   input and output tokens of all model calls of the turn
+    cost:     money, in the currency of the providers' price lists (US dollars)
+    seconds:  time, without what was spent waiting for people and clients
+    """
+
+    tokens: int | None = None
+    cost: float | None = None
+    seconds: float | None = None
+
+
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a hook or a policy said. Replay reads it, and never runs them again."""
 
@@ -84,6 +97,8 @@ class CallMade(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The remembered approval that opened its gate."""
     executor: Executor = "server"
     gate: Gate = "auto"
+    hooked: bool = False
+    """Before-tool hooks have a say in it: they are run, once, before anything else is done about it."""
     planned: bool = False
     manual: bool = False
     prompt: str | None = None
@@ -91,7 +106,8 @@ class CallMade(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     on_expiry: OnExpiry = "error"
     recovery: Recovery = "redispatch"
     timeout: float | None = None
-    retention: Retention = Retention()
+    retention: Retention | None = None
+    """None: as the agent's context says."""
     risk: Risk = "low"
     schema: Any = None
     """The arguments' schema, where a later suspension needs it."""
@@ -100,68 +116,107 @@ class CallMade(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=lambda name: name):
-    """What every event has."""
+    """What every event has; what it says besides is its own."""
 
     seq: int
     """Gapless from 1 within the conversation."""
     at: float
     """Seconds since the epoch, by the clock of the process that decided."""
     by: Principal
+    """Who caused it: whoever spoke, decided, cancelled or revoked; ``system`` where the runtime did it by itself."""
     v: int
+    """The version of this event's shape: an older one is brought up to date as it is read."""
 
     @property
     def type(self) -> str:
+        """The event's name, as it is stored."""
         return type(self).__name__
 
 
 class ConversationOpened(Event, frozen=True, kw_only=True):
+    """The first event of every log, and the only one of its kind in it."""
+
     agent: str
+    """Who answers where a message names no other."""
     metadata: dict[str, Any] = {}
+    """The caller's own: kept, never read."""
 
 
 class MessageReceived(Event, frozen=True, kw_only=True):
     """A user's message. It waits in the queue until a TurnStarted names it."""
 
     text: str
+    """What was said, as it was said."""
     agent: str
+    """Who is to answer it."""
     mode: Mode | None = None
+    """``manual``: nothing of this turn runs here, every call surfaces; None: as the agent says."""
     output: Any = None
     """The JSON Schema of a structured answer, for this turn only."""
 
 
 class TurnStarted(Event, frozen=True, kw_only=True):
+    """A message is being answered. One turn is open at a time, and it stays open until its TurnEnded."""
+
     turn: int
+    """Counts from 1 within the conversation."""
     message: int
     """The sequence number of the message that it answers."""
     agent: str
+    """Who answers: only a process that runs this agent goes on with the turn."""
     mode: Mode = "auto"
+    """``manual``: nothing runs here, every call surfaces."""
     steps: int
     """At most so many model calls."""
+    limits: Limits | None = None
+    """What else it may use."""
 
 
 class AssistantSaid(Event, frozen=True, kw_only=True):
+    """One reply of the model, whole: what it said, and the calls that it wants made."""
+
     turn: int
     step: int
+    """Counts the turn's replies, from 1."""
     id: str
     """The message's id: its live deltas carried the same."""
     text: str = ""
+    """What it said to the user."""
     thinking: str = ""
+    """Its reasoning, where the provider shows it."""
     calls: tuple[CallMade, ...] = ()
+    """Each has exactly one CallReturned before the model is asked again."""
     attempts: tuple[Attempt, ...] = ()
+    """The requests that led to it, those that failed included: what they cost is counted."""
     partial: bool = False
     """Cut off by a cancel or a failure; a partial reply has no calls."""
     parts: Any = None
     """The provider's own parts (signatures, server tool calls and results), kept verbatim for replay to it."""
     provider: str | None = None
+    """Whose parts those are."""
+    structured: bool = False
+    """The text is the turn's structured answer: JSON that fits its schema."""
+    draft: bool = False
+    """Said when the tools were done; the structured answer is asked for next."""
+    verdicts: tuple[Verdict, ...] = ()
+    """What the guardrails said of it, where they said something."""
+    context: Any = None
+    """What was sent: tokens of each part, what was stubbed, summarised, injected; where it is recorded."""
 
 
 class OutputRejected(Event, frozen=True, kw_only=True):
-    """A structured answer that did not fit; the model is asked to repair it."""
+    """A reply that was not taken: a structured answer that did not fit, or one that a guardrail rejected.
+
+    The model is asked again, a bounded number of times. It counts as a step.
+    """
 
     turn: int
     message: str
+    """What the model is told."""
     attempts: tuple[Attempt, ...] = ()
     text: str = ""
+    """What it had said."""
+    verdicts: tuple[Verdict, ...] = ()
 
 
 class CallSuspended(Event, frozen=True, kw_only=True):
@@ -209,6 +264,8 @@ class CallStarted(Event, frozen=True, kw_only=True):
     """The grant that stood in for an approval."""
     digest: str | None = None
     """The digest of the plan that is about to run, where an approval is bound to one."""
+    args: dict[str, Any] | None = None
+    """The arguments that run, where a hook has just changed them."""
     verdicts: tuple[Verdict, ...] = ()
 
 
@@ -232,18 +289,22 @@ class CallReturned(Event, frozen=True, kw_only=True):
     size: int | None = None
     """Bytes of the full value, where it is an artifact."""
     edited: dict[str, Any] | None = None
-    """The arguments that ran, where a person changed them."""
+    """The arguments that ran, where a person or a hook changed them."""
     halt: str | None = None
     """The reason, where the handler halted the turn."""
     verdicts: tuple[Verdict, ...] = ()
 
 
 class CancelRequested(Event, frozen=True, kw_only=True):
+    """Somebody wants the open turn to end. Nothing more is begun; its TurnEnded follows."""
+
     turn: int
     reason: str | None = None
 
 
 class HistorySummarised(Event, frozen=True, kw_only=True):
+    """What the model sees in place of the conversation's beginning. The log keeps all of it."""
+
     upto: int
     """The last sequence number that the summary stands for."""
     text: str
@@ -251,25 +312,40 @@ class HistorySummarised(Event, frozen=True, kw_only=True):
 
 
 class TurnEnded(Event, frozen=True, kw_only=True):
+    """The turn's one end, whatever became of it; each of its calls has its result by now."""
+
     turn: int
     reason: str
     """completed, cancelled, step_limit, token_limit, cost_limit, time_limit, failed, halted, or a Halt's own."""
     value: Any = None
+    """What a Halt gave."""
     error: ErrorInfo | None = None
+    """What went wrong, where it failed."""
     halted: bool = False
-    """Ended by a tool or a person on purpose: not a failure."""
+    """Ended by a tool, a hook or a person on purpose: not a failure."""
+    verdicts: tuple[Verdict, ...] = ()
+    """Of the hooks that ended it."""
 
 
 class GrantGiven(Event, frozen=True, kw_only=True):
+    """An approval that is remembered: later calls that it covers need no other."""
+
     grant: str
+    """Its id: what ``revoke`` takes."""
     tool: str
     call_id: str
+    """The call whose approval it came with."""
     scope: Literal["args", "tool"]
+    """``args``: the same arguments again; ``tool``: any."""
     args_digest: str | None = None
+    """Of the arguments that it covers, where not any."""
     until: float | None = None
+    """When it lapses; None: when it is revoked."""
 
 
 class GrantRevoked(Event, frozen=True, kw_only=True):
+    """A remembered approval was taken back. A call that it opened and that has yet to run is asked about again."""
+
     grant: str
 
 

@@ -6,7 +6,6 @@ that opens is opened once more at the claim: a grant that was revoked meanwhile,
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +18,7 @@ from assent.core.events import CallMade, CallStarted, CallSuspended, ErrorInfo, 
 from assent.core.inputs import Asked, Claim, Planned
 from assent.core.schema import digest
 from assent.core.state import CallState, Grant, State, TurnState
-from assent.core.tool import ToolSpec, seconds
+from assent.core.tool import FIELD, ToolSpec, seconds
 from assent.errors import Stale
 
 PLAN_MISSES = 3
@@ -30,7 +29,8 @@ def freeze(
     state: State, spec: ToolSpec, own: str, provider_id: str, args: dict[str, Any], expires: float, now: float
 ) -> CallMade:
     """The call with everything about its tool that later steps need."""
-    grant = covering(state, spec.name, args, now) if spec.gate == "required" else None
+    # A hook may edit the arguments: then it is the claim that looks for a grant.
+    grant = covering(state, spec.name, args, now) if spec.gate == "required" and not spec.hooked else None
     gate = "auto" if grant else spec.gate
     manual = spec.manual or (state.turn is not None and state.turn.mode == "manual")
     outside = spec.executor in ("human", "client") or manual or spec.recovery in ("ask", "reconcile")
@@ -41,6 +41,7 @@ def freeze(
         args=args,
         executor=spec.executor,
         gate=gate,
+        hooked=spec.hooked,
         grant=grant,
         planned=spec.planned,
         manual=spec.manual,
@@ -52,7 +53,7 @@ def freeze(
         retention=spec.retention,
         risk=spec.risk,
         # Also under a grant: it may be revoked before the call runs, and then somebody may edit the arguments.
-        schema=None if spec.gate == "auto" else _object(spec.parameters),
+        schema=None if spec.gate == "auto" and not spec.hooked else _object(spec.parameters),
         result_schema=_object(spec.result) if outside and spec.result is not None else None,
     )
 
@@ -64,7 +65,7 @@ def _object(schema: str) -> Any:
 
 def _sentence(spec: ToolSpec) -> str | None:
     """Without a prompt of its own, the first line of its description; not kept where nobody would see it."""
-    seen = spec.executor in ("human", "client") or spec.gate != "auto" or spec.manual
+    seen = spec.executor in ("human", "client") or spec.gate != "auto" or spec.manual or spec.hooked
     return (spec.description.strip().splitlines() or [spec.name])[0] if seen else None
 
 
@@ -116,7 +117,7 @@ def advance(log: Draft, call: CallState, turn: TurnState) -> None:
         return
     if turn.mode == "manual":
         suspend(log, call, "manual", reason="manual")
-    elif made.executor == "human":
+    elif call.gate == "auto" and made.executor == "human":
         suspend(log, call, "elicitation")
     elif call.gate == "required" and not made.planned:
         suspend(log, call, "approval")
@@ -141,14 +142,19 @@ def claim(log: Draft, call: CallState, input: Claim) -> None:
     made = call.made
     if call.phase != "ready" or call.gate == "required":
         raise Stale(f"call {made.id!r} is not ready to run", reason="phase")
+    if input.args is not None:
+        call = replace(call, args=input.args, edited=True)
+    if input.refused is not None:
+        _refuse(log, call, input, input.refused)
+        return
     if input.plan is not None and input.plan.error is not None:
         log.returned(call, error=input.plan.error, verdicts=input.verdicts)
         return
     grant: str | None = None
-    if call.gate == "policy" and input.required:
+    if call.gate == "policy" and (input.required or made.gate == "required"):
         grant = covering(log.state, made.tool, call.args, log.now)
         if grant is None:
-            why = next((v.reason for v in input.verdicts if v.reason), None)
+            why = next((v.reason for v in input.verdicts if v.reason and v.outcome == "required"), None)
             suspend(log, call, "approval", plan=input.plan, verdicts=input.verdicts, reason=why)
             return
     if revoked(log.state, call, log.now):
@@ -164,7 +170,9 @@ def claim(log: Draft, call: CallState, input: Claim) -> None:
         if shown != call.bound or input.plan is None:
             _changed(log, call, input.plan)
             return
-    if made.executor == "client":
+    if made.executor == "human":
+        suspend(log, call, "elicitation", verdicts=input.verdicts)
+    elif made.executor == "client":
         suspend(log, call, "client_exec", verdicts=input.verdicts)
     elif made.manual:
         suspend(log, call, "manual", verdicts=input.verdicts, reason="manual")
@@ -176,8 +184,15 @@ def claim(log: Draft, call: CallState, input: Claim) -> None:
             epoch=input.epoch,
             grant=grant,
             digest=shown,
+            args=input.args,
             verdicts=input.verdicts,
         )
+
+
+def _refuse(log: Draft, call: CallState, input: Claim, error: ErrorInfo) -> None:
+    """A hook's no is the call's result; it may end the turn as well."""
+    value, halt = (input.halt.value, input.halt.reason) if input.halt else (None, None)
+    log.returned(call, error=error, value=value, halt=halt, source="system", verdicts=input.verdicts)
 
 
 def _changed(log: Draft, call: CallState, plan: Planned | None) -> None:
@@ -256,12 +271,11 @@ _QUESTION: dict[Kind, str] = {
     "client_exec": "{} runs in the client",
     "manual": "{} is to be run by hand",
 }
-_FIELD = re.compile(r"\{(\w+)\}")
 
 
 def _filled(prompt: str | None, args: dict[str, Any]) -> str | None:
-    """``{order}`` in a prompt stands for that argument; anything else in braces stays as it is."""
-    return prompt and _FIELD.sub(lambda m: str(args.get(m[1], m[0])), prompt)
+    """``{order}`` in a prompt stands for that argument; one that was not given stays as it is."""
+    return prompt and FIELD.sub(lambda m: str(args.get(m[1], m[0])), prompt)
 
 
 def _suspended(log: Draft, call: CallState, kind: Kind, *, preview: Any, **fields: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from assent.core.decisions import Decision, Principal
-from assent.core.events import Attempt, ErrorInfo, Mode, Verdict
+from assent.core.events import Attempt, ErrorInfo, Limits, Mode, Verdict
 from assent.core.tool import DEFAULT_EXPIRY
 
 WhenBusy = Literal["refuse", "queue", "interrupt"]
@@ -85,6 +85,7 @@ class Woke(_Input, frozen=True, kw_only=True):
 class BeginTurn(_Input, frozen=True, kw_only=True):
     steps: int
     mode: Mode = "auto"
+    limits: Limits | None = None
 
 
 class CallWanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +108,56 @@ class ModelReplied(_Input, frozen=True, kw_only=True):
     provider: str | None = None
     expires: float = DEFAULT_EXPIRY
     """The runtime's default for tools that state none."""
+    output: Any = None
+    """The JSON Schema that its answer has to fit, where one was asked for."""
+    draft: bool = False
+    """The structured answer is asked for once the tools are done: an answer now is not yet it."""
+    verdicts: tuple[Verdict, ...] = ()
+    context: Any = None
+    record: bytes | None = None
+    """The request as it was sent, where it is kept."""
+
+
+class ReplyRejected(_Input, frozen=True, kw_only=True):
+    """A guardrail would not have this reply."""
+
+    turn: int
+    step: int
+    reason: str
+    text: str = ""
+    attempts: tuple[Attempt, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+
+
+class ModelHalted(_Input, frozen=True, kw_only=True):
+    """A hook ended the turn, before the model was asked or after it had answered."""
+
+    turn: int
+    step: int
+    reason: str
+    value: Any = None
+    text: str = ""
+    thinking: str = ""
+    attempts: tuple[Attempt, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+
+
+class TimeUp(_Input, frozen=True, kw_only=True):
+    """The turn's time is over."""
+
+    turn: int
+    step: int
+    text: str = ""
+    thinking: str = ""
+    attempts: tuple[Attempt, ...] = ()
+
+
+class Summarised(_Input, frozen=True, kw_only=True):
+    """What was said up to an event, in short. Nothing runs because of it: whoever made it appends it."""
+
+    upto: int
+    text: str
+    attempts: tuple[Attempt, ...] = ()
 
 
 class ModelFailed(_Input, frozen=True, kw_only=True):
@@ -135,7 +186,13 @@ class Claim(_Input, frozen=True, kw_only=True):
     call: str
     epoch: int
     required: bool = False
-    """A policy wants an approval first."""
+    """A policy or a hook wants an approval first."""
+    args: dict[str, Any] | None = None
+    """Edited by a hook; they fit the tool's schema."""
+    refused: ErrorInfo | None = None
+    """A hook would not have it."""
+    halt: Halted | None = None
+    """A hook ends the turn."""
     verdicts: tuple[Verdict, ...] = ()
     plan: Planned | None = None
     """The preview made just now, where the call has one."""
@@ -172,6 +229,7 @@ class Finished(_Input, frozen=True, kw_only=True):
     call: str
     attempt: int
     outcome: Outcome
+    verdicts: tuple[Verdict, ...] = ()
 
 
 class Reconciled(_Input, frozen=True, kw_only=True):
@@ -180,6 +238,7 @@ class Reconciled(_Input, frozen=True, kw_only=True):
     call: str
     epoch: int
     verdict: Literal["redispatch", "fail", "ask"] | Returned | Erred
+    verdicts: tuple[Verdict, ...] = ()
 
 
 class Close(_Input, frozen=True, kw_only=True):
@@ -203,6 +262,10 @@ Input = (
     | BeginTurn
     | ModelReplied
     | ModelFailed
+    | ReplyRejected
+    | ModelHalted
+    | TimeUp
+    | Summarised
     | Planned
     | Claim
     | Finished

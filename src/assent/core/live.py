@@ -24,6 +24,7 @@ from assent.core.events import (
     Usage,
 )
 from assent.core.state import State, Status, pending_of
+from assent.core.tool import Executor
 from assent.core.transcript import Message
 
 
@@ -32,10 +33,13 @@ def _snake(name: str) -> str:
 
 
 class LiveEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=_snake):
+    """What every live event has."""
+
     conversation: str
 
     @property
     def type(self) -> str:
+        """The event's name, as it is sent."""
         return str(self.__struct_config__.tag)
 
     @property
@@ -45,38 +49,68 @@ class LiveEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
 
 
 class StateChanged(LiveEvent, frozen=True, kw_only=True):
+    """The conversation's state as people see it."""
+
     state: Status
 
 
 class TurnBegan(LiveEvent, frozen=True, kw_only=True, tag="turn_started"):
+    """A message is being answered."""
+
     turn: int
     message: int
+    """The sequence number of the message."""
 
 
 class TextDelta(LiveEvent, frozen=True, kw_only=True):
+    """The next piece of the reply."""
+
     message_id: str
+    """The reply's, the same as its AssistantSaid's."""
     text: str
 
 
 class ThinkingDelta(LiveEvent, frozen=True, kw_only=True):
+    """The next piece of the model's reasoning."""
+
     message_id: str
     text: str
 
 
 class MessageCompleted(LiveEvent, frozen=True, kw_only=True):
+    """A reply is whole: its text stands for all of its deltas."""
+
     message_id: str
     text: str
     partial: bool = False
+    """Cut off by a cancel or a failure."""
+
+
+class ToolArgsDelta(LiveEvent, frozen=True, kw_only=True):
+    """The next piece of a call's arguments, while the model writes them. The call has no id of ours yet."""
+
+    message_id: str
+    index: int
+    """Which call of the message it belongs to."""
+    tool: str | None
+    """With the first piece."""
+    text: str
 
 
 class ToolCallStarted(LiveEvent, frozen=True, kw_only=True):
+    """A call's handler is about to run."""
+
     call_id: str
     tool: str
     args: dict[str, Any]
     attempt: int
+    executor: Executor = "server"
+    """``provider``: the model's provider runs it, and the id is the provider's."""
 
 
 class ToolProgress(LiveEvent, frozen=True, kw_only=True):
+    """How far a running call is: what its handler, or its client, reports."""
+
     call_id: str
     n: int
     """Counts from 1 within the attempt."""
@@ -84,42 +118,61 @@ class ToolProgress(LiveEvent, frozen=True, kw_only=True):
 
 
 class ToolCallResolved(LiveEvent, frozen=True, kw_only=True):
+    """A call has a result."""
+
     call_id: str
     tool: str
 
 
 class ToolCallErrored(LiveEvent, frozen=True, kw_only=True):
+    """A call's result is an error."""
+
     call_id: str
     tool: str
     error: ErrorInfo
 
 
 class Suspended(LiveEvent, frozen=True, kw_only=True):
+    """A call waits for somebody."""
+
     pending: Pending
 
     @property
     def call_id(self) -> str:
+        """The call that waits."""
         return self.pending.call
 
 
 class Retrying(LiveEvent, frozen=True, kw_only=True):
+    """A request to the model failed before its first token; another one follows."""
+
     attempt: int
+    """The one that failed, from 1."""
     delay: float
+    """Seconds until the next."""
     error: ErrorInfo
+    model: str = ""
+    """Which is asked next."""
 
 
 class TurnCompleted(LiveEvent, frozen=True, kw_only=True):
+    """The turn has ended as it should: answered, or halted on purpose."""
+
     turn: int
     reason: str
 
 
 class TurnFailed(LiveEvent, frozen=True, kw_only=True):
+    """The turn has ended otherwise: a failure, or a limit."""
+
     turn: int
     reason: str
     error: ErrorInfo | None = None
 
 
 class Cancelled(LiveEvent, frozen=True, kw_only=True):
+    """The turn was cancelled."""
+
     turn: int
 
 
@@ -129,6 +182,7 @@ AnyLive = (
     | TextDelta
     | ThinkingDelta
     | MessageCompleted
+    | ToolArgsDelta
     | ToolCallStarted
     | ToolProgress
     | ToolCallResolved
@@ -200,6 +254,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[Message]
     partial: str
     """The reply that is being streamed, so far."""
+    thinking: str = ""
+    """Its reasoning, so far."""
     usage: Usage
     seq: int
     """The last event that is in it: go on with ``events(after=seq)``."""

@@ -17,27 +17,21 @@ Rules:
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
-from typing import Any, assert_never
+from typing import assert_never
 
-import msgspec
-
-from assent.core import gate, resolving
+from assent.core import gate, replying, resolving
 from assent.core.decisions import Detached, Expired
 from assent.core.draft import Draft
-from assent.core.effects import CallModel, CloseTurn, owed
+from assent.core.effects import CloseTurn, owed, reached
 from assent.core.events import (
     AnyEvent,
-    AssistantSaid,
-    CallMade,
     CallResolved,
     CallStarted,
     CallSuspended,
     CancelRequested,
     ConversationOpened,
-    ErrorInfo,
     GrantRevoked,
+    HistorySummarised,
     MessageReceived,
     ResolutionRefused,
     TurnEnded,
@@ -46,7 +40,6 @@ from assent.core.events import (
 from assent.core.inputs import (
     Asked,
     BeginTurn,
-    CallWanted,
     Cancel,
     Claim,
     ClientGone,
@@ -57,22 +50,24 @@ from assent.core.inputs import (
     Halted,
     Input,
     ModelFailed,
+    ModelHalted,
     ModelReplied,
     Open,
     Planned,
     Reconciled,
     RefuseResolution,
+    ReplyRejected,
     Resolve,
     Returned,
     Revoke,
     Say,
+    Summarised,
+    TimeUp,
     Woke,
 )
-from assent.core.results import ANSWER_LIMIT
-from assent.core.schema import check, parse_object
-from assent.core.state import CallState, Phase, State, TurnState
-from assent.core.tool import Retention, ToolSpec
-from assent.errors import Busy, Invalid, Stale, TooLarge
+from assent.core.replying import Specs
+from assent.core.state import CallState, Phase, State
+from assent.errors import Busy, Invalid, Stale
 
 TRANSITIONS: tuple[tuple[Phase | None, str, Phase], ...] = (
     (None, "AssistantSaid", "ready"),
@@ -96,8 +91,6 @@ TRANSITIONS: tuple[tuple[Phase | None, str, Phase], ...] = (
     ("running", "CallReturned", "done"),
 )
 """Every move of a call: from, by which event, to. ``running -> running`` is a new attempt."""
-
-Specs = Mapping[str, ToolSpec]
 
 
 def decide(state: State, input: Input, specs: Specs, now: float) -> list[AnyEvent]:
@@ -150,12 +143,14 @@ def decide_into(log: Draft, input: Input, specs: Specs) -> None:
         case BeginTurn():
             _begin(log, input)
         case ModelReplied():
-            _replied(log, input, specs)
+            replying.replied(log, input, specs)
             consequences(log)
-        case ModelFailed():
-            turn = _awaiting_model(log, input)
-            _said(log, turn, input, partial=True)
-            log.add(TurnEnded, turn=turn.number, reason="failed", error=input.error)
+        case ModelFailed() | ReplyRejected() | ModelHalted() | TimeUp():
+            replying.unanswered(log, input)
+        case Summarised():
+            if not state.summarised < input.upto <= state.seq:
+                raise Stale("there is a summary that reaches as far", reason="superseded")
+            log.add(HistorySummarised, upto=input.upto, text=input.text, attempts=input.attempts)
         case Planned():
             gate.planned(log, _open_call(log, input.call), input)
         case Claim():
@@ -164,7 +159,8 @@ def decide_into(log: Draft, input: Input, specs: Specs) -> None:
                 consequences(log)  # from a start nothing follows, and many calls may start at once
         case Finished():
             _finished(log, _open_call(log, input.call), input)
-            consequences(log)
+            if log.turn().halt is not None:
+                consequences(log)  # from a result nothing follows for the others, and many may come in at once
         case Reconciled():
             _reconciled(log, _open_call(log, input.call), input)
         case Close():
@@ -200,110 +196,21 @@ def _begin(log: Draft, input: BeginTurn) -> None:
         agent=queued.agent,
         mode=queued.mode or input.mode,
         steps=input.steps,
+        limits=input.limits,
     )
-
-
-def _awaiting_model(log: Draft, input: ModelReplied | ModelFailed) -> TurnState:
-    """The turn, if it still wants exactly this reply."""
-    turn = log.turn()
-    if CallModel(input.turn, input.step) not in owed(log.state):
-        raise Stale("nobody waits for this reply any more", reason="phase")
-    return turn
-
-
-def _said(log: Draft, turn: TurnState, input: ModelReplied | ModelFailed | Close, **fields: Any) -> None:
-    log.add(
-        AssistantSaid,
-        turn=turn.number,
-        step=turn.step + 1,
-        id=message_id(turn.number, turn.step + 1),
-        text=input.text,
-        thinking=input.thinking,
-        attempts=input.attempts,
-        **fields,
-    )
-
-
-def message_id(turn: int, step: int) -> str:
-    """An assistant message's id: known before it is complete, so that its deltas can carry it."""
-    return f"m{turn}.{step}"
-
-
-def call_id(conversation: str, number: int) -> str:
-    """Ours: five letters that tell conversations apart, and the call's number that makes it unique in its own."""
-    raw = hashlib.sha256(f"{conversation}/{number}".encode()).digest()
-    return f"{raw[:5].translate(_LETTERS).decode()}{number}"
-
-
-_LETTERS = bytes(b"bcdfghjklmnpqrstvwxz"[byte % 20] for byte in range(256))
-
-
-def _replied(log: Draft, input: ModelReplied, specs: Specs) -> None:
-    turn = _awaiting_model(log, input)
-    taken: set[str] = set()
-    calls: list[CallMade] = []
-    for wanted in input.calls:
-        made = _made(log, wanted, specs, input.expires, len(calls) + 1)
-        if made.provider_id in taken:
-            made = gate.rename(made)
-        taken.add(made.provider_id)
-        calls.append(made)
-    _said(log, turn, input, calls=tuple(calls), parts=input.parts, provider=input.provider)
-
-
-def _made(log: Draft, wanted: CallWanted, specs: Specs, expires: float, offset: int) -> CallMade:
-    """The call with all that recovery needs frozen into it; or why it cannot run."""
-    own = call_id(log.state.conversation, log.state.made + offset)
-    provider_id = wanted.provider_id or own
-    spec = specs.get(wanted.tool)
-    raw: str | None = None
-    args: dict[str, Any] = {}
-    refused: ErrorInfo | None = None
-    try:
-        args = _bounded(parse_object(wanted.args, f"arguments of {wanted.tool}"), wanted)
-        if spec is not None:
-            check(spec.parameters, args, f"arguments of {wanted.tool}")
-    except Invalid as problem:
-        raw = wanted.args[:ANSWER_LIMIT] if isinstance(wanted.args, str) else None
-        refused = ErrorInfo(kind=problem.kind, message=problem.message, details=problem.details)
-    if spec is None or spec.executor == "provider":
-        known = [name for name, s in specs.items() if s.executor != "provider"]
-        refused = ErrorInfo(
-            kind="unknown_tool",
-            message=f"there is no tool {wanted.tool!r}; known tools: {', '.join(known) or 'none'}",
-            details={"known": known},
-        )
-    if spec is None or refused is not None:
-        return CallMade(
-            id=own,
-            provider_id=provider_id,
-            tool=wanted.tool,
-            args=args,
-            raw=raw,
-            refused=refused,
-            expires=expires,
-            retention=spec.retention if spec else Retention(),
-        )
-    return gate.freeze(log.state, spec, own, provider_id, args, expires, log.now)
-
-
-def _bounded(args: dict[str, Any], wanted: CallWanted) -> dict[str, Any]:
-    size = len(wanted.args if isinstance(wanted.args, str) else msgspec.json.encode(args))
-    if size > ANSWER_LIMIT:
-        raise TooLarge(f"arguments of {wanted.tool} have {size} bytes; at most {ANSWER_LIMIT} are taken")
-    return args
 
 
 def _finished(log: Draft, call: CallState, input: Finished) -> None:
     if call.phase != "running" or call.attempt != input.attempt:
         raise Stale("this attempt is over", reason="phase")
+    verdicts = input.verdicts
     match input.outcome:
         case Returned() as done:
-            log.returned(call, value=done.value, data=done.data)
+            log.returned(call, value=done.value, data=done.data, verdicts=verdicts)
         case Erred() as failed:
-            log.returned(call, error=failed.error, data=failed.data)
+            log.returned(call, error=failed.error, data=failed.data, verdicts=verdicts)
         case Halted() as halt:
-            log.returned(call, value=halt.value, halt=halt.reason)
+            log.returned(call, value=halt.value, halt=halt.reason, verdicts=verdicts)
         case Asked() as asked:
             gate.ask(log, call, asked)
         case _:
@@ -315,9 +222,9 @@ def _reconciled(log: Draft, call: CallState, input: Reconciled) -> None:
         raise Stale("it is not an interrupted call", reason="phase")
     match input.verdict:
         case Returned() as done:
-            log.returned(call, value=done.value, data=done.data)
+            log.returned(call, value=done.value, data=done.data, verdicts=input.verdicts)
         case Erred() as failed:
-            log.returned(call, error=failed.error, data=failed.data)
+            log.returned(call, error=failed.error, data=failed.data, verdicts=input.verdicts)
         case "redispatch" | "fail" | "ask" as word:
             _recover(log, call, word, input.epoch)
         case _:
@@ -355,18 +262,20 @@ def _close(log: Draft, input: Close) -> None:
                 error = resolving.INTERRUPTED if call.recovering else resolving.CANCELLED
                 log.returned(call, error=error, source="system")
         if input.text or input.thinking or input.attempts:
-            _said(log, turn, input, partial=True)  # behind the results: nothing may stand between a call and its own
+            replying.said(
+                log, turn, input, partial=True
+            )  # behind the results: nothing may stand between a call and its own
         log.add(TurnEnded, turn=turn.number, reason="cancelled")
         return
     consequences(log)
     if CloseTurn(turn.number) not in owed(log.state):
         raise Stale("the turn goes on", reason="phase")
     if turn.answered:
-        log.add(TurnEnded, turn=turn.number, reason="completed")
+        log.add(TurnEnded, turn=turn.number, reason="completed", value=turn.value)
     elif turn.halt is not None:
         log.add(TurnEnded, turn=turn.number, reason=turn.halt, value=turn.halt_value, halted=True)
     else:
-        log.add(TurnEnded, turn=turn.number, reason="step_limit")
+        log.add(TurnEnded, turn=turn.number, reason=reached(turn) or "step_limit")
 
 
 def _settle(log: Draft, suspension: CallSuspended, decision: Expired | Detached) -> None:

@@ -37,6 +37,17 @@ def cut(text: str, limit: int = MODEL_LIMIT) -> str:
     return raw[:keep].decode("utf-8", "ignore") + marker
 
 
+def unfenced(text: str) -> str:
+    """JSON as models like to write it: a fence around it is not part of it."""
+    body = text.strip()
+    return body[body.index("\n") : -3] if body.startswith("```") and body.endswith("```") and "\n" in body else body
+
+
+def answer(text: str) -> Any:
+    """The object in a structured answer that was found to fit."""
+    return msgspec.json.decode(unfenced(text))
+
+
 def sized(value: Any) -> tuple[Any, str | None, int | None, bytes | None]:
     """(what stands in the event, artifact's SHA-256, total size, artifact's bytes)."""
     raw = _json.encode(value)
@@ -61,7 +72,7 @@ def content(event: CallReturned, limit: int = MODEL_LIMIT) -> str:
     if event.edited is not None:
         raw = _json.encode(event.edited)
         envelope["edited_args"] = event.edited if len(raw) <= limit else cut(raw.decode(), limit)
-        envelope["note"] = "A person changed the arguments before approving; it ran with edited_args."
+        envelope["note"] = "The arguments were changed before it ran; it ran with edited_args."
     return _json.encode(envelope).decode()
 
 

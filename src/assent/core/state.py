@@ -25,6 +25,7 @@ from assent.core.events import (
     GrantGiven,
     GrantRevoked,
     HistorySummarised,
+    Limits,
     MessageReceived,
     Mode,
     OutputRejected,
@@ -33,6 +34,7 @@ from assent.core.events import (
     TurnStarted,
     Usage,
 )
+from assent.core.results import answer
 from assent.core.tool import Gate
 from assent.errors import StaleReason
 
@@ -53,7 +55,7 @@ class CallState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     made: CallMade
     phase: Phase = "ready"
     args: dict[str, Any]
-    """What would run: the model's arguments, or a person's edited ones."""
+    """What would run: the model's arguments, or those that a hook or a person put in their place."""
     gate: Gate
     """auto: nothing stands before it any more."""
     attempt: int = 0
@@ -95,6 +97,19 @@ class TurnState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The current step's, in call order."""
     answered: bool = False
     """The model gave its final answer; only the TurnEnded is missing."""
+    value: Any = None
+    """The final answer as an object, where a structured one was asked for."""
+    drafted: bool = False
+    """The tools are done; the structured answer is asked for next."""
+    rejected: int = 0
+    """Replies that were not taken, in a row."""
+    limits: Limits | None = None
+    usage: Usage = Usage()
+    """Of this turn."""
+    waited: float = 0.0
+    """Seconds spent waiting for people and clients."""
+    resumed: float = 0.0
+    """When the last such wait was over."""
     cancelling: bool = False
     halt: str | None = None
     halt_value: Any = None
@@ -134,6 +149,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     queue: tuple[Queued, ...] = ()
     grants: tuple[Grant, ...] = ()
     usage: Usage = Usage()
+    summary: int = 0
+    """Where the latest summary of what came before stands in the log."""
+    summarised: int = 0
+    """Up to which event it reaches."""
 
 
 def evolve(state: State, event: AnyEvent) -> State:
@@ -155,6 +174,7 @@ def evolve(state: State, event: AnyEvent) -> State:
                 output=entry.output if entry else None,
                 mode=event.mode,
                 steps=event.steps,
+                limits=event.limits,
                 started=event.at,
             )
             rest = tuple(q for q in state.queue if q.message != event.message)
@@ -162,11 +182,18 @@ def evolve(state: State, event: AnyEvent) -> State:
         case AssistantSaid():
             return _said(state, event)
         case OutputRejected():
-            usage = _spent(state.usage, event.attempts)
-            turn = state.turn and replace(state.turn, step=state.turn.step + 1, calls={}, answered=False)
-            return replace(state, seq=seq, turn=turn, usage=usage)
+            turn = state.turn and replace(
+                state.turn,
+                step=state.turn.step + 1,
+                calls={},
+                answered=False,
+                rejected=state.turn.rejected + 1,
+                usage=_spent(state.turn.usage, event.attempts),
+            )
+            return replace(state, seq=seq, turn=turn, usage=_spent(state.usage, event.attempts))
         case HistorySummarised():
-            return replace(state, seq=seq, usage=_spent(state.usage, event.attempts))
+            usage = _spent(state.usage, event.attempts)
+            return replace(state, seq=seq, usage=usage, summary=seq, summarised=max(state.summarised, event.upto))
         case CallSuspended() | CallResolved() | CallStarted() | CallReturned():
             return _call(state, event)
         case CancelRequested():
@@ -196,9 +223,23 @@ def _said(state: State, event: AssistantSaid) -> State:
     usage = _spent(state.usage, event.attempts)
     if state.turn is None or event.partial:
         return replace(state, seq=event.seq, usage=usage)
-    calls = {made.id: CallState(made=made, args=made.args, gate=made.gate, grant=made.grant) for made in event.calls}
-    turn = replace(state.turn, step=event.step, calls=calls, answered=not calls)
+    calls = {made.id: CallState(made=made, args=made.args, gate=_gate(made), grant=made.grant) for made in event.calls}
+    turn = replace(
+        state.turn,
+        step=event.step,
+        calls=calls,
+        answered=not calls and not event.draft,
+        value=answer(event.text) if event.structured else None,
+        drafted=event.draft,
+        rejected=0,
+        usage=_spent(state.turn.usage, event.attempts),
+    )
     return replace(state, seq=event.seq, usage=usage, turn=turn, made=state.made + len(calls))
+
+
+def _gate(made: CallMade) -> Gate:
+    """Hooks are a policy in front of whatever gate the tool has."""
+    return "policy" if made.hooked else made.gate
 
 
 def _call(state: State, event: CallSuspended | CallResolved | CallStarted | CallReturned) -> State:
@@ -217,6 +258,8 @@ def _call(state: State, event: CallSuspended | CallResolved | CallStarted | Call
                 call,
                 phase=phase,
                 gate=gate,
+                args=event.args,
+                edited=call.edited or event.args != call.args,
                 suspension=event,
                 decided=None,
                 bound=None,
@@ -224,6 +267,8 @@ def _call(state: State, event: CallSuspended | CallResolved | CallStarted | Call
                 recovering=event.recovery,
             )
         case CallResolved():
+            since = max(turn.resumed, *(c.suspension.at for c in turn.calls.values() if c.suspension), turn.started)
+            turn = replace(turn, waited=turn.waited + max(0.0, event.at - since), resumed=event.at)
             call = _resolved(call, event)
             if isinstance(event.decision, Deny) and event.decision.stop:
                 halt, halt_value = "halted", event.decision.reason
@@ -238,6 +283,8 @@ def _call(state: State, event: CallSuspended | CallResolved | CallStarted | Call
                 epoch=event.epoch,
                 suspension=None,
                 gate="auto",
+                args=call.args if event.args is None else event.args,
+                edited=call.edited or event.args is not None,
                 bound=None,
                 grant=event.grant or call.grant,
                 recovering=False,

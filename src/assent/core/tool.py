@@ -39,6 +39,8 @@ LEGAL: Mapping[tuple[str, str], str] = {
 """(executor, approval) -> why it is illegal, or the empty string."""
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+FIELD = re.compile(r"\{(\w+)\}")
+"""What stands for an argument in a prompt."""
 
 DAY = 86_400.0
 DEFAULT_EXPIRY = 7 * DAY
@@ -120,7 +122,8 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     manual: bool = False
     """Never run here: surfaces as pending of kind ``manual`` until somebody submits its result."""
     streaming: bool = False
-    retention: Retention = Retention()
+    retention: Retention | None = None
+    """None: as the agent's context says."""
     timeout: float | None = None
     recovery: Recovery = "redispatch"
     expires: float | None = None
@@ -129,8 +132,19 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     risk: Risk = "low"
     compact: bool = False
     metadata: dict[str, Any] = {}
+    hooked: bool = False
+    """Set by the agent: before-tool hooks are asked about its calls, before anything else is."""
     origin: str = ""
     """Where it was declared, for messages: ``module.function`` or a file and line."""
+
+
+def help_of(spec: ToolSpec) -> dict[str, Any]:
+    """What a model has to know to call it."""
+    return {
+        "tool": spec.name,
+        "description": spec.description,
+        "parameters": msgspec.json.decode(spec.parameters),
+    }
 
 
 class Result:

@@ -28,6 +28,8 @@ CUT_OFF = "[cut off: this reply was stopped before its end]"
 
 
 class UserMessage(msgspec.Struct, frozen=True, kw_only=True, tag="user", tag_field="role"):
+    """What somebody said."""
+
     text: str
     seq: int
     turn: int
@@ -47,6 +49,8 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True, tag="assistant", tag_field="role"):
+    """What the model said, and the calls that it made."""
+
     id: str
     turn: int
     text: str
@@ -59,6 +63,8 @@ class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True, tag="assistant
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True, tag="tool", tag_field="role"):
+    """A call's one result."""
+
     id: str
     """The same as its ToolUse's."""
     call: str
@@ -198,6 +204,12 @@ class Transcript:
     def messages(self) -> Messages:
         """What a model would be sent now (the current step's results once they are complete)."""
         return Messages(self._messages)
+
+    def take(self) -> list[Message]:
+        """The messages since the last take. Whoever takes them keeps them, and keeps ids unique among them."""
+        taken, self._messages = self._messages, []
+        self._ids.clear()
+        return taken
 
     def shown(self) -> list[Message]:
         """What people see: also the results so far of a step that is not complete."""

@@ -30,6 +30,8 @@ class ToolOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a model is told: it keeps nothing from one request to the next."""
+
     conversation: str
     turn: int
     step: int
@@ -42,6 +44,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """For this request only, at its very tail: hooks' additions. They are in no log and in no later request."""
     principal: str = ""
     """On whose behalf the turn runs: for resolvers of keys."""
+    settings: dict[str, Any] = {}
+    """The agent's wishes: ``max_tokens``, ``temperature``, ``thinking`` and what else the provider takes."""
 
 
 class TextPart(msgspec.Struct, frozen=True, tag="text"):
@@ -104,7 +108,10 @@ StreamPart = TextPart | ThinkingPart | ToolCallPart | HostedPart | ProviderPart 
 
 @runtime_checkable
 class Model(Protocol):
+    """What an agent's model can do."""
+
     name: str
+    """Stands in the log beside what each request cost."""
 
     def stream(self, request: Request) -> AsyncIterator[StreamPart]:
         """One request; ends with FinishPart."""

@@ -19,7 +19,7 @@ from assent.runtime.record import CLIENT_GRACE
 from assent.stores.base import ClientRow
 
 if TYPE_CHECKING:
-    from assent.runtime.runtime import Runtime
+    from assent.runtime.home import Home
 
 log = logging.getLogger("assent")
 
@@ -45,6 +45,7 @@ class Client:
         await self.detach()
 
     def runs(self, tool: str) -> bool:
+        """Whether it runs this tool."""
         return not self.tools or tool in self.tools
 
     async def beat(self) -> None:
@@ -65,10 +66,12 @@ class Client:
         await self._clients.progress(self.conversation, call, payload)
 
     async def result(self, call: str, value: Any) -> Accepted:
-        return await self._clients.home.resolve(self.conversation, call, ClientResult(value), by=self.by)
+        """What the call returned: validated, and durable when this returns."""
+        return await self._clients.home.submit(self.conversation, {call: ClientResult(value)}, self.by)
 
     async def failed(self, call: str, kind: str, message: str) -> Accepted:
-        return await self._clients.home.resolve(self.conversation, call, Failed(kind, message), by=self.by)
+        """The call failed: the model sees this error."""
+        return await self._clients.home.submit(self.conversation, {call: Failed(kind, message)}, self.by)
 
     async def detach(self) -> None:
         """Leave. Calls that wait for a client have a short grace for another one to come."""
@@ -76,7 +79,7 @@ class Client:
 
 
 class Clients:
-    def __init__(self, home: Runtime):
+    def __init__(self, home: Home):
         self.home = home
         self._kept: dict[tuple[str, str], tuple[Client, asyncio.Task[None]]] = {}
         """Those that count as present for as long as this process lives."""

@@ -18,29 +18,34 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from assent import telemetry
 from assent.core import codec
+from assent.core.compaction import Rendering
 from assent.core.draft import Draft
 from assent.core.effects import CallModel, CloseTurn, Effect, RunPreview, RunTool, StartTurn, owed
 from assent.core.events import AnyEvent, Attempt, MessageReceived
+from assent.core.history import History
 from assent.core.inputs import BeginTurn, Claim, Close, Input, ModelReplied, Woke
 from assent.core.live import StateChanged, live_of
 from assent.core.machine import decide_into
 from assent.core.state import CallState, State, Status, evolve, status
 from assent.core.tool import ToolSpec
-from assent.core.transcript import Transcript
 from assent.errors import AssentError, Conflict, Fenced, Refused, StoreError
 from assent.runtime import dispatch, model_call
+from assent.runtime.agent import Agent
+from assent.runtime.context import Window
 from assent.runtime.inbox import Item, guests, instead
 from assent.runtime.record import appended
 from assent.runtime.tasks import Tasks
 
 if TYPE_CHECKING:
-    from assent.runtime.runtime import Runtime
+    from assent.runtime.home import Home
 
 log = logging.getLogger("assent")
 
 WRITE_RETRIES = (0.1, 0.5, 2.0)
 """An owner holds results that nobody else has: it tries again before it gives up."""
+BEHIND = "the log has less than this process has read of it: was its file replaced while it was in use?"
 CLOSED = "the runtime was closed while this was being recorded: the log says whether it was"
 
 
@@ -58,7 +63,7 @@ class Partial:
 class Conversation:
     """This process's view of one conversation, and its owner while ``epoch`` is set."""
 
-    def __init__(self, home: Runtime, name: str):
+    def __init__(self, home: Home, name: str):
         self.home, self.name = home, name
         self.state = State(conversation=name)
         self.epoch: int | None = None
@@ -66,7 +71,8 @@ class Conversation:
         self.progress: dict[str, tuple[int, Any]] = {}
         """call -> how many, and the latest."""
         self.shown: Status = "idle"
-        self._transcript: Transcript | None = None
+        self._window = Window()
+        self.rendering = Rendering()
         self.tasks = Tasks(name, home.slots, self._nudge)
         self._inbox: list[Item] = []
         self._loaded = False
@@ -128,16 +134,9 @@ class Conversation:
         now = status(self.state)
         return "streaming" if now == "preparing" and self.partial.streaming else now
 
-    async def transcript(self) -> Transcript:
-        """The messages up to the present state; read from the log once, then kept."""
-        view = self._transcript or Transcript()
-        while self._transcript is None:
-            # The loop may append while the log is read: go on until nothing is missing.
-            for body in await self.home.store.read(self.name, after=view.seq, before=self.state.seq + 1):
-                view.apply(codec.decode(body))
-            if view.seq >= self.state.seq:
-                self._transcript = view
-        return self._transcript
+    async def history(self, agent: Agent) -> History:
+        """What a model may be shown, up to the present state; read from the log once, then kept."""
+        return await self._window.at(self.home.store, lambda: self.state, agent.context, summarised=self.state.summary)
 
     def call(self, call_id: str) -> CallState | None:
         turn = self.state.turn
@@ -253,7 +252,8 @@ class Conversation:
                 await self.home.store.append(appended(self.state, draft, epoch=self.epoch, release=release))
             except Conflict:
                 self._give_back(held)
-                await self._catch_up()
+                if not await self._catch_up():
+                    raise StoreError(BEHIND) from None
                 continue
             except Fenced:
                 self._give_back(held)
@@ -276,17 +276,20 @@ class Conversation:
             self.tasks.held.update(held)
             if release:
                 self.epoch = None
+            before = self.state
             self._absorb(draft.events, draft.states)
             self.home.recorded(draft.events)
+            self.home.summaries.appended(self, draft.events)
+            telemetry.saw(before, draft.events, draft.states)
             break
         for item in items:
             item.answer(item.refusal)
-        if self.epoch is not None and not self._can_run(self.state) and self.tasks.none:
+        if self.epoch is not None and self.tasks.none and not self._can_run(self.state):
             self._unreleased, self.epoch = self.epoch, None
             await self._release()
 
     async def _release(self) -> None:
-        if self._unreleased is not None:
+        if self._unreleased is not None and not self.tasks.dying:
             await self.home.store.release(self.name, self._unreleased)
             self._unreleased = None
 
@@ -324,20 +327,22 @@ class Conversation:
         held: dict[str, str] = {}
         if self.epoch is None or self.home.closing:
             return held
-        while (move := self._move(draft.state)) is not None:
+        effects = owed(draft.state)
+        while (move := self._move(draft.state, effects)) is not None:
             decide_into(draft, move, {})
-        self._claim(draft, self.epoch, held)
+            effects = owed(draft.state)
+        self._claim(draft, effects, self.epoch, held)
         return held
 
-    def _move(self, state: State) -> Input | None:
+    def _move(self, state: State, effects: frozenset[Effect]) -> Input | None:
         """Begin a turn, or close it."""
-        for effect in owed(state):
+        for effect in effects:
             match effect:
                 case StartTurn():
                     name = state.queue[0].agent
                     if self.home.runs(self.name, name):
                         agent = self.home.agents[name]
-                        return BeginTurn(steps=agent.steps, mode=agent.mode)
+                        return BeginTurn(steps=agent.steps, mode=agent.mode, limits=agent.limits)
                 case CloseTurn():
                     if self.tasks.none:
                         partial = self.partial
@@ -350,11 +355,10 @@ class Conversation:
                     break  # a turn is under way
         return None
 
-    def _claim(self, draft: Draft, epoch: int, held: dict[str, str]) -> None:
+    def _claim(self, draft: Draft, effects: frozenset[Effect], epoch: int, held: dict[str, str]) -> None:
         """Every call that may run at once: one start has no say in whether another may, so all in one pass."""
-        state = draft.state
-        effects = owed(state)
-        for call_id, call in state.turn.calls.items() if state.turn else ():
+        turn = draft.state.turn
+        for call_id, call in turn.calls.items() if turn else ():
             if not dispatch.plain(call) or call.grant is not None:
                 continue
             effect = RunTool(call_id)
@@ -403,9 +407,7 @@ class Conversation:
         """These events are in the log: take them over and tell viewers."""
         before = self.state
         self.state = states[-1]
-        if self._transcript is not None:
-            for event in events:
-                self._transcript.apply(event)
+        self._window.absorb(events)
         # The turn counts too: one that is cut at its first step may be followed by the next in the same append.
         if before.turn is not None and _step(self.state) != _step(before):
             self.partial = Partial()
@@ -428,7 +430,7 @@ class Conversation:
 
     def _specs(self, state: State) -> Mapping[str, ToolSpec]:
         agent = self.home.agents.get(state.turn.agent) if state.turn else None
-        return agent.specs if agent else {}
+        return agent.hooks.marked(agent.tools.specs) if agent else {}
 
     def _can_run(self, state: State) -> bool:
         """Something is owed, and this process can do it: closing needs no agent."""
@@ -468,7 +470,13 @@ class Conversation:
                         pass
 
     def _start(self, effect: Any, run: Callable[[Conversation, Any], Coroutine[Any, Any, None]]) -> None:
-        self.tasks.start(effect, lambda: run(self, effect), self.state.seq)
+        turn = self.state.turn
+
+        async def work() -> None:
+            with telemetry.inside(self.name, turn):
+                await run(self, effect)
+
+        self.tasks.start(effect, work, self.state.seq)
 
     def _lose(self) -> None:
         """Somebody else runs it now: nothing of what was begun here counts any more."""
@@ -482,7 +490,8 @@ class Conversation:
             self._unreleased, self.epoch = self.epoch, None
         self._loaded, self._paused = False, True
         self._reconcile()
-        self.state, self._transcript = State(conversation=self.name), None
+        self.state = State(conversation=self.name)
+        self._window.forget()
         items, self._inbox = self._inbox, []
         for item in items:
             item.answer(failure)

@@ -15,7 +15,7 @@ from assent.errors import NotAllowed, Stale
 
 if TYPE_CHECKING:
     from assent.runtime.conversation import Conversation
-    from assent.runtime.runtime import Runtime
+    from assent.runtime.home import Home
 
 log = logging.getLogger("assent")
 
@@ -23,7 +23,7 @@ MayResolve = Callable[[Principal, Pending], bool | Awaitable[bool]]
 
 
 async def decide(
-    home: Runtime, conv: Conversation, decisions: dict[str, Decision], by: Principal, may: MayResolve | None
+    home: Home, conv: Conversation, decisions: dict[str, Decision], by: Principal, may: MayResolve | None
 ) -> list[AnyEvent]:
     """Record these decisions, all or none. Stale says who was first, also where that was long ago."""
     try:
@@ -42,7 +42,7 @@ async def decide(
 
 
 async def _permit(
-    home: Runtime,
+    home: Home,
     conv: Conversation,
     decisions: Mapping[str, Decision],
     by: Principal,

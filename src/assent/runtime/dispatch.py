@@ -1,6 +1,6 @@
 """Running a call: a visible pipeline of named steps.
 
-    slot -> policy -> plan -> claim (durable) -> handler -> outcome -> Finished
+    slot -> hooks -> policy -> plan -> claim (durable) -> handler -> outcome -> hooks -> Finished
 
 Nothing with an effect happens before the claim is in the log. Whatever the handler does, the call gets one
 result: a value, an error of a known kind, a question, or a halt.
@@ -9,32 +9,34 @@ result: a value, an error of a known kind, a question, or a halt.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
 import logging
-import threading
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-import msgspec
+from msgspec.structs import replace
 
+from assent import telemetry
 from assent.core import gate
 from assent.core.effects import RunPreview, RunTool
 from assent.core.events import ErrorInfo, Verdict
 from assent.core.inputs import Asked, Claim, Erred, Finished, Halted, Outcome, Planned, Reconciled, Returned
 from assent.core.live import ToolProgress
-from assent.core.results import RESULT_LIMIT
-from assent.core.schema import check_plain, compile_schema, schema_of
+from assent.core.schema import compile_schema, schema_of
 from assent.core.state import CallState, TurnState
 from assent.core.tool import RECOVERIES, Ask, Halt, Result
 from assent.errors import AssentError, Invalid, Refused, StoreError, ToolError
+from assent.runtime.foreign import Died, in_thread, recordable, shown, text, unfit, written
+from assent.runtime.hooking import Ruling, run_after_tool, run_before_tool
+from assent.runtime.hooks import Hook, Point
 from assent.tools.call import Call
 from assent.tools.declare import Tool
 from assent.tools.handler import Handler
 
 if TYPE_CHECKING:
     from assent.runtime.conversation import Conversation
-    from assent.runtime.runtime import Runtime
+    from assent.runtime.home import Home
 
 log = logging.getLogger("assent")
 
@@ -57,8 +59,8 @@ def plain(call: CallState) -> bool:
 
 async def run(conv: Conversation, effect: RunTool) -> None:
     call = conv.call(effect.call)
-    epoch = conv.epoch
-    if call is None or epoch is None:
+    turn, epoch = conv.state.turn, conv.epoch
+    if call is None or turn is None or epoch is None:
         return
     slot = await _slot(conv, call)
     try:
@@ -70,8 +72,12 @@ async def run(conv: Conversation, effect: RunTool) -> None:
             if claimed is None:
                 return
             call = claimed
-        outcome = await _execute(conv, call, slot)
-        await conv.report(Finished(call=effect.call, attempt=call.attempt, outcome=outcome), effect)
+        with telemetry.tool_call(conv.name, turn, call) as span:
+            ran = await _execute(conv, call, slot)
+            span.ended(ran)
+        outcome, verdicts = await _after(conv, call, ran)
+        finished = Finished(call=effect.call, attempt=call.attempt, outcome=outcome, verdicts=verdicts)
+        await conv.report(finished, effect)
     finally:
         slot.leave()
 
@@ -105,17 +111,32 @@ async def _slot(conv: Conversation, call: CallState) -> Slot:
 
 
 async def _claim(conv: Conversation, call: CallState, epoch: int) -> CallState | None:
-    """The durable claim, after the policy and the plan had their say; None if it does not run now."""
-    required, verdicts = False, ()
-    if call.gate == "policy":
-        required, verdicts = await _policy(conv, call)
+    """The durable claim, after hooks, the policy and the plan had their say; None if it does not run now."""
+    gated = call.gate == "policy"
+    ruling = await _before(conv, call) if gated and call.made.hooked else Ruling()
+    if ruling.args is not None:
+        call = replace(call, args=ruling.args)
+    required = gated and (ruling.required or call.made.gate == "required")
+    verdicts = ruling.verdicts
+    if gated and call.made.gate == "policy" and ruling.refused is None:
+        wanted, verdict = await _policy(conv, call)
+        required, verdicts = required or wanted, (*verdicts, verdict)
     revoked = gate.revoked(conv.state, call, conv.home.now())
     plan: Planned | None = None
-    if call.made.planned and (call.bound is not None or required or revoked):
+    if call.made.planned and ruling.refused is None and (call.bound is not None or required or revoked):
         plan = await _plan(conv, call)
     if conv.home.closing:
         return None  # nothing begins that would have to be broken off
-    claim = Claim(call=call.made.id, epoch=epoch, required=required, verdicts=verdicts, plan=plan)
+    claim = Claim(
+        call=call.made.id,
+        epoch=epoch,
+        required=required,
+        args=ruling.args,
+        refused=ruling.refused,
+        halt=ruling.halt,
+        verdicts=verdicts,
+        plan=plan,
+    )
     try:
         await conv.submit(claim)
     except (Refused, StoreError):
@@ -124,20 +145,61 @@ async def _claim(conv: Conversation, call: CallState, epoch: int) -> CallState |
     return claimed if claimed is not None and claimed.phase == "running" and claimed.epoch == epoch else None
 
 
-async def _policy(conv: Conversation, call: CallState) -> tuple[bool, tuple[Verdict, ...]]:
+async def _before(conv: Conversation, call: CallState) -> Ruling:
+    """What the before-tool hooks say. Whatever goes wrong with them, it does not run."""
+    hooks = _hooks(conv, "before_tool", call)
+    if not hooks:
+        return Ruling()  # they are gone from the code
+    try:
+        async with _told(conv, call) as context:
+            return await run_before_tool(hooks, context, call.args, call.made.schema)
+    except Exception as problem:
+        return Ruling(refused=_unscoped(problem))
+
+
+async def _after(conv: Conversation, call: CallState, outcome: Outcome) -> tuple[Outcome, tuple[Verdict, ...]]:
+    """The outcome as the after-tool hooks let it be stored."""
+    hooks = _hooks(conv, "after_tool", call)
+    if not hooks:
+        return outcome, ()
+    try:
+        async with _told(conv, call) as context:
+            return await run_after_tool(hooks, context, outcome)
+    except Exception as problem:
+        return Erred(error=_unscoped(problem)), ()
+
+
+@asynccontextmanager
+async def _told(conv: Conversation, call: CallState) -> AsyncGenerator[Call]:
+    """What hooks are told of a call."""
+    turn = conv.state.turn
+    assert turn is not None
+    async with conv.home.scope(turn.by) as scope:
+        context = _context(conv, turn, call, scope, dry_run=True)
+        try:
+            yield context
+        finally:
+            context._cancel()  # pyright: ignore[reportPrivateUsage]
+
+
+def _unscoped(problem: Exception) -> ErrorInfo:
+    return ErrorInfo(kind="handler_failed", message=f"no scope for the hooks could be made: {shown(problem)}")
+
+
+async def _policy(conv: Conversation, call: CallState) -> tuple[bool, Verdict]:
     """The approval function's word. Whatever goes wrong with it, a person is asked."""
     tool = _tool(conv, call)
     if tool is None or tool.policy is None:
-        return True, (Verdict("approval", "required", "the tool's approval function is gone"),)
+        return True, Verdict("approval", "required", "the tool's approval function is gone")
     try:
         said = await _run(conv, call, tool.policy, dry_run=True)
     except Exception as problem:
-        return True, (Verdict("approval", "required", f"the approval function failed: {_shown(problem)}"),)
+        return True, Verdict("approval", "required", f"the approval function failed: {shown(problem)}")
     if said is False or said == "auto":
-        return False, (Verdict("approval", "auto"),)
+        return False, Verdict("approval", "auto")
     if said is True or said == "required":
-        return True, (Verdict("approval", "required"),)
-    return True, (Verdict("approval", "required", f"the approval function said {_repr(said)}"),)
+        return True, Verdict("approval", "required")
+    return True, Verdict("approval", "required", f"the approval function said {written(said)}")
 
 
 async def _plan(conv: Conversation, call: CallState) -> Planned:
@@ -148,16 +210,16 @@ async def _plan(conv: Conversation, call: CallState) -> Planned:
         return Planned(call=call_id, failure="the tool's preview is gone from the code")
     try:
         value = await _run(conv, call, tool.planner, dry_run=True)
-        return Planned(call=call_id, preview=_plain(value, "preview"))
+        return Planned(call=call_id, preview=recordable(value, "preview"))
     except ToolError as error:
         return Planned(call=call_id, error=_info(error))
     except TooLate:
         return Planned(call=call_id, failure="the preview took too long")
     except Exception as problem:
-        return Planned(call=call_id, failure=f"the preview failed: {_shown(problem)}")
+        return Planned(call=call_id, failure=f"the preview failed: {shown(problem)}")
 
 
-async def dry_run(home: Runtime, tool: Tool, args: dict[str, Any], call: Call) -> Any:
+async def dry_run(home: Home, tool: Tool, args: dict[str, Any], call: Call) -> Any:
     """A tool's plan outside of any turn. Raises the ToolError that the run would give."""
     if tool.planner is None:
         return {"tool": tool.spec.name, "args": args}
@@ -165,13 +227,13 @@ async def dry_run(home: Runtime, tool: Tool, args: dict[str, Any], call: Call) -
         async with home.scope(call.principal) as scope:
             call.scope = scope
             value = await _invoke(tool.planner, args, call, None, tool.spec.timeout)
-        return _plain(value, "preview")
+        return recordable(value, "preview")
     except AssentError:
         raise
     except TooLate:
         raise ToolError("timeout", f"the preview of {tool.spec.name} took too long") from None
     except Exception as problem:
-        raise ToolError("handler_failed", f"the preview failed: {_shown(problem)}") from problem
+        raise ToolError("handler_failed", f"the preview failed: {shown(problem)}") from problem
 
 
 async def _execute(conv: Conversation, call: CallState, slot: Slot) -> Outcome:
@@ -196,7 +258,7 @@ async def _execute(conv: Conversation, call: CallState, slot: Slot) -> Outcome:
     except Exception as problem:
         # The model and the log get one line; whoever has to mend it gets the traceback.
         log.warning("%s: tool %s raised (call %s)", conv.name, made.tool, made.id, exc_info=problem)
-        return Erred(error=ErrorInfo(kind="handler_failed", message=_shown(problem)))
+        return Erred(error=ErrorInfo(kind="handler_failed", message=shown(problem)))
 
 
 async def _reconcile(conv: Conversation, call: CallState, epoch: int, effect: RunTool) -> None:
@@ -210,14 +272,17 @@ async def _reconcile(conv: Conversation, call: CallState, epoch: int, effect: Ru
         except ToolError as error:
             verdict = Erred(error=_info(error))
         except Exception as problem:
-            message = f"whether it took effect is unknown: its reconcile function failed: {_shown(problem)}"
+            message = f"whether it took effect is unknown: its reconcile function failed: {shown(problem)}"
             verdict = Erred(error=ErrorInfo(kind="interrupted", message=message))
-    await conv.report(Reconciled(call=call.made.id, epoch=epoch, verdict=verdict), effect)
+    verdicts: tuple[Verdict, ...] = ()
+    if isinstance(verdict, Returned | Erred):
+        verdict, verdicts = await _after(conv, call, verdict)
+    await conv.report(Reconciled(call=call.made.id, epoch=epoch, verdict=verdict, verdicts=verdicts), effect)
 
 
 def _reconciled(said: Any) -> Returned | Erred:
     if not isinstance(said, Result):
-        message = f"a reconcile function returns {', '.join(map(repr, RECOVERIES))} or a Result, not {_repr(said)}"
+        message = f"a reconcile function returns {', '.join(map(repr, RECOVERIES))} or a Result, not {written(said)}"
         return Erred(error=ErrorInfo(kind="interrupted", message=message))
     outcome = _outcome(said)
     assert isinstance(outcome, Returned | Erred)
@@ -232,6 +297,11 @@ def _tool(conv: Conversation, call: CallState) -> Tool | None:
     return agent.tools.get(call.made.tool) if agent else None
 
 
+def _hooks(conv: Conversation, point: Point, call: CallState) -> tuple[Hook, ...]:
+    agent = conv.home.agents.get(conv.state.turn.agent) if conv.state.turn else None
+    return agent.hooks.on(point, call.made.tool) if agent else ()
+
+
 def _known(conv: Conversation) -> list[str]:
     agent = conv.home.agents.get(conv.state.turn.agent) if conv.state.turn else None
     return list(agent.tools.names) if agent else []
@@ -239,10 +309,6 @@ def _known(conv: Conversation) -> list[str]:
 
 class TooLate(Exception):
     """The tool's own code was stopped: it took longer than it may."""
-
-
-class Died(Exception):
-    """The tool's own code took its task down; why, is the message."""
 
 
 async def _run(
@@ -275,7 +341,7 @@ async def _run(
     except Exception:
         raise
     except BaseException as problem:  # SystemExit and the like: the tool's own, and no reason for us to go
-        raise Died(_shown(problem)) from None
+        raise Died(shown(problem)) from None
     return value
 
 
@@ -301,7 +367,7 @@ def _context(
             )
 
     def sink(payload: Any) -> None:
-        value = _plain(payload, "progress")
+        value = recordable(payload, "progress")
         if _in(loop):
             publish(value)
         else:
@@ -310,6 +376,7 @@ def _context(
     context = Call(
         id=call_id,
         conversation=conv.name,
+        tool=call.made.tool,
         attempt=attempt,
         dry_run=dry_run,
         agent=turn.agent,
@@ -353,36 +420,10 @@ async def _called(handler: Handler, args: dict[str, Any], call: Call, slot: Slot
 
 
 async def _in_thread(handler: Handler, args: dict[str, Any], call: Call, slot: Slot | None) -> Any:
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def finish(value: Any, problem: BaseException | None) -> None:
-        if slot is not None:
-            slot.leave()
-        if not done.done():
-            if problem is None:
-                done.set_result(value)
-            else:
-                done.set_exception(problem)
-
-    def work() -> None:
-        value, problem = None, None
-        try:
-            value = context.run(handler, args, call)
-        except StopIteration as stop:
-            problem = RuntimeError(f"the handler raised StopIteration({stop.value!r})")
-        except BaseException as raised:
-            problem = raised
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(finish, value, problem)
-
     if slot is not None:
         slot.stay()
-    # A daemon: a handler that never returns must not keep the process from ending.
-    threading.Thread(target=work, name=f"assent:{call.key}", daemon=True).start()
     try:
-        return await done
+        return await in_thread(lambda: handler(args, call), f"assent:{call.key}", slot.leave if slot else None)
     except asyncio.CancelledError:
         call._cancel()  # pyright: ignore[reportPrivateUsage]
         raise
@@ -394,12 +435,12 @@ def _outcome(value: Any) -> Outcome:
             case Ask():
                 return _asked(value)
             case Halt():
-                reason = _plain(value.reason, "halt reason")
-                return Halted(reason=reason, value=_plain(value.value, "halt value"))
+                reason = recordable(value.reason, "halt reason")
+                return Halted(reason=reason, value=recordable(value.value, "halt value"))
             case Result():
-                return Returned(value=_plain(value.output, "result"), data=_plain(value.data, "data"))
+                return Returned(value=recordable(value.output, "result"), data=recordable(value.data, "data"))
             case _:
-                return Returned(value=_plain(value, "result"))
+                return Returned(value=recordable(value, "result"))
     except Invalid as problem:
         kind = "too_large" if problem.kind == "too_large" else "invalid_result"
         return Erred(error=ErrorInfo(kind=kind, message=problem.message, details=problem.details))
@@ -416,67 +457,17 @@ def _asked(ask: Ask) -> Asked:
         schema = {"type": "string"}
     if schema is not None:
         compile_schema(schema)
-    choices = None if ask.choices is None else list(_plain(list(ask.choices), "choices"))
-    question = _plain(ask.question, "question")
+    choices = None if ask.choices is None else list(recordable(list(ask.choices), "choices"))
+    question = recordable(ask.question, "question")
     if not isinstance(question, str) or not question.strip():
-        raise _unfit("Ask needs a question")
+        raise unfit("Ask needs a question")
     return Asked(question=question, schema=schema, choices=choices, expires=ask.expires)
-
-
-def _plain(value: Any, what: str) -> Any:
-    """As plain JSON; what cannot be recorded is an ``invalid_result`` that says why."""
-    if value is None or value is True or value is False:
-        return value
-    try:
-        plain = msgspec.to_builtins(value, str_keys=True, enc_hook=_model)
-        check_plain(plain, what)
-        if len(msgspec.json.encode(plain)) > RESULT_LIMIT:
-            raise _unfit(f"the {what} is larger than {RESULT_LIMIT} bytes", "too_large")
-    except Invalid as problem:
-        raise _unfit(problem.message, problem.kind if problem.kind == "too_large" else "invalid_result") from None
-    except (TypeError, ValueError, RecursionError, OverflowError) as problem:
-        raise _unfit(f"the {what} cannot be recorded as JSON: {problem}") from None
-    return plain
-
-
-def _model(value: Any) -> Any:
-    """pydantic models, and whatever else knows how to become plain data."""
-    dump = getattr(value, "model_dump", None)
-    if callable(dump):
-        return dump(mode="json")
-    raise TypeError(f"{type(value).__name__} is not JSON")
-
-
-def _unfit(message: str, kind: str = "invalid_result") -> Invalid:
-    return Invalid(message, kind=kind)
 
 
 def _info(error: AssentError) -> ErrorInfo:
     try:
-        details = _plain(error.details, "details")
+        details = recordable(error.details, "details")
     except Invalid:
-        details = {"unrecordable": _repr(error.details)}
+        details = {"unrecordable": written(error.details)}
     said: Any = error.message
-    return ErrorInfo(kind=error.kind, message=_text(said) if isinstance(said, str) else _repr(said), details=details)
-
-
-def _shown(problem: BaseException) -> str:
-    """An exception as people and models see it: its type and its words."""
-    try:
-        words = str(problem)
-    except Exception:
-        words = "its message could not be read"
-    if isinstance(problem, Died):
-        return words
-    return _text(f"{type(problem).__name__}: {words}" if words else type(problem).__name__)
-
-
-def _repr(value: Any) -> str:
-    try:
-        return _text(repr(value)[:1000])
-    except Exception:
-        return f"a {type(value).__name__}"
-
-
-def _text(words: str) -> str:
-    return words.encode("utf-8", "replace").decode()
+    return ErrorInfo(kind=error.kind, message=text(said) if isinstance(said, str) else written(said), details=details)

@@ -16,7 +16,7 @@ from assent.errors import Refused
 from assent.stores.base import PendingRow
 
 if TYPE_CHECKING:
-    from assent.runtime.runtime import Runtime
+    from assent.runtime.home import Home
 
 log = logging.getLogger("assent")
 
@@ -29,7 +29,7 @@ RETRY_AFTER = 5.0
 
 
 class Expiry:
-    def __init__(self, home: Runtime, *, manual: bool):
+    def __init__(self, home: Home, *, manual: bool):
         self._home = home
         self._every = MANUAL_EVERY if manual else LOOK_EVERY
         self._kicked = asyncio.Event()

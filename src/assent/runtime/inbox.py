@@ -23,10 +23,11 @@ from assent.core.inputs import (
     Resolve,
     Revoke,
     Say,
+    Summarised,
 )
 from assent.errors import AssentError, Stale
 
-GUESTS = (Open, Say, Resolve, RefuseResolution, DeadlinePassed, ClientGone, Cancel, Revoke)
+GUESTS = (Open, Say, Resolve, RefuseResolution, DeadlinePassed, ClientGone, Cancel, Revoke, Summarised)
 """What any process may append what follows from."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from assent.core.decisions import SYSTEM, Principal
 from assent.core.results import MESSAGE_LIMIT
 from assent.core.schema import check_plain
 from assent.errors import DeclarationError, Invalid, TooLarge
@@ -14,6 +15,14 @@ def conversation_id(name: str) -> str:
         raise Invalid(f"bad conversation id {str(name)[:60]!r}: 1-{NAME_LIMIT} printable characters")
     check_plain(name, "conversation id")
     return name
+
+
+def caller(by: str | Principal) -> Principal:
+    """Who asks. The system never does: in the log its name stands for deadlines that passed and the like."""
+    who = Principal.of(by)
+    if who.id == SYSTEM.id:
+        raise Invalid(f"`by` cannot be {SYSTEM.id!r}: that name is the runtime's own; say who it is")
+    return who
 
 
 def message(text: str) -> str:

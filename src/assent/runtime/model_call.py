@@ -1,4 +1,8 @@
-"""Calling the model: one request, a stream of parts, one reply. Deltas go to viewers only."""
+"""Calling the model: one request, as many attempts as it takes, one reply. Deltas go to viewers only.
+
+Before the first token a failed attempt is retried, then the fallbacks are asked in their order; after it nobody
+is asked again: what came is kept, marked as cut off. Every attempt stands in the reply's ``attempts``.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +11,28 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from assent import telemetry
+from assent.core.compaction import Rendered
 from assent.core.effects import CallModel
-from assent.core.events import Attempt, ErrorInfo, Usage
-from assent.core.inputs import CallWanted, ModelFailed, ModelReplied
-from assent.core.live import TextDelta, ThinkingDelta
-from assent.core.machine import message_id
-from assent.core.schema import check_plain
-from assent.errors import AssentError, Invalid, ModelError
-from assent.models.base import (
-    FinishPart,
-    ProviderPart,
-    Request,
-    StreamPart,
-    TextPart,
-    ThinkingPart,
-    ToolCallPart,
-    UsagePart,
-)
+from assent.core.events import Attempt, ErrorInfo, Verdict
+from assent.core.inputs import Halted, ModelFailed, ModelHalted, ModelReplied, ReplyRejected, TimeUp
+from assent.core.live import Retrying
+from assent.core.replying import message_id
+from assent.core.state import TurnState
+from assent.errors import AssentError, ModelError
+from assent.models.base import Model, Request
+from assent.runtime.agent import Agent, capacity, ready_models
+from assent.runtime.context import prepare
+from assent.runtime.hooking import Prepared, run_after_model, run_before_model
+from assent.runtime.hooks import ModelReply
+from assent.runtime.recording import recorded
+from assent.runtime.reply import Reply, clean
 
 if TYPE_CHECKING:
-    from assent.runtime.agent import Agent
     from assent.runtime.conversation import Conversation
+
+Report = ModelReplied | ModelFailed | ReplyRejected | ModelHalted | TimeUp
+FINAL = "The tools are done. Now give the final answer: JSON that fits the schema, and nothing else."
 
 
 async def run(conv: Conversation, effect: CallModel) -> None:
@@ -35,156 +40,215 @@ async def run(conv: Conversation, effect: CallModel) -> None:
     if turn is None:
         return
     agent = conv.home.agents[turn.agent]
-    model_name = agent.model if isinstance(agent.model, str) else getattr(agent.model, "name", "none")
-    reply = Reply(conv, message_id(effect.turn, effect.step), _clean(str(model_name)))
+    call = ModelCall(conv, effect, turn, agent)
+    with telemetry.model_call(conv.name, turn, effect.step, _name(agent.model)) as span:
+        report = await _report(conv, call, span)
+        span.ended(report, call.finish)
+    await conv.report(report, effect)
+
+
+async def _report(conv: Conversation, call: ModelCall, span: telemetry.ModelCall) -> Report:
+    left = call.time_left()
+    clock = asyncio.timeout(left)
     try:
-        request = await _request(conv, agent, effect, turn.output)
-        model = agent.ready_model()
-        async for part in model.stream(request):
-            reply.take(part)
-        if not reply.finished:
-            raise ModelError("the stream ended before the reply was complete", kind="network")
-        calls = reply.calls()
+        async with clock:
+            report = call.time_up() if left == 0 else await call.answer(span)
     except asyncio.CancelledError:
         if not conv.wants(asyncio.current_task()):
             raise  # ours: the turn was cancelled, or the process stops
-        await _failed(conv, effect, reply, ModelError("the model's own task was cancelled", kind="network"))
-        return
+        report = call.failed(ModelError("the model's own task was cancelled", kind="network"))
     except Exception as problem:
-        await _failed(conv, effect, reply, problem)
-        return
-    replied = ModelReplied(
-        turn=effect.turn,
-        step=effect.step,
-        text=reply.text,
-        thinking=reply.thinking,
-        calls=calls,
-        attempts=(Attempt(reply.model, reply.usage),),
-        parts=reply.parts or None,
-        provider=reply.model if reply.parts else None,
-        expires=conv.home.expires,
-    )
-    await conv.report(replied, effect)
+        report = call.time_up() if isinstance(problem, TimeoutError) and clock.expired() else call.failed(problem)
+    return report
 
 
-async def _failed(conv: Conversation, effect: CallModel, reply: Reply, problem: Exception) -> None:
-    kind = problem.kind if isinstance(problem, AssentError) else "provider_http_error"
-    words = str(problem) if isinstance(problem, AssentError) else f"{type(problem).__name__}: {problem}"
-    error = ErrorInfo(kind=kind, message=_clean(words))
-    failed = ModelFailed(
-        turn=effect.turn,
-        step=effect.step,
-        error=error,
-        text=reply.text,
-        thinking=reply.thinking,
-        attempts=(Attempt(reply.model, reply.usage, error),),
-    )
-    await conv.report(failed, effect)
+class ModelCall:
+    """One step's call of the model."""
 
+    def __init__(self, conv: Conversation, effect: CallModel, turn: TurnState, agent: Agent):
+        self._conv, self._effect, self._turn, self._agent = conv, effect, turn, agent
+        self._attempts: tuple[Attempt, ...] = ()
+        """Those that failed."""
+        self._model = ""
+        self._reply = self._fresh()
 
-async def _request(conv: Conversation, agent: Agent, effect: CallModel, output: Any) -> Request:
-    transcript = await conv.transcript()
-    return Request(
-        conversation=conv.name,
-        turn=effect.turn,
-        step=effect.step,
-        instructions=agent.instructions,
-        messages=transcript.messages,
-        tools=agent.offers,
-        output=output if output is not None else agent.output,
-    )
+    def _fresh(self) -> Reply:
+        message = message_id(self._effect.turn, self._effect.step)
+        return Reply(self._conv, message, self._agent.hooks, self._attempts)
 
-
-class Reply:
-    """Parts as they come in."""
-
-    def __init__(self, conv: Conversation, message: str, model: str):
-        self._conv, self._message, self.model = conv, message, model
-        self._pieces: dict[int, list[ToolCallPart]] = {}
-        self.parts: list[Any] = []
-        self.usage: Usage | None = None
-        self.finished = False
-        self._partial = conv.partial = type(conv.partial)(message_id=message)
+    def time_left(self) -> float | None:
+        turn = self._turn
+        if turn.limits is None or turn.limits.seconds is None:
+            return None
+        used = self._conv.home.now() - turn.started - turn.waited
+        return max(0.0, turn.limits.seconds - used)
 
     @property
-    def text(self) -> str:
-        return "".join(self._partial.text)
+    def finish(self) -> str | None:
+        return self._reply.finish
 
-    @property
-    def thinking(self) -> str:
-        return "".join(self._partial.thinking)
-
-    def take(self, part: StreamPart) -> None:
-        conv = self._conv
-        if conv.partial is not self._partial:
-            raise ModelError("this reply is no longer wanted", kind="network")  # its cancel was ignored
-        if not conv.partial.streaming:
-            conv.announce_streaming()
-        match part:
-            case TextPart(text=text):
-                text = _clean(text)
-                conv.partial.text.append(text)
-                if conv.home.bus.heard(conv.name):
-                    delta = TextDelta(conversation=conv.name, message_id=self._message, text=text)
-                    conv.home.bus.publish(conv.name, delta)
-            case ThinkingPart(text=text):
-                text = _clean(text)
-                conv.partial.thinking.append(text)
-                if conv.home.bus.heard(conv.name):
-                    thought = ThinkingDelta(conversation=conv.name, message_id=self._message, text=text)
-                    conv.home.bus.publish(conv.name, thought)
-            case ToolCallPart():
-                if not isinstance(part.index, int):  # pyright: ignore[reportUnnecessaryIsInstance]
-                    raise ModelError(f"a call's index is a number, not {part.index!r:.80}", kind="invalid_response")
-                self._pieces.setdefault(part.index, []).append(part)
-            case ProviderPart():
-                self.parts.append({"kind": _clean(part.kind), "data": _verbatim(part.data)})
-            case UsagePart(usage=usage):
-                self.usage = usage = _usage(usage)
-                conv.partial.attempts = (Attempt(self.model, usage),)
-            case FinishPart():
-                self.finished = True
-
-    def calls(self) -> tuple[CallWanted, ...]:
-        made: list[CallWanted] = []
-        for _, pieces in sorted(self._pieces.items()):
-            whole = [piece.args for piece in pieces if not isinstance(piece.args, str)]
-            text = "".join(piece.args for piece in pieces if isinstance(piece.args, str))
-            made.append(
-                CallWanted(
-                    provider_id=next((_clean(piece.id) for piece in pieces if piece.id), None),
-                    tool="".join(_clean(piece.name) for piece in pieces if piece.name),
-                    args=whole[0] if whole else _clean(text),
-                )
+    async def answer(self, span: telemetry.ModelCall) -> Report:
+        turn, agent = self._turn, self._agent
+        output = turn.output if turn.output is not None else agent.output
+        draft = output is not None and agent.answer == "separate" and bool(agent.offers) and not turn.drafted
+        models = ready_models(agent)
+        rendered = await self._rendered(models)
+        prepared = await run_before_model(
+            agent.hooks, self._request(rendered, None if draft else output), reserve=agent.context.reserve
+        )
+        request = prepared.request
+        if prepared.halt is not None:
+            return self._halted(prepared.halt, prepared.verdicts)
+        span.asked(request)
+        model = await self._ask(request, models)
+        reply = self._reply
+        checked = await run_after_model(
+            agent.hooks, ModelReply(text=reply.text, thinking=reply.thinking, calls=reply.calls(), request=request)
+        )
+        verdicts = (*prepared.verdicts, *reply.verdicts, *checked.verdicts)
+        attempts = (*self._attempts, Attempt(self._model, reply.usage))
+        if checked.rejected is not None:
+            return ReplyRejected(
+                turn=self._effect.turn,
+                step=self._effect.step,
+                reason=checked.rejected,
+                text=checked.reply.text,
+                attempts=attempts,
+                verdicts=verdicts,
             )
-        return tuple(made)
+        if checked.halt is not None:
+            return self._halted(checked.halt, verdicts, checked.reply, attempts)
+        # Signatures are of what the provider thought and called: where a hook has changed that, they fit no more.
+        same = checked.reply.thinking == reply.thinking and checked.reply.calls == reply.calls()
+        parts = reply.parts if same and not reply.rethought else []
+        return ModelReplied(
+            turn=self._effect.turn,
+            step=self._effect.step,
+            text=checked.reply.text,
+            thinking=checked.reply.thinking,
+            calls=checked.reply.calls,
+            attempts=attempts,
+            parts=parts or None,
+            provider=getattr(model, "provider", self._model) if parts else None,
+            expires=self._conv.home.expires,
+            output=output,
+            draft=draft,
+            verdicts=verdicts,
+            context=self._context(rendered, prepared),
+            record=recorded(request) if agent.record == "full" else None,
+        )
+
+    async def _rendered(self, models: list[Model]) -> Rendered:
+        agent = self._agent
+        return prepare(
+            await self._conv.history(agent),
+            self._conv.rendering,
+            instructions=agent.instructions,
+            tools=agent.offers,
+            tail=agent.context.reserve if agent.hooks.at("before_model") else 0,
+            capacity=await capacity(models),
+        )
+
+    def _request(self, rendered: Rendered, output: Any) -> Request:
+        return Request(
+            conversation=self._conv.name,
+            turn=self._effect.turn,
+            step=self._effect.step,
+            instructions=self._agent.instructions,
+            messages=rendered.messages,
+            tools=self._agent.offers,
+            output=output,
+            injected=(FINAL,) if self._turn.drafted else (),
+            principal=self._turn.by.id,
+            settings=self._agent.settings,
+        )
+
+    def _context(self, rendered: Rendered, prepared: Prepared) -> Any:
+        """What was sent, in numbers."""
+        if self._agent.record == "off":
+            return {"estimate": rendered.report.estimate}  # by which the provider's count is compared
+        request = prepared.request
+        changed = None if request.messages is rendered.messages else request.messages
+        injected = (*(("assent", text) for text in (FINAL,) if self._turn.drafted), *prepared.injected)
+        return msgspec.to_builtins(rendered.report.sent(injected, changed))
+
+    def _halted(
+        self,
+        halt: Halted,
+        verdicts: tuple[Verdict, ...],
+        reply: ModelReply | None = None,
+        attempts: tuple[Attempt, ...] = (),
+    ) -> ModelHalted:
+        return ModelHalted(
+            turn=self._effect.turn,
+            step=self._effect.step,
+            reason=halt.reason,
+            value=halt.value,
+            text=reply.text if reply else "",
+            thinking=reply.thinking if reply else "",
+            attempts=attempts,
+            verdicts=verdicts,
+        )
+
+    async def _ask(self, request: Request, models: list[Model]) -> Model:
+        """The first model that answers."""
+        for model, fallback in zip(models, [*models[1:], None], strict=True):
+            tried = 0
+            while True:
+                tried += 1
+                self._model = clean(str(getattr(model, "name", "none")))
+                try:
+                    async for part in model.stream(request):
+                        self._reply.take(part, self._model)
+                    self._reply.complete()
+                    return model
+                except ModelError as problem:
+                    delay = None if self._reply.begun else self._agent.retry.delay(tried, problem)
+                    if self._reply.begun or (delay is None and fallback is None):
+                        raise
+                    await self._again(problem, delay or 0.0, self._model if delay is not None else _name(fallback))
+                    if delay is None:
+                        break
+        raise AssertionError("the last model either answers or raises")
+
+    async def _again(self, problem: ModelError, delay: float, model: str) -> None:
+        error = _error(problem)
+        self._attempts = (*self._attempts, Attempt(self._model, self._reply.usage, error))
+        bus, name = self._conv.home.bus, self._conv.name
+        if bus.heard(name):
+            told = Retrying(conversation=name, attempt=len(self._attempts), delay=delay, error=error, model=model)
+            bus.publish(name, told)
+        self._reply = self._fresh()
+        await asyncio.sleep(delay)
+
+    def failed(self, problem: Exception) -> ModelFailed:
+        error = _error(problem)
+        asked = (Attempt(self._model, self._reply.usage, error),) if self._model else ()
+        return ModelFailed(
+            turn=self._effect.turn,
+            step=self._effect.step,
+            error=error,
+            text=self._reply.text,
+            thinking=self._reply.thinking,
+            attempts=(*self._attempts, *asked),
+        )
+
+    def time_up(self) -> TimeUp:
+        asked = (Attempt(self._model, self._reply.usage),) if self._model else ()
+        return TimeUp(
+            turn=self._effect.turn,
+            step=self._effect.step,
+            text=self._reply.text,
+            thinking=self._reply.thinking,
+            attempts=(*self._attempts, *asked),
+        )
 
 
-def _verbatim(data: Any) -> Any:
-    try:
-        plain = msgspec.to_builtins(data, str_keys=True)
-        check_plain(plain, "data")
-    except (TypeError, ValueError, Invalid) as problem:
-        raise ModelError(f"the provider's part cannot be kept: {problem}", kind="invalid_response") from None
-    return plain
+def _name(model: Any) -> str:
+    return clean(model if isinstance(model, str) else str(getattr(model, "name", "none")))
 
 
-def _usage(usage: Any) -> Usage:
-    """As the log can give it back: nobody could ever load a conversation with another one."""
-    try:
-        return msgspec.convert(msgspec.to_builtins(usage if isinstance(usage, Usage) else None), Usage)
-    except (TypeError, ValueError):
-        raise ModelError(
-            f"usage is reported as Usage(...) with numbers, not {usage!r:.80}", kind="invalid_response"
-        ) from None
-
-
-def _clean(text: str) -> str:
-    """Lone surrogates cannot be stored: they are replaced, and nothing is lost but them."""
-    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ModelError(f"the stream has {text!r:.80} where text is due", kind="invalid_response")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
+def _error(problem: Exception) -> ErrorInfo:
+    if isinstance(problem, AssentError):
+        return ErrorInfo(kind=problem.kind, message=clean(problem.message), details=problem.details)
+    return ErrorInfo(kind="provider_http_error", message=clean(f"{type(problem).__name__}: {problem}"))

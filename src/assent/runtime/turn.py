@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Turn:
     """What ``send`` returns: the message is in the log, its turn runs or waits its turn."""
 
-    def __init__(self, home: Runtime, conversation: str, seq: int):
-        self._home = home
+    def __init__(self, rt: Runtime, conversation: str, seq: int):
+        self._rt = rt
         self.conversation = conversation
         self.seq = seq
         """The message's sequence number."""
@@ -31,7 +31,7 @@ class Turn:
         seq = self.seq
         while True:
             try:
-                async for event in self._home.events(self.conversation, after=seq):
+                async for event in self._rt.events(self.conversation, after=seq):
                     match event:
                         case TurnStarted() if event.message == self.seq:
                             number = event.turn
@@ -45,14 +45,14 @@ class Turn:
 
     async def rest(self) -> Snapshot:
         """Wait until the turn has ended or waits for somebody; the conversation at that moment."""
-        home = self._home
+        home = self._rt.home
         while True:
             conv = await home.loaded(self.conversation)
             with home.bus.subscribe(self.conversation) as reader:
                 while True:
                     state = conv.state
                     if not owed(state):
-                        return await home.snapshot(self.conversation)
+                        return await self._rt.snapshot(self.conversation)
                     try:
                         await reader.next()
                     except Backpressure:

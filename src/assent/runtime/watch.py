@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from assent.runtime.runtime import Runtime
+    from assent.runtime.home import Home
 
 log = logging.getLogger("assent")
 
@@ -19,7 +19,7 @@ AVOID_FOR = 5.0
 
 
 class Watch:
-    def __init__(self, home: Runtime):
+    def __init__(self, home: Home):
         self._home = home
         self._avoided: dict[str, float] = {}
 

@@ -19,6 +19,7 @@ from assent.stores.faults import BUSY_SECONDS, explained
 from assent.stores.migrations import APPLICATION_ID, STEPS, VERSION
 
 _MAGIC = b"SQLite format 3\x00"
+_JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 
 
 def checked_path(path: str) -> str:
@@ -50,17 +51,17 @@ def inspect(path: str) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise StoreError(f"{path} is not a regular file; choose another path", kind="log_read_failed")
     header = _header(path)
-    if not header:
+    if not header or _unborn(path):
         return
-    if len(header) < 100 or not header.startswith(_MAGIC):
-        raise StoreDamaged(f"{path} is not a database; it was not touched: choose another path")
-    # The header in the file may be older than the one in the -wal file, so only what it can rule out is
-    # ruled out here; the rest is asked of SQLite.
-    version, application = (int.from_bytes(header[at : at + 4], "big") for at in (60, 68))
-    if application not in (0, APPLICATION_ID):
-        raise _foreign(path)
-    if application == APPLICATION_ID and version > VERSION:
-        raise _newer(path, version)
+    if not _beside(path, "-wal"):
+        # With a -wal file it is the wrong page to look at: an older one, or torn by a power cut. SQLite knows.
+        if len(header) < 100 or not header.startswith(_MAGIC):
+            raise StoreDamaged(f"{path} is not a database; it was not touched: choose another path")
+        version, application = (int.from_bytes(header[at : at + 4], "big") for at in (60, 68))
+        if application not in (0, APPLICATION_ID):
+            raise _foreign(path)
+        if application == APPLICATION_ID and version > VERSION:
+            raise _newer(path, version)
     db = connect(path, write=False)
     try:
         db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
@@ -88,6 +89,22 @@ def _header(path: str) -> bytes:
             file.xClose()
     except apsw.Error as fault:
         raise explained(fault, path, writing=False) from fault
+
+
+def _beside(path: str, suffix: str) -> bytes:
+    """How the file beside the database begins; nothing if there is none. (It holds no locks: open() is safe.)"""
+    try:
+        with open(path + suffix, "rb") as file:
+            return file.read(32)
+    except OSError:
+        return b""
+
+
+def _unborn(path: str) -> bool:
+    """Was the power cut while SQLite made this file? Its journal says that there was nothing before, and so
+    SQLite goes back to when somebody opens it to write."""
+    journal = _beside(path, "-journal")
+    return journal.startswith(_JOURNAL_MAGIC) and journal[16:20] == bytes(4)  # pages before the transaction
 
 
 def writer_connection(path: str, synchronous: str) -> Connection:

@@ -13,6 +13,7 @@ from typing import Any
 from assent.errors import Conflict, Fenced, StoreDamaged, StoreError
 from assent.stores.base import GENESIS, Append, ClientRow, Loaded, OwnerRow, PendingRow, Row, chain
 from assent.stores.connection import Connection
+from assent.stores.packing import packed, unpacked
 
 SPAN = 1 << 24
 """Events that one conversation can have: an event's key is conversation * SPAN + seq."""
@@ -65,12 +66,12 @@ def append(db: Connection, step: Append, artifacts: list[tuple[bytes, bytes]]) -
     place = key * SPAN + seq
     for hash_, body in zip(hashes, step.events, strict=True):
         place += 1
-        db.execute(EVENT, (place, hash_, body))
+        db.execute(EVENT, (place, hash_, packed(body)))
     for call in step.closed:
         db.execute(CLOSE, (key, call))
         db.execute(CLOSE_LEASE, (name, call))
     for entry in step.opened:
-        db.execute(OPEN, (key, entry.call, entry.due, entry.deadline, entry.body))
+        db.execute(OPEN, (key, entry.call, entry.due, entry.deadline, packed(entry.body)))
     for sha, body in artifacts:
         db.execute(ARTIFACT, (sha, body))
     if step.snapshot is not None:
@@ -106,7 +107,7 @@ def load(db: Connection, name: str) -> Loaded | None:
         0,
         None,
     )
-    events: list[bytes] = [body for (body,) in _all(db, TAIL, (key * SPAN + seq, key * SPAN + row.seq))]
+    events = [unpacked(body) for (body,) in _all(db, TAIL, (key * SPAN + seq, key * SPAN + row.seq))]
     if len(events) != row.seq - seq:
         raise StoreDamaged(
             f"conversation {name!r} has {len(events)} events after {seq}, not {row.seq - seq}; nothing was "
@@ -126,7 +127,7 @@ def read(db: Connection, name: str, after: int, before: int | None, limit: int |
     found = _all(db, READ, (name, first, end, -1 if limit is None else max(limit, 0)))
     if found and (found[0][0] % SPAN != first + 1 or found[-1][0] - found[0][0] + 1 != len(found)):
         raise StoreDamaged(f"events of conversation {name!r} after {first} are missing; nothing was repaired")
-    return [body for _, body in found]
+    return [unpacked(body) for _, body in found]
 
 
 HASHES = """SELECT e.hash FROM conversations c
@@ -336,4 +337,4 @@ def _row(values: Any) -> Row:
 
 def _entry(values: Any) -> PendingRow:
     name, call, body, due, deadline = values
-    return PendingRow(conversation=name, call=call, body=body, due=due, deadline=deadline)
+    return PendingRow(conversation=name, call=call, body=unpacked(body), due=due, deadline=deadline)

@@ -97,7 +97,7 @@ class Writer:
         self._thread.join()
 
     def watch(self, loop: Any) -> None:
-        """Look for foreign commits, at once and then regularly, until ``unwatch``."""
+        """Look for foreign commits, soon and then regularly, until ``unwatch``."""
         self._watches.append(loop)
         self._jobs.put(None)
 
@@ -123,7 +123,8 @@ class Writer:
         try:
             self._work(db)
         finally:
-            db.close()
+            with suppress(apsw.Error):  # its last checkpoint failed: the log is safe in the -wal file
+                db.close()
             if self._ended:
                 reply([self._ended])
 
@@ -187,7 +188,7 @@ class Writer:
         # through this very connection, and its readers cannot write, so a change is a foreign commit.
         # (A checkpoint by another process may count as one too: waking up for nothing is allowed.)
         now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS / 2 and not self._jobs.empty():
+        if now - self._looked < LOOK_SECONDS / 2:
             return
         self._looked = now
         try:
@@ -244,7 +245,9 @@ class Writer:
             self._roll_back(db)
             landed = self._landed(group)
             if not landed:
-                return fault, landed is not None
+                # A sync that failed: rolled back here, but its frames stand whole in the -wal file until the next
+                # commit overwrites them. Should all die before that, recovery may find them, and take them for good.
+                return fault, landed is not None and not isinstance(fault, apsw.IOError)
         self.commits += 1
         if crash:
             crash("append:after_commit")

@@ -6,7 +6,7 @@ that holds a ``CallReturned`` is the kill in the middle of a tool: after its eff
 
 A process is a runtime on an owner of its own of one memory store; a kill is that owner dying at the chosen append:
 nothing is released, nothing more is written, everything that ran is stopped. Then a fresh process, with an
-agent made anew, goes on until rest.
+agent made anew, goes on until rest, or until it is killed in its turn.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ import msgspec
 from assent.core.decisions import Principal
 from assent.core.events import AnyEvent, CallReturned
 from assent.runtime.agent import Agent
+from assent.runtime.intake import count
 from assent.runtime.runtime import Runtime
 from assent.stores.base import Append
 from assent.stores.memory import MemoryStore
@@ -50,6 +51,7 @@ def crash_everywhere(
     ledger: Ledger | None = None,
     scope: Scope | None = None,
     by: str | Principal = "user",
+    kills: int = 1,
     timeout: float = TIMEOUT,
 ) -> Report:
     """Run the agent once to count its appends; then once for each, killed before and once killed after it.
@@ -59,34 +61,33 @@ def crash_everywhere(
     decisions:   as for run_to_rest. A mapping leaves the question whether an interrupted call is to run again
                  (``recovery="ask"``) unanswered; a function may answer it
     ledger:      where the tools note their effects; without notes, a handler that returned counts as an effect
+    kills:       2: each of these runs also with a second kill, before and after each append of the process that
+                 went on, and so forth. Recovery itself is put to the test; the runs multiply
     timeout:     seconds for each run
     """
+    depth = count(kills)
     make = (lambda: make_agent) if isinstance(make_agent, Agent) else make_agent
     first = make()
     decide = decider(decisions, first)
     notes = ledger if ledger is not None else Ledger()
     runs: list[_Run] = []
 
-    def run(crash: Crash | None) -> _Run:
+    def run(*planned: Crash) -> None:
         # A name of its own: what a tool keeps under call.key in one run must not be found in the next.
-        it = _Run(f"run-{len(runs)}", make, message, decide, scope, by, crash)
+        it = _Run(f"run-{len(runs)}", make, message, decide, scope, by, planned)
         it.rest = on_a_loop(it.play(), timeout)
         runs.append(it)
-        return it
+        if it.killed == len(planned) < depth:
+            for number, events in enumerate(it.appends, start=1):
+                for moment in ("before", "after"):
+                    run(*planned, Crash(number, moment, events))
 
-    whole = run(None)
-    points = [
-        Crash(number, moment, events)
-        for number, events in enumerate(whole.appends, start=1)
-        for moment in ("before", "after")
-    ]
-    for point in points:
-        run(point)
+    run()
     noted = {made.tool for it in runs for made in calls(it.events) if notes.count(it.key(made.id))}
     fates = [fate for it in runs for fate in it.fates(notes, noted)]
     return Report(
         turns=Counter(it.rest.reason or "waiting" for it in runs if it.rest is not None),
-        crashes=tuple(it.crash for it in runs if it.crash is not None and it.killed),
+        crashes=tuple(it.crash for it in runs if it.crash is not None),
         tools={
             tool.spec.name: ToolFate(
                 tool.spec.name,
@@ -100,7 +101,7 @@ def crash_everywhere(
 
 @dataclass
 class _Run:
-    """One run of the agent: one life without a kill, or one that is killed and those that follow it."""
+    """One run of the agent: the lives that are killed, and the one that comes to rest."""
 
     conversation: str
     make: Callable[[], Agent]
@@ -108,10 +109,12 @@ class _Run:
     decide: Decide
     scope: Scope | None
     by: str | Principal
-    crash: Crash | None
+    planned: tuple[Crash, ...]
     watch: Watch = field(default_factory=Watch)
     appends: list[tuple[str, ...]] = field(default_factory=list[tuple[str, ...]])
-    killed: bool = False
+    """Those of the last life."""
+    killed: int = 0
+    recorded: set[str] = field(default_factory=set[str])
     between: set[str] = field(default_factory=set[str])
     rest: Rest | None = None
 
@@ -119,54 +122,60 @@ class _Run:
     def events(self) -> list[AnyEvent]:
         return self.rest.events if self.rest else []
 
+    @property
+    def crash(self) -> Crash | None:
+        """The kills that came about, the first one with those that followed it."""
+        found: Crash | None = None
+        for crash in reversed(self.planned[: self.killed]):
+            found = replace(crash, then=found)
+        return found
+
     def key(self, call_id: str) -> str:
         return f"{self.conversation}/{call_id}"
 
     async def play(self) -> Rest:
         clock = ManualClock()
         root = MemoryStore()
-        store = Mortal(root, self)
-        rest = await self._live(store, clock)
-        if rest is None:
-            rest = await self._live(root.sibling(), clock)
-        assert rest is not None, "only the first life is killed"
+        rest = None
+        for crash in (*self.planned, None):
+            rest = await self._live(Mortal(root, self, crash), clock)
+            if rest is not None:
+                break
+        assert rest is not None, "the last life is not killed"
         assert_paired(rest.events, waiting=[entry.call for entry in rest.pending])
         return rest
 
-    async def _live(self, store: MemoryStore, clock: ManualClock) -> Rest | None:
+    async def _live(self, store: Mortal, clock: ManualClock) -> Rest | None:
         """One process, until rest; None if it was killed."""
+        self.appends.clear()
         rt = Runtime(watched(self.make(), self.watch), store=store, scope=self.scope, clock=clock, drain=0)
         await rt.start()
         work = asyncio.get_running_loop().create_task(self._use(rt))
 
         def stop() -> list[asyncio.Task[Any]]:
             """Nothing begins any more, and whatever runs is stopped where it stands."""
-            rt.closing = True
-            tasks = [work, *rt.tasks()]
+            rt.home.closing = True
+            tasks = [work, *rt.home.tasks()]
             for task in tasks:
                 task.cancel()
             return tasks
 
-        mortal = store if isinstance(store, Mortal) else None
-        if mortal is not None:
-            mortal.stop = stop
+        store.stop = stop
         try:
             await asyncio.wait([work])
-            if mortal is None or not mortal.dead:
+            if not store.dead:
                 rest = work.result()
                 await rt.close()
                 return rest
         finally:
-            if not rt.closing or (mortal is not None and mortal.dead):  # killed; or it hangs, or something is wrong
+            if not rt.home.closing or store.dead:  # killed; or it hangs, or something is wrong
                 await asyncio.gather(*stop(), return_exceptions=True)
         # A thread cannot be killed: then the kill comes when it has done what it does.
         mine = f"assent:{self.conversation}/"
         while any(thread.name.startswith(mine) for thread in threading.enumerate()):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        self.killed = True
-        assert mortal is not None, "nobody else is killed"
-        recorded = {self.key(event.call_id) for event in mortal.returned if event.call_id is not None}
-        self.between = {key for key in self.watch.returned if key not in recorded}
+        self.killed += 1
+        self.between |= {key for key in self.watch.returned if key not in self.recorded}
         return None
 
     async def _use(self, rt: Runtime) -> Rest:
@@ -184,7 +193,7 @@ class _Run:
             key = self.key(made.id)
             found.append(
                 Fate(
-                    crash=self.crash if self.killed else None,
+                    crash=self.crash,
                     tool=made.tool,
                     key=key,
                     runs=self.watch.entered[key],
@@ -199,22 +208,23 @@ class _Run:
 class Mortal(MemoryStore):
     """An owner of the store that dies at a chosen append, before or after its commit; and counts them."""
 
-    def __init__(self, root: MemoryStore, run: _Run):
+    def __init__(self, root: MemoryStore, run: _Run, crash: Crash | None):
         super().__init__(root._data)  # pyright: ignore[reportPrivateUsage]
-        self._run = run
+        self._run, self._crash = run, crash
         self.dead = False
         self.stop: Callable[[], object] = list
-        self.returned: list[_Head] = []
 
     async def append(self, append: Append) -> None:
         heads = [_heads.decode(body) for body in append.events]
-        appends, crash = self._run.appends, self._run.crash
+        appends, crash = self._run.appends, self._crash
         fatal = crash is not None and crash.append == len(appends) + 1
         if fatal and crash is not None and crash.moment == "before":
             await self._die()
         await super().append(append)
         appends.append(tuple(head.type for head in heads))
-        self.returned += [head for head in heads if head.type == CallReturned.__name__]
+        for head in heads:
+            if head.type == CallReturned.__name__ and head.call_id is not None:
+                self._run.recorded.add(self._run.key(head.call_id))
         if fatal:
             await self._die()
 

@@ -16,9 +16,12 @@ class Crash:
     moment: Literal["before", "after"]
     events: tuple[str, ...]
     """The types of the events in that append."""
+    then: Crash | None = None
+    """Where the process that went on was killed as well; its appends are counted from 1."""
 
     def __str__(self) -> str:
-        return f"{self.moment} append {self.append} ({', '.join(self.events)})"
+        here = f"{self.moment} append {self.append} ({', '.join(self.events)})"
+        return f"{here}, then {self.then}" if self.then else here
 
 
 @dataclass(frozen=True)
@@ -107,9 +110,10 @@ class Report:
         table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         table.insert(1, "  ".join("-" * width for width in widths))
         appends = len({crash.append for crash in self.crashes})
+        again = ", and again in what followed" if any(crash.then for crash in self.crashes) else ""
         title = (
-            f"run once as it is, then killed {len(self.crashes)} times: before and after each of {appends} appends; "
-            f"turns: {_counted(self.turns)}"
+            f"run once as it is, then killed {len(self.crashes)} times: before and after each of {appends} appends"
+            f"{again}; turns: {_counted(self.turns)}"
         )
         told = [_told(fate) for tool in self.tools.values() for fate in tool.twice]
         return "\n".join([title, "", *table, *(["", *told] if told else [])])

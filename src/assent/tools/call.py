@@ -38,6 +38,7 @@ class Call:
         "id",
         "principal",
         "scope",
+        "tool",
         "workspace",
     )
 
@@ -46,6 +47,7 @@ class Call:
         *,
         id: str = "call",
         conversation: str = "conversation",
+        tool: str = "tool",
         attempt: int = 1,
         dry_run: bool = False,
         agent: str = "",
@@ -58,6 +60,8 @@ class Call:
         self.id = id
         """Unique within the conversation."""
         self.conversation = conversation
+        self.tool = tool
+        """The name of the tool that is called."""
         self.attempt = attempt
         """1 for the first run; more where an earlier one was interrupted."""
         self.dry_run = dry_run

@@ -18,7 +18,7 @@ import msgspec
 from assent.core.docstring import read_docstring
 from assent.core.schema import check
 from assent.core.signature import annotations_of
-from assent.core.tool import Ask, Default, Executor, Halt, Result, ToolSpec
+from assent.core.tool import FIELD, Ask, Default, Executor, Halt, Result, ToolSpec
 from assent.errors import DeclarationError, Invalid
 from assent.tools.call import Call
 from assent.tools.handler import Handler, named, takes_raw
@@ -34,6 +34,10 @@ from assent.tools.options import (
 
 DECLARED = (*OPTIONS, "result")
 """Without a function there is no return annotation: ``result=`` takes its place."""
+
+
+OPEN = {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"}
+"""Keywords of a schema by hand that may bring arguments of their own."""
 
 
 class Parts(NamedTuple):
@@ -125,6 +129,7 @@ def _parts(
         **fields,
     )
     _refuse_default(spec, what)
+    _refuse_fields(spec, what)
     handler = code if runs_here else None
     planner = None
     if preview is not None:
@@ -210,6 +215,20 @@ def _refuse_default(spec: ToolSpec, what: str) -> None:
             check(spec.result, spec.on_expiry.value, f"{what}: on_expiry=Default(...) does not fit the result")
         except Invalid as error:
             raise DeclarationError(error.message) from None
+
+
+def _refuse_fields(spec: ToolSpec, what: str) -> None:
+    """``{odrer}`` in a prompt would stand there as it is, before whoever has to decide."""
+    schema: Any = msgspec.json.decode(spec.parameters)
+    known: Any = schema.get("properties", {})
+    if schema.get("additionalProperties") not in (None, False) or OPEN & schema.keys():
+        return  # more arguments than those named may come
+    for field in FIELD.findall(spec.prompt or ""):
+        if field not in known:
+            raise DeclarationError(
+                f"{what}: prompt: {{{field}}} is no argument of the tool; "
+                f"the fields are {', '.join(f'{{{name}}}' for name in known) or 'none'}"
+            )
 
 
 def refuse_missing(parts: Parts, what: str) -> None:

@@ -4,6 +4,7 @@ An event's place is one integer, conversation * 2^24 + seq: the log of a convers
 table's own order, without a second index, and a row may fill most of a page before it spills into overflow
 pages (in a WITHOUT ROWID table it spills from a quarter of a page on: a reply of 1 KB would take 4.5).
 ``conversation`` and ``seq`` can still be read and asked for by name; they take no space.
+A long body of an event or of a pending entry is packed (see ``packing``); hashes are of what it was before.
 
 Every index is partial where that keeps conversations at rest out of it, and costs a page in each
 transaction that touches it: there is one only where a loop asks all the time (owing, due, close).

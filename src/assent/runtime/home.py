@@ -1,0 +1,250 @@
+"""What every part of a running process shares: the store, the bus, the slots and the conversations that are awake.
+
+``Runtime`` is the door that callers use; this is the house behind it, which conversations, clients, deadlines and the
+watch over other processes live in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any, cast
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from assent import telemetry
+from assent.core import codec
+from assent.core.decisions import Accepted, Decision, Pending, Principal
+from assent.core.events import AnyEvent, CallResolved, CallSuspended
+from assent.core.inputs import Input
+from assent.errors import DeclarationError, Invalid, NotFound, Stale, StoreError
+from assent.runtime.agent import NAME as AGENT_NAME
+from assent.runtime.agent import Agent
+from assent.runtime.bus import Bus
+from assent.runtime.clients import Clients
+from assent.runtime.conversation import Conversation
+from assent.runtime.deciding import MayResolve, decide
+from assent.runtime.expiry import Expiry
+from assent.runtime.intake import conversation_id
+from assent.runtime.slots import Slots
+from assent.runtime.summaries import Summaries
+from assent.runtime.watch import Watch
+from assent.stores.base import LogStore
+
+Scope = Callable[[Principal], AbstractAsyncContextManager[Any]]
+DECISIONS = cast("tuple[type, ...]", Decision.__args__)  # type: ignore[attr-defined]
+IDLE_KEPT = 64
+"""Conversations at rest whose state is kept in memory, to spare a reload; the others cost nothing."""
+
+_pending = msgspec.json.Decoder(Pending)
+
+
+class Home:
+    def __init__(
+        self,
+        agents: Iterable[Agent],
+        store: LogStore,
+        *,
+        now: Callable[[], float],
+        manual: bool,
+        expires: float,
+        slots: Slots,
+        scope: Scope | None,
+        may_resolve: MayResolve | None,
+        only: Iterable[str] | None,
+        drain: float,
+    ):
+        self.agents: dict[str, Agent] = {}
+        for agent in agents:
+            if not isinstance(agent, Agent):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise DeclarationError(f"Runtime takes agents, not {agent!r}; give the store as store=...")
+            if agent.name in self.agents:
+                raise DeclarationError(f"two agents are called {agent.name!r}")
+            self.agents[agent.name] = agent
+        self.store, self.now, self.expires, self.slots = store, now, expires, slots
+        self.bus = Bus()
+        self.closing = True
+        self.clients = Clients(self)
+        self._only = None if only is None else frozenset(conversation_id(name) for name in only)
+        self._drain = drain
+        self._scope = scope
+        self._may_resolve = may_resolve
+        self._known: WeakValueDictionary[str, Conversation] = WeakValueDictionary()
+        """One object a conversation, for as long as anybody holds it: two would not see each other's moves."""
+        self._active: dict[str, Conversation] = {}
+        self._idle: OrderedDict[str, Conversation] = OrderedDict()
+        self.summaries = Summaries()
+        self._watch = Watch(self)
+        self._expiry = Expiry(self, manual=manual)
+        self._background: list[asyncio.Task[None]] = []
+
+    # --- life ---
+
+    async def start(self) -> None:
+        await self.store.open(tuple(self.agents))
+        self.closing = False
+        self.bus.open()
+        loop = asyncio.get_running_loop()
+        self._background = [
+            loop.create_task(self._watch.run(), name="assent:watch"),
+            loop.create_task(self._expiry.run(), name="assent:expiry"),
+        ]
+
+    async def close(self) -> None:
+        if self.closing:
+            return
+        await self.clients.close()
+        self.closing = True
+        await self.summaries.close()
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        running = [task for conv in self._active.values() for task in conv.running()]
+        if running and self._drain > 0:
+            await asyncio.wait(running, timeout=self._drain)
+        await asyncio.gather(*(conv.stop() for conv in [*self._active.values(), *self._idle.values()]))
+        self._active.clear()
+        self._idle.clear()
+        self.bus.close(StoreError("the runtime was closed; the log goes on elsewhere"))
+        await self.store.close()
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """Everything that runs for this runtime: for tests that end a process without letting it say goodbye."""
+        of_conversations = [task for conv in self._known.values() for task in conv.all_tasks()]
+        return [*self._background, *self.clients.tasks(), *self.summaries.tasks(), *of_conversations]
+
+    # --- conversations ---
+
+    def conversation(self, name: str) -> Conversation:
+        """It may not be loaded, and may not exist."""
+        if self.closing:
+            raise Invalid("the runtime is not open: use `async with Runtime(...) as rt`")
+        conv = self._known.get(name)
+        if conv is None:
+            conv = self._known[name] = Conversation(self, name)
+            self._keep(conv)
+        return conv
+
+    async def loaded(self, name: str) -> Conversation:
+        """The conversation, up to date; NotFound if there is none."""
+        conv = self.conversation(conversation_id(name))
+        await conv.load()
+        if conv.epoch is None:  # an owner hears of what others do; a guest has to look
+            await conv.refresh()
+        if conv.state.seq == 0:
+            raise unknown(name)
+        return conv
+
+    async def tell(self, name: str, input: Input) -> list[AnyEvent]:
+        """Submit an input: what it led to, in the log."""
+        # Shielded: whoever asks may be cancelled; what was handed over is still recorded.
+        return await asyncio.shield(self.conversation(name).submit(input))
+
+    async def submit(self, conversation: str, decisions: Mapping[str, Decision], by: Principal) -> Accepted:
+        """Decide these calls, all or none."""
+        if not decisions:
+            raise Invalid("no decisions were given")
+        for call, decision in decisions.items():
+            if not isinstance(decision, DECISIONS):
+                raise Invalid(
+                    f"call {call!r}: {decision!r} is no decision; use {', '.join(t.__name__ for t in DECISIONS)}"
+                )
+        try:
+            conv = await self.loaded(conversation)
+        except NotFound as nowhere:
+            raise Stale(nowhere.message, reason="unknown") from None
+        turn = conv.state.turn
+        events = await decide(self, conv, dict(decisions), by, self._may_resolve)
+        if turn is not None:
+            telemetry.link(conv.name, turn)
+        last = [event for event in events if isinstance(event, CallResolved)][-1]
+        return Accepted(last.seq)
+
+    async def history(
+        self, conversation: str, after: int = 0, before: int | None = None, limit: int | None = None
+    ) -> list[AnyEvent]:
+        """Canonical events with after < seq < before, oldest first."""
+        bodies = await self.store.read(conversation_id(conversation), after, before, limit)
+        if not bodies and await self.store.row(conversation) is None:
+            raise unknown(conversation)
+        return [codec.decode(body) for body in bodies]
+
+    async def pending(self, conversation: str | None = None) -> list[Pending]:
+        """What waits for somebody, in all conversations or in one; the next to expire first."""
+        rows = await self.store.pending(None if conversation is None else conversation_id(conversation))
+        return [_pending.decode(row.body) for row in rows]
+
+    def agent_name(self, agent: str | None) -> str:
+        """The agent that was meant: the only one, where none is named."""
+        if agent is not None:
+            if not isinstance(agent, str) or not AGENT_NAME.fullmatch(agent):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise Invalid(f"bad agent name {agent!r}: 1-64 letters, digits, '_', '-' and '.'")
+            if self.agents and agent not in self.agents:
+                raise Invalid(f"no agent {agent!r} here; known agents: {', '.join(self.agents)}")
+            return agent
+        if len(self.agents) == 1:
+            return next(iter(self.agents))
+        known = ", ".join(self.agents) or "none runs here"
+        raise Invalid(f"say which agent it is for with agent=...; known agents: {known}")
+
+    def scope(self, principal: Principal) -> AbstractAsyncContextManager[Any]:
+        """What handlers get as ``call.scope``."""
+        return self._scope(principal) if self._scope is not None else nullcontext()
+
+    # --- what conversations and the watch report ---
+
+    def recorded(self, events: list[AnyEvent]) -> None:
+        """This process appended these."""
+        if any(isinstance(event, CallSuspended) for event in events):
+            self._expiry.kick()
+
+    def runs(self, conversation: str, agent: str) -> bool:
+        """This process runs this conversation's turns."""
+        return agent in self.agents and (self._only is None or conversation in self._only)
+
+    def started(self, conv: Conversation) -> None:
+        """A conversation's loop runs."""
+        self._idle.pop(conv.name, None)
+        self._active[conv.name] = conv
+
+    def rested(self, conv: Conversation) -> None:
+        """A conversation's loop has ended: its state is kept for a while."""
+        self._active.pop(conv.name, None)
+        self._keep(conv)
+
+    def _keep(self, conv: Conversation) -> None:
+        self._idle[conv.name] = conv
+        self._idle.move_to_end(conv.name)
+        for name in list(self._idle)[: max(0, len(self._idle) - IDLE_KEPT)]:
+            if not self.bus.heard(name):
+                del self._idle[name]
+
+    def crashed(self, conv: Conversation, failure: Exception) -> None:
+        """A conversation could not be written: it is left alone for a while, and its viewers are told."""
+        self._watch.avoid(conv.name)
+        self.bus.fail(conv.name, failure)
+
+    def recheck(self) -> None:
+        """Deadlines may have changed."""
+        self._expiry.kick()
+
+    async def foreign(self) -> None:
+        """Somebody else has committed: whoever runs here, or is looked at, and has moved, looks again."""
+        known = {name: self.conversation(name) for name in {*self._active, *self.bus.topics()}}
+        if known:
+            heads = await self.store.heads(list(known))
+            for name, conv in known.items():
+                if heads.get(name, 0) > conv.state.seq:
+                    conv.poke()
+
+    def revive(self, name: str, *, ours: bool = False) -> None:
+        """It owes something and nobody runs it; or it was ours to write, whatever we run, and could not be written."""
+        if name not in self._active and (ours or self._only is None or name in self._only):
+            self.conversation(name).poke()
+
+
+def unknown(name: str) -> NotFound:
+    return NotFound(f"no conversation {name!r}")

@@ -1,0 +1,63 @@
+"""Every error of the provider layer has a kind of ours."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+from pydantic_ai import exceptions as theirs
+
+from assent.errors import KINDS, ModelError
+from assent.models.providers.errors import model_error
+
+LOOP = {"RunCancelled", "RunTimedOut", "SuspendedResponseExpired", "UsageLimitExceeded", "ConcurrencyLimitExceeded"}
+"""Raised by the layer's agent loop and its wrappers, which are not used here."""
+
+
+def raised():
+    kinds = [kind for _, kind in inspect.getmembers(theirs, inspect.isclass) if issubclass(kind, theirs.AgentRunError)]
+    return [kind for kind in kinds if kind.__module__ == theirs.__name__ and kind.__name__ not in LOOP]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in raised() if kind is not theirs.AgentRunError], ids=str)
+def test_every_error_of_the_layer_is_mapped_by_its_category(kind):
+    from assent.models.providers.errors import _KINDS
+
+    ours = next(ours for known, ours in _KINDS if issubclass(kind, known))
+    assert ours in KINDS
+
+
+@pytest.mark.parametrize(
+    ("problem", "kind"),
+    [
+        (theirs.ModelRateLimitError("m", "slow down", retry_after=3.5), "rate_limited"),
+        (theirs.ModelQuotaExceededError("m", "no money"), "usage_limit_reached"),
+        (theirs.ModelAuthenticationError("m", "who?"), "not_authenticated"),
+        (theirs.ModelNotFoundError("m", "what?"), "model_not_supported"),
+        (theirs.ModelTimeoutError("m", ""), "network"),
+        (theirs.ModelOverloadedError("m", "full"), "provider_http_error"),
+        (theirs.ModelHTTPError(403, "m", {"message": "no"}), "not_authenticated"),
+        (theirs.ModelHTTPError(404, "m", None), "model_not_supported"),
+        (theirs.ModelHTTPError(418, "m", "teapot"), "provider_http_error"),
+        (theirs.ModelAPIError("m", "not JSON"), "invalid_response"),
+        (theirs.UnexpectedModelBehavior("odd"), "invalid_response"),
+        (theirs.UserError("no such thing here"), "model_not_supported"),
+        (ConnectionResetError("reset"), "network"),
+        (TimeoutError(), "network"),
+        (KeyError("choices"), "invalid_response"),
+        (ModelError("ours", kind="network"), "network"),
+    ],
+    ids=str,
+)
+def test_an_error_has_the_kind_that_callers_branch_on(problem, kind):
+    error = model_error(problem, "anthropic")
+    assert error.kind == kind
+    assert error.message
+    if isinstance(problem, theirs.ModelRateLimitError):
+        assert error.details["retry_after"] == 3.5
+
+
+def test_a_long_error_is_shortened_and_keys_are_struck_out():
+    error = model_error(theirs.ModelAPIError("m", "Bearer abcdefgh12345678 " + "x" * 5000), "openai", secret="xxxx")
+    assert len(error.message) < 1000
+    assert "abcdefgh" not in error.message

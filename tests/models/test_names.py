@@ -1,0 +1,109 @@
+"""Model strings, extras and keys: what can be known before anybody is asked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from asking import ask, story
+
+from assent.errors import ModelError
+from assent.models.providers import PROVIDERS, ProviderModel, check, names
+from assent.urls import open_model
+
+VARIABLES = {v for provider in PROVIDERS.values() for v in (*provider.keys, provider.url)}
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch):
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("anthropic:claude-x", ("anthropic", "claude-x", None)),
+        ("openai-chat:llama3@http://127.0.0.1:11434/v1", ("openai-chat", "llama3", "http://127.0.0.1:11434/v1")),
+        ("groq:openai/gpt-oss-120b", ("groq", "openai/gpt-oss-120b", None)),
+        ("openai:ft:gpt-4o:me@https://proxy/v1", ("openai", "ft:gpt-4o:me", "https://proxy/v1")),
+        ("openai-chat:model@2024", ("openai-chat", "model@2024", None)),
+    ],
+)
+def test_a_model_string_says_provider_model_and_server(name, parts):
+    parsed = names.parse(name)
+    assert (parsed.provider, parsed.model, parsed.url) == parts
+
+
+@pytest.mark.parametrize("name", ["claude", "mistral:x", ":x", "", "anthropic:", "openai:@http://x"])
+def test_a_string_that_names_no_model_is_refused_with_what_there_is(name):
+    with pytest.raises(ModelError) as problem:
+        open_model(name)
+    assert problem.value.kind == "model_not_supported"
+    assert "anthropic" in problem.value.message or "names no model" in problem.value.message
+
+
+def test_a_base_url_is_a_url():
+    with pytest.raises(ModelError, match="http://"):
+        ProviderModel("openai:x", base_url="localhost:80")
+    assert ProviderModel("openai:x", base_url="http://localhost:80").provider == "openai"
+
+
+def test_a_missing_extra_is_told_with_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "groq", None)  # as if it were not there
+    monkeypatch.setattr(names, "find_spec", lambda module: None if module == "groq" else object())
+    with pytest.raises(ModelError) as problem:
+        open_model("groq:x")
+    assert problem.value.kind == "model_not_supported"
+    assert "pip install 'assent[groq]'" in problem.value.message
+    assert ("extra", False, "pip install 'assent[groq]'") in check("groq:x")
+    open_model("anthropic:x")
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_missing_key_is_told_with_the_variable_that_holds_it(provider):
+    @story
+    async def told():
+        with pytest.raises(ModelError) as problem:
+            await ask(open_model(f"{provider}:x"))
+        assert problem.value.kind == "not_authenticated"
+        assert PROVIDERS[provider].keys[0] in problem.value.message
+
+    told()
+
+
+def test_a_model_is_checked_without_asking_anybody(monkeypatch):
+    assert check("anthropic:x") == [
+        ("name", True, ""),
+        ("extra", True, "pip install 'assent[anthropic]'"),
+        ("key", False, "set ANTHROPIC_API_KEY"),
+    ]
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "k")
+    assert all(ok for _, ok, _ in check("anthropic:x"))
+    assert all(ok for _, ok, _ in check("openai-chat:llama@http://127.0.0.1:1/v1"))  # a server of one's own
+    [(what, ok, fix)] = check("nobody:x")
+    assert (what, ok) == ("name", False)
+    assert "nobody:x" in fix
+
+
+def test_the_extras_that_are_named_are_the_extras_that_there_are():
+    import tomllib
+    from pathlib import Path
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for provider in PROVIDERS.values():
+        assert any(f"pydantic-ai-slim[{provider.extra}]" in need for need in extras[provider.extra])
+
+
+def test_naming_a_model_loads_no_sdk():
+    code = (
+        "import sys; from assent import Agent; from assent.models.providers import ProviderModel, check\n"
+        "check('openai:x'); ProviderModel('anthropic:x'); ProviderModel('google:x', key='k')\n"
+        "print(*sorted({m.split('.')[0] for m in sys.modules}))"
+    )
+    loaded = set(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    )
+    assert not loaded & {"openai", "anthropic", "groq", "pydantic", "pydantic_ai", "httpx", "httpx2", "genai_prices"}

@@ -1,0 +1,408 @@
+"""The call of the model: attempts and fallbacks, structured answers, limits, the compact catalogue, streaming."""
+
+from dataclasses import dataclass
+
+import msgspec
+import pydantic
+import pytest
+from harness import Clock, Tape, agent, of, sees, story
+
+from assent import Agent, Approve, Runtime, ScriptedModel, ToolCall, tool
+from assent.core.events import AssistantSaid, CallReturned, Limits, OutputRejected, Usage
+from assent.core.live import Retrying, ToolArgsDelta, ToolCallResolved, ToolCallStarted
+from assent.core.transcript import AssistantMessage, UserMessage
+from assent.errors import DeclarationError, ModelError
+from assent.models.base import FinishPart, HostedPart, TextPart, ToolCallPart
+from assent.models.scripted import Drip, Hang, Thinking
+from assent.runtime.retrying import Retry
+
+QUICK = Retry(first=0.001, most=0.002)
+
+
+@tool
+async def echo(text: str) -> str:
+    """Give the text back."""
+    return text
+
+
+def down(status=503, **details):
+    return ModelError("the provider is down", details={"status": status, **details})
+
+
+async def ended(rt, text="hi", **options):
+    return await (await rt.send("c", text, **options)).ended()
+
+
+# --- attempts ---
+
+
+@story
+async def test_a_request_that_fails_before_its_first_token_is_tried_three_times_and_every_attempt_is_logged():
+    """B23"""
+    model = ScriptedModel([down(), down(), "there you are"])
+    async with Runtime(agent(model, retry=QUICK)) as rt:
+        await rt.open("c")
+        async with Tape(rt, "c") as tape:
+            assert (await ended(rt)).reason == "completed"
+            await tape.until_type("TurnEnded")
+        said = of(await rt.history("c"), AssistantSaid)[0]
+        assert [attempt.error and attempt.error.kind for attempt in said.attempts] == ["provider_http_error"] * 2 + [
+            None
+        ]
+        retries = of(tape.live, Retrying)
+        assert [(retry.attempt, retry.model) for retry in retries] == [(1, "scripted"), (2, "scripted")]
+
+
+@story
+async def test_the_third_failure_ends_the_turn_and_says_what_it_was():
+    """B23"""
+    model = ScriptedModel([down()] * 4)
+    async with Runtime(agent(model, retry=QUICK)) as rt:
+        end = await ended(rt)
+        assert (end.reason, end.error.kind, len(model.requests)) == ("failed", "provider_http_error", 3)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        ModelError("who are you?", kind="not_authenticated"),
+        ModelError("bad request", details={"status": 400}),
+        ModelError("come back tomorrow", kind="rate_limited", details={"retry_after": 86_400}),
+        ModelError("nonsense", kind="invalid_response"),
+        RuntimeError("a bug"),
+    ],
+)
+def test_what_another_try_would_not_mend_is_not_tried_again(problem):
+    """B23"""
+
+    @story
+    async def run():
+        model = ScriptedModel([problem, "never"])
+        async with Runtime(agent(model, retry=QUICK)) as rt:
+            assert (await ended(rt)).reason == "failed"
+            assert len(model.requests) == 1
+
+    run()
+
+
+@story
+async def test_after_the_first_token_nobody_is_asked_again_and_what_came_is_kept():
+    """B23"""
+    model = ScriptedModel([["half a sen", down()], "never"])
+    spare = ScriptedModel(["neither"], name="spare")
+    async with Runtime(agent(model, retry=QUICK, fallbacks=[spare])) as rt:
+        assert (await ended(rt)).reason == "failed"
+        said = of(await rt.history("c"), AssistantSaid)[0]
+        assert (said.text, said.partial) == ("half a sen", True)
+        assert (len(model.requests), len(spare.requests)) == (1, 0)
+
+
+@story
+async def test_a_wished_for_wait_is_honoured():
+    """B23"""
+    delays = [Retry().delay(1, ModelError("", kind="rate_limited", details={"retry_after": s})) for s in (7, 60, 61)]
+    assert delays == [7.0, 60.0, None]
+    assert all(0.25 <= Retry().delay(1, down()) <= 0.5 for _ in range(50))
+    assert all(4.0 <= Retry(attempts=99).delay(20, down()) <= 8.0 for _ in range(50))
+
+
+@story
+async def test_fallbacks_are_asked_in_their_order_and_the_log_says_who_answered():
+    first = ScriptedModel([ModelError("who are you?", kind="not_authenticated")], name="first")
+    second = ScriptedModel([down()] * 3, name="second")
+    third = ScriptedModel(["I am here"], name="third")
+    async with Runtime(agent(first, retry=QUICK, fallbacks=[second, third])) as rt:
+        assert (await ended(rt)).reason == "completed"
+        said = of(await rt.history("c"), AssistantSaid)[0]
+        assert [attempt.model for attempt in said.attempts] == ["first", "second", "second", "second", "third"]
+
+
+@story
+async def test_a_cancel_during_the_wait_for_the_next_attempt_ends_the_turn_at_once():
+    model = ScriptedModel([down(retry_after=50), "never"])
+    async with Runtime(agent(model)) as rt:
+        await rt.open("c")
+        async with Tape(rt, "c") as tape:
+            turn = await rt.send("c", "hi")
+            await tape.until_type("retrying")
+            await rt.cancel("c")
+            assert (await turn.ended()).reason == "cancelled"
+        said = of(await rt.history("c"), AssistantSaid)[0]
+        assert said.partial
+        assert said.attempts[0].error.kind == "provider_http_error"
+
+
+# --- structured answers ---
+
+
+@dataclass
+class Point:
+    x: int
+    y: int
+
+
+class PointStruct(msgspec.Struct):
+    x: int
+    y: int
+
+
+class PointModel(pydantic.BaseModel):
+    x: int
+    y: int
+
+
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}}, "required": ["x", "y"]}
+
+
+@pytest.mark.parametrize(
+    "output", [Point, PointStruct, PointModel, SCHEMA], ids=["dataclass", "msgspec", "pydantic", "raw"]
+)
+def test_a_structured_answer_is_checked_and_is_the_value_of_the_turn_s_end(output):
+    """B24"""
+
+    @story
+    async def run():
+        model = ScriptedModel(['{"x": 1, "y": 2}', '```json\n{"x": 3, "y": 4}\n```'])
+        async with Runtime(agent(model, output=output)) as rt:
+            assert (await ended(rt)).value == {"x": 1, "y": 2}
+            assert (await ended(rt)).value == {"x": 3, "y": 4}
+            assert model.requests[0].output["required"] == ["x", "y"]
+
+    run()
+
+
+@story
+async def test_an_answer_that_does_not_fit_is_sent_back_for_repair():
+    """B24"""
+    model = ScriptedModel(["the point is one, two", '{"x": 1}', '{"x": 1, "y": 2}'])
+    async with Runtime(agent(model, output=Point)) as rt:
+        assert (await ended(rt)).value == {"x": 1, "y": 2}
+        rejected = of(await rt.history("c"), OutputRejected)
+        assert ["not valid JSON" in rejected[0].message, "y" in rejected[1].message] == [True, True]
+        last = model.requests[-1].messages
+        assert [type(message) for message in last] == [UserMessage] + [AssistantMessage, UserMessage] * 2
+
+
+@story
+async def test_a_model_that_never_fits_the_schema_is_given_up_after_two_repairs():
+    """B24"""
+    model = ScriptedModel(["no"] * 9)
+    async with Runtime(agent(model, output=Point)) as rt:
+        end = await ended(rt)
+        assert (end.reason, end.error.kind, len(model.requests)) == ("failed", "invalid_response", 3)
+        await rt.send("c", "try once more")  # and the conversation goes on
+
+
+@story
+async def test_a_structured_answer_may_be_asked_for_in_one_turn_only():
+    """B24"""
+    model = ScriptedModel(['{"x": 1, "y": 2}', "just text"])
+    async with Runtime(agent(model)) as rt:
+        assert (await ended(rt, output=Point)).value == {"x": 1, "y": 2}
+        assert (await ended(rt)).value is None
+        assert [request.output is None for request in model.requests] == [False, True]
+
+
+@story
+async def test_the_structured_answer_may_be_asked_for_once_the_tools_are_done():
+    """B24"""
+    model = ScriptedModel([[ToolCall("echo", {"text": "one"})], "it is at one, two", '{"x": 1, "y": 2}'])
+    async with Runtime(agent(model, echo, output=Point, answer="separate")) as rt:
+        assert (await ended(rt)).value == {"x": 1, "y": 2}
+        assert [request.output is not None for request in model.requests] == [False, False, True]
+        assert [bool(request.injected) for request in model.requests] == [False, False, True]
+
+
+# --- limits ---
+
+
+CALLS = [[ToolCall("echo", {"text": "one"}), Usage(60, 40, cost=0.25)]] * 9
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason", "steps"),
+    [
+        (Limits(tokens=100), "token_limit", 1),
+        (Limits(tokens=101), "token_limit", 2),
+        (Limits(cost=0.5), "cost_limit", 2),
+        (Limits(tokens=10_000, cost=10), "step_limit", 5),
+    ],
+)
+def test_a_turn_that_has_used_up_its_limit_ends_with_every_call_paired(limits, reason, steps):
+    @story
+    async def run():
+        model = ScriptedModel(CALLS)
+        async with Runtime(agent(model, echo, limits=limits, steps=5)) as rt:
+            assert (await ended(rt)).reason == reason
+            assert len(model.requests) == len(of(await rt.history("c"), CallReturned)) == steps
+
+    run()
+
+
+@story
+async def test_a_limit_on_what_the_provider_does_not_report_counts_as_reached():
+    model = ScriptedModel([[ToolCall("echo", {"text": "one"}), Usage(60, 40)], "never"])
+    async with Runtime(agent(model, echo, limits=Limits(cost=5))) as rt:
+        assert (await ended(rt)).reason == "cost_limit"
+        assert (await rt.snapshot("c")).usage == Usage(60, 40)
+
+
+@story
+async def test_time_is_up_also_in_the_middle_of_a_reply_and_what_came_is_kept():
+    model = ScriptedModel([["one two", Hang()]])
+    async with Runtime(agent(model, limits=Limits(seconds=0.05))) as rt:
+        assert (await ended(rt)).reason == "time_limit"
+        said = of(await rt.history("c"), AssistantSaid)[0]
+        assert (said.text, said.partial) == ("one two", True)
+
+
+@tool(approval="required")
+async def pay(n: int) -> str:
+    """Pay."""
+    return "paid"
+
+
+@story
+async def test_waiting_for_a_person_takes_none_of_the_turn_s_time():
+    clock = Clock()
+    model = ScriptedModel([[ToolCall("pay", {"n": 1})], "paid"])
+    async with Runtime(agent(model, pay, limits=Limits(seconds=60)), clock=clock) as rt:
+        turn = await rt.send("c", "hi")
+        await turn.rest()
+        clock.now += 3600
+        (waiting,) = await rt.pending()
+        await rt.resolve("c", waiting.call, Approve())
+        assert (await turn.ended()).reason == "completed"
+
+
+@story
+async def test_time_that_tools_take_counts():
+    clock = Clock()
+
+    @tool
+    async def slow() -> str:
+        """Take long."""
+        clock.now += 61
+        return "done"
+
+    model = ScriptedModel([[ToolCall("slow")], "never"])
+    async with Runtime(agent(model, slow, limits=Limits(seconds=60)), clock=clock) as rt:
+        assert (await ended(rt)).reason == "time_limit"
+        assert len(model.requests) == 1
+
+
+def test_a_limit_that_is_no_number_above_0_is_refused():
+    for limits in (Limits(tokens=0), Limits(cost=-1.0), Limits(seconds=True)):
+        with pytest.raises(DeclarationError):
+            Agent("a", model=None, limits=limits)
+
+
+# --- calls ---
+
+
+@story
+async def test_a_reply_with_too_many_calls_runs_the_first_and_answers_every_one():
+    ran = []
+
+    @tool
+    async def count(n: int) -> int:
+        """Count."""
+        ran.append(n)
+        return n
+
+    model = ScriptedModel([[ToolCall("count", {"n": n}) for n in range(1000)], "phew"])
+    async with Runtime(agent(model, count)) as rt:
+        assert (await ended(rt)).reason == "completed"
+        seen = sees(model)
+        assert (len(ran), len(seen)) == (128, 1000)
+        assert {result["error"]["kind"] for result in seen[128:]} == {"too_large"}
+
+
+@story
+async def test_arguments_and_hosted_calls_are_shown_while_they_come_in():
+    class Model:
+        name = "m"
+
+        async def stream(self, request):
+            if request.step > 1:
+                yield TextPart("done")
+            else:
+                yield HostedPart(id="h1", tool="web_search", args={"query": "x"})
+                yield HostedPart(id="h1", tool="web_search", done=True, result=["y"])
+                yield ToolCallPart(0, "p1", "echo", '{"te')
+                yield ToolCallPart(0, args='xt": "one"}')
+            yield FinishPart()
+
+    async with Runtime(Agent("a", model=Model(), tools=[echo])) as rt:
+        await rt.open("c")
+        async with Tape(rt, "c") as tape:
+            await rt.send("c", "hi")
+            await tape.until_type("TurnEnded")
+        deltas = of(tape.live, ToolArgsDelta)
+        assert "".join(delta.text for delta in deltas) == '{"text": "one"}'
+        assert [delta.tool for delta in deltas] == ["echo", None]
+        hosted = of(tape.live, ToolCallStarted)[0]
+        assert (hosted.tool, hosted.executor, of(tape.live, ToolCallResolved)[0].call_id) == (
+            "web_search",
+            "provider",
+            "h1",
+        )
+
+
+@story
+async def test_a_viewer_that_joins_in_the_middle_is_seeded_with_text_and_thinking_so_far():
+    model = ScriptedModel([[Thinking("hm, hm"), Drip("one two three"), Hang()]])
+    async with Runtime(agent(model)) as rt:
+        await rt.open("c")
+        async with Tape(rt, "c") as tape:
+            await rt.send("c", "hi")
+            await tape.until(lambda item: getattr(item, "text", "") == "three")
+            snapshot = await rt.snapshot("c")
+            assert (snapshot.partial, snapshot.thinking) == ("one two three", "hm, hm")
+        await rt.cancel("c")
+
+
+# --- the compact catalogue ---
+
+
+@tool(compact=True)
+async def book(flight: str, seat: str) -> str:
+    """Book a flight.
+
+    The seat is a row and a letter, such as 12A.
+    """
+    return f"{flight}/{seat}"
+
+
+@story
+async def test_a_compact_tool_is_a_stub_and_tool_help_tells_the_rest():
+    """B65"""
+    model = ScriptedModel(
+        [
+            [ToolCall("tool_help", {"tool": "book"})],
+            [ToolCall("book", {"flight": "LH1"})],
+            [ToolCall("book", {"flight": "LH1", "seat": "12A"})],
+            "booked",
+        ]
+    )
+    async with Runtime(agent(model, book, echo)) as rt:
+        assert (await ended(rt)).reason == "completed"
+        offers = [request.tools for request in model.requests]
+        assert all(offer == offers[0] for offer in offers)
+        stub, whole, helper = offers[0]
+        assert (stub.name, stub.parameters, helper.name) == ("book", '{"type":"object"}', "tool_help")
+        assert "12A" not in stub.description
+        assert '"text"' in whole.parameters
+        told, missing, done = sees(model)
+        assert "12A" in told["result"]["description"]
+        assert told["result"]["parameters"]["required"] == ["flight", "seat"]
+        assert missing["error"]["details"]["help"] == told["result"]
+        assert done["result"] == "LH1/12A"
+
+
+def test_an_agent_with_a_compact_catalogue_can_be_saved_and_loaded():
+    """B65"""
+    saved = Agent("a", model="openai:m", tools=[book], limits=Limits(tokens=9), fallbacks=["groq:m"]).to_json()
+    again = Agent.from_json(saved, handlers={"book": book.fn})
+    assert again.tools.names == ("book", "tool_help")
+    assert (again.limits, again.fallbacks) == (Limits(tokens=9), ("groq:m",))
