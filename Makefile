@@ -37,6 +37,7 @@ bench: $(VENV)/.dev
 
 chaos: $(VENV)/.dev
 	$(BIN)/python tests/chaos/driver.py --kills $(N)
+	$(BIN)/python tests/chaos/power.py --cuts $$((2 * $(N)))
 
 docs: $(VENV)/.dev
 	$(BIN)/python scripts/docs build
