@@ -1,0 +1,585 @@
+"""Providers under a whole Runtime: what they do on the wire, and what the conversation makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from asking import story
+from strict import SIGNATURE, Breaks, Closes, Cut, Garbage, Hang, Status, StrictServer
+from talking import SIDES, Tape, agent, calls, model, of, paired, results, say, until, weather
+from wire import Wire
+
+from assent import Answer, Approve, Call, Context, Deny, Limits, Retention, Runtime, Submit, tool
+from assent.core.events import AssistantSaid, CallReturned, OutputRejected
+from assent.core.live import Retrying
+from assent.models import Thinking, ToolCall
+from assent.models.providers import ProviderModel
+from assent.runtime.recording import redacted
+
+ROME, OSLO = ToolCall("weather", {"city": "Rome"}), ToolCall("weather", {"city": "Oslo"})
+ENDPOINT = {"anthropic": "", "openai": "/v1"}
+NAME = {"anthropic": "anthropic:claude-haiku-4-5", "openai": "openai-chat:gpt-4o"}
+
+
+# --- asking again, and asking somebody else ---
+
+
+@SIDES
+@story
+async def test_two_503_and_then_an_answer_are_three_requests_with_pauses_between_them(side):
+    """B23"""
+    with StrictServer([Status(503), Status(503), "here I am"]) as server:
+        async with Runtime(agent(server, side)) as rt:
+            await rt.open("c")
+            async with Tape(rt, "c") as tape:
+                await rt.send("c", "hello")
+                await tape.until_type("TurnEnded")
+        [said] = of(tape.items, AssistantSaid)
+    assert (said.text, said.partial) == ("here I am", False)
+    assert [attempt.error and attempt.error.details["status"] for attempt in said.attempts] == [503, 503, None]
+    waits = [told.delay for told in of(tape.live, Retrying)]
+    gaps = [b.at - a.at for a, b in pairwise(server.requests)]
+    assert len(gaps) == len(waits) == 2
+    assert all(gap >= wait >= 0.005 for gap, wait in zip(gaps, waits, strict=True))
+    assert len({heard.text for heard in server.requests}) == 1  # the same request, to the byte
+
+
+@SIDES
+@story
+async def test_a_429_is_tried_again_when_the_provider_says(side):
+    """B23"""
+    with StrictServer([Status(429, retry_after=0.3), "now"]) as server:
+        async with Runtime(agent(server, side)) as rt:
+            assert (await say(rt)).reason == "completed"
+    first, second = server.requests
+    assert 0.3 <= second.at - first.at < 2
+
+
+@SIDES
+@story
+async def test_a_provider_that_wants_us_to_wait_for_an_hour_is_not_waited_for(side):
+    """B23"""
+    with StrictServer([Status(429, retry_after=3600)]) as server:
+        async with Runtime(agent(server, side)) as rt:
+            end = await say(rt)
+    assert (end.reason, end.error.kind, end.error.details["retry_after"]) == ("failed", "rate_limited", 3600)
+    assert len(server.requests) == 1
+
+
+@SIDES
+@story
+async def test_a_401_is_one_request_and_says_that_the_key_is_wrong(side):
+    """B23"""
+    with StrictServer([Status(401, "bad key")]) as server:
+        async with Runtime(agent(server, side)) as rt:
+            end = await say(rt)
+    assert (end.reason, end.error.kind) == ("failed", "not_authenticated")
+    assert len(server.requests) == 1
+
+
+@SIDES
+@pytest.mark.parametrize("fault", [Cut(["half a sen"]), Breaks(["half a "]), Garbage(["half a "])], ids=str)
+def test_after_the_first_token_nobody_is_asked_again(side, fault):
+    """B23: the fallback neither"""
+
+    @story
+    async def told():
+        with StrictServer([fault, "fine"]) as server, StrictServer(["me too"]) as other:
+            async with Runtime(agent(server, side, fallbacks=[model(other, side)])) as rt:
+                end = await say(rt)
+                [said] = of(await rt.history("c"), AssistantSaid)
+                assert (end.reason, said.partial, said.text[:5]) == ("failed", True, "half ")
+                assert (len(server.requests), len(other.requests)) == (1, 0)
+                assert (await say(rt, "again")).reason == "completed"
+            assert not server.refused
+            assert "[cut off" in server.requests[-1].text
+
+    told()
+
+
+@pytest.mark.parametrize(("first", "second"), [("anthropic", "openai"), ("openai", "anthropic")])
+@story
+async def test_another_provider_goes_on_with_what_a_dead_one_began(first, second):
+    """B23: thoughts that only the first can read are left out, and calls and results stay"""
+    with StrictServer([[Thinking("hm"), "I look.", ROME], "Sunny in Rome.", Status(503)]) as gone:
+        with StrictServer(["Sunny, as I said.", [OSLO], "There too."]) as other:
+            one = agent(gone, first, weather, fallbacks=[model(other, second)])
+            async with Runtime(one) as rt:
+                assert (await say(rt, "Rome?")).reason == "completed"
+                gone.stop()
+                assert (await say(rt, "Sure?")).reason == "completed"
+                assert (await say(rt, "And Oslo?")).reason == "completed"
+                said = of(await rt.history("c"), AssistantSaid)
+        gone.start = lambda: None
+        gone.stop = lambda: None
+    assert not gone.refused
+    assert not other.refused
+    assert said[0].thinking == "hm"
+    assert said[-1].text == "There too."
+    assert [attempt.error.kind for attempt in said[2].attempts[:-1]] == ["network"] * 3
+    assert SIGNATURE not in other.requests[-1].text
+    told = [(name, args) for _, name, args in calls(other.requests[-1].body)]
+    assert told == [("weather", {"city": "Rome"}), ("weather", {"city": "Oslo"})]
+    assert [envelope["result"] for _, envelope in results(other.requests[-1].body)] == [
+        "sunny in Rome",
+        "sunny in Oslo",
+    ]
+
+
+# --- streams that break ---
+
+
+@SIDES
+@story
+async def test_a_stream_that_is_cut_in_the_middle_of_a_call_makes_no_call_and_the_next_turn_goes_on(side):
+    ran = []
+
+    @tool
+    async def pay(amount: int, to: str) -> str:
+        """Pay."""
+        ran.append(amount)
+        return "paid"
+
+    cut = Cut(["I will pay.", ToolCall("pay", {"amount": 1_000_000, "to": "somebody or other"})])
+    with StrictServer([cut, "As you like."]) as server:
+        async with Runtime(agent(server, side, pay)) as rt:
+            end = await say(rt, "Pay them")
+            [said] = of(await rt.history("c"), AssistantSaid)
+            assert (end.reason, end.error.kind) == ("failed", "network")
+            assert (said.text, said.partial, said.calls) == ("I will pay.", True, ())
+            assert (await say(rt, "Better not")).reason == "completed"
+    assert not server.refused
+    assert ran == calls(server.requests[-1].body) == []
+    assert "I will pay.\\n[cut off" in server.requests[-1].text
+
+
+@SIDES
+@pytest.mark.parametrize(
+    ("fault", "kind", "asked"), [(Garbage(), "invalid_response", 1), (Closes(), "network", 3)], ids=["garbage", "closes"]
+)
+def test_a_reply_without_a_single_token_is_a_failure_of_its_kind_and_leaves_nothing_behind(side, fault, kind, asked):
+    @story
+    async def told():
+        with StrictServer([fault] * asked + ["fine"]) as server:
+            async with Runtime(agent(server, side)) as rt:
+                end = await say(rt)
+                assert (end.reason, end.error.kind) == ("failed", kind)
+                assert len(server.requests) == asked
+                assert (await say(rt, "again")).reason == "completed"
+            assert not server.refused
+            assert not any(message["role"] == "assistant" for message in server.requests[-1].body["messages"])
+
+    told()
+
+
+@SIDES
+@pytest.mark.parametrize("kind", ["text/event-stream", "application/json"])
+def test_an_empty_200_is_a_failure_that_is_tried_again(side, kind):
+    """A proxy's timeout often looks like this."""
+
+    @story
+    async def told():
+        async def nothing(heard, say):
+            await say.stream(kind)
+            await say.end()
+
+        with Wire(nothing) as server:
+            server.anthropic, server.openai = (f"{NAME[s]}@{server.url}{ENDPOINT[s]}" for s in ("anthropic", "openai"))
+            async with Runtime(agent(server, side)) as rt:
+                end = await say(rt)
+        assert (end.reason, end.error.kind, len(server.requests)) == ("failed", "network", 3)
+
+    told()
+
+
+@SIDES
+@story
+async def test_a_cancel_hangs_up_at_once_and_keeps_what_was_said(side):
+    """B58"""
+    with StrictServer([Hang(["One moment, I "]), "Fine."]) as server:
+        async with Runtime(agent(server, side)) as rt:
+            turn = await rt.send("c", "hello")
+
+            async def begun():
+                return (await rt.snapshot("c")).partial
+
+            await until(begun)
+            started = time.monotonic()
+            await rt.cancel("c")
+            end = await turn.ended()
+            await until(lambda: server.requests[0].gone)
+            assert server.requests[0].gone - started < 0.25
+            [said] = of(await rt.history("c"), AssistantSaid)
+            assert (end.reason, said.text, said.partial) == ("cancelled", "One moment, I ", True)
+            assert (await say(rt, "Never mind")).reason == "completed"
+    assert not server.refused
+    assert "[cut off" in server.requests[-1].text
+
+
+@SIDES
+@story
+async def test_a_cancel_before_the_first_token_hangs_up_too(side):
+    """B58"""
+    with StrictServer([Hang(), "Fine."]) as server:
+        async with Runtime(agent(server, side)) as rt:
+            turn = await rt.send("c", "hello")
+            await until(lambda: server.requests)
+            await rt.cancel("c")
+            assert (await turn.ended()).reason == "cancelled"
+            await until(lambda: server.requests[0].gone)
+            assert (await say(rt, "again")).reason == "completed"
+    assert not server.refused
+
+
+@SIDES
+@story
+async def test_a_turn_that_has_no_time_left_hangs_up_and_keeps_what_was_said(side):
+    with StrictServer([Hang(["One moment, I "]), "Fine."]) as server:
+        async with Runtime(agent(server, side, limits=Limits(seconds=1.0))) as rt:
+            end = await say(rt)
+            await until(lambda: server.requests[0].gone)
+            [said] = of(await rt.history("c"), AssistantSaid)
+            assert (end.reason, said.text, said.partial) == ("time_limit", "One moment, I ", True)
+            assert (await say(rt, "again")).reason == "completed"
+    assert not server.refused
+
+
+# --- calls and their results ---
+
+
+@SIDES
+@story
+async def test_ids_that_a_provider_gives_twice_are_told_apart_and_results_stay_with_their_calls(side):
+    def twice(*cities):
+        return [ToolCall("weather", {"city": city}, id="same") for city in cities]
+
+    with StrictServer([twice("Rome", "Oslo"), "ok", twice("Bonn"), twice("Lyon", "Kiel"), "ok"]) as server:
+        async with Runtime(agent(server, side, weather)) as rt:
+            assert (await say(rt, "two")).reason == "completed"
+            assert (await say(rt, "and more")).reason == "completed"
+            paired(await rt.history("c"))
+    assert not server.refused
+    body = server.requests[-1].body
+    asked = {id: args["city"] for id, _, args in calls(body)}
+    assert list(asked.values()) == ["Rome", "Oslo", "Bonn", "Lyon", "Kiel"]  # and so many ids
+    assert {id: envelope["result"] for id, envelope in results(body)} == {
+        id: f"sunny in {city}" for id, city in asked.items()
+    }
+
+
+@SIDES
+@story
+async def test_of_a_thousand_calls_in_one_reply_128_are_run_and_every_one_is_answered(side):
+    ran = []
+
+    @tool
+    async def count(n: int) -> int:
+        """Count."""
+        ran.append(n)
+        return n
+
+    with StrictServer([[ToolCall("count", {"n": n}) for n in range(1000)], "phew"]) as server:
+        async with Runtime(agent(server, side, count)) as rt:
+            assert (await say(rt)).reason == "completed"
+            paired(await rt.history("c"))
+    assert not server.refused
+    assert sorted(ran) == list(range(128))
+    body = server.requests[-1].body
+    numbers = {id: args["n"] for id, _, args in calls(body)}
+    answered = results(body)
+    assert [numbers[id] for id, _ in answered] == list(range(1000))
+    assert [envelope["result"] for _, envelope in answered[:128]] == list(range(128))
+    assert {envelope["error"]["kind"] for _, envelope in answered[128:]} == {"too_large"}
+
+
+@SIDES
+@story
+async def test_a_cancel_in_the_middle_of_tools_leaves_a_history_that_the_provider_takes(side):
+    """B59"""
+    entered = asyncio.Event()
+
+    @tool
+    async def wait() -> str:
+        """Wait."""
+        entered.set()
+        await asyncio.Event().wait()
+
+    with StrictServer([["I try.", ROME, ToolCall("wait"), ToolCall("nothing")], "Fine."]) as server:
+        async with Runtime(agent(server, side, weather, wait)) as rt:
+            turn = await rt.send("c", "go")
+            await entered.wait()
+            await rt.cancel("c")
+            assert (await turn.ended()).reason == "cancelled"
+            assert (await say(rt, "go on")).reason == "completed"
+            paired(await rt.history("c"))
+    assert not server.refused
+    kinds = [envelope.get("error", {}).get("kind") for _, envelope in results(server.requests[-1].body)]
+    assert kinds == [None, "cancelled", "unknown_tool"]
+
+
+@tool(approval="required")
+async def refund(order: int) -> str:
+    """Give money back."""
+    return f"order {order} is refunded"
+
+
+@tool(executor="human", prompt="Which flight?")
+def choose(options: list[str]) -> str:
+    """Let the user choose."""
+
+
+@tool(manual=True)
+def measure(what: str) -> str:
+    """Measured by whoever has the instrument."""
+
+
+@SIDES
+@story
+async def test_denials_answers_and_what_people_submit_are_results_that_the_provider_takes(side):
+    """B26, B35"""
+    script = [
+        [
+            ToolCall("refund", {"order": 1}),
+            ToolCall("refund", {"order": 2}),
+            ToolCall("choose", {"options": ["AZ1", "AZ2"]}),
+            ToolCall("measure", {"what": "the wing"}),
+        ],
+        "Done.",
+    ]
+    with StrictServer(script) as server:
+        async with Runtime(agent(server, side, refund, choose, measure)) as rt:
+            turn = await rt.send("c", "go")
+            await turn.rest()
+            no, yes, flight, wing = sorted(await rt.pending("c"), key=lambda one: (one.tool != "refund", one.args["order"] if one.tool == "refund" else one.tool))  # fmt: skip
+            await rt.resolve("c", no.call, Deny("too much"))
+            await rt.resolve("c", wing.call, Submit("5 m"))
+            await rt.resolve("c", flight.call, Answer("AZ2"))
+            assert len(server.requests) == 1
+            await rt.resolve("c", yes.call, Approve())
+            assert (await turn.ended()).reason == "completed"
+    assert not server.refused
+    denied, refunded, chosen, measured = [envelope for _, envelope in results(server.requests[-1].body)]
+    assert (denied["error"]["kind"], "too much" in denied["error"]["message"]) == ("denied", True)
+    assert [each["result"] for each in (refunded, chosen, measured)] == ["order 2 is refunded", "AZ2", "5 m"]
+
+
+CHILD = """
+import asyncio, sys
+from assent import Agent, Runtime, tool
+from assent.models.providers import ProviderModel
+
+@tool
+async def weather(city: str) -> str:
+    "The weather in a city."
+    return f"sunny in {city}"
+
+@tool(recovery="fail")
+async def work() -> str:
+    "Work."
+    print("working", flush=True)
+    await asyncio.Event().wait()
+
+async def main():
+    agent = Agent("a", model=ProviderModel(sys.argv[1], key="k"), tools=[weather, work])
+    async with Runtime(agent, store="sqlite:///" + sys.argv[2]) as rt:
+        await (await rt.send("c", "go")).ended()
+
+asyncio.run(main())
+"""
+
+
+@SIDES
+def test_after_a_kill_9_in_the_middle_of_a_tool_the_provider_takes_the_history_as_it_is(side, tmp_path):
+    """B49, B50"""
+
+    @tool(recovery="fail")
+    async def work() -> str:
+        """Work."""
+        raise AssertionError("it is not run again")
+
+    script = [["I try.", ROME, ToolCall("work")], "I do not know.", "Fine."]
+    path = tmp_path / "a.db"
+    with StrictServer(script, follow=True) as server:
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, getattr(server, side), str(path)], stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout.readline() == "working\n"
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+        @story
+        async def revived():
+            async with Runtime(agent(server, side, weather, work), store=f"sqlite:///{path}") as rt:
+
+                async def idle():
+                    return (await rt.snapshot("c")).state == "idle"
+
+                await until(idle)
+                assert (await say(rt, "And now?")).reason == "completed"
+                paired(await rt.history("c"))
+
+        revived()
+    assert not server.refused
+    assert len(server.requests) == 3
+    rome, lost = [envelope for _, envelope in results(server.requests[-1].body)]
+    assert (rome["result"], lost["error"]["kind"]) == ("sunny in Rome", "interrupted")
+
+
+# --- structured answers ---
+
+
+def schema_in(side, body):
+    if side == "anthropic":
+        return body.get("output_config", {}).get("format", {}).get("schema")
+    return body.get("response_format", {}).get("json_schema", {}).get("schema")
+
+
+ANSWER = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "degrees": {"type": "integer"}},
+    "required": ["city", "degrees"],
+    "additionalProperties": False,
+}
+
+
+@SIDES
+@story
+async def test_a_structured_answer_is_asked_for_on_the_wire_repaired_and_the_turns_value(side):
+    """B24"""
+    script = [[ROME], '{"city": "Rome"}', '{"city": "Rome", "degrees": 21}', "You are welcome."]
+    with StrictServer(script) as server:
+        async with Runtime(agent(server, side, weather)) as rt:
+            end = await say(rt, "Rome?", output=ANSWER)
+            assert (end.reason, end.value) == ("completed", {"city": "Rome", "degrees": 21})
+            assert len(of(await rt.history("c"), OutputRejected)) == 1
+            assert (await say(rt, "Thanks")).reason == "completed"
+    assert not server.refused
+    asked = [schema_in(side, heard.body) for heard in server.requests]
+    assert [schema is not None and schema["required"] for schema in asked] == [["city", "degrees"]] * 3 + [False]
+    assert "degrees" in json.dumps(server.requests[2].body["messages"][-1])  # what is to be mended
+
+
+@SIDES
+@story
+async def test_a_separate_answer_is_asked_for_once_the_tools_are_done(side):
+    """B24"""
+    script = [[ROME], "It is sunny.", '{"city": "Rome", "degrees": 21}', "You are welcome."]
+    with StrictServer(script) as server:
+        async with Runtime(agent(server, side, weather, answer="separate")) as rt:
+            end = await say(rt, "Rome?", output=ANSWER)
+            assert (end.reason, end.value) == ("completed", {"city": "Rome", "degrees": 21})
+            await say(rt, "Thanks")
+    assert not server.refused
+    assert [bool(schema_in(side, heard.body)) for heard in server.requests] == [False, False, True, False]
+    assert ["Now give the final answer" in heard.text for heard in server.requests] == [False, False, True, False]
+
+
+# --- what is sent ---
+
+
+@SIDES
+@story
+async def test_each_tenant_is_served_with_its_own_key(side):
+    keys = {"ann": "key-of-ann", "bob": "key-of-bob"}
+
+    async def key_of(request):
+        return keys.get(request.principal)
+
+    with StrictServer(["hello"] * 4) as server:
+        one = agent(server, side, model=ProviderModel(getattr(server, side), key=key_of))
+        async with Runtime(one) as rt:
+            async with asyncio.TaskGroup() as group:
+                for who in keys:
+                    group.create_task(say(rt, conversation=who, by=who))
+            assert (await say(rt, conversation="ann", by="bob")).reason == "completed"
+            end = await say(rt, conversation="eve", by="eve")
+            logged = [repr(await rt.history(name)) for name in ("ann", "bob", "eve")]
+    assert (end.error.kind, len(server.requests)) == ("not_authenticated", 3)
+    header = "x-api-key" if side == "anthropic" else "authorization"
+    sent = [heard.headers[header].removeprefix("Bearer ") for heard in server.requests]
+    assert (sorted(sent[:2]), sent[2]) == (["key-of-ann", "key-of-bob"], "key-of-bob")
+    assert not any(key in log for key in keys.values() for log in logged)
+
+
+def unmarked(value):
+    """Without cache markers."""
+    if isinstance(value, dict):
+        return {name: unmarked(part) for name, part in value.items() if name != "cache_control"}
+    return [unmarked(part) for part in value] if isinstance(value, list) else value
+
+
+@SIDES
+@story
+async def test_a_request_begins_with_the_one_before_it_byte_for_byte(side):
+    """B63, on the wire. Anthropic's cache markers move with the tail of the request and are no part of what is cached:
+    they are left out of the comparison. OpenAI's side has none, and is compared in the very bytes that were sent."""
+    script = [
+        [Thinking("hm"), "I look.", ROME, OSLO], "Sunny.", [ToolCall("weather", {"city": 7})], [ToolCall("nothing")],
+        "Sorry: ça ne va pas \U0001f642", "no JSON", '{"n": 1}', Cut(["half a sen"]), "Back.", "Bye.",
+    ]  # fmt: skip
+    turns = ["Rome, Oslo?", "And 7?", ("A number?", {"type": "object", "properties": {"n": {"type": "integer"}}}), "x"]
+    with StrictServer(script) as server:
+        context = Context(retention=Retention.forever())
+        async with Runtime(agent(server, side, weather, context=context, instructions="Be brief.")) as rt:
+            for turn in [*turns, "Are you there?", "Bye"]:
+                text, output = turn if isinstance(turn, tuple) else (turn, None)
+                await say(rt, text, output=output)
+    assert not server.refused
+    assert len(server.requests) == len(script)
+    for earlier, later in pairwise(server.requests):
+        was, now = earlier.body, later.body
+        if side == "openai":
+            start = earlier.text[earlier.text.index('"messages":[') :][: len(dumped(was["messages"])) + 10]
+            assert start == f'"messages":{dumped(was["messages"])}'[:-1]
+            assert start in later.text
+        # In the order of their keys, too.
+        assert dumped(unmarked(now["messages"][: len(was["messages"])])) == dumped(unmarked(was["messages"]))
+        assert dumped(unmarked(now.get("tools"))) == dumped(unmarked(was.get("tools")))
+        assert dumped(unmarked(now.get("system"))) == dumped(unmarked(was.get("system")))
+
+
+def dumped(value):
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+@SIDES
+@story
+async def test_a_recorded_request_is_what_was_sent_but_for_secrets(side):
+    with StrictServer([[ROME], "Sunny."]) as server:
+        one = agent(
+            server, side, weather, record="full", instructions="Use sk-live-0123456789abcdef.", settings={"max_tokens": 99},
+            model=ProviderModel(getattr(server, side), key="sk-tenant-0123456789abcdef"),
+        )  # fmt: skip
+        async with Runtime(one) as rt:
+            await say(rt, "My key is ghp_0123456789012345678901234567890123")
+            said = of(await rt.history("c"), AssistantSaid)
+            kept = [(await rt.store.artifact(each.context["request"])).decode() for each in said]
+    assert "sk-live-0123456789abcdef" in server.requests[1].text  # what the model was told is the author's business
+    for text in kept:
+        assert "0123456789" not in text
+        assert text.count("[redacted]") == 2
+    record = json.loads(kept[1])
+    assert record["settings"] == {"max_tokens": 99}
+    assert [tool["name"] for tool in record["tools"]] == ["weather"]
+    assert [message["role"] for message in record["messages"]] == ["user", "assistant", "tool"]
+    [(_, envelope)] = results(server.requests[1].body)
+    assert json.loads(record["messages"][-1]["content"]) == envelope
+
+
+def test_what_is_redacted_looks_like_a_key_or_is_the_value_of_a_variable_that_is_called_one():
+    environment = {"SHOP_TOKEN": 'tok"en-of-the-shop', "PATH": "/usr/bin:/bin", "PIN_KEY": "short"}
+    text = json.dumps({"a": 'it is tok"en-of-the-shop', "b": "/usr/bin:/bin is short", "c": "Bearer abcdefghijklmnop123"})
+    told = json.loads(redacted(text, environment))
+    assert told == {"a": "it is [redacted: SHOP_TOKEN]", "b": "/usr/bin:/bin is short", "c": "Bearer [redacted]"}
+    for secret in ("sk-ant-api03-0123456789abcdef", "gsk_0123456789abcdefg", "AKIAIOSFODNN7EXAMPLE", "xoxb-0123456789-a"):
+        assert redacted(f"<{secret}>", {}) == "<[redacted]>"
+    for word in ("sk-short", "ask-me-anything", "a risk-averse-investment"):
+        assert redacted(word, {}) == word
