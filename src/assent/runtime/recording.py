@@ -15,7 +15,7 @@ Record = Literal["off", "metadata", "full"]
 RECORDS: tuple[Record, ...] = ("off", "metadata", "full")
 
 SECRETS = re.compile(
-    r"sk-[A-Za-z0-9_-]{16,}"  # OpenAI, Anthropic and others
+    r"(?<![A-Za-z0-9])sk-[A-Za-z0-9_-]{16,}"  # OpenAI, Anthropic and others; "risk-averse-investments" is none
     r"|gsk_[A-Za-z0-9]{16,}|AIza[A-Za-z0-9_-]{30,}|AKIA[A-Z0-9]{16}"
     r"|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{30,}|xox[abprs]-[A-Za-z0-9-]{10,}"
     r"|(?<=Bearer )[A-Za-z0-9._~+/-]{16,}=*"

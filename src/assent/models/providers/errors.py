@@ -6,6 +6,7 @@ struck out.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, cast
@@ -31,6 +32,9 @@ _KINDS: tuple[tuple[type[Exception], str], ...] = (
 )
 """The first that fits counts; a test holds that every error of theirs is in it."""
 
+_EMPTY = "Streamed response ended without content"
+"""The layer's words for a stream in which nothing came at all: no reply, as if the line had broken."""
+
 _SECRET = re.compile(r"\b(?:sk|pk|gsk|key|AIza|xai|Bearer)[-_ ]?[A-Za-z0-9_\-.*]{8,}")
 _WORDS = 400
 
@@ -40,6 +44,8 @@ def model_error(problem: Exception, provider: str, secret: str | None = None) ->
     if isinstance(problem, ModelError):
         return problem
     kind = next((kind for known, kind in _KINDS if isinstance(problem, known)), _foreign(problem))
+    if isinstance(problem, theirs.UnexpectedModelBehavior) and problem.message.startswith(_EMPTY):
+        kind = "network"
     details: dict[str, Any] = {"provider": provider}
     if isinstance(problem, theirs.ModelHTTPError):
         details["status"] = problem.status_code
@@ -48,8 +54,9 @@ def model_error(problem: Exception, provider: str, secret: str | None = None) ->
         if problem.status_code == 404 and kind == "provider_http_error":
             kind = "model_not_supported"
     if isinstance(problem, theirs.ModelAPIError):
-        if problem.retry_after is not None:
-            details["retry_after"] = problem.retry_after
+        wished = problem.retry_after if problem.retry_after is not None else _fraction(problem)
+        if wished is not None:
+            details["retry_after"] = wished
         if code := problem.provider_error_code or problem.provider_error_type:
             details["code"] = code
     if isinstance(problem, theirs.ModelContextWindowExceededError):
@@ -58,6 +65,16 @@ def model_error(problem: Exception, provider: str, secret: str | None = None) ->
     if secret:
         words = words.replace(secret, "[secret]")
     return ModelError(f"{provider}: {words}", kind=kind, details=details)
+
+
+def _fraction(problem: theirs.ModelAPIError) -> float | None:
+    """A retry-after such as "0.5", which some servers send and the layer does not read."""
+    headers = (problem.headers if isinstance(problem, theirs.ModelHTTPError) else None) or {}
+    try:
+        wished = float(headers.get("retry-after", ""))
+    except ValueError:
+        return None
+    return wished if math.isfinite(wished) and wished >= 0 else None
 
 
 def _foreign(problem: Exception) -> str:

@@ -34,7 +34,9 @@ from pydantic_ai.messages import (
     WebCitationSource,
 )
 
+from assent.core.schema import parse_object
 from assent.core.transcript import AssistantMessage, Message, ToolResult, ToolUse, UserMessage
+from assent.errors import Invalid
 from assent.models.base import Request
 
 KEPT = 8192
@@ -193,7 +195,7 @@ class Renderer:
     def _call(self, use: ToolUse, about: dict[str, Any] | None = None) -> ToolCallPart:
         return ToolCallPart(
             tool_name=_legal_name(use.name),
-            args=use.args if use.raw is None else {"INVALID_JSON": use.raw},
+            args=_args(use),
             tool_call_id=self._legal_id(use.id),
             **(about or {}),
         )
@@ -203,6 +205,16 @@ class Renderer:
         if self._provider == "anthropic" and not re.fullmatch(r"[A-Za-z0-9_-]{1,128}", id):
             return f"call_{_short(id)}"
         return id if 0 < len(id) <= 40 or self._provider in ("anthropic", "google") else f"call_{_short(id)}"
+
+
+def _args(use: ToolUse) -> dict[str, Any]:
+    """As the model gave them, also those that were refused; providers take nothing but an object."""
+    if use.raw is None:
+        return use.args
+    try:
+        return parse_object(use.raw, "arguments")
+    except Invalid:
+        return {"INVALID_JSON": use.raw}
 
 
 def _legal_name(name: str) -> str:
