@@ -489,7 +489,7 @@ def answers(s: Scene) -> None:
     """Structured answers, guardrails, hooks that end a turn, limits, and a summary of what came before."""
     s.say("Sum it up", output=SCHEMA)
     s.tell(BeginTurn(steps=9, limits=Limits(tokens=9_000, cost=0.5, seconds=120.0)))
-    s.reply(text="It is three.", draft=True, output=SCHEMA)
+    s.reply(text="It is three.", draft=True, output=SCHEMA, finish="length")
     s.reply(text='{"sum": 3}', output=SCHEMA)
     guard = (Verdict("no_secrets", "rejected", "it names a customer"),)
     s.tell(ReplyRejected(turn=1, step=3, reason="leave names out", text="Ada owes 3", verdicts=guard))

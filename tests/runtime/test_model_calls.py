@@ -406,3 +406,17 @@ def test_an_agent_with_a_compact_catalogue_can_be_saved_and_loaded():
     again = Agent.from_json(saved, handlers={"book": book.fn})
     assert again.tools.names == ("book", "tool_help")
     assert (again.limits, again.fallbacks) == (Limits(tokens=9), ("groq:m",))
+
+
+@story
+async def test_a_reply_that_ended_early_says_why():
+    class Model:
+        name = "m"
+
+        async def stream(self, request):
+            yield TextPart("as I was say")
+            yield FinishPart("length")
+
+    async with Runtime(Agent("a", model=Model())) as rt:
+        assert (await ended(rt)).reason == "completed"
+        assert of(await rt.history("c"), AssistantSaid)[0].finish == "length"

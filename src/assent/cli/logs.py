@@ -60,7 +60,7 @@ def told(event: AnyEvent, tools: Mapping[str, str]) -> str:
             calls = ", ".join(f"{call.tool}({call.id})" for call in event.calls)
             words = [cut(event.text, LONG)] if event.text else []
             words += [f"calls {calls}"] if calls else []
-            return f"assistant{' (cut off)' if event.partial else ''}: {' — '.join(words)}"
+            return f"assistant{f' ({early})' if (early := ended(event)) else ''}: {' — '.join(words)}"
         case OutputRejected():
             return f"answer rejected: {event.message}"
         case CallSuspended():
@@ -107,3 +107,12 @@ def print_conversations(out: Console, infos: list[ConversationInfo]) -> None:
             Text(moment(info.updated)),
         )
     out.print(table)
+
+
+def ended(said: AssistantSaid) -> str:
+    """How a reply ended, where not with its last word."""
+    if said.partial:
+        return "cut off"
+    return {"length": "ended at the model's length limit", "content_filter": "ended by the provider's filter"}.get(
+        said.finish or "", said.finish or ""
+    )

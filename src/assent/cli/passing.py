@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from assent.cli.logs import ended
 from assent.cli.screen import Screen
 from assent.cli.text import cut, value_text
 from assent.core.events import AssistantSaid
@@ -94,8 +95,8 @@ class Passing:
             self._screen.stream(event.text[len(told) :])
         self._screen.end_line()
         self._open = None
-        if event.partial:
-            self._dim("  (cut off)")
+        if event.partial or event.finish:
+            self._dim(f"  ({ended(event)})")
 
     def started(self, call: str, tool: str) -> None:
         """A tool runs: said again and again, ever more rarely, until it has returned."""

@@ -194,6 +194,8 @@ class AssistantSaid(Event, frozen=True, kw_only=True):
     """The provider's own parts (signatures, server tool calls and results), kept verbatim for replay to it."""
     provider: str | None = None
     """Whose parts those are."""
+    finish: str | None = None
+    """Why it ended, where that was neither its end nor its calls: ``length``, ``content_filter``, ..."""
     structured: bool = False
     """The text is the turn's structured answer: JSON that fits its schema."""
     draft: bool = False

@@ -106,6 +106,7 @@ class ModelReplied(_Input, frozen=True, kw_only=True):
     attempts: tuple[Attempt, ...] = ()
     parts: Any = None
     provider: str | None = None
+    finish: str | None = None
     expires: float = DEFAULT_EXPIRY
     """The runtime's default for tools that state none."""
     output: Any = None

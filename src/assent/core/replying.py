@@ -64,6 +64,7 @@ def replied(log: Draft, input: ModelReplied, specs: Specs) -> None:
         calls=tuple(calls),
         parts=input.parts,
         provider=input.provider,
+        finish=input.finish,
         structured=structured,
         draft=input.draft and not calls,
         verdicts=input.verdicts,

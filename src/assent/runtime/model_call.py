@@ -130,6 +130,7 @@ class ModelCall:
             attempts=attempts,
             parts=parts or None,
             provider=getattr(model, "provider", self._model) if parts else None,
+            finish=reply.finish if reply.finish not in ("stop", "tool_calls") else None,
             expires=self._conv.home.expires,
             output=output,
             draft=draft,
