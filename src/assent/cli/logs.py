@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from assent.cli.live import decided
-from assent.cli.text import cut, moment, shown, value_text
+from assent.cli.text import cut, ended, moment, shown, value_text
 from assent.core.events import (
     AnyEvent,
     AssistantSaid,
@@ -107,12 +107,3 @@ def print_conversations(out: Console, infos: list[ConversationInfo]) -> None:
             Text(moment(info.updated)),
         )
     out.print(table)
-
-
-def ended(said: AssistantSaid) -> str:
-    """How a reply ended, where not with its last word."""
-    if said.partial:
-        return "cut off"
-    return {"length": "ended at the model's length limit", "content_filter": "ended by the provider's filter"}.get(
-        said.finish or "", said.finish or ""
-    )

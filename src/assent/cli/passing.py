@@ -12,9 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from assent.cli.logs import ended
 from assent.cli.screen import Screen
-from assent.cli.text import cut, value_text
+from assent.cli.text import cut, ended, value_text
 from assent.core.events import AssistantSaid
 from assent.core.live import (
     AnyLive,

@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from assent.core.events import AssistantSaid
+
 HIDDEN = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
 _BLANK = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\uffa0\ufe00-\ufe0e\U000e0000-\U000e0fff]")
 """Letters and marks that nobody sees, though Unicode calls them neither control nor format."""
@@ -77,3 +79,12 @@ def moment(at: float) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
     except (OverflowError, ValueError, OSError):
         return f"{at:.0f}"
+
+
+def ended(said: AssistantSaid) -> str:
+    """How a reply ended, where not with its last word."""
+    if said.partial:
+        return "cut off"
+    return {"length": "ended at the model's length limit", "content_filter": "ended by the provider's filter"}.get(
+        said.finish or "", said.finish or ""
+    )
