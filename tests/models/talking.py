@@ -12,7 +12,7 @@ from assent import Agent, Retry, tool
 from assent.models.providers import ProviderModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))
-from harness import Tape, of, paired, until  # noqa: E402
+from harness import Tape, of, paired, until
 
 __all__ = ["SIDES", "Tape", "agent", "model", "of", "paired", "results", "say", "until", "weather"]
 
@@ -63,7 +63,5 @@ def calls(body):
                 function = call["function"]
                 found.append((call["id"], function["name"], json.loads(function["arguments"])))
             content = message["content"] if isinstance(message["content"], list) else []
-            found += [
-                (block["id"], block["name"], block["input"]) for block in content if block["type"] == "tool_use"
-            ]
+            found += [(block["id"], block["name"], block["input"]) for block in content if block["type"] == "tool_use"]
     return found

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from asking import story
@@ -16,8 +15,8 @@ from strict import SIGNATURE, Breaks, Closes, Cut, Garbage, Hang, Status, Strict
 from talking import SIDES, Tape, agent, calls, model, of, paired, results, say, until, weather
 from wire import Wire
 
-from assent import Answer, Approve, Call, Context, Deny, Limits, Retention, Runtime, Submit, tool
-from assent.core.events import AssistantSaid, CallReturned, OutputRejected
+from assent import Answer, Approve, Context, Deny, Limits, Retention, Runtime, Submit, tool
+from assent.core.events import AssistantSaid, OutputRejected
 from assent.core.live import Retrying
 from assent.models import Thinking, ToolCall
 from assent.models.providers import ProviderModel
@@ -160,7 +159,9 @@ async def test_a_stream_that_is_cut_in_the_middle_of_a_call_makes_no_call_and_th
 
 @SIDES
 @pytest.mark.parametrize(
-    ("fault", "kind", "asked"), [(Garbage(), "invalid_response", 1), (Closes(), "network", 3)], ids=["garbage", "closes"]
+    ("fault", "kind", "asked"),
+    [(Garbage(), "invalid_response", 1), (Closes(), "network", 3)],
+    ids=["garbage", "closes"],
 )
 def test_a_reply_without_a_single_token_is_a_failure_of_its_kind_and_leaves_nothing_behind(side, fault, kind, asked):
     @story
@@ -355,12 +356,12 @@ async def test_denials_answers_and_what_people_submit_are_results_that_the_provi
         async with Runtime(agent(server, side, refund, choose, measure)) as rt:
             turn = await rt.send("c", "go")
             await turn.rest()
-            no, yes, flight, wing = sorted(await rt.pending("c"), key=lambda one: (one.tool != "refund", one.args["order"] if one.tool == "refund" else one.tool))  # fmt: skip
-            await rt.resolve("c", no.call, Deny("too much"))
-            await rt.resolve("c", wing.call, Submit("5 m"))
-            await rt.resolve("c", flight.call, Answer("AZ2"))
+            waiting = {(one.tool, one.args.get("order")): one.call for one in await rt.pending("c")}
+            await rt.resolve("c", waiting["refund", 1], Deny("too much"))
+            await rt.resolve("c", waiting["measure", None], Submit("5 m"))
+            await rt.resolve("c", waiting["choose", None], Answer("AZ2"))
             assert len(server.requests) == 1
-            await rt.resolve("c", yes.call, Approve())
+            await rt.resolve("c", waiting["refund", 2], Approve())
             assert (await turn.ended()).reason == "completed"
     assert not server.refused
     denied, refunded, chosen, measured = [envelope for _, envelope in results(server.requests[-1].body)]
@@ -522,9 +523,17 @@ async def test_a_request_begins_with_the_one_before_it_byte_for_byte(side):
     Every reply with calls thinks: where a chat server shows its thoughts, the layer adds an empty thought to the calls
     of the current turn that have none, and drops it again in the next."""
     script = [
-        [Thinking("hm"), "I look.", ROME, OSLO], "Sunny.", [Thinking("7?"), ToolCall("weather", {"city": 7})],
-        [Thinking("no?"), ToolCall("nothing")], "Sorry: ça ne va pas \U0001f642", "no JSON", '{"n": 1}', Cut(["half a sen"]), "Back.", "Bye.",
-    ]  # fmt: skip
+        [Thinking("hm"), "I look.", ROME, OSLO],
+        "Sunny.",
+        [Thinking("7?"), ToolCall("weather", {"city": 7})],
+        [Thinking("no?"), ToolCall("nothing")],
+        "Sorry: ça ne va pas \U0001f642",
+        "no JSON",
+        '{"n": 1}',
+        Cut(["half a sen"]),
+        "Back.",
+        "Bye.",
+    ]
     turns = ["Rome, Oslo?", "And 7?", ("A number?", {"type": "object", "properties": {"n": {"type": "integer"}}}), "x"]
     with StrictServer(script) as server:
         context = Context(retention=Retention.forever())
@@ -556,9 +565,14 @@ def dumped(value):
 async def test_a_recorded_request_is_what_was_sent_but_for_secrets(side):
     with StrictServer([[ROME], "Sunny."]) as server:
         one = agent(
-            server, side, weather, record="full", instructions="Use sk-live-0123456789abcdef.", settings={"max_tokens": 99},
+            server,
+            side,
+            weather,
+            record="full",
+            instructions="Use sk-live-0123456789abcdef.",
+            settings={"max_tokens": 99},
             model=ProviderModel(getattr(server, side), key="sk-tenant-0123456789abcdef"),
-        )  # fmt: skip
+        )
         async with Runtime(one) as rt:
             await say(rt, "My key is ghp_0123456789012345678901234567890123")
             said = of(await rt.history("c"), AssistantSaid)
@@ -577,10 +591,17 @@ async def test_a_recorded_request_is_what_was_sent_but_for_secrets(side):
 
 def test_what_is_redacted_looks_like_a_key_or_is_the_value_of_a_variable_that_is_called_one():
     environment = {"SHOP_TOKEN": 'tok"en-of-the-shop', "PATH": "/usr/bin:/bin", "PIN_KEY": "short"}
-    text = json.dumps({"a": 'it is tok"en-of-the-shop', "b": "/usr/bin:/bin is short", "c": "Bearer abcdefghijklmnop123"})
+    text = json.dumps(
+        {"a": 'it is tok"en-of-the-shop', "b": "/usr/bin:/bin is short", "c": "Bearer abcdefghijklmnop123"}
+    )
     told = json.loads(redacted(text, environment))
     assert told == {"a": "it is [redacted: SHOP_TOKEN]", "b": "/usr/bin:/bin is short", "c": "Bearer [redacted]"}
-    for secret in ("sk-ant-api03-0123456789abcdef", "gsk_0123456789abcdefg", "AKIAIOSFODNN7EXAMPLE", "xoxb-0123456789-a"):
+    for secret in (
+        "sk-ant-api03-0123456789abcdef",
+        "gsk_0123456789abcdefg",
+        "AKIAIOSFODNN7EXAMPLE",
+        "xoxb-0123456789-a",
+    ):
         assert redacted(f"<{secret}>", {}) == "<[redacted]>"
     for word in ("sk-short", "ask-me-anything", "a risk-averse-investment"):
         assert redacted(word, {}) == word

@@ -101,9 +101,9 @@ class ModelCall:
             return self._halted(prepared.halt, prepared.verdicts)
         span.asked(request)
         model = await self._ask(request, models)
-        reply = self._reply
+        reply, calls = self._reply, self._reply.calls()
         checked = await run_after_model(
-            agent.hooks, ModelReply(text=reply.text, thinking=reply.thinking, calls=reply.calls(), request=request)
+            agent.hooks, ModelReply(text=reply.text, thinking=reply.thinking, calls=calls, request=request)
         )
         verdicts = (*prepared.verdicts, *reply.verdicts, *checked.verdicts)
         attempts = (*self._attempts, Attempt(self._model, reply.usage))
@@ -119,7 +119,7 @@ class ModelCall:
         if checked.halt is not None:
             return self._halted(checked.halt, verdicts, checked.reply, attempts)
         # Signatures are of what the provider thought and called: where a hook has changed that, they fit no more.
-        same = checked.reply.thinking == reply.thinking and checked.reply.calls == reply.calls()
+        same = checked.reply.thinking == reply.thinking and checked.reply.calls == calls
         parts = reply.parts if same and not reply.rethought else []
         return ModelReplied(
             turn=self._effect.turn,
