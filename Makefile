@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check format bench chaos docs clean
+.PHONY: help demo test check format bench chaos docs screenshots clean
 
 N ?= 1000
 
@@ -15,6 +15,7 @@ help:
 	@echo "make bench   measure us, the least that could be done, and the bare loop, as ratios"
 	@echo "make chaos   kill real processes N=1000 times, fill disks, move clocks, and check what is left"
 	@echo "make docs    build the documentation into site/, offline"
+	@echo "make screenshots  picture each view of the page, light, dark and phone, into screenshots/"
 	@echo "make clean   remove what make has made"
 
 demo: $(VENV)/.demo
@@ -42,6 +43,9 @@ chaos: $(VENV)/.dev
 docs: $(VENV)/.dev
 	$(BIN)/python scripts/docs build
 
+screenshots: $(VENV)/.dev
+	$(BIN)/python scripts/screenshots.py screenshots
+
 $(VENV)/.demo: pyproject.toml scripts/setup
 	scripts/setup $(VENV) .
 	@touch $@
@@ -51,4 +55,4 @@ $(VENV)/.dev: pyproject.toml scripts/setup
 	@touch $(VENV)/.demo $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis site assent-demo.db*
+	rm -rf $(VENV) screenshots .pytest_cache .ruff_cache .hypothesis site assent-demo.db*

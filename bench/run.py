@@ -20,6 +20,9 @@ from datetime import UTC, datetime
 
 import apsw
 import measures
+import models
+
+ALL = (*measures.ALL, *models.ALL)
 
 
 def main() -> int:
@@ -27,13 +30,17 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--quick", action="store_true", help="small sizes: shows that it works, not how fast")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a goal is missed")
-    parser.add_argument("only", nargs="*", help=f"of: {' '.join(each.__name__ for each in measures.ALL)}")
+    parser.add_argument("only", nargs="*", help=f"of: {' '.join(each.__name__ for each in ALL)}")
     options = parser.parse_args()
-    if unknown := set(options.only) - {each.__name__ for each in measures.ALL}:
+    if unknown := set(options.only) - {each.__name__ for each in ALL}:
         parser.error(f"no such measure: {', '.join(sorted(unknown))}")
     logging.basicConfig(level=logging.ERROR)
     size = measures.QUICK if options.quick else measures.FULL
-    chosen = [each for each in measures.ALL if not options.only or each.__name__ in options.only]
+    chosen = [each for each in ALL if not options.only or each.__name__ in options.only]
+    if lacking := models.missing():
+        skipped = [each.__name__ for each in chosen if each in models.ALL]
+        chosen = [each for each in chosen if each not in models.ALL]
+        print(f"skipped: {' '.join(skipped)}: {lacking}", file=sys.stderr)
     rows: list[measures.Row] = []
     began = time.perf_counter()
     for n, each in enumerate(chosen, 1):

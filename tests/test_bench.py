@@ -23,9 +23,32 @@ def test_every_measure_is_reported_with_a_positive_number(tmp_path):
     )
     assert run.returncode == 0, run.stderr
     measures = json.loads(run.stdout)["measures"]
-    assert len(measures) == 12
+    assert len(measures) == 16
     for measure in measures:
         assert measure["value"] > 0, measure
         assert measure["limit"] > 0, measure
         assert measure["measured"], measure
     assert list(tmp_path.iterdir()) == []  # it leaves nothing behind
+
+
+WITHOUT = """
+import runpy, sys
+sys.modules["anthropic"] = None
+sys.path.insert(0, sys.argv[1])
+sys.argv = ["run.py", "--quick", "--json", "provider_chunk", "long_request"]
+runpy.run_path(sys.path[0] + "/run.py", run_name="__main__")
+"""
+
+
+def test_without_the_providers_sdks_their_measures_are_skipped_and_that_is_said(tmp_path):
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT, ROOT / "bench"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "skipped: provider_chunk long_request: anthropic not installed: pip install 'assent[" in run.stderr
+    assert json.loads(run.stdout)["measures"] == []

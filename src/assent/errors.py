@@ -88,7 +88,7 @@ KINDS: Mapping[str, str] = {
     "usage_limit_reached": "the account's limit is used up",
     "rate_limited": "too many requests",
     "network": "the provider could not be reached",
-    "not_authenticated": "no key, or a key that the provider refuses",
+    "not_authenticated": "no key or token, or one that is refused",
     "invalid_response": "the reply could not be understood",
     # the command line
     "no_prompt": "nothing was said and there is nobody to ask",

@@ -492,8 +492,11 @@ def answers(s: Scene) -> None:
     s.reply(text="It is three.", draft=True, output=SCHEMA, finish="length")
     s.reply(text='{"sum": 3}', output=SCHEMA)
     guard = (Verdict("no_secrets", "rejected", "it names a customer"),)
-    s.tell(ReplyRejected(turn=1, step=3, reason="leave names out", text="Ada owes 3", verdicts=guard))
     context = {"tokens": {"history": 12, "total": 40}, "stubbed": []}
+    reject = ReplyRejected(
+        turn=1, step=3, reason="leave names out", text="Ada owes 3", verdicts=guard, context=context, record=b"{}"
+    )
+    s.tell(reject)
     changed = (Verdict("tidy", "changed"),)
     s.reply(text='{"total": 3}', output=SCHEMA, context=context, verdicts=changed)
     s.tell(Close())

@@ -267,7 +267,7 @@ FAULTS = {
     "broken": ("provider_http_error", 500, "oops"),
     "garbage": ("invalid_response", 200, "data: {not json\n\n"),
     "cut": ("network", 200, None),
-    "not a word": ("invalid_response", 200, ""),
+    "not a word": ("network", 200, ""),
 }
 
 
@@ -286,7 +286,8 @@ def test_a_fault_has_the_same_kind_whoever_the_provider_is(provider, fault):
             await say.chunk("data: ")
             say.cut()
         if words:
-            await say.chunk(words)
+            named = "event: message_start\n" if provider == "anthropic" else ""  # events without a name it passes over
+            await say.chunk(f"{named}{words}")
         await say.end()
 
     @story

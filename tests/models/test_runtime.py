@@ -18,6 +18,7 @@ from wire import Wire
 from assent import Answer, Approve, Context, Deny, Limits, Retention, Runtime, Submit, tool
 from assent.core.events import AssistantSaid, OutputRejected
 from assent.core.live import Retrying
+from assent.hooks import on_stream
 from assent.models import Thinking, ToolCall
 from assent.models.providers import ProviderModel
 from assent.runtime.recording import redacted
@@ -240,14 +241,34 @@ async def test_a_cancel_before_the_first_token_hangs_up_too(side):
 @SIDES
 @story
 async def test_a_turn_that_has_no_time_left_hangs_up_and_keeps_what_was_said(side):
-    with StrictServer([Hang(["One moment, I "]), "Fine."]) as server:
-        async with Runtime(agent(server, side, limits=Limits(seconds=1.0))) as rt:
+    with StrictServer(["Hello.", Hang(["One moment, I "]), "Fine."]) as server:
+        one = agent(server, side)
+        async with Runtime(one) as rt:
+            await say(rt, conversation="first")  # the SDK is loaded now: that may take longer than a turn
+        one.limits = Limits(seconds=1.0)
+        async with Runtime(one) as rt:
             end = await say(rt)
-            await until(lambda: server.requests[0].gone)
+            await until(lambda: server.requests[1].gone)
             [said] = of(await rt.history("c"), AssistantSaid)
             assert (end.reason, said.text, said.partial) == ("time_limit", "One moment, I ", True)
             assert (await say(rt, "again")).reason == "completed"
     assert not server.refused
+
+
+@SIDES
+@story
+async def test_a_hook_that_fails_in_the_middle_of_a_reply_hangs_up_at_once(side):
+    class Broken:
+        def feed(self, piece):
+            raise ValueError(piece)
+
+    with StrictServer([Hang(["One moment, I "])]) as server:
+        async with Runtime(agent(server, side, hooks=[on_stream(Broken)])) as rt:
+            end = await say(rt)
+            ended = time.monotonic()
+            await until(lambda: server.requests[0].gone)
+            assert server.requests[0].gone - ended < 0.25
+    assert (end.reason, end.error.kind) == ("failed", "handler_failed")
 
 
 # --- calls and their results ---

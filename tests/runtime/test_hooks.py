@@ -864,10 +864,10 @@ async def test_guardrails_edit_a_reply_one_after_the_other():
 
     reply = ModelReply(text="Pay.", calls=(CallWanted(provider_id=None, tool="pay", args="{}"),), request=request())
     checked = await run_after_model(hooks_of(polite, no_calls, look), reply)
-    assert (checked.reply.text, checked.edited, checked.rejected, checked.halt) == ("Pay. Thank you.", True, None, None)
+    assert (checked.reply.text, checked.rejected, checked.halt) == ("Pay. Thank you.", None, None)
     assert checked.verdicts == (Verdict("polite", "changed"), Verdict("no_calls", "changed"))
     untouched = await run_after_model(hooks_of(), reply)
-    assert (untouched.reply, untouched.edited, untouched.verdicts) == (reply, False, ())
+    assert (untouched.reply, untouched.verdicts) == (reply, ())
 
 
 @story

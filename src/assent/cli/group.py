@@ -27,7 +27,7 @@ Exit codes:
 
 """
 SECTIONS = {
-    "Run": ("run", "chat", "demo"),
+    "Run": ("run", "chat", "serve", "demo"),
     "Answer": ("pending", "approve", "deny", "answer", "submit", "cancel", "grants"),
     "Look": ("log", "tail", "replay", "request"),
     "Keep": ("verify", "export", "import", "doctor"),

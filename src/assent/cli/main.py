@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from assent.cli import custody, output, workbench
+from assent.cli import custody, output, serve, workbench
 from assent.cli.commands import DEMO, DEMO_STORE, Commands
 from assent.cli.group import (
     MANY,
@@ -41,7 +41,7 @@ from assent.errors import Invalid, NotFound, Stale
 
 Make = Callable[[Pending | None], Decision]
 DIGEST = 16
-MODULES = (custody, workbench)
+MODULES = (custody, serve, workbench)
 """Where the other commands are: importing them adds them to the group."""
 
 resume_option = click.option("--resume", metavar="MODULE:AGENT", help="Run the agent here and finish the turn.")

@@ -36,8 +36,11 @@ _heads = msgspec.json.Decoder(_Head)
 
 
 def encode(event: AnyEvent) -> bytes:
+    """Its bytes, which read back: what does not is refused here, and not found in the log for ever."""
     try:
-        return _encoder.encode(event)
+        body = _encoder.encode(event)
+        _events.decode(body)
+        return body
     except (TypeError, ValueError, RecursionError) as problem:
         raise AssentError(f"{event.type} cannot be encoded: {problem}", kind="log_encode_failed") from problem
 
@@ -77,7 +80,7 @@ def chain(head: bytes, bodies: Iterable[bytes]) -> list[bytes]:
     return hashes
 
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 """Raised when State changes: older snapshots are then ignored and folded anew."""
 
 

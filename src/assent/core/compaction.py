@@ -188,7 +188,8 @@ class _Made:
         pieces = [piece for turn in view.turns[self.first :] for piece in turn]
         self.size = sum(piece.weight for piece in pieces)
         self.cut: tuple[str, ...] = ()
-        if view.most is not None and self.size > view.most:
+        squeezed = view.most is not None and self.size > view.most
+        if view.most is not None and squeezed:
             self.cut = _squeeze(pieces, view.most, again)
             self.size = sum(piece.weight for piece in pieces)
             if self.size > view.most:
@@ -207,7 +208,7 @@ class _Made:
         # Before the turn's first reply, and where results are kept by their number, older ones may yet give way.
         current = history.turns[-1].entries if history.turns else ()
         begun = any(isinstance(entry.message, AssistantMessage) for entry in current)
-        self._steady = begun and not self.cut and not history.numbered
+        self._steady = begun and not squeezed and not history.numbered
 
     def extended(self, history: History, given: tuple[Any, ...]) -> bool:
         """Take in what was said since, if that is all that has changed; False: it has to be made anew."""

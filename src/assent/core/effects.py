@@ -70,10 +70,10 @@ def reached(turn: TurnState) -> str | None:
     if limits is None or turn.step == 0:
         return None
     if limits.tokens is not None:
-        used = None if usage.input_tokens is None else usage.input_tokens + (usage.output_tokens or 0)
-        if used is None or used >= limits.tokens:
+        used = (usage.input_tokens or 0) + (usage.output_tokens or 0)
+        if turn.uncounted or used >= limits.tokens:
             return "token_limit"
-    if limits.cost is not None and (usage.cost is None or usage.cost >= limits.cost):
+    if limits.cost is not None and (turn.unpriced or (usage.cost or 0.0) >= limits.cost):
         return "cost_limit"
     return None
 

@@ -219,6 +219,8 @@ class OutputRejected(Event, frozen=True, kw_only=True):
     text: str = ""
     """What it had said."""
     verdicts: tuple[Verdict, ...] = ()
+    context: Any = None
+    """As in AssistantSaid."""
 
 
 class CallSuspended(Event, frozen=True, kw_only=True):

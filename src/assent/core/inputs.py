@@ -128,6 +128,8 @@ class ReplyRejected(_Input, frozen=True, kw_only=True):
     text: str = ""
     attempts: tuple[Attempt, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
+    context: Any = None
+    record: bytes | None = None
 
 
 class ModelHalted(_Input, frozen=True, kw_only=True):
@@ -141,6 +143,8 @@ class ModelHalted(_Input, frozen=True, kw_only=True):
     thinking: str = ""
     attempts: tuple[Attempt, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
+    context: Any = None
+    record: bytes | None = None
 
 
 class TimeUp(_Input, frozen=True, kw_only=True):
@@ -151,6 +155,8 @@ class TimeUp(_Input, frozen=True, kw_only=True):
     text: str = ""
     thinking: str = ""
     attempts: tuple[Attempt, ...] = ()
+    context: Any = None
+    record: bytes | None = None
 
 
 class Summarised(_Input, frozen=True, kw_only=True):
@@ -168,6 +174,8 @@ class ModelFailed(_Input, frozen=True, kw_only=True):
     text: str = ""
     thinking: str = ""
     attempts: tuple[Attempt, ...] = ()
+    context: Any = None
+    record: bytes | None = None
 
 
 class Planned(_Input, frozen=True, kw_only=True):

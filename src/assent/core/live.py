@@ -68,6 +68,8 @@ class TextDelta(LiveEvent, frozen=True, kw_only=True):
     message_id: str
     """The reply's, the same as its AssistantSaid's."""
     text: str
+    n: int = 0
+    """Counts from 1 within the reply: a snapshot says how many of them it has."""
 
 
 class ThinkingDelta(LiveEvent, frozen=True, kw_only=True):
@@ -75,6 +77,8 @@ class ThinkingDelta(LiveEvent, frozen=True, kw_only=True):
 
     message_id: str
     text: str
+    n: int = 0
+    """Counts from 1 within the reply."""
 
 
 class MessageCompleted(LiveEvent, frozen=True, kw_only=True):
@@ -256,6 +260,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The reply that is being streamed, so far."""
     thinking: str = ""
     """Its reasoning, so far."""
+    message_id: str = ""
+    """Which reply that is."""
+    partial_n: int = 0
+    """The last text_delta that is in ``partial``."""
+    thinking_n: int = 0
+    """The last thinking_delta that is in ``thinking``."""
     usage: Usage
     seq: int
     """The last event that is in it: go on with ``events(after=seq)``."""

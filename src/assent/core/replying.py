@@ -54,9 +54,6 @@ def replied(log: Draft, input: ModelReplied, specs: Specs) -> None:
             made = gate.rename(made)
         taken.add(made.provider_id)
         calls.append(made)
-    context: dict[str, Any] | None = input.context
-    if input.record is not None:
-        context = {**(context or {}), "request": log.keep(input.record)}
     said(
         log,
         turn,
@@ -68,7 +65,7 @@ def replied(log: Draft, input: ModelReplied, specs: Specs) -> None:
         structured=structured,
         draft=input.draft and not calls,
         verdicts=input.verdicts,
-        context=context,
+        context=_context(log, input),
     )
 
 
@@ -79,7 +76,7 @@ def unanswered(log: Draft, input: ModelFailed | ReplyRejected | ModelHalted | Ti
         _rejected(log, turn, input, input.reason, input.verdicts)
         return
     if input.text or input.thinking or input.attempts:
-        said(log, turn, input, partial=True)
+        said(log, turn, input, partial=True, context=_context(log, input))
     number = turn.number
     match input:
         case ModelFailed():
@@ -93,6 +90,15 @@ def unanswered(log: Draft, input: ModelFailed | ReplyRejected | ModelHalted | Ti
             assert_never(input)
 
 
+def _context(
+    log: Draft, input: ModelReplied | ModelFailed | ReplyRejected | ModelHalted | TimeUp
+) -> dict[str, Any] | None:
+    """What was sent; the request itself, where it is kept, stands beside the log."""
+    if input.record is None:
+        return input.context
+    return {**(input.context or {}), "request": log.keep(input.record)}
+
+
 def _rejected(
     log: Draft, turn: TurnState, input: ModelReplied | ReplyRejected, reason: str, verdicts: tuple[Verdict, ...]
 ) -> None:
@@ -104,6 +110,7 @@ def _rejected(
         attempts=input.attempts,
         text=input.text,
         verdicts=verdicts,
+        context=_context(log, input),
     )
     if log.turn().rejected > REPAIRS:
         error = ErrorInfo(kind="invalid_response", message=f"given up after {REPAIRS} repairs: {reason}")

@@ -15,6 +15,7 @@ from assent.core.decisions import PAST, Approve, Deny, Detached, Expired, Kind, 
 from assent.core.events import (
     AnyEvent,
     AssistantSaid,
+    Attempt,
     CallMade,
     CallResolved,
     CallReturned,
@@ -106,6 +107,10 @@ class TurnState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     limits: Limits | None = None
     usage: Usage = Usage()
     """Of this turn."""
+    uncounted: bool = False
+    """A reply came without the number of its tokens: what was used is not known any more."""
+    unpriced: bool = False
+    """A reply came without its price."""
     waited: float = 0.0
     """Seconds spent waiting for people and clients."""
     resumed: float = 0.0
@@ -188,7 +193,7 @@ def evolve(state: State, event: AnyEvent) -> State:
                 calls={},
                 answered=False,
                 rejected=state.turn.rejected + 1,
-                usage=_spent(state.turn.usage, event.attempts),
+                **_used(state.turn, event.attempts),
             )
             return replace(state, seq=seq, turn=turn, usage=_spent(state.usage, event.attempts))
         case HistorySummarised():
@@ -232,7 +237,7 @@ def _said(state: State, event: AssistantSaid) -> State:
         value=answer(event.text) if event.structured else None,
         drafted=event.draft,
         rejected=0,
-        usage=_spent(state.turn.usage, event.attempts),
+        **_used(state.turn, event.attempts),
     )
     return replace(state, seq=event.seq, usage=usage, turn=turn, made=state.made + len(calls))
 
@@ -267,8 +272,7 @@ def _call(state: State, event: CallSuspended | CallResolved | CallStarted | Call
                 recovering=event.recovery,
             )
         case CallResolved():
-            since = max(turn.resumed, *(c.suspension.at for c in turn.calls.values() if c.suspension), turn.started)
-            turn = replace(turn, waited=turn.waited + max(0.0, event.at - since), resumed=event.at)
+            turn = _waited(turn, event.at)
             call = _resolved(call, event)
             if isinstance(event.decision, Deny) and event.decision.stop:
                 halt, halt_value = "halted", event.decision.reason
@@ -292,6 +296,8 @@ def _call(state: State, event: CallSuspended | CallResolved | CallStarted | Call
         case CallReturned():
             cancelled = event.error is not None and event.error.kind == "cancelled"
             ended: StaleReason = "cancelled" if cancelled else call.ended
+            if call.phase == "running":
+                turn = replace(turn, resumed=event.at)  # until now there was work
             # What a late resolver is told needs no arguments, schemas or plans: drop them.
             call = replace(call, phase="done", suspension=None, decided=None, bound=None, ended=ended)
             if event.halt is not None:
@@ -302,6 +308,14 @@ def _call(state: State, event: CallSuspended | CallResolved | CallStarted | Call
     calls = {**turn.calls, event.call_id: call}
     turn = replace(turn, calls=calls, halt=halt, halt_value=halt_value)
     return replace(state, seq=event.seq, epoch=epoch, turn=turn)
+
+
+def _waited(turn: TurnState, at: float) -> TurnState:
+    """The wait that ends now: since the last one asked, or the last work was done, and not while there is work."""
+    since = max(turn.resumed, turn.started, *(call.suspension.at for call in turn.calls.values() if call.suspension))
+    working = any(call.phase in ("ready", "running") for call in turn.calls.values())
+    waited = 0.0 if working else max(0.0, at - since)
+    return replace(turn, waited=turn.waited + waited, resumed=at)
 
 
 def _resolved(call: CallState, event: CallResolved) -> CallState:
@@ -320,6 +334,16 @@ def _resolved(call: CallState, event: CallResolved) -> CallState:
         )
     ended: StaleReason = "expired" if isinstance(decision, Expired | Detached) else "resolved"
     return replace(call, decided=event, ended=ended)
+
+
+def _used(turn: TurnState, attempts: tuple[Attempt, ...]) -> dict[str, Any]:
+    """What a turn has used; a reply that says nothing of it makes that unknown."""
+    replies = [attempt.usage or Usage() for attempt in attempts if attempt.error is None]
+    return {
+        "usage": _spent(turn.usage, attempts),
+        "uncounted": turn.uncounted or any(None in (one.input_tokens, one.output_tokens) for one in replies),
+        "unpriced": turn.unpriced or any(one.cost is None for one in replies),
+    }
 
 
 def _spent(usage: Usage, attempts: tuple[Any, ...]) -> Usage:

@@ -113,6 +113,10 @@ class Agent:
             "settings": self.settings,
             "retry": self.retry,
             "record": self.record,
+            "context": {
+                **msgspec.to_builtins(msgspec.structs.replace(self.context, summary=None)),
+                "summary": self.context.summary if isinstance(self.context.summary, str) else None,
+            },
             "fallbacks": [model for model in self.fallbacks if isinstance(model, str)],
             "hooks": [hook.name for hook in self.hooks.all],
             "tools": [tool.to_data(handlers=handlers) for tool in self.tools if tool.spec.name != HELP],
@@ -156,6 +160,7 @@ class Agent:
             settings=saved.get("settings"),
             retry=msgspec.convert(saved.get("retry", {}), Retry),
             record=saved.get("record", "metadata"),
+            context=msgspec.convert(saved.get("context", {}), Context),
             fallbacks=saved.get("fallbacks", ()),
             hooks=hooks,
         )
@@ -179,6 +184,8 @@ def _limits(name: str, limits: Limits | None) -> Limits | None:
         limit = getattr(limits, what, None)
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or limit <= 0):
             raise DeclarationError(f"agent {name!r}: limits: {what} must be a number above 0, not {limit!r}")
+    if limits is not None and isinstance(limits.tokens, float):
+        raise DeclarationError(f"agent {name!r}: limits: tokens must be a whole number, not {limits.tokens!r}")
     return limits
 
 

@@ -113,7 +113,7 @@ class Clients:
         self._stop(client)
         if not self.home.closing:
             await self._put(client, self.home.now())
-            await self._look_again(client.conversation)
+            await self._look_again(client)
 
     async def close(self) -> None:
         """The process goes away, and with it the clients that live in it."""
@@ -132,11 +132,13 @@ class Clients:
         row = ClientRow(conversation=client.conversation, client=client.id, tools=client.tools, until=until)
         await self.home.store.put_client(row)
 
-    async def _look_again(self, conversation: str) -> None:
-        """The last client may have left: waiting calls are looked at again when the grace is over."""
-        soon = self.home.now() + CLIENT_GRACE
+    async def _look_again(self, client: Client) -> None:
+        """The last client may have left: what it ran is free, and looked at again when the grace is over."""
+        conversation, now = client.conversation, self.home.now()
+        soon = now + CLIENT_GRACE
         for entry in await self.home.pending(conversation):
             if entry.kind == "client_exec":  # nothing else has a client to lose
+                await self.home.store.lease_call(conversation, entry.call, client.id, now, now)
                 await self.home.store.postpone(conversation, entry.call, min(soon, entry.deadline))
         self.home.recheck()
 

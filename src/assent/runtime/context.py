@@ -159,7 +159,13 @@ def weigh(tools: Sequence[ToolOffer]) -> int:
 
 
 async def summarise(
-    store: LogStore, conversation: str, model: Model, *, upto: int, previous: HistorySummarised | None
+    store: LogStore,
+    conversation: str,
+    model: Model,
+    *,
+    upto: int,
+    previous: HistorySummarised | None,
+    principal: str = "",
 ) -> Summarised | None:
     """A summary of everything up to ``upto``: of the previous one and what came after it. None: it did not work."""
     try:
@@ -169,20 +175,22 @@ async def summarise(
             if not lines:
                 return None
             earlier = f"Summary so far:\n{previous.text}\n\n" if previous else ""
-            text, usage = await _ask(model, conversation, f"{earlier}What was said after it:\n" + "\n".join(lines))
+            said = f"{earlier}What was said after it:\n" + "\n".join(lines)
+            text, usage = await _ask(model, conversation, principal, said)
     except Exception as problem:
         log.warning("conversation %s was not summarised: %s: %s", conversation, type(problem).__name__, problem)
         return None
     return Summarised(upto=upto, text=cut(text, SUMMARY_LIMIT), attempts=(Attempt(model.name, usage),))
 
 
-async def _ask(model: Model, conversation: str, text: str) -> tuple[str, Usage | None]:
+async def _ask(model: Model, conversation: str, principal: str, text: str) -> tuple[str, Usage | None]:
     request = Request(
         conversation=conversation,
         turn=0,
         step=0,
         instructions=SUMMARISE,
         messages=(UserMessage(text=text, seq=0, turn=0, by="system"),),
+        principal=principal,
     )
     said: list[str] = []
     usage: Usage | None = None

@@ -278,8 +278,8 @@ class Conversation:
                 self.epoch = None
             before = self.state
             self._absorb(draft.events, draft.states)
-            self.home.recorded(draft.events)
-            self.home.summaries.appended(self, draft.events)
+            self.home.recorded(self.name, draft.events)
+            self.home.summaries.appended(self, draft.events, before.turn.by if before.turn else None)
             telemetry.saw(before, draft.events, draft.states)
             break
         for item in items:
@@ -490,7 +490,7 @@ class Conversation:
             self._unreleased, self.epoch = self.epoch, None
         self._loaded, self._paused = False, True
         self._reconcile()
-        self.state = State(conversation=self.name)
+        self.state, self.partial = State(conversation=self.name), Partial()
         self._window.forget()
         items, self._inbox = self._inbox, []
         for item in items:

@@ -74,8 +74,8 @@ async def run(conv: Conversation, effect: RunTool) -> None:
             call = claimed
         with telemetry.tool_call(conv.name, turn, call) as span:
             ran = await _execute(conv, call, slot)
-            span.ended(ran)
-        outcome, verdicts = await _after(conv, call, ran)
+            outcome, verdicts = await _after(conv, call, ran)
+            span.ended(outcome)
         finished = Finished(call=effect.call, attempt=call.attempt, outcome=outcome, verdicts=verdicts)
         await conv.report(finished, effect)
     finally:
@@ -149,7 +149,10 @@ async def _before(conv: Conversation, call: CallState) -> Ruling:
     """What the before-tool hooks say. Whatever goes wrong with them, it does not run."""
     hooks = _hooks(conv, "before_tool", call)
     if not hooks:
-        return Ruling()  # they are gone from the code
+        if not call.made.hooked:
+            return Ruling()
+        gone = Verdict("hooks", "required", "the hooks that were to look at this call are gone from the code")
+        return Ruling(required=True, verdicts=(gone,))
     try:
         async with _told(conv, call) as context:
             return await run_before_tool(hooks, context, call.args, call.made.schema)

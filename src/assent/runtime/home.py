@@ -31,6 +31,7 @@ from assent.runtime.expiry import Expiry
 from assent.runtime.intake import conversation_id
 from assent.runtime.slots import Slots
 from assent.runtime.summaries import Summaries
+from assent.runtime.waiting import Waiting
 from assent.runtime.watch import Watch
 from assent.stores.base import LogStore
 
@@ -68,6 +69,7 @@ class Home:
         self.bus = Bus()
         self.closing = True
         self.clients = Clients(self)
+        self.waiting = Waiting(self)
         self._only = None if only is None else frozenset(conversation_id(name) for name in only)
         self._drain = drain
         self._scope = scope
@@ -87,6 +89,7 @@ class Home:
         await self.store.open(tuple(self.agents))
         self.closing = False
         self.bus.open()
+        self.waiting.open()
         loop = asyncio.get_running_loop()
         self._background = [
             loop.create_task(self._watch.run(), name="assent:watch"),
@@ -108,7 +111,9 @@ class Home:
         await asyncio.gather(*(conv.stop() for conv in [*self._active.values(), *self._idle.values()]))
         self._active.clear()
         self._idle.clear()
-        self.bus.close(StoreError("the runtime was closed; the log goes on elsewhere"))
+        closed = StoreError("the runtime was closed; the log goes on elsewhere")
+        self.bus.close(closed)
+        self.waiting.close(closed)
         await self.store.close()
 
     def tasks(self) -> list[asyncio.Task[None]]:
@@ -196,8 +201,9 @@ class Home:
 
     # --- what conversations and the watch report ---
 
-    def recorded(self, events: list[AnyEvent]) -> None:
+    def recorded(self, name: str, events: list[AnyEvent]) -> None:
         """This process appended these."""
+        self.waiting.moved(name)
         if any(isinstance(event, CallSuspended) for event in events):
             self._expiry.kick()
 
@@ -233,6 +239,7 @@ class Home:
 
     async def foreign(self) -> None:
         """Somebody else has committed: whoever runs here, or is looked at, and has moved, looks again."""
+        self.waiting.moved(None)
         known = {name: self.conversation(name) for name in {*self._active, *self.bus.topics()}}
         if known:
             heads = await self.store.heads(list(known))

@@ -195,8 +195,6 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     """What ``after_model`` hooks came to."""
 
     reply: ModelReply
-    edited: bool = False
-    """It is not what the provider sent: the provider's own parts must not be kept beside it."""
     verdicts: tuple[Verdict, ...] = ()
     rejected: str | None = None
     """The model is to answer again: what it is told, the hook named."""
@@ -207,7 +205,6 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 async def run_after_model(hooks: Hooks, reply: ModelReply) -> Checked:
     """The reply as it is to be logged. Raises an AssentError that names the hook which failed the turn."""
     verdicts: list[Verdict] = []
-    was = reply
     for hook in hooks.at("after_model"):
         match await _said(hook, reply):
             case None:
@@ -215,12 +212,12 @@ async def run_after_model(hooks: Hooks, reply: ModelReply) -> Checked:
             case Halt() as halt:
                 verdicts.append(Verdict(hook.name, "halted", text(halt.reason)))
                 halted = _halted(hook, halt)
-                return Checked(reply=reply, edited=reply != was, verdicts=tuple(verdicts), halt=halted)
+                return Checked(reply=reply, verdicts=tuple(verdicts), halt=halted)
             case Reject() as reject:
                 reason = _reason(hook, reject.reason)
                 verdicts.append(Verdict(hook.name, "rejected", reason))
                 told = f"{hook.name} rejected this reply: {reason}"
-                return Checked(reply=reply, edited=reply != was, verdicts=tuple(verdicts), rejected=told)
+                return Checked(reply=reply, verdicts=tuple(verdicts), rejected=told)
             case str() as words:
                 reply = replace(reply, text=text(words))
             case ModelReply() as other:
@@ -229,7 +226,7 @@ async def run_after_model(hooks: Hooks, reply: ModelReply) -> Checked:
                 legal = "None, text, a ModelReply, Reject or Halt"
                 raise _failure(hook, f"returned {written(said)}; it may return {legal}")
         verdicts.append(Verdict(hook.name, "changed"))
-    return Checked(reply=reply, edited=reply != was, verdicts=tuple(verdicts))
+    return Checked(reply=reply, verdicts=tuple(verdicts))
 
 
 def _readable(hook: Hook, reply: ModelReply) -> ModelReply:

@@ -15,15 +15,18 @@ from assent.core.inputs import (
     Finished,
     Input,
     ModelFailed,
+    ModelHalted,
     ModelReplied,
     Open,
     Planned,
     Reconciled,
     RefuseResolution,
+    ReplyRejected,
     Resolve,
     Revoke,
     Say,
     Summarised,
+    TimeUp,
 )
 from assent.errors import AssentError, Stale
 
@@ -61,7 +64,7 @@ def instead(input: Input, problem: Exception) -> Input | None:
     """A report that cannot be recorded as it is: what is recorded in its place, so that the turn goes on."""
     words = f"it cannot be recorded: {problem}".encode("utf-8", "replace").decode()
     match input:
-        case ModelReplied():
+        case ModelReplied() | ModelFailed() | ReplyRejected() | ModelHalted() | TimeUp():
             error = ErrorInfo(kind="invalid_response", message=words)
             return ModelFailed(turn=input.turn, step=input.step, error=error)
         case Finished():

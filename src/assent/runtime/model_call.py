@@ -19,7 +19,7 @@ from assent.core.inputs import Halted, ModelFailed, ModelHalted, ModelReplied, R
 from assent.core.live import Retrying
 from assent.core.replying import message_id
 from assent.core.state import TurnState
-from assent.errors import AssentError, ModelError
+from assent.errors import AssentError, ModelError, Stale
 from assent.models.base import Model, Request
 from assent.runtime.agent import Agent, capacity, ready_models
 from assent.runtime.context import prepare
@@ -70,6 +70,8 @@ class ModelCall:
         self._attempts: tuple[Attempt, ...] = ()
         """Those that failed."""
         self._model = ""
+        self._sent: tuple[Any, bytes | None] = (None, None)
+        """What is kept of the request, once there is one."""
         self._reply = self._fresh()
 
     def _fresh(self) -> Reply:
@@ -100,10 +102,12 @@ class ModelCall:
         if prepared.halt is not None:
             return self._halted(prepared.halt, prepared.verdicts)
         span.asked(request)
+        self._sent = (self._context(rendered, prepared), recorded(request) if agent.record == "full" else None)
         model = await self._ask(request, models)
         reply, calls = self._reply, self._reply.calls()
+        text, thinking = reply.withheld() if agent.hooks.at("after_model") else (reply.text, reply.thinking)
         checked = await run_after_model(
-            agent.hooks, ModelReply(text=reply.text, thinking=reply.thinking, calls=calls, request=request)
+            agent.hooks, ModelReply(text=text, thinking=thinking, calls=calls, request=request)
         )
         verdicts = (*prepared.verdicts, *reply.verdicts, *checked.verdicts)
         attempts = (*self._attempts, Attempt(self._model, reply.usage))
@@ -115,11 +119,13 @@ class ModelCall:
                 text=checked.reply.text,
                 attempts=attempts,
                 verdicts=verdicts,
+                context=self._sent[0],
+                record=self._sent[1],
             )
         if checked.halt is not None:
             return self._halted(checked.halt, verdicts, checked.reply, attempts)
         # Signatures are of what the provider thought and called: where a hook has changed that, they fit no more.
-        same = checked.reply.thinking == reply.thinking and checked.reply.calls == calls
+        same = checked.reply.thinking == thinking and checked.reply.calls == calls
         parts = reply.parts if same and not reply.rethought else []
         return ModelReplied(
             turn=self._effect.turn,
@@ -135,8 +141,8 @@ class ModelCall:
             output=output,
             draft=draft,
             verdicts=verdicts,
-            context=self._context(rendered, prepared),
-            record=recorded(request) if agent.record == "full" else None,
+            context=self._sent[0],
+            record=self._sent[1],
         )
 
     async def _rendered(self, models: list[Model]) -> Rendered:
@@ -189,6 +195,8 @@ class ModelCall:
             thinking=reply.thinking if reply else "",
             attempts=attempts,
             verdicts=verdicts,
+            context=self._sent[0],
+            record=self._sent[1],
         )
 
     async def _ask(self, request: Request, models: list[Model]) -> Model:
@@ -214,13 +222,16 @@ class ModelCall:
 
     async def _again(self, problem: ModelError, delay: float, model: str) -> None:
         error = _error(problem)
+        if not self._reply.wanted or not self._conv.wants(asyncio.current_task()):
+            raise Stale("nobody waits for this reply any more", reason="phase")
         self._attempts = (*self._attempts, Attempt(self._model, self._reply.usage, error))
+        self._model = ""
         bus, name = self._conv.home.bus, self._conv.name
         if bus.heard(name):
             told = Retrying(conversation=name, attempt=len(self._attempts), delay=delay, error=error, model=model)
             bus.publish(name, told)
         self._reply = self._fresh()
-        await asyncio.sleep(delay)
+        await asyncio.sleep(delay)  # meanwhile no attempt is under way
 
     def failed(self, problem: Exception) -> ModelFailed:
         error = _error(problem)
@@ -232,6 +243,8 @@ class ModelCall:
             text=self._reply.text,
             thinking=self._reply.thinking,
             attempts=(*self._attempts, *asked),
+            context=self._sent[0],
+            record=self._sent[1],
         )
 
     def time_up(self) -> TimeUp:
@@ -242,6 +255,8 @@ class ModelCall:
             text=self._reply.text,
             thinking=self._reply.thinking,
             attempts=(*self._attempts, *asked),
+            context=self._sent[0],
+            record=self._sent[1],
         )
 
 

@@ -18,7 +18,7 @@ from assent.core.live import (
     ToolCallStarted,
 )
 from assent.core.schema import check_plain
-from assent.errors import Invalid, ModelError
+from assent.errors import Invalid, ModelError, Stale
 from assent.models.base import (
     FinishPart,
     HostedPart,
@@ -60,10 +60,21 @@ class Reply:
     def thinking(self) -> str:
         return "".join(self._partial.thinking)
 
+    @property
+    def wanted(self) -> bool:
+        return self._conv.partial is self._partial
+
+    def withheld(self) -> tuple[str, str]:
+        """Text and thinking, taken out of what is logged if it goes no further: somebody has yet to judge them."""
+        text, thinking = self.text, self.thinking
+        self._partial.text.clear()
+        self._partial.thinking.clear()
+        return text, thinking
+
     def take(self, part: StreamPart, model: str) -> None:
         conv = self._conv
-        if conv.partial is not self._partial:
-            raise ModelError("this reply is no longer wanted", kind="network")  # its cancel was ignored
+        if not self.wanted:
+            raise Stale("this reply is no longer wanted", reason="phase")  # its cancel was ignored
         match part:
             case UsagePart(usage=usage):
                 self.usage = usage = _usage(usage)
@@ -79,6 +90,7 @@ class Reply:
                 pass
         if not self.begun:
             self.begun = True
+            conv.partial.attempts = (*self._earlier, Attempt(model, self.usage))
             conv.announce_streaming()
         match part:
             case TextPart(text=text):
@@ -103,13 +115,15 @@ class Reply:
         if text:
             self._partial.text.append(text)
             if self._heard():
-                self._tell(TextDelta(conversation=self._conv.name, message_id=self._message, text=text))
+                n = len(self._partial.text)
+                self._tell(TextDelta(conversation=self._conv.name, message_id=self._message, text=text, n=n))
 
     def _thought(self, text: str) -> None:
         if text:
             self._partial.thinking.append(text)
             if self._heard():
-                self._tell(ThinkingDelta(conversation=self._conv.name, message_id=self._message, text=text))
+                n = len(self._partial.thinking)
+                self._tell(ThinkingDelta(conversation=self._conv.name, message_id=self._message, text=text, n=n))
 
     @property
     def rethought(self) -> bool:

@@ -11,6 +11,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from assent.core.decisions import Principal
 from assent.core.events import AnyEvent, TurnEnded
 from assent.errors import AssentError, ModelError
 from assent.models.base import Model
@@ -30,17 +31,19 @@ class Summaries:
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def appended(self, conv: Conversation, events: list[AnyEvent]) -> None:
-        """This process appended these."""
+    def appended(self, conv: Conversation, events: list[AnyEvent], by: Principal | None) -> None:
+        """This process appended these, in a turn on somebody's behalf."""
         agent = conv.home.agents.get(conv.state.agent)
         if agent is None or agent.context.summary is None or conv.name in self._tasks or conv.home.closing:
             return
         if any(isinstance(event, TurnEnded) for event in events):
-            task = asyncio.get_running_loop().create_task(self._make(conv, agent), name=f"assent:{conv.name}:summary")
+            task = asyncio.get_running_loop().create_task(
+                self._make(conv, agent, by.id if by else ""), name=f"assent:{conv.name}:summary"
+            )
             self._tasks[conv.name] = task
             task.add_done_callback(lambda _: self._tasks.pop(conv.name, None))
 
-    async def _make(self, conv: Conversation, agent: Agent) -> None:
+    async def _make(self, conv: Conversation, agent: Agent, principal: str) -> None:
         with suppress(AssentError):  # somebody else was first, or the store is gone: the next turn's end asks again
             history = await conv.history(agent)
             size = await capacity(ready_models(agent))
@@ -53,7 +56,9 @@ class Summaries:
             except ModelError as problem:
                 log.warning("conversation %s was not summarised: %s", conv.name, problem)
                 return
-            made = await summarise(conv.home.store, conv.name, model, upto=due, previous=history.summary)
+            made = await summarise(
+                conv.home.store, conv.name, model, upto=due, previous=history.summary, principal=principal
+            )
             if made is not None:
                 await conv.submit(made)
 

@@ -34,6 +34,7 @@ class Connections:
         try:
             yield
         finally:
+            _OPEN.pop(asyncio.get_running_loop(), None)  # the loop would live for as long as this generator
             await self.client.aclose()
 
     async def open(self) -> None:

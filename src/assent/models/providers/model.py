@@ -8,6 +8,7 @@ import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -59,8 +60,9 @@ class ProviderModel:
         self._name = names.parse(name, base_url)
         names.need_extra(self._name)
         self.name = name
-        self.provider = self._name.provider
-        """Who wrote a reply's parts: replayed as they were to the same provider only."""
+        url = names.base_url(self._name) if self._name.provider == "openai-chat" else None
+        self.provider = f"openai-chat@{urlsplit(url).netloc}" if url else self._name.provider
+        """Who wrote a reply's parts: replayed as they were to the same one only. Many speak like OpenAI's chat."""
         self._key = key
         self._settings = dict(settings or {})
         self._timeout, self._connect_timeout = timeout, connect_timeout

@@ -1,0 +1,86 @@
+"""Picture each view of the page, in light, in dark and on a phone. Usage: scripts/screenshots.py FOLDER"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "page"))
+
+from browser import Stage, Visitor, browser
+from playwright.sync_api import Page
+
+LOOKS = {
+    "light": {"viewport": {"width": 1200, "height": 860}, "color_scheme": "light"},
+    "dark": {"viewport": {"width": 1200, "height": 860}, "color_scheme": "dark"},
+    "phone": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light", "is_mobile": True, "has_touch": True},
+}
+
+
+def editing(page: Page) -> None:
+    page.locator("assent-approval .edit").click()
+    page.locator("assent-approval").get_by_label("amount", exact=True).fill("5.50")
+    page.get_by_text("5.50 EUR to the card").wait_for()
+    page.locator("assent-approval .card").evaluate("card => card.scrollIntoView({block: 'center'})")
+
+
+def opened(page: Page) -> None:
+    page.locator(".row .head").first.click()
+    page.locator(".row.open .card").wait_for()
+
+
+def answering(page: Page) -> None:
+    page.locator("assent-question").get_by_label("seats", exact=True).fill("12")
+    page.get_by_role("button", name="Send the answer").click()
+
+
+def batch(page: Page) -> None:
+    for box in page.locator(".row input[type=checkbox]").all()[:3]:
+        box.check()
+    page.get_by_role("button", name="Review").click()
+
+
+def unfolded(page: Page) -> None:
+    page.get_by_text("Thinking", exact=True).click()
+
+
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as place, browser() as launched:
+        stage = Stage(Path(place))
+        stage.start()
+        try:
+            talks = {word: stage.conversation(word) for word in ("refund", "patch", "book", "sign", "evil", "think", "fail")}
+            for word in ("refund", "patch", "book", "sign", "evil"):
+                stage.waiting(talks[word])
+            views = {
+                "chat": (f"c/{talks['refund']}", None),
+                "edit": (f"c/{talks['refund']}", editing),
+                "diff": (f"c/{talks['patch']}", None),
+                "question": (f"c/{talks['book']}", answering),
+                "long": (f"c/{talks['sign']}", None),
+                "hostile": (f"c/{talks['evil']}", None),
+                "thinking": (f"c/{talks['think']}", unfolded),
+                "failed": (f"c/{talks['fail']}", None),
+                "inbox": ("inbox", None),
+                "inbox-open": ("inbox", opened),
+                "batch": ("inbox", batch),
+                "home": ("", None),
+            }
+            for look, options in LOOKS.items():
+                visitor = Visitor(launched, stage, "alice", **options)
+                for name, (where, act) in views.items():
+                    page = visitor.page(where)
+                    page.locator("assent-app .app").wait_for()
+                    page.wait_for_timeout(900)  # what comes is there, and cards are armed
+                    if act:
+                        act(page)
+                        page.wait_for_timeout(450)
+                    page.screenshot(path=folder / f"{name}-{look}.png")
+                    page.close()
+                visitor.context.close()
+        finally:
+            stage.kill()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

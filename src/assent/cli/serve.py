@@ -1,0 +1,148 @@
+"""``assent serve``: an agent behind the HTTP API and the page, for one person with one token."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+
+import click
+
+from assent.cli.group import (
+    by_option,
+    cli,
+    example,
+    instructions_option,
+    login_or,
+    model_option,
+    store_option,
+    store_url,
+)
+from assent.cli.workbench import maybe_spec
+from assent.errors import Invalid
+
+HOST = "127.0.0.1"
+PORT = 8642
+NEEDED = ("starlette", "uvicorn", "httptools")
+TOKEN = "ASSENT_TOKEN"
+
+
+@cli.command(
+    epilog=example(
+        "assent serve hello:agent --open",
+        "assent serve hello:agent --port 0                   # any free port",
+        "assent serve --model openai:gpt-5 --store sqlite:///desk.db",
+    )
+)
+@maybe_spec
+@model_option
+@instructions_option
+@click.option("--host", metavar="ADDRESS", default=HOST, show_default=True, help="Where to listen.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), metavar="N", default=PORT, show_default=True, help="0: any free one."
+)
+@click.option("--allow-host", "names", multiple=True, metavar="NAME", help="A name that it is reached under, too.")
+@click.option("--open", "open_page", is_flag=True, help="Open the page in the browser.")
+@by_option
+@store_option
+def serve(
+    spec: str | None,
+    model: str | None,
+    instructions: str | None,
+    host: str,
+    port: int,
+    names: tuple[str, ...],
+    open_page: bool,
+    by: str | None,
+    store: str | None,
+) -> int:
+    """Serve an agent: the page and the HTTP API.
+
+    Prints an address with a token: whoever has it is you. The token is kept beside the store, so that open pages
+    find their way back after a restart; $ASSENT_TOKEN gives another.
+    """
+    from assent.cli.loading import choose
+
+    check_installed()
+    return start(
+        choose(spec, model, instructions).agent,
+        store_url(store),
+        login_or(by),
+        host=host,
+        port=port,
+        names=names,
+        open_page=open_page,
+    )
+
+
+def check_installed() -> None:
+    """The extra is there; else the command that gets it."""
+    from importlib.util import find_spec
+
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise Invalid(f"the server needs {', '.join(missing)}: pip install 'assent[server]'", kind="resource_missing")
+
+
+def start(
+    agent: object,
+    store: str,
+    by: str,
+    *,
+    host: str = HOST,
+    port: int = PORT,
+    names: tuple[str, ...] = (),
+    open_page: bool = False,
+) -> int:
+    """Serve this agent until it is stopped."""
+    from assent.runtime.agent import Agent
+    from assent.runtime.runtime import Runtime
+    from assent.server.app import LOOPBACK, app
+    from assent.server.auth import TokenAuth
+    from assent.server import serving
+
+    assert isinstance(agent, Agent)
+    auth = TokenAuth(token_for(store), by)
+    ui = "ui" if os.path.isdir("ui") else None
+    served = app(Runtime(agent, store=store), auth, hosts=(*LOOPBACK, host, *names), ui=ui)
+    listening = serving.listen(host, port)
+    address = page_address(host, listening.getsockname()[1], auth.token)
+
+    def ready(stop: serving.Stop) -> None:
+        serving.until_signalled(stop)
+        click.echo(f"{agent.name} is served at {address}")
+        click.echo("Ctrl-C stops it; what waits is kept.")
+        if open_page:
+            click.launch(address)
+
+    asyncio.run(serving.serve(served, listening, ready))
+    return 0
+
+
+def page_address(host: str, port: int, token: str) -> str:
+    """The address to open; one that stands for all addresses is reached on this machine."""
+    shown = {"0.0.0.0": HOST, "::": "[::1]", "": HOST}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}/?token={token}"
+
+
+def token_for(store: str) -> str:
+    """The token of a store: whoever can read its file can read this one, and nobody else."""
+    given = os.environ.get(TOKEN)
+    if given:
+        if len(given) < 16 or not given.isascii() or not all(char.isalnum() or char in "-_." for char in given):
+            raise Invalid(f"${TOKEN} must have 16 or more letters, digits, '-', '_' and '.'")
+        return given
+    if not store.startswith("sqlite:///"):
+        return secrets.token_urlsafe(24)
+    path = f"{store.removeprefix('sqlite:///')}.token"
+    made = secrets.token_urlsafe(24)
+    try:
+        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(made)
+        return made
+    except FileExistsError:
+        with open(path) as file:
+            kept = file.read().strip()
+        return kept or made
+    except OSError:
+        return made  # the store itself will say what is wrong with its directory

@@ -1,0 +1,307 @@
+"""The application: a door that checks every request, the routes behind it, and the page."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from starlette.requests import Request
+
+from assent.core.decisions import Principal
+from assent.errors import Invalid
+from assent.runtime.runtime import Runtime
+from assent.server import openapi, wire
+from assent.server.auth import Auth, MaySee, Origins, TokenAuth, identify
+from assent.server.hub import Hub
+from assent.server.page import INDEX, Files, policy
+from assent.server.problems import CONTENT_TYPE, HTTPProblem, problem_of
+from assent.server.routes import ENDPOINTS, Asked, Endpoint
+from assent.server.sse import Receive, Send, Stream
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+BODY_SECONDS = 30.0
+"""A body that takes longer is given up."""
+GUARDS = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
+NOTHING_LOADS = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
+FRESH = (b"cache-control", b"no-store")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is done at once; what is more is refused with 503 and when to come again.
+
+    requests:  requests that are being answered
+    streams:   open streams of events
+    """
+
+    requests: int = 256
+    streams: int = 10_000
+
+
+class App:
+    """The ASGI application. ``app()`` makes one."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        auth: Auth,
+        may_see: MaySee | None,
+        origins: Origins,
+        limits: Limits,
+        files: Files,
+    ):
+        self.runtime, self.auth = runtime, auth
+        self._may_see, self._origins, self._limits, self._files = may_see, origins, limits, files
+        self._hub = Hub(runtime)
+        self._requests = self._streams = 0
+        self._document: bytes | None = None
+
+    def close_streams(self) -> None:
+        """End every open stream and take no new one: the first step of a graceful shutdown."""
+        self._hub.close()
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "http":
+            await _Exchange(self, scope, receive, send).run()
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000})
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        """Where this is the whole application, the runtime lives with it; mounted, it is its host's."""
+        await receive()
+        ours = self.runtime.home.closing
+        try:
+            if ours:
+                await self.runtime.start()
+        except Exception as failure:
+            await send({"type": "lifespan.startup.failed", "message": str(failure)})
+            return
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        self.close_streams()
+        if ours:
+            await self.runtime.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    # --- for one exchange ---
+
+    async def answer(self, exchange: _Exchange) -> None:
+        """Answer a request that may be answered."""
+        request, parts = exchange.request, exchange.parts
+        self._origins.check(request)
+        if parts == [""] and request.method == "GET" and (login := getattr(self.auth, "login", None)) is not None:
+            headers = login(request)
+            if headers is not None:
+                await exchange.reply(303, b"", headers)
+                return
+        by = await identify(self.auth, request)
+        if parts and parts[0] == "api":
+            await self._api(exchange, by)
+        else:
+            await self._page(exchange)
+
+    async def _api(self, exchange: _Exchange, by: Principal) -> None:
+        request, parts = exchange.request, exchange.parts
+        if parts == ["api", "openapi.json"] and request.method in ("GET", "HEAD"):
+            self._document = self._document or wire.encode(openapi.document())
+            await exchange.reply(200, self._document, {"content-type": "application/json"})
+            return
+        endpoint, path = _find(parts, request.method)
+        query = wire.decode_query(request.query_params.multi_items(), endpoint.query)
+        body: Any = None
+        if endpoint.takes is not None:
+            if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+                raise HTTPProblem(415, "invalid_args", "send JSON, as content type application/json")
+            body = wire.decode(await exchange.body(endpoint.limit), endpoint.takes)
+        if self.runtime.home.closing:
+            raise HTTPProblem(503, "backpressure", "the server is starting or stopping", {"retry-after": "1"})
+        asked = Asked(self.runtime, self._hub, self._may_see, request, by, path, query, body)
+        if endpoint.stream is not None:
+            await self._stream(exchange, asked, endpoint)
+            return
+        assert endpoint.run is not None
+        if self._requests >= self._limits.requests:
+            raise HTTPProblem(503, "backpressure", "too many requests at once", {"retry-after": "1"})
+        self._requests += 1
+        try:
+            value = await endpoint.run(asked)
+        finally:
+            self._requests -= 1
+        data = b"" if endpoint.gives is None else wire.encode(value)
+        await exchange.reply(
+            endpoint.status, data, {} if endpoint.gives is None else {"content-type": "application/json"}
+        )
+
+    async def _stream(self, exchange: _Exchange, asked: Asked, endpoint: Endpoint) -> None:
+        assert endpoint.stream is not None
+        if self._hub.closing or self._streams >= self._limits.streams:
+            raise HTTPProblem(503, "backpressure", "too many streams, or none any more", {"retry-after": "1"})
+        self._streams += 1
+        try:
+            streaming = await endpoint.stream(asked)
+            async with Stream(exchange.receive, exchange.send) as stream:
+                await streaming(asked, stream)
+        finally:
+            self._streams -= 1
+
+    async def _page(self, exchange: _Exchange) -> None:
+        request, parts = exchange.request, exchange.parts
+        if request.method not in ("GET", "HEAD"):
+            raise HTTPProblem(405, "invalid_args", "the page is read with GET", {"allow": "GET, HEAD"})
+        if not parts:
+            await exchange.reply(308, b"", {"location": f"{request.scope.get('root_path', '')}/"})
+            return
+        names = [INDEX] if parts == [""] else parts[1:] if parts[0] == "static" else []
+        file = self._files.find(names)
+        if file is None:
+            raise HTTPProblem(404, "not_found", f"there is no {request.url.path[:200]!r} here")
+        headers = {
+            "content-type": file.type,
+            "etag": file.etag,
+            "cache-control": "no-cache",
+            "vary": "accept-encoding",
+            "content-security-policy": policy(file.inline),
+        }
+        if file.etag in request.headers.get("if-none-match", ""):
+            await exchange.reply(304, b"", headers)
+        elif file.packed is not None and "gzip" in request.headers.get("accept-encoding", ""):
+            await exchange.reply(200, file.packed, {**headers, "content-encoding": "gzip"})
+        else:
+            await exchange.reply(200, file.body, headers)
+
+
+class _Exchange:
+    """One request and its answer."""
+
+    def __init__(self, app: App, scope: MutableMapping[str, Any], receive: Receive, send: Send):
+        self._app, self.receive, self._send = app, receive, send
+        self.request = Request(scope, receive)
+        self.started = False
+        self.parts: list[str] = []
+
+    async def run(self) -> None:
+        try:
+            self.parts = _parts(self.request.scope)
+            await self._app.answer(self)
+        except Exception as error:
+            if self.started:
+                raise
+            problem = problem_of(error)
+            headers = error.headers if isinstance(error, HTTPProblem) else {}
+            await self.reply(problem.status, wire.encode(problem), {"content-type": CONTENT_TYPE, **headers})
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        """Every answer has the headers that keep it from being framed, sniffed, cached or leaked."""
+        if message["type"] == "http.response.start":
+            self.started = True
+            given: list[tuple[bytes, bytes]] = message["headers"]
+            names = {name for name, _ in given}
+            own = [header for header in (NOTHING_LOADS, FRESH) if header[0] not in names]
+            message["headers"] = [*given, *GUARDS, *own]
+        await self._send(message)
+
+    async def reply(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        raw = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
+        if status not in (204, 304):
+            raw.append((b"content-length", b"%d" % len(body)))
+        await self.send({"type": "http.response.start", "status": status, "headers": raw})
+        await self.send({"type": "http.response.body", "body": body if self.request.method != "HEAD" else b""})
+
+    async def body(self, limit: int) -> bytes:
+        """The body, no larger than it may be: what is larger is refused before it is read."""
+        said = self.request.headers.get("content-length", "")
+        if said.isdigit() and int(said) > limit:
+            raise _too_large(limit)
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while True:
+                    message = await self.receive()
+                    if message["type"] == "http.disconnect":
+                        raise HTTPProblem(400, "invalid_args", "the body ended too early")
+                    chunks.append(message.get("body", b""))
+                    size += len(chunks[-1])
+                    if size > limit:
+                        raise _too_large(limit)
+                    if not message.get("more_body", False):
+                        return b"".join(chunks)
+        except TimeoutError:
+            raise HTTPProblem(408, "timeout", f"the body took longer than {BODY_SECONDS:.0f} seconds") from None
+
+
+def _too_large(limit: int) -> HTTPProblem:
+    return HTTPProblem(413, "too_large", f"at most {limit} bytes are taken here")
+
+
+def _parts(scope: MutableMapping[str, Any]) -> list[str]:
+    """The path below where we are mounted, piece by piece: a conversation's id may have a slash in it."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode("utf-8", "surrogateescape")
+    pieces = raw.partition(b"?")[0].split(b"/")[1:]
+    root: str = scope.get("root_path", "").rstrip("/")
+    if root and (scope["path"] == root or scope["path"].startswith(f"{root}/")):
+        pieces = pieces[root.count("/") :]
+    try:
+        return [unquote_to_bytes(piece).decode() for piece in pieces]
+    except UnicodeDecodeError:
+        raise Invalid("the path is not UTF-8") from None
+
+
+_TABLE = [(endpoint, endpoint.path.strip("/").split("/")) for endpoint in ENDPOINTS]
+
+
+def _find(parts: list[str], method: str) -> tuple[Endpoint, dict[str, str]]:
+    """The endpoint of a path and what stands in its places."""
+    allowed: list[str] = []
+    for endpoint, pattern in _TABLE:
+        if len(pattern) != len(parts):
+            continue
+        path: dict[str, str] = {}
+        for piece, part in zip(pattern, parts, strict=True):
+            if piece.startswith("{") and part:
+                path[piece[1:-1]] = part
+            elif piece != part:
+                break
+        else:
+            if endpoint.method == method:
+                return endpoint, path
+            allowed.append(endpoint.method)
+    if allowed:
+        raise HTTPProblem(405, "invalid_args", f"use {' or '.join(allowed)} here", {"allow": ", ".join(allowed)})
+    raise HTTPProblem(404, "not_found", f"there is no {'/' + '/'.join(parts)!r} here"[:300])
+
+
+def app(
+    runtime: Runtime,
+    auth: Auth | None = None,
+    *,
+    may_see: MaySee | None = None,
+    hosts: Iterable[str] = LOOPBACK,
+    origins: Iterable[str] = (),
+    limits: Limits | None = None,
+    ui: str | os.PathLike[str] | None = None,
+) -> App:
+    """The HTTP API and the page over a runtime, as an ASGI application.
+
+    auth:     function of a request: a Principal or an id, or None for nobody; by default a ``TokenAuth``, whose token
+              is ``app.auth.token``
+    may_see:  function of (principal, conversation): what they may not see does not exist for them
+    hosts:    the names that it is served under; addresses are always taken, "*" stands for any name
+    origins:  other origins whose pages may write, such as "https://desk.example"
+    limits:   how much is done at once
+    ui:       a directory whose files come before the packaged ones
+    """
+    own = () if ui is None else (ui,)
+    return App(runtime, auth or TokenAuth(), may_see, Origins(hosts, origins), limits or Limits(), Files(*own))

@@ -1,0 +1,89 @@
+"""The page's files: small, known by their contents, and never a script that is not among them."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+PACKAGED = Path(__file__).parent / "static"
+INDEX = "index.html"
+TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".ico": "image/x-icon",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".map": "application/json",
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+    ".webmanifest": "application/manifest+json",
+    ".woff2": "font/woff2",
+}
+PACKED = (".css", ".html", ".js", ".json", ".map", ".svg", ".txt", ".webmanifest")
+_INLINE = re.compile(rb'<script type="importmap">(.*?)</script>', re.DOTALL)
+
+
+class File(NamedTuple):
+    type: str
+    etag: str
+    body: bytes
+    packed: bytes | None
+    """The same, compressed."""
+    inline: tuple[str, ...] = ()
+    """The hashes of its import maps: browsers take them from nowhere but the page itself."""
+
+
+class Files:
+    """Files of these directories, the first that has one wins: what a project has made its own comes before ours."""
+
+    def __init__(self, *own: str | os.PathLike[str]):
+        self._roots = [Path(root).resolve() for root in (*own, PACKAGED)]
+        self._kept: dict[Path, tuple[int, int, File]] = {}
+
+    def find(self, parts: Iterable[str]) -> File | None:
+        """The file, or None: also for whatever would lead out of the directories, and for hidden ones."""
+        names = list(parts)
+        if not names or any(not name or name.startswith(".") or re.search(r"[/\\\0]", name) for name in names):
+            return None
+        kind = TYPES.get(os.path.splitext(names[-1])[1])
+        if kind is None:
+            return None
+        for root in self._roots:
+            path = root.joinpath(*names)
+            try:
+                if path.is_file() and path.resolve().is_relative_to(root):
+                    return self._read(path, kind)
+            except OSError:
+                continue
+        return None
+
+    def _read(self, path: Path, kind: str) -> File:
+        stat = path.stat()
+        kept = self._kept.get(path)
+        if kept is not None and kept[:2] == (stat.st_mtime_ns, stat.st_size):
+            return kept[2]
+        body = path.read_bytes()
+        inline = tuple(
+            f"'sha256-{base64.b64encode(hashlib.sha256(script).digest()).decode()}'"
+            for script in (_INLINE.findall(body) if path.suffix == ".html" else [])
+        )
+        packed = gzip.compress(body, 9, mtime=0) if path.suffix in PACKED else None
+        file = File(kind, f'"{hashlib.sha256(body).hexdigest()[:32]}"', body, packed, inline)
+        self._kept[path] = stat.st_mtime_ns, stat.st_size, file
+        return file
+
+
+def policy(inline: Iterable[str] = ()) -> str:
+    """What the page may load: ours, and nothing else."""
+    scripts = " ".join(["'self'", *inline])
+    return (
+        f"default-src 'self'; script-src {scripts}; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )

@@ -1,0 +1,66 @@
+"""Errors as problem documents (RFC 9457), with our kinds: nothing else is ever answered to what cannot be done."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+
+from assent.errors import KINDS, AssentError, ToolError, known_kind
+
+log = logging.getLogger("assent")
+
+CONTENT_TYPE = "application/problem+json"
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a request was refused."""
+
+    type: str
+    """The page about this kind, below the root of the documentation."""
+    title: str
+    """What the kind means."""
+    status: int
+    kind: str
+    detail: str
+    details: dict[str, Any] = {}
+    """For programs: ``winner`` and ``reason`` where somebody was first, ``errors`` where fields do not fit."""
+
+
+class HTTPProblem(Exception):
+    """A refusal that only HTTP knows: no such page, too many requests, a foreign origin."""
+
+    def __init__(self, status: int, kind: str, detail: str, headers: dict[str, str] | None = None):
+        super().__init__(detail)
+        self.status, self.kind, self.detail, self.headers = status, known_kind(kind), detail, headers or {}
+
+
+def problem_of(error: BaseException) -> Problem:
+    """The document for an error. What we did not foresee is logged, and told without its inside."""
+    match error:
+        case HTTPProblem():
+            return _problem(error.status, error.kind, error.detail, {})
+        case ToolError():  # a preview says what the run would say: the request was understood
+            return _problem(422, error.kind, error.message, error.details)
+        case AssentError():
+            return _problem(error.http_status, error.kind, error.message, error.details)
+        case _:
+            log.error("a request failed", exc_info=error)
+            detail = "the server failed at this; its log says why"
+            return _problem(500, "handler_failed", detail, {"type": type(error).__name__})
+
+
+def _problem(status: int, kind: str, detail: str, details: dict[str, Any]) -> Problem:
+    text = detail.encode("utf-8", "replace").decode()  # it may quote what is no real text
+    return Problem(
+        type=f"errors/{kind}/", title=KINDS[kind], status=status, kind=kind, detail=text, details=_plain(details)
+    )
+
+
+def _plain(details: dict[str, Any]) -> dict[str, Any]:
+    try:
+        msgspec.json.encode(details)
+    except (TypeError, ValueError, RecursionError):
+        return {"cut": "the details cannot be written as JSON"}
+    return details

@@ -1,0 +1,393 @@
+"""The routes: each is a few lines over ``Runtime``, and one line of the table that also makes the OpenAPI document."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from assent.core.decisions import Accepted, Approve, Decision, Pending, Principal
+from assent.core.live import Snapshot
+from assent.core.results import ANSWER_LIMIT, MESSAGE_LIMIT
+from assent.core.schema import check, check_plain, digest
+from assent.errors import AssentError, Invalid, NotFound, Stale
+from assent.runtime.clients import BEAT, Client
+from assent.runtime.intake import conversation_id
+from assent.runtime.runtime import ConversationInfo, Runtime
+from assent.server import wire
+from assent.server.auth import MaySee
+from assent.server.hub import Hub, whole
+from assent.server.problems import problem_of
+from assent.server.sse import Frame, Stream
+
+SMALL = 64 * 1024
+"""Bytes of a body that says little."""
+ANSWER = 2 * ANSWER_LIMIT
+MESSAGE = 2 * MESSAGE_LIMIT
+"""Text may be longer as JSON; the runtime holds the limits themselves."""
+SCANNED = 20
+"""Pages of conversations that are looked through for those that somebody may see, before they must ask again."""
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request that has passed the door."""
+
+    runtime: Runtime
+    hub: Hub
+    may_see: MaySee | None
+    request: Request
+    by: Principal
+    path: dict[str, str]
+    query: Any
+    body: Any
+
+    @property
+    def conversation(self) -> str:
+        return self.path["conversation"]
+
+    async def sees(self, conversation: str) -> bool:
+        if self.may_see is None:
+            return True
+        verdict = self.may_see(self.by, conversation)
+        return await verdict if inspect.isawaitable(verdict) else verdict
+
+    async def seen(self, conversation: str) -> str:
+        """The conversation; one that is not theirs is as unknown as one that does not exist."""
+        conversation_id(conversation)
+        if not await self.sees(conversation):
+            raise NotFound(f"no conversation {conversation!r}")
+        return conversation
+
+    async def exists(self, conversation: str) -> str:
+        await self.seen(conversation)
+        if await self.runtime.store.row(conversation) is None:
+            raise NotFound(f"no conversation {conversation!r}")
+        return conversation
+
+
+Handler = Callable[[Asked], Awaitable[Any]]
+Streaming = Callable[[Asked, Stream], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One line of the table."""
+
+    method: str
+    path: str
+    run: Handler | None = None
+    gives: Any = None
+    """None: no content."""
+    takes: type | None = None
+    query: type = wire.NoQuery
+    status: int = 200
+    limit: int = SMALL
+    stream: Callable[[Asked], Awaitable[Streaming]] | None = None
+
+    @property
+    def doc(self) -> str:
+        return inspect.getdoc(self.run or self.stream) or ""
+
+
+# --- conversations ---
+
+
+async def open_conversation(asked: Asked) -> wire.Opened:
+    """Open a conversation."""
+    new: wire.NewConversation = asked.body
+    if new.id is not None and await asked.runtime.store.row(conversation_id(new.id)) is not None:
+        await asked.seen(new.id)
+    name = await asked.runtime.open(new.id, agent=new.agent, by=asked.by, metadata=new.metadata)
+    return wire.Opened(name)
+
+
+async def list_conversations(asked: Asked) -> wire.Conversations:
+    """Conversations by id, page by page."""
+    which: wire.WhichConversations = asked.query
+    if which.cursor is not None:
+        check_plain(which.cursor, "cursor")
+    found: list[ConversationInfo] = []
+    cursor = which.cursor
+    for _ in range(SCANNED):
+        rows = await asked.runtime.conversations(which.status, cursor, which.limit)
+        for row in rows:
+            cursor = row.conversation
+            if await asked.sees(row.conversation):
+                found.append(row)
+                if len(found) == which.limit:
+                    return wire.Conversations(found, cursor)
+        if len(rows) < which.limit:
+            return wire.Conversations(found, None)
+    return wire.Conversations(found, cursor)
+
+
+async def show_conversation(asked: Asked) -> Snapshot:
+    """The conversation as it is now; go on with its events after ``seq``."""
+    return await asked.runtime.snapshot(await asked.seen(asked.conversation))
+
+
+async def say(asked: Asked) -> wire.Said:
+    """Say something: answered once it is durable, while the turn runs."""
+    new: wire.NewMessage = asked.body
+    name = await asked.exists(asked.conversation)
+    turn = await asked.runtime.send(
+        name, new.text, by=asked.by, agent=new.agent, when_busy=new.when_busy, mode=new.mode
+    )
+    return wire.Said(turn.seq)
+
+
+async def cancel(asked: Asked) -> wire.WasCancelled:
+    """End the open turn; every open call is cancelled."""
+    name = await asked.seen(asked.conversation)
+    return wire.WasCancelled(await asked.runtime.cancel(name, by=asked.by, reason=asked.body.reason))
+
+
+async def read_log(asked: Asked) -> wire.RawLog:
+    """What happened, event by event: after < seq < before."""
+    which: wire.WhichEvents = asked.query
+    name = await asked.exists(asked.conversation)
+    after, before = which.after, which.before
+    if which.last:
+        row = await asked.runtime.store.row(name)
+        head = row.seq + 1 if row is not None else 1
+        before = head if before is None else min(before, head)
+        after = max(after, before - 1 - which.limit)
+    bodies = await asked.runtime.store.read(name, after, before, which.limit)
+    place: int | None = None
+    if which.last:
+        place = after + 1 if bodies and after > which.after else None
+    elif len(bodies) == which.limit:
+        place = after + len(bodies)
+    return wire.RawLog([msgspec.Raw(wire.current(body)) for body in bodies], place)
+
+
+async def follow(asked: Asked) -> Streaming:
+    """The log from ``Last-Event-ID`` or ``after`` on, then what happens, as it happens."""
+    seq = asked.query.after
+    last = asked.request.headers.get("last-event-id")
+    if last is not None:
+        if not last.isascii() or not last.isdigit() or len(last) > 16:
+            raise Invalid(f"Last-Event-ID is a sequence number, not {last[:40]!r}")
+        seq = int(last)
+    name = await asked.exists(asked.conversation)
+    store = asked.runtime.store
+
+    async def streaming(asked: Asked, stream: Stream) -> None:
+        seq_now, behind = seq, True
+        while True:
+            while behind:
+                bodies = await store.read(name, after=seq_now, limit=wire.PAGE)
+                frames = [wire.stored(body) for body in bodies]
+                if frames:
+                    seq_now = frames[-1][0]
+                    await stream.write(b"".join([data for _, data in frames]))
+                behind = len(bodies) == wire.PAGE
+            async with asked.hub.conversation(name, seq_now) as channel:
+                position = channel.after(seq_now)
+                if position is not None:
+                    await stream.follow(channel, position, seq_now)
+                    return
+            behind = True  # the channel has moved on meanwhile
+
+    return streaming
+
+
+# --- deciding ---
+
+
+async def resolve(asked: Asked) -> Accepted:
+    """Decide a waiting call: accepted means durable."""
+    decision = shown(asked.body.decision)
+    name = await asked.seen(asked.conversation)
+    return await asked.runtime.resolve(name, asked.path["call"], decision, by=asked.by)
+
+
+def shown(decision: Decision) -> Decision:
+    """An approval stands for what somebody has seen."""
+    if isinstance(decision, Approve) and decision.digest is None:
+        raise Invalid("an approval over HTTP carries the digest of what was shown: give `digest`")
+    return decision
+
+
+async def resolve_batch(asked: Asked) -> wire.Results:
+    """Decide several calls: malformed, none is decided; else each has its own result."""
+    batch: wire.BatchResolving = asked.body
+    keys = [(item.conversation, item.call) for item in batch.decisions]
+    if len(set(keys)) != len(keys):
+        raise Invalid("the batch decides one call twice")
+    for item in batch.decisions:
+        shown(item.decision)
+    return wire.Results([await _resolved(asked, item) for item in batch.decisions])
+
+
+async def _resolved(asked: Asked, item: wire.BatchItem) -> wire.Result:
+    try:
+        name = await asked.seen(item.conversation)
+        done = await asked.runtime.resolve(name, item.call, item.decision, by=asked.by)
+    except AssentError as error:
+        return wire.Result(conversation=item.conversation, call=item.call, problem=problem_of(error))
+    return wire.Result(conversation=name, call=item.call, status=done.status, seq=done.seq)
+
+
+async def preview(asked: Asked) -> wire.Previewed:
+    """What the call would do with other arguments, and the digest that an approval of them carries."""
+    args: dict[str, Any] = asked.body.args
+    entry = await _waiting(asked)
+    if entry.kind != "approval":
+        raise Invalid(f"call {entry.call!r} waits for {entry.kind}: only approvals have a preview")
+    what = f"arguments of {entry.tool}"
+    check_plain(args, what)
+    if entry.schema is not None:
+        check(entry.schema, args, what)
+    if entry.agent in asked.runtime.agents:
+        plan = await asked.runtime.dry_run(
+            entry.tool, args, agent=entry.agent, conversation=entry.conversation, by=entry.principal
+        )
+    elif entry.preview == {"tool": entry.tool, "args": entry.args}:
+        plan = {"tool": entry.tool, "args": args}  # it has no preview of its own
+    else:
+        raise Invalid(f"agent {entry.agent!r} does not run here: its preview cannot be made", kind="resource_missing")
+    return wire.Previewed(plan, digest(entry.tool, args, plan))
+
+
+async def _waiting(asked: Asked) -> Pending:
+    name, call = await asked.exists(asked.conversation), asked.path["call"]
+    for entry in await asked.runtime.pending(name):
+        if entry.call == call:
+            return entry
+    raise Stale(f"no call {call!r} waits in conversation {name!r}", reason="unknown")
+
+
+async def list_pending(asked: Asked) -> wire.PendingList:
+    """What waits for somebody, the next to expire first."""
+    name = asked.query.conversation
+    if name is not None:
+        await asked.exists(name)
+    entries = await asked.runtime.pending(name)
+    return wire.PendingList([entry for entry in entries if name is not None or await asked.sees(entry.conversation)])
+
+
+async def follow_pending(asked: Asked) -> Streaming:
+    """All that waits, then what is added and removed. Coming back starts with the whole list."""
+
+    async def shows(frame: Frame) -> bool:
+        return await asked.sees(frame.about or "")
+
+    async def streaming(asked: Asked, stream: Stream) -> None:
+        async with asked.hub.inbox() as inbox:
+            position = inbox.next
+            if asked.may_see is None:
+                first = inbox.whole()
+            else:
+                first = whole([entry for entry in inbox.entries.values() if await asked.sees(entry.conversation)])
+            await stream.write(first)
+            await stream.follow(inbox, position, shows=None if asked.may_see is None else shows)
+
+    return streaming
+
+
+async def list_grants(asked: Asked) -> wire.Grants:
+    """The remembered approvals of a conversation."""
+    return wire.Grants(await asked.runtime.grants(await asked.seen(asked.query.conversation)))
+
+
+async def revoke(asked: Asked) -> None:
+    """Take a remembered approval back."""
+    await asked.runtime.revoke(await asked.seen(asked.conversation), asked.path["grant"], by=asked.by)
+
+
+# --- clients ---
+
+
+async def announce(asked: Asked) -> wire.Announced:
+    """A page is there and can run client tools."""
+    new: wire.Announcing = asked.body
+    if new.client is not None:
+        check_plain(new.client, "client")
+    check_plain(new.tools, "tools")
+    name = await asked.seen(asked.conversation)
+    client = await asked.runtime.attach_client(name, new.tools, client=new.client, by=asked.by, keep=False)
+    return wire.Announced(client.id, BEAT)
+
+
+async def beat(asked: Asked) -> None:
+    """The page is still there."""
+    await (await _client(asked, asked.path["client"])).beat()
+
+
+async def leave(asked: Asked) -> None:
+    """The page goes away: what it ran is free for another."""
+    await (await _client(asked, asked.path["client"])).detach()
+
+
+async def lease(asked: Asked) -> wire.Leased:
+    """May this page run the call? One does at a time; asking again renews it."""
+    client = await _client(asked, asked.body.client)
+    return wire.Leased(await client.lease(asked.path["call"]))
+
+
+async def progress(asked: Asked) -> None:
+    """How far the page is with a call; viewers see it."""
+    client = await _client(asked, asked.body.client)
+    await client.progress(asked.path["call"], asked.body.payload)
+
+
+async def _client(asked: Asked, name: str) -> Client:
+    """A client as it was announced, here or to a process that is gone."""
+    conversation = await asked.exists(asked.conversation)
+    for row in await asked.runtime.store.clients(conversation):
+        if row.client == name:
+            return Client(asked.runtime.home.clients, conversation, name, row.tools, asked.by)
+    raise NotFound(f"no client {name!r} in this conversation: announce it first")
+
+
+# --- beside ---
+
+
+async def health(asked: Asked) -> wire.Health:
+    """Is the store there?"""
+    async with asyncio.timeout(5):
+        await asked.runtime.store.rows(limit=1)
+    return wire.Health()
+
+
+async def me(asked: Asked) -> wire.Me:
+    """Who you are, and which agents run here."""
+    return wire.Me(asked.by.id, list(asked.runtime.agents))
+
+
+CONVERSATION = "/api/conversations/{conversation}"
+CALL = CONVERSATION + "/calls/{call}"
+CLIENTS = CONVERSATION + "/clients"
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint("POST", "/api/conversations", open_conversation, wire.Opened, wire.NewConversation, status=201),
+    Endpoint(
+        "GET", "/api/conversations", list_conversations, wire.Conversations, query=wire.WhichConversations
+    ),
+    Endpoint("GET", CONVERSATION, show_conversation, Snapshot),
+    Endpoint("POST", CONVERSATION + "/messages", say, wire.Said, wire.NewMessage, status=202, limit=MESSAGE),
+    Endpoint("POST", CONVERSATION + "/cancel", cancel, wire.WasCancelled, wire.Cancelling),
+    Endpoint("GET", CONVERSATION + "/log", read_log, wire.Log, query=wire.WhichEvents),
+    Endpoint("GET", CONVERSATION + "/events", query=wire.FromWhere, stream=follow),
+    Endpoint("POST", CALL + "/resolve", resolve, Accepted, wire.Resolving, limit=ANSWER),
+    Endpoint("POST", CALL + "/preview", preview, wire.Previewed, wire.Previewing, limit=ANSWER),
+    Endpoint("POST", CALL + "/progress", progress, None, wire.Progressing, status=204),
+    Endpoint("POST", CALL + "/lease", lease, wire.Leased, wire.Leasing),
+    Endpoint("POST", CLIENTS, announce, wire.Announced, wire.Announcing),
+    Endpoint("POST", CLIENTS + "/{client}/heartbeat", beat, None, wire.Nothing, status=204),
+    Endpoint("DELETE", CLIENTS + "/{client}", leave, None, status=204),
+    Endpoint("GET", "/api/pending", list_pending, wire.PendingList, query=wire.OneOrAll),
+    Endpoint("GET", "/api/pending/events", stream=follow_pending),
+    Endpoint("POST", "/api/pending/resolve", resolve_batch, wire.Results, wire.BatchResolving, limit=4 * ANSWER),
+    Endpoint("GET", "/api/grants", list_grants, wire.Grants, query=wire.One),
+    Endpoint("DELETE", "/api/grants/{conversation}/{grant}", revoke, None, status=204),
+    Endpoint("GET", "/api/health", health, wire.Health),
+    Endpoint("GET", "/api/me", me, wire.Me),
+)  # fmt: skip

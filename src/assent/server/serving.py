@@ -1,0 +1,95 @@
+"""One process that serves: uvicorn, our application and the runtime, and an orderly end for all three."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+from collections.abc import Callable, Generator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from assent.errors import Invalid
+from assent.server.app import App
+
+Stop = Callable[[], None]
+BACKLOG = 2048
+DRAIN = 10
+"""Seconds that requests have to end after the streams were ended."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; who cannot have it is told what to do."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol is named because asyncio switches Nagle's delay off only where it is: 40 ms for every answer.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(BACKLOG)
+        return listening
+    except (OSError, UnicodeError) as problem:
+        listening.close()
+        match getattr(problem, "errno", None):
+            case errno.EADDRINUSE:
+                what = f"port {port} of {host} is in use: stop what uses it, or choose another with --port (0: any)"
+            case errno.EACCES:
+                what = f"port {port} needs more rights than yours: choose one from 1024 on with --port"
+            case _:
+                what = f"{host} is not an address of this machine ({problem}): choose another with --host"
+        raise Invalid(what, kind="resource_missing") from None
+
+
+class _Server(uvicorn.Server):
+    """Ends streams before it waits for connections, and leaves signals to its caller."""
+
+    def __init__(self, config: uvicorn.Config, app: App):
+        super().__init__(config)
+        self._app = app
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.close_streams()
+        await super().shutdown(sockets)
+
+
+async def serve(app: App, listening: socket.socket, ready: Callable[[Stop], None], host: ASGIApp | None = None) -> None:
+    """Serve until it is stopped: then no new request is taken, streams end, requests end, and then the runtime.
+
+    ``ready`` is called as soon as requests are answered, with the function that stops it. ``host`` is the
+    application that ours is mounted in, where there is one. The log needs no goodbye: kill -9 loses nothing either.
+    """
+    config = uvicorn.Config(
+        host or app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=DRAIN,
+        backlog=BACKLOG,
+    )
+    server = _Server(config, app)
+
+    def stop() -> None:
+        server.force_exit = server.should_exit
+        server.should_exit = True
+
+    with listening:
+        async with app.runtime:
+            ready(stop)
+            await server.serve([listening])
+
+
+def until_signalled(stop: Stop) -> None:
+    """A ``ready`` for a process of its own: SIGINT and SIGTERM stop it, a second one does not wait for requests."""
+    loop = asyncio.get_running_loop()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(each, stop)

@@ -1,0 +1,548 @@
+// Assent's client: headless, no framework, one file of verbs and two live views. Works in any page.
+//
+//   const client = new Client({ base: "/assent/" });           // default: the document's own address
+//   client.registerTool("locate", async (args, { progress, signal }) => ({ ... }));
+//   const conversation = client.conversation(id);               // live until .close()
+//   conversation.addEventListener("change", () => render(conversation.view, conversation.state));
+//   client.inbox.addEventListener("change", () => render(client.inbox.pending));
+//   await client.resolve(pending, { type: "approve", digest: pending.digest });
+//
+// A view is a snapshot, then the stream from there, applied; everything is keyed, so that what comes twice changes
+// nothing. A stream that ends is opened again by itself, after the last event that was seen, for as long as it takes.
+// Errors are thrown as Problem: {status, kind, message, details}, as the server's problem documents.
+import { apply, emptyView } from "./fold.js";
+
+const PAGE = 200; // events that are read at a time
+const FIRST_WAIT = 250, LONGEST_WAIT = 5000; // milliseconds before a stream is opened again
+const SILENCE = 50_000; // the server's heart beats every 15 s: a stream this silent is dead
+const FRAME = 16; // views tell of their changes at most this often
+const RENEW = 10_000; // a lease on a client call holds for 30 s
+const HAND_OVER = 1000; // how often a page asks for a call that another page has
+
+export class Problem extends Error {
+  constructor({ status = 0, kind = "unreachable", message, details = {} }) {
+    super(message);
+    Object.assign(this, { status, kind, details });
+  }
+}
+
+/** What a client tool throws to say what went wrong; any other error is `handler_failed`. */
+export class ToolFailed extends Error {
+  constructor(kind, message) {
+    super(message);
+    this.kind = kind;
+  }
+}
+
+export class Client extends EventTarget {
+  #base;
+  #skew = 0;
+  #inbox;
+  #tools = new Map();
+  #attached = new Map(); // conversation -> Attachment
+  connection = "connecting"; // "connecting" | "online" | "offline" | "refused"
+
+  constructor({ base = document.baseURI } = {}) {
+    super();
+    this.#base = new URL("api/", new URL(base, location.href).href.replace(/[?#].*$/, ""));
+    this.id = [...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+    addEventListener("pagehide", () => this.#attached.forEach((each) => each.leave()));
+    addEventListener("pageshow", (event) => event.persisted && this.#attached.forEach((each) => each.announce()));
+  }
+
+  // --- the verbs ---
+
+  me = () => this.request("GET", "me");
+  conversations = ({ status, cursor, limit = 100 } = {}) => this.request("GET", `conversations?${query({ status, cursor, limit })}`);
+  open = (options = {}) => this.request("POST", "conversations", options).then((reply) => reply.conversation);
+  send = (id, text, options = {}) => this.request("POST", `conversations/${enc(id)}/messages`, { text, ...options });
+  cancel = (id, reason) => this.request("POST", `conversations/${enc(id)}/cancel`, reason ? { reason } : {});
+  log = (id, range) => this.request("GET", `conversations/${enc(id)}/log?${query(range)}`).then((reply) => reply.events);
+  resolve = ({ conversation, call }, decision) => this.request("POST", `conversations/${enc(conversation)}/calls/${enc(call)}/resolve`, { decision });
+  preview = ({ conversation, call }, args) => this.request("POST", `conversations/${enc(conversation)}/calls/${enc(call)}/preview`, { args });
+  resolveAll = (decisions) => this.request("POST", "pending/resolve", { decisions }).then((reply) => reply.results);
+  grants = (conversation) => this.request("GET", `grants?${query({ conversation })}`).then((reply) => reply.grants);
+  revoke = (conversation, grant) => this.request("DELETE", `grants/${enc(conversation)}/${enc(grant)}`);
+
+  /** Seconds since the epoch by the server's clock, so that a countdown is right on a machine whose clock is not. */
+  now() {
+    return Date.now() / 1000 + this.#skew;
+  }
+
+  /** A live conversation; call its close() when nobody looks any more. */
+  conversation(id) {
+    return new Conversation(this, id);
+  }
+
+  /** What waits for somebody, in all conversations; opened when first asked for. */
+  get inbox() {
+    if (!this.#inbox) {
+      this.#inbox = new Inbox(this);
+      this.#inbox.addEventListener("change", () => this.#attached.forEach((each) => each.look()));
+    }
+    return this.#inbox;
+  }
+
+  async request(method, path, body, options = {}) {
+    const init = { method, credentials: "same-origin", headers: { Accept: "application/json" }, ...options };
+    if (body !== undefined) Object.assign(init, { body: JSON.stringify(body), headers: { ...init.headers, "Content-Type": "application/json" } });
+    const reply = await this.fetch(path, init);
+    return reply.status === 204 ? null : reply.json();
+  }
+
+  async fetch(path, init) {
+    let reply;
+    try {
+      reply = await fetch(new URL(path, this.#base), init);
+    } catch (failure) {
+      if (init.signal?.aborted) throw failure;
+      throw new Problem({ message: "the server cannot be reached" });
+    }
+    const date = Date.parse(reply.headers.get("Date") ?? "");
+    if (date) this.#skew = Math.abs(date - Date.now()) > 2000 ? (date - Date.now()) / 1000 : 0;
+    if (reply.ok) return reply;
+    const told = await reply.json().catch(() => ({}));
+    throw new Problem({
+      status: reply.status, kind: told.kind ?? "failed", details: told.details ?? {},
+      message: told.detail ?? told.title ?? `the server answered ${reply.status}`,
+    });
+  }
+
+  connected(state) {
+    if (state === this.connection) return;
+    this.connection = state;
+    this.dispatchEvent(new Event("connection"));
+  }
+
+  // --- tools that run in this page ---
+
+  /** `fn(args, {progress, signal})` runs calls of the client tool `name`. With a label it waits for a person's click. */
+  registerTool(name, fn, { label = null } = {}) {
+    this.#tools.set(name, { fn, label });
+    this.#attached.forEach((each) => each.announce());
+    return () => this.#tools.delete(name);
+  }
+
+  tool = (name) => this.#tools.get(name);
+  toolNames = () => [...this.#tools.keys()];
+
+  /** This page runs the conversation's client tools from now on; the function that is returned ends that. */
+  attach(id) {
+    let attachment = this.#attached.get(id);
+    if (!attachment) this.#attached.set(id, (attachment = new Attachment(this, id)));
+    attachment.users++;
+    return () => {
+      if (--attachment.users) return;
+      this.#attached.delete(id);
+      attachment.leave();
+    };
+  }
+
+  /** What this page does about a client call: undefined, or {state: "asking" | "elsewhere" | "running" | "click", run}. */
+  clientCall = (pending) => this.#attached.get(pending.conversation)?.calls.get(pending.call);
+}
+
+/** A view that others watch: "change" at most once a frame. */
+class View extends EventTarget {
+  #timer = 0;
+  changed() {
+    this.#timer ||= setTimeout(() => {
+      this.#timer = 0;
+      this.dispatchEvent(new Event("change"));
+    }, FRAME);
+  }
+}
+
+/** Server-sent events over fetch: it sees heartbeats and status codes, which EventSource hides. */
+class Stream {
+  #closed = new AbortController();
+  #wake = () => {};
+
+  /** path(): where to go on; event({type, data}); lost(problem): there is nothing there, and there will not be. */
+  constructor(client, { path, event, lost = () => {} }) {
+    Object.assign(this, { client, path, event, lost });
+    this.#nudge = () => document.visibilityState === "visible" && this.#wake();
+    addEventListener("online", this.#nudge);
+    document.addEventListener("visibilitychange", this.#nudge);
+    this.#run();
+  }
+  #nudge;
+
+  close() {
+    removeEventListener("online", this.#nudge);
+    document.removeEventListener("visibilitychange", this.#nudge);
+    this.#closed.abort();
+    this.#wake();
+  }
+
+  async #run() {
+    for (let wait = FIRST_WAIT; !this.#closed.signal.aborted; wait = Math.min(2 * wait, LONGEST_WAIT)) {
+      try {
+        await this.#read(() => (wait = FIRST_WAIT / 2));
+      } catch (problem) {
+        if (this.#closed.signal.aborted) return;
+        this.client.connected([401, 403].includes(problem.status) ? "refused" : "offline");
+        if (problem.status === 404) return this.lost(problem);
+      }
+      if (this.#closed.signal.aborted) return;
+      await new Promise((resolve) => {
+        this.#wake = resolve;
+        setTimeout(resolve, wait * (0.75 + Math.random() / 2));
+      });
+    }
+  }
+
+  async #read(fine) {
+    const gone = new AbortController();
+    const stop = () => gone.abort();
+    this.#closed.signal.addEventListener("abort", stop);
+    let silence = setTimeout(stop, SILENCE);
+    try {
+      const reply = await this.client.fetch(await this.path(), { headers: { Accept: "text/event-stream" }, credentials: "same-origin", cache: "no-store", signal: gone.signal });
+      fine();
+      this.client.connected("online");
+      const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
+      for (let rest = ""; ; ) {
+        const { value, done } = await reader.read();
+        clearTimeout(silence);
+        if (done) return;
+        silence = setTimeout(stop, SILENCE);
+        const blocks = (rest + value).split("\n\n");
+        rest = blocks.pop();
+        for (const block of blocks) this.#parse(block);
+      }
+    } finally {
+      clearTimeout(silence);
+      this.#closed.signal.removeEventListener("abort", stop);
+    }
+  }
+
+  #parse(block) {
+    let type = "message";
+    const data = [];
+    for (const line of block.split("\n")) {
+      if (line.startsWith("event:")) type = line.slice(6).trim();
+      else if (line.startsWith("data:")) data.push(line.slice(5).replace(/^ /, ""));
+    }
+    if (data.length) this.event({ type, data: JSON.parse(data.join("\n")) });
+  }
+}
+
+/** One conversation, live. Read view (see fold.js), state, live, usage, pending, seq, problem; listen to "change". */
+export class Conversation extends View {
+  #events = []; // what was read of the log: gapless, oldest first
+  #stream;
+  #liveFrom = 0; // the event after which `live` was found
+  view;
+  state = "preparing";
+  ready = false;
+  live = null; // the reply that is being written: {id, text, thinking, drafts: [{tool, text}], n, m}: pieces so far
+  hosted = []; // calls that the provider runs, of the reply that is being written
+  usage = {};
+  retrying = null;
+  problem = null;
+  seq = 0;
+
+  constructor(client, id) {
+    super();
+    Object.assign(this, { client, id, view: emptyView(id) });
+    this.#stream = new Stream(client, {
+      path: async () => {
+        await this.#look();
+        return `conversations/${enc(id)}/events?after=${this.seq}`;
+      },
+      event: (event) => this.#take(event),
+      lost: (problem) => {
+        this.problem = problem;
+        this.changed();
+      },
+    });
+  }
+
+  close() {
+    this.#stream.close();
+  }
+
+  /** What waits here, in the order of the calls. */
+  get pending() {
+    return [...this.view.calls.values()].map((call) => call.pending).filter(Boolean);
+  }
+
+  get idle() {
+    return this.state === "idle";
+  }
+
+  /** Whether the log has more before what was read. */
+  get earlier() {
+    return this.#events.length > 0 && this.#events[0].seq > 1;
+  }
+
+  /** Read the page of the log before the first event that is here. */
+  async readEarlier() {
+    if (!this.earlier || this.reading) return;
+    this.reading = true;
+    try {
+      const first = this.#events[0].seq;
+      const before = await this.client.log(this.id, { after: Math.max(0, first - 1 - PAGE), before: first, limit: PAGE });
+      this.#events = [...before, ...this.#events];
+      this.#fold();
+    } finally {
+      this.reading = false;
+      this.changed();
+    }
+  }
+
+  async #look() {
+    const snapshot = await this.client.request("GET", `conversations/${enc(this.id)}`);
+    if (!this.ready) {
+      this.#events = await this.client.log(this.id, { after: Math.max(0, snapshot.seq - PAGE), before: snapshot.seq + 1, limit: PAGE });
+      this.#fold();
+      this.seq = snapshot.seq;
+      this.ready = true;
+    }
+    this.#live(snapshot);
+    this.changed();
+  }
+
+  #fold() {
+    const live = new Map([...this.view.calls].map(([id, call]) => [id, call.progress]));
+    this.view = emptyView(this.id);
+    for (const event of this.#events) apply(this.view, event);
+    for (const [id, call] of this.view.calls) call.progress = live.get(id);
+  }
+
+  #live(snapshot) {
+    this.#liveFrom = snapshot.seq;
+    this.state = snapshot.state;
+    this.usage = { ...snapshot.usage };
+    this.retrying = null;
+    this.live = snapshot.partial || snapshot.thinking
+      ? { id: snapshot.message_id, text: snapshot.partial, thinking: snapshot.thinking, drafts: [], n: snapshot.partial_n, m: snapshot.thinking_n }
+      : null;
+    for (const pending of snapshot.pending) {
+      const call = this.view.calls.get(pending.call);
+      if (call && snapshot.seq <= this.seq) Object.assign(call, { pending, phase: "waiting" });
+    }
+    for (const flying of snapshot.in_flight) {
+      const call = this.view.calls.get(flying.call_id);
+      if (call && flying.progress !== null) call.progress = flying.progress;
+    }
+    this.view.agent ||= snapshot.agent;
+  }
+
+  #take({ type, data }) {
+    if (type === "backpressure" || type === "problem") return; // the stream ends, and is opened again
+    if (data.seq !== undefined) {
+      if (data.seq <= this.seq) return;
+      this.seq = data.seq;
+      this.#events.push(data);
+      apply(this.view, data);
+      this.#count(data);
+      if (data.seq > this.#liveFrom && ["AssistantSaid", "TurnEnded", "OutputRejected"].includes(data.type)) Object.assign(this, { live: null, hosted: [], retrying: null });
+      if (data.type === "CallSuspended") this.dispatchEvent(new CustomEvent("suspended", { detail: this.view.calls.get(data.call_id).pending }));
+    } else this.#lively(data);
+    this.changed();
+  }
+
+  #lively(data) {
+    switch (data.type) {
+      case "state_changed":
+        this.state = data.state;
+        break;
+      case "text_delta":
+        this.#piece(data, "text", "n");
+        break;
+      case "thinking_delta":
+        this.#piece(data, "thinking", "m");
+        break;
+      case "tool_args_delta": {
+        if (this.view.seen.has(data.message_id)) return;
+        const draft = (this.#writing(data.message_id).drafts[data.index] ??= { tool: "", text: "" });
+        if (data.tool) draft.tool = data.tool;
+        draft.text += data.text;
+        break;
+      }
+      case "message_completed":
+        if (!this.view.seen.has(data.message_id) && this.live) this.live.text = data.text;
+        break;
+      case "tool_call_started":
+        if (data.executor === "provider") this.hosted = [...this.hosted.filter((call) => call.id !== data.call_id), { id: data.call_id, tool: data.tool, args: data.args, executor: "provider", phase: "running", started: this.client.now(), decisions: [] }];
+        break;
+      case "tool_call_resolved":
+      case "tool_call_errored":
+        this.hosted = this.hosted.map((call) => (call.id === data.call_id ? { ...call, phase: "done", ok: !data.error, error: data.error } : call));
+        break;
+      case "tool_progress": {
+        const call = this.view.calls.get(data.call_id);
+        if (call && call.phase !== "done") call.progress = data.payload;
+        break;
+      }
+      case "retrying":
+        this.retrying = data;
+        break;
+    }
+  }
+
+  // Pieces are numbered: one that is here already changes nothing, and after a gap the snapshot is read again.
+  #piece({ message_id, text, n }, field, count) {
+    if (this.view.seen.has(message_id)) return;
+    const live = this.#writing(message_id);
+    if (n === live[count] + 1) Object.assign(live, { [field]: live[field] + text, [count]: n });
+    else if (n > live[count] + 1) this.#look().catch(() => {}); // the stream itself will notice
+  }
+
+  #writing(id) {
+    this.retrying = null;
+    if (this.live?.id !== id) this.live = { id, text: "", thinking: "", drafts: [], n: 0, m: 0 };
+    return this.live;
+  }
+
+  #count(event) {
+    if (event.seq <= this.#liveFrom) return;
+    for (const { usage } of event.attempts ?? [])
+      for (const [name, n] of Object.entries(usage ?? {})) if (n !== null) this.usage[name] = (this.usage[name] ?? 0) + n;
+  }
+}
+
+/** Everything that waits for somebody. Read pending (the next to expire first) and ready; listen to "change". */
+export class Inbox extends View {
+  #entries = new Map();
+  ready = false;
+
+  constructor(client) {
+    super();
+    this.stream = new Stream(client, {
+      path: () => "pending/events",
+      event: ({ type, data }) => {
+        if (type === "pending") {
+          const old = this.#entries;
+          this.#entries = new Map(data.pending.map((entry) => [keyOf(entry), entry]));
+          for (const [key, entry] of this.#entries) if (this.ready && !old.has(key)) this.#tell(entry);
+          this.ready = true;
+        } else if (type === "added") {
+          const known = this.#entries.has(keyOf(data));
+          this.#entries.set(keyOf(data), data);
+          if (!known) this.#tell(data);
+        } else if (type === "removed") this.#entries.delete(keyOf(data));
+        else return; // the stream ends, and is opened again
+        this.changed();
+      },
+    });
+  }
+
+  get pending() {
+    return [...this.#entries.values()].sort((a, b) => a.deadline - b.deadline || (keyOf(a) < keyOf(b) ? -1 : 1));
+  }
+
+  has = (entry) => this.#entries.has(keyOf(entry));
+  #tell = (entry) => this.dispatchEvent(new CustomEvent("added", { detail: entry }));
+}
+
+/** This page as a client of one conversation: it is there while it beats, and it runs a call while it holds its lease. */
+class Attachment {
+  users = 0;
+  calls = new Map();
+  #beating = 0;
+  #gone = false;
+
+  constructor(client, id) {
+    Object.assign(this, { client, id, at: `conversations/${enc(id)}/` });
+    this.announce();
+    client.inbox; // calls are heard of there
+  }
+
+  async announce() {
+    const tools = this.client.toolNames();
+    if (!tools.length) return;
+    this.#gone = false;
+    clearTimeout(this.#beating);
+    let again = 2000;
+    try {
+      const { heartbeat } = await this.client.request("POST", `${this.at}clients`, { client: this.client.id, tools });
+      again = heartbeat * 1000;
+      this.look();
+    } catch (problem) {
+      if (problem.status === 404) return;
+    }
+    // Announcing again is a heartbeat that also survives a server that has forgotten us.
+    if (!this.#gone) this.#beating = setTimeout(() => this.announce(), again);
+  }
+
+  leave() {
+    this.#gone = true;
+    clearTimeout(this.#beating);
+    this.calls.forEach((call) => call.abort.abort());
+    this.calls.clear();
+    this.client.request("DELETE", `${this.at}clients/${this.client.id}`, undefined, { keepalive: true }).catch(() => {});
+  }
+
+  look() {
+    const waiting = this.client.inbox.pending.filter((entry) => entry.kind === "client_exec" && entry.conversation === this.id && this.client.tool(entry.tool));
+    for (const [id, call] of this.calls)
+      if (!waiting.some((entry) => entry.call === id)) {
+        call.abort.abort();
+        this.calls.delete(id);
+      }
+    for (const entry of waiting)
+      if (!this.calls.has(entry.call)) {
+        const { label } = this.client.tool(entry.tool);
+        const call = { entry, label, abort: new AbortController(), state: label ? "click" : "asking", run: () => this.#run(call) };
+        this.calls.set(entry.call, call);
+        if (!label) this.#run(call);
+      }
+  }
+
+  #state(call, state, message = "") {
+    Object.assign(call, { state, message });
+    this.client.inbox.changed();
+  }
+
+  async #run(call) {
+    const { entry, abort } = call;
+    const path = `${this.at}calls/${enc(entry.call)}/`;
+    const me = this.client.id;
+    const lease = () => this.client.request("POST", `${path}lease`, { client: me }).then((reply) => reply.leased, () => false);
+    const { fn, label } = this.client.tool(entry.tool);
+    // A picker needs the person's click to be fresh: such a tool starts at once, while the lease is asked for.
+    const started = label ? this.#start(fn, entry, path, abort) : null;
+    while (!(await lease())) {
+      if (abort.signal.aborted) return;
+      this.#state(call, "elsewhere");
+      if (label) return;
+      await new Promise((resolve) => setTimeout(resolve, HAND_OVER));
+      if (abort.signal.aborted) return;
+    }
+    this.#state(call, "running");
+    const renewing = setInterval(lease, RENEW);
+    try {
+      await this.#settle(entry, await (started ?? this.#start(fn, entry, path, abort)), abort);
+    } catch (problem) {
+      if (!abort.signal.aborted) this.#state(call, label ? "click" : "failed", problem.message);
+    } finally {
+      clearInterval(renewing);
+    }
+  }
+
+  async #start(fn, entry, path, abort) {
+    const progress = (payload) => this.client.request("POST", `${path}progress`, { client: this.client.id, payload }).catch(() => {});
+    try {
+      return { type: "client_result", value: (await fn(entry.args, { progress, signal: abort.signal })) ?? null };
+    } catch (failure) {
+      return { type: "failed", kind: failure.kind ?? "handler_failed", message: String(failure.message ?? failure) };
+    }
+  }
+
+  async #settle(entry, decision, abort) {
+    if (abort.signal.aborted) return;
+    try {
+      await this.client.resolve(entry, decision);
+    } catch (problem) {
+      if (problem.status === 422 && decision.type === "client_result") await this.client.resolve(entry, { type: "failed", kind: "invalid_result", message: problem.message });
+      else if (![404, 409, 410].includes(problem.status)) throw problem;
+    }
+  }
+}
+
+export const keyOf = ({ conversation, call }) => `${conversation}/${call}`;
+const enc = encodeURIComponent;
+const query = (values) => new URLSearchParams(Object.entries(values).filter(([, value]) => value !== undefined && value !== null));

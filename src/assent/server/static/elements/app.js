@@ -1,0 +1,143 @@
+// <assent-app>: the whole page: conversations, one of them open, the inbox.
+//   properties  client: Client
+// The address's fragment is the place: #/inbox, #/c/CONVERSATION.
+import { Element, html, nothing, shown } from "./base.js";
+import { repeat } from "lit/directives/repeat.js";
+import { ago } from "../text.js";
+import "./chat.js";
+import "./inbox.js";
+
+const REFRESH = 10_000; // milliseconds
+const TITLES = "assent.titles";
+
+class App extends Element {
+  static properties = { client: {}, route: { state: true }, list: { state: true }, more: { state: true }, drawer: { state: true }, theme: { state: true }, me: { state: true }, problem: { state: true }, spoken: { state: true } };
+
+  constructor() {
+    super();
+    this.list = [];
+    this.theme = localStorage.getItem("assent.theme") ?? "auto";
+    this.titles = JSON.parse(localStorage.getItem(TITLES) ?? "{}");
+    this.#theme(this.theme);
+    this.#go();
+  }
+
+  connectedCallback() {
+    super.connectedCallback();
+    this.watch(window, "hashchange", () => this.#go());
+    this.watch(document, "visibilitychange", () => document.visibilityState === "visible" && this.#load());
+    const timer = setInterval(() => document.visibilityState === "visible" && this.#load(), REFRESH);
+    this.watch(this, "titled", ({ detail }) => this.#titled(detail));
+    this.stop = () => clearInterval(timer);
+  }
+
+  disconnectedCallback() {
+    super.disconnectedCallback();
+    this.stop();
+  }
+
+  willUpdate(changed) {
+    if (!changed.has("client") || !this.client) return;
+    const { inbox } = this.client;
+    this.watch(inbox, "change", () => {
+      document.title = inbox.pending.length ? `(${inbox.pending.length}) Assent` : "Assent";
+      this.#soon();
+      this.requestUpdate();
+    });
+    this.watch(inbox, "added", ({ detail }) => (this.spoken = `Waiting: ${detail.prompt || detail.tool}`));
+    this.watch(this.client, "connection", () => {
+      if (this.client.connection === "online") this.#load();
+      this.requestUpdate();
+    });
+    this.client.me().then((me) => (this.me = me.principal?.id ?? me.principal), () => {});
+    this.#load();
+  }
+
+  #go() {
+    const [, place, id] = location.hash.split("/");
+    this.route = place === "c" && id ? { place: "chat", id: decodeURIComponent(id) } : { place: place === "inbox" ? "inbox" : "home" };
+    this.drawer = false;
+  }
+
+  // Changes come in bursts: the list is read once for all of them.
+  #soon() {
+    this.due ||= setTimeout(() => {
+      this.due = 0;
+      this.#load();
+    }, 400);
+  }
+
+  async #load() {
+    try {
+      const { conversations, next } = await this.client.conversations({ limit: this.asked ?? 100 });
+      this.list = conversations.sort((a, b) => b.updated - a.updated);
+      this.more = next;
+      this.problem = null;
+      if (this.route.place === "home" && this.list.length && !matchMedia("(max-width: 760px)").matches) location.replace(`#/c/${encodeURIComponent(this.list[0].conversation)}`);
+    } catch (problem) {
+      this.problem = problem;
+    }
+  }
+
+  #titled({ conversation, title }) {
+    this.titles = Object.fromEntries([[conversation, title.slice(0, 80)], ...Object.entries(this.titles).filter(([id]) => id !== conversation)].slice(0, 200));
+    localStorage.setItem(TITLES, JSON.stringify(this.titles));
+    this.requestUpdate();
+  }
+
+  async #new() {
+    try {
+      const id = await this.client.open();
+      location.hash = `#/c/${encodeURIComponent(id)}`;
+      await this.#load();
+      this.querySelector(".composer textarea")?.focus();
+    } catch (problem) {
+      this.problem = problem;
+    }
+  }
+
+  #theme(theme) {
+    this.theme = theme;
+    if (theme === "auto") localStorage.removeItem("assent.theme");
+    else localStorage.setItem("assent.theme", theme);
+    document.documentElement.dataset.theme = theme;
+  }
+
+  render() {
+    if (!this.client) return nothing;
+    const waiting = this.client.inbox.pending;
+    const counts = waiting.reduce((all, { conversation }) => all.set(conversation, (all.get(conversation) ?? 0) + 1), new Map());
+    const { place, id } = this.route;
+    const next = { auto: "light", light: "dark", dark: "auto" }[this.theme];
+    return html`<div class="app ${this.drawer || place === "home" ? "drawer" : ""}">
+      <div class="sr" role="status" aria-live="polite">${this.spoken ?? ""}</div>
+      <nav class="side" aria-label="Conversations">
+        <div class="brand"><span class="mark" aria-hidden="true"></span><h1>Assent</h1>
+          <button type="button" class="quiet theme" title="Colours: ${this.theme}" aria-label="Colours: ${this.theme}; change to ${next}" @click=${() => this.#theme(next)}>${{ auto: "◐", light: "☀", dark: "☾" }[this.theme]}</button></div>
+        <a class="link ${place === "inbox" ? "here" : ""}" href="#/inbox" aria-current=${place === "inbox" ? "page" : nothing}>Inbox ${waiting.length ? html`<span class="badge">${waiting.length}<span class="sr"> waiting</span></span>` : nothing}</a>
+        <button type="button" class="new" @click=${this.#new}>New conversation</button>
+        <ul>${repeat(this.list, (each) => each.conversation, (each) => html`<li><a class="link ${each.conversation === id ? "here" : ""}" href="#/c/${encodeURIComponent(each.conversation)}" aria-current=${each.conversation === id ? "page" : nothing}>
+          <span class="dot ${each.state}" title=${each.state.replace("_", " ")}></span><span class="name">${shown(this.titles[each.conversation] ?? each.conversation)}<small>${shown(each.agent)} · ${ago(each.updated, this.client.now())}</small></span>
+          ${counts.has(each.conversation) ? html`<span class="badge">${counts.get(each.conversation)}<span class="sr"> waiting</span></span>` : nothing}</a></li>`)}</ul>
+        ${this.more ? html`<button type="button" class="quiet" @click=${() => { this.asked = (this.asked ?? 100) + 400; this.#load(); }}>More</button>` : nothing}
+        ${this.me ? html`<p class="me">You are <b>${shown(this.me)}</b></p>` : nothing}
+      </nav>
+      <main>
+        <div class="top"><button type="button" class="quiet menu" aria-label="Conversations" aria-expanded=${Boolean(this.drawer)} @click=${() => (this.drawer = !this.drawer)}>☰</button>
+          <h2>${place === "inbox" ? "Inbox" : id ? shown(this.titles[id] ?? id) : "Assent"}</h2>
+          ${waiting.length && place !== "inbox" ? html`<a class="pill strong" href="#/inbox">${waiting.length} waiting</a>` : nothing}</div>
+        ${this.#connection()}
+        ${place === "inbox" ? html`<assent-inbox .client=${this.client}></assent-inbox>`
+          : id ? html`<assent-chat .client=${this.client} .conversation=${id}></assent-chat>`
+          : html`<div class="empty"><h2>Welcome</h2><p>Open a conversation, or begin a new one.</p><button type="button" class="primary" @click=${this.#new}>New conversation</button></div>`}
+      </main></div>`;
+  }
+
+  #connection() {
+    const { connection } = this.client;
+    if (connection === "offline") return html`<p class="banner" role="status">The server cannot be reached. The page reconnects by itself; nothing is lost.</p>`;
+    if (connection === "refused") return html`<p class="banner" role="status">The server does not know you any more. Open the link that it printed when it started.</p>`;
+    return this.problem && this.problem.status ? html`<p class="banner" role="status">${shown(this.problem.message)}</p>` : nothing;
+  }
+}
+customElements.define("assent-app", App);

@@ -1,0 +1,246 @@
+// <assent-approval>: one call that waits for a person's yes or no.
+//   properties  client: Client   pending: Pending   mode: "" | "edit" | "deny"   place: boolean (name the conversation)
+//   events      decided, with detail {pending, decision, seq}    refused, with detail {pending, problem}
+// Keys while the focus is inside: a approve, e edit, d deny, Escape back, Ctrl+Enter approve as edited. Approve is never focused by itself; for 350 ms
+// after the card or its content appears nothing can be pressed; long content must have been seen to its end. A decision
+// carries the digest of what was shown.
+import { Element, html, nothing, shown, value, table, raw, jsonDiff, plainPreview } from "./base.js";
+import { duration, atZero, same } from "../text.js";
+import "./form.js";
+
+export const GUARD = 350; // milliseconds
+const PREVIEW_AFTER = 300; // milliseconds of quiet before edited arguments are tried
+
+class Approval extends Element {
+  static properties = {
+    client: {}, pending: {}, mode: { type: String }, place: { type: Boolean },
+    armed: { state: true }, seen: { state: true }, asJson: { state: true }, busy: { state: true }, problem: { state: true },
+    edited: { state: true }, plan: { state: true }, planProblem: { state: true }, remember: { state: true }, span: { state: true },
+    reason: { state: true }, changed: { state: true },
+  };
+
+  constructor() {
+    super();
+    Object.assign(this, { mode: "", armed: false, seen: false, asJson: false, busy: false, remember: "", span: "", reason: "" });
+    this.addEventListener("keydown", (event) => this.#key(event));
+  }
+
+  connectedCallback() {
+    super.connectedCallback();
+    this.tick(1000);
+    this.sizes = new ResizeObserver(() => this.#look());
+  }
+
+  disconnectedCallback() {
+    super.disconnectedCallback();
+    clearTimeout(this.guard);
+    clearTimeout(this.trying);
+    this.sizes.disconnect();
+  }
+
+  willUpdate(now) {
+    const digest = this.pending?.digest;
+    if (now.has("pending") && digest !== this.digest) {
+      // What was seen is not what is asked now: everything begins anew, and the person is told.
+      this.changed = this.digest !== undefined;
+      this.digest = digest;
+      Object.assign(this, { seen: false, busy: false, problem: null, edited: null, plan: null, planProblem: null });
+      if (this.changed) this.mode = "";
+      this.#arm();
+    }
+    if (now.has("mode") && this.mode === "edit" && !this.edited) this.edited = structuredClone(this.pending.args);
+    // What can be pressed has moved: a press that was meant for something else must not count.
+    if (now.has("mode") && now.get("mode") !== undefined) this.#arm();
+  }
+
+  updated(now) {
+    const box = this.querySelector(".content");
+    if (box && box !== this.box) {
+      this.sizes.disconnect();
+      this.sizes.observe((this.box = box));
+      this.sizes.observe(box.firstElementChild);
+    }
+    this.#look();
+    if (now.has("mode")) {
+      if (this.mode === "deny") this.querySelector("input.reason")?.focus();
+      if (this.mode === "edit") this.querySelector("assent-form")?.updateComplete.then(() => this.querySelector("assent-form input, assent-form textarea, assent-form select")?.focus());
+    }
+  }
+
+  #arm() {
+    this.armed = false;
+    clearTimeout(this.guard);
+    this.guard = setTimeout(() => (this.armed = true), GUARD);
+  }
+
+  #look() {
+    const box = this.box;
+    if (!this.seen && box?.isConnected && box.clientHeight > 0 && box.scrollTop + box.clientHeight >= box.scrollHeight - 6) this.seen = true;
+  }
+
+  get expired() {
+    return this.pending.deadline <= this.client.now();
+  }
+
+  get editing() {
+    return this.mode === "edit";
+  }
+
+  get mayApprove() {
+    if (!this.armed || !this.seen || this.busy || this.expired || this.problem?.final) return false;
+    return !this.changes || (same(this.plan?.args, this.edited) && !this.planProblem);
+  }
+
+  get changes() {
+    return this.editing && !same(this.edited, this.pending.args);
+  }
+
+  #key(event) {
+    if (event.defaultPrevented) return;
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && this.editing) return this.armed && this.#approve();
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const writing = event.target.closest("input:not([type=radio]):not([type=checkbox]), textarea, select");
+    if (event.key === "Escape" && this.mode) {
+      event.preventDefault();
+      event.stopPropagation();
+      this.mode = "";
+      this.querySelector(".card").focus();
+    } else if (!writing && { a: 1, e: 1, d: 1 }[event.key]) {
+      event.preventDefault();
+      event.stopPropagation();
+      if (!this.armed || event.repeat) return;
+      if (event.key === "a") this.#approve();
+      else if (event.key === "d") this.mode = "deny";
+      else if (!this.pending.recovery) this.mode = "edit";
+    }
+  }
+
+  #edit(args) {
+    this.edited = args;
+    this.planProblem = null;
+    clearTimeout(this.trying);
+    if (!same(this.plan?.args, args)) this.trying = setTimeout(() => this.#try(args), PREVIEW_AFTER);
+  }
+
+  async #try(args) {
+    if (!this.querySelector("assent-form").check()) return;
+    try {
+      const { preview, digest } = await this.client.preview(this.pending, args);
+      if (!same(this.edited, args)) return;
+      if (digest !== this.plan?.digest) this.#arm();
+      this.seen = false;
+      this.plan = { args, preview, digest };
+      this.planProblem = null;
+    } catch (problem) {
+      if (same(this.edited, args)) this.planProblem = problem;
+    }
+  }
+
+  #approve() {
+    if (!this.mayApprove) return;
+    const decision = this.changes
+      ? { type: "approve", args: this.edited, digest: this.plan.digest }
+      : { type: "approve", digest: this.pending.digest };
+    if (this.remember) decision.remember = this.remember;
+    if (this.remember && this.span) decision.duration = this.span;
+    this.#decide(decision);
+  }
+
+  #deny(stop) {
+    if (this.armed && !this.busy && !this.expired) this.#decide({ type: "deny", reason: this.reason.trim(), ...(stop ? { stop } : {}) });
+  }
+
+  async #decide(decision) {
+    this.busy = true;
+    this.problem = null;
+    const { pending } = this;
+    try {
+      const { seq } = await this.client.resolve(pending, decision);
+      this.emit("decided", { pending, decision, seq });
+    } catch (problem) {
+      this.busy = false;
+      this.problem = problem;
+      problem.final = [404, 410].includes(problem.status) || (problem.status === 409 && problem.details.reason !== "superseded");
+      this.emit("refused", { pending, problem });
+    }
+  }
+
+  render() {
+    const { pending, mode } = this;
+    if (!pending) return nothing;
+    const left = pending.deadline - this.client.now();
+    return html`<article class="card approval risk-${pending.risk}" tabindex="-1" aria-label="Approval: ${pending.prompt || pending.tool}">
+      <header>
+        <h3>${shown(pending.prompt || `Run ${pending.tool}?`)}</h3>
+        <p class="about"><span class="chip risk ${pending.risk}">${pending.risk} risk</span>
+          <span><code>${shown(pending.tool)}</code> for <b>${shown(pending.principal?.id ?? "somebody")}</b>${pending.agent ? html`, asked by <b>${shown(pending.agent)}</b>` : nothing}${this.place ? html` in <a href="#/c/${encodeURIComponent(pending.conversation)}">${pending.conversation}</a>` : nothing}</span></p>
+        ${pending.executor === "client" ? html`<p class="about">It will run in a browser page.</p>` : nothing}
+        ${pending.recovery ? html`<p class="notice warn">It was interrupted while it ran: whether it took effect is not known. Approving runs it again.</p>` : nothing}
+        ${pending.reason && !pending.recovery ? html`<p class="notice">Why it waits: ${shown(pending.reason)}</p>` : nothing}
+        ${this.changed ? html`<p class="notice warn" role="status">What it would do has changed since it was first shown. Please read it again.</p>` : nothing}
+      </header>
+      ${this.editing ? html`<assent-form label="Arguments of ${pending.tool}" .schema=${pending.schema ?? {}} .value=${this.edited} .problems=${this.planProblem?.details?.problems ?? []}
+          @edited=${(event) => { event.stopPropagation(); this.#edit(event.detail.value); }}></assent-form>` : nothing}
+      ${this.#content()}
+      ${this.problem ? this.#refusal() : nothing}
+      ${this.problem?.final ? nothing : mode === "deny" ? this.#denial() : this.#actions()}
+      <footer>${this.expired ? html`<span class="expired">Expired: ${atZero(pending.on_expiry)}.</span>`
+        : html`<span class="expiry ${left < 60 ? "soon" : ""}">Expires in <time>${duration(Math.ceil(left))}</time>; then ${shown(atZero(pending.on_expiry))}.</span>`}
+        ${this.seen || this.expired ? nothing : html`<span class="gate">Scroll to the end to approve.</span>`}
+        <button type="button" class="quiet" aria-pressed=${this.asJson} @click=${() => (this.asJson = !this.asJson)}>Raw JSON</button></footer>
+    </article>`;
+  }
+
+  #content() {
+    const { pending, edited } = this;
+    const changed = this.changes;
+    const preview = changed ? (same(this.plan?.args, edited) ? this.plan.preview : undefined) : pending.preview;
+    const plain = plainPreview({ tool: pending.tool, args: changed ? edited : pending.args, preview });
+    const waiting = changed && preview === undefined && !this.planProblem;
+    return html`<div class="content" tabindex="0" role="region" aria-label="What would happen" @scroll=${() => this.#look()}><div>
+      ${this.planProblem ? html`<p class="notice bad" role="alert">This would fail: ${shown(this.planProblem.message)}</p>` : nothing}
+      ${pending.preview_error && !changed ? html`<p class="notice bad">What it would do could not be found out: ${shown(pending.preview_error)}</p>` : nothing}
+      ${waiting ? html`<p class="notice">Trying the edited arguments…</p>` : nothing}
+      ${plain || preview === undefined ? nothing : html`<section><h4>What would happen</h4><div class="preview">${this.asJson ? raw(preview) : value(preview)}</div></section>`}
+      ${changed ? html`<section><h4>Your changes</h4>${jsonDiff(pending.args, edited)}</section>`
+        : html`<section><h4>Arguments</h4>${this.asJson ? raw(pending.args) : table(pending.args)}</section>`}
+    </div></div>`;
+  }
+
+  #refusal() {
+    const { reason, winner } = this.problem.details;
+    const words = winner ? html`Too late: ${shown(this.problem.message)}.`
+      : reason === "superseded" ? "It has changed since it was shown. Nothing was decided; the card shows what it is now."
+      : shown(this.problem.message);
+    return html`<p class="notice bad stale" role="alert">${words}</p>`;
+  }
+
+  #actions() {
+    const { pending } = this;
+    const off = !this.armed || this.busy || this.expired;
+    return html`<div class="actions">
+      <button type="button" class="primary approve" ?disabled=${!this.mayApprove} @click=${this.#approve}>
+        ${this.changes ? "Approve as edited" : pending.recovery ? "Run it again" : "Approve once"}</button>
+      ${this.editing ? html`<button type="button" ?disabled=${off} @click=${() => (this.mode = "")}>Back</button>`
+        : pending.recovery ? nothing : html`<button type="button" class="edit" ?disabled=${off} @click=${() => (this.mode = "edit")}>Edit</button>`}
+      <button type="button" class="deny" ?disabled=${off} @click=${() => (this.mode = "deny")}>Deny</button>
+      <label class="remember"><span>Remember</span> <select @change=${(event) => (this.remember = event.target.value)}>
+        <option value="" ?selected=${!this.remember}>no, only this once</option>
+        <option value="args" ?selected=${this.remember === "args"}>these arguments, in this conversation</option>
+        <option value="tool" ?selected=${this.remember === "tool"}>any ${pending.tool}, in this conversation</option></select></label>
+      ${this.remember ? html`<label class="remember"><span>for</span> <select @change=${(event) => (this.span = event.target.value)}>
+        <option value="">until revoked</option><option value="1h">one hour</option><option value="1d">one day</option></select></label>` : nothing}
+    </div>`;
+  }
+
+  #denial() {
+    const off = !this.armed || this.busy || this.expired;
+    return html`<form class="actions denial" @submit=${(event) => { event.preventDefault(); this.#deny(false); }}>
+      <label class="grow">Reason <span class="optional">the model sees it</span>
+        <input class="reason" maxlength="2000" .value=${this.reason} @input=${(event) => (this.reason = event.target.value)}></label>
+      <button class="danger" ?disabled=${off}>Deny</button>
+      <button type="button" class="danger outline" ?disabled=${off} @click=${() => this.#deny(true)}>Deny and stop</button>
+      <button type="button" @click=${() => (this.mode = "")}>Back</button></form>`;
+  }
+}
+customElements.define("assent-approval", Approval);

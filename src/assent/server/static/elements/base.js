@@ -1,0 +1,89 @@
+// What the elements share: light DOM (the page's style sheet and yours reach everything), and how values are shown.
+import { LitElement, html, nothing } from "lit";
+import { visible, unifiedDiff, lineDiff, isObject, json, brief, same } from "../text.js";
+
+export { html, nothing };
+
+export class Element extends LitElement {
+  createRenderRoot() {
+    return this;
+  }
+
+  connectedCallback() {
+    super.connectedCallback();
+    if (this.hasUpdated) this.requestUpdate("client", undefined); // moved within the page: watch again
+  }
+
+  /** An event for whoever holds the element: it bubbles, and `detail` is plain data. */
+  emit(name, detail) {
+    return this.dispatchEvent(new CustomEvent(name, { detail, bubbles: true, composed: true, cancelable: true }));
+  }
+
+  /** Call `changed` for as long as the element is in the page. */
+  watch(target, type, changed) {
+    target.addEventListener(type, changed);
+    (this.#watched ??= []).push(() => target.removeEventListener(type, changed));
+  }
+  #watched;
+
+  /** Render again every so many milliseconds: elapsed times, countdowns. */
+  tick(milliseconds) {
+    const timer = setInterval(() => this.requestUpdate(), milliseconds);
+    (this.#watched ??= []).push(() => clearInterval(timer));
+  }
+
+  disconnectedCallback() {
+    super.disconnectedCallback();
+    this.#watched?.forEach((end) => end());
+    this.#watched = [];
+  }
+}
+
+/** Text with what would not be seen made visible. */
+export const shown = (text) =>
+  visible(String(text)).map((piece) =>
+    typeof piece === "string" ? piece : html`<span class="unseen" title=${piece.name}>${piece.code}</span>`);
+
+export const diffLines = (lines) => html`<div class="diff" role="group" aria-label="Differences">${lines.map(([mark, line]) =>
+  html`<div class=${{ "+": "added", "-": "removed", "@": "about" }[mark] ?? "kept"}><span class="mark" aria-hidden="true">${mark === "@" ? "" : mark}</span>${
+    mark === "+" || mark === "-" ? html`<span class="sr">${mark === "+" ? "added: " : "removed: "}</span>` : nothing}<code>${shown(line)}</code></div>`)}</div>`;
+
+export const jsonDiff = (before, after) => diffLines(lineDiff(json(before), json(after)));
+
+/** A JSON value for people: text as text, differences as differences, objects as tables. */
+export function value(it, depth = 0) {
+  if (it === null || it === undefined) return html`<span class="null">${it === null ? "null" : "nothing"}</span>`;
+  if (typeof it === "string") {
+    const diff = unifiedDiff(it);
+    if (diff) return diffLines(diff);
+    if (it === "") return html`<span class="null">empty</span>`;
+    return it.includes("\n") ? html`<pre class="text">${shown(it)}</pre>` : html`<span class="text">${shown(it)}</span>`;
+  }
+  if (typeof it !== "object") return html`<span class="scalar">${String(it)}</span>`;
+  if (depth > 3) return html`<pre class="text">${shown(json(it))}</pre>`;
+  if (Array.isArray(it)) return it.length ? html`<ol class="values">${it.map((item) => html`<li>${value(item, depth + 1)}</li>`)}</ol>` : html`<span class="null">none</span>`;
+  if (typeof it.before === "string" && typeof it.after === "string") {
+    const { before, after, ...rest } = it;
+    return html`${Object.keys(rest).length ? table(rest, depth) : nothing}${diffLines(lineDiff(before, after))}`;
+  }
+  return table(it, depth);
+}
+
+export function table(object, depth = 0) {
+  const rows = Object.entries(object);
+  if (!rows.length) return html`<span class="null">none</span>`;
+  return html`<table class="values"><tbody>${rows.map(([key, item]) =>
+    html`<tr><th scope="row">${shown(key)}</th><td>${value(item, depth + 1)}</td></tr>`)}</tbody></table>`;
+}
+
+export const raw = (it) => html`<pre class="raw">${shown(json(it))}</pre>`;
+
+/** A dry run that says no more than the arguments do. */
+export const plainPreview = ({ tool, args, preview }) =>
+  preview === null || preview === undefined || (isObject(preview) && preview.tool === tool && same(preview.args, args) && Object.keys(preview).length === 2);
+
+/** One line about a value, cut. */
+export const oneLine = (it, limit = 120) => {
+  const text = brief(it).replace(/\s+/g, " ");
+  return shown(text.length > limit ? `${text.slice(0, limit)}…` : text);
+};

@@ -1,0 +1,209 @@
+// <assent-chat>: one conversation.
+//   properties  client: Client   conversation: string (its id)
+//   events      titled, with detail {conversation, title}, when its first message is known; those of the cards inside
+// The draft of a message is kept in this browser. Enter sends, Shift+Enter is a new line.
+import { Element, html, nothing, shown } from "./base.js";
+import { repeat } from "lit/directives/repeat.js";
+import { live } from "lit/directives/live.js";
+import "./markdown.js";
+import "./tool.js";
+import "./approval.js";
+import "./question.js";
+
+const STATES = { idle: "", preparing: "Thinking…", streaming: "Writing…", executing_tools: "Running tools…", awaiting_input: "Waiting for somebody" };
+const NEAR = 80; // pixels from the end that still count as being there
+const HOLD = 400; // milliseconds for which earlier messages settle
+
+class Chat extends Element {
+  static properties = { client: {}, conversation: {}, draft: { state: true }, problem: { state: true }, away: { state: true }, spoken: { state: true } };
+
+  disconnectedCallback() {
+    super.disconnectedCallback();
+    this.#close();
+  }
+
+  willUpdate(changed) {
+    if (changed.has("conversation") || changed.has("client")) this.#open();
+  }
+
+  #close() {
+    this.detach?.();
+    this.live?.close();
+    this.sizes?.disconnect();
+    this.box = null;
+    this.live = this.detach = null;
+  }
+
+  #open() {
+    this.#close();
+    if (!this.client || !this.conversation) return;
+    this.live = this.client.conversation(this.conversation);
+    this.detach = this.client.attach(this.conversation);
+    this.atEnd = true;
+    this.problem = null;
+    this.draft = localStorage.getItem(this.#key) ?? "";
+    this.live.addEventListener("change", () => {
+      if (this.live.view.title && this.heading !== this.live.view.title && !this.live.earlier) this.emit("titled", { conversation: this.conversation, title: (this.heading = this.live.view.title) });
+      this.requestUpdate();
+    });
+    this.live.addEventListener("suspended", ({ detail }) => (this.spoken = `${detail.kind === "approval" ? "Approval needed" : "Waiting for you"}: ${detail.prompt || detail.tool}`));
+  }
+
+  get #key() {
+    return `assent.draft.${this.conversation}`;
+  }
+
+  #write(text) {
+    this.draft = text;
+    if (text) localStorage.setItem(this.#key, text);
+    else localStorage.removeItem(this.#key);
+  }
+
+  async #send(when_busy) {
+    const text = this.draft.trim();
+    if (!text) return;
+    this.problem = null;
+    this.atEnd = true;
+    try {
+      await this.client.send(this.conversation, text, this.live.idle ? { when_busy: "queue" } : { when_busy });
+      this.#write("");
+    } catch (problem) {
+      this.problem = problem; // the draft stays
+    }
+    this.querySelector(".composer textarea")?.focus();
+  }
+
+  async #stop() {
+    try {
+      await this.client.cancel(this.conversation);
+    } catch (problem) {
+      this.problem = problem;
+    }
+  }
+
+  #scrolled(event) {
+    const box = event.currentTarget;
+    // What grows below us scrolls nothing: only who goes up leaves the end.
+    if (box.scrollHeight - box.scrollTop - box.clientHeight < NEAR) this.atEnd = true;
+    else if (box.scrollTop < this.stayedAt - 4) this.atEnd = false;
+    this.away = !this.atEnd;
+    if (this.away && box.scrollTop < 200 && this.live?.earlier) this.#earlier();
+  }
+
+  async #earlier() {
+    const { box } = this;
+    if (this.live.reading) return;
+    this.atEnd = false;
+    await this.live.readEarlier().catch((problem) => (this.problem = problem));
+    // What was in sight stays in sight while the messages above it take their room.
+    this.held = box.scrollHeight - box.scrollTop;
+    setTimeout(() => (this.held = null), HOLD);
+    this.requestUpdate();
+  }
+
+  #jump() {
+    const cards = [...this.querySelectorAll("assent-approval .card, assent-question .card")];
+    const at = cards.indexOf(document.activeElement?.closest(".card"));
+    const card = cards[(at + 1) % cards.length];
+    card?.scrollIntoView({ block: "center" });
+    card?.focus();
+  }
+
+  updated() {
+    const box = this.querySelector(".scroll");
+    if (box && box !== this.box) {
+      // Cards render after us, and grow: whoever was at the end stays there.
+      this.box = box;
+      this.sizes = new ResizeObserver(() => this.#stay());
+      this.sizes.observe(box);
+      this.sizes.observe(box.firstElementChild);
+    }
+    this.#stay();
+    const area = this.querySelector(".composer textarea");
+    if (area && area.value !== this.sized) {
+      this.sized = area.value;
+      area.style.height = "auto";
+      area.style.height = `${Math.min(area.scrollHeight + 2, 220)}px`;
+    }
+  }
+
+  #stay() {
+    const { box } = this;
+    if (!box || !(this.atEnd || this.held)) return;
+    box.scrollTop = box.scrollHeight - (this.held ?? 0);
+    this.stayedAt = box.scrollTop;
+  }
+
+  render() {
+    const { live: it } = this;
+    if (!it) return nothing;
+    if (it.problem) return html`<div class="empty"><h2>Not found</h2><p>${shown(it.problem.message)}</p></div>`;
+    const { view } = it;
+    const waiting = it.pending;
+    return html`<div class="sr" role="status" aria-live="polite">${this.spoken ?? ""}</div>
+      <div class="scroll" tabindex="0" role="region" aria-label="Conversation" @scroll=${this.#scrolled}><div class="thread">
+        ${it.earlier ? html`<button type="button" class="quiet earlier" @click=${this.#earlier}>Earlier messages</button>` : nothing}
+        ${it.ready && !view.items.length && !view.queue.length && !it.live ? html`<div class="empty"><h2>${shown(view.agent || "Assent")}</h2><p>Write a message to begin.</p></div>` : nothing}
+        ${repeat(view.items, (item) => item.key, (item) => this.#item(item))}
+        ${it.live ? html`<div class="said assistant live">${this.#thought(it.live.thinking, !it.live.text)}
+          ${it.live.text ? html`<assent-markdown .text=${it.live.text}></assent-markdown>` : nothing}
+          ${it.live.drafts.filter(Boolean).map((draft) => html`<assent-tool .client=${this.client} .call=${{ tool: draft.tool, args: {}, decisions: [] }} .draft=${draft.text}></assent-tool>`)}</div>` : nothing}
+        ${it.hosted.map((call) => html`<assent-tool .client=${this.client} .call=${call}></assent-tool>`)}
+        ${it.retrying ? html`<p class="note warn" role="status">The model did not answer (${it.retrying.error.kind}); the next try is in ${Math.ceil(it.retrying.delay)} s.</p>` : nothing}
+        ${view.queue.map((item) => html`<div class="said user queued"><p class="words">${shown(item.text)}</p><p class="meta">queued</p></div>`)}
+      </div></div>
+      <div class="below">
+        <div class="float">${this.away && it.live ? html`<button type="button" class="pill" @click=${() => this.#toEnd()}>To the end ↓</button>` : nothing}
+          ${waiting.length && this.away ? html`<button type="button" class="pill strong jump" @click=${this.#jump}>${waiting.length} waiting</button>` : nothing}</div>
+        ${this.problem ? html`<p class="notice bad" role="alert">${shown(this.problem.message)}</p>` : nothing}
+        <form class="composer" @submit=${(event) => { event.preventDefault(); this.#send("queue"); }}>
+          <textarea rows="1" aria-label="Message" placeholder=${it.idle ? "Write a message" : "Write the next message"} .value=${live(this.draft ?? "")}
+            @input=${(event) => this.#write(event.target.value)} @keydown=${this.#typed}></textarea>
+          <div class="buttons"><span class="status" role="status">${it.ready ? STATES[it.state] ?? it.state : "Opening…"}</span>
+            ${waiting.length ? html`<button type="button" class="quiet jump" @click=${this.#jump}>Jump to it</button>` : nothing}
+            <span class="usage">${usage(it.usage)}</span>
+            ${it.idle || !it.ready ? nothing : html`<button type="button" class="stop" @click=${this.#stop}>Stop</button>`}
+            ${it.idle ? html`<button class="primary" ?disabled=${!this.draft?.trim()}>Send</button>`
+              : this.draft?.trim() ? html`<button type="button" @click=${() => this.#send("interrupt")}>Interrupt</button><button class="primary">Queue</button>` : nothing}</div>
+        </form></div>`;
+  }
+
+  #typed(event) {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    this.#send("queue");
+  }
+
+  #toEnd() {
+    this.atEnd = true;
+    this.requestUpdate();
+  }
+
+  #thought(text, open) {
+    return text ? html`<details class="thinking" ?open=${open}><summary>Thinking</summary><p>${shown(text)}</p></details>` : nothing;
+  }
+
+  #item(item) {
+    if (item.kind === "note") return html`<div class="note ${item.tone}"><p>${shown(item.text)}</p>${item.details ? html`<details><summary>Details</summary><p>${shown(item.details)}</p></details>` : nothing}</div>`;
+    if (item.kind === "user") return html`<div class="said user"><p class="words">${shown(item.text)}</p><p class="meta">${shown(item.by)}</p></div>`;
+    return html`<div class="said assistant">${this.#thought(item.thinking, false)}
+      ${item.hosted.map((call) => html`<assent-tool .client=${this.client} .call=${call}></assent-tool>`)}
+      ${item.text ? html`<assent-markdown .text=${item.text}></assent-markdown>` : nothing}
+      ${item.partial ? html`<p class="meta">cut off here</p>` : nothing}
+      ${repeat(item.calls, (id) => id, (id) => this.#call(this.live.view.calls.get(id)))}</div>`;
+  }
+
+  #call(call) {
+    const { pending } = call;
+    if (!pending) return html`<assent-tool .client=${this.client} .call=${call}></assent-tool>`;
+    if (pending.kind === "approval") return html`<assent-approval .client=${this.client} .pending=${pending}></assent-approval>`;
+    return html`<assent-question .client=${this.client} .pending=${pending}></assent-question>${call.progress ? html`<assent-tool .client=${this.client} .call=${call}></assent-tool>` : nothing}`;
+  }
+}
+
+function usage({ input_tokens, output_tokens, cost } = {}) {
+  const tokens = (input_tokens ?? 0) + (output_tokens ?? 0);
+  return [tokens ? `${tokens.toLocaleString()} tokens` : "", cost ? `$${cost.toFixed(cost < 0.1 ? 4 : 2)}` : ""].filter(Boolean).join(" · ");
+}
+
+customElements.define("assent-chat", Chat);

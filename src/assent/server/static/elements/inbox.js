@@ -1,0 +1,201 @@
+// <assent-inbox>: everything that waits for somebody, in all conversations.
+//   properties  client: Client
+//   events      those of the cards inside (decided, refused)
+// Keys: j/k down and up, x select, Enter open, a approve, e edit, d deny, / filter, Escape back, ? help. On a row that is
+// closed, a opens the card first: what was not seen cannot be approved. A batch shows every row in full.
+import { Element, html, nothing, shown, table, value, plainPreview } from "./base.js";
+import { repeat } from "lit/directives/repeat.js";
+import { duration } from "../text.js";
+import { keyOf } from "../client.js";
+import { GUARD } from "./approval.js";
+import "./question.js";
+
+const KEYS = [["j / k", "down / up"], ["x", "select for a batch"], ["Enter", "open or close"], ["a", "open, then approve; with a selection: the batch"], ["e", "edit"], ["d", "deny"], ["/", "filter"], ["Esc", "back"], ["?", "this help"]];
+
+class InboxView extends Element {
+  static properties = { client: {}, filter: { state: true }, kind: { state: true }, at: { state: true }, open: { state: true }, mode: { state: true }, chosen: { state: true }, batch: { state: true }, help: { state: true }, settled: { state: true }, seen: { state: true }, armed: { state: true }, results: { state: true }, reason: { state: true } };
+
+  constructor() {
+    super();
+    Object.assign(this, { filter: "", kind: "", at: null, open: null, mode: "", chosen: new Set(), batch: null, help: false, settled: new Map(), reason: "" });
+    this.keys = (event) => this.#key(event);
+  }
+
+  connectedCallback() {
+    super.connectedCallback();
+    this.tick(1000);
+    document.addEventListener("keydown", this.keys);
+  }
+
+  disconnectedCallback() {
+    super.disconnectedCallback();
+    document.removeEventListener("keydown", this.keys);
+  }
+
+  willUpdate(changed) {
+    if (changed.has("client") && this.client) this.watch(this.client.inbox, "change", () => this.#changed());
+  }
+
+  #changed() {
+    const { inbox } = this.client;
+    if (this.shownOpen && !inbox.has(this.shownOpen) && !this.settled.has(keyOf(this.shownOpen))) this.#whoWon(this.shownOpen);
+    this.chosen = new Set([...this.chosen].filter((key) => inbox.pending.some((entry) => keyOf(entry) === key)));
+    this.requestUpdate();
+  }
+
+  // It was settled while somebody looked at it: say by whom.
+  async #whoWon(entry) {
+    this.settled = new Map([...this.settled, [keyOf(entry), "It no longer waits."]]);
+    try {
+      const { seq } = await this.client.request("GET", `conversations/${encodeURIComponent(entry.conversation)}`);
+      const events = await this.client.log(entry.conversation, { after: Math.max(0, seq - 100), before: seq + 1 });
+      const found = events.findLast((event) => event.type === "CallResolved" && event.call_id === entry.call);
+      const words = { approve: "Approved", deny: "Denied", answer: "Answered", expired: "Expired", client_result: "Run", submit: "Submitted", failed: "Failed", detached: "No page was there" };
+      const told = found ? (found.decision.type === "expired" ? "Expired: nobody answered in time." : `${words[found.decision.type]} by ${found.by.id}.`) : "It was cancelled.";
+      this.settled = new Map([...this.settled, [keyOf(entry), told]]);
+    } catch {
+      // what is known is shown already
+    }
+  }
+
+  get rows() {
+    const needle = this.filter.trim().toLowerCase();
+    const rows = (this.client?.inbox.pending ?? []).filter((entry) =>
+      (!this.kind || entry.kind === this.kind) &&
+      (!needle || [entry.tool, entry.prompt, entry.conversation, entry.agent, entry.principal?.id, JSON.stringify(entry.args)].join(" ").toLowerCase().includes(needle)));
+    if (this.shownOpen && keyOf(this.shownOpen) === this.open && !rows.some((entry) => keyOf(entry) === this.open)) rows.unshift(this.shownOpen);
+    return rows;
+  }
+
+  #key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+    if (event.target.closest?.("input, textarea, select")) {
+      if (event.key === "Escape" && event.target.classList.contains("filter")) event.target.blur();
+      return;
+    }
+    if (event.key === "Escape") {
+      if (this.help) this.help = false;
+      else if (this.batch) this.batch = null;
+      else this.#show(null);
+      return;
+    }
+    if (this.batch || (this.help && event.key !== "?")) return;
+    const rows = this.rows;
+    const at = rows.findIndex((entry) => keyOf(entry) === this.at);
+    const on = rows[at];
+    const act = {
+      j: () => this.#move(rows, at + 1), k: () => this.#move(rows, at - 1), ArrowDown: () => this.#move(rows, at + 1), ArrowUp: () => this.#move(rows, at - 1),
+      x: () => on && this.#choose(on), "?": () => (this.help = !this.help), "/": () => this.querySelector(".filter").focus(),
+      Enter: () => on && event.target.closest(".row, body") && !event.target.closest("button, a, summary") && this.#show(keyOf(on) === this.open ? null : on),
+      a: () => (this.chosen.size ? this.#batch() : on && this.#show(on)), e: () => on && this.#show(on, "edit"), d: () => on && this.#show(on, "deny"),
+    }[event.key];
+    if (!act || (event.key.startsWith("Arrow") && event.target.closest(".content"))) return;
+    if (event.key !== "Enter") event.preventDefault();
+    act();
+  }
+
+  async #move(rows, to) {
+    const entry = rows[Math.max(0, Math.min(rows.length - 1, to))];
+    if (!entry) return;
+    this.at = keyOf(entry);
+    await this.updateComplete;
+    const row = this.querySelector(".row.at");
+    row?.querySelector(".head").focus();
+    row?.scrollIntoView({ block: "nearest" });
+  }
+
+  #choose(entry) {
+    if (entry.kind !== "approval") return;
+    const chosen = new Set(this.chosen);
+    if (!chosen.delete(keyOf(entry))) chosen.add(keyOf(entry));
+    this.chosen = chosen;
+  }
+
+  async #show(entry, mode = "") {
+    if (entry) this.at = keyOf(entry);
+    this.open = entry && keyOf(entry);
+    this.shownOpen = entry;
+    this.mode = entry?.kind === "approval" ? mode : "";
+    await this.updateComplete;
+    const card = this.querySelector(".row.at assent-approval, .row.at assent-question");
+    await card?.updateComplete;
+    if (!mode) (card?.querySelector(".card") ?? this.querySelector(".row.at .head"))?.focus();
+  }
+
+  #batch() {
+    this.batch = this.rows.filter((entry) => this.chosen.has(keyOf(entry)));
+    this.results = null;
+    this.seen = this.armed = false;
+    setTimeout(() => (this.armed = true), GUARD);
+    this.updateComplete.then(() => this.querySelector("dialog.batch")?.focus());
+  }
+
+  updated() {
+    for (const dialog of this.querySelectorAll("dialog")) if (!dialog.open) dialog.showModal();
+    const list = this.querySelector(".batch .content");
+    if (list && !this.seen && list.scrollTop + list.clientHeight >= list.scrollHeight - 6) this.seen = true;
+  }
+
+  async #decide(decision) {
+    const decisions = this.batch.map((entry) => ({ conversation: entry.conversation, call: entry.call, decision: decision(entry) }));
+    this.armed = false;
+    try {
+      this.results = new Map((await this.client.resolveAll(decisions)).map((result) => [keyOf(result), result]));
+      if (this.results.size && [...this.results.values()].every((result) => !result.problem)) Object.assign(this, { batch: null, chosen: new Set() });
+    } catch (problem) {
+      this.results = new Map();
+      this.refused = problem;
+      this.armed = true;
+    }
+  }
+
+  render() {
+    if (!this.client) return nothing;
+    const rows = this.rows;
+    return html`<div class="inbox">
+      <div class="tools"><label class="grow"><span class="sr">Filter</span><input class="filter" type="search" placeholder="Filter" .value=${this.filter} @input=${(event) => (this.filter = event.target.value)}></label>
+        <label><span class="sr">Kind</span><select @change=${(event) => (this.kind = event.target.value)}><option value="">Everything</option><option value="approval">Approvals</option><option value="elicitation">Questions</option><option value="manual">By hand</option><option value="client_exec">Browser</option></select></label>
+        ${this.chosen.size ? html`<button type="button" class="primary" @click=${this.#batch}>Review ${this.chosen.size} selected</button>` : nothing}
+        <button type="button" class="quiet" aria-label="Keyboard help" @click=${() => (this.help = true)}>?</button></div>
+      ${rows.length ? html`<ul class="rows">${repeat(rows, keyOf, (entry) => this.#row(entry))}</ul>`
+        : html`<div class="empty"><h2>${this.client.inbox.ready ? "Nothing waits" : "Opening…"}</h2><p>${this.filter || this.kind ? "Nothing matches the filter." : "When a call needs somebody, it shows up here by itself."}</p></div>`}
+      ${this.batch ? this.#batchDialog() : nothing}
+      ${this.help ? html`<dialog class="help" aria-label="Keyboard" @close=${() => (this.help = false)}><h2>Keyboard</h2><dl>${KEYS.map(([key, what]) => html`<dt><kbd>${key}</kbd></dt><dd>${what}</dd>`)}</dl><button type="button" @click=${() => (this.help = false)}>Close</button></dialog>` : nothing}
+    </div>`;
+  }
+
+  #row(entry) {
+    const key = keyOf(entry);
+    const open = key === this.open;
+    const left = entry.deadline - this.client.now();
+    const gone = this.settled.get(key);
+    return html`<li class="row ${key === this.at ? "at" : ""} ${open ? "open" : ""}">
+      <div class="bar">${entry.kind === "approval" ? html`<input type="checkbox" aria-label="Select ${entry.tool}" .checked=${this.chosen.has(key)} @change=${() => this.#choose(entry)}>` : html`<span class="nobox"></span>`}
+        <button type="button" class="head" aria-expanded=${open} @click=${() => this.#show(open ? null : entry)} @focus=${() => (this.at = key)}>
+          <span class="what">${shown(entry.prompt || entry.tool)}</span>
+          <span class="where">${{ approval: html`<span class="chip risk ${entry.risk}">${entry.risk}</span>`, elicitation: html`<span class="chip">question</span>`, manual: html`<span class="chip">by hand</span>`, client_exec: html`<span class="chip">browser</span>` }[entry.kind]}
+            ${shown(entry.tool)} · ${shown(entry.principal?.id ?? "")} · ${shown(entry.conversation)}</span>
+          <time class=${left < 60 ? "soon" : ""}>${left > 0 ? duration(Math.ceil(left)) : "expired"}</time></button></div>
+      ${open ? gone ? html`<p class="notice stale" role="status">${gone}</p>`
+        : entry.kind === "approval" ? html`<assent-approval place .client=${this.client} .pending=${entry} .mode=${this.mode}></assent-approval>` : html`<assent-question place .client=${this.client} .pending=${entry}></assent-question>` : nothing}</li>`;
+  }
+
+  #batchDialog() {
+    const n = this.batch.length;
+    const off = !this.armed || !this.seen || this.results?.size > 0;
+    return html`<dialog class="batch" tabindex="-1" aria-label="Decide ${n} together" @close=${() => (this.batch = null)}><h2>Decide ${n} together</h2>
+      <div class="content" tabindex="0" role="region" aria-label="All of them, in full" @scroll=${() => this.requestUpdate()}><div>${this.batch.map((entry) => {
+        const result = this.results?.get(keyOf(entry));
+        return html`<section class="entry"><h3>${shown(entry.prompt || entry.tool)}</h3><p class="about"><span class="chip risk ${entry.risk}">${entry.risk} risk</span> <code>${shown(entry.tool)}</code> for <b>${shown(entry.principal?.id ?? "")}</b> in ${shown(entry.conversation)}</p>
+          ${plainPreview(entry) ? nothing : html`<h4>What would happen</h4>${value(entry.preview)}`}<h4>Arguments</h4>${table(entry.args)}
+          ${result ? html`<p class="notice ${result.problem ? "bad" : "good"}">${result.problem ? shown(result.problem.detail ?? result.problem.title) : "Accepted."}</p>` : nothing}</section>`;
+      })}</div></div>
+      ${this.refused && !this.results?.size ? html`<p class="notice bad" role="alert">${shown(this.refused.message)} Nothing was decided.</p>` : nothing}
+      ${this.seen ? nothing : html`<p class="gate">Scroll to the end to decide.</p>`}
+      <div class="actions"><button type="button" class="primary" ?disabled=${off} @click=${() => this.#decide((entry) => ({ type: "approve", digest: entry.digest }))}>Approve ${n}</button>
+        <label class="grow"><span class="sr">Reason for denying</span><input class="reason" placeholder="Reason for denying" .value=${this.reason} @input=${(event) => (this.reason = event.target.value)}></label>
+        <button type="button" class="danger outline" ?disabled=${off} @click=${() => this.#decide(() => ({ type: "deny", reason: this.reason.trim() }))}>Deny ${n}</button>
+        <button type="button" @click=${() => (this.batch = null)}>Close</button></div></dialog>`;
+  }
+}
+customElements.define("assent-inbox", InboxView);

@@ -1,0 +1,68 @@
+// <assent-tool>: one tool call, by its state.
+//   properties  call: as in fold.js (id, tool, args, phase, ...)   client: Client   draft: string (arguments as they are written)
+// What can be seen: arguments streaming in, running with elapsed time and progress, ok, error with kind, cancelled,
+// interrupted, waiting; calls that the provider runs are marked as such.
+import { Element, html, nothing, shown, value, table, raw, oneLine, jsonDiff } from "./base.js";
+import { duration } from "../text.js";
+
+const DECIDED = { approve: "approved", deny: "denied", answer: "answered", client_result: "run in a browser", submit: "done by hand", failed: "reported as failed", expired: "expired", detached: "no page was there" };
+
+class Tool extends Element {
+  static properties = { call: { hasChanged: () => true }, client: {}, draft: {}, open: { state: true }, asJson: { state: true } };
+
+  connectedCallback() {
+    super.connectedCallback();
+    this.tick(500);
+  }
+
+  shouldUpdate(changed) {
+    return changed.size > 0 || this.call?.phase === "running";
+  }
+
+  get status() {
+    const { call } = this;
+    if (this.draft !== undefined) return ["writing", "arguments…"];
+    if (call.phase === "running") return ["running", `running ${duration(Math.max(0, this.client.now() - call.started))}${call.attempt > 1 ? `, attempt ${call.attempt}` : ""}`];
+    if (call.phase === "waiting") return ["waiting", { approval: "waits for approval", elicitation: "waits for an answer", client_exec: "waits for a page", manual: "waits to be done by hand" }[call.pending?.kind] ?? "waiting"];
+    if (call.phase !== "done") return ["ready", "about to run"];
+    if (call.ok) return ["ok", call.started && call.ended ? duration(call.ended - call.started) : "done"];
+    const kind = call.error?.kind ?? "failed";
+    return [["cancelled", "interrupted", "denied"].includes(kind) ? kind : "error", kind];
+  }
+
+  render() {
+    const { call } = this;
+    if (!call) return nothing;
+    const [state, words] = this.status;
+    const decisions = call.decisions ?? [];
+    return html`<details class="tool ${state}" ?open=${this.open} @toggle=${(event) => (this.open = event.target.open)}>
+      <summary><span class="dot" aria-hidden="true"></span><b>${shown(call.tool || "tool")}</b>
+        <span class="line">${this.draft !== undefined ? oneLine(this.draft.slice(-160)) : this.#line()}</span>
+        ${call.executor === "provider" ? html`<span class="chip">provider</span>` : call.executor === "client" ? html`<span class="chip">browser</span>` : nothing}
+        <span class="state">${words}</span></summary>
+      ${this.open ? html`<div class="inside">
+        ${decisions.map((each) => html`<p class="about">${DECIDED[each.type] ?? each.type} by <b>${shown(each.by)}</b>${each.reason ? html`: ${shown(each.reason)}` : nothing}</p>`)}
+        ${call.grant ? html`<p class="about">allowed by a remembered approval</p>` : nothing}
+        <section><h4>Arguments</h4>${this.asJson ? raw(call.args) : table(call.args ?? {})}</section>
+        ${call.original ? html`<section><h4>Edited before it ran</h4>${jsonDiff(call.original, call.args)}</section>` : nothing}
+        ${call.phase === "done" ? html`<section><h4>${call.ok ? "Result" : "Error"}</h4>${call.ok ? (this.asJson ? raw(call.value) : value(call.value)) : html`<p class="text">${shown(call.error?.message ?? "")}</p>`}
+          ${call.artifact ? html`<p class="about">cut: the whole result has ${call.size} bytes and is kept</p>` : nothing}</section>` : nothing}
+        ${call.data !== undefined && call.data !== null ? html`<section><h4>Data</h4>${this.asJson ? raw(call.data) : value(call.data)}</section>` : nothing}
+        <button type="button" class="quiet" aria-pressed=${Boolean(this.asJson)} @click=${() => (this.asJson = !this.asJson)}>Raw JSON</button></div>` : nothing}
+      </details>
+      ${decisions.length && !this.open ? html`<p class="who">${decisions.map((each) => html`<span>${DECIDED[each.type] ?? each.type} by ${shown(each.by)}</span>`)}</p>` : nothing}
+      ${call.phase !== "done" && call.progress !== undefined && call.progress !== null ? this.#progress(call.progress) : nothing}
+      ${state === "error" && !this.open ? html`<p class="why">${oneLine(call.error?.message ?? "", 300)}</p>` : nothing}`;
+  }
+
+  #line() {
+    const args = Object.entries(this.call.args ?? {});
+    return args.slice(0, 3).map(([key, item], i) => html`${i ? ", " : nothing}${shown(key)}: ${oneLine(item, 40)}`);
+  }
+
+  #progress(payload) {
+    const share = typeof payload?.done === "number" && payload.total > 0 ? payload.done / payload.total : typeof payload?.progress === "number" ? payload.progress : null;
+    return html`<p class="progress" role="status">${share === null ? nothing : html`<progress max="1" .value=${Math.min(1, share)} aria-label="Progress"></progress>`}${oneLine(payload?.message ?? payload, 200)}</p>`;
+  }
+}
+customElements.define("assent-tool", Tool);

@@ -1,0 +1,123 @@
+// JSON Schema for forms: local references, a first value, and a check that is quick but never the last word: the
+// server's is. Paths read as the server's problems do: amount, address.street, tags[0].
+import { isObject, same } from "./text.js";
+
+export function resolve(schema, root, depth = 0) {
+  if (schema === true || schema === undefined || schema === null) return {};
+  if (!isObject(schema) || depth > 20) return {};
+  if (typeof schema.$ref === "string" && schema.$ref.startsWith("#")) {
+    let target = root;
+    for (const part of schema.$ref.slice(1).split("/").filter(Boolean))
+      target = target?.[decodeURIComponent(part).replaceAll("~1", "/").replaceAll("~0", "~")];
+    const { $ref, ...rest } = schema;
+    return { ...resolve(target, root, depth + 1), ...rest };
+  }
+  if (Array.isArray(schema.allOf)) {
+    const { allOf, ...rest } = schema;
+    return allOf.map((part) => resolve(part, root, depth + 1)).reduce((all, part) => ({
+      ...all, ...part,
+      ...(all.properties || part.properties ? { properties: { ...all.properties, ...part.properties } } : {}),
+      ...(all.required || part.required ? { required: [...new Set([...(all.required ?? []), ...(part.required ?? [])])] } : {}),
+    }), rest);
+  }
+  if (schema.enum?.length === 1) return { ...schema, enum: undefined, const: schema.enum[0] };
+  if (Array.isArray(schema.type)) {
+    const { type, ...rest } = schema;
+    if (type.length === 1) return { ...rest, type: type[0] };
+    return { title: schema.title, description: schema.description, anyOf: type.map((one) => ({ ...rest, title: undefined, description: undefined, type: one })) };
+  }
+  return schema;
+}
+
+export const branches = (schema, root) => (schema.oneOf ?? schema.anyOf)?.map((branch) => resolve(branch, root));
+
+/** Which branch a value is of: the first that it fits, else one of its kind, else the first. */
+export function branchOf(options, value, root) {
+  const fits = options.findIndex((option) => !check(option, value, root).size);
+  if (fits >= 0) return fits;
+  const kind = options.findIndex((option) => option.type === typeOf(value));
+  return Math.max(0, kind);
+}
+
+export const typeOf = (value) => (value === null ? "null" : Array.isArray(value) ? "array" : typeof value === "object" ? "object" : typeof value);
+
+/** What a field begins with: the schema's own word, or what is empty of its type; undefined: nothing yet. */
+export function initial(given, root, depth = 0) {
+  const schema = resolve(given, root);
+  if (schema.default !== undefined) return schema.default;
+  if (schema.const !== undefined) return schema.const;
+  const options = branches(schema, root);
+  if (options) return options.some((option) => option.type === "null") ? null : initial(options[0], root, depth + 1);
+  if (schema.type === "object" && depth < 6) {
+    const value = {};
+    for (const name of schema.required ?? []) {
+      const first = initial(schema.properties?.[name] ?? {}, root, depth + 1);
+      if (first !== undefined) value[name] = first;
+    }
+    return value;
+  }
+  if (schema.type === "array") return Array.from({ length: schema.minItems ?? 0 }, () => initial(schema.items, root, depth + 1) ?? null);
+  if (schema.type === "boolean") return false;
+  return schema.type === "null" ? null : undefined;
+}
+
+const FORMATS = {
+  email: [/^[^\s@]+@[^\s@]+\.[^\s@]+$/, "an e-mail address"],
+  date: [/^\d{4}-\d\d-\d\d$/, "a date such as 2026-05-31"],
+  time: [/^\d\d:\d\d(:\d\d)?/, "a time such as 14:30:00"],
+  "date-time": [/^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)$/i, "a date and time such as 2026-05-31T14:30:00Z"],
+  uri: [/^[a-z][a-z0-9+.-]*:\S+$/i, "an address such as https://example.org"],
+  uuid: [/^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i, "a UUID"],
+};
+
+/** Path -> what is wrong there; empty where nothing was found. */
+export function check(given, value, root, path = "", errors = new Map()) {
+  const schema = resolve(given, root);
+  const wrong = (text) => errors.has(path) || errors.set(path, text);
+  const options = branches(schema, root);
+  if (options) {
+    const tried = options.map((option) => check(option, value, root, path, new Map()));
+    if (!tried.some((found) => !found.size)) tried[Math.max(0, options.findIndex((option) => option.type === typeOf(value)))].forEach((text, at) => errors.set(at, text));
+    return errors;
+  }
+  if (value === undefined) return wrong("This is required."), errors;
+  if (schema.const !== undefined && !same(schema.const, value)) wrong(`Must be ${JSON.stringify(schema.const)}.`);
+  if (schema.enum && !schema.enum.some((choice) => same(choice, value))) wrong("Choose one of the values.");
+  const type = typeOf(value);
+  const wanted = schema.type === "integer" ? "number" : schema.type;
+  if (wanted && wanted !== type) return wrong({ number: "Must be a number.", integer: "Must be a whole number.", string: "Must be text.", boolean: "Must be yes or no." }[wanted] ?? `Must be ${wanted}.`), errors;
+  if (type === "number") {
+    if (schema.type === "integer" && !Number.isInteger(value)) wrong("Must be a whole number.");
+    if (value < schema.minimum) wrong(`Must be at least ${schema.minimum}.`);
+    if (value > schema.maximum) wrong(`Must be at most ${schema.maximum}.`);
+    if (value <= schema.exclusiveMinimum) wrong(`Must be more than ${schema.exclusiveMinimum}.`);
+    if (value >= schema.exclusiveMaximum) wrong(`Must be less than ${schema.exclusiveMaximum}.`);
+    if (schema.multipleOf && Math.abs(value / schema.multipleOf - Math.round(value / schema.multipleOf)) > 1e-9) wrong(`Must be a multiple of ${schema.multipleOf}.`);
+  } else if (type === "string") {
+    const length = [...value].length;
+    if (length < schema.minLength) wrong(value ? `At least ${schema.minLength} characters.` : "This is required.");
+    if (length > schema.maxLength) wrong(`At most ${schema.maxLength} characters.`);
+    if (schema.pattern && !matches(schema.pattern, value)) wrong(`Must match ${schema.pattern}.`);
+    const [format, words] = FORMATS[schema.format] ?? [];
+    if (format && !format.test(value)) wrong(`Must be ${words}.`);
+  } else if (type === "array") {
+    if (value.length < schema.minItems) wrong(`At least ${schema.minItems}.`);
+    if (value.length > schema.maxItems) wrong(`At most ${schema.maxItems}.`);
+    if (schema.uniqueItems && value.some((item, i) => value.slice(0, i).some((other) => same(item, other)))) wrong("Each only once.");
+    value.forEach((item, i) => check(schema.items, item, root, `${path}[${i}]`, errors));
+  } else if (type === "object") {
+    for (const name of schema.required ?? []) if (!(name in value)) check(schema.properties?.[name], undefined, root, join(path, name), errors), errors.set(join(path, name), "This is required.");
+    for (const [name, item] of Object.entries(value)) if (schema.properties?.[name]) check(schema.properties[name], item, root, join(path, name), errors);
+  }
+  return errors;
+}
+
+function matches(pattern, text) {
+  try {
+    return new RegExp(pattern, "u").test(text);
+  } catch {
+    return true; // a dialect that we do not speak: the server will say
+  }
+}
+
+export const join = (path, name) => (path ? `${path}.${name}` : name);

@@ -1,0 +1,301 @@
+"""What goes over the wire beside the structs of the core, which are sent as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, cast
+
+import msgspec
+
+from assent.core import codec
+from assent.core.decisions import Accepted, Decision, Pending
+from assent.core.events import VERSION, AnyEvent, Mode
+from assent.core.inputs import WhenBusy
+from assent.core.live import AnyLive
+from assent.core.state import Grant, Status
+from assent.errors import Invalid
+from assent.runtime.runtime import ConversationInfo
+from assent.server.problems import Problem
+
+MANY = 2**53
+"""Sequence numbers end here: what a page's numbers can hold."""
+PAGE = 500
+BATCH = 200
+Seq = Annotated[int, msgspec.Meta(ge=0, le=MANY)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+ToolName = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is asked: a word that we do not know is refused, never ignored."""
+
+
+# --- bodies ---
+
+
+class NewConversation(Request, frozen=True, kw_only=True):
+    """Open a conversation; an id is made up if none is given, and the agent may be left out where there is one."""
+
+    id: Name | None = None
+    agent: str | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class NewMessage(Request, frozen=True, kw_only=True):
+    """Say something."""
+
+    text: str
+    when_busy: WhenBusy = "refuse"
+    mode: Mode | None = None
+    agent: str | None = None
+
+
+class Cancelling(Request, frozen=True, kw_only=True):
+    """End the open turn."""
+
+    reason: str | None = None
+
+
+class Resolving(Request, frozen=True, kw_only=True):
+    """Decide a waiting call. An approval carries the digest of what was shown."""
+
+    decision: Decision
+
+
+class Previewing(Request, frozen=True, kw_only=True):
+    """What would the call do with these arguments?"""
+
+    args: dict[str, Any]
+
+
+class Progressing(Request, frozen=True, kw_only=True):
+    """How far the client that runs a call is."""
+
+    client: Name
+    payload: Any
+
+
+class Announcing(Request, frozen=True, kw_only=True):
+    """A page is there and can run these client tools; an empty list stands for all."""
+
+    client: Name | None = None
+    tools: Annotated[list[ToolName], msgspec.Meta(max_length=500)] = []
+
+
+class Leasing(Request, frozen=True, kw_only=True):
+    """May this client run the call?"""
+
+    client: Name
+
+
+class Nothing(Request, frozen=True, kw_only=True):
+    """No more is to be said."""
+
+
+class BatchItem(Request, frozen=True, kw_only=True):
+    """One decision of a batch."""
+
+    conversation: Name
+    call: str
+    decision: Decision
+
+
+class BatchResolving(Request, frozen=True, kw_only=True):
+    """Decide several calls: all are looked at before any is decided, then each stands for itself."""
+
+    decisions: Annotated[list[BatchItem], msgspec.Meta(min_length=1, max_length=BATCH)]
+
+
+# --- queries ---
+
+
+class NoQuery(Request, frozen=True, kw_only=True):
+    pass
+
+
+class WhichConversations(Request, frozen=True, kw_only=True):
+    status: Status | None = None
+    cursor: str | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=PAGE)] = 100
+
+
+class WhichEvents(Request, frozen=True, kw_only=True):
+    after: Seq = 0
+    before: Seq | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=PAGE)] = PAGE
+    last: bool = False
+    """The newest ``limit`` of them instead of the oldest: how a page scrolls back."""
+
+
+class FromWhere(Request, frozen=True, kw_only=True):
+    after: Seq = 0
+
+
+class OneOrAll(Request, frozen=True, kw_only=True):
+    conversation: Name | None = None
+
+
+class One(Request, frozen=True, kw_only=True):
+    conversation: Name
+
+
+# --- answers ---
+
+
+class Opened(msgspec.Struct, frozen=True):
+    conversation: str
+
+
+class Conversations(msgspec.Struct, frozen=True):
+    conversations: list[ConversationInfo]
+    next: str | None
+    """The cursor of the next page; null: there is none."""
+
+
+class Said(msgspec.Struct, frozen=True):
+    seq: int
+
+
+class WasCancelled(msgspec.Struct, frozen=True):
+    cancelled: bool
+    """False: there was nothing to cancel."""
+
+
+class Log(msgspec.Struct, frozen=True):
+    events: list[AnyEvent]
+    next: int | None
+    """Go on with ``after`` this (with ``last``: ``before`` this); null: that was all."""
+
+
+class RawLog(msgspec.Struct, frozen=True):
+    """A ``Log`` of events as they are stored: an event is encoded once in its life."""
+
+    events: list[msgspec.Raw]
+    next: int | None
+
+
+class Previewed(msgspec.Struct, frozen=True):
+    preview: Any
+    digest: str
+    """What an approval of these arguments carries."""
+
+
+class Announced(msgspec.Struct, frozen=True):
+    client: str
+    heartbeat: float
+    """Seconds between heartbeats; one that misses two counts as gone."""
+
+
+class Leased(msgspec.Struct, frozen=True):
+    leased: bool
+    """False: another client runs it, or it does not wait for a client."""
+
+
+class PendingList(msgspec.Struct, frozen=True):
+    pending: list[Pending]
+
+
+class Removed(msgspec.Struct, frozen=True):
+    conversation: str
+    call: str
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became of one decision of a batch: accepted, or a problem."""
+
+    conversation: str
+    call: str
+    status: Literal["accepted"] | None = None
+    seq: int | None = None
+    problem: Problem | None = None
+
+
+class Results(msgspec.Struct, frozen=True):
+    results: list[Result]
+
+
+class Grants(msgspec.Struct, frozen=True):
+    grants: list[Grant]
+
+
+class Health(msgspec.Struct, frozen=True):
+    status: Literal["ok"] = "ok"
+
+
+class Me(msgspec.Struct, frozen=True):
+    principal: str
+    agents: list[str]
+    """Those that run here."""
+
+
+ANSWERS: tuple[Any, ...] = (AnyLive, Removed, Accepted, Problem)
+"""What is answered beside the types that routes name."""
+
+
+# --- reading and writing ---
+
+_encoder = msgspec.json.Encoder()
+_decoders: dict[type, msgspec.json.Decoder[Any]] = {}
+
+
+def encode(value: Any) -> bytes:
+    """JSON, as it is sent."""
+    return _encoder.encode(value)
+
+
+def decode(body: bytes, into: type) -> Any:
+    """A request's body; Invalid says what does not fit and where."""
+    decoder = _decoders.get(into)
+    if decoder is None:
+        decoder = _decoders[into] = msgspec.json.Decoder(into)
+    try:
+        return decoder.decode(body or b"{}")
+    except RecursionError:
+        raise Invalid("the body is nested too deeply; flatten it") from None
+    except (msgspec.MsgspecError, UnicodeError, ValueError, OverflowError) as problem:
+        raise Invalid(f"the body does not fit: {problem}") from None
+
+
+def decode_query(query: Sequence[tuple[str, str]], into: type) -> Any:
+    """A request's query; each parameter once."""
+    given = dict(query)
+    if len(given) != len(query):
+        raise Invalid("a query parameter was given twice")
+    try:
+        return msgspec.convert(given, cast(Any, into), strict=False)
+    except (msgspec.ValidationError, ValueError, OverflowError) as problem:
+        raise Invalid(f"the query does not fit: {problem}") from None
+
+
+# --- server-sent events ---
+
+
+class _Head(msgspec.Struct):
+    type: str
+    seq: int
+    v: int = VERSION
+
+
+_heads = msgspec.json.Decoder(_Head)
+
+
+def frame(name: str, data: bytes, seq: int | None = None) -> bytes:
+    """One event of a stream; JSON has no line breaks of its own."""
+    place = b"" if seq is None else b"id: %d\n" % seq
+    return b"%sevent: %s\ndata: %s\n\n" % (place, name.encode(), data)
+
+
+def current(body: bytes) -> bytes:
+    """An event of the log as it is sent: as it is stored, unless an older version has written it."""
+    return body if _heads.decode(body).v == VERSION else codec.encode(codec.decode(body))
+
+
+def stored(body: bytes) -> tuple[int, bytes]:
+    """An event of the log as a frame, with its sequence number."""
+    head = _heads.decode(body)
+    return head.seq, frame(head.type, current(body), head.seq)
+
+
+def told(event: AnyEvent | AnyLive) -> bytes:
+    """An event as it happens, as a frame."""
+    return frame(event.type, _encoder.encode(event), event.seq)

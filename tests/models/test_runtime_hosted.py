@@ -1,0 +1,137 @@
+"""Tools of the provider under a whole Runtime, from recordings: shown, kept, sent back; never run here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from asking import story
+from playback import playback, recorded
+from strict import StrictServer
+from talking import SIDES, Tape, agent, of, say
+from test_recordings import anthropic_blocks, events, model, same
+
+from assent import Agent, Runtime, provider_tool
+from assent.core.events import AssistantSaid, CallStarted, CallSuspended
+from assent.core.live import ToolCallResolved, ToolCallStarted
+
+
+@dataclass(frozen=True)
+class Case:
+    model: str
+    tool: str
+    calls: int
+    path: str = ""
+    options: tuple[tuple[str, Any], ...] = ()
+    settings: tuple[tuple[str, Any], ...] = ()
+
+
+THINKING = (("max_tokens", 4096), ("anthropic_thinking", {"type": "enabled", "budget_tokens": 3000}))
+STORE = ("vs_6931d752e41c8191833fcaad1cf47055",)
+CASES = {
+    "anthropic_code_execution_tool_stream": Case("anthropic:claude-sonnet-4-6", "code_execution", 1, settings=THINKING),
+    "anthropic_web_search_tool_stream": Case("anthropic:claude-sonnet-4-0", "web_search", 2),
+    "openai_responses_model_web_search_tool_stream": Case("openai:gpt-5", "web_search", 1, "/v1"),
+    "openai_responses_thinking_with_code_execution_tool_stream": Case("openai:gpt-5", "code_execution", 3, "/v1"),
+    "openai_responses_model_file_search_tool_stream": Case(
+        "openai:gpt-4o", "file_search", 1, "/v1", (("file_store_ids", STORE),), (("openai_send_reasoning_ids", True),)
+    ),
+    "google_model_web_search_tool_stream": Case("google:gemini-2.5-pro", "web_search", 1),
+}
+EACH = pytest.mark.parametrize("name", CASES)
+
+
+def hosting(name, server):
+    case = CASES[name]
+    hosted = provider_tool(case.tool, **{word: list(value) for word, value in case.options})
+    return Agent("a", model=model(case.model, server, case.path, **dict(case.settings)), tools=[hosted])
+
+
+@EACH
+@story
+async def test_a_hosted_call_is_shown_and_logged_with_the_reply_and_is_no_call_of_ours(name):
+    """B46"""
+    exchange = recorded(name)[0]
+    with playback(exchange) as server:
+        async with Runtime(hosting(name, server)) as rt:
+            await rt.open("c")
+            async with Tape(rt, "c") as tape:
+                await rt.send("c", "hello")
+                end = await tape.until_type("TurnEnded")
+            assert (end.reason, end.error) == ("completed", None)
+            log = await rt.history("c")
+    [said] = of(log, AssistantSaid)
+    assert (said.calls, of(log, CallStarted), of(log, CallSuspended)) == ((), [], [])
+    assert said.provider == CASES[name].model.split(":")[0]
+    kinds = [part["kind"] for part in said.parts]
+    assert kinds.count("hosted_call") == kinds.count("hosted_result") == CASES[name].calls
+    begun, done = of(tape.live, ToolCallStarted), of(tape.live, ToolCallResolved)
+    assert [(one.tool, one.executor) for one in begun] == [(CASES[name].tool, "provider")] * CASES[name].calls
+    assert [one.call_id for one in done] == [one.call_id for one in begun]
+    places = {id(item): n for n, item in enumerate(tape.live)}
+    assert all(places[id(a)] < places[id(b)] for a, b in zip(begun, done, strict=True))
+
+
+async def two_turns(name, store, restart):
+    """What is sent in the second turn."""
+    exchange = recorded(name)[0]
+    with playback(exchange, exchange) as server:
+        async with Runtime(hosting(name, server), store=store) as rt:
+            assert (await say(rt, "hello")).reason == "completed"
+            if not restart:
+                assert (await say(rt, "Sure?")).reason == "completed"
+        if restart:
+            async with Runtime(hosting(name, server), store=store) as rt:
+                assert (await say(rt, "Sure?")).reason == "completed"
+    return exchange, server.requests[1]
+
+
+@EACH
+def test_hosted_calls_go_back_to_their_provider_in_the_same_bytes_also_after_a_restart(name, tmp_path):
+    """B46"""
+
+    @story
+    async def told():
+        exchange, here = await two_turns(name, "memory:", False)
+        _, there = await two_turns(name, f"sqlite:///{tmp_path}/a.db", True)
+        assert here.text == there.text
+        assert len(here.text) > 500
+        if name.startswith("anthropic"):
+            received = [block for block in anthropic_blocks(exchange) if block.get("text", "x").strip()]
+            sent = here.body["messages"][1]["content"]
+            assert all(same(a, b) for a, b in zip(sent, received, strict=True))
+        elif name.startswith("openai"):
+            items = [event["item"] for event in events(exchange, "response.output_item.done")]
+            sent = here.body["input"][1:-1]
+            assert [item.get("type", "message") for item in sent] == [item["type"] for item in items]
+            assert [item.get("id") for item in sent] == [item["id"] for item in items]
+        else:
+            assert "".join(part["text"] for part in here.body["contents"][1]["parts"] if "text" in part)
+
+    told()
+
+
+@SIDES
+@EACH
+@story
+async def test_a_fallback_takes_a_history_with_hosted_calls_and_sees_those_of_its_own_provider_only(name, side):
+    """B46, and B23: the first provider is gone, the fallback answers"""
+    exchange = recorded(name)[0]
+    first = playback(exchange)
+    first.start()
+    with StrictServer(["I see.", "Still here."]) as server:
+        one = hosting(name, first)
+        other = agent(server, side, name="b", model=one.model, fallbacks=[agent(server, side).model])
+        async with Runtime(one, other) as rt:
+            assert (await say(rt, "hello", agent="a")).reason == "completed"
+            first.stop()
+            for text in ("Go on", "And on"):
+                end = await say(rt, text, agent="b")
+                assert (end.reason, end.error) == ("completed", None)
+            text = of(await rt.history("c"), AssistantSaid)[0].text
+    assert not server.refused
+    body, sent = server.requests[-1].body, server.requests[-1].text
+    assert text.strip()[:10] in str(body["messages"])
+    own = side == "anthropic" and name.startswith("anthropic")
+    assert any(word in sent for word in ("server_tool_use", "signature", "encrypted")) == own

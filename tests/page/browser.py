@@ -1,0 +1,123 @@
+"""Real Chromium over a real server process, for the page's tests and its screenshots."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+STAGE = Path(__file__).with_name("stage.py")
+
+
+def chromium() -> str:
+    found = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if not found:
+        raise RuntimeError("the page's tests need Chromium: apt-get install chromium, or set CHROMIUM=/path/to/it")
+    return found
+
+
+@contextlib.contextmanager
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        launched = playwright.chromium.launch(executable_path=chromium(), args=flags)
+        yield launched
+        launched.close()
+
+
+class Stage:
+    """The server of stage.py in a process of its own, on a port that stays the same over restarts."""
+
+    def __init__(self, folder: Path):
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        self.store = f"sqlite:///{folder}/page.db"
+        self.url = f"http://127.0.0.1:{self.port}/"
+        self.process: subprocess.Popen[str] | None = None
+        self.opened = 0
+
+    def start(self) -> None:
+        command = [sys.executable, str(STAGE), self.store, str(self.port)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n", "the server did not start"
+
+    def kill(self) -> None:
+        """kill -9: no goodbye."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.process = None
+
+    def ask(self, method: str, path: str, body: Any = None, who: str = "alice") -> Any:
+        import msgspec
+
+        request = urllib.request.Request(f"{self.url}api/{path}", method=method)
+        request.add_header("cookie", f"who={who}")
+        if method == "POST":
+            request.add_header("content-type", "application/json")
+            request.data = msgspec.json.encode(body or {})
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            raw = reply.read()
+        return msgspec.json.decode(raw) if raw else None
+
+    def conversation(self, first: str | None = None, name: str | None = None) -> str:
+        """A conversation, with a first message if one is given."""
+        self.opened += 1
+        found = self.ask("POST", "conversations", {"id": name or f"talk-{self.opened}"})["conversation"]
+        if first:
+            self.ask("POST", f"conversations/{found}/messages", {"text": first})
+        return found
+
+    def log(self, conversation: str) -> list[dict[str, Any]]:
+        return self.ask("GET", f"conversations/{conversation}/log?limit=500")["events"]
+
+    def waiting(self, conversation: str) -> dict[str, Any]:
+        """The one call that waits, as soon as it does."""
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            found = self.ask("GET", f"pending?conversation={conversation}")["pending"]
+            if found:
+                return found[0]
+            time.sleep(0.02)
+        raise AssertionError("nothing waits")
+
+
+class Visitor:
+    """A person with a browser of their own: pages that must never speak to anybody but the server."""
+
+    def __init__(self, launched: Browser, stage: Stage, who: str, **options: Any):
+        self.stage = stage
+        self.context: BrowserContext = launched.new_context(**options)
+        self.context.add_cookies([{"name": "who", "value": who, "url": stage.url, "sameSite": "Strict"}])
+        self.context.set_default_timeout(10_000)
+        self.strangers: list[str] = []
+        self.complaints: list[str] = []
+        self.context.on("request", self._asked)
+
+    def _asked(self, request: Any) -> None:
+        if not request.url.startswith((self.stage.url, "data:", "about:")):
+            self.strangers.append(request.url)
+
+    def page(self, place: str = "") -> Page:
+        page = self.context.new_page()
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("console", self._console)
+        page.goto(f"{self.stage.url}#/{place}")
+        return page
+
+    def _console(self, message: Any) -> None:
+        # A server that is away, and a refused decision, are logged by the browser itself.
+        if message.type == "error" and "Failed to load resource" not in message.text and "net::ERR" not in message.text:
+            self.complaints.append(message.text)

@@ -1,0 +1,192 @@
+"""A server with an agent that does what the page has to show: one scene for each first word of a message.
+
+``python stage.py STORE PORT``: whoever has a cookie ``who`` is that person.
+"""
+
+import asyncio
+import sys
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from assent import Agent, Call, Result, Runtime, tool
+from assent.core.transcript import ToolResult, UserMessage
+from assent.models import FinishPart, HostedPart, TextPart, ThinkingPart, ToolCallPart, Usage, UsagePart
+from assent.server import app
+from assent.server.serving import listen, serve
+
+EVIL = (
+    "Look: <script>window.pwned = 1</script> <img src=x onerror=\"window.pwned = 2\"> <b>bold</b>\n\n"
+    "![pixel](http://outside.invalid/pixel.png) [click](javascript:window.pwned=3) [data](data:text/html,x) "
+    "[fine](https://example.org/a)\n\n"
+    "<iframe src=http://outside.invalid></iframe>\n\npay \u202e0001\u202c or \u200bnothing\n\n"
+    "```html\n<style>body { display: none }</style>\n```\n"
+)
+LONG = "\n".join(f"line {n} of the contract" for n in range(1, 161))
+DIFF = """--- a/config/limits.toml
++++ b/config/limits.toml
+@@ -1,5 +1,5 @@
+ [refunds]
+-daily = 500
++daily = 5000
+ currency = "EUR"
+-needs_approval = true
++needs_approval = false
+"""
+
+
+@tool(approval="required", prompt="Give {amount} EUR of order {order} back?", risk="high", recovery="fail")
+async def refund(order: int, amount: float, reason: str, call: Call) -> dict[str, Any]:
+    """Give money back to the customer's card."""
+    return {"refunded": amount, "approved_by": str(call.approver)}
+
+
+@refund.preview
+async def _(order: int, amount: float, reason: str, call: Call) -> dict[str, Any]:
+    return {"pays": f"{amount:.2f} EUR to the card that ends in 4242", "keeps": f"{59.85 - amount:.2f} EUR of 59.85 EUR"}
+
+
+@tool(approval="required", prompt="Send “{text}” to everybody?", risk="medium", expires="4s", on_expiry="deny")
+async def announce(text: str) -> str:
+    """Tell everybody."""
+    return "told"
+
+
+@tool(approval="required", prompt="Sign the contract?")
+async def sign(contract: str) -> str:
+    """Sign a contract."""
+    return "signed"
+
+
+@tool(approval="required", prompt="Change config/limits.toml?", risk="medium")
+async def patch(path: str) -> str:
+    """Change a file."""
+    return "changed"
+
+
+@patch.preview
+async def _(path: str, call: Call) -> str:
+    return DIFF
+
+
+class Card(msgspec.Struct, tag="card", tag_field="by"):
+    last_four: Annotated[str, Meta(pattern="^[0-9]{4}$", description="The last four digits")]
+
+
+class Invoice(msgspec.Struct, tag="invoice", tag_field="by"):
+    company: str
+
+
+class Booking(msgspec.Struct):
+    name: Annotated[str, Meta(min_length=2, description="As in the passport")]
+    seats: Annotated[int, Meta(ge=1, le=8)]
+    cabin: Literal["economy", "business"]
+    payment: Card | Invoice
+    window: bool = False
+    meals: list[Literal["vegetarian", "fish", "none"]] = []
+
+
+@tool(executor="human", prompt="Your flight to {city} is free. For whom shall I book it?")
+def book(city: str) -> Booking:
+    """Ask for what a booking needs."""
+
+
+@tool(executor="client", streaming=True)
+def whereabouts() -> dict[str, float]:
+    """Where the browser is."""
+
+
+@tool(executor="client", approval="required", prompt="Show the agent where you are?")
+def gated_whereabouts() -> dict[str, float]:
+    """Where the browser is, once somebody said yes."""
+
+
+@tool(streaming=True)
+async def count(to: int, pause: float, call: Call) -> int:
+    """Count, and say how far it is."""
+    for n in range(1, to + 1):
+        await call.progress({"done": n, "total": to, "message": f"{n} of {to}"})
+        await asyncio.sleep(pause)
+    return to
+
+
+@tool
+async def evil() -> Result:
+    """What a hostile page might return."""
+    return Result({"html": EVIL, "\u202eyek": "<svg onload=alert(1)>"}, data=EVIL)
+
+
+@tool
+async def fail() -> str:
+    """Fail."""
+    raise ValueError("the disk is on fire")
+
+
+CALLS: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
+    "refund": (
+        "Order 1042 came **7 days late**, so the delivery should be free:\n\n| paid | amount |\n|---|---|\n| lamp | 49.90 EUR |\n"
+        "| delivery | 9.95 EUR |\n\nI am asking a colleague to give the delivery back.",
+        [("refund", {"order": 1042, "amount": 9.95, "reason": "delivered 7 days late"})],
+    ),
+    "quick": ("One moment.", [("announce", {"text": "lunch is ready"})]),
+    "sign": ("Here it is.", [("sign", {"contract": LONG})]),
+    "patch": ("I would raise the limit.", [("patch", {"path": "config/limits.toml"})]),
+    "book": ("", [("book", {"city": "Lisbon"})]),
+    "where": ("", [("whereabouts", {})]),
+    "gated": ("", [("gated_whereabouts", {})]),
+    "count": ("", [("count", {"to": 40, "pause": 0.1})]),
+    "evil": (EVIL, [("evil", {}), ("sign", {"contract": "pay \u202e0001\u202c to <script>window.pwned = 4</script>\u200b"})]),
+    "fail": ("", [("fail", {})]),
+}
+
+
+class Player:
+    name = "player"
+
+    async def stream(self, request):
+        said = [n for n, message in enumerate(request.messages) if isinstance(message, UserMessage)][-1]
+        word = request.messages[said].text.split()[0].lower()
+        results = [message for message in request.messages[said:] if isinstance(message, ToolResult)]
+        if results:
+            for message in results:
+                given = msgspec.json.decode(message.content)
+                yield TextPart(f"Done: {message.tool} " + ("went well. " if given["ok"] else f"gave {given['error']['kind']}. "))
+        elif word == "think":
+            for part in "The customer asks about tea. I could search the web for it, and then say how long it takes.".split(" "):
+                yield ThinkingPart(part + " ")
+                await asyncio.sleep(0.01)
+            yield HostedPart(id="h1", tool="web_search", args={"query": "how long does tea take"})
+            yield HostedPart(id="h1", tool="web_search", done=True, result="three minutes")
+            yield TextPart("**Three minutes**, and:\n\n1. boil the water\n2. pour it\n\n```python\nsleep(180)\n```\n")
+        elif word == "slow":
+            for n in range(200):
+                await asyncio.sleep(0.05)
+                yield TextPart(f"word{n} ")
+        elif word in CALLS:
+            text, calls = CALLS[word]
+            for part in text.split(" ") if text else []:
+                yield TextPart(part + " ")
+                await asyncio.sleep(0.002)
+            for n, (name, args) in enumerate(calls):
+                yield ToolCallPart(n, None, name, args)
+        else:
+            yield TextPart(f"You said: {request.messages[said].text}")
+        yield UsagePart(Usage(1204, 87, None, None, 0.0031))
+        yield FinishPart()
+
+
+agent = Agent(
+    "support",
+    model=Player(),
+    tools=[refund, announce, sign, patch, book, whereabouts, gated_whereabouts, count, evil, fail],
+)
+
+
+def main(store: str, port: int) -> None:
+    served = app(Runtime(agent, store=store), auth=lambda request: request.cookies.get("who"))
+    asyncio.run(serve(served, listen("127.0.0.1", port), lambda stop: print("ready", flush=True)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

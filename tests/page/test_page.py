@@ -1,0 +1,443 @@
+"""The page in a real Chromium, over a real server that is killed for real."""
+
+import gzip
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import Stage, Visitor, browser
+from playwright.sync_api import Browser, Page, expect
+
+import assent.server
+
+STATIC = Path(assent.server.__file__).parent / "static"
+AXE = Path(__file__).with_name("axe") / "axe.min.js"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as launched:
+        yield launched
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    stage = Stage(tmp_path_factory.mktemp("page"))
+    stage.start()
+    yield stage
+    stage.kill()
+
+
+@pytest.fixture
+def visit(chromium: Browser, stage: Stage):
+    """Somebody with a browser; at the end nothing was asked of strangers, and no script has complained."""
+    visitors: list[Visitor] = []
+
+    def visit(who: str = "alice", **options) -> Visitor:
+        visitors.append(Visitor(chromium, stage, who, **options))
+        return visitors[-1]
+
+    yield visit
+    for visitor in visitors:
+        visitor.context.close()
+        assert visitor.strangers == [], "a request has left the origin"
+        assert visitor.complaints == []
+
+
+def until(page: Page, fact: str) -> None:
+    """Wait for a fact about the page; its policy forbids what playwright would do for that."""
+    end = time.monotonic() + 5
+    while not page.evaluate(fact):
+        assert time.monotonic() < end, fact
+        page.wait_for_timeout(20)
+
+
+def register(page: Page, name: str, body: str) -> None:
+    until(page, "window.assent !== undefined")
+    run = f"async (args, {{progress}}) => {{ window.ran++; {body} }}"
+    page.evaluate(f"() => {{ window.ran = 0; window.assent.registerTool({name!r}, {run}); }}")
+
+
+# --- one conversation, from the first word to the last ---
+
+
+def test_a_card_survives_kill_9_and_is_edited_and_approved_by_keyboard(visit, stage: Stage):
+    page = visit().page()
+    page.get_by_role("button", name="New conversation").first.click()
+    page.get_by_label("Message", exact=True).fill("refund the delivery")
+    page.keyboard.press("Enter")
+    card = page.locator("assent-approval")
+    expect(card.get_by_role("heading", name="Give 9.95 EUR of order 1042 back?")).to_be_visible()
+    expect(page.locator("assent-markdown strong", has_text="7 days late")).to_be_visible()
+    expect(page).to_have_title(re.compile(r"^\(\d+\) Assent$"))
+    conversation = page.url.rsplit("/", 1)[1]
+
+    stage.kill()
+    expect(page.get_by_text("The page reconnects by itself")).to_be_visible()
+    stage.start()
+    expect(page.get_by_text("The page reconnects by itself")).to_be_hidden()
+    expect(card.get_by_role("heading", name="Give 9.95 EUR of order 1042 back?")).to_be_visible()
+
+    page.get_by_role("button", name="Jump to it").click()
+    assert page.evaluate("document.activeElement.className").startswith("card")
+    page.keyboard.press("e")
+    amount = card.get_by_label("amount", exact=True)
+    expect(card.get_by_label("order", exact=True)).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(amount).to_be_focused()
+    page.keyboard.press("Control+a")
+    page.keyboard.type("5.5")
+    expect(card.get_by_text("5.50 EUR to the card that ends in 4242")).to_be_visible()
+    expect(card.locator(".diff .removed")).to_contain_text("9.95")
+    expect(card.locator(".diff .added")).to_contain_text("5.5")
+    expect(card.get_by_role("button", name="Approve as edited")).to_be_enabled()
+    page.keyboard.press("Control+Enter")
+    expect(page.get_by_text("Done: refund went well.")).to_be_visible()
+    expect(page.locator(".who")).to_have_text("approved by alice")
+    returned = next(event for event in stage.log(conversation) if event["type"] == "CallReturned")
+    assert returned["value"] == {"refunded": 5.5, "approved_by": "alice"}
+    assert returned["edited"]["amount"] == 5.5
+
+
+def test_a_reply_streams_and_can_be_stopped_and_the_next_message_is_queued_or_interrupts(visit, stage: Stage):
+    page = visit().page(f"c/{stage.conversation('slow please')}")
+    expect(page.locator(".live assent-markdown")).to_contain_text("word3")
+    page.get_by_label("Message", exact=True).fill("hello")
+    page.get_by_role("button", name="Queue").click()
+    expect(page.locator(".queued")).to_contain_text("hello")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_text("Stopped by alice.")).to_be_visible()
+    expect(page.get_by_text("You said: hello")).to_be_visible()
+    expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+
+
+def test_a_draft_is_kept_over_a_reload(visit, stage: Stage):
+    page = visit().page(f"c/{stage.conversation('hello')}")
+    page.get_by_label("Message", exact=True).fill("half a thought")
+    page.reload()
+    expect(page.get_by_label("Message", exact=True)).to_have_value("half a thought")
+
+
+def test_a_running_tool_shows_its_progress_and_a_failed_one_its_kind(visit, stage: Stage):
+    """B83."""
+    page = visit().page(f"c/{stage.conversation('count')}")
+    expect(page.locator(".progress")).to_contain_text(re.compile(r"\d+ of 40"))
+    expect(page.locator(".tool.running .state")).to_contain_text("running")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator(".tool.cancelled .state")).to_have_text("cancelled")
+    page.get_by_label("Message", exact=True).fill("fail")
+    page.keyboard.press("Enter")
+    expect(page.locator(".tool.error .state")).to_have_text("handler_failed")
+
+
+def test_thinking_is_folded_and_what_the_provider_ran_is_marked(visit, stage: Stage):
+    page = visit().page(f"c/{stage.conversation('think')}")
+    expect(page.locator("assent-markdown li").first).to_have_text("boil the water")
+    assert page.locator(".thinking").get_attribute("open") is None
+    page.get_by_text("Thinking", exact=True).click()
+    expect(page.locator(".thinking p")).to_contain_text("The customer asks about tea")
+
+
+def test_scrolling_back_reads_the_log_page_by_page(visit, stage: Stage):
+    conversation = stage.conversation()
+    for n in range(70):
+        stage.ask("POST", f"conversations/{conversation}/messages", {"text": f"message {n}", "when_busy": "queue"})
+    end = time.monotonic() + 15
+    while len(stage.log(conversation)) < 281 and time.monotonic() < end:
+        time.sleep(0.05)
+    page = visit().page(f"c/{conversation}")
+    expect(page.get_by_text("You said: message 69")).to_be_in_viewport()
+    first = page.locator(".said.user .words").get_by_text("message 0", exact=True)
+    expect(first).to_have_count(0)
+    page.get_by_role("button", name="Earlier messages").evaluate("button => button.click()")
+    expect(first).to_be_attached()
+    expect(page.locator(".said.user")).to_have_count(70)
+
+
+# --- approval ---
+
+
+def test_approve_is_never_focused_by_itself_and_keys_are_ignored_as_the_card_appears(visit, stage: Stage):
+    conversation = stage.conversation()
+    page = visit().page(f"c/{conversation}")
+    page.evaluate(
+        """() => new MutationObserver(() => {
+            const card = document.querySelector('assent-approval .card');
+            if (!card || window.pressed) return;
+            window.pressed = performance.now();
+            card.focus();
+            for (const key of ['a', 'Enter']) card.dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}));
+            window.approve = document.querySelector('assent-approval .approve').disabled;
+            window.focused = document.activeElement.className;
+        }).observe(document.body, {subtree: true, childList: true})"""
+    )
+    page.get_by_label("Message", exact=True).fill("refund")
+    page.keyboard.press("Enter")
+    expect(page.locator("assent-approval .approve")).to_be_enabled()
+    assert page.evaluate("window.approve") is True, "disabled as it appeared"
+    assert "approve" not in page.evaluate("window.focused").split()
+    assert page.evaluate("performance.now() - window.pressed") >= 300
+    assert stage.waiting(conversation)["tool"] == "refund", "the early key has decided nothing"
+    page.locator("assent-approval .card").press("a")
+    expect(page.get_by_text("Done: refund went well.")).to_be_visible()
+
+
+def test_long_content_is_approved_only_when_it_was_seen_to_its_end(visit, stage: Stage):
+    page = visit().page(f"c/{stage.conversation('sign')}")
+    card = page.locator("assent-approval")
+    expect(card.get_by_text("Scroll to the end to approve.")).to_be_visible()
+    expect(card.locator(".edit")).to_be_enabled()
+    expect(card.locator(".approve")).to_be_disabled()
+    card.locator(".card").press("a")
+    card.locator(".content").evaluate("box => box.scrollTo(0, box.scrollHeight)")
+    card.locator(".approve").click()
+    expect(page.get_by_text("Done: sign went well.")).to_be_visible()
+
+
+def test_a_preview_that_is_a_diff_is_shown_as_one(visit, stage: Stage):
+    page = visit().page(f"c/{stage.conversation('patch')}")
+    card = page.locator("assent-approval")
+    expect(card.locator(".diff .added").first).to_contain_text("daily = 5000")
+    expect(card.locator(".diff .removed").first).to_contain_text("daily = 500")
+    card.get_by_role("button", name="Raw JSON").click()
+    expect(card.locator(".raw").first).to_be_visible()
+
+
+def test_a_denial_carries_its_reason(visit, stage: Stage):
+    conversation = stage.conversation("refund")
+    page = visit().page(f"c/{conversation}")
+    page.locator("assent-approval .deny").click()
+    page.get_by_label("Reason").fill("not without a photo")
+    expect(page.get_by_role("button", name="Deny", exact=True)).to_be_enabled()
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("Done: refund gave denied.")).to_be_visible()
+    decided = next(event for event in stage.log(conversation) if event["type"] == "CallResolved")
+    assert decided["decision"] == {"type": "deny", "reason": "not without a photo"}
+
+
+def test_a_remembered_approval_needs_no_second_one(visit, stage: Stage):
+    conversation = stage.conversation("refund")
+    page = visit().page(f"c/{conversation}")
+    page.get_by_label("Remember").select_option("args")
+    page.locator("assent-approval .approve").click()
+    expect(page.get_by_text("allowed refund with the same arguments from now on")).to_be_visible()
+    page.get_by_label("Message", exact=True).fill("refund again")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("Done: refund went well.")).to_have_count(2)
+    assert [event["type"] for event in stage.log(conversation)].count("CallResolved") == 1
+
+
+def test_the_second_of_two_people_sees_who_won(visit, stage: Stage):
+    conversation = stage.conversation("refund")
+    alice, bob, carol = (visit(who).page(f"c/{conversation}") for who in ("alice", "bob", "carol"))
+    for page in (alice, bob, carol):
+        expect(page.locator("assent-approval .approve")).to_be_enabled()
+    # Carol's page does not hear of it, as if the news were still on its way.
+    carol.evaluate("document.querySelector('assent-chat').live.close()")
+    alice.locator("assent-approval .approve").click()
+    expect(bob.locator(".who")).to_have_text("approved by alice")
+    expect(bob.locator("assent-approval")).to_have_count(0)
+    carol.locator("assent-approval .approve").click()
+    expect(carol.locator(".stale")).to_contain_text("Too late")
+    expect(carol.locator(".stale")).to_contain_text("alice")
+    expect(carol.locator("assent-approval .approve")).to_have_count(0)
+
+
+def test_a_card_counts_down_and_says_what_happens_at_zero(visit, stage: Stage):
+    conversation = stage.conversation("quick")
+    page = visit().page(f"c/{conversation}")
+    expect(page.locator(".expiry")).to_have_text(re.compile(r"Expires in [1-4]\.0 s; then it is denied\."))
+    expect(page.locator(".tool.denied .state")).to_have_text("denied")
+    expect(page.locator(".who")).to_have_text("expired by system")
+
+
+# --- questions ---
+
+
+def test_an_invalid_answer_is_told_beside_its_field_and_a_valid_one_is_taken(visit, stage: Stage):
+    conversation = stage.conversation("book")
+    page = visit().page(f"c/{conversation}")
+    form = page.locator("assent-question")
+    form.get_by_label("name", exact=True).fill("X")
+    form.get_by_label("seats", exact=True).fill("12")
+    form.get_by_role("button", name="Send the answer").click()
+    expect(form.get_by_text("At least 2 characters.")).to_be_visible()
+    expect(form.get_by_text("Must be at most 8.")).to_be_visible()
+    expect(form.get_by_label("name", exact=True)).to_be_focused()
+    form.get_by_label("name", exact=True).fill("Ada Lovelace")
+    form.get_by_label("seats", exact=True).fill("2")
+    form.get_by_label("business", exact=True).check()
+    form.get_by_label("Invoice", exact=True).check()
+    form.get_by_label("company", exact=True).fill("Engines Ltd")
+    form.get_by_label("window", exact=True).check()
+    form.get_by_role("button", name="Add meals").click()
+    form.get_by_label("fish", exact=True).check()
+    form.get_by_role("button", name="Send the answer").click()
+    expect(page.get_by_text("Done: book went well.")).to_be_visible()
+    returned = next(event for event in stage.log(conversation) if event["type"] == "CallReturned")
+    assert returned["value"] == {
+        "name": "Ada Lovelace",
+        "seats": 2,
+        "cabin": "business",
+        "payment": {"by": "invoice", "company": "Engines Ltd"},
+        "window": True,
+        "meals": ["fish"],
+    }
+
+
+def test_the_server_is_the_authority_over_an_answer(visit, stage: Stage):
+    page = visit().page(f"c/{stage.conversation('book')}")
+    form = page.locator("assent-question")
+    expect(form.get_by_label("name", exact=True)).to_be_visible()
+    page.evaluate("document.querySelector('assent-form').check = () => true")
+    form.get_by_label("seats", exact=True).fill("12")
+    form.get_by_role("button", name="Send the answer").click()
+    expect(form.get_by_role("alert")).to_contain_text("seats")
+    expect(form.locator(".wrong").first).to_be_visible()
+
+
+# --- tools that run in the page ---
+
+
+def test_of_two_tabs_one_runs_a_client_tool_and_its_progress_is_seen(visit, stage: Stage):
+    """B41, B44, B83."""
+    conversation = stage.conversation()
+    alice = visit()
+    tabs = [alice.page(f"c/{conversation}"), alice.page(f"c/{conversation}")]
+    for page in tabs:
+        register(page, "whereabouts", "progress('looking'); await new Promise(r => setTimeout(r, 700)); return {latitude: 48.1};")
+    tabs[0].get_by_label("Message", exact=True).fill("where am I?")
+    tabs[0].keyboard.press("Enter")
+    expect(tabs[1].locator(".progress")).to_contain_text("looking")
+    for page in tabs:
+        expect(page.get_by_text("Done: whereabouts went well.")).to_be_visible()
+    assert sorted(page.evaluate("window.ran") for page in tabs) == [0, 1]
+    returned = next(event for event in stage.log(conversation) if event["type"] == "CallReturned")
+    assert (returned["value"], returned["source"]) == ({"latitude": 48.1}, "client")
+
+
+def test_closing_the_tab_that_runs_a_client_tool_hands_it_over(visit, stage: Stage):
+    conversation = stage.conversation()
+    alice = visit()
+    first = alice.page(f"c/{conversation}")
+    register(first, "whereabouts", "await new Promise(() => {});")
+    first.get_by_label("Message", exact=True).fill("where am I?")
+    first.keyboard.press("Enter")
+    until(first, "window.ran === 1")
+    second = alice.page(f"c/{conversation}")
+    register(second, "whereabouts", "return {latitude: 1.5};")
+    expect(second.get_by_text("Another page is running it.")).to_be_visible()
+    first.close(run_before_unload=True)
+    expect(second.get_by_text("Done: whereabouts went well.")).to_be_visible()
+
+
+def test_without_a_page_that_can_run_it_a_client_tool_ends_as_detached(visit, stage: Stage):
+    """B43."""
+    page = visit().page(f"c/{stage.conversation('where')}")
+    expect(page.get_by_text("It waits for a page that can run whereabouts.")).to_be_visible()
+    expect(page.get_by_text("Done: whereabouts gave detached.")).to_be_visible()
+
+
+def test_a_gated_client_tool_is_approved_and_then_run_here(visit, stage: Stage):
+    """B42, B45: the result is validated, and one that does not fit is an error of the call, not a status."""
+    conversation = stage.conversation()
+    page = visit().page(f"c/{conversation}")
+    register(page, "gated_whereabouts", "return {ok: 'forged', latitude: 'nowhere'};")
+    page.get_by_label("Message", exact=True).fill("gated")
+    page.keyboard.press("Enter")
+    page.locator("assent-approval .approve").click()
+    expect(page.get_by_text("Done: gated_whereabouts gave invalid_result.")).to_be_visible()
+    suspended = [event for event in stage.log(conversation) if event["type"] == "CallSuspended"]
+    assert [event["kind"] for event in suspended] == ["approval", "client_exec"]
+    assert suspended[0]["call_id"] == suspended[1]["call_id"]
+
+
+# --- the inbox ---
+
+
+def test_the_inbox_is_worked_by_keyboard(visit, stage: Stage):
+    first, second = stage.conversation("refund"), stage.conversation("patch")
+    page = visit().page("inbox")
+    page.get_by_label("Filter").fill(first)
+    expect(page.locator(".row")).to_have_count(1)
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    page.keyboard.press("a")
+    expect(page.locator("assent-approval .card")).to_be_focused()
+    expect(page.locator("assent-approval .approve")).to_be_enabled()
+    page.keyboard.press("a")
+    expect(page.locator(".row.open .stale")).to_have_text("Approved by alice.")
+    page.get_by_label("Filter").fill(second)
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    page.keyboard.press("d")
+    expect(page.get_by_label("Reason")).to_be_focused()
+    expect(page.get_by_role("button", name="Deny", exact=True)).to_be_enabled()
+    page.keyboard.press("Enter")
+    expect(page.locator(".row.open .stale")).to_have_text("Denied by alice.")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keyboard")).to_be_visible()
+
+
+def test_a_batch_shows_every_row_and_decides_them_together(visit, stage: Stage):
+    names = [stage.conversation("refund", name=f"batch-{n}") for n in range(3)]
+    page = visit().page("inbox")
+    page.get_by_label("Filter").fill("batch-")
+    expect(page.locator(".row")).to_have_count(3)
+    page.keyboard.press("Escape")
+    for _ in names:
+        page.keyboard.press("j")
+        page.keyboard.press("x")
+    page.keyboard.press("a")
+    dialog = page.get_by_role("dialog", name="Decide 3 together")
+    expect(dialog.locator(".entry")).to_have_count(3)
+    dialog.locator(".content").evaluate("box => box.scrollTo(0, box.scrollHeight)")
+    dialog.get_by_role("button", name="Approve 3").click()
+    expect(page.locator(".row")).to_have_count(0)
+    assert all(stage.ask("GET", f"pending?conversation={name}")["pending"] == [] for name in names)
+
+
+# --- what must never happen ---
+
+
+def test_html_scripts_images_and_hidden_characters_stay_inert(visit, stage: Stage):
+    page = visit().page(f"c/{stage.conversation('evil')}")
+    card = page.locator("assent-approval")
+    expect(card).to_be_visible()
+    page.locator(".tool summary").first.click()
+    page.locator(".tool .inside").wait_for()
+    page.wait_for_timeout(300)
+    assert page.evaluate("window.pwned") is None
+    assert page.locator("assent-chat :is(script, iframe, img, style, object, b[onclick])").count() == 0
+    assert page.locator("assent-markdown a").evaluate_all("all => all.map(a => a.protocol)") == ["http:", "https:", "http:"]
+    assert "<script>window.pwned = 1</script>" in page.locator("assent-markdown").first.inner_text()
+    for place in (page.locator("assent-markdown").first, card.locator(".content"), page.locator(".tool .inside")):
+        assert "U+202E" in place.inner_text(), "an override is seen"
+    shown = page.locator("assent-chat").evaluate("chat => chat.textContent")
+    assert not re.search("[\u202a-\u202e\u200b\u2066-\u2069]", shown)
+
+
+def test_the_page_weighs_less_than_60_kilobytes():
+    files = [path for path in STATIC.rglob("*") if path.suffix in (".js", ".css", ".html", ".svg")]
+    assert sum(len(gzip.compress(path.read_bytes(), 9)) for path in files) < 60 * 1024
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_violation_on_any_view(visit, stage: Stage, scheme: str):
+    refund, book, evil, sign = (stage.conversation(word) for word in ("refund", "book", "evil", "sign"))
+    page = visit(color_scheme=scheme, reduced_motion="reduce", bypass_csp=True).page()
+    for place in (f"c/{refund}", f"c/{book}", f"c/{evil}", f"c/{sign}", "inbox", f"c/{stage.conversation('think')}"):
+        page.goto(f"{stage.url}#/{place}")
+        page.locator("assent-approval .approve, assent-question, .row, assent-markdown li").first.wait_for()
+        if place.endswith(refund):
+            page.locator("assent-approval .edit").click()
+        if place == "inbox":
+            page.locator(".row .head").first.click()
+            page.locator(".row.open .card").wait_for()
+        page.wait_for_timeout(450)  # colours change when a card is armed
+        page.add_script_tag(path=AXE)
+        found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+        assert [(each["id"], [node["target"] for node in each["nodes"]][:3]) for each in found] == [], place

@@ -1,0 +1,224 @@
+"""Who is let in: tokens and cookies, hosts and origins, JSON and sizes, and how much at once."""
+
+import asyncio
+import re
+
+import httpx
+import pytest
+from webdesk import TOKEN, desk, refunding, site, story
+
+from assent import NotAllowed, ToolCall, tool
+from assent.server import Limits
+from assent.server.routes import ENDPOINTS
+
+JSON = {"content-type": "application/json"}
+
+
+@story
+async def test_nothing_is_open_without_the_token():
+    async with site(desk("x"), token=None) as s:
+        paths = [(e.method, re.sub(r"\{\w+\}", "c", e.path)) for e in ENDPOINTS]
+        paths += [("GET", p) for p in ("/", "/api/openapi.json", "/static/index.html", "/nothing", "/api/nothing")]
+        for method, path in paths:
+            for headers in ({}, {"authorization": "Bearer no"}, {"authorization": "Basic x"}, {"cookie": "assent=x"}):
+                answer = await s.http.request(method, path, headers=headers)
+                assert answer.status_code == 401, (method, path)
+                assert answer.json()["kind"] == "not_authenticated"
+                assert answer.headers["www-authenticate"] == "Bearer"
+
+
+@story
+async def test_the_printed_address_gives_a_strict_cookie_and_loses_its_token():
+    async with site(desk("x"), token=None) as s:
+        wrong = await s.http.get("/", params={"token": "wrong"})
+        assert wrong.status_code == 401
+        assert "set-cookie" not in wrong.headers
+        first = await s.http.get("/", params={"token": TOKEN, "view": "in box"})
+        assert (first.status_code, first.headers["location"]) == (303, "./?view=in+box")
+        cookie = first.headers["set-cookie"]
+        assert all(part in cookie for part in ("HttpOnly", "SameSite=Strict", "Path=/"))
+        assert "Secure" not in cookie
+        assert (await s.get("/api/me"))["principal"] == "ada"  # the client keeps cookies
+        assert first.headers["referrer-policy"] == "no-referrer"
+
+
+@story
+async def test_a_token_in_any_other_address_is_worth_nothing():
+    async with site(desk("x"), token=None) as s:
+        for path in ("/api/me", "/static/index.html", "//evil.example/"):
+            assert (await s.http.get(s.base + path, params={"token": TOKEN})).status_code == 401
+
+
+@story
+async def test_auth_may_be_any_function_and_says_no_with_none_or_not_allowed():
+    async def auth(request):
+        match request.headers.get("x-user"):
+            case "eve":
+                raise NotAllowed("not you")
+            case name:
+                return name
+
+    async with site(desk("x"), auth=auth) as s:
+        assert await s.get("/api/me", headers={"x-user": "bo"}) == {"principal": "bo", "agents": ["desk"]}
+        await s.get("/api/me", 401, headers={"x-user": "eve"})
+        await s.get("/api/me", 401)
+
+
+@story
+async def test_only_the_hosts_that_it_is_served_under_are_answered():
+    """A name that was rebound to our address is not one of them."""
+    async with site(desk("x"), hosts=["localhost", "desk.example"]) as s:
+        for host in ("localhost", "localhost:1", "DESK.example:80", "127.0.0.1:9", "[::1]:8"):
+            await s.get("/api/me", headers={"host": host})
+        for host in ("evil.example", "localhost.evil.example", "", "[::1", "desk.example.", "a b"):
+            assert "hosts" in (await s.get("/api/me", 421, headers={"host": host}))["detail"]
+
+
+@story
+async def test_no_other_site_can_write():
+    async with site(desk("x"), origins=["https://friend.example"]) as s:
+        own = s.base.removeprefix("http://")
+
+        async def post(status, **headers):
+            await s.post("/api/conversations", {}, status, headers={k.replace("_", "-"): v for k, v in headers.items()})
+
+        await post(201)
+        await post(201, origin=s.base)
+        await post(201, origin="https://friend.example")
+        await post(201, sec_fetch_site="same-origin")
+        await post(403, origin="https://evil.example")
+        await post(403, origin="null")
+        await post(403, origin="http://127.0.0.1:1")
+        await post(403, origin=f"http://{own}.evil.example")
+        await post(403, sec_fetch_site="cross-site")
+        await post(403, sec_fetch_site="same-site")
+        await s.http.delete("/api/grants/c/g", headers={"origin": "https://evil.example"})
+        answer = await s.http.options("/api/conversations", headers={"origin": "https://evil.example"})
+        assert answer.status_code == 403
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+def test_only_json_is_taken(kind):
+    @story
+    async def told():
+        async with site(desk("x")) as s:
+            headers = {"content-type": kind} if kind else {}
+            answer = await s.http.post("/api/conversations", content=b"{}", headers=headers)
+            assert (answer.status_code, answer.json()["kind"]) == (415, "invalid_args")
+
+    told()
+
+
+@story
+async def test_a_body_may_be_empty_but_not_malformed():
+    async with site(desk("x")) as s:
+        assert (await s.http.post("/api/conversations", headers=JSON)).status_code == 201
+        odd = (b"{", b"\xff", b'{"id": "\\ud800"}', b"[" * 100_0, b'{"metadata": ' + b'{"a":' * 900 + b"1" + b"}" * 901)
+        for body in (*odd, b'{"metadata": {"a": 1e999}}', b'{"metadata": {"a": NaN}}', b'{"id": "\\u0000"}'):
+            answer = await s.http.post("/api/conversations", content=body, headers=JSON)
+            assert answer.status_code == 422, (body[:40], answer.text)
+
+
+@story
+async def test_a_body_that_is_too_large_is_refused_also_where_its_size_was_not_said():
+    async with site(desk("x")) as s:
+        large = b'{"id": "' + b"x" * 70_000 + b'"}'
+        answer = await s.http.post("/api/conversations", content=large, headers=JSON)
+        assert (answer.status_code, answer.json()["kind"]) == (413, "too_large")
+
+        async def pieces():
+            for _ in range(100):
+                yield b"x" * 10_000
+
+        answer = await s.http.post("/api/conversations", content=pieces(), headers=JSON)
+        assert (answer.status_code, answer.json()["kind"]) == (413, "too_large")
+        await s.get("/api/me")
+        await s.post("/api/conversations", {"id": "c"}, 201)
+        await s.post("/api/conversations/c/messages", {"text": "x" * 1_000_000}, 202)
+        problem = await s.post("/api/conversations/c/messages", {"text": "x" * 5_000_000}, 422)
+        assert problem["kind"] == "too_large"
+
+
+@story
+async def test_an_answer_over_a_mebibyte_is_too_large_and_still_waits():
+    async with site(desk(["?", ToolCall("choose", {"colours": []})], "ok")) as s:
+        await s.begin()
+        [entry] = await s.pending()
+        path = f"/api/conversations/c/calls/{entry['call']}/resolve"
+        problem = await s.post(path, {"decision": {"type": "answer", "value": "x" * 1_100_000}}, 422)
+        assert problem["kind"] == "too_large"
+        await s.post(path, {"decision": {"type": "answer", "value": "x" * 1_000_000}})
+
+
+@story
+async def test_too_many_requests_at_once_are_told_when_to_come_again():
+    """Streams are counted apart: a full house of readers keeps nobody from deciding."""
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    @tool(approval="required")
+    async def slow(x: int) -> int:
+        """Take your time."""
+        return x
+
+    @slow.preview
+    async def _(x: int) -> int:
+        if x:
+            began.set()
+            await go_on.wait()
+        return x
+
+    from assent import Agent, ScriptedModel
+
+    agent = Agent("slow", model=ScriptedModel([[ToolCall("slow", {"x": 0})], "ok"]), tools=[slow])
+    async with site(agent, limits=Limits(requests=1, streams=1)) as s:
+        await s.begin()
+        [entry] = await s.pending()
+        call = f"/api/conversations/c/calls/{entry['call']}"
+        first = asyncio.create_task(s.post(f"{call}/preview", {"args": {"x": 1}}))
+        await began.wait()
+        answer = await s.http.get("/api/me")
+        assert (answer.status_code, answer.headers["retry-after"], answer.json()["kind"]) == (503, "1", "backpressure")
+        async with s.events("/api/pending/events") as reader:
+            await reader.next()
+            answer = await s.http.get("/api/pending/events")
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            go_on.set()
+            await first
+            await s.get("/api/me")
+        while (await s.http.send(s.http.build_request("GET", "/api/pending/events"), stream=True)).status_code == 503:
+            await asyncio.sleep(0.01)
+
+
+@story
+async def test_every_answer_is_guarded():
+    async with site(refunding()) as s:
+        for path in ("/api/me", "/", "/nothing", "/api/pending"):
+            headers = (await s.http.get(path)).headers
+            assert headers["x-content-type-options"] == "nosniff"
+            assert headers["x-frame-options"] == "DENY"
+            assert headers["referrer-policy"] == "no-referrer"
+            assert "frame-ancestors 'none'" in headers["content-security-policy"]
+            assert "server" not in headers
+        assert (await s.http.get("/api/me")).headers["cache-control"] == "no-store"
+
+
+@story
+async def test_what_we_did_not_foresee_is_a_problem_document_that_tells_nothing_of_the_inside():
+    def auth(request):
+        raise RuntimeError("a secret of the inside")
+
+    async with site(desk("x"), auth=auth) as s:
+        problem = await s.get("/api/me", 500)
+        assert problem["kind"] == "handler_failed"
+        assert "secret" not in str(problem)
+
+
+def test_the_two_ways_to_write_an_address_of_version_6_are_understood():
+    @story
+    async def told():
+        async with site(desk("x")) as s, httpx.AsyncClient(trust_env=False) as other:
+            answer = await other.get(f"{s.base}/api/me", headers={"host": "[::1]:80"})
+            assert answer.status_code == 401
+
+    told()

@@ -1,0 +1,98 @@
+"""Whatever is sent, the answer is one that the OpenAPI document names, and never a 500."""
+
+import asyncio
+import threading
+from urllib.parse import quote
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis.checks import CHECKS, load_all_checks
+from webdesk import TOKEN, desk, site
+
+from assent import ToolCall
+from assent.server import openapi
+
+DOCUMENT = openapi.document()
+schema = schemathesis.openapi.from_dict(DOCUMENT)
+PLENTY = settings(
+    max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
+)
+HEADERS = {"authorization": f"Bearer {TOKEN}"}
+load_all_checks()
+HOLD = CHECKS.get_by_names(
+    ["not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance"]
+)
+
+
+@pytest.fixture(scope="module")
+def served():
+    """A server in a thread, with a conversation in which every kind of call waits; (its address, real path pieces)."""
+    started, stop = threading.Event(), None
+    real = {}
+
+    async def run():
+        nonlocal stop
+        calls = [
+            ToolCall("refund", {"order": 1, "amount": 1.0}),
+            ToolCall("choose", {"colours": []}),
+            ToolCall("locate", {}),
+        ]
+        async with site(desk(["?", *calls], "done")) as s:
+            await s.post("/api/conversations", {"id": "c"}, 201)
+            await s.post("/api/conversations/c/clients", {"client": "tab"})
+            await s.post("/api/conversations/c/messages", {"text": "hi"}, 202)
+            entries = await s.pending(3)
+            real.update(base=s.base, conversation="c", client="tab", call=entries[0]["call"], grant="g1")
+            stop = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            real["stop"] = lambda: loop.call_soon_threadsafe(stop.set)
+            started.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    assert started.wait(10)
+    yield real
+    real["stop"]()
+    thread.join(10)
+
+
+@schema.exclude(path_regex="/events$").parametrize()
+@PLENTY
+def test_every_answer_is_one_that_the_document_names(case, served):
+    case.call_and_validate(base_url=served["base"], headers=HEADERS, checks=HOLD)
+    case.path_parameters = {name: served[name] for name in case.path_parameters or {}}
+    case.call_and_validate(base_url=served["base"], headers=HEADERS, checks=HOLD)
+
+
+@given(name=st.text(min_size=1), after=st.text(), last=st.text(alphabet=st.characters(max_codepoint=255)))
+@PLENTY
+def test_streams_take_any_name_and_any_place(served, name, after, last):
+    last = "".join(char for char in last if char.isprintable()).strip()
+    for conversation in (name, "c"):
+        url = f"{served['base']}/api/conversations/{quote(conversation, safe='')}/events?after={quote(after)}"
+        headers = HEADERS | {"last-event-id": last.encode("latin-1")}
+        with httpx.stream("GET", url, headers=headers, trust_env=False) as response:
+            assert response.status_code in (200, 404, 422)
+
+
+@given(raw=st.binary(max_size=200))
+@PLENTY
+def test_any_bytes_as_a_path_or_a_body_are_answered(served, raw):
+    with httpx.Client(base_url=served["base"], headers=HEADERS, trust_env=False) as http:
+        path = "".join(f"%{byte:02x}" for byte in raw)
+        assert http.get(f"/api/conversations/{path}").status_code in (200, 404, 405, 422)
+        assert http.get(f"/{path}").status_code in (200, 404, 422)
+        for where in ("/api/conversations", "/api/conversations/c/messages", "/api/pending/resolve"):
+            answer = http.post(where, content=raw, headers={"content-type": "application/json"})
+            assert answer.status_code in (201, 202, 409, 422)
+
+
+def test_the_document_names_every_route_and_every_type_once():
+    operations = [one["operationId"] for path in DOCUMENT["paths"].values() for one in path.values()]
+    assert len(operations) == len(set(operations)) == 21
+    schemas = DOCUMENT["components"]["schemas"]
+    assert {"Snapshot", "Pending", "Approve", "CallSuspended", "TextDelta", "Problem", "Resolving"} <= set(schemas)

@@ -1,0 +1,82 @@
+"""The application inside another one, and alone under any ASGI server."""
+
+import asyncio
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
+from webdesk import TOKEN, desk, refunding, site, story
+
+from assent import Runtime
+from assent.server import TokenAuth, app
+from assent.server.serving import listen
+
+
+def within(path):
+    """A host that has a page of its own and ours below ``path``."""
+
+    def wrap(served):
+        async def own(request):
+            return PlainTextResponse("the host's own")
+
+        return Starlette(routes=[Route("/", own), Mount(path, app=served)])
+
+    return wrap
+
+
+@story
+async def test_mounted_below_a_path_every_route_the_page_and_the_cookie_are_there():
+    async with site(refunding(), wrap=within("/desk/assent")) as s:
+        assert (await s.http.get("/")).text == "the host's own"
+        below = "/desk/assent"
+        await s.post(f"{below}/api/conversations", {"id": "a/b"}, 201)
+        await s.post(f"{below}/api/conversations/a%2Fb/messages", {"text": "hi"}, 202)
+        async with s.events(f"{below}/api/conversations/a%2Fb/events") as reader:
+            suspended = (await reader.until("CallSuspended"))[-1][2]
+        path = f"{below}/api/conversations/a%2Fb/calls/{suspended['call_id']}/resolve"
+        await s.post(path, {"decision": {"type": "deny"}})
+        await s.get(f"{below}/nothing", 404)
+        async with httpx.AsyncClient(base_url=s.base, trust_env=False, follow_redirects=True) as page:
+            index = await page.get(f"{below}/", params={"token": TOKEN})
+            assert (index.status_code, index.url.path) == (200, f"{below}/")
+            assert "Path=/desk/assent/" in index.history[0].headers["set-cookie"]
+            assert (await page.get(f"{below}/api/me")).json()["principal"] == "ada"
+            without = await page.get(below)
+            assert without.url.path == f"{below}/"
+
+
+@story
+async def test_mounted_streams_end_with_the_host():
+    async with site(desk("x"), wrap=within("/x")) as s, s.events("/x/api/pending/events") as reader:
+        await reader.next()
+        s.stop()
+        assert await reader.rest() == []
+
+
+@story
+async def test_alone_under_any_asgi_server_it_starts_and_ends_the_runtime():
+    runtime = Runtime(desk("hello"))
+    listening = listen("127.0.0.1", 0)
+    base = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    config = uvicorn.Config(app(runtime, TokenAuth(TOKEN)), http="httptools", ws="none", log_config=None)
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server._serve([listening]))
+    while not server.started:
+        await asyncio.sleep(0.01)
+    async with httpx.AsyncClient(base_url=base, trust_env=False) as http:
+        answer = await http.get("/api/me", headers={"authorization": f"Bearer {TOKEN}"})
+        assert answer.json()["agents"] == ["desk"]
+    server.should_exit = True
+    await task
+    assert runtime.home.closing
+
+
+@story
+async def test_before_the_runtime_is_open_the_answer_is_503():
+    runtime = Runtime(desk("hello"))
+    transport = httpx.ASGITransport(app(runtime, TokenAuth(TOKEN)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        answer = await http.get("/api/me", headers={"authorization": f"Bearer {TOKEN}"})
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")

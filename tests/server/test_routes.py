@@ -1,0 +1,435 @@
+"""Each route, over a real server on loopback."""
+
+import asyncio
+
+from webdesk import desk, locate, refunding, site, story
+
+from assent import Agent, Principal, ScriptedModel, ToolCall
+from assent.testing import ManualClock
+
+C = "/api/conversations/c"
+
+
+def approval(entry, **more):
+    return {"decision": {"type": "approve", "digest": entry["digest"], **more}}
+
+
+@story
+async def test_a_conversation_is_opened_talked_to_listed_and_read():
+    async with site(desk("hello there")) as s:
+        assert await s.post("/api/conversations", {"id": "c", "metadata": {"a": 1}}, 201) == {"conversation": "c"}
+        made = (await s.post("/api/conversations", status=201))["conversation"]
+        assert await s.post(f"{C}/messages", {"text": "hi"}, 202) == {"seq": 2}
+        snapshot = await s.idle()
+        assert [m["role"] for m in snapshot["messages"]] == ["user", "assistant"]
+        assert snapshot["messages"][0]["by"] == "ada"
+        listed = await s.get("/api/conversations")
+        assert {c["conversation"] for c in listed["conversations"]} == {"c", made}
+        assert listed["next"] is None
+        log = (await s.get(f"{C}/log"))["events"]
+        assert [e["seq"] for e in log] == list(range(1, len(log) + 1))
+        assert log[0]["type"] == "ConversationOpened"
+        assert log[0]["metadata"] == {"a": 1}
+
+
+@story
+async def test_conversations_and_the_log_are_paged():
+    async with site(desk("hello")) as s:
+        for name in "abdef":
+            await s.post("/api/conversations", {"id": name}, 201)
+        first = await s.get("/api/conversations", params={"limit": 3})
+        rest = await s.get("/api/conversations", params={"limit": 3, "cursor": first["next"]})
+        assert [c["conversation"] for c in first["conversations"] + rest["conversations"]] == list("abdef")
+        assert rest["next"] is None
+        assert (await s.get("/api/conversations", params={"status": "streaming"}))["conversations"] == []
+        await s.begin()
+        head = (await s.idle())["seq"]
+        seqs, after = [], 0
+        while after is not None:
+            page = await s.get(f"{C}/log", params={"after": after, "limit": 2})
+            seqs += [e["seq"] for e in page["events"]]
+            after = page["next"]
+        assert seqs == list(range(1, head + 1))
+        back, before = [], None
+        while True:
+            page = await s.get(f"{C}/log", params={"last": "true", "limit": 2} | ({"before": before} if before else {}))
+            back = [e["seq"] for e in page["events"]] + back
+            before = page["next"]
+            if before is None:
+                break
+        assert back == seqs
+
+
+@story
+async def test_a_message_to_a_busy_conversation_is_409_unless_it_queues_or_interrupts():
+    """B13"""
+    async with site(refunding()) as s:
+        await s.begin()
+        await s.pending()
+        problem = await s.post(f"{C}/messages", {"text": "more"}, 409)
+        assert problem["kind"] == "busy"
+        await s.post(f"{C}/messages", {"text": "more", "when_busy": "queue"}, 202)
+        assert (await s.get(C))["queued"] == 1
+
+
+@story
+async def test_an_approval_runs_the_call_and_the_second_decider_is_told_who_won():
+    """B27, B35"""
+
+    def who(request):
+        return request.headers.get("x-who")
+
+    async with site(refunding(), auth=who) as s:
+        await s.post("/api/conversations", {"id": "c"}, 201, headers={"x-who": "ada"})
+        await s.post(f"{C}/messages", {"text": "hi"}, 202, headers={"x-who": "ada"})
+        s.http.headers["x-who"] = "boss"
+        [entry] = await s.pending()
+        assert entry["principal"]["id"] == "ada"
+        path = f"{C}/calls/{entry['call']}/resolve"
+        done = await s.post(path, approval(entry))
+        assert done["status"] == "accepted"
+        problem = await s.post(path, approval(entry), 409, headers={"x-who": "eve"})
+        assert (problem["kind"], problem["details"]["winner"]) == ("stale", "boss")
+        assert "boss" in problem["detail"]
+        await s.idle()
+        problem = await s.post(path, {"decision": {"type": "deny"}}, 409, headers={"x-who": "eve"})
+        assert problem["details"]["winner"] == "boss"
+        log = (await s.get(f"{C}/log"))["events"]
+        assert [e["by"]["id"] for e in log if e["type"] == "CallResolved"] == ["boss"]
+        assert log[done["seq"] - 1]["type"] == "CallResolved"
+
+
+@story
+async def test_an_approval_without_the_digest_or_with_another_one_is_refused():
+    async with site(refunding()) as s:
+        await s.begin()
+        [entry] = await s.pending()
+        path = f"{C}/calls/{entry['call']}/resolve"
+        assert "digest" in (await s.post(path, {"decision": {"type": "approve"}}, 422))["detail"]
+        problem = await s.post(path, {"decision": {"type": "approve", "digest": "0" * 64}}, 409)
+        assert problem["details"]["reason"] == "superseded"
+        await s.post(path, {"decision": {"type": "answer", "value": 1}}, 422)
+        await s.post(path, {"decision": {"type": "expired"}}, 422)
+        await s.post(path, {"decision": {"type": "failed", "kind": "no_such_kind", "message": ""}}, 422)
+        assert len(await s.pending()) == 1
+
+
+@story
+async def test_edited_arguments_are_previewed_and_approved_by_the_previews_digest():
+    """B36, B71"""
+    async with site(refunding()) as s:
+        await s.begin()
+        [entry] = await s.pending()
+        call = f"{C}/calls/{entry['call']}"
+        edited = {"order": 7, "amount": 2.5}
+        shown = await s.post(f"{call}/preview", {"args": edited})
+        assert shown["preview"] == {"pays": "2.50 for order 7"}
+        same = await s.post(f"{call}/preview", {"args": entry["args"]})
+        assert same["digest"] == entry["digest"]
+        refused = await s.post(f"{call}/preview", {"args": {"order": 7, "amount": 101}}, 422)
+        assert (refused["kind"], refused["detail"]) == ("invalid_args", "more than was paid")
+        await s.post(f"{call}/preview", {"args": {"order": "seven"}}, 422)
+        await s.post(f"{C}/calls/nope/preview", {"args": {}}, 404)
+        body = {"decision": {"type": "approve", "digest": shown["digest"], "args": edited}}
+        await s.post(f"{call}/resolve", body)
+        snapshot = await s.idle()
+        assert '"refunded":2.5' in snapshot["messages"][2]["content"]
+
+
+@story
+async def test_a_preview_of_an_agent_that_runs_elsewhere_is_made_where_it_needs_no_code(tmp_path):
+    store = f"sqlite:///{tmp_path}/t.db"
+    turns = ["x", ToolCall("greet", {"name": "bo"}), ToolCall("refund", {"order": 1, "amount": 1.0})]
+    async with site(desk(turns, "done"), store=store) as s:
+        await s.begin()
+        await s.pending(2)
+    async with site(store=store) as s:
+        entries = {entry["tool"]: entry for entry in await s.pending(2)}
+        shown = await s.post(f"{C}/calls/{entries['greet']['call']}/preview", {"args": {"name": "cy"}})
+        assert shown["preview"] == {"tool": "greet", "args": {"name": "cy"}}
+        body = {"decision": {"type": "approve", "digest": shown["digest"], "args": {"name": "cy"}}}
+        await s.post(f"{C}/calls/{entries['greet']['call']}/resolve", body)
+        call = entries["refund"]["call"]
+        problem = await s.post(f"{C}/calls/{call}/preview", {"args": {"order": 1, "amount": 2}}, 422)
+        assert problem["kind"] == "resource_missing"
+
+
+@story
+async def test_an_answer_that_does_not_fit_is_refused_and_still_waits():
+    """B34"""
+    async with site(desk(["?", ToolCall("choose", {"colours": ["red"]})], "nice")) as s:
+        await s.begin()
+        [entry] = await s.pending()
+        path = f"{C}/calls/{entry['call']}/resolve"
+        problem = await s.post(path, {"decision": {"type": "answer", "value": 5}}, 422)
+        assert problem["kind"] == "invalid_args"
+        await s.post(path, {"decision": {"type": "answer", "value": "red"}})
+        await s.idle()
+
+
+@story
+async def test_what_has_expired_is_410():
+    """B31"""
+    clock = ManualClock()
+    async with site(refunding(), clock=clock) as s:
+        await s.begin()
+        [entry] = await s.pending()
+        clock.advance(8 * 86400)
+        await s.idle()
+        problem = await s.post(f"{C}/calls/{entry['call']}/resolve", approval(entry), 410)
+        assert problem["details"]["reason"] == "expired"
+
+
+@story
+async def test_whoever_may_not_resolve_gets_403_and_the_attempt_is_logged():
+    """B33"""
+    async with site(refunding(), may_resolve=lambda principal, pending: principal.id == "boss") as s:
+        await s.begin()
+        [entry] = await s.pending()
+        problem = await s.post(f"{C}/calls/{entry['call']}/resolve", approval(entry), 403)
+        assert problem["kind"] == "permission_denied"
+        assert len(await s.pending()) == 1
+        log = (await s.get(f"{C}/log"))["events"]
+        assert [e["by"]["id"] for e in log if e["type"] == "ResolutionRefused"] == ["ada"]
+
+
+@story
+async def test_a_batch_is_looked_at_as_a_whole_and_then_each_decision_has_its_own_result():
+    async with site(refunding()) as s:
+        for name in ("a", "b", "c"):
+            await s.begin(name)
+        entries = {entry["conversation"]: entry for entry in await s.pending(3)}
+        items = [{"conversation": n, "call": e["call"], **approval(e)} for n, e in sorted(entries.items())]
+        broken = [*items[:2], {**items[2], "decision": {"type": "approve"}}]
+        await s.post("/api/pending/resolve", {"decisions": broken}, 422)
+        await s.post("/api/pending/resolve", {"decisions": [items[0], items[0]]}, 422)
+        await s.post("/api/pending/resolve", {"decisions": []}, 422)
+        assert len(await s.pending(3)) == 3
+        late = items[1]
+        await s.post(f"/api/conversations/b/calls/{late['call']}/resolve", {"decision": {"type": "deny"}})
+        results = (await s.post("/api/pending/resolve", {"decisions": items}))["results"]
+        assert [r.get("status") for r in results] == ["accepted", None, "accepted"]
+        assert (results[1]["problem"]["status"], results[1]["problem"]["details"]["winner"]) == (409, "ada")
+
+
+@story
+async def test_a_turn_is_cancelled_once():
+    """B60, B61"""
+    async with site(refunding()) as s:
+        await s.begin()
+        await s.pending()
+        assert await s.post(f"{C}/cancel", {"reason": "asked twice"}) == {"cancelled": True}
+        await s.idle()
+        assert await s.post(f"{C}/cancel") == {"cancelled": False}
+
+
+@story
+async def test_grants_are_listed_and_revoked():
+    """B37"""
+    async with site(refunding()) as s:
+        await s.begin()
+        [entry] = await s.pending()
+        await s.post(f"{C}/calls/{entry['call']}/resolve", approval(entry, remember="tool"))
+        await s.idle()
+        [grant] = (await s.get("/api/grants", params={"conversation": "c"}))["grants"]
+        assert (grant["tool"], grant["scope"], grant["by"]["id"]) == ("refund", "tool", "ada")
+        await s.delete(f"/api/grants/c/{grant['id']}")
+        assert (await s.get("/api/grants", params={"conversation": "c"}))["grants"] == []
+        await s.delete(f"/api/grants/c/{grant['id']}", 404)
+        await s.get("/api/grants", 422)
+
+
+def pages(*turns):
+    return Agent("pages", model=ScriptedModel([["look", ToolCall("locate", {})], "there"], follow=True), tools=[locate])
+
+
+@story
+async def test_a_page_announces_itself_leases_a_call_reports_progress_and_gives_the_result():
+    """B41, B44, B83"""
+    async with site(pages()) as s:
+        await s.post("/api/conversations", {"id": "c"}, 201)
+        one = await s.post(f"{C}/clients", {"tools": ["locate"]})
+        assert one["heartbeat"] == 30
+        two = await s.post(f"{C}/clients", {"client": "tab-2"})
+        assert two["client"] == "tab-2"
+        async with s.events(f"{C}/events") as reader:
+            await s.post(f"{C}/messages", {"text": "where?"}, 202)
+            [entry] = await s.pending()
+            call = f"{C}/calls/{entry['call']}"
+            assert await s.post(f"{call}/lease", one | {"heartbeat": 1}, 422)
+            assert await s.post(f"{call}/lease", {"client": one["client"]}) == {"leased": True}
+            assert await s.post(f"{call}/lease", {"client": "tab-2"}) == {"leased": False}
+            await s.post(f"{call}/lease", {"client": "nobody"}, 404)
+            await s.post(f"{call}/progress", {"client": one["client"], "payload": {"part": 1}}, 204)
+            assert (await reader.until("tool_progress"))[-1][2]["payload"] == {"part": 1}
+            await s.post(f"{C}/clients/tab-2/heartbeat", {}, 204)
+            await s.delete(f"{C}/clients/{one['client']}")
+            assert await s.post(f"{call}/lease", {"client": "tab-2"}) == {"leased": True}
+            await s.post(f"{call}/resolve", {"decision": {"type": "client_result", "value": 5}}, 422)
+            await s.post(f"{call}/resolve", {"decision": {"type": "client_result", "value": "here"}})
+            await s.post(f"{call}/resolve", {"decision": {"type": "client_result", "value": "there"}}, 409)
+            await s.post(f"{call}/progress", {"client": "tab-2", "payload": 2}, 204)
+            returned = (await reader.until("CallReturned"))[-1][2]
+            assert (returned["value"], returned["source"]) == ("here", "client")
+        await s.post(f"{C}/clients/nobody/heartbeat", {}, 404)
+
+
+@story
+async def test_a_call_for_a_page_that_is_not_there_fails_as_detached():
+    """B43"""
+    clock = ManualClock()
+    async with site(pages(), clock=clock) as s:
+        await s.begin()
+        await s.pending()
+        clock.advance(6)
+        snapshot = await s.idle()
+        assert '"kind":"detached"' in snapshot["messages"][2]["content"]
+
+
+@story
+async def test_ids_with_slashes_and_other_letters_are_ids():
+    async with site(desk("hello")) as s:
+        name = "team/née ✓%2F"
+        await s.post("/api/conversations", {"id": name}, 201)
+        from urllib.parse import quote
+
+        path = f"/api/conversations/{quote(name, safe='')}"
+        await s.post(f"{path}/messages", {"text": "hi"}, 202)
+        assert (await s.get(path))["conversation"] == name
+
+
+@story
+async def test_what_does_not_exist_is_404_and_what_does_not_fit_is_422():
+    """B28"""
+    async with site(desk("hello")) as s:
+        for path in (C, f"{C}/log", f"{C}/events", "/api/pending?conversation=c", "/api/grants?conversation=c"):
+            assert (await s.get(path, 404))["kind"] == "not_found"
+        await s.post(f"{C}/messages", {"text": "hi"}, 404)
+        await s.post(f"{C}/cancel", {}, 404)
+        await s.post(f"{C}/clients", {}, 404)
+        assert (await s.post(f"{C}/calls/x/resolve", {"decision": {"type": "deny"}}, 404))["kind"] == "stale"
+        await s.delete("/api/grants/c/g1", 404)
+        await s.get("/api/nothing", 404)
+        await s.get("/nothing", 404)
+        await s.get("/static/../app.py", 404)
+        await s.get("/static/%2e%2e/app.py", 404)
+        await s.post("/api/conversations", {"id": "c"}, 201)
+        assert "exists" in (await s.post("/api/conversations", {"id": "c"}, 422))["detail"]
+        for body in (
+            {"id": ""},
+            {"id": "x" * 300},
+            {"id": "a\nb"},
+            {"agent": "nobody"},
+            {"what": 1},
+            [],
+            "x",
+            {"id": 5},
+        ):
+            await s.post("/api/conversations", body, 422)
+        for query in ("after=-1", "after=x", "limit=0", "limit=501", "after=1&after=2", "what=1", f"after={2**70}"):
+            await s.get(f"{C}/log?{query}", 422)
+        await s.get(f"{C}/events", 422, headers={"last-event-id": "x"})
+        assert (await s.post(f"{C}/messages", {"text": " "}, 422))["kind"] == "no_prompt"
+        answer = await s.http.put(C)
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
+
+
+@story
+async def test_who_i_am_and_whether_all_is_well():
+    async with site(desk("hello"), auth=lambda request: Principal("ada", roles=("desk",))) as s:
+        assert await s.get("/api/me") == {"principal": "ada", "agents": ["desk"]}
+        assert await s.get("/api/health") == {"status": "ok"}
+
+
+@story
+async def test_what_is_not_theirs_is_as_unknown_as_what_does_not_exist():
+    from assent.server import OpenedBy
+
+    agent = refunding()
+    holder = {}
+
+    async def may_see(principal, conversation):
+        return await holder["rule"](principal, conversation)
+
+    async with site(agent, auth=lambda r: r.headers.get("x-who"), may_see=may_see) as s:
+        holder["rule"] = OpenedBy(s.runtime)
+        s.http.headers["x-who"] = "ada"
+        await s.begin("hers")
+        [entry] = await s.pending()
+        async with s.events("/api/pending/events") as hers:
+            assert len((await hers.next())[2]["pending"]) == 1
+            s.http.headers["x-who"] = "eve"
+            call = f"/calls/{entry['call']}"
+            answers = {}
+            for name in ("hers", "none"):
+                p = f"/api/conversations/{name}"
+                answers[name] = [
+                    await s.get(p, 404),
+                    await s.get(f"{p}/log", 404),
+                    await s.get(f"{p}/events", 404),
+                    await s.post(f"{p}/messages", {"text": "hi"}, 404),
+                    await s.post(f"{p}/cancel", {}, 404),
+                    await s.post(f"{p}/clients", {}, 404),
+                    await s.post(f"{p}{call}/preview", {"args": {}}, 404),
+                    await s.post(f"{p}{call}/resolve", approval(entry), 404),
+                    await s.get(f"/api/grants?conversation={name}", 404),
+                    await s.get(f"/api/pending?conversation={name}", 404),
+                ]
+            as_none = [{**a, "detail": a["detail"].replace("hers", "none")} for a in answers["hers"]]
+            assert as_none == answers["none"]
+            assert (await s.get("/api/pending"))["pending"] == []
+            assert (await s.get("/api/conversations"))["conversations"] == []
+            async with s.events("/api/pending/events") as eves:
+                assert (await eves.next())[2] == {"pending": []}
+                await s.begin("eves")
+                assert (await eves.next())[2]["conversation"] == "eves"
+            s.http.headers["x-who"] = "ada"
+            await s.post(f"/api/conversations/hers{call}/resolve", approval(entry))
+            assert (await hers.next()) == ("removed", None, {"conversation": "hers", "call": entry["call"]})
+
+
+@story
+async def test_the_page_is_served_compressed_and_known_by_its_contents(tmp_path):
+    (tmp_path / "own.js").write_text("export const a = 1;\n" * 50)
+    (tmp_path / "index.html").write_text('<script type="importmap">{"imports": {}}</script>')
+    (tmp_path / ".secret.js").write_text("no")
+    (tmp_path.parent / "outside.js").write_text("no")
+    (tmp_path / "link.js").symlink_to(tmp_path.parent / "outside.js")
+    async with site(desk("x"), ui=tmp_path) as s:
+        file = await s.http.get("/static/own.js")
+        assert file.headers["content-type"] == "text/javascript; charset=utf-8"
+        assert file.headers["content-encoding"] == "gzip"
+        assert file.text.startswith("export const a")
+        again = await s.http.get("/static/own.js", headers={"if-none-match": file.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+        plain = await s.http.get("/static/own.js", headers={"accept-encoding": "identity"})
+        assert "content-encoding" not in plain.headers
+        index = await s.http.get("/")
+        policy = index.headers["content-security-policy"]
+        assert "script-src 'self' 'sha256-" in policy
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        head = await s.http.head("/static/own.js")
+        assert (head.status_code, head.content) == (200, b"")
+        for path in ("/static/.secret.js", "/static/link.js", "/static/", "/static/own.py", "/static/%2Fetc%2Fpasswd"):
+            await s.get(path, 404)
+
+
+@story
+async def test_the_packaged_page_is_served():
+    async with site(desk("x")) as s:
+        index = await s.http.get("/")
+        assert index.headers["content-type"] == "text/html; charset=utf-8"
+        assert "<script" in index.text
+
+
+@story
+async def test_requests_run_beside_each_other():
+    async with site(refunding()) as s:
+        names = [f"c{i}" for i in range(20)]
+        await asyncio.gather(*(s.begin(name) for name in names))
+        entries = await s.pending(20)
+        results = await asyncio.gather(
+            *(s.post(f"/api/conversations/{e['conversation']}/calls/{e['call']}/resolve", approval(e)) for e in entries)
+        )
+        assert {r["status"] for r in results} == {"accepted"}

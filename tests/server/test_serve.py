@@ -1,0 +1,165 @@
+"""``assent serve`` as a process: killed, restarted, stopped in an orderly way, and started wrongly."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+AGENT = '''
+from assent import Agent, ScriptedModel, ToolCall, tool
+
+@tool(approval="required")
+async def refund(order: int) -> str:
+    """Give money back."""
+    return f"refunded {order}"
+
+agent = Agent(
+    "desk", model=ScriptedModel([["one moment", ToolCall("refund", {"order": 7})], "done"], follow=True), tools=[refund]
+)
+'''
+C = "/api/conversations/c"
+
+
+class Process:
+    def __init__(self, folder, *words, port=0):
+        (folder / "shop.py").write_text(AGENT)
+        self._command = [sys.executable, "-m", "assent", "serve", "shop:agent", "--port", str(port), *words]
+        self.process = subprocess.Popen(
+            self._command,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "ASSENT_STORE": ""},
+        )
+        line = self.process.stdout.readline()
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/\?token=(\S+)", line)
+        assert found, (line, self.process.stderr.read() if not line else "")
+        self.url, self.port, self.token = found.group(), int(found[1]), found[2]
+
+    def end(self, sig=signal.SIGKILL):
+        self.process.send_signal(sig)
+        code = self.process.wait(15)
+        return code, self.process.communicate()[1]
+
+
+@contextmanager
+def process(folder, *words, port=0):
+    running = Process(folder, *words, port=port)
+    try:
+        yield running
+    finally:
+        if running.process.poll() is None:
+            running.end()
+        running.process.stdout.close()
+        running.process.stderr.close()
+
+
+def wait(fact, seconds=10):
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        if value := fact():
+            return value
+        time.sleep(0.01)
+    raise AssertionError("it did not become so")
+
+
+def test_an_approval_that_waits_survives_kill_9_and_the_same_cookie_decides_it_after_the_restart(tmp_path):
+    """B31, B53"""
+    with httpx.Client(trust_env=False, follow_redirects=True, timeout=10) as http:
+        with process(tmp_path) as first:
+            base = f"http://127.0.0.1:{first.port}"
+            http.get(first.url)
+            assert http.get(f"{base}/api/me").status_code == 200
+            assert http.post(f"{base}/api/conversations", json={"id": "c"}).status_code == 201
+            assert http.post(f"{base}{C}/messages", json={"text": "hi"}).status_code == 202
+            [entry] = wait(lambda: http.get(f"{base}/api/pending").json()["pending"])
+            with http.stream("GET", f"{base}{C}/events") as stream:
+                next(stream.iter_lines())
+                first.end(signal.SIGKILL)
+        with process(tmp_path, port=first.port) as second:
+            assert second.token == first.token
+            began = time.monotonic()
+            [same] = http.get(f"{base}/api/pending").json()["pending"]
+            assert time.monotonic() - began < 1
+            assert same == entry
+            decision = {"decision": {"type": "approve", "digest": entry["digest"]}}
+            path = f"{base}{C}/calls/{entry['call']}/resolve"
+            assert http.post(path, json=decision).json()["status"] == "accepted"
+            assert http.post(path, json=decision).status_code == 409
+            snapshot = wait(lambda: (got := http.get(f"{base}{C}").json())["state"] == "idle" and got)
+            assert [m["role"] for m in snapshot["messages"]] == ["user", "assistant", "tool", "assistant"]
+            assert "refunded 7" in snapshot["messages"][2]["content"]
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_order_also_with_streams_open(tmp_path, sig):
+    with process(tmp_path) as server, httpx.Client(trust_env=False, timeout=10) as http:
+        http.headers["authorization"] = f"Bearer {server.token}"
+        base = f"http://127.0.0.1:{server.port}"
+        http.post(f"{base}/api/conversations", json={"id": "c"})
+        with http.stream("GET", f"{base}{C}/events") as one:
+            lines = one.iter_lines()
+            assert next(lines) == "retry: 1000"
+            server.process.send_signal(sig)
+            list(lines)  # to its end, without an error
+        assert server.process.wait(10) == 0
+        assert server.process.stderr.read() == ""
+        assert not [name for name in os.listdir(tmp_path) if name.endswith(("-wal", "-shm"))]
+
+
+def test_the_token_is_kept_beside_the_store_for_its_owner_alone(tmp_path):
+    with process(tmp_path, "--store", "sqlite:///desk.db") as server:
+        kept = tmp_path / "desk.db.token"
+        assert kept.read_text() == server.token
+        assert kept.stat().st_mode & 0o777 == 0o600
+
+
+def run(folder, *words, **env):
+    (folder / "shop.py").write_text(AGENT)
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=30, env={**os.environ, **env}
+    )
+    return done.returncode, done.stderr
+
+
+def test_a_port_in_use_is_one_sentence_that_says_what_to_do(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, said = run(tmp_path, "-m", "assent", "serve", "shop:agent", "--port", str(port))
+    assert code == 2
+    assert said == (
+        f"assent: error [resource_missing]: port {port} of 127.0.0.1 is in use: stop what uses it, "
+        "or choose another with --port (0: any)\n"
+    )
+
+
+def test_an_address_that_is_not_ours_and_a_short_token_are_refused(tmp_path):
+    code, said = run(tmp_path, "-m", "assent", "serve", "shop:agent", "--port", "0", "--host", "192.0.2.1")
+    assert code == 2
+    assert "--host" in said
+    code, said = run(tmp_path, "-m", "assent", "serve", "shop:agent", "--port", "0", ASSENT_TOKEN="short")
+    assert code == 2
+    assert "ASSENT_TOKEN" in said
+
+
+def test_without_the_extra_the_exact_command_is_told(tmp_path):
+    hide = (
+        "import sys, importlib.util as u\n"
+        "real = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name in ('uvicorn', 'httptools') else real(name, *a)\n"
+        "from assent.cli.main import main\n"
+        "sys.exit(main(['serve', 'shop:agent']))\n"
+    )
+    code, said = run(tmp_path, "-c", hide)
+    assert code == 2
+    assert (
+        said == "assent: error [resource_missing]: the server needs uvicorn, httptools: pip install 'assent[server]'\n"
+    )

@@ -1,0 +1,304 @@
+"""Streams of events: resumed anywhere, encoded once, bounded, and ended when the server ends."""
+
+import asyncio
+import json
+import socket
+import time
+
+from webdesk import TOKEN, desk, refunding, site, story
+
+from assent import Agent, Runtime
+from assent.core.live import ToolProgress
+from assent.models import FinishPart, TextPart
+from assent.server import Limits, sse, wire
+
+C = "/api/conversations/c"
+
+
+def ids(events):
+    return [place for _, place, _ in events if place is not None]
+
+
+@story
+async def test_a_stream_is_resumed_after_any_event():
+    async with site(refunding()) as s:
+        await s.begin()
+        [entry] = await s.pending()
+        await s.post(f"{C}/calls/{entry['call']}/resolve", {"decision": {"type": "deny", "reason": "no"}})
+        head = (await s.idle())["seq"]
+        log = (await s.get(f"{C}/log"))["events"]
+        for seq in range(head):
+            for options in (
+                {"params": {"after": seq}},
+                {"headers": {"last-event-id": str(seq)}, "params": {"after": 99}},
+            ):
+                async with s.events(f"{C}/events", **options) as reader:
+                    told = [await reader.next() for _ in range(head - seq)]
+                    assert [data for _, _, data in told] == log[seq:]
+                    assert ids(told) == list(range(seq + 1, head + 1))
+                    assert [kind for kind, _, _ in told] == [e["type"] for e in log[seq:]]
+
+
+@story
+async def test_a_reader_sees_the_log_and_what_happens_while_it_happens():
+    """B12"""
+    async with site(desk("hello there")) as s:
+        await s.post("/api/conversations", {"id": "c"}, 201)
+        async with s.events(f"{C}/events") as reader:
+            assert (await reader.next())[:2] == ("ConversationOpened", 1)
+            await s.post(f"{C}/messages", {"text": "hi"}, 202)
+            told = await reader.until("turn_completed")
+            assert ids(told) == list(range(2, ids(told)[-1] + 1))
+            deltas = [data for kind, place, data in told if kind == "text_delta"]
+            assert "".join(d["text"] for d in deltas) == "hello there"
+            assert [d["n"] for d in deltas] == list(range(1, len(deltas) + 1))
+            live = [place for kind, place, _ in told if kind.islower()]
+            assert live
+            assert set(live) == {None}
+
+
+@story
+async def test_a_viewer_that_comes_while_a_reply_streams_misses_no_piece_of_it():
+    """Snapshot and stream fit together by the number of the piece."""
+    go_on = asyncio.Event()
+
+    class Slow:
+        name = "slow"
+
+        async def stream(self, request):
+            for word in ("one ", "two ", "three "):
+                yield TextPart(word)
+            await go_on.wait()
+            yield TextPart("four")
+            yield FinishPart()
+
+    async with site(Agent("slow", model=Slow())) as s:
+        await s.begin()
+        async with s.events(f"{C}/events") as first:
+            while (snapshot := await s.get(C))["partial_n"] < 3:
+                await asyncio.sleep(0.005)
+            async with s.events(f"{C}/events", params={"after": snapshot["seq"]}) as second:
+                go_on.set()
+                text, n = snapshot["partial"], snapshot["partial_n"]
+                for kind, _, data in await second.until("message_completed"):
+                    if kind == "text_delta" and data["n"] > n:
+                        assert data["n"] == n + 1
+                        assert data["message_id"] == snapshot["message_id"]
+                        text, n = text + data["text"], data["n"]
+                assert text == "one two three four"
+            await first.until("turn_completed")
+
+
+@story
+async def test_an_event_is_encoded_once_however_many_read_it():
+    async with site(desk("hello")) as s:
+        await s.post("/api/conversations", {"id": "c"}, 201)
+        encoded, told = [], wire.told
+
+        def counted(event):
+            encoded.append(event)
+            return told(event)
+
+        wire.told = counted
+        try:
+            readers = [s.events(f"{C}/events") for _ in range(8)]
+            open_now = [await reader.__aenter__() for reader in readers]
+            for reader in open_now:
+                await reader.next()
+            await s.post(f"{C}/messages", {"text": "hi"}, 202)
+            seen = [await reader.until("turn_completed") for reader in open_now]
+            assert all(events == seen[0] for events in seen)
+            assert len(encoded) <= len(seen[0]) + 2  # and the change of state that follows
+            for reader in readers:
+                await reader.__aexit__(None, None, None)
+        finally:
+            wire.told = told
+
+
+def connect(s, path, room=4096):
+    """A connection that reads only when it is told to."""
+    host, port = s.base.removeprefix("http://").split(":")
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+    sock.connect((host, int(port)))
+    sock.sendall(f"GET {path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {TOKEN}\r\n\r\n".encode())
+    sock.setblocking(False)
+    return sock
+
+
+async def read_all(sock):
+    loop, data = asyncio.get_running_loop(), b""
+    while piece := await loop.sock_recv(sock, 65536):
+        data += piece
+        if b"\r\n0\r\n\r\n" in data:
+            break
+    return data
+
+
+async def flood(s, n, size=20_000):
+    """Many large live events, with room for readers in between."""
+    for i in range(n):
+        s.runtime.home.bus.publish("c", ToolProgress(conversation="c", call_id="x", n=i, payload="x" * size))
+        await asyncio.sleep(0)
+
+
+@story
+async def test_a_slow_reader_is_cut_told_where_it_was_and_comes_back_there():
+    kept = sse.FRAMES
+    sse.FRAMES = 8
+    try:
+        async with site(desk("hello")) as s:
+            await s.post("/api/conversations", {"id": "c"}, 201)
+            sock = connect(s, f"{C}/events")
+            while not s.runtime.home.bus.heard("c"):
+                await asyncio.sleep(0.005)
+            await flood(s, 500)
+            await s.post(f"{C}/messages", {"text": "hi"}, 202)
+            await s.idle()
+            data = await read_all(sock)
+            sock.close()
+            tail = data[data.rindex(b"event: backpressure") :].splitlines()
+            after = json.loads(tail[1].removeprefix(b"data: "))["after"]
+            assert after == 1
+            async with s.events(f"{C}/events", headers={"last-event-id": str(after)}) as reader:
+                assert ids(await reader.until("TurnEnded"))[0] == after + 1
+    finally:
+        sse.FRAMES = kept
+
+
+@story
+async def test_readers_that_never_read_are_given_up_and_hold_nothing():
+    stall, frames = sse.STALL, sse.FRAMES
+    sse.STALL, sse.FRAMES = 0.3, 8
+    try:
+        async with site(desk("hello"), limits=Limits(streams=20)) as s:
+            await s.post("/api/conversations", {"id": "c"}, 201)
+            socks = [connect(s, f"{C}/events") for _ in range(20)]
+            while not s.runtime.home.bus.heard("c"):
+                await asyncio.sleep(0.005)
+            await flood(s, 1000)
+            while s.runtime.home.bus.heard("c"):
+                await asyncio.sleep(0.01)
+            async with s.events(f"{C}/events") as reader:  # there is room again
+                assert (await reader.next())[1] == 1
+            for sock in socks:
+                sock.close()
+    finally:
+        sse.STALL, sse.FRAMES = stall, frames
+
+
+def test_a_channel_keeps_a_bounded_number_of_frames_and_bytes():
+    channel = sse.Channel()
+    for seq in range(1, 20_000):
+        channel.push(sse.Frame(b"x" * 10, seq))
+    assert len(channel.frames) <= 2 * sse.FRAMES
+    assert channel.base == channel.frames[0].seq - 1
+    assert channel.after(channel.base - 1) is None
+    assert channel.after(19_999) == channel.next
+    assert channel.frames[channel.after(19_000) - channel.first].seq == 19_001
+    for seq in range(20_000, 20_100):
+        channel.push(sse.Frame(b"x" * 1_000_000, seq))
+        assert sum(len(frame.data) for frame in channel.frames) <= 2 * sse.BYTES
+    channel.push(sse.Frame(b"x" * 20_000_000, 20_100))
+    assert len(channel.frames) == 1
+
+
+@story
+async def test_a_quiet_stream_has_a_heartbeat():
+    kept = sse.HEARTBEAT
+    sse.HEARTBEAT = 0.05
+    try:
+        async with site(desk("hello")) as s:
+            await s.post("/api/conversations", {"id": "c"}, 201)
+            async with s.events(f"{C}/events") as reader:
+                await reader.next()
+                await asyncio.sleep(0.3)
+                await s.post(f"{C}/messages", {"text": "hi"}, 202)
+                await reader.until("TurnEnded")
+                assert reader.beats >= 2
+    finally:
+        sse.HEARTBEAT = kept
+
+
+@story
+async def test_a_long_log_is_streamed_whole_and_quickly():
+    async with site(desk("hello")) as s:
+        await s.post("/api/conversations", {"id": "c"}, 201)
+        for _ in range(450):
+            await (await s.runtime.send("c", "hi", when_busy="queue")).ended()
+        head = (await s.get(C))["seq"]
+        assert head > 1500
+        began = time.monotonic()
+        async with s.events(f"{C}/events") as reader:
+            told = [await reader.next() for _ in range(head)]
+        assert ids(told) == list(range(1, head + 1))
+        assert time.monotonic() - began < 5
+
+
+@story
+async def test_what_waits_is_told_as_a_list_and_then_as_changes():
+    async with site(refunding()) as s:
+        await s.begin("a")
+        [first] = await s.pending()
+        async with s.events("/api/pending/events") as reader:
+            assert await reader.next() == ("pending", None, {"pending": [first]})
+            await s.begin("b")
+            kind, place, second = await reader.next()
+            assert (kind, place, second["conversation"]) == ("added", None, "b")
+            await s.post(f"/api/conversations/a/calls/{first['call']}/resolve", {"decision": {"type": "deny"}})
+            assert await reader.next() == ("removed", None, {"conversation": "a", "call": first["call"]})
+            async with s.events("/api/pending/events") as other:
+                assert await other.next() == ("pending", None, {"pending": [second]})
+
+
+@story
+async def test_an_empty_inbox_says_so_at_once():
+    async with site(refunding()) as s, s.events("/api/pending/events") as reader:
+        assert await reader.next() == ("pending", None, {"pending": []})
+
+
+@story
+async def test_what_another_process_asks_and_answers_is_told_too(tmp_path):
+    """B87"""
+    store = f"sqlite:///{tmp_path}/t.db"
+    async with site(store=store) as s, s.events("/api/pending/events") as reader:
+        assert (await reader.next())[2] == {"pending": []}
+        async with Runtime(refunding(), store=store) as other:
+            turn = await other.send("c", "hi")
+            kind, _, entry = await reader.next()
+            assert (kind, entry["conversation"]) == ("added", "c")
+            async with s.events(f"{C}/events") as viewer:
+                await viewer.until("CallSuspended")
+                await s.post(f"{C}/calls/{entry['call']}/resolve", {"decision": {"type": "deny", "reason": "no"}})
+                assert (await reader.next())[0] == "removed"
+                await turn.ended()
+                await viewer.until("TurnEnded")
+
+
+@story
+async def test_streams_end_when_the_server_ends_and_requests_are_finished_first():
+    async with site(refunding()) as s:
+        await s.begin()
+        await s.pending()
+        async with s.events(f"{C}/events") as one, s.events("/api/pending/events") as two:
+            await one.next()
+            await two.next()
+            began = time.monotonic()
+            s.stop()
+            await one.rest()
+            assert await two.rest() == []
+        await asyncio.sleep(0)
+    assert time.monotonic() - began < 3
+
+
+@story
+async def test_a_reader_that_leaves_leaves_nothing_behind():
+    async with site(desk("hello")) as s:
+        await s.post("/api/conversations", {"id": "c"}, 201)
+        for _ in range(3):
+            async with s.events(f"{C}/events") as reader:
+                await reader.next()
+                while not s.runtime.home.bus.heard("c"):
+                    await asyncio.sleep(0.001)
+            while s.runtime.home.bus.heard("c"):
+                await asyncio.sleep(0.001)
