@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from assent import Agent, Call, Result, Runtime, tool
 from assent.core.transcript import ToolResult, UserMessage
-from assent.models import FinishPart, HostedPart, TextPart, ThinkingPart, ToolCallPart, Usage, UsagePart
+from assent.models import FinishPart, HostedPart, ProviderPart, TextPart, ThinkingPart, ToolCallPart, Usage, UsagePart
 from assent.server import app
 from assent.server.serving import listen, serve
 
@@ -158,6 +158,8 @@ class Player:
                 await asyncio.sleep(0.01)
             yield HostedPart(id="h1", tool="web_search", args={"query": "how long does tea take"})
             yield HostedPart(id="h1", tool="web_search", done=True, result="three minutes")
+            yield ProviderPart("hosted_call", {"id": "h1", "tool": "web_search", "args": {"query": "how long does tea take"}})
+            yield ProviderPart("hosted_result", {"id": "h1", "tool": "web_search", "content": "three minutes"})
             yield TextPart("**Three minutes**, and:\n\n1. boil the water\n2. pour it\n\n```python\nsleep(180)\n```\n")
         elif word == "slow":
             for n in range(200):

@@ -138,6 +138,7 @@ def test_thinking_is_folded_and_what_the_provider_ran_is_marked(visit, stage: St
     assert page.locator(".thinking").get_attribute("open") is None
     page.get_by_text("Thinking", exact=True).click()
     expect(page.locator(".thinking p")).to_contain_text("The customer asks about tea")
+    expect(page.locator(".tool.ok", has_text="web_search").locator(".chip")).to_have_text("provider")
 
 
 def test_scrolling_back_reads_the_log_page_by_page(visit, stage: Stage):
@@ -248,7 +249,7 @@ def test_the_second_of_two_people_sees_who_won(visit, stage: Stage):
 def test_a_card_counts_down_and_says_what_happens_at_zero(visit, stage: Stage):
     conversation = stage.conversation("quick")
     page = visit().page(f"c/{conversation}")
-    expect(page.locator(".expiry")).to_have_text(re.compile(r"Expires in [1-4]\.0 s; then it is denied\."))
+    expect(page.locator(".expiry")).to_have_text(re.compile(r"Expires in [1-4] s; then it is denied\."))
     expect(page.locator(".tool.denied .state")).to_have_text("denied")
     expect(page.locator(".who")).to_have_text("expired by system")
 

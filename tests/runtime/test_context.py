@@ -21,7 +21,6 @@ from assent.core.history import SUMMARY, Context, History
 from assent.core.state import Queued, State
 from assent.core.tool import Retention
 from assent.errors import ModelError
-from assent.models.base import ToolOffer
 from assent.models.scripted import Hang, ScriptedModel, ToolCall
 from assent.runtime import context
 from assent.runtime.context import Window, load, prepare, summarise, summary_due
@@ -226,8 +225,7 @@ async def test_the_window_is_read_once_and_then_fed_what_is_appended_also_while_
 def test_instructions_and_tools_are_part_of_what_is_counted():
     told = Told()
     told.turn(text="u" * 400)
-    tools = [ToolOffer(name="abcd", description="d" * 40, parameters="p" * 400)]
-    report = prepare(lived(told, Context()), Rendering(), instructions="i" * 100, tools=tools).report
+    report = prepare(lived(told, Context()), Rendering(), instructions="i" * 100, tools=111).report
     assert (report.tokens.instructions, report.tokens.tools, report.tokens.history) == (25, 111, 101)
     assert report.tokens.total == 25 + 111 + 101
 

@@ -108,6 +108,11 @@ async def test_a_summary_that_somebody_else_appends_in_mid_stream_disturbs_nothi
             assert [(each.text, each.partial) for each in said] == [("one two", False)]
 
 
+def test_a_tool_weighs_what_its_name_its_description_and_its_schema_weigh():
+    (offer,) = agent(["ok"], look).offers
+    assert agent(["ok"], look).weight == -(-len(offer.name + offer.description + offer.parameters) // 4)
+
+
 @story
 async def test_what_hooks_inject_stands_at_the_tail_of_one_request_only_and_is_reported():
     """B64"""

@@ -97,9 +97,9 @@ def start(
     """Serve this agent until it is stopped."""
     from assent.runtime.agent import Agent
     from assent.runtime.runtime import Runtime
+    from assent.server import serving
     from assent.server.app import LOOPBACK, app
     from assent.server.auth import TokenAuth
-    from assent.server import serving
 
     assert isinstance(agent, Agent)
     auth = TokenAuth(token_for(store), by)

@@ -104,6 +104,10 @@ def stub(result: ToolResult, again: str | None = None) -> ToolResult:
     return replace(result, content=_json.encode(envelope).decode())
 
 
+_STUB = tokens(REMOVED)
+"""No stub weighs less."""
+
+
 class Entry:
     """One message and what it weighs. What is sent in its place is made once: models remember what they rendered."""
 
@@ -115,7 +119,7 @@ class Entry:
         self._renamed: tuple[Any, frozenset[str], Any] | None = None
         self.least = self.weight
         """What it will weigh at least, in any later request."""
-        if isinstance(message, ToolResult) and retention is not None and retention.kind != "forever":
+        if isinstance(message, ToolResult) and self.weight > _STUB and retention and retention.kind != "forever":
             self.least = min(self.weight, weight(stub(message)))
 
     def stubbed(self, again: str | None) -> tuple[ToolResult, int]:

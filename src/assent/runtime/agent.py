@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from assent.core.events import Limits, Mode
-from assent.core.history import Context
+from assent.core.history import Context, tokens
 from assent.core.schema import compile_schema, parse_json, schema_of
 from assent.core.tool import ToolSpec
 from assent.errors import DeclarationError, Invalid, ModelError
@@ -94,6 +94,7 @@ class Agent:
         self.hooks = Hooks(hooks, self.tools.names, f"agent {name!r}")
         self.output: dict[str, Any] | None = output_schema(output)
         self.offers = tuple(_offer(spec) for spec in self.tools.specs.values())
+        self.weight = sum(tokens(f"{each.name}{each.description}{each.parameters}") for each in self.offers)
 
     def __repr__(self) -> str:
         return f"Agent({self.name!r}, tools=[{', '.join(self.tools.names)}])"

@@ -26,7 +26,7 @@ from assent.core.inputs import Summarised
 from assent.core.results import cut
 from assent.core.state import State
 from assent.core.transcript import AssistantMessage, Message, ToolResult, Transcript, UserMessage
-from assent.models.base import FinishPart, Model, Request, TextPart, ToolOffer, UsagePart
+from assent.models.base import FinishPart, Model, Request, TextPart, UsagePart
 from assent.stores.base import LogStore
 
 log = logging.getLogger("assent")
@@ -128,7 +128,7 @@ def prepare(
     rendering: Rendering,
     *,
     instructions: str,
-    tools: Sequence[ToolOffer] = (),
+    tools: int = 0,
     tail: int = 0,
     capacity: int | None = None,
     again: str | None = None,
@@ -137,22 +137,16 @@ def prepare(
     return rendering.of(
         history,
         instructions=tokens(instructions),
-        tools=weigh(tools),
+        tools=tools,
         tail=tail,
         capacity=capacity,
         again=again,
     )
 
 
-def summary_due(
-    history: History, *, instructions: str, tools: Sequence[ToolOffer] = (), capacity: int | None = None
-) -> int | None:
+def summary_due(history: History, *, instructions: str, tools: int = 0, capacity: int | None = None) -> int | None:
     """Up to which event a summary should reach by now, or None. Ask when a turn has ended."""
-    return wants_summary(history, instructions=tokens(instructions), tools=weigh(tools), capacity=capacity)
-
-
-def weigh(tools: Sequence[ToolOffer]) -> int:
-    return sum(tokens(f"{tool.name}{tool.description}{tool.parameters}") for tool in tools)
+    return wants_summary(history, instructions=tokens(instructions), tools=tools, capacity=capacity)
 
 
 # --- summaries ---

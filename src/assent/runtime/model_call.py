@@ -151,7 +151,7 @@ class ModelCall:
             await self._conv.history(agent),
             self._conv.rendering,
             instructions=agent.instructions,
-            tools=agent.offers,
+            tools=agent.weight,
             tail=agent.context.reserve if agent.hooks.at("before_model") else 0,
             capacity=await capacity(models),
         )

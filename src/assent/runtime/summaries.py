@@ -47,7 +47,7 @@ class Summaries:
         with suppress(AssentError):  # somebody else was first, or the store is gone: the next turn's end asks again
             history = await conv.history(agent)
             size = await capacity(ready_models(agent))
-            due = summary_due(history, instructions=agent.instructions, tools=agent.offers, capacity=size)
+            due = summary_due(history, instructions=agent.instructions, tools=agent.weight, capacity=size)
             if due is None:
                 return
             try:

@@ -87,10 +87,10 @@ export function same(a, b) {
   return keys.length === Object.keys(b).length && keys.every((key) => key in b && same(a[key], b[key]));
 }
 
-/** 9.4 s, 1:05, 2:03:04, 6 days. */
+/** 9.4 s, 9 s, 1:05, 2:03:04, 6 days. */
 export function duration(seconds) {
   const s = Math.max(0, seconds);
-  if (s < 10) return `${s.toFixed(1)} s`;
+  if (s < 10) return `${Number.isInteger(s) ? s : s.toFixed(1)} s`;
   if (s < 60) return `${Math.floor(s)} s`;
   if (s >= 172_800) return `${Math.floor(s / 86_400)} days`;
   const pad = (n) => String(Math.floor(n)).padStart(2, "0");

@@ -8,6 +8,7 @@ import "./chat.js";
 import "./inbox.js";
 
 const REFRESH = 10_000; // milliseconds
+const NAMED = 20; // conversations whose first message is read at a time
 const TITLES = "assent.titles";
 
 class App extends Element {
@@ -73,10 +74,21 @@ class App extends Element {
       this.list = conversations.sort((a, b) => b.updated - a.updated);
       this.more = next;
       this.problem = null;
+      this.#name(this.list.filter(({ conversation }) => !(conversation in this.titles)).slice(0, NAMED));
       if (this.route.place === "home" && this.list.length && !matchMedia("(max-width: 760px)").matches) location.replace(`#/c/${encodeURIComponent(this.list[0].conversation)}`);
     } catch (problem) {
       this.problem = problem;
     }
+  }
+
+  // A conversation is called by its first message, where it has one.
+  async #name(unnamed) {
+    for (const { conversation } of this.naming ? [] : unnamed) {
+      this.naming = true;
+      const [said] = await this.client.log(conversation, { limit: 5 }).then((events) => events.filter((event) => event.type === "MessageReceived"), () => []);
+      if (said) this.#titled({ conversation, title: said.text });
+    }
+    this.naming = false;
   }
 
   #titled({ conversation, title }) {

@@ -77,7 +77,7 @@ class Form extends Element {
     switch (schema.type) {
       case "object":
         if (!Object.keys(schema.properties ?? {}).length) break;
-        return html`<fieldset class="field object ${path ? "" : "whole"}">${path ? html`<legend>${head}</legend>` : nothing}${this.#object(field)}${said}</fieldset>`;
+        return html`<fieldset class="field object ${path && !bare ? "" : "whole"}" aria-label=${label}>${path && !bare ? html`<legend>${head}</legend>` : nothing}${this.#object(field)}${said}</fieldset>`;
       case "array":
         return html`<fieldset class="field array"><legend>${head}</legend>${this.#array(field)}${said}</fieldset>`;
       case "boolean":

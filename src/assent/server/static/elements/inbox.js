@@ -156,7 +156,7 @@ class InboxView extends Element {
       <div class="tools"><label class="grow"><span class="sr">Filter</span><input class="filter" type="search" placeholder="Filter" .value=${this.filter} @input=${(event) => (this.filter = event.target.value)}></label>
         <label><span class="sr">Kind</span><select @change=${(event) => (this.kind = event.target.value)}><option value="">Everything</option><option value="approval">Approvals</option><option value="elicitation">Questions</option><option value="manual">By hand</option><option value="client_exec">Browser</option></select></label>
         ${this.chosen.size ? html`<button type="button" class="primary" @click=${this.#batch}>Review ${this.chosen.size} selected</button>` : nothing}
-        <button type="button" class="quiet" aria-label="Keyboard help" @click=${() => (this.help = true)}>?</button></div>
+        <button type="button" class="quiet help-button" aria-label="Keyboard help" @click=${() => (this.help = true)}>?</button></div>
       ${rows.length ? html`<ul class="rows">${repeat(rows, keyOf, (entry) => this.#row(entry))}</ul>`
         : html`<div class="empty"><h2>${this.client.inbox.ready ? "Nothing waits" : "Opening…"}</h2><p>${this.filter || this.kind ? "Nothing matches the filter." : "When a call needs somebody, it shows up here by itself."}</p></div>`}
       ${this.batch ? this.#batchDialog() : nothing}

@@ -97,7 +97,7 @@ export function inline(text, depth = 0) {
     if (found.index) out.push(shown(text.slice(0, found.index)));
     const [all, , code, bang, label, target, address, strong, strong2, em, em2, struck, mark] = found;
     if (code !== undefined) out.push(html`<code>${shown(code.trim() || code)}</code>`);
-    else if (target !== undefined) out.push(link(target, bang ? html`🖼 ${shown(label || "image")}` : inline(label, depth + 1), all));
+    else if (target !== undefined) out.push(link(target, bang ? html`image: ${shown(label || target)}` : inline(label, depth + 1), all));
     else if (address) out.push(link(address, shown(address), all));
     else if (strong ?? strong2) out.push(html`<strong>${inline(strong ?? strong2, depth + 1)}</strong>`);
     else if (em ?? em2) out.push(html`<em>${inline(em ?? em2, depth + 1)}</em>`);
