@@ -33,7 +33,7 @@ sys.path[:0] = [str(HERE), str(SOURCE)]
 import laws  # noqa: E402
 import msgspec  # noqa: E402
 import shop  # noqa: E402
-from wire import Worker, refusal  # noqa: E402
+from peers import Worker, refusal  # noqa: E402
 
 from assent import Answer, Approve, Deny, Runtime, Submit  # noqa: E402
 from assent.core import codec  # noqa: E402

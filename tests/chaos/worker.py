@@ -18,7 +18,7 @@ import apsw
 import msgspec
 import shop
 from faults import Clock, Disk
-from wire import refusal
+from peers import refusal
 
 from assent import Runtime
 from assent.core import machine
