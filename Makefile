@@ -19,7 +19,7 @@ help:
 	@echo "make clean   remove what make has made"
 
 demo: $(VENV)/.demo
-	@$(BIN)/assent demo || [ $$? = 130 ]  # 130: Ctrl-C, which is a fine way to leave
+	@$(BIN)/assent demo --page || [ $$? = 130 ]  # 130: Ctrl-C, which is a fine way to leave
 
 test: check
 	$(BIN)/python -m pytest
@@ -47,7 +47,7 @@ screenshots: $(VENV)/.dev
 	$(BIN)/python scripts/screenshots.py screenshots
 
 $(VENV)/.demo: pyproject.toml scripts/setup
-	scripts/setup $(VENV) .
+	scripts/setup $(VENV) '.[server]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml scripts/setup

@@ -144,7 +144,7 @@ async def long_request(size: Sizes, progress: Progress) -> list[Row]:
             if not _asks(event, len(history.turns), messages // 2):
                 continue
             began = clock()
-            rendered = prepare(history, rendering, instructions=INSTRUCTIONS, tools=agent.offers)
+            rendered = prepare(history, rendering, instructions=INSTRUCTIONS, tools=agent.weight)
             request = Request(
                 conversation="c",
                 turn=1,

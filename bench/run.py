@@ -21,8 +21,9 @@ from datetime import UTC, datetime
 import apsw
 import measures
 import models
+import server
 
-ALL = (*measures.ALL, *models.ALL)
+ALL = (*measures.ALL, *models.ALL, *server.ALL)
 
 
 def main() -> int:
@@ -37,10 +38,10 @@ def main() -> int:
     logging.basicConfig(level=logging.ERROR)
     size = measures.QUICK if options.quick else measures.FULL
     chosen = [each for each in ALL if not options.only or each.__name__ in options.only]
-    if lacking := models.missing():
-        skipped = [each.__name__ for each in chosen if each in models.ALL]
-        chosen = [each for each in chosen if each not in models.ALL]
-        print(f"skipped: {' '.join(skipped)}: {lacking}", file=sys.stderr)
+    for part in (models, server):
+        if (lacking := part.missing()) and (skipped := [each for each in chosen if each in part.ALL]):
+            chosen = [each for each in chosen if each not in skipped]
+            print(f"skipped: {' '.join(each.__name__ for each in skipped)}: {lacking}", file=sys.stderr)
     rows: list[measures.Row] = []
     began = time.perf_counter()
     for n, each in enumerate(chosen, 1):

@@ -49,7 +49,9 @@ def main(folder: Path) -> None:
         stage = Stage(Path(place))
         stage.start()
         try:
-            talks = {word: stage.conversation(word) for word in ("refund", "patch", "book", "sign", "evil", "think", "fail")}
+            talks = {
+                word: stage.conversation(word) for word in ("refund", "patch", "book", "sign", "evil", "think", "fail")
+            }
             for word in ("refund", "patch", "book", "sign", "evil"):
                 stage.waiting(talks[word])
             views = {

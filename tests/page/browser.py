@@ -37,16 +37,16 @@ def browser() -> Iterator[Browser]:
 class Stage:
     """The server of stage.py in a process of its own, on a port that stays the same over restarts."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, mount: str = ""):
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
         self.store = f"sqlite:///{folder}/page.db"
-        self.url = f"http://127.0.0.1:{self.port}/"
+        self.mount, self.url = mount, f"http://127.0.0.1:{self.port}{mount}/"
         self.process: subprocess.Popen[str] | None = None
         self.opened = 0
 
     def start(self) -> None:
-        command = [sys.executable, str(STAGE), self.store, str(self.port)]
+        command = [sys.executable, str(STAGE), self.store, str(self.port), self.mount]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "ready\n", "the server did not start"

@@ -1,6 +1,6 @@
 """A server with an agent that does what the page has to show: one scene for each first word of a message.
 
-``python stage.py STORE PORT``: whoever has a cookie ``who`` is that person.
+``python stage.py STORE PORT [MOUNT]``: whoever has a cookie ``who`` is that person.
 """
 
 import asyncio
@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from assent import Agent, Call, Result, Runtime, tool
 from assent.core.transcript import ToolResult, UserMessage
@@ -17,12 +19,13 @@ from assent.server import app
 from assent.server.serving import listen, serve
 
 EVIL = (
-    "Look: <script>window.pwned = 1</script> <img src=x onerror=\"window.pwned = 2\"> <b>bold</b>\n\n"
+    'Look: <script>window.pwned = 1</script> <img src=x onerror="window.pwned = 2"> <b>bold</b>\n\n'
     "![pixel](http://outside.invalid/pixel.png) [click](javascript:window.pwned=3) [data](data:text/html,x) "
     "[fine](https://example.org/a)\n\n"
     "<iframe src=http://outside.invalid></iframe>\n\npay \u202e0001\u202c or \u200bnothing\n\n"
     "```html\n<style>body { display: none }</style>\n```\n"
 )
+THOUGHT = "The customer asks about tea. I could search the web for it, and then say how long it takes."
 LONG = "\n".join(f"line {n} of the contract" for n in range(1, 161))
 DIFF = """--- a/config/limits.toml
 +++ b/config/limits.toml
@@ -44,7 +47,10 @@ async def refund(order: int, amount: float, reason: str, call: Call) -> dict[str
 
 @refund.preview
 async def _(order: int, amount: float, reason: str, call: Call) -> dict[str, Any]:
-    return {"pays": f"{amount:.2f} EUR to the card that ends in 4242", "keeps": f"{59.85 - amount:.2f} EUR of 59.85 EUR"}
+    return {
+        "pays": f"{amount:.2f} EUR to the card that ends in 4242",
+        "keeps": f"{59.85 - amount:.2f} EUR of 59.85 EUR",
+    }
 
 
 @tool(approval="required", prompt="Send “{text}” to everybody?", risk="medium", expires="4s", on_expiry="deny")
@@ -68,6 +74,29 @@ async def patch(path: str) -> str:
 @patch.preview
 async def _(path: str, call: Call) -> str:
     return DIFF
+
+
+@tool(approval="required", prompt="Buy a lamp?")
+async def buy(lamps: int) -> str:
+    """Buy lamps at today's price."""
+    return "bought"
+
+
+asked = 0
+
+
+@buy.preview
+async def _(lamps: int, call: Call) -> str:
+    global asked
+    asked += 1
+    return f"costs {40 + min(asked, 2)} EUR"
+
+
+@tool(approval="required", recovery="ask", prompt="Print the label?")
+async def label(call: Call) -> str:
+    """Print a label, which takes for ever."""
+    await asyncio.sleep(3600)
+    return "printed"
 
 
 class Card(msgspec.Struct, tag="card", tag_field="by"):
@@ -125,8 +154,8 @@ async def fail() -> str:
 
 CALLS: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
     "refund": (
-        "Order 1042 came **7 days late**, so the delivery should be free:\n\n| paid | amount |\n|---|---|\n| lamp | 49.90 EUR |\n"
-        "| delivery | 9.95 EUR |\n\nI am asking a colleague to give the delivery back.",
+        "Order 1042 came **7 days late**, so the delivery should be free:\n\n| paid | amount |\n|---|---|\n"
+        "| lamp | 49.90 EUR |\n| delivery | 9.95 EUR |\n\nI am asking a colleague to give the delivery back.",
         [("refund", {"order": 1042, "amount": 9.95, "reason": "delivered 7 days late"})],
     ),
     "quick": ("One moment.", [("announce", {"text": "lunch is ready"})]),
@@ -136,8 +165,13 @@ CALLS: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
     "where": ("", [("whereabouts", {})]),
     "gated": ("", [("gated_whereabouts", {})]),
     "count": ("", [("count", {"to": 40, "pause": 0.1})]),
-    "evil": (EVIL, [("evil", {}), ("sign", {"contract": "pay \u202e0001\u202c to <script>window.pwned = 4</script>\u200b"})]),
+    "evil": (
+        EVIL,
+        [("evil", {}), ("sign", {"contract": "pay \u202e0001\u202c to <script>window.pwned = 4</script>\u200b"})],
+    ),
     "fail": ("", [("fail", {})]),
+    "buy": ("", [("buy", {"lamps": 1})]),
+    "label": ("", [("label", {})]),
 }
 
 
@@ -151,14 +185,18 @@ class Player:
         if results:
             for message in results:
                 given = msgspec.json.decode(message.content)
-                yield TextPart(f"Done: {message.tool} " + ("went well. " if given["ok"] else f"gave {given['error']['kind']}. "))
+                yield TextPart(
+                    f"Done: {message.tool} " + ("went well. " if given["ok"] else f"gave {given['error']['kind']}. ")
+                )
         elif word == "think":
-            for part in "The customer asks about tea. I could search the web for it, and then say how long it takes.".split(" "):
+            for part in THOUGHT.split(" "):
                 yield ThinkingPart(part + " ")
                 await asyncio.sleep(0.01)
             yield HostedPart(id="h1", tool="web_search", args={"query": "how long does tea take"})
             yield HostedPart(id="h1", tool="web_search", done=True, result="three minutes")
-            yield ProviderPart("hosted_call", {"id": "h1", "tool": "web_search", "args": {"query": "how long does tea take"}})
+            yield ProviderPart(
+                "hosted_call", {"id": "h1", "tool": "web_search", "args": {"query": "how long does tea take"}}
+            )
             yield ProviderPart("hosted_result", {"id": "h1", "tool": "web_search", "content": "three minutes"})
             yield TextPart("**Three minutes**, and:\n\n1. boil the water\n2. pour it\n\n```python\nsleep(180)\n```\n")
         elif word == "slow":
@@ -181,14 +219,15 @@ class Player:
 agent = Agent(
     "support",
     model=Player(),
-    tools=[refund, announce, sign, patch, book, whereabouts, gated_whereabouts, count, evil, fail],
+    tools=[refund, announce, sign, patch, buy, label, book, whereabouts, gated_whereabouts, count, evil, fail],
 )
 
 
-def main(store: str, port: int) -> None:
+def main(store: str, port: int, mount: str) -> None:
     served = app(Runtime(agent, store=store), auth=lambda request: request.cookies.get("who"))
-    asyncio.run(serve(served, listen("127.0.0.1", port), lambda stop: print("ready", flush=True)))
+    host = Starlette(routes=[Mount(mount, served)]) if mount else None
+    asyncio.run(serve(served, listen("127.0.0.1", port), lambda stop: print("ready", flush=True), host))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:] or [""])

@@ -111,6 +111,12 @@ def test_a_reply_streams_and_can_be_stopped_and_the_next_message_is_queued_or_in
     expect(page.get_by_text("Stopped by alice.")).to_be_visible()
     expect(page.get_by_text("You said: hello")).to_be_visible()
     expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    page.get_by_label("Message", exact=True).fill("slow again")
+    page.keyboard.press("Enter")
+    expect(page.locator(".live assent-markdown")).to_contain_text("word1")
+    page.get_by_label("Message", exact=True).fill("never mind")
+    page.get_by_role("button", name="Interrupt").click()
+    expect(page.get_by_text("You said: never mind")).to_be_visible()
 
 
 def test_a_draft_is_kept_over_a_reload(visit, stage: Stage):
@@ -218,6 +224,16 @@ def test_a_denial_carries_its_reason(visit, stage: Stage):
     assert decided["decision"] == {"type": "deny", "reason": "not without a photo"}
 
 
+def test_a_denial_can_stop_the_turn(visit, stage: Stage):
+    conversation = stage.conversation("refund")
+    page = visit().page(f"c/{conversation}")
+    page.locator("assent-approval .deny").click()
+    page.get_by_role("button", name="Deny and stop").click()
+    expect(page.locator(".tool.denied")).to_be_visible()
+    expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    assert [event["type"] for event in stage.log(conversation)].count("AssistantSaid") == 1
+
+
 def test_a_remembered_approval_needs_no_second_one(visit, stage: Stage):
     conversation = stage.conversation("refund")
     page = visit().page(f"c/{conversation}")
@@ -244,6 +260,32 @@ def test_the_second_of_two_people_sees_who_won(visit, stage: Stage):
     expect(carol.locator(".stale")).to_contain_text("Too late")
     expect(carol.locator(".stale")).to_contain_text("alice")
     expect(carol.locator("assent-approval .approve")).to_have_count(0)
+
+
+def test_a_plan_that_has_changed_is_asked_about_again_and_the_card_shows_what_changed(visit, stage: Stage):
+    page = visit().page(f"c/{stage.conversation('buy')}")
+    expect(page.locator("assent-approval .preview")).to_have_text("costs 41 EUR")
+    page.locator("assent-approval .approve").click()
+    expect(page.locator("assent-approval .preview")).to_have_text("costs 42 EUR")
+    expect(page.locator("assent-approval .since .removed")).to_contain_text("costs 41 EUR")
+    expect(page.locator("assent-approval .since .added")).to_contain_text("costs 42 EUR")
+    page.locator("assent-approval .content").evaluate("box => box.scrollTo(0, box.scrollHeight)")
+    page.locator("assent-approval .approve").click()
+    expect(page.get_by_text("Done: buy went well.")).to_be_visible()
+
+
+def test_the_result_of_an_interrupted_call_can_be_given_by_hand(visit, stage: Stage):
+    conversation = stage.conversation("label")
+    page = visit().page(f"c/{conversation}")
+    page.locator("assent-approval .approve").click()
+    expect(page.locator(".tool.running")).to_be_visible()
+    stage.kill()
+    stage.start()
+    expect(page.get_by_text("It was interrupted while it ran")).to_be_visible()
+    page.get_by_role("button", name="Give its result").click()
+    page.locator("assent-approval textarea").fill('"it was printed"')
+    page.get_by_role("button", name="Submit the result").click()
+    expect(page.get_by_text("Done: label went well.")).to_be_visible()
 
 
 def test_a_card_counts_down_and_says_what_happens_at_zero(visit, stage: Stage):
@@ -308,7 +350,11 @@ def test_of_two_tabs_one_runs_a_client_tool_and_its_progress_is_seen(visit, stag
     alice = visit()
     tabs = [alice.page(f"c/{conversation}"), alice.page(f"c/{conversation}")]
     for page in tabs:
-        register(page, "whereabouts", "progress('looking'); await new Promise(r => setTimeout(r, 700)); return {latitude: 48.1};")
+        register(
+            page,
+            "whereabouts",
+            "progress('looking'); await new Promise(r => setTimeout(r, 700)); return {latitude: 48.1};",
+        )
     tabs[0].get_by_label("Message", exact=True).fill("where am I?")
     tabs[0].keyboard.press("Enter")
     expect(tabs[1].locator(".progress")).to_contain_text("looking")
@@ -358,6 +404,23 @@ def test_a_gated_client_tool_is_approved_and_then_run_here(visit, stage: Stage):
 # --- the inbox ---
 
 
+def test_many_tabs_share_one_stream_of_what_waits_and_any_of_them_takes_it_over(visit, stage: Stage):
+    alice = visit()
+    streams: list[str] = []
+    alice.context.on(
+        "request", lambda request: streams.append(request.url) if "pending/events" in request.url else None
+    )
+    tabs = [alice.page("inbox") for _ in range(7)]
+    for page in tabs:
+        expect(page.get_by_text("Opening…")).to_be_hidden()
+    assert len(streams) == 1
+    tabs[0].close()
+    name = stage.conversation("refund")
+    for page in tabs[1:]:
+        expect(page.locator(".row", has_text=name)).to_be_visible()
+    assert len(streams) == 2
+
+
 def test_the_inbox_is_worked_by_keyboard(visit, stage: Stage):
     first, second = stage.conversation("refund"), stage.conversation("patch")
     page = visit().page("inbox")
@@ -401,6 +464,53 @@ def test_a_batch_shows_every_row_and_decides_them_together(visit, stage: Stage):
     assert all(stage.ask("GET", f"pending?conversation={name}")["pending"] == [] for name in names)
 
 
+# --- in other people's pages ---
+
+
+def test_the_page_works_under_a_path_of_another_application(chromium: Browser, tmp_path: Path):
+    stage = Stage(tmp_path, mount="/desk")
+    stage.start()
+    try:
+        visitor = Visitor(chromium, stage, "alice")
+        page = visitor.page(f"c/{stage.conversation('refund')}")
+        page.locator("assent-approval .approve").click()
+        expect(page.get_by_text("Done: refund went well.")).to_be_visible()
+        visitor.context.close()
+        assert (visitor.strangers, visitor.complaints) == ([], [])
+    finally:
+        stage.kill()
+
+
+def test_an_element_works_alone_with_properties_and_events(visit, stage: Stage):
+    pending = stage.waiting(stage.conversation("refund"))
+    page = visit().page("inbox")
+    until(page, "window.assent !== undefined")
+    page.evaluate(
+        """pending => {
+            const card = document.createElement('assent-approval');
+            Object.assign(card, { client: window.assent, pending });
+            card.addEventListener('decided', ({ detail }) => (window.decided = detail));
+            document.body.replaceChildren(card);
+        }""",
+        pending,
+    )
+    page.get_by_role("button", name="Approve once").click()
+    until(page, "window.decided !== undefined")
+    assert page.evaluate("window.decided.decision") == {"type": "approve", "digest": pending["digest"]}
+
+
+def test_the_colours_can_be_chosen_and_stay(visit, stage: Stage):
+    page = visit(color_scheme="light").page("inbox")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(paper)
+    page.get_by_role("button", name="Colours").click()
+    page.get_by_role("button", name="Colours").click()
+    dark = page.evaluate(paper)
+    page.reload()
+    expect(page.get_by_role("button", name="Colours: dark")).to_be_visible()
+    assert page.evaluate(paper) == dark != light
+
+
 # --- what must never happen ---
 
 
@@ -413,7 +523,11 @@ def test_html_scripts_images_and_hidden_characters_stay_inert(visit, stage: Stag
     page.wait_for_timeout(300)
     assert page.evaluate("window.pwned") is None
     assert page.locator("assent-chat :is(script, iframe, img, style, object, b[onclick])").count() == 0
-    assert page.locator("assent-markdown a").evaluate_all("all => all.map(a => a.protocol)") == ["http:", "https:", "http:"]
+    assert page.locator("assent-markdown a").evaluate_all("all => all.map(a => a.protocol)") == [
+        "http:",
+        "https:",
+        "http:",
+    ]
     assert "<script>window.pwned = 1</script>" in page.locator("assent-markdown").first.inner_text()
     for place in (page.locator("assent-markdown").first, card.locator(".content"), page.locator(".tool .inside")):
         assert "U+202E" in place.inner_text(), "an override is seen"
@@ -426,19 +540,50 @@ def test_the_page_weighs_less_than_60_kilobytes():
     assert sum(len(gzip.compress(path.read_bytes(), 9)) for path in files) < 60 * 1024
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_violation_on_any_view(visit, stage: Stage, scheme: str):
-    refund, book, evil, sign = (stage.conversation(word) for word in ("refund", "book", "evil", "sign"))
-    page = visit(color_scheme=scheme, reduced_motion="reduce", bypass_csp=True).page()
-    for place in (f"c/{refund}", f"c/{book}", f"c/{evil}", f"c/{sign}", "inbox", f"c/{stage.conversation('think')}"):
-        page.goto(f"{stage.url}#/{place}")
-        page.locator("assent-approval .approve, assent-question, .row, assent-markdown li").first.wait_for()
-        if place.endswith(refund):
-            page.locator("assent-approval .edit").click()
-        if place == "inbox":
-            page.locator(".row .head").first.click()
-            page.locator(".row.open .card").wait_for()
-        page.wait_for_timeout(450)  # colours change when a card is armed
-        page.add_script_tag(path=AXE)
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 390)])
+def test_axe_finds_no_violation_on_any_view(visit, stage: Stage, scheme: str, width: int):
+    refund, sign, book, evil, think, fail = (
+        stage.conversation(word) for word in ("refund", "sign", "book", "evil", "think", "fail")
+    )
+    size = {"width": width, "height": 900}
+    page = visit(color_scheme=scheme, viewport=size, reduced_motion="reduce", bypass_csp=True).page()
+    page.add_script_tag(path=AXE)
+
+    def check(view: str) -> None:
+        page.wait_for_timeout(50)
         found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
-        assert [(each["id"], [node["target"] for node in each["nodes"]][:3]) for each in found] == [], place
+        assert [(each["id"], [node["target"] for node in each["nodes"]][:3]) for each in found] == [], view
+
+    def go(place: str, sight: str) -> None:
+        page.evaluate(f"location.hash = '#/{place}'")
+        page.locator(sight).first.wait_for()
+
+    check("home")
+    go(f"c/{refund}", "assent-approval .edit:enabled")
+    check("approval")
+    page.locator("assent-approval .edit").click()
+    check("edit")
+    page.locator("assent-approval .deny:enabled").click()
+    check("deny")
+    go(f"c/{sign}", "assent-approval .gate")
+    check("long")
+    go(f"c/{book}", "assent-question")
+    page.get_by_role("button", name="Send the answer").click()
+    check("question")
+    go(f"c/{evil}", "assent-approval")
+    page.locator(".tool summary").first.click()
+    check("tool")
+    go(f"c/{think}", "assent-markdown li")
+    page.get_by_text("Thinking", exact=True).click()
+    check("thinking")
+    go(f"c/{fail}", ".tool.error")
+    check("failed")
+    go("inbox", ".row")
+    check("inbox")
+    page.locator(".row", has_text=refund).get_by_role("checkbox").check()
+    page.get_by_role("button", name="Review 1 selected").click()
+    check("batch")
+    page.keyboard.press("Escape")
+    page.locator(".row .head").first.click()
+    page.keyboard.press("?")
+    check("help")

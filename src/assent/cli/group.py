@@ -31,7 +31,7 @@ SECTIONS = {
     "Answer": ("pending", "approve", "deny", "answer", "submit", "cancel", "grants"),
     "Look": ("log", "tail", "replay", "request"),
     "Keep": ("verify", "export", "import", "doctor"),
-    "Build": ("tools", "dry-run", "completion"),
+    "Build": ("tools", "dry-run", "ui", "completion"),
 }
 """The order of ``assent --help``. A command that is in none comes last."""
 

@@ -7,13 +7,14 @@ those beside the conversations in ``workbench``.
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import click
 
-from assent.cli import custody, output, serve, workbench
+from assent.cli import custody, output, serve, ui, workbench
 from assent.cli.commands import DEMO, DEMO_STORE, Commands
 from assent.cli.group import (
     MANY,
@@ -41,7 +42,7 @@ from assent.errors import Invalid, NotFound, Stale
 
 Make = Callable[[Pending | None], Decision]
 DIGEST = 16
-MODULES = (custody, serve, workbench)
+MODULES = (custody, serve, ui, workbench)
 """Where the other commands are: importing them adds them to the group."""
 
 resume_option = click.option("--resume", metavar="MODULE:AGENT", help="Run the agent here and finish the turn.")
@@ -107,11 +108,21 @@ def run(
     return _finish(job, running.say(job, text, when_busy=when_busy, mode=mode))
 
 
-@cli.command(epilog=example("assent demo", f"assent pending --store {DEMO_STORE}          # in a second terminal"))
+@cli.command(
+    epilog=example(
+        "assent demo",
+        f"assent pending --store {DEMO_STORE}          # in a second terminal",
+        "assent demo --page                                      # the same in the browser",
+    )
+)
 @click.option("--conversation", metavar="ID", default=DEMO, show_default=True)
+@click.option("--page", is_flag=True, help="On a web page: needs pip install 'assent[server]'.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), metavar="N", default=8642, show_default=True, help="Of the page."
+)
 @click.option("--no-wait", is_flag=True, help="Exit with 75 instead of waiting for answers.")
 @click.option("--store", metavar="URL", help=f"The store [default: $ASSENT_STORE or {DEMO_STORE}].")
-def demo(conversation: str, no_wait: bool, store: str | None) -> int:
+def demo(conversation: str, page: bool, port: int, no_wait: bool, store: str | None) -> int:
     """A support conversation on a scripted model: no key needed.
 
     It looks an order up, asks the customer a question and wants a refund approved; answer from a second
@@ -122,6 +133,12 @@ def demo(conversation: str, no_wait: bool, store: str | None) -> int:
     from assent.cli.loading import Chosen
 
     url = store_url(store, DEMO_STORE)
+    if page:
+        from assent.cli import serve
+
+        serve.check_installed()
+        begin = functools.partial(running.begin_demo, conversation, shop.MESSAGE, shop.CUSTOMER)
+        return serve.start(shop.agent, url, shop.CUSTOMER, port=port, begin=begin)
     again = Commands(url).demo(conversation)
     chosen = Chosen(shop.agent, (shop.SPEC,), {"module": shop.SPEC})
     job = running.Job(chosen, url, shop.CUSTOMER, 0.0 if no_wait else None, conversation, again)

@@ -216,21 +216,37 @@ async def demo(job: Job, message: str, by: str) -> int:
         return _told(job, screen, await view.end(turn.seq))
 
 
+async def begin_demo(base: str, message: str, by: str, rt: Runtime) -> str:
+    """The demo's conversation, begun if it has yet to be: for a page."""
+    name = await _first(rt, base)
+    try:
+        begun = bool((await rt.snapshot(name)).messages)
+    except NotFound:
+        begun = False
+    if not begun:
+        await rt.send(name, message, by=by)
+    return name
+
+
 async def _next(job: Job) -> str:
-    """The first of demo, demo-2, ... that is not over."""
-    base = name = job.conversation or DEMO
+    base = job.conversation or DEMO
     job.conversation = None
-    number = 1
     async with Runtime(store=job.store) as rt:
-        while True:
-            try:
-                snapshot = await rt.snapshot(name)
-            except NotFound:
-                return name
-            if snapshot.state != "idle" or snapshot.queued or not snapshot.messages:
-                return name
-            number += 1
-            name = f"{base}-{number}"
+        return await _first(rt, base)
+
+
+async def _first(rt: Runtime, base: str) -> str:
+    """The first of demo, demo-2, ... that is not over."""
+    name, number = base, 1
+    while True:
+        try:
+            snapshot = await rt.snapshot(name)
+        except NotFound:
+            return name
+        if snapshot.state != "idle" or snapshot.queued or not snapshot.messages:
+            return name
+        number += 1
+        name = f"{base}-{number}"
 
 
 def _intro(job: Job, screen: Screen) -> None:

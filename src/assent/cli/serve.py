@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,6 +22,9 @@ from assent.cli.group import (
 )
 from assent.cli.workbench import maybe_spec
 from assent.errors import Invalid
+
+if TYPE_CHECKING:
+    from assent.runtime.runtime import Runtime
 
 HOST = "127.0.0.1"
 PORT = 8642
@@ -93,8 +98,9 @@ def start(
     port: int = PORT,
     names: tuple[str, ...] = (),
     open_page: bool = False,
+    begin: Callable[[Runtime], Awaitable[str]] | None = None,
 ) -> int:
-    """Serve this agent until it is stopped."""
+    """Serve this agent until it is stopped. ``begin``: what is done first; the page opens at the conversation."""
     from assent.runtime.agent import Agent
     from assent.runtime.runtime import Runtime
     from assent.server import serving
@@ -102,18 +108,25 @@ def start(
     from assent.server.auth import TokenAuth
 
     assert isinstance(agent, Agent)
+    runtime = Runtime(agent, store=store)
     auth = TokenAuth(token_for(store), by)
     ui = "ui" if os.path.isdir("ui") else None
-    served = app(Runtime(agent, store=store), auth, hosts=(*LOOPBACK, host, *names), ui=ui)
+    served = app(runtime, auth, hosts=(*LOOPBACK, host, *names), ui=ui)
     listening = serving.listen(host, port)
     address = page_address(host, listening.getsockname()[1], auth.token)
 
-    def ready(stop: serving.Stop) -> None:
-        serving.until_signalled(stop)
-        click.echo(f"{agent.name} is served at {address}")
+    first: list[asyncio.Task[None]] = []
+
+    async def show() -> None:
+        shown = f"{address}#/c/{await begin(runtime)}" if begin is not None else address
+        click.echo(f"{agent.name} is served at {shown}")
         click.echo("Ctrl-C stops it; what waits is kept.")
         if open_page:
-            click.launch(address)
+            click.launch(shown)
+
+    def ready(stop: serving.Stop) -> None:
+        serving.until_signalled(stop)
+        first.append(asyncio.get_running_loop().create_task(show()))
 
     asyncio.run(serving.serve(served, listening, ready))
     return 0

@@ -114,14 +114,15 @@ class Conversation:
         if self._loop is not None or not self._paused:
             self.poke(behind=False)
 
-    async def load(self) -> State:
-        """The state as it was when this object first looked, or newer."""
+    async def load(self) -> bool:
+        """Have the state as it was when this object first looked, or newer; True: it looked just now."""
         if not self._loaded:
             async with self._one:  # whoever came first may be cancelled or fail: then the next one loads
                 if not self._loaded:
                     await self._load()
                     self._loaded = True
-        return self.state
+                    return True
+        return False
 
     async def refresh(self) -> None:
         """Take in what others have appended, without running anything."""

@@ -136,8 +136,7 @@ class Home:
     async def loaded(self, name: str) -> Conversation:
         """The conversation, up to date; NotFound if there is none."""
         conv = self.conversation(conversation_id(name))
-        await conv.load()
-        if conv.epoch is None:  # an owner hears of what others do; a guest has to look
+        if not await conv.load() and conv.epoch is None:  # an owner hears of what others do; a guest has to look
             await conv.refresh()
         if conv.state.seq == 0:
             raise unknown(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -19,7 +19,7 @@ from assent.server.auth import Auth, MaySee, Origins, TokenAuth, identify
 from assent.server.hub import Hub
 from assent.server.page import INDEX, Files, policy
 from assent.server.problems import CONTENT_TYPE, HTTPProblem, problem_of
-from assent.server.routes import ENDPOINTS, Asked, Endpoint
+from assent.server.routes import ENDPOINTS, Asked, Endpoint, Streaming
 from assent.server.sse import Receive, Send, Stream
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -120,39 +120,38 @@ class App:
             return
         endpoint, path = _find(parts, request.method)
         query = wire.decode_query(request.query_params.multi_items(), endpoint.query)
-        body: Any = None
-        if endpoint.takes is not None:
-            if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-                raise HTTPProblem(415, "invalid_args", "send JSON, as content type application/json")
-            body = wire.decode(await exchange.body(endpoint.limit), endpoint.takes)
         if self.runtime.home.closing:
-            raise HTTPProblem(503, "backpressure", "the server is starting or stopping", {"retry-after": "1"})
-        asked = Asked(self.runtime, self._hub, self._may_see, request, by, path, query, body)
+            raise _come_again("the server is starting or stopping")
+        asked = Asked(self.runtime, self._hub, self._may_see, request, by, path, query)
         if endpoint.stream is not None:
-            await self._stream(exchange, asked, endpoint)
-            return
+            await self._stream(exchange, asked, endpoint.stream)
+        else:
+            await self._run(exchange, asked, endpoint)
+
+    async def _run(self, exchange: _Exchange, asked: Asked, endpoint: Endpoint) -> None:
         assert endpoint.run is not None
         if self._requests >= self._limits.requests:
-            raise HTTPProblem(503, "backpressure", "too many requests at once", {"retry-after": "1"})
+            raise _come_again("too many requests at once")
         self._requests += 1
         try:
+            if endpoint.takes is not None:
+                asked.body = wire.decode(await exchange.json(endpoint.limit), endpoint.takes)
             value = await endpoint.run(asked)
         finally:
             self._requests -= 1
-        data = b"" if endpoint.gives is None else wire.encode(value)
-        await exchange.reply(
-            endpoint.status, data, {} if endpoint.gives is None else {"content-type": "application/json"}
-        )
+        if endpoint.gives is None:
+            await exchange.reply(endpoint.status, b"", {})
+        else:
+            await exchange.reply(endpoint.status, wire.encode(value), {"content-type": "application/json"})
 
-    async def _stream(self, exchange: _Exchange, asked: Asked, endpoint: Endpoint) -> None:
-        assert endpoint.stream is not None
+    async def _stream(self, exchange: _Exchange, asked: Asked, make: Callable[[Asked], Awaitable[Streaming]]) -> None:
         if self._hub.closing or self._streams >= self._limits.streams:
-            raise HTTPProblem(503, "backpressure", "too many streams, or none any more", {"retry-after": "1"})
+            raise _come_again("too many streams, or none any more")
         self._streams += 1
         try:
-            streaming = await endpoint.stream(asked)
+            streaming = await make(asked)
             async with Stream(exchange.receive, exchange.send) as stream:
-                await streaming(asked, stream)
+                await streaming(stream)
         finally:
             self._streams -= 1
 
@@ -219,8 +218,10 @@ class _Exchange:
         await self.send({"type": "http.response.start", "status": status, "headers": raw})
         await self.send({"type": "http.response.body", "body": body if self.request.method != "HEAD" else b""})
 
-    async def body(self, limit: int) -> bytes:
-        """The body, no larger than it may be: what is larger is refused before it is read."""
+    async def json(self, limit: int) -> bytes:
+        """The body, which is JSON and no larger than it may be: what is larger is refused before it is read."""
+        if self.request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise HTTPProblem(415, "invalid_args", "send JSON, as content type application/json")
         said = self.request.headers.get("content-length", "")
         if said.isdigit() and int(said) > limit:
             raise _too_large(limit)
@@ -240,6 +241,10 @@ class _Exchange:
                         return b"".join(chunks)
         except TimeoutError:
             raise HTTPProblem(408, "timeout", f"the body took longer than {BODY_SECONDS:.0f} seconds") from None
+
+
+def _come_again(why: str) -> HTTPProblem:
+    return HTTPProblem(503, "backpressure", why, {"retry-after": "1"})
 
 
 def _too_large(limit: int) -> HTTPProblem:

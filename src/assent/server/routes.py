@@ -23,7 +23,7 @@ from assent.server import wire
 from assent.server.auth import MaySee
 from assent.server.hub import Hub, whole
 from assent.server.problems import problem_of
-from assent.server.sse import Frame, Stream
+from assent.server.sse import CHUNK, Frame, Stream
 
 SMALL = 64 * 1024
 """Bytes of a body that says little."""
@@ -45,7 +45,7 @@ class Asked:
     by: Principal
     path: dict[str, str]
     query: Any
-    body: Any
+    body: Any = None
 
     @property
     def conversation(self) -> str:
@@ -72,7 +72,7 @@ class Asked:
 
 
 Handler = Callable[[Asked], Awaitable[Any]]
-Streaming = Callable[[Asked, Stream], Awaitable[None]]
+Streaming = Callable[[Stream], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -178,24 +178,27 @@ async def follow(asked: Asked) -> Streaming:
     name = await asked.exists(asked.conversation)
     store = asked.runtime.store
 
-    async def streaming(asked: Asked, stream: Stream) -> None:
-        seq_now, behind = seq, True
+    async def streaming(stream: Stream) -> None:
+        at, count = seq, 1
         while True:
-            while behind:
-                bodies = await store.read(name, after=seq_now, limit=wire.PAGE)
-                frames = [wire.stored(body) for body in bodies]
-                if frames:
-                    seq_now = frames[-1][0]
-                    await stream.write(b"".join([data for _, data in frames]))
-                behind = len(bodies) == wire.PAGE
-            async with asked.hub.conversation(name, seq_now) as channel:
-                position = channel.after(seq_now)
-                if position is not None:
-                    await stream.follow(channel, position, seq_now)
+            # About a chunk at a time: what a reader that never reads can hold is bounded.
+            while (page := joined(await store.read(name, after=at, limit=count))) is not None:
+                at, data = page
+                count = max(1, min(wire.PAGE, count * 2, count * CHUNK // len(data)))
+                await stream.write(data)
+            async with asked.hub.conversation(name, at) as channel:
+                position = channel.after(at)
+                if position is not None:  # else the channel has moved on meanwhile
+                    await stream.follow(channel, position, at)
                     return
-            behind = True  # the channel has moved on meanwhile
 
     return streaming
+
+
+def joined(bodies: list[bytes]) -> tuple[int, bytes] | None:
+    """Events of the log as they are sent, and the last one's sequence number; None: there were none."""
+    frames = [wire.stored(body) for body in bodies]
+    return (frames[-1][0], b"".join([data for _, data in frames])) if frames else None
 
 
 # --- deciding ---
@@ -279,7 +282,7 @@ async def follow_pending(asked: Asked) -> Streaming:
     async def shows(frame: Frame) -> bool:
         return await asked.sees(frame.about or "")
 
-    async def streaming(asked: Asked, stream: Stream) -> None:
+    async def streaming(stream: Stream) -> None:
         async with asked.hub.inbox() as inbox:
             position = inbox.next
             if asked.may_see is None:

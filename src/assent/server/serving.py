@@ -17,6 +17,7 @@ from assent.server.app import App
 
 Stop = Callable[[], None]
 BACKLOG = 2048
+PEER_MILLISECONDS = 60_000
 DRAIN = 10
 """Seconds that requests have to end after the streams were ended."""
 
@@ -28,6 +29,8 @@ def listen(host: str, port: int) -> socket.socket:
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # a peer that never reads does not hold what it was sent for ever
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, PEER_MILLISECONDS)
         listening.bind((host, port))
         listening.listen(BACKLOG)
         return listening

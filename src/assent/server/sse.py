@@ -19,7 +19,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 FRAMES = 2048
 BYTES = 4 * 1024 * 1024
 """A channel keeps so many frames and bytes, and at most twice as many for a moment."""
-CHUNK = 64 * 1024
+CHUNK = 16 * 1024
 """Bytes that are handed to a connection at once: what a reader that never reads can hold up."""
 HEARTBEAT = 15.0
 STALL = 30.0

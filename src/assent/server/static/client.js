@@ -17,6 +17,7 @@ const FIRST_WAIT = 250, LONGEST_WAIT = 5000; // milliseconds before a stream is 
 const SILENCE = 50_000; // the server's heart beats every 15 s: a stream this silent is dead
 const FRAME = 16; // views tell of their changes at most this often
 const RENEW = 10_000; // a lease on a client call holds for 30 s
+const UNSEEN = 5000; // milliseconds after which a page that nobody sees lets its conversation's stream go
 const HAND_OVER = 1000; // how often a page asks for a call that another page has
 
 export class Problem extends Error {
@@ -35,7 +36,6 @@ export class ToolFailed extends Error {
 }
 
 export class Client extends EventTarget {
-  #base;
   #skew = 0;
   #inbox;
   #tools = new Map();
@@ -44,7 +44,7 @@ export class Client extends EventTarget {
 
   constructor({ base = document.baseURI } = {}) {
     super();
-    this.#base = new URL("api/", new URL(base, location.href).href.replace(/[?#].*$/, ""));
+    this.base = new URL("api/", new URL(base, location.href).href.replace(/[?#].*$/, ""));
     this.id = [...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
     addEventListener("pagehide", () => this.#attached.forEach((each) => each.leave()));
     addEventListener("pageshow", (event) => event.persisted && this.#attached.forEach((each) => each.announce()));
@@ -93,7 +93,7 @@ export class Client extends EventTarget {
   async fetch(path, init) {
     let reply;
     try {
-      reply = await fetch(new URL(path, this.#base), init);
+      reply = await fetch(new URL(path, this.base), init);
     } catch (failure) {
       if (init.signal?.aborted) throw failure;
       throw new Problem({ message: "the server cannot be reached" });
@@ -246,6 +246,12 @@ export class Conversation extends View {
   constructor(client, id) {
     super();
     Object.assign(this, { client, id, view: emptyView(id) });
+    document.addEventListener("visibilitychange", this.#seen);
+    this.#open();
+  }
+
+  #open() {
+    const { client, id } = this;
     this.#stream = new Stream(client, {
       path: async () => {
         await this.#look();
@@ -260,8 +266,26 @@ export class Conversation extends View {
   }
 
   close() {
+    document.removeEventListener("visibilitychange", this.#seen);
+    clearTimeout(this.#unseen);
     this.#stream.close();
   }
+
+  // A browser has few connections to a server: pages in the background must not hold them all.
+  #unseen = 0;
+  #paused = false;
+  #seen = () => {
+    clearTimeout(this.#unseen);
+    if (document.visibilityState === "hidden")
+      this.#unseen = setTimeout(() => {
+        this.#paused = true;
+        this.#stream.close();
+      }, UNSEEN);
+    else if (this.#paused) {
+      this.#paused = false;
+      this.#open();
+    }
+  };
 
   /** What waits here, in the order of the calls. */
   get pending() {
@@ -294,6 +318,7 @@ export class Conversation extends View {
 
   async #look() {
     const snapshot = await this.client.request("GET", `conversations/${enc(this.id)}`);
+    if (snapshot.seq < this.seq) return; // the stream was faster
     if (!this.ready) {
       this.#events = await this.client.log(this.id, { after: Math.max(0, snapshot.seq - PAGE), before: snapshot.seq + 1, limit: PAGE });
       this.#fold();
@@ -316,7 +341,7 @@ export class Conversation extends View {
     this.state = snapshot.state;
     this.usage = { ...snapshot.usage };
     this.retrying = null;
-    this.live = snapshot.partial || snapshot.thinking
+    this.live = (snapshot.partial || snapshot.thinking) && !this.view.seen.has(snapshot.message_id)
       ? { id: snapshot.message_id, text: snapshot.partial, thinking: snapshot.thinking, drafts: [], n: snapshot.partial_n, m: snapshot.thinking_n }
       : null;
     for (const pending of snapshot.pending) {
@@ -388,8 +413,9 @@ export class Conversation extends View {
     if (this.view.seen.has(message_id)) return;
     const live = this.#writing(message_id);
     if (n === live[count] + 1) Object.assign(live, { [field]: live[field] + text, [count]: n });
-    else if (n > live[count] + 1) this.#look().catch(() => {}); // the stream itself will notice
+    else if (n > live[count] + 1) this.#again ??= this.#look().catch(() => {}).then(() => (this.#again = null)); // where it fails, the stream ends too
   }
+  #again = null;
 
   #writing(id) {
     this.retrying = null;
@@ -404,30 +430,54 @@ export class Conversation extends View {
   }
 }
 
-/** Everything that waits for somebody. Read pending (the next to expire first) and ready; listen to "change". */
+/** Everything that waits for somebody. Read pending (the next to expire first) and ready; listen to "change", "added".
+ *
+ * One page of the browser holds the stream and tells the others, so that many tabs cost one connection.
+ */
 export class Inbox extends View {
   #entries = new Map();
   ready = false;
 
   constructor(client) {
     super();
-    this.stream = new Stream(client, {
-      path: () => "pending/events",
-      event: ({ type, data }) => {
-        if (type === "pending") {
-          const old = this.#entries;
-          this.#entries = new Map(data.pending.map((entry) => [keyOf(entry), entry]));
-          for (const [key, entry] of this.#entries) if (this.ready && !old.has(key)) this.#tell(entry);
-          this.ready = true;
-        } else if (type === "added") {
-          const known = this.#entries.has(keyOf(data));
-          this.#entries.set(keyOf(data), data);
-          if (!known) this.#tell(data);
-        } else if (type === "removed") this.#entries.delete(keyOf(data));
-        else return; // the stream ends, and is opened again
-        this.changed();
-      },
-    });
+    const name = `assent ${client.base}`;
+    const others = new BroadcastChannel(name);
+    let leads = false;
+    others.onmessage = ({ data }) => {
+      if (data.type !== "hello") this.#take(data);
+      else if (leads && this.ready) others.postMessage({ type: "pending", data: { pending: this.pending } });
+      if (data.type === "connection" && !leads) client.connected(data.data);
+    };
+    others.postMessage({ type: "hello" });
+    const lead = () => {
+      leads = true;
+      client.addEventListener("connection", () => others.postMessage({ type: "connection", data: client.connection }));
+      new Stream(client, {
+        path: () => "pending/events",
+        event: (event) => {
+          this.#take(event);
+          others.postMessage(event);
+        },
+      });
+      return new Promise(() => {}); // for as long as this page lives
+    };
+    if (navigator.locks) navigator.locks.request(name, lead);
+    else lead(); // not a secure address: each page for itself
+  }
+
+  #take({ type, data }) {
+    if (type === "pending") {
+      const old = this.#entries;
+      this.#entries = new Map(data.pending.map((entry) => [keyOf(entry), entry]));
+      for (const [key, entry] of this.#entries) if (this.ready && !old.has(key)) this.#tell(entry);
+      this.ready = true;
+    } else if (type === "added") {
+      const known = this.#entries.has(keyOf(data));
+      this.#entries.set(keyOf(data), data);
+      if (!known) this.#tell(data);
+    } else if (type === "removed") this.#entries.delete(keyOf(data));
+    else return; // the stream ends, and is opened again
+    this.changed();
   }
 
   get pending() {

@@ -45,6 +45,8 @@ export function apply(view, event) {
         ...shown, conversation: view.conversation, call: call_id, since: at, agent: view.agent, principal: view.turn?.by ?? null,
       };
       call.args = event.args;
+      if (call.asked?.kind === event.kind && call.asked.digest !== event.digest) call.pending.before = call.asked;
+      call.asked = call.pending;
       break;
     }
     case "CallResolved": {

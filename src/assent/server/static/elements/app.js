@@ -45,7 +45,7 @@ class App extends Element {
       this.#soon();
       this.requestUpdate();
     });
-    this.watch(inbox, "added", ({ detail }) => (this.spoken = `Waiting: ${detail.prompt || detail.tool}`));
+    this.watch(inbox, "added", ({ detail }) => detail.conversation !== this.route.id && (this.spoken = `Waiting: ${detail.prompt || detail.tool}`)); // the open one speaks for itself
     this.watch(this.client, "connection", () => {
       if (this.client.connection === "online") this.#load();
       this.requestUpdate();
@@ -122,9 +122,10 @@ class App extends Element {
     const { place, id } = this.route;
     const next = { auto: "light", light: "dark", dark: "auto" }[this.theme];
     return html`<div class="app ${this.drawer || place === "home" ? "drawer" : ""}">
+      <header class="sr"><h1>Assent</h1></header>
       <div class="sr" role="status" aria-live="polite">${this.spoken ?? ""}</div>
       <nav class="side" aria-label="Conversations">
-        <div class="brand"><span class="mark" aria-hidden="true"></span><h1>Assent</h1>
+        <div class="brand"><span class="mark" aria-hidden="true"></span><b>Assent</b>
           <button type="button" class="quiet theme" title="Colours: ${this.theme}" aria-label="Colours: ${this.theme}; change to ${next}" @click=${() => this.#theme(next)}>${{ auto: "◐", light: "☀", dark: "☾" }[this.theme]}</button></div>
         <a class="link ${place === "inbox" ? "here" : ""}" href="#/inbox" aria-current=${place === "inbox" ? "page" : nothing}>Inbox ${waiting.length ? html`<span class="badge">${waiting.length}<span class="sr"> waiting</span></span>` : nothing}</a>
         <button type="button" class="new" @click=${this.#new}>New conversation</button>

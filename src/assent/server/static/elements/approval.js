@@ -1,5 +1,5 @@
 // <assent-approval>: one call that waits for a person's yes or no.
-//   properties  client: Client   pending: Pending   mode: "" | "edit" | "deny"   place: boolean (name the conversation)
+//   properties  client: Client   pending: Pending   mode: "" | "edit" | "deny" | "result"   place: boolean (name the conversation)
 //   events      decided, with detail {pending, decision, seq}    refused, with detail {pending, problem}
 // Keys while the focus is inside: a approve, e edit, d deny, Escape back, Ctrl+Enter approve as edited. Approve is never focused by itself; for 350 ms
 // after the card or its content appears nothing can be pressed; long content must have been seen to its end. A decision
@@ -42,7 +42,8 @@ class Approval extends Element {
     const digest = this.pending?.digest;
     if (now.has("pending") && digest !== this.digest) {
       // What was seen is not what is asked now: everything begins anew, and the person is told.
-      this.changed = this.digest !== undefined;
+      this.before = this.pending?.before ?? now.get("pending");
+      this.changed = this.before !== undefined;
       this.digest = digest;
       Object.assign(this, { seen: false, busy: false, problem: null, edited: null, plan: null, planProblem: null });
       if (this.changed) this.mode = "";
@@ -183,7 +184,7 @@ class Approval extends Element {
           @edited=${(event) => { event.stopPropagation(); this.#edit(event.detail.value); }}></assent-form>` : nothing}
       ${this.#content()}
       ${this.problem ? this.#refusal() : nothing}
-      ${this.problem?.final ? nothing : mode === "deny" ? this.#denial() : this.#actions()}
+      ${this.problem?.final ? nothing : mode === "deny" ? this.#denial() : mode === "result" ? this.#result() : this.#actions()}
       <footer>${this.expired ? html`<span class="expired">Expired: ${atZero(pending.on_expiry)}.</span>`
         : html`<span class="expiry ${left < 60 ? "soon" : ""}">Expires in <time>${duration(Math.ceil(left))}</time>; then ${shown(atZero(pending.on_expiry))}.</span>`}
         ${this.seen || this.expired ? nothing : html`<span class="gate">Scroll to the end to approve.</span>`}
@@ -197,11 +198,12 @@ class Approval extends Element {
     const preview = changed ? (same(this.plan?.args, edited) ? this.plan.preview : undefined) : pending.preview;
     const plain = plainPreview({ tool: pending.tool, args: changed ? edited : pending.args, preview });
     const waiting = changed && preview === undefined && !this.planProblem;
-    return html`<div class="content" tabindex="0" role="region" aria-label="What would happen" @scroll=${() => this.#look()}><div>
+    return html`<div class="content" tabindex="0" role="group" aria-label="What would happen" @scroll=${() => this.#look()}><div>
       ${this.planProblem ? html`<p class="notice bad" role="alert">This would fail: ${shown(this.planProblem.message)}</p>` : nothing}
       ${pending.preview_error && !changed ? html`<p class="notice bad">What it would do could not be found out: ${shown(pending.preview_error)}</p>` : nothing}
       ${waiting ? html`<p class="notice">Trying the edited arguments…</p>` : nothing}
       ${plain || preview === undefined ? nothing : html`<section><h4>What would happen</h4><div class="preview">${this.asJson ? raw(preview) : value(preview)}</div></section>`}
+      ${this.before && !changed ? html`<section class="since"><h4>What has changed since it was first shown</h4>${jsonDiff(told(this.before), told(pending))}</section>` : nothing}
       ${changed ? html`<section><h4>Your changes</h4>${jsonDiff(pending.args, edited)}</section>`
         : html`<section><h4>Arguments</h4>${this.asJson ? raw(pending.args) : table(pending.args)}</section>`}
     </div></div>`;
@@ -222,7 +224,7 @@ class Approval extends Element {
       <button type="button" class="primary approve" ?disabled=${!this.mayApprove} @click=${this.#approve}>
         ${this.changes ? "Approve as edited" : pending.recovery ? "Run it again" : "Approve once"}</button>
       ${this.editing ? html`<button type="button" ?disabled=${off} @click=${() => (this.mode = "")}>Back</button>`
-        : pending.recovery ? nothing : html`<button type="button" class="edit" ?disabled=${off} @click=${() => (this.mode = "edit")}>Edit</button>`}
+        : pending.recovery ? html`<button type="button" ?disabled=${off} @click=${() => (this.mode = "result")}>Give its result</button>` : html`<button type="button" class="edit" ?disabled=${off} @click=${() => (this.mode = "edit")}>Edit</button>`}
       <button type="button" class="deny" ?disabled=${off} @click=${() => (this.mode = "deny")}>Deny</button>
       <label class="remember"><span>Remember</span> <select @change=${(event) => (this.remember = event.target.value)}>
         <option value="" ?selected=${!this.remember}>no, only this once</option>
@@ -231,6 +233,17 @@ class Approval extends Element {
       ${this.remember ? html`<label class="remember"><span>for</span> <select @change=${(event) => (this.span = event.target.value)}>
         <option value="">until revoked</option><option value="1h">one hour</option><option value="1d">one day</option></select></label>` : nothing}
     </div>`;
+  }
+
+  // It did take effect, and somebody knows what came of it.
+  #result() {
+    const send = (event) => {
+      event.preventDefault();
+      const form = this.querySelector("assent-form");
+      if (form.check() && this.armed) this.#decide({ type: "submit", value: form.value ?? null });
+    };
+    return html`<form class="denial" @submit=${send} novalidate><assent-form label="Result" .schema=${{}}></assent-form>
+      <div class="actions"><button class="primary" ?disabled=${!this.armed || this.busy || this.expired}>Submit the result</button><button type="button" @click=${() => (this.mode = "")}>Back</button></div></form>`;
   }
 
   #denial() {
@@ -243,4 +256,6 @@ class Approval extends Element {
       <button type="button" @click=${() => (this.mode = "")}>Back</button></form>`;
   }
 }
+const told = ({ args, preview }) => ({ arguments: args, "what would happen": preview });
+
 customElements.define("assent-approval", Approval);

@@ -153,8 +153,7 @@ class Chat extends Element {
         ${view.queue.map((item) => html`<div class="said user queued"><p class="words">${shown(item.text)}</p><p class="meta">queued</p></div>`)}
       </div></div>
       <div class="below">
-        <div class="float">${this.away && it.live ? html`<button type="button" class="pill" @click=${() => this.#toEnd()}>To the end ↓</button>` : nothing}
-          ${waiting.length && this.away ? html`<button type="button" class="pill strong jump" @click=${this.#jump}>${waiting.length} waiting</button>` : nothing}</div>
+        ${this.away ? html`<div class="float"><button type="button" class="pill" @click=${this.#toEnd}>To the end ↓</button></div>` : nothing}
         ${this.problem ? html`<p class="notice bad" role="alert">${shown(this.problem.message)}</p>` : nothing}
         <form class="composer" @submit=${(event) => { event.preventDefault(); this.#send("queue"); }}>
           <textarea rows="1" aria-label="Message" placeholder=${it.idle ? "Write a message" : "Write the next message"} .value=${live(this.draft ?? "")}
@@ -176,7 +175,7 @@ class Chat extends Element {
 
   #toEnd() {
     this.atEnd = true;
-    this.requestUpdate();
+    this.away = false;
   }
 
   #thought(text, open) {

@@ -184,7 +184,7 @@ class InboxView extends Element {
     const n = this.batch.length;
     const off = !this.armed || !this.seen || this.results?.size > 0;
     return html`<dialog class="batch" tabindex="-1" aria-label="Decide ${n} together" @close=${() => (this.batch = null)}><h2>Decide ${n} together</h2>
-      <div class="content" tabindex="0" role="region" aria-label="All of them, in full" @scroll=${() => this.requestUpdate()}><div>${this.batch.map((entry) => {
+      <div class="content" tabindex="0" role="group" aria-label="All of them, in full" @scroll=${() => this.requestUpdate()}><div>${this.batch.map((entry) => {
         const result = this.results?.get(keyOf(entry));
         return html`<section class="entry"><h3>${shown(entry.prompt || entry.tool)}</h3><p class="about"><span class="chip risk ${entry.risk}">${entry.risk} risk</span> <code>${shown(entry.tool)}</code> for <b>${shown(entry.principal?.id ?? "")}</b> in ${shown(entry.conversation)}</p>
           ${plainPreview(entry) ? nothing : html`<h4>What would happen</h4>${value(entry.preview)}`}<h4>Arguments</h4>${table(entry.args)}

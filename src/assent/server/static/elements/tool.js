@@ -43,11 +43,11 @@ class Tool extends Element {
       ${this.open ? html`<div class="inside">
         ${decisions.map((each) => html`<p class="about">${DECIDED[each.type] ?? each.type} by <b>${shown(each.by)}</b>${each.reason ? html`: ${shown(each.reason)}` : nothing}</p>`)}
         ${call.grant ? html`<p class="about">allowed by a remembered approval</p>` : nothing}
-        <section><h4>Arguments</h4>${this.asJson ? raw(call.args) : table(call.args ?? {})}</section>
-        ${call.original ? html`<section><h4>Edited before it ran</h4>${jsonDiff(call.original, call.args)}</section>` : nothing}
-        ${call.phase === "done" ? html`<section><h4>${call.ok ? "Result" : "Error"}</h4>${call.ok ? (this.asJson ? raw(call.value) : value(call.value)) : html`<p class="text">${shown(call.error?.message ?? "")}</p>`}
+        <section tabindex="0" role="group" aria-label="Arguments"><h3 class="label">Arguments</h3>${this.asJson ? raw(call.args) : table(call.args ?? {})}</section>
+        ${call.original ? html`<section tabindex="0" role="group" aria-label="Edited before it ran"><h3 class="label">Edited before it ran</h3>${jsonDiff(call.original, call.args)}</section>` : nothing}
+        ${call.phase === "done" ? html`<section tabindex="0" role="group" aria-label=${call.ok ? "Result" : "Error"}><h3 class="label">${call.ok ? "Result" : "Error"}</h3>${call.ok ? (this.asJson ? raw(call.value) : value(call.value)) : html`<p class="text">${shown(call.error?.message ?? "")}</p>`}
           ${call.artifact ? html`<p class="about">cut: the whole result has ${call.size} bytes and is kept</p>` : nothing}</section>` : nothing}
-        ${call.data !== undefined && call.data !== null ? html`<section><h4>Data</h4>${this.asJson ? raw(call.data) : value(call.data)}</section>` : nothing}
+        ${call.data !== undefined && call.data !== null ? html`<section tabindex="0" role="group" aria-label="Data"><h3 class="label">Data</h3>${this.asJson ? raw(call.data) : value(call.data)}</section>` : nothing}
         <button type="button" class="quiet" aria-pressed=${Boolean(this.asJson)} @click=${() => (this.asJson = !this.asJson)}>Raw JSON</button></div>` : nothing}
       </details>
       ${decisions.length && !this.open ? html`<p class="who">${decisions.map((each) => html`<span>${DECIDED[each.type] ?? each.type} by ${shown(each.by)}</span>`)}</p>` : nothing}

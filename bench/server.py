@@ -1,0 +1,283 @@
+"""The server on loopback against bare Starlette: what readers weigh, and how many decisions a second it takes.
+
+``python server.py bare|ours FILE`` serves until its standard input ends, prints its port, and answers each line of
+input with its resident memory in bytes: it is run as a process of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import measures
+import msgspec
+import parked
+from measures import Progress, Row, Sizes, clock
+
+from assent import Runtime
+
+TOKEN = "the-token-of-the-bench"
+CLIENTS = 32
+_EVENTS = (
+    b"GET /api/conversations/conversation-0/events HTTP/1.1\r\nhost: localhost\r\n"
+    b"authorization: Bearer %s\r\n\r\n" % TOKEN.encode()
+)
+READERS = {True: 200, False: 5_000}
+RESOLVES = {True: 200, False: 2_000}
+
+
+def missing() -> str | None:
+    """What keeps this from being measured."""
+    from importlib.util import find_spec
+
+    lacking = [name for name in ("starlette", "uvicorn", "httptools") if find_spec(name) is None]
+    return f"{', '.join(lacking)} not installed: pip install 'assent[server]'" if lacking else None
+
+
+# --- the process that is measured ---
+
+
+def bare() -> Any:
+    """The least that could be done: a POST that reads and writes JSON, a stream that says hello and waits."""
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response, StreamingResponse
+    from starlette.routing import Route
+
+    async def post(request: Request) -> Response:
+        msgspec.json.decode(await request.body())
+        return Response(b'{"status":"accepted","seq":7}', media_type="application/json")
+
+    async def events(request: Request) -> StreamingResponse:
+        async def stream() -> AsyncIterator[bytes]:
+            yield b"retry: 1000\n\n"
+            while True:
+                await asyncio.sleep(15)
+                yield b": \n\n"
+
+        return StreamingResponse(stream(), media_type="text/event-stream")
+
+    path = "/api/conversations/{conversation}"
+    return Starlette(
+        routes=[Route(f"{path}/calls/{{call}}/resolve", post, methods=["POST"]), Route(f"{path}/events", events)]
+    )
+
+
+async def serving(which: str, path: str) -> None:
+    from assent.server import TokenAuth, app
+    from assent.server.serving import listen, serve
+
+    served = app(Runtime(store=f"sqlite:///{path}"), TokenAuth(TOKEN))
+    listening = listen("127.0.0.1", 0)
+    loop = asyncio.get_running_loop()
+
+    def ready(stop: Any) -> None:
+        def answer() -> None:
+            for _ in sys.stdin:
+                print(parked.resident(), flush=True)
+            loop.call_soon_threadsafe(stop)
+            loop.call_soon_threadsafe(stop)
+
+        threading.Thread(target=answer, daemon=True).start()
+        print(listening.getsockname()[1], flush=True)
+
+    await serve(served, listening, ready, bare() if which == "bare" else None)
+
+
+class Server:
+    def __init__(self, which: str, path: Path):
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, which, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.port = int(self._line())
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+    def resident(self) -> int:
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return int(self._line())
+
+    def end(self) -> None:
+        self._process.communicate()
+
+
+@contextlib.contextmanager
+def server(which: str, path: Path) -> Iterator[Server]:
+    running = Server(which, path)
+    try:
+        yield running
+    finally:
+        running.end()
+
+
+# --- readers ---
+
+
+async def readers(size: Sizes, progress: Progress) -> list[Row]:
+    quick = size is measures.QUICK
+    count = READERS[quick]
+    _room(count)
+    weights: dict[str, list[float]] = {"bare": [], "ours": []}
+    with tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as name:
+        directory = Path(name)
+        _, path = await _parked(directory, 10)
+        for n in range(1 if quick else 3):
+            for which, found in weights.items():
+                progress(f"{count:,} readers of {which}, {n + 1}")
+                with server(which, path) as running:
+                    found.append(await _weighed(running, count) / count)
+    each, least = statistics.median(weights["ours"]), statistics.median(weights["bare"])
+    value, best = measures.ratio(weights["ours"], weights["bare"])
+    said = f"{value:.2f}x ({each / 1e3:.1f} and {least / 1e3:.1f} KB each)"
+    return [Row(f"memory of {count:,} SSE readers to bare Starlette's", "<= 1.5x", said, value, 1.5, best)]
+
+
+async def _weighed(running: Server, count: int) -> float:
+    """What so many readers of one conversation add, each behind its own connection and answered."""
+    warm = [await _reader(running.port) for _ in range(20)]
+    before = running.resident()
+    held = [await _reader(running.port) for _ in range(count)]
+    after = running.resident()
+    for _, writer in (*warm, *held):
+        writer.close()
+    await asyncio.sleep(0)
+    return after - before
+
+
+async def _reader(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(_EVENTS)
+    await reader.readuntil(b"retry: 1000\n\n")
+    return reader, writer
+
+
+def _room(count: int) -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 2 * count + 500)), hard))
+
+
+async def stalled(size: Sizes, progress: Progress) -> list[Row]:
+    """Readers that never read, of a log that is far larger than what may be held for them."""
+    count = 50 if size is measures.QUICK else 1_000
+    _room(count)
+    with tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as name:
+        path = Path(name) / "long.db"
+        async with Runtime(parked.agent(), store=f"sqlite:///{path}") as rt:
+            await (await rt.send("conversation-0", "x" * 20_000)).rest()
+            for _ in range(300):
+                await rt.send("conversation-0", "x" * 20_000, when_busy="queue")
+        progress(f"{count:,} readers that never read")
+        with server("ours", path) as running:
+            before = running.resident()
+            held = [_mute(running.port) for _ in range(count)]
+            after = 0
+            while (now := running.resident()) > after:
+                after = now
+                await asyncio.sleep(1)
+            for each in held:
+                each.close()
+    each_one = (after - before) / count / 1e3
+    said = f"{each_one:.0f} KB each, of a log of 6,000 KB"
+    return [Row(f"memory of {count:,} readers that never read", "<= 200 KB each", said, each_one, 200)]
+
+
+def _mute(port: int) -> socket.socket:
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.connect(("127.0.0.1", port))
+    sock.sendall(_EVENTS)
+    return sock
+
+
+# --- decisions ---
+
+
+async def resolving(size: Sizes, progress: Progress) -> list[Row]:
+    quick = size is measures.QUICK
+    count = RESOLVES[quick]
+    rates: dict[str, list[float]] = {"bare": [], "ours": []}
+    slow: list[float] = []
+    with tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as name:
+        directory = Path(name)
+        entries, path = await _parked(directory, count)
+        for n in range(2 if quick else 5):
+            for which, found in rates.items():
+                progress(f"{count:,} decisions by {CLIENTS} clients, {which}, {n + 1}")
+                with server(which, measures.copied(path, directory)) as running:
+                    seconds, times = await _decided(running.port, entries)
+                    found.append(seconds / count)
+                    if which == "ours":
+                        slow.append(statistics.quantiles(times, n=100)[98])
+    value, best = measures.ratio(rates["ours"], rates["bare"])
+    fast, least = 1 / statistics.median(rates["ours"]), 1 / statistics.median(rates["bare"])
+    late = statistics.median(slow) * 1e3
+    return [
+        Row(
+            f"durable decisions over HTTP to bare POSTs, {CLIENTS} clients",
+            "<= 2.5x (40%)",
+            f"{value:.1f}x ({fast:,.0f} and {least:,.0f} a second)",
+            value,
+            2.5,
+            best,
+        ),
+        Row(f"99th percentile of a decision, {CLIENTS} clients", "< 50 ms", f"{late:.1f} ms", late, 50),
+    ]
+
+
+async def _decided(port: int, entries: list[tuple[str, str, str]]) -> tuple[float, list[float]]:
+    """All of them, each once, by so many clients at once: seconds in all, and for each."""
+    left, times = list(entries), list[float]()
+
+    async def client() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        while left:
+            conversation, call, digest = left.pop()
+            body = msgspec.json.encode({"decision": {"type": "approve", "digest": digest}})
+            began = clock()
+            writer.write(
+                f"POST /api/conversations/{conversation}/calls/{call}/resolve HTTP/1.1\r\nhost: localhost\r\n"
+                f"authorization: Bearer {TOKEN}\r\ncontent-type: application/json\r\n"
+                f"content-length: {len(body)}\r\n\r\n".encode()
+                + body
+            )
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+            answer = await reader.readexactly(length)
+            assert b"accepted" in answer, answer
+            times.append(clock() - began)
+        writer.close()
+
+    began = clock()
+    await asyncio.gather(*(client() for _ in range(CLIENTS)))
+    return clock() - began, times
+
+
+async def _parked(directory: Path, count: int) -> tuple[list[tuple[str, str, str]], Path]:
+    """A store in which so many conversations wait for an approval, and what is waited for."""
+    bodies, _, entry = await parked.original(directory)
+    path = directory / "parked.db"
+    await parked.park(path, 0, count, bodies, entry)
+    async with Runtime(store=f"sqlite:///{path}") as rt:
+        found = [(each.conversation, each.call, each.digest) for each in await rt.pending()]
+    return found, path
+
+
+ALL = (readers, stalled, resolving)
+
+if __name__ == "__main__":
+    asyncio.run(serving(sys.argv[1], sys.argv[2]))
