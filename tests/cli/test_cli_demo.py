@@ -2,7 +2,9 @@
 
 import re
 import sys
+import time
 
+import httpx
 import pexpect
 import pytest
 from terminal import PATIENCE, call_in, commands, environment
@@ -123,3 +125,22 @@ def test_on_a_terminal_ctrl_c_leaves_the_demo_and_says_how_to_go_on(desk, words,
     child.close()
     assert child.exitstatus == 130
     assert len(desk("pending", "--json", "--store", STORE).objects) == 2
+
+
+def test_the_demo_on_a_page_has_its_cards_there_and_again_after_kill_9(desk):
+    """B25 B35"""
+    calls = []
+    for _ in range(2):
+        with desk.start("demo", "--page", "--port", "0") as demo:
+            address = re.search(r"http://\S+", demo.until("Ctrl-C stops it")).group()
+            assert address.endswith("#/c/demo")
+            root = address.split("/?")[0]
+            with httpx.Client(headers={"Host": root.removeprefix("http://")}) as browser:
+                assert browser.get(address, follow_redirects=True).status_code == 200
+                until = time.monotonic() + PATIENCE
+                while len(waiting := browser.get(f"{root}/api/pending").json()["pending"]) < 2:
+                    assert time.monotonic() < until
+                    time.sleep(0.05)
+            calls.append(sorted(entry["call"] for entry in waiting))
+            demo.kill()
+    assert calls[0] == calls[1]
