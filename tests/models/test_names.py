@@ -107,3 +107,13 @@ def test_naming_a_model_loads_no_sdk():
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     )
     assert not loaded & {"openai", "anthropic", "groq", "pydantic", "pydantic_ai", "httpx", "httpx2", "genai_prices"}
+
+
+@pytest.mark.parametrize("name", ["openai-chat:x@127.0.0.1:11434", "openai-chat:x@localhost:1/v1", "openai:x@a.b/v1"])
+def test_an_address_without_its_scheme_is_not_taken_for_a_part_of_the_model_s_name(name):
+    with pytest.raises(ModelError, match="a whole URL"):
+        names.parse(name)
+
+
+def test_a_model_s_own_name_may_have_an_at_sign():
+    assert names.parse("openai-chat:claude@20240620").model == "claude@20240620"

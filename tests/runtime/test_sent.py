@@ -70,10 +70,32 @@ async def test_the_next_turn_does_not_wait_for_a_summary_and_a_summariser_that_f
     """B63"""
     for small in (ScriptedModel([[Hang()]] * 99), ScriptedModel([])):
         model = ScriptedModel(["ok"] * 99)
-        async with Runtime(agent(model, context=Context(budget=600, summary=small))) as rt:
+        async with Runtime(agent(model, context=Context(budget=600, summary=small)), drain=0) as rt:
             for n in range(12):
                 assert (await say(rt, long(n))).reason == "completed"
             assert not of(await rt.history("c"), HistorySummarised)
+
+
+@story
+async def test_whoever_leaves_right_after_a_turn_still_has_its_summary_made():
+    """B63: as ``assent run`` does"""
+
+    class Slow:
+        name = "slow"
+
+        async def stream(self, request):
+            await asyncio.sleep(0.05)
+            yield TextPart("They counted.")
+            yield FinishPart()
+
+    with tempfile.TemporaryDirectory() as place:
+        model = ScriptedModel(["ok"] * 99)
+        for n in range(8):
+            one = agent(model, context=Context(budget=400, summary=Slow()))
+            async with Runtime(one, store=SQLiteStore(f"{place}/c.db")) as rt:
+                await say(rt, long(n))
+        async with Runtime(store=SQLiteStore(f"{place}/c.db")) as rt:
+            assert of(await rt.history("c"), HistorySummarised)
 
 
 @story

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from functools import partial
-from importlib import metadata, util
+from importlib import metadata
 from typing import Literal
 
 import msgspec
@@ -104,7 +104,7 @@ class Examination:
             return _Result("fail", f"agent {agent.name} has no model", "give it one: Agent(model=...), or --model")
         models = [named(model) for model in (agent.model, *agent.fallbacks)]
         told = f"agent {agent.name} asks {', then '.join(models)}"
-        for model in (agent.model, *agent.fallbacks):
+        for model in (agent.model, *agent.fallbacks, agent.context.summary):
             if isinstance(model, str) and (lacks := lacking(model)):
                 what = " and ".join(word for word, _ in lacks)
                 severe = model is agent.model or any(word != "key" for word, _ in lacks)
@@ -238,7 +238,15 @@ def extras() -> Iterator[tuple[str, bool]]:
         if package and extra and extra[1] != "dev":
             found.setdefault(extra[1], []).append(package[0])
     for name, packages in found.items():
-        yield name, all(util.find_spec(package.replace("-", "_")) is not None for package in packages)
+        yield name, all(_there(package) for package in packages)
+
+
+def _there(package: str) -> bool:
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _disk_time(folder: str) -> float:

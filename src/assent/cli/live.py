@@ -195,7 +195,7 @@ class View:
                 self._said(event)
             case OutputRejected():
                 self._spending.add(event.attempts)
-                self._say("  the answer did not fit and is asked for again: ", event.message)
+                self._say("  this reply is not taken: ", event.message)
             case CallStarted():
                 if event.seq > self._start:
                     self._passing.started(event.call_id, self._tools.get(event.call_id, event.call_id))

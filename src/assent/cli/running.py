@@ -84,7 +84,10 @@ async def run_agent(job: Job, conversation: str | None) -> AsyncGenerator[Runtim
 
 
 def _leaving() -> None:
-    click.echo("a tool still runs: leaving when it is done, in 10 s at the latest; Ctrl-C leaves at once", err=True)
+    click.echo(
+        "a tool still runs: leaving when it is done, in 10 s at the latest; Ctrl-C leaves at once",
+        err=True,
+    )
 
 
 async def state_of(rt: Runtime, name: str) -> State:

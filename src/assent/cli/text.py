@@ -84,7 +84,7 @@ def moment(at: float) -> str:
 def ended(said: AssistantSaid) -> str:
     """How a reply ended, where not with its last word."""
     if said.partial:
-        return "cut off"
+        return "cut off" if said.text or said.thinking else "no reply"
     return {"length": "ended at the model's length limit", "content_filter": "ended by the provider's filter"}.get(
         said.finish or "", said.finish or ""
     )

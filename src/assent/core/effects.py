@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from assent.core.events import ErrorInfo
 from assent.core.state import CallState, State, TurnState
 
 
@@ -76,6 +77,22 @@ def reached(turn: TurnState) -> str | None:
     if limits.cost is not None and (turn.unpriced or (usage.cost or 0.0) >= limits.cost):
         return "cost_limit"
     return None
+
+
+def spent(turn: TurnState) -> ErrorInfo | None:
+    """What a limit of tokens or money came to, for people."""
+    limits, usage = turn.limits, turn.usage
+    match reached(turn):
+        case "token_limit" if limits is not None:
+            used = f"{(usage.input_tokens or 0) + (usage.output_tokens or 0)} of {limits.tokens} tokens are used"
+            unknown = "the provider did not report the tokens of a reply, so the limit counts as reached"
+            words = unknown if turn.uncounted else used
+        case "cost_limit" if limits is not None:
+            unknown = "the price of a reply is not known, so the limit counts as reached"
+            words = unknown if turn.unpriced else f"{usage.cost or 0.0:.4f} of {limits.cost:.4f} are spent"
+        case _:
+            return None
+    return ErrorInfo(kind="usage_limit_reached", message=words)
 
 
 def wants_preview(call: CallState) -> bool:

@@ -22,7 +22,7 @@ from typing import assert_never
 from assent.core import gate, replying, resolving
 from assent.core.decisions import Detached, Expired
 from assent.core.draft import Draft
-from assent.core.effects import CloseTurn, owed, reached
+from assent.core.effects import CloseTurn, owed, reached, spent
 from assent.core.events import (
     AnyEvent,
     CallResolved,
@@ -275,7 +275,7 @@ def _close(log: Draft, input: Close) -> None:
     elif turn.halt is not None:
         log.add(TurnEnded, turn=turn.number, reason=turn.halt, value=turn.halt_value, halted=True)
     else:
-        log.add(TurnEnded, turn=turn.number, reason=reached(turn) or "step_limit")
+        log.add(TurnEnded, turn=turn.number, reason=reached(turn) or "step_limit", error=spent(turn))
 
 
 def _settle(log: Draft, suspension: CallSuspended, decision: Expired | Detached) -> None:

@@ -29,6 +29,7 @@ CALLS = 128
 TOO_MANY = ErrorInfo(
     kind="too_large", message=f"one reply may make at most {CALLS} calls; this one was not run: make it again, alone"
 )
+AGAIN = "Answer again, with JSON that fits the schema and nothing else."
 REPAIRS = 2
 """How often a model may repair a reply that was not taken."""
 
@@ -40,8 +41,7 @@ def replied(log: Draft, input: ModelReplied, specs: Specs) -> None:
         try:
             check(input.output, parse_json(unfenced(input.text), "the answer"), "the answer")
         except Invalid as problem:
-            reason = f"{problem.message}. Answer again, with JSON that fits the schema and nothing else."
-            _rejected(log, turn, input, reason, input.verdicts)
+            _rejected(log, turn, input, problem.message, input.verdicts)
             return
         structured = True
     taken: set[str] = set()
@@ -106,7 +106,7 @@ def _rejected(
     log.add(
         OutputRejected,
         turn=turn.number,
-        message=reason,
+        message=reason if isinstance(input, ReplyRejected) else f"{reason}. {AGAIN}",
         attempts=input.attempts,
         text=input.text,
         verdicts=verdicts,

@@ -74,6 +74,11 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True, tag="tool", tag_fiel
     """The envelope as JSON text: exactly what the model sees."""
     seq: int = 0
 
+    @property
+    def text(self) -> str:
+        """The same: every message has a text."""
+        return self.content
+
 
 Message = UserMessage | AssistantMessage | ToolResult
 

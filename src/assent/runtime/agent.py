@@ -181,6 +181,8 @@ async def capacity(models: Iterable[Model]) -> int | None:
 
 
 def _limits(name: str, limits: Limits | None) -> Limits | None:
+    if not isinstance(limits, Limits | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DeclarationError(f"agent {name!r}: limits are given as Limits(tokens=..., ...), not {limits!r:.80}")
     for what in ("tokens", "cost", "seconds"):
         limit = getattr(limits, what, None)
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or limit <= 0):

@@ -100,8 +100,8 @@ class Home:
         if self.closing:
             return
         await self.clients.close()
+        await self.summaries.close(self._drain)
         self.closing = True
-        await self.summaries.close()
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)

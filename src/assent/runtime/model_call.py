@@ -214,7 +214,7 @@ class ModelCall:
                 except ModelError as problem:
                     delay = None if self._reply.begun else self._agent.retry.delay(tried, problem)
                     if self._reply.begun or (delay is None and fallback is None):
-                        raise
+                        raise self._agent.retry.told(problem) from problem
                     await self._again(problem, delay or 0.0, self._model if delay is not None else _name(fallback))
                     if delay is None:
                         break

@@ -36,12 +36,25 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds to wait after so many requests; None: do not ask this model again."""
         if tried >= self.attempts or not transient(problem):
             return None
-        wished = problem.details.get("retry_after")
-        wished = float(wished) if isinstance(wished, int | float) else 0.0
+        wished = _wished(problem)
         if wished > self.patience:
             return None
         usual = min(self.most, self.first * 2 ** (tried - 1)) * random.uniform(0.5, 1.0)
         return max(wished, usual)
+
+    def told(self, problem: ModelError) -> ModelError:
+        """The problem, and why it is not waited for, where it could have been."""
+        wished = _wished(problem)
+        if not transient(problem) or wished <= self.patience:
+            return problem
+        why = f"it asks to wait {wished:.0f} s, and Retry(patience={self.patience:g}) waits for less"
+        return ModelError(f"{problem.message}; {why}", kind=problem.kind, details=problem.details)
+
+
+def _wished(problem: ModelError) -> float:
+    """Seconds that the provider wants us to wait."""
+    wished = problem.details.get("retry_after")
+    return float(wished) if isinstance(wished, int | float) else 0.0
 
 
 def transient(problem: ModelError) -> bool:

@@ -65,7 +65,10 @@ class Summaries:
     def tasks(self) -> list[asyncio.Task[None]]:
         return list(self._tasks.values())
 
-    async def close(self) -> None:
+    async def close(self, patience: float) -> None:
+        """Let those under way be finished, for a while."""
+        if patience > 0 and self._tasks:
+            await asyncio.wait(self.tasks(), timeout=patience)
         tasks = self.tasks()
         for task in tasks:
             task.cancel()

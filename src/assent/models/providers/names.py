@@ -6,6 +6,7 @@ Nothing here loads a provider's SDK or touches the network.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 
@@ -42,6 +43,10 @@ PROVIDERS: Mapping[str, Provider] = {
 """``openai`` is the Responses API; ``openai-chat`` is what most other servers speak."""
 
 
+_ADDRESS = re.compile(r"@(localhost\b|\d+\.\d+\.\d+\.\d+|\[|[^/@]+:\d+|[^/@]+/)")
+"""What looks like a server and would be taken for a part of the model's name."""
+
+
 class Name(msgspec.Struct, frozen=True):
     """A model string, taken apart."""
 
@@ -66,6 +71,11 @@ def parse(name: str, base_url: str | None = None) -> Name:
         before, found, after = rest.rpartition(scheme)
         if found:
             model, url = before, scheme[1:] + after
+    if url is None and _ADDRESS.search(model):
+        raise ModelError(
+            f'{name!r}: after the @ stands a whole URL: "{provider}:MODEL@http://127.0.0.1:11434/v1"',
+            kind="model_not_supported",
+        )
     if not model:
         raise ModelError(f'{name!r} names no model: write "{provider}:model"', kind="model_not_supported")
     if base_url and not base_url.startswith(("http://", "https://")):
