@@ -220,7 +220,7 @@ class History:
                 self.leading = UserMessage(text=text, seq=event.upto, turn=0, by="system")
             case _:
                 pass
-        if self.turns:
+        if self.turns and self._transcript.messages:
             turn = self.turns[-1]
             for message in self._transcript.take():
                 entry = Entry(message, self._kept.get(message.call) if isinstance(message, ToolResult) else None)

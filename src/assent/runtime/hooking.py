@@ -204,6 +204,8 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 
 async def run_after_model(hooks: Hooks, reply: ModelReply) -> Checked:
     """The reply as it is to be logged. Raises an AssentError that names the hook which failed the turn."""
+    if not hooks.at("after_model"):
+        return Checked(reply=reply)
     verdicts: list[Verdict] = []
     for hook in hooks.at("after_model"):
         match await _said(hook, reply):
