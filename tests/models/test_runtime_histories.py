@@ -20,7 +20,7 @@ from assent.stores.memory import MemoryStore
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))
 from reviving import kill
 
-SEEDS = range(40)
+SEEDS = range(16)
 TURNS = 9
 OUTPUT = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
 SUMMARY = "You keep the memory of a conversation"
