@@ -51,8 +51,6 @@ async def _report(conv: Conversation, call: ModelCall, span: telemetry.ModelCall
     left = call.time_left()
     clock = asyncio.timeout(left)
     try:
-        if left is None:
-            return await call.answer(span)
         async with clock:
             report = call.time_up() if left == 0 else await call.answer(span)
     except asyncio.CancelledError:
