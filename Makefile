@@ -22,7 +22,7 @@ demo: $(VENV)/.demo
 	@$(BIN)/assent demo --page || [ $$? = 130 ]  # 130: Ctrl-C, which is a fine way to leave
 
 test: check
-	$(BIN)/python -m pytest
+	scripts/test $(BIN)/python
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
