@@ -326,15 +326,23 @@ class Mortal:
         await self._pause()
 
     async def claim(self, conversation):
+        return await self._claiming(lambda: self._inner.claim(conversation))
+
+    async def take(self, *args, **options):
+        if not await self._inner.owing(*args):
+            return {}  # a look is no write
+        return await self._claiming(lambda: self._inner.take(*args, **options))
+
+    async def _claiming(self, claim):
         await self._pause()
         fatal = self._burns()
         if fatal and not self.after:
             await self._die()
-        epoch = await self._inner.claim(conversation)
+        given = await claim()
         if fatal:
             await self._die()
         await self._pause()
-        return epoch
+        return given
 
     async def read(self, *args, **options):
         await self._pause()
@@ -592,8 +600,7 @@ class World:
             inner = life.store._inner
             del self.data.alive[inner.owner]
             await other.rt.home.foreign()
-            for name in await other.store.owing(("a",)):
-                other.rt.home.revive(name)
+            await other.rt.home.take(but=())
             await self.pause(0.001)
             if not life.dead:
                 self.data.alive[inner.owner] = inner

@@ -163,7 +163,7 @@ class TestSQLiteStore(StoreContract):
             statements.NEXT_DUE: (1.0,),
             statements.POSTPONE: (1.0, "c", "k"),
             statements.HOLDERS: ("a",),
-            statements.HELD_BY: ("a", None, 1),
+            statements.HELD_BY: ("a", None, None, "[]", 1),
             statements.RELEASE: ("c", 1),
             statements.RELEASE_ALL: ("o",),
             statements.CLOSE: (1, "k"),

@@ -81,6 +81,8 @@ class Conversation:
         """After a crash nothing goes on by itself: it is looked at again in a while, or when somebody asks."""
         self._unreleased: int | None = None
         """An epoch that is over, and whose lease has yet to be given up: while we live, nobody else may run it."""
+        self._given: int | None = None
+        """An epoch that the lease was taken under, and that nothing has been done with yet."""
         self._one = asyncio.Lock()
         """State moves in one place at a time: the loop, or a reader that refreshes a resting conversation."""
         self._wake = asyncio.Event()
@@ -108,6 +110,19 @@ class Conversation:
             self._paused = False
             self._loop = asyncio.get_running_loop().create_task(self._run(), name=f"assent:{self.name}")
             self.home.started(self)
+
+    def hand(self, epoch: int) -> None:
+        """The lease was taken for us: somebody left it, and it owes something."""
+        if self.epoch is not None and self.epoch < epoch:
+            self._lose()
+        self._given = epoch
+        self.poke()
+
+    def lapse(self) -> None:
+        """The lease ended without our doing."""
+        self._given = self._unreleased = None
+        self._lose()
+        self.poke()
 
     def _nudge(self) -> None:
         """A task has ended."""
@@ -210,9 +225,9 @@ class Conversation:
             await self._commit(items)
             # Not while what an earlier epoch of ours began is still on its way out: two would run at once.
             while self.epoch is None and self._can_run(self.state) and not self.tasks.dying and not self.home.closing:
-                epoch = await self.home.store.claim(self.name)
+                epoch = await self._lease()
                 if epoch is None:
-                    break  # a live owner has it, and will see what was appended
+                    break
                 await self._catch_up()
                 if epoch <= self.state.epoch:
                     # A log that was restored into a store which counts from 1: what an owner long gone left
@@ -229,7 +244,17 @@ class Conversation:
             for item in items:
                 item.answer(told)
             raise
+        if self._given is not None and not self.tasks.dying:
+            self._unreleased, self._given = self._given, None  # there was nothing to do with it
+            await self._release()
         self._reconcile()
+
+    async def _lease(self) -> int | None:
+        """A new epoch; None: a live owner has it, and will see what was appended, or there is no room here."""
+        epoch, self._given = self._given, None
+        if epoch is None and self.home.room != 0:
+            epoch = await self.home.store.claim(self.name)
+        return epoch
 
     async def _commit(self, items: list[Item]) -> None:
         """Append what these inputs lead to, all of it in one step, however often others get in between."""

@@ -7,8 +7,9 @@ watch over other processes live in.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, cast
 from weakref import WeakValueDictionary
@@ -35,8 +36,12 @@ from assent.runtime.waiting import Waiting
 from assent.runtime.watch import Watch
 from assent.stores.base import LogStore
 
+log = logging.getLogger("assent")
+
 Scope = Callable[[Principal], AbstractAsyncContextManager[Any]]
 DECISIONS = cast("tuple[type, ...]", Decision.__args__)  # type: ignore[attr-defined]
+TAKEN = 100
+"""Conversations that are taken up in one go."""
 IDLE_KEPT = 64
 """Conversations at rest whose state is kept in memory, to spare a reload; the others cost nothing."""
 
@@ -57,6 +62,7 @@ class Home:
         may_resolve: MayResolve | None,
         only: Iterable[str] | None,
         drain: float,
+        at_once: int | None,
     ):
         self.agents: dict[str, Agent] = {}
         for agent in agents:
@@ -72,6 +78,7 @@ class Home:
         self.waiting = Waiting(self)
         self._only = None if only is None else frozenset(conversation_id(name) for name in only)
         self._drain = drain
+        self._at_once = at_once
         self._scope = scope
         self._may_resolve = may_resolve
         self._known: WeakValueDictionary[str, Conversation] = WeakValueDictionary()
@@ -93,6 +100,8 @@ class Home:
         loop = asyncio.get_running_loop()
         self._background = [
             loop.create_task(self._watch.run(), name="assent:watch"),
+            loop.create_task(self._watch.take(), name="assent:take"),
+            loop.create_task(self._lapses(), name="assent:lapses"),
             loop.create_task(self._expiry.run(), name="assent:expiry"),
         ]
 
@@ -217,8 +226,26 @@ class Home:
 
     def rested(self, conv: Conversation) -> None:
         """A conversation's loop has ended: its state is kept for a while."""
+        full = self.room == 0
         self._active.pop(conv.name, None)
         self._keep(conv)
+        if full:
+            self._watch.kick()
+
+    @property
+    def room(self) -> int | None:
+        """How many more conversations this process may run now; None: no limit."""
+        if self._at_once is None:
+            return None
+        return max(0, self._at_once - sum(conv.epoch is not None for conv in self._active.values()))
+
+    async def _lapses(self) -> None:
+        """Others may run what was ours, from the moment on that we could not show that we live."""
+        while True:
+            await self.store.lapsed()
+            log.warning("the store could not be reached in time: everything that ran here is stopped, and taken up again")
+            for conv in list(self._active.values()):
+                conv.lapse()
 
     def _keep(self, conv: Conversation) -> None:
         self._idle[conv.name] = conv
@@ -246,9 +273,20 @@ class Home:
                 if heads.get(name, 0) > conv.state.seq:
                     conv.poke()
 
-    def revive(self, name: str, *, ours: bool = False) -> None:
-        """It owes something and nobody runs it; or it was ours to write, whatever we run, and could not be written."""
-        if name not in self._active and (ours or self._only is None or name in self._only):
+    async def take(self, but: Collection[str]) -> bool:
+        """Take up what is owed and nobody runs, as far as there is room; True: there may be more."""
+        room = self.room
+        limit = TAKEN if room is None else min(TAKEN, room)
+        if not self.agents or not limit:
+            return False
+        taken = await self.store.take(tuple(self.agents), limit, only=self._only, but=but)
+        for name, epoch in taken.items():
+            self.conversation(name).hand(epoch)
+        return len(taken) == limit
+
+    def retry(self, name: str) -> None:
+        """It was ours to write, whatever we run, and could not be written."""
+        if name not in self._active:
             self.conversation(name).poke()
 
 

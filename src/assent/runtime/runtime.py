@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -57,6 +56,7 @@ class Runtime:
     expires:       how long a suspension waits if its tool does not say
     parallel:      how many handlers run at once; ``parallel_per_tool`` for single tools
     only:          run these conversations and no others, whatever else is owed in the store
+    at_once:       how many conversations this process runs at a time; the others wait for it, or for another process
     drain:         how long leaving waits for running tools to finish; those that do not are recovered as after a kill
     """
 
@@ -72,11 +72,13 @@ class Runtime:
         parallel_per_tool: Mapping[str, int] | None = None,
         only: Iterable[str] | None = None,
         drain: float = 10.0,
+        at_once: int | None = None,
     ):
+        kept = open_store(store) if isinstance(store, str) else store
         self.home = Home(
             agents,
-            open_store(store) if isinstance(store, str) else store,
-            now=clock or time.time,
+            kept,
+            now=clock or kept.now,
             manual=clock is not None,
             expires=seconds(expires),
             slots=Slots(count(parallel), {k: count(v) for k, v in (parallel_per_tool or {}).items()}),
@@ -84,6 +86,7 @@ class Runtime:
             may_resolve=may_resolve,
             only=only,
             drain=drain,
+            at_once=None if at_once is None else count(at_once),
         )
 
     @property

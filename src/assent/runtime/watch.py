@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,7 +14,6 @@ log = logging.getLogger("assent")
 
 LOOK_EVERY = 1.0
 """Seconds between looks at what is owed, where nothing else calls for one: a killed process commits nothing."""
-BEAT_EVERY = 5.0
 AVOID_FOR = 5.0
 """Seconds before a conversation that could not be written is tried again."""
 
@@ -22,34 +22,42 @@ class Watch:
     def __init__(self, home: Home):
         self._home = home
         self._avoided: dict[str, float] = {}
+        self._kicked = asyncio.Event()
 
     def avoid(self, name: str) -> None:
         self._avoided[name] = asyncio.get_running_loop().time() + AVOID_FOR
 
+    def kick(self) -> None:
+        """There may be something to take up."""
+        self._kicked.set()
+
     async def run(self) -> None:
-        home, time = self._home, asyncio.get_running_loop().time
-        looked = beaten = -BEAT_EVERY
-        changed = True
+        """See what others commit."""
+        home = self._home
         while True:
             try:
-                now = time()
-                if changed:
+                if await home.store.foreign(LOOK_EVERY):
+                    self.kick()
                     await home.foreign()
-                if changed or now - looked >= LOOK_EVERY:
-                    looked = now
-                    await self._revive(now)
-                if now - beaten >= BEAT_EVERY:
-                    beaten = now
-                    await home.store.beat()
-                changed = await home.store.foreign(LOOK_EVERY)
             except Exception:
                 log.exception("looking at the store failed")
                 await asyncio.sleep(LOOK_EVERY)
 
-    async def _revive(self, now: float) -> None:
-        home = self._home
-        owing = await home.store.owing(tuple(home.agents)) if home.agents else []
-        # One that could not be written may still be ours: no look at the store would find it.
-        for name in {*owing, *self._avoided}:
-            if self._avoided.get(name, now) <= now:
-                home.revive(name, ours=self._avoided.pop(name, None) is not None)
+    async def take(self) -> None:
+        """Take up what others left."""
+        home, time = self._home, asyncio.get_running_loop().time
+        while True:
+            self._kicked.clear()
+            more = False
+            try:
+                now = time()
+                for name in [name for name, until in self._avoided.items() if until <= now]:
+                    del self._avoided[name]
+                    home.retry(name)
+                more = await home.take(but=tuple(self._avoided))
+            except Exception:
+                log.exception("taking up what is owed failed")
+            if not more:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_EVERY):
+                        await self._kicked.wait()

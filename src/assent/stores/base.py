@@ -12,6 +12,7 @@ The behaviours below are held by ``assent.testing.store_contract``.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 import msgspec
@@ -122,11 +123,49 @@ class ClientRow(msgspec.Struct, frozen=True, kw_only=True):
     """Present until then, unless it beats again; leaving sets it to the moment of leaving."""
 
 
+class Heard(msgspec.Struct, frozen=True):
+    """Something came over the wire."""
+
+    conversation: str
+    item: bytes | None
+    """A live event that another process passed on; None: somebody elsewhere has begun to listen."""
+
+
+class Wire(Protocol):
+    """Live events between the processes on a store. Whatever goes over it may be lost, and is nobody's truth."""
+
+    def listened(self, conversation: str) -> bool:
+        """Does somebody elsewhere listen to this conversation, as far as is known here?"""
+        ...
+
+    def send(self, conversation: str, item: bytes) -> None:
+        """Pass a live event on to whoever listens elsewhere. Never waits; what is sent of one conversation
+        arrives in that order, or not at all."""
+        ...
+
+    def listen(self, conversations: Collection[str]) -> None:
+        """From now on hear these (and no others), as soon as those who send have been told."""
+        ...
+
+    async def heard(self) -> list[Heard]:
+        """Wait for what others pass on, and for who begins to listen."""
+        ...
+
+
 class LogStore(Protocol):
     """The contract. See the module's docstring."""
 
     owner: str
-    """This object's identity as a lease holder; new for each object."""
+    """This object's identity as a lease holder; new for each object, and after its leases lapsed."""
+
+    @property
+    def wire(self) -> Wire | None:
+        """How live events reach other processes; None: they do not."""
+        ...
+
+    def now(self) -> float:
+        """The time by which deadlines pass, in seconds since the epoch: never ahead of the clock that all share."""
+        ...
 
     async def open(self, agents: tuple[str, ...] = ()) -> None:
         """Make the store usable and register this owner as alive, running ``agents``.
@@ -188,6 +227,20 @@ class LogStore(Protocol):
         """Conversations of these agents that owe something and have no live owner."""
         ...
 
+    async def take(
+        self,
+        agents: tuple[str, ...],
+        limit: int = 100,
+        *,
+        only: Collection[str] | None = None,
+        but: Collection[str] = (),
+    ) -> dict[str, int]:
+        """Claim some of those (``only`` these, where given, and none of ``but``) at once: the new epoch of each.
+
+        Two owners who take at the same time get different ones, and neither waits for the other.
+        """
+        ...
+
     async def claim(self, conversation: str) -> int | None:
         """Take the lease: a new epoch (the old one + 1), also if this owner holds it already.
 
@@ -204,13 +257,18 @@ class LogStore(Protocol):
         """Registered owners with their liveness."""
         ...
 
-    async def beat(self) -> None:
-        """Called every few seconds while open. A store that detects death otherwise does nothing here."""
+    async def lapsed(self) -> None:
+        """Wait until this owner's leases have ended without its doing: it could not show in time that it lives.
+
+        It then goes on under a new name, and holds nothing: whatever it ran must stop. A store that knows
+        the dead otherwise waits for ever.
+        """
         ...
 
     async def foreign(self, timeout: float) -> bool:
         """Wait until another owner may have committed something (True; within 100 ms of it) or timeout.
 
+        It may say so for nothing: a store that cannot be sure to be told says so every second or so.
         True at once if that happened since the last call that returned True (or since open): nothing that
         happens between two calls is missed. This owner's own commits do not count.
         """

@@ -13,7 +13,9 @@ import secrets
 import socket
 import time
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Collection, Iterator
 from hashlib import sha256
+from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -78,11 +80,16 @@ class _Data:
 class MemoryStore:
     """See the module's docstring and ``LogStore``."""
 
+    wire = None
+
     def __init__(self, _data: _Data | None = None) -> None:
         self.owner = f"{os.getpid()}-{secrets.token_hex(6)}"
         self._data = _data or _Data()
         self._signal = Signal()
         self._state: Literal["new", "open", "closed", "dead"] = "new"
+
+    def now(self) -> float:
+        return time.time()
 
     def sibling(self) -> MemoryStore:
         """Another owner on the same data, yet to be opened."""
@@ -288,14 +295,26 @@ class MemoryStore:
     async def owing(self, agents: tuple[str, ...], limit: int = 100) -> list[str]:
         if self._state != "open":
             await self._unusable()
-        found: list[str] = []
+        return list(islice(self._owing(agents), limit))
+
+    def _owing(self, agents: tuple[str, ...]) -> Iterator[str]:
         for name in self._data.owing:
-            if len(found) >= limit:
-                break
             conversation = self._data.conversations[name]
             if conversation.agent in agents and conversation.owner not in self._data.alive:
-                found.append(name)
-        return found
+                yield name
+
+    async def take(
+        self,
+        agents: tuple[str, ...],
+        limit: int = 100,
+        *,
+        only: Collection[str] | None = None,
+        but: Collection[str] = (),
+    ) -> dict[str, int]:
+        if self._state != "open":
+            await self._unusable()
+        wanted = (name for name in self._owing(agents) if name not in but and (only is None or name in only))
+        return {name: self._claim(self._data.conversations[name]) for name in list(islice(wanted, limit))}
 
     async def claim(self, conversation: str) -> int | None:
         if self._state != "open":
@@ -303,10 +322,13 @@ class MemoryStore:
         found = self._data.conversations.get(conversation)
         if found is None or self._run_by_other(found):
             return None
-        found.owner = self.owner
-        found.epoch += 1
+        return self._claim(found)
+
+    def _claim(self, conversation: _Conversation) -> int:
+        conversation.owner = self.owner
+        conversation.epoch += 1
         self._committed()
-        return found.epoch
+        return conversation.epoch
 
     async def release(self, conversation: str, epoch: int) -> None:
         if self._state != "open":
@@ -323,9 +345,8 @@ class MemoryStore:
         rows = sorted(self._data.owners.values(), key=lambda row: (row.since, row.owner))
         return [msgspec.structs.replace(row, alive=row.owner in alive) for row in rows]
 
-    async def beat(self) -> None:
-        if self._state != "open":
-            await self._unusable()
+    async def lapsed(self) -> None:
+        await _for_ever()  # a process that is killed takes its data along
 
     async def foreign(self, timeout: float) -> bool:
         if self._state != "open":

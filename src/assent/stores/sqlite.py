@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256 as digest
@@ -37,6 +37,8 @@ class SQLiteStore:
     ``synchronous`` below FULL gives up that an acknowledged append survives a power cut: for tests.
     """
 
+    wire = None
+
     def __init__(self, path: str | os.PathLike[str], *, synchronous: Literal["FULL", "NORMAL", "OFF"] = "FULL"):
         self.owner = f"{os.getpid()}-{secrets.token_hex(6)}"
         self._state: Literal["new", "open", "closed", "dead"] = "new"
@@ -50,6 +52,9 @@ class SQLiteStore:
         self._reader = Reader(self.path, partial(reader_connection, self.path))
         self._process = 0
         self._closing: asyncio.Future[None] | None = None
+
+    def now(self) -> float:
+        return time.time()
 
     @property
     def commits(self) -> int:
@@ -178,6 +183,33 @@ class SQLiteStore:
     async def owing(self, agents: tuple[str, ...], limit: int = 100) -> list[str]:
         return await self._read(partial(statements.owing, agents=agents, limit=limit, alive=self._alive))
 
+    async def take(
+        self,
+        agents: tuple[str, ...],
+        limit: int = 100,
+        *,
+        only: Collection[str] | None = None,
+        but: Collection[str] = (),
+    ) -> dict[str, int]:
+        # A look costs no transaction; taking looks again.
+        look = partial(statements.owing, agents=agents, limit=limit, only=only, but=but, alive=self._alive)
+        if not await self._read(look):
+            return {}
+        taken: dict[str, int] = {}
+
+        def take(db: Connection) -> dict[str, int]:
+            taken.clear()
+            for name in look(db):
+                epoch = statements.claim(db, name, self.owner, self._alive)
+                if epoch is not None:
+                    taken[name] = epoch
+            return taken
+
+        def landed(db: Connection) -> bool:
+            return all(statements.claimed(db, name, self.owner, epoch) for name, epoch in taken.items())
+
+        return await self._write(take, landed)
+
     async def claim(self, conversation: str) -> int | None:
         epoch: int | None = None
 
@@ -194,8 +226,8 @@ class SQLiteStore:
     async def owners(self) -> list[OwnerRow]:
         return await self._read(partial(statements.owners, alive=self._alive))
 
-    async def beat(self) -> None:
-        await self._usable()  # the lock is the sign of life
+    async def lapsed(self) -> None:
+        await _for_ever()  # the lock is the sign of life, and the kernel holds it
 
     async def foreign(self, timeout: float) -> bool:
         await self._usable()

@@ -7,7 +7,7 @@ before it: the group commit has no savepoints and relies on that.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from assent.errors import Conflict, Fenced, StoreDamaged, StoreError
@@ -206,15 +206,26 @@ HOLDERS = """WITH RECURSIVE holder (owner) AS (
                          WHERE c.owes AND c.agent = ?1 AND c.owner > holder.owner)
                  FROM holder WHERE holder.owner IS NOT NULL)
              SELECT owner FROM holder WHERE owner IS NOT NULL"""
-HELD_BY = "SELECT name FROM conversations WHERE owes AND agent = ? AND owner IS ? ORDER BY id LIMIT ?"
+HELD_BY = """SELECT name FROM conversations WHERE owes AND agent = ?1 AND owner IS ?2
+             AND (?3 IS NULL OR name IN (SELECT value FROM json_each(?3)))
+             AND name NOT IN (SELECT value FROM json_each(?4)) ORDER BY id LIMIT ?5"""
 
 
-def owing(db: Connection, agents: tuple[str, ...], limit: int, alive: Callable[[str], bool]) -> list[str]:
+def owing(
+    db: Connection,
+    agents: tuple[str, ...],
+    limit: int,
+    alive: Callable[[str], bool],
+    only: Collection[str] | None = None,
+    but: Collection[str] = (),
+) -> list[str]:
+    these, not_these = None if only is None else json.dumps(list(only)), json.dumps(list(but))
     found: list[str] = []
     for agent in dict.fromkeys(agents):
         dead = [owner for (owner,) in _all(db, HOLDERS, (agent,)) if not alive(owner)]
         for holder in (None, *dead):
-            found += [name for (name,) in _all(db, HELD_BY, (agent, holder, limit - len(found)))]
+            wanted = (agent, holder, these, not_these, limit - len(found))
+            found += [name for (name,) in _all(db, HELD_BY, wanted)]
             if len(found) >= limit:
                 return found
     return found
