@@ -14,7 +14,7 @@ from assent.errors import Invalid, known_kind
 Kind = Literal["approval", "elicitation", "client_exec", "manual"]
 
 
-class Principal(msgspec.Struct, frozen=True, omit_defaults=True, eq=False):
+class Principal(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, eq=False):
     """Who did something. A bare principal (no roles, no claims) equals its id."""
 
     id: str
@@ -51,7 +51,7 @@ class Principal(msgspec.Struct, frozen=True, omit_defaults=True, eq=False):
 SYSTEM = Principal("system")
 
 
-class Approve(msgspec.Struct, frozen=True, tag="approve", omit_defaults=True):
+class Approve(msgspec.Struct, frozen=True, gc=False, tag="approve", omit_defaults=True):
     """Yes, run it.
 
     args:      edited arguments to run instead (validated; both versions are logged)
@@ -66,32 +66,32 @@ class Approve(msgspec.Struct, frozen=True, tag="approve", omit_defaults=True):
     duration: str | float | None = None
 
 
-class Deny(msgspec.Struct, frozen=True, tag="deny", omit_defaults=True):
+class Deny(msgspec.Struct, frozen=True, gc=False, tag="deny", omit_defaults=True):
     """No. The model sees the reason and goes on; with ``stop`` the turn ends instead."""
 
     reason: str = ""
     stop: bool = False
 
 
-class Answer(msgspec.Struct, frozen=True, tag="answer"):
+class Answer(msgspec.Struct, frozen=True, gc=False, tag="answer"):
     """A person's answer to a question: it is the call's result."""
 
     value: Any
 
 
-class ClientResult(msgspec.Struct, frozen=True, tag="client_result"):
+class ClientResult(msgspec.Struct, frozen=True, gc=False, tag="client_result"):
     """What a client's code returned. Validated, never trusted."""
 
     value: Any
 
 
-class Submit(msgspec.Struct, frozen=True, tag="submit"):
+class Submit(msgspec.Struct, frozen=True, gc=False, tag="submit"):
     """The result of a call that somebody ran by hand."""
 
     value: Any
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed", omit_defaults=True):
+class Failed(msgspec.Struct, frozen=True, gc=False, tag="failed", omit_defaults=True):
     """A client's or manual executor's error."""
 
     kind: str
@@ -102,11 +102,11 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", omit_defaults=True):
         known_kind(self.kind)
 
 
-class Expired(msgspec.Struct, frozen=True, tag="expired"):
+class Expired(msgspec.Struct, frozen=True, gc=False, tag="expired"):
     """Nobody answered by the deadline: the system's own decision, never a caller's."""
 
 
-class Detached(msgspec.Struct, frozen=True, tag="detached"):
+class Detached(msgspec.Struct, frozen=True, gc=False, tag="detached"):
     """No client was there to run it: the system's own decision, never a caller's."""
 
 
@@ -138,7 +138,7 @@ def names(types: Iterable[type]) -> str:
     return " or ".join(t.__name__ for t in types)
 
 
-class Pending(msgspec.Struct, frozen=True, kw_only=True):
+class Pending(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One call that waits for somebody: all that is needed to show it and to validate a decision."""
 
     conversation: str
@@ -170,7 +170,7 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
     """Why it waits, where there is more to say: ``manual``, ``recovery``, ``plan changed``, a policy's verdict."""
 
 
-class Accepted(msgspec.Struct, frozen=True):
+class Accepted(msgspec.Struct, frozen=True, gc=False):
     """A decision that is durable. ``seq`` is where it stands in the log."""
 
     seq: int

@@ -12,30 +12,30 @@ from assent.core.events import ErrorInfo
 from assent.core.state import CallState, State, TurnState
 
 
-class StartTurn(msgspec.Struct, frozen=True):
+class StartTurn(msgspec.Struct, frozen=True, gc=False):
     """A message waits and no turn is open."""
 
     message: int
 
 
-class CallModel(msgspec.Struct, frozen=True):
+class CallModel(msgspec.Struct, frozen=True, gc=False):
     turn: int
     step: int
 
 
-class RunPreview(msgspec.Struct, frozen=True):
+class RunPreview(msgspec.Struct, frozen=True, gc=False):
     """A gated call's plan is needed before anybody can be asked."""
 
     call: str
 
 
-class RunTool(msgspec.Struct, frozen=True):
+class RunTool(msgspec.Struct, frozen=True, gc=False):
     """Run the call; or, where an older epoch left it running, find out what became of it."""
 
     call: str
 
 
-class CloseTurn(msgspec.Struct, frozen=True):
+class CloseTurn(msgspec.Struct, frozen=True, gc=False):
     turn: int
 
 

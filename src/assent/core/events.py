@@ -18,7 +18,7 @@ VERSION = 1
 Mode = Literal["auto", "manual"]
 
 
-class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
+class Usage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Tokens and money. What a provider did not report is None, never 0."""
 
     input_tokens: int | None = None
@@ -43,7 +43,7 @@ def _sum(a: Any, b: Any) -> Any:
     return b if a is None else a if b is None else a + b
 
 
-class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+class ErrorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """An error as it is logged, shown and sent to the model."""
 
     kind: str
@@ -51,7 +51,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     details: dict[str, Any] = {}
 
 
-class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
+class Attempt(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One request to a provider: usage is None where it reported none."""
 
     model: str
@@ -59,7 +59,7 @@ class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
     error: ErrorInfo | None = None
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Limits(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """What one turn may use, beside its steps. A limit that nobody reports on counts as reached: it is never guessed.
 
     tokens:   input and output tokens of all model calls of the turn
@@ -72,7 +72,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seconds: float | None = None
 
 
-class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
+class Verdict(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What a hook or a policy said. Replay reads it, and never runs them again."""
 
     name: str
@@ -80,7 +80,7 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str | None = None
 
 
-class CallMade(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CallMade(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One tool call of the model, with everything about its tool that later steps need, frozen."""
 
     id: str
@@ -115,7 +115,9 @@ class CallMade(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The result's schema, where a later suspension needs it."""
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=lambda name: name):
+class Event(
+    msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True, tag_field="type", tag=lambda name: name
+):
     """What every event has; what it says besides is its own."""
 
     seq: int

@@ -50,7 +50,7 @@ AWAITING: dict[Kind, Phase] = {
 }
 
 
-class CallState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CallState(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One call of the current step."""
 
     made: CallMade
@@ -82,7 +82,7 @@ class CallState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the winner did, in a word."""
 
 
-class TurnState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TurnState(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     number: int
     message: int
     agent: str
@@ -120,7 +120,7 @@ class TurnState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     halt_value: Any = None
 
 
-class Queued(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Queued(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     message: int
     by: Principal
     agent: str
@@ -128,7 +128,7 @@ class Queued(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     output: Any = None
 
 
-class Grant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Grant(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """A remembered approval of this conversation."""
 
     id: str
@@ -140,7 +140,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at: float
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class State(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     conversation: str
     seq: int = 0
     agent: str = ""

@@ -27,7 +27,7 @@ from assent.core.results import content
 CUT_OFF = "[cut off: this reply was stopped before its end]"
 
 
-class UserMessage(msgspec.Struct, frozen=True, kw_only=True, tag="user", tag_field="role"):
+class UserMessage(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag="user", tag_field="role"):
     """What somebody said."""
 
     text: str
@@ -36,7 +36,7 @@ class UserMessage(msgspec.Struct, frozen=True, kw_only=True, tag="user", tag_fie
     by: str
 
 
-class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
+class ToolUse(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A call as it is replayed to the provider."""
 
     id: str
@@ -48,7 +48,7 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
     raw: str | None = None
 
 
-class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True, tag="assistant", tag_field="role"):
+class AssistantMessage(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag="assistant", tag_field="role"):
     """What the model said, and the calls that it made."""
 
     id: str
@@ -62,7 +62,7 @@ class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True, tag="assistant
     seq: int = 0
 
 
-class ToolResult(msgspec.Struct, frozen=True, kw_only=True, tag="tool", tag_field="role"):
+class ToolResult(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag="tool", tag_field="role"):
     """A call's one result."""
 
     id: str

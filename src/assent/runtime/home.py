@@ -153,8 +153,8 @@ class Home:
 
     async def tell(self, name: str, input: Input) -> list[AnyEvent]:
         """Submit an input: what it led to, in the log."""
-        # Shielded: whoever asks may be cancelled; what was handed over is still recorded.
-        return await asyncio.shield(self.conversation(name).submit(input))
+        # Whoever asks may be cancelled; what was handed over is still recorded.
+        return await self.conversation(name).submit(input)
 
     async def submit(self, conversation: str, decisions: Mapping[str, Decision], by: Principal) -> Accepted:
         """Decide these calls, all or none."""
@@ -243,16 +243,18 @@ class Home:
         """Others may run what was ours, from the moment on that we could not show that we live."""
         while True:
             await self.store.lapsed()
-            log.warning("the store could not be reached in time: everything that ran here is stopped, and taken up again")
+            log.warning("the store could not be reached in time: what ran here is stopped, and taken up again")
             for conv in list(self._active.values()):
                 conv.lapse()
 
     def _keep(self, conv: Conversation) -> None:
         self._idle[conv.name] = conv
         self._idle.move_to_end(conv.name)
-        for name in list(self._idle)[: max(0, len(self._idle) - IDLE_KEPT)]:
-            if not self.bus.heard(name):
-                del self._idle[name]
+        while len(self._idle) > IDLE_KEPT:
+            name, oldest = self._idle.popitem(last=False)
+            if self.bus.heard(name):
+                self._idle[name] = oldest
+                break
 
     def crashed(self, conv: Conversation, failure: Exception) -> None:
         """A conversation could not be written: it is left alone for a while, and its viewers are told."""

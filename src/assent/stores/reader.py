@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from assent.errors import AssentError
@@ -13,6 +14,9 @@ from assent.stores.faults import explained
 from assent.stores.jobs import Job, reply
 
 T = TypeVar("T")
+
+TOGETHER_SECONDS = 0.001
+"""Reads that wait are answered together, with one wake-up of the event loop, as long as that takes no longer."""
 
 
 class Reader:
@@ -66,15 +70,29 @@ class Reader:
     def _serve(self) -> None:
         # Opened with the first read: a process that only writes has no use for it.
         db: Connection | None = None
+        done: list[Job] = []
         while (job := self._jobs.get()) is not None and not self._dead:
-            try:
-                db = db or self._connect()
-                job.result = job.run(db)
-            except AssentError as refusal:
-                job.error = refusal
-            except Exception as fault:
-                job.error = explained(fault, self._path, writing=False)
-            reply([job])
+            until = time.monotonic() + TOGETHER_SECONDS
+            while True:
+                try:
+                    db = db or self._connect()
+                    job.result = job.run(db)
+                except AssentError as refusal:
+                    job.error = refusal
+                except Exception as fault:
+                    job.error = explained(fault, self._path, writing=False)
+                done.append(job)
+                if time.monotonic() >= until:
+                    break
+                try:
+                    job = self._jobs.get_nowait()
+                except Empty:
+                    break
+                if job is None:
+                    self._jobs.put(None)  # for the outer loop, when this is answered
+                    break
+            reply(done)
+            done.clear()
             del job  # or an idle thread would hold on to the last result
         if db is not None:
             db.close()
