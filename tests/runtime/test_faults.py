@@ -316,6 +316,24 @@ async def test_arguments_that_are_no_object_or_do_not_fit_are_invalid_and_the_tu
         assert of(await rt.history("c"), CallStarted) == []
 
 
+@virtual
+async def test_odd_arguments_do_not_fail_a_turn_because_somebody_watches():
+    """B17: what viewers are shown of a call on its way is not what it is judged by."""
+    model = ScriptedModel(["hello", [ToolCall("echo", {"n": "\ud800"})], "done"])
+    async with Runtime(agent(model, echo)) as rt:
+        await (await rt.send("c", "hi")).ended()
+        seen = []
+
+        async def look():
+            async for event in rt.events("c"):
+                seen.append(event)
+
+        viewer = asyncio.ensure_future(look())
+        await until(lambda: seen)
+        assert (await (await rt.send("c", "hi")).ended()).reason == "completed"
+        viewer.cancel()
+
+
 MALFORMED = {
     "usage as an object": [TextPart("hi"), UsagePart({"input_tokens": 3}), FinishPart()],
     "usage that is no number": [TextPart("hi"), UsagePart(Usage(input_tokens="3")), FinishPart()],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from assent.core.events import AnyEvent
 from assent.core.live import AnyLive
@@ -64,6 +65,8 @@ class Bus:
         self._readers: dict[str, list[Subscription]] = {}
         self._limit = limit
         self._closed: Exception | None = None
+        self.watched: Callable[[], None] = lambda: None
+        """Called when somebody begins to listen to a conversation, or the last one stops."""
 
     def open(self) -> None:
         self._closed = None
@@ -81,14 +84,17 @@ class Bus:
         return Subscription(self, conversation, self._limit)
 
     def join(self, reader: Subscription) -> None:
-        self._readers.setdefault(reader.conversation, []).append(reader)
+        readers = self._readers.setdefault(reader.conversation, [])
+        readers.append(reader)
+        if len(readers) == 1:
+            self.watched()
 
     def leave(self, reader: Subscription) -> None:
         readers = self._readers.get(reader.conversation, [])
         if reader in readers:
             readers.remove(reader)
-        if not readers:
-            self._readers.pop(reader.conversation, None)
+        if not readers and self._readers.pop(reader.conversation, None) is not None:
+            self.watched()
 
     def heard(self, conversation: str) -> bool:
         """Somebody listens."""

@@ -164,4 +164,4 @@ class Clients:
             return
         n = conv.progress.get(call, (0, None))[0] + 1
         conv.progress[call] = (n, payload)
-        self.home.bus.publish(conversation, ToolProgress(conversation=conversation, call_id=call, n=n, payload=payload))
+        self.home.live(conv, ToolProgress(conversation=conversation, call_id=call, n=n, payload=payload))

@@ -83,6 +83,7 @@ class Conversation:
         """An epoch that is over, and whose lease has yet to be given up: while we live, nobody else may run it."""
         self._given: int | None = None
         """An epoch that the lease was taken under, and that nothing has been done with yet."""
+        self._claiming = False
         self._one = asyncio.Lock()
         """State moves in one place at a time: the loop, or a reader that refreshes a resting conversation."""
         self._wake = asyncio.Event()
@@ -144,6 +145,16 @@ class Conversation:
         async with self._one:
             if await self._catch_up() and self.epoch is not None:
                 self.poke(behind=False)  # it became ours while we waited: what came in has to be acted on
+
+    @property
+    def ours(self) -> bool:
+        """This process has the lease, or is about to have it."""
+        return self.epoch is not None or self._given is not None or self._claiming
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The open turn and its step."""
+        return _step(self.state) or (0, 0)
 
     def status(self) -> Status:
         """As people see it, streaming included where this process streams."""
@@ -235,6 +246,7 @@ class Conversation:
                     await self.home.store.release(self.name, epoch)
                     continue
                 self.epoch = epoch
+                self.partial, self.progress = Partial(), {}  # what another owner had of them is not ours to record
                 woke = Item(Woke(epoch=epoch), asyncio.get_running_loop().create_future())
                 items.append(woke)
                 await self._commit([woke])
@@ -253,7 +265,11 @@ class Conversation:
         """A new epoch; None: a live owner has it, and will see what was appended, or there is no room here."""
         epoch, self._given = self._given, None
         if epoch is None and self.home.room != 0:
-            epoch = await self.home.store.claim(self.name)
+            self._claiming = True
+            try:
+                epoch = await self.home.store.claim(self.name)
+            finally:
+                self._claiming = False
         return epoch
 
     async def _commit(self, items: list[Item]) -> None:
@@ -451,8 +467,11 @@ class Conversation:
         now = self.status()
         if now != self.shown:
             self.shown = now
-            if self.home.bus.heard(self.name):
-                self.home.bus.publish(self.name, StateChanged(conversation=self.name, state=now))
+            if self.home.watched(self.name):
+                changed = StateChanged(conversation=self.name, state=now)
+                self.home.bus.publish(self.name, changed)
+                if now == "streaming" and self.epoch is not None:  # what else there is, everybody sees in the log
+                    self.home.relay.send(self, changed)
 
     def _specs(self, state: State) -> Mapping[str, ToolSpec]:
         agent = self.home.agents.get(state.turn.agent) if state.turn else None

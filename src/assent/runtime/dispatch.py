@@ -364,10 +364,8 @@ def _context(
         if seen is not None:
             seen.append(payload)
             del seen[:-PARTIAL_KEPT]
-        if conv.home.bus.heard(conv.name):
-            conv.home.bus.publish(
-                conv.name, ToolProgress(conversation=conv.name, call_id=call_id, n=n, payload=payload)
-            )
+        if conv.home.watched(conv.name):
+            conv.home.live(conv, ToolProgress(conversation=conv.name, call_id=call_id, n=n, payload=payload))
 
     def sink(payload: Any) -> None:
         value = recordable(payload, "progress")

@@ -21,6 +21,7 @@ from assent.core import codec
 from assent.core.decisions import Accepted, Decision, Pending, Principal
 from assent.core.events import AnyEvent, CallResolved, CallSuspended
 from assent.core.inputs import Input
+from assent.core.live import AnyLive
 from assent.errors import DeclarationError, Invalid, NotFound, Stale, StoreError
 from assent.runtime.agent import NAME as AGENT_NAME
 from assent.runtime.agent import Agent
@@ -30,6 +31,7 @@ from assent.runtime.conversation import Conversation
 from assent.runtime.deciding import MayResolve, decide
 from assent.runtime.expiry import Expiry
 from assent.runtime.intake import conversation_id
+from assent.runtime.relay import Relay
 from assent.runtime.slots import Slots
 from assent.runtime.summaries import Summaries
 from assent.runtime.waiting import Waiting
@@ -73,12 +75,15 @@ class Home:
             self.agents[agent.name] = agent
         self.store, self.now, self.expires, self.slots = store, now, expires, slots
         self.bus = Bus()
+        self.relay = Relay(self)
         self.closing = True
         self.clients = Clients(self)
         self.waiting = Waiting(self)
         self._only = None if only is None else frozenset(conversation_id(name) for name in only)
         self._drain = drain
         self._at_once = at_once
+        self._taking = 0
+        """As many as may come with the take that is under way."""
         self._scope = scope
         self._may_resolve = may_resolve
         self._known: WeakValueDictionary[str, Conversation] = WeakValueDictionary()
@@ -102,6 +107,7 @@ class Home:
             loop.create_task(self._watch.run(), name="assent:watch"),
             loop.create_task(self._watch.take(), name="assent:take"),
             loop.create_task(self._lapses(), name="assent:lapses"),
+            loop.create_task(self.relay.run(), name="assent:relay"),
             loop.create_task(self._expiry.run(), name="assent:expiry"),
         ]
 
@@ -215,6 +221,20 @@ class Home:
         if any(isinstance(event, CallSuspended) for event in events):
             self._expiry.kick()
 
+    def watched(self, conversation: str) -> bool:
+        """Somebody looks at it, here or elsewhere."""
+        return self.bus.heard(conversation) or self.relay.listened(conversation)
+
+    def live(self, conv: Conversation, item: AnyLive) -> None:
+        """Tell viewers what is not in the log, wherever they are."""
+        self.bus.publish(conv.name, item)
+        self.relay.send(conv, item)
+
+    def running(self, conversation: str) -> Conversation | None:
+        """The conversation, where this process runs it."""
+        conv = self._active.get(conversation)
+        return conv if conv is not None and conv.epoch is not None else None
+
     def runs(self, conversation: str, agent: str) -> bool:
         """This process runs this conversation's turns."""
         return agent in self.agents and (self._only is None or conversation in self._only)
@@ -237,7 +257,7 @@ class Home:
         """How many more conversations this process may run now; None: no limit."""
         if self._at_once is None:
             return None
-        return max(0, self._at_once - sum(conv.epoch is not None for conv in self._active.values()))
+        return max(0, self._at_once - self._taking - sum(conv.ours for conv in self._active.values()))
 
     async def _lapses(self) -> None:
         """Others may run what was ours, from the moment on that we could not show that we live."""
@@ -281,7 +301,11 @@ class Home:
         limit = TAKEN if room is None else min(TAKEN, room)
         if not self.agents or not limit:
             return False
-        taken = await self.store.take(tuple(self.agents), limit, only=self._only, but=but)
+        self._taking = limit
+        try:
+            taken = await self.store.take(tuple(self.agents), limit, only=self._only, but=but)
+        finally:
+            self._taking = 0
         for name, epoch in taken.items():
             self.conversation(name).hand(epoch)
         return len(taken) == limit

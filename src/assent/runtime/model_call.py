@@ -226,10 +226,10 @@ class ModelCall:
             raise Stale("nobody waits for this reply any more", reason="phase")
         self._attempts = (*self._attempts, Attempt(self._model, self._reply.usage, error))
         self._model = ""
-        bus, name = self._conv.home.bus, self._conv.name
-        if bus.heard(name):
+        home, name = self._conv.home, self._conv.name
+        if home.watched(name):
             told = Retrying(conversation=name, attempt=len(self._attempts), delay=delay, error=error, model=model)
-            bus.publish(name, told)
+            home.live(self._conv, told)
         self._reply = self._fresh()
         await asyncio.sleep(delay)  # meanwhile no attempt is under way
 

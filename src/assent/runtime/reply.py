@@ -29,6 +29,7 @@ from assent.models.base import (
     ToolCallPart,
     UsagePart,
 )
+from assent.runtime.foreign import written
 from assent.runtime.hooking import Stream
 from assent.runtime.hooks import Hooks
 
@@ -140,7 +141,7 @@ class Reply:
             raise ModelError(f"a call's index is a number, not {part.index!r:.80}", kind="invalid_response")
         self._pieces.setdefault(part.index, []).append(part)
         if self._heard():
-            text = part.args if isinstance(part.args, str) else msgspec.json.encode(part.args).decode()
+            text = part.args if isinstance(part.args, str) else _json(part.args)
             self._tell(
                 ToolArgsDelta(
                     conversation=self._conv.name,
@@ -152,10 +153,10 @@ class Reply:
             )
 
     def _heard(self) -> bool:
-        return self._conv.home.bus.heard(self._conv.name)
+        return self._conv.home.watched(self._conv.name)
 
     def _tell(self, live: AnyLive) -> None:
-        self._conv.home.bus.publish(self._conv.name, live)
+        self._conv.home.live(self._conv, live)
 
     def calls(self) -> tuple[CallWanted, ...]:
         made: list[CallWanted] = []
@@ -187,6 +188,14 @@ def _hosted(conversation: str, part: HostedPart) -> AnyLive:
         error = ErrorInfo(kind="handler_failed", message=clean(part.error))
         return ToolCallErrored(conversation=conversation, call_id=part.id, tool=part.tool, error=error)
     return ToolCallResolved(conversation=conversation, call_id=part.id, tool=part.tool)
+
+
+def _json(args: Any) -> str:
+    """Arguments that came in one piece, as viewers see them; what is wrong with them is said when they are checked."""
+    try:
+        return msgspec.json.encode(args).decode()
+    except (TypeError, ValueError, RecursionError, OverflowError):
+        return written(args)
 
 
 def _verbatim(data: Any) -> Any:

@@ -110,6 +110,10 @@ class OwnerRow(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     since: float
     alive: bool = True
+    holds: int = 0
+    """How many conversations it has the lease of."""
+    seen: float | None = None
+    """When it last showed that it lives; None: that is known otherwise."""
 
 
 class ClientRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +148,7 @@ class Wire(Protocol):
         ...
 
     def listen(self, conversations: Collection[str]) -> None:
-        """From now on hear these (and no others), as soon as those who send have been told."""
+        """From now on hear these (and no others), as soon as those who send have been told: each call tells them."""
         ...
 
     async def heard(self) -> list[Heard]:
@@ -223,8 +227,8 @@ class LogStore(Protocol):
         """Look at this entry again later. Not logged; a no-op if it is gone."""
         ...
 
-    async def owing(self, agents: tuple[str, ...], limit: int = 100) -> list[str]:
-        """Conversations of these agents that owe something and have no live owner."""
+    async def owing(self, agents: tuple[str, ...] | None = None, limit: int = 100) -> list[str]:
+        """Conversations of these agents (None: of any) that owe something and have no live owner."""
         ...
 
     async def take(

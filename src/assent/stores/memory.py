@@ -13,6 +13,7 @@ import secrets
 import socket
 import time
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Collection, Iterator
 from hashlib import sha256
 from itertools import islice
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from assent.errors import Conflict, Fenced, StoreDamaged, StoreError
-from assent.stores.base import GENESIS, Append, ClientRow, Loaded, LogStore, OwnerRow, PendingRow, Row, chain
+from assent.stores.base import GENESIS, Append, ClientRow, Heard, Loaded, LogStore, OwnerRow, PendingRow, Row, chain
 from assent.stores.signal import Signal
 
 CLIENT_MEMORY = 3600.0
@@ -80,12 +81,11 @@ class _Data:
 class MemoryStore:
     """See the module's docstring and ``LogStore``."""
 
-    wire = None
-
     def __init__(self, _data: _Data | None = None) -> None:
         self.owner = f"{os.getpid()}-{secrets.token_hex(6)}"
         self._data = _data or _Data()
         self._signal = Signal()
+        self.wire = MemoryWire(self)
         self._state: Literal["new", "open", "closed", "dead"] = "new"
 
     def now(self) -> float:
@@ -129,6 +129,10 @@ class MemoryStore:
         if self._state == "dead":
             await _for_ever()
         raise StoreError(f"this store is {'closed' if self._state == 'closed' else 'not open yet'}")
+
+    def siblings(self) -> list[MemoryStore]:
+        """The other live owners of the same data."""
+        return [store for store in self._data.alive.values() if store is not self]
 
     def _committed(self) -> None:
         for store in self._data.alive.values():
@@ -292,15 +296,15 @@ class MemoryStore:
 
     # --- leases ------------------------------------------------------------------------------------------
 
-    async def owing(self, agents: tuple[str, ...], limit: int = 100) -> list[str]:
+    async def owing(self, agents: tuple[str, ...] | None = None, limit: int = 100) -> list[str]:
         if self._state != "open":
             await self._unusable()
         return list(islice(self._owing(agents), limit))
 
-    def _owing(self, agents: tuple[str, ...]) -> Iterator[str]:
+    def _owing(self, agents: tuple[str, ...] | None) -> Iterator[str]:
         for name in self._data.owing:
             conversation = self._data.conversations[name]
-            if conversation.agent in agents and conversation.owner not in self._data.alive:
+            if (agents is None or conversation.agent in agents) and conversation.owner not in self._data.alive:
                 yield name
 
     async def take(
@@ -343,7 +347,8 @@ class MemoryStore:
             await self._unusable()
         alive = self._data.alive
         rows = sorted(self._data.owners.values(), key=lambda row: (row.since, row.owner))
-        return [msgspec.structs.replace(row, alive=row.owner in alive) for row in rows]
+        holds = Counter(conversation.owner for conversation in self._data.conversations.values())
+        return [msgspec.structs.replace(row, alive=row.owner in alive, holds=holds[row.owner]) for row in rows]
 
     async def lapsed(self) -> None:
         await _for_ever()  # a process that is killed takes its data along
@@ -379,6 +384,44 @@ class MemoryStore:
         self._data.leases[conversation, call] = (client, until)
         self._committed()
         return True
+
+
+class MemoryWire:
+    """See ``Wire``."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self._listening: frozenset[str] = frozenset()
+        self._heard: list[Heard] = []
+        self._signal = Signal()
+
+    def _others(self) -> Iterator[MemoryWire]:
+        for store in self._store.siblings():
+            yield store.wire
+
+    def listened(self, conversation: str) -> bool:
+        return any(conversation in other._listening for other in self._others())
+
+    def send(self, conversation: str, item: bytes) -> None:
+        for other in self._others():
+            if conversation in other._listening:
+                other._hear(Heard(conversation, item))
+
+    def listen(self, conversations: Collection[str]) -> None:
+        self._listening = frozenset(conversations)
+        for other in self._others():
+            for conversation in self._listening:
+                other._hear(Heard(conversation, None))
+
+    def _hear(self, heard: Heard) -> None:
+        self._heard.append(heard)
+        self._signal.set()
+
+    async def heard(self) -> list[Heard]:
+        while not self._heard:
+            await self._signal.wait(3600.0)
+        heard, self._heard = self._heard, []
+        return heard
 
 
 def _row(name: str, conversation: _Conversation) -> Row:

@@ -206,6 +206,7 @@ HOLDERS = """WITH RECURSIVE holder (owner) AS (
                          WHERE c.owes AND c.agent = ?1 AND c.owner > holder.owner)
                  FROM holder WHERE holder.owner IS NOT NULL)
              SELECT owner FROM holder WHERE owner IS NOT NULL"""
+OWING_AGENTS = "SELECT DISTINCT agent FROM conversations WHERE owes"
 HELD_BY = """SELECT name FROM conversations WHERE owes AND agent = ?1 AND owner IS ?2
              AND (?3 IS NULL OR name IN (SELECT value FROM json_each(?3)))
              AND name NOT IN (SELECT value FROM json_each(?4)) ORDER BY id LIMIT ?5"""
@@ -213,7 +214,7 @@ HELD_BY = """SELECT name FROM conversations WHERE owes AND agent = ?1 AND owner 
 
 def owing(
     db: Connection,
-    agents: tuple[str, ...],
+    agents: tuple[str, ...] | None,
     limit: int,
     alive: Callable[[str], bool],
     only: Collection[str] | None = None,
@@ -221,7 +222,7 @@ def owing(
 ) -> list[str]:
     these, not_these = None if only is None else json.dumps(list(only)), json.dumps(list(but))
     found: list[str] = []
-    for agent in dict.fromkeys(agents):
+    for agent in dict.fromkeys(agents) if agents is not None else [name for (name,) in _all(db, OWING_AGENTS)]:
         dead = [owner for (owner,) in _all(db, HOLDERS, (agent,)) if not alive(owner)]
         for holder in (None, *dead):
             wanted = (agent, holder, these, not_these, limit - len(found))
@@ -274,8 +275,12 @@ def unregister(db: Connection, owner: str) -> None:
     db.execute("DELETE FROM owners WHERE owner = ?", (owner,))
 
 
+OWNERS = """SELECT owner, agents, pid, host, since, (SELECT count(*) FROM conversations c WHERE c.owner = o.owner)
+            FROM owners o ORDER BY since, owner"""
+
+
 def owners(db: Connection, alive: Callable[[str], bool]) -> list[OwnerRow]:
-    found = _all(db, "SELECT owner, agents, pid, host, since FROM owners ORDER BY since, owner")
+    found = _all(db, OWNERS)
     return [
         OwnerRow(
             owner=owner,
@@ -284,8 +289,9 @@ def owners(db: Connection, alive: Callable[[str], bool]) -> list[OwnerRow]:
             host=host,
             since=since,
             alive=alive(owner),
+            holds=holds,
         )
-        for owner, agents, pid, host, since in found
+        for owner, agents, pid, host, since, holds in found
     ]
 
 

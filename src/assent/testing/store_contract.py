@@ -6,6 +6,7 @@ For a store of your own::
         def make(self): return MyStore(...)             # new, empty, not opened
         def sibling(self, store): return MyStore(...)   # another owner on the same data, not opened
         def kill(self, store): ...                      # its process dies; left out: those tests are skipped
+        grace = 0.0                                     # seconds until the others can know that
 
 Each test runs on an event loop of its own; what it opens is closed after it.
 """
@@ -88,6 +89,9 @@ class StoreContract:
 
     opened: list[LogStore]
 
+    grace = 0.0
+    """Seconds after which it is known that an owner has died: 0 where that is seen at once, else its lease."""
+
     def make(self) -> LogStore:
         """A store on new, empty data; not opened."""
         raise NotImplementedError
@@ -115,6 +119,10 @@ class StoreContract:
     def dies(self, store: LogStore) -> None:
         self.kill(store)
         self.opened.remove(store)
+
+    async def is_known_to_be_dead(self, store: LogStore) -> None:
+        self.dies(store)
+        await asyncio.sleep(self.grace)
 
     # --- appending ---------------------------------------------------------------------------------------
 
@@ -535,12 +543,12 @@ class StoreContract:
         assert sorted(found, key=bool) == [None, 1]
 
     @on_a_loop
-    async def test_a_dead_owners_lease_is_taken_over_at_once_and_its_appends_are_fenced(self) -> None:
+    async def test_a_dead_owners_lease_is_taken_over_once_that_is_known_and_its_appends_are_fenced(self) -> None:
         one = await self.store()
         two = await self.other(one)
         await one.append(step("c", 0))
         epoch = await the_lease(one, "c")
-        self.dies(one)
+        await self.is_known_to_be_dead(one)
         assert (await the_row(two, "c")).owner == one.owner
         assert await two.claim("c") == epoch + 1
         with pytest.raises(Fenced):
@@ -572,6 +580,7 @@ class StoreContract:
             assert await store.owing(("agent",)) == ["free"]
         assert sorted(await one.owing(("agent", "b", "c"))) == ["free", "of another agent"]
         assert await one.owing(()) == []
+        assert sorted(await one.owing()) == ["free", "of another agent"]
         await one.append(step("free", 1, owes=False))
         assert await one.owing(("agent",)) == []
 
@@ -583,15 +592,98 @@ class StoreContract:
             await one.append(step(f"c{n}", 0, owes=True))
         for n in range(4):
             await the_lease((one, two)[n % 2], f"c{n}")
-        self.dies(two)
+        await self.is_known_to_be_dead(two)
         assert sorted(await one.owing(("agent",))) == ["c1", "c3", "c4", "c5"]
         assert len(await one.owing(("agent",), limit=3)) == 3
+
+    @on_a_loop
+    async def test_what_owes_something_and_has_no_live_owner_is_taken_each_under_a_new_epoch(self) -> None:
+        one = await self.store("agent")
+        two = await self.other(one, "agent")
+        for name in ("free", "mine", "theirs", "held before"):
+            await one.append(step(name, 0, owes=True))
+        await one.append(step("rests", 0))
+        await one.append(step("of another agent", 0, agent="b", owes=True))
+        await the_lease(one, "mine")
+        await the_lease(two, "theirs")
+        await one.release("held before", await the_lease(one, "held before"))
+        assert await one.take(("agent",)) == {"free": 1, "held before": 2}
+        for name, epoch in {"free": 1, "held before": 2}.items():
+            row = await the_row(two, name)
+            assert (row.owner, row.epoch) == (one.owner, epoch)
+            await one.append(step(name, 1, owes=True, epoch=epoch))
+            assert await two.claim(name) is None
+        assert await one.take(("agent",)) == await two.take(("agent", "c")) == await one.take(()) == {}
+        assert await two.take(("agent", "b")) == {"of another agent": 1}
+
+    @on_a_loop
+    async def test_a_take_keeps_to_its_limit_to_only_these_and_to_none_of_those(self) -> None:
+        store = await self.store()
+        for n in range(8):
+            await store.append(step(f"c{n}", 0, owes=True))
+        assert await store.take(("agent",), only=()) == {}
+        assert await store.take(("agent",), only=("c3", "c4", "unknown"), but=("c4",)) == {"c3": 1}
+        assert await store.take(("agent",), but=[f"c{n}" for n in range(7)]) == {"c7": 1}
+        assert await store.take(("agent",), 0) == {}
+        some = await store.take(("agent",), 2)
+        rest = await store.take(("agent",), 100)
+        assert (len(some), len(rest)) == (2, 4)
+        assert sorted(some | rest) == ["c0", "c1", "c2", "c4", "c5", "c6"]
+
+    @on_a_loop
+    async def test_what_a_dead_owner_left_behind_is_taken_and_its_appends_are_fenced(self) -> None:
+        one = await self.store()
+        two = await self.other(one)
+        for name in ("a", "b", "c"):
+            await one.append(step(name, 0, owes=True))
+        taken = await one.take(("agent",), 2)
+        await self.is_known_to_be_dead(one)
+        assert await two.take(("agent",)) == {name: taken.get(name, 0) + 1 for name in ("a", "b", "c")}
+        for name, epoch in taken.items():
+            with pytest.raises(Fenced):
+                await two.append(step(name, 1, epoch=epoch))
+
+    @on_a_loop
+    async def test_of_many_who_take_at_once_each_gets_others_and_together_all(self) -> None:
+        one = await self.store()
+        two = await self.other(one)
+        for n in range(60):
+            await one.append(step(f"c{n}", 0, owes=True))
+        found = await asyncio.gather(*((one, two)[n % 2].take(("agent",), 20) for n in range(10)))
+        names = [name for taken in found for name in taken]
+        assert len(names) == len(set(names)) == 60
+        assert all(epoch == 1 for taken in found for epoch in taken.values())
+
+    @on_a_loop
+    async def test_an_owner_that_lives_does_not_lapse_and_keeps_its_name_and_its_leases(self) -> None:
+        one = await self.store()
+        two = await self.other(one)
+        await one.append(step("c", 0, owes=True))
+        name, epoch = one.owner, await the_lease(one, "c")
+        lapsing = asyncio.ensure_future(one.lapsed())
+        await asyncio.sleep(2 * self.grace + 0.01)
+        assert not lapsing.done()
+        lapsing.cancel()
+        assert one.owner == name
+        assert await two.take(("agent",)) == {}
+        await one.append(step("c", 1, owes=True, epoch=epoch))
+
+    @on_a_loop
+    async def test_the_time_goes_on_never_back_and_is_the_same_for_all(self) -> None:
+        one = await self.store()
+        two = await self.other(one)
+        times: list[float] = []
+        for _ in range(20):
+            times += [one.now()]
+            await asyncio.sleep(0.005)
+        assert times == sorted(times)
+        assert 0.09 < times[-1] - times[0] < 5.0
+        assert abs(one.now() - two.now()) < 0.5
 
     @on_a_loop
     async def test_owners_are_listed_with_what_they_run_and_leave_when_they_close(self) -> None:
         one = await self.store("a", "b")
         two = await self.other(one)
-        await one.beat()
         rows = {row.owner: row for row in await two.owners()}
         assert set(rows) == {one.owner, two.owner}
         assert rows[one.owner].agents == ("a", "b")
@@ -601,10 +693,23 @@ class StoreContract:
         assert [row.owner for row in await two.owners()] == [two.owner]
 
     @on_a_loop
+    async def test_owners_are_listed_with_how_many_conversations_they_hold(self) -> None:
+        one = await self.store("agent")
+        two = await self.other(one, "agent")
+        for n in range(3):
+            await one.append(step(f"c{n}", 0, owes=True))
+        epoch = await the_lease(one, "c0")
+        await the_lease(one, "c1")
+        await the_lease(two, "c2")
+        assert {row.owner: row.holds for row in await one.owners()} == {one.owner: 2, two.owner: 1}
+        await one.release("c0", epoch)
+        assert {row.owner: row.holds for row in await two.owners()} == {one.owner: 1, two.owner: 1}
+
+    @on_a_loop
     async def test_a_dead_owner_is_listed_as_dead_or_not_at_all(self) -> None:
         one = await self.store()
         two = await self.other(one)
-        self.dies(one)
+        await self.is_known_to_be_dead(one)
         alive = {row.owner for row in await two.owners() if row.alive}
         assert alive == {two.owner}
 
