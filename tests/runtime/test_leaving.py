@@ -76,6 +76,63 @@ def test_a_tool_that_outlasts_the_drain_is_recovered_as_after_a_kill() -> None:
     story(scene)()
 
 
+def test_a_conversation_is_handed_over_as_soon_as_its_own_tools_have_ended_and_hurry_ends_the_wait() -> None:
+    """B49: whoever leaves does not keep what others could go on with."""
+    begun = asyncio.Event()
+
+    @tool(recovery="fail")
+    async def wait() -> str:
+        """Wait for ever."""
+        begun.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    @tool
+    async def nap() -> str:
+        """Sleep a little."""
+        await begun.wait()
+        return "slept"
+
+    def script(request):
+        return [ToolCall("wait" if request.conversation == "long" else "nap")]
+
+    async def scene() -> None:
+        store = MemoryStore()
+        agent = Agent("a", model=ScriptedModel([script, "done"], follow=True), tools=[wait, nap])
+        rt = Runtime(agent, store=store, drain=1e6)
+        await rt.start()
+        await rt.send("long", "go")
+        await rt.send("short", "go")
+        await begun.wait()
+        leaving = asyncio.create_task(rt.close())
+        async with Runtime(agent, store=store.sibling()) as other:
+            await until(idle(other, "short"))
+            assert (await other.store.row("long")).owner == store.owner
+            assert not leaving.done()
+            assert rt.home.begun() == 1
+            rt.home.hurry()
+            await leaving
+            await until(idle(other, "long"))
+
+    story(scene)()
+
+
+def test_a_runtime_for_no_conversation_knows_its_agent_and_runs_nothing() -> None:
+    async def scene() -> None:
+        store = MemoryStore()
+        agent = Agent("a", model=ScriptedModel(["done"], follow=True))
+        async with Runtime(agent, store=store, only=()) as front:
+            turn = await front.send("c", "go")
+            assert (await front.snapshot("c")).agent == "a"
+            assert [each.agents for each in await front.owners()] == [()]
+            assert await front.store.owing() == ["c"]
+            async with Runtime(agent, store=store.sibling()) as worker:
+                await turn.ended()
+                assert not await worker.store.owing()
+
+    story(scene)()
+
+
 def test_a_runtime_for_one_conversation_leaves_the_others_alone() -> None:
     ran: list[str] = []
 

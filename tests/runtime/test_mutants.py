@@ -17,7 +17,7 @@ from assent.core import effects, gate, machine, replying, resolving, state
 from assent.core.decisions import Approve, Deny, Expired
 from assent.core.inputs import DeadlinePassed
 from assent.errors import Stale
-from assent.runtime import conversation, dispatch, expiry
+from assent.runtime import conversation, dispatch, drafting, expiry
 from assent.stores.memory import MemoryStore
 
 MUTANTS = {}
@@ -85,8 +85,8 @@ def acknowledged_before_the_commit():
     commit = conversation.Conversation._commit
 
     async def early(self, items):
-        _, held = self._draft(items)
-        self._give_back(held)
+        _, held = drafting.drafted(self, items)
+        drafting.give_back(self, held)
         for item in items:
             if item.refusal is None:
                 item.answer(None)
@@ -171,8 +171,8 @@ def published_before_the_append():
     commit = conversation.Conversation._commit
 
     async def early(self, items):
-        draft, held = self._draft(items)
-        self._give_back(held)
+        draft, held = drafting.drafted(self, items)
+        drafting.give_back(self, held)
         for event in draft.events:
             self.home.bus.publish(self.name, event)
         await commit(self, items)

@@ -6,14 +6,14 @@ appended in one step. Then running tasks are reconciled with ``owed(state)``. A 
 take-over are the same: load, claim, ``Woke``, reconcile.
 
 What needs no work (beginning a turn, closing it, claiming a call that may run at once) is decided in the same
-append as what led to it: see ``_chase``.
+append as what led to it: see ``drafting``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,20 +21,18 @@ from typing import TYPE_CHECKING, Any
 from assent import telemetry
 from assent.core import codec
 from assent.core.compaction import Rendering
-from assent.core.draft import Draft
 from assent.core.effects import CallModel, CloseTurn, Effect, RunPreview, RunTool, StartTurn, owed
 from assent.core.events import AnyEvent, Attempt, MessageReceived
 from assent.core.history import History
-from assent.core.inputs import BeginTurn, Claim, Close, Input, ModelReplied, Woke
+from assent.core.inputs import Input, Woke
 from assent.core.live import StateChanged, live_of
-from assent.core.machine import decide_into
 from assent.core.state import CallState, State, Status, evolve, status
-from assent.core.tool import ToolSpec
-from assent.errors import AssentError, Conflict, Fenced, Refused, StoreError
+from assent.errors import Conflict, Fenced, Refused, StoreError
 from assent.runtime import dispatch, model_call
 from assent.runtime.agent import Agent
 from assent.runtime.context import Window
-from assent.runtime.inbox import Item, guests, instead
+from assent.runtime.drafting import drafted, give_back
+from assent.runtime.inbox import Item, guests
 from assent.runtime.record import appended
 from assent.runtime.tasks import Tasks
 
@@ -193,6 +191,10 @@ class Conversation:
         """The process goes away: stop everything as it is. Whoever comes next finds it in the log."""
         loop, self._loop = self._loop, None
         await self.tasks.stop(loop)
+        epoch = self.epoch or self._given or self._unreleased
+        if epoch is not None and not self.tasks.dying:
+            with suppress(StoreError):  # else with all others, when the store is closed
+                await self.home.store.release(self.name, epoch)
         for item in self._inbox:
             item.answer(StoreError("the runtime was closed before this was recorded"))
 
@@ -279,12 +281,12 @@ class Conversation:
         while True:
             if self.epoch is None:
                 items = guests(items)
-            draft, held = self._draft(items)
+            draft, held = drafted(self, items)
             if not fresh and any(item.refusal for item in items):
                 # A refusal may rest on a state that others have moved on from: look before saying no.
                 fresh = True
                 if await self._catch_up():
-                    self._give_back(held)
+                    give_back(self, held)
                     continue
             if not draft.events:
                 break
@@ -293,16 +295,16 @@ class Conversation:
             try:
                 await self.home.store.append(appended(self.state, draft, epoch=self.epoch, release=release))
             except Conflict:
-                self._give_back(held)
+                give_back(self, held)
                 if not await self._catch_up():
                     raise StoreError(BEHIND) from None
                 continue
             except Fenced:
-                self._give_back(held)
+                give_back(self, held)
                 self._lose()
                 continue
             except StoreError as failure:
-                self._give_back(held)
+                give_back(self, held)
                 if owner and writes < len(WRITE_RETRIES):
                     await asyncio.sleep(WRITE_RETRIES[writes])
                     writes += 1
@@ -313,7 +315,7 @@ class Conversation:
                     item.answer(failure)
                 return
             except BaseException:
-                self._give_back(held)
+                give_back(self, held)
                 raise
             self.tasks.held.update(held)
             if release:
@@ -334,83 +336,6 @@ class Conversation:
         if self._unreleased is not None and not self.tasks.dying:
             await self.home.store.release(self.name, self._unreleased)
             self._unreleased = None
-
-    def _draft(self, items: list[Item]) -> tuple[Draft, dict[str, str]]:
-        draft = Draft(self.state, self.home.now())
-        for item in items:
-            start = len(draft.events)
-            item.refusal = self._try(draft, item.input)
-            if item.refusal is not None and not isinstance(item.refusal, Refused):
-                report = instead(item.input, item.refusal)
-                if report is not None:
-                    item.refusal = self._try(draft, report)
-            item.events = draft.events[start:]
-        return draft, self._chase(draft)
-
-    def _try(self, draft: Draft, input: Input) -> AssentError | None:
-        """Decide one input on top of the others; whatever is wrong with it is its own affair."""
-        mark = draft.mark()
-        try:
-            decide_into(draft, input, self._specs(draft.state) if isinstance(input, ModelReplied) else {})
-        except AssentError as refusal:
-            draft.back(mark)
-            return refusal
-        except Exception as bug:
-            draft.back(mark)
-            log.exception("%s: %s could not be decided", self.name, type(input).__name__)
-            return AssentError(f"{type(bug).__name__}: {bug}", kind="log_encode_failed")
-        return None
-
-    def _chase(self, draft: Draft) -> dict[str, str]:
-        """The owner's next moves that need no work: in the same append as what led to them.
-
-        Returns the slots that were taken for it: call -> tool.
-        """
-        held: dict[str, str] = {}
-        if self.epoch is None or self.home.closing:
-            return held
-        effects = owed(draft.state)
-        while (move := self._move(draft.state, effects)) is not None:
-            decide_into(draft, move, {})
-            effects = owed(draft.state)
-        self._claim(draft, effects, self.epoch, held)
-        return held
-
-    def _move(self, state: State, effects: frozenset[Effect]) -> Input | None:
-        """Begin a turn, or close it."""
-        for effect in effects:
-            match effect:
-                case StartTurn():
-                    name = state.queue[0].agent
-                    if self.home.runs(self.name, name):
-                        agent = self.home.agents[name]
-                        return BeginTurn(steps=agent.steps, mode=agent.mode, limits=agent.limits)
-                case CloseTurn():
-                    if self.tasks.none:
-                        partial = self.partial
-                        return Close(
-                            text="".join(partial.text),
-                            thinking="".join(partial.thinking),
-                            attempts=partial.attempts,
-                        )
-                case CallModel() | RunPreview() | RunTool():
-                    break  # a turn is under way
-        return None
-
-    def _claim(self, draft: Draft, effects: frozenset[Effect], epoch: int, held: dict[str, str]) -> None:
-        """Every call that may run at once: one start has no say in whether another may, so all in one pass."""
-        turn = draft.state.turn
-        for call_id, call in turn.calls.items() if turn else ():
-            if not dispatch.plain(call) or call.grant is not None:
-                continue
-            effect = RunTool(call_id)
-            if effect in effects and effect not in self.tasks and self.home.slots.take(call.made.tool):
-                held[call_id] = call.made.tool
-                decide_into(draft, Claim(call=call_id, epoch=epoch), {})
-
-    def _give_back(self, held: dict[str, str]) -> None:
-        for tool in held.values():
-            self.home.slots.give(tool)
 
     # --- state ---
 
@@ -473,10 +398,6 @@ class Conversation:
                 if now == "streaming" and self.epoch is not None:  # what else there is, everybody sees in the log
                     self.home.relay.send(self, changed)
 
-    def _specs(self, state: State) -> Mapping[str, ToolSpec]:
-        agent = self.home.agents.get(state.turn.agent) if state.turn else None
-        return agent.hooks.marked(agent.tools.specs) if agent else {}
-
     def _can_run(self, state: State) -> bool:
         """Something is owed, and this process can do it: closing needs no agent."""
         effects = owed(state)
@@ -502,7 +423,7 @@ class Conversation:
         for call_id, call in turn.calls.items():
             if call.phase in ("ready", "running"):
                 wanted += (RunPreview(call_id), RunTool(call_id))
-        for effect in wanted:  # in call order; beginning and closing a turn is decided in _chase
+        for effect in wanted:  # in call order; beginning and closing a turn is decided in ``drafting``
             if effect in effects and effect not in self.tasks:
                 match effect:
                     case CallModel():

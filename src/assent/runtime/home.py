@@ -81,6 +81,7 @@ class Home:
         self.waiting = Waiting(self)
         self._only = None if only is None else frozenset(conversation_id(name) for name in only)
         self._drain = drain
+        self._hurried = asyncio.Event()
         self._at_once = at_once
         self._taking = 0
         """As many as may come with the take that is under way."""
@@ -98,7 +99,7 @@ class Home:
     # --- life ---
 
     async def start(self) -> None:
-        await self.store.open(tuple(self.agents))
+        await self.store.open(tuple(self.agents) if self._runs_any else ())
         self.closing = False
         self.bus.open()
         self.waiting.open()
@@ -120,16 +121,34 @@ class Home:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        running = [task for conv in self._active.values() for task in conv.running()]
-        if running and self._drain > 0:
-            await asyncio.wait(running, timeout=self._drain)
-        await asyncio.gather(*(conv.stop() for conv in [*self._active.values(), *self._idle.values()]))
+        alarm = asyncio.get_running_loop().call_later(self._drain, self.hurry)
+        await asyncio.gather(*(self._leave(conv) for conv in [*self._active.values(), *self._idle.values()]))
+        alarm.cancel()
         self._active.clear()
         self._idle.clear()
         closed = StoreError("the runtime was closed; the log goes on elsewhere")
         self.bus.close(closed)
         self.waiting.close(closed)
         await self.store.close()
+
+    async def _leave(self, conv: Conversation) -> None:
+        """As soon as nothing of it runs here any more, others may go on with it."""
+        running = set(conv.running())
+        hurried = asyncio.ensure_future(self._hurried.wait())
+        while running and not self._hurried.is_set():
+            ended, _ = await asyncio.wait({*running, hurried}, return_when=asyncio.FIRST_COMPLETED)
+            running -= ended
+        hurried.cancel()
+        await conv.stop()
+
+    def hurry(self) -> None:
+        """Wait no longer for what runs."""
+        self._drain = 0.0
+        self._hurried.set()
+
+    def begun(self) -> int:
+        """How many calls run here."""
+        return sum(len(conv.running()) for conv in self._active.values())
 
     def tasks(self) -> list[asyncio.Task[None]]:
         """Everything that runs for this runtime: for tests that end a process without letting it say goodbye."""
@@ -239,6 +258,10 @@ class Home:
         """This process runs this conversation's turns."""
         return agent in self.agents and (self._only is None or conversation in self._only)
 
+    @property
+    def _runs_any(self) -> bool:
+        return bool(self.agents) and self._only != frozenset()
+
     def started(self, conv: Conversation) -> None:
         """A conversation's loop runs."""
         self._idle.pop(conv.name, None)
@@ -299,7 +322,7 @@ class Home:
         """Take up what is owed and nobody runs, as far as there is room; True: there may be more."""
         room = self.room
         limit = TAKEN if room is None else min(TAKEN, room)
-        if not self.agents or not limit:
+        if not self._runs_any or not limit:
             return False
         self._taking = limit
         try:

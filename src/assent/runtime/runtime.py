@@ -55,7 +55,7 @@ class Runtime:
     clock:         seconds since the epoch; for tests
     expires:       how long a suspension waits if its tool does not say
     parallel:      how many handlers run at once; ``parallel_per_tool`` for single tools
-    only:          run these conversations and no others, whatever else is owed in the store
+    only:          run these conversations and no others, whatever else is owed in the store; with none, run nothing
     at_once:       how many conversations this process runs at a time; the others wait for it, or for another process
     drain:         how long leaving waits for running tools to finish; those that do not are recovered as after a kill
     """
