@@ -207,7 +207,7 @@ def woken_by_itself():
         if isinstance(input, DeadlinePassed | machine.Finished):
             machine._woke(log, 10**6)
 
-    return [(conversation, "decide_into", every_time)]
+    return [(drafting, "decide_into", every_time)]
 
 
 @mutant("the model called")
@@ -303,7 +303,7 @@ def deadline_passes_early():
         return await due(self, now + 10**6, limit)
 
     return [
-        (conversation, "decide_into", early),
+        (drafting, "decide_into", early),
         (expiry.Expiry, "_overdue", overdue),
         (MemoryStore, "due", due_early),
     ]
@@ -355,7 +355,7 @@ def model_called_with_a_call_open():
                 return frozenset([effects.CallModel(turn.number, turn.step + 1)])
         return owed(now)
 
-    return [(module, "owed", impatient) for module in (effects, machine, replying, conversation)]
+    return [(module, "owed", impatient) for module in (effects, machine, replying, conversation, drafting)]
 
 
 @mutant("never comes to rest")
