@@ -200,7 +200,7 @@ def interrupted_call_resumed_without_a_claim():
 @mutant("its own owner started it again|time stands still")
 def woken_by_itself():
     """An owner takes its own running calls for interrupted ones, whenever it decides anything."""
-    decide = conversation.decide_into
+    decide = drafting.decide_into
 
     def every_time(log, input, specs):
         decide(log, input, specs)
@@ -288,7 +288,7 @@ def cancel_without_pairs():
 @mutant("expired before its deadline")
 def deadline_passes_early():
     """Deadlines pass when somebody looks."""
-    decide, due = conversation.decide_into, MemoryStore.due
+    decide, due = drafting.decide_into, MemoryStore.due
 
     def early(log, input, specs):
         if isinstance(input, DeadlinePassed):
