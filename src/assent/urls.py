@@ -6,6 +6,7 @@ Imports happen inside the functions, so that nothing is loaded that is not used.
 from __future__ import annotations
 
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from assent.errors import Invalid
@@ -13,8 +14,12 @@ from assent.errors import Invalid
 if TYPE_CHECKING:
     from assent.models.base import Model
     from assent.stores.base import LogStore
+    from assent.stores.upkeep import Health, Plan
 
-STORES = '"memory:", "sqlite:///assent.db" (relative) or "sqlite:////var/lib/assent.db" (absolute)'
+STORES = (
+    '"memory:", "sqlite:///assent.db" (relative), "sqlite:////var/lib/assent.db" (absolute) '
+    'or "postgresql://user@host/database"'
+)
 
 
 def open_store(url: str) -> LogStore:
@@ -26,11 +31,72 @@ def open_store(url: str) -> LogStore:
     if url.startswith("sqlite:///"):
         from assent.stores.sqlite import SQLiteStore
 
-        path = url.removeprefix("sqlite:///")
-        if not path or "\0" in path or path == ":memory:":
-            raise Invalid(f"store {url!r} names no file; use {STORES}")
-        return SQLiteStore(path)
-    raise Invalid(f"unknown store {url!r}; use {STORES}")
+        return SQLiteStore(_file(url))
+    _check_postgres(url)
+    from assent.stores.postgres import PostgresStore
+
+    return PostgresStore(url)
+
+
+def place(url: str) -> str:
+    """Where a store is, as people are told: no password in it."""
+    if url == "memory:" or url.startswith("sqlite:///"):
+        return url
+    _check_postgres(url)
+    from assent.stores.postgres.address import parse
+
+    return parse(url).place
+
+
+async def plan(url: str) -> Plan:
+    """What ``migrate`` would do. Changes nothing."""
+    return await _upkeep(url, change=False)
+
+
+async def migrate(url: str) -> Plan:
+    """Bring a store to this version, or make it; returns what was done."""
+    return await _upkeep(url, change=True)
+
+
+async def _upkeep(url: str, *, change: bool) -> Plan:
+    from assent.stores.upkeep import Plan
+
+    if url == "memory:":
+        raise Invalid("a store in memory has nothing to migrate: it ends with its process")
+    if url.startswith("sqlite:///"):
+        from assent.stores import database
+
+        return (database.migrate if change else database.plan)(_file(url))
+    _check_postgres(url)
+    from assent.stores.postgres import migrations
+
+    found = await (migrations.migrate if change else migrations.plan)(url)
+    steps = tuple(step.what for step in found.steps)
+    return Plan(place=found.place, version=found.version, wanted=found.wanted, steps=steps)
+
+
+async def health(url: str) -> Health | None:
+    """How the store's server is; None: it has none."""
+    if url == "memory:" or url.startswith("sqlite:///"):
+        return None
+    _check_postgres(url)
+    from assent.stores.postgres.health import health
+
+    return await health(url)
+
+
+def _file(url: str) -> str:
+    path = url.removeprefix("sqlite:///")
+    if not path or "\0" in path or path == ":memory:":
+        raise Invalid(f"store {url!r} names no file; use {STORES}")
+    return path
+
+
+def _check_postgres(url: str) -> None:
+    if not url.startswith(("postgresql://", "postgres://")):
+        raise Invalid(f"unknown store {url!r}; use {STORES}")
+    if find_spec("asyncpg") is None:
+        raise Invalid("a PostgreSQL store needs asyncpg: pip install 'assent[postgres]'", kind="resource_missing")
 
 
 @lru_cache(maxsize=64)

@@ -16,7 +16,8 @@ import apsw
 from assent.errors import StoreDamaged, StoreError, StoreNewer
 from assent.stores.connection import Connection, connect
 from assent.stores.faults import BUSY_SECONDS, explained
-from assent.stores.migrations import APPLICATION_ID, STEPS, VERSION
+from assent.stores.migrations import APPLICATION_ID, STEPS, VERSION, WHAT
+from assent.stores.upkeep import Plan
 
 _MAGIC = b"SQLite format 3\x00"
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
@@ -151,6 +152,30 @@ def _write_ahead(db: Connection) -> None:
                 "shared memory); move the store to a local disk"
             )
         time.sleep(0.005)
+
+
+def plan(path: str) -> Plan:
+    """What opening it would do to the file; it is not touched."""
+    path = checked_path(path)
+    inspect(path)
+    version = 0
+    if os.path.exists(path) and _header(path):
+        db = reader_connection(path)
+        try:
+            version, _ = _identity(db)
+        except apsw.Error as fault:
+            raise explained(fault, path, writing=False) from fault
+        finally:
+            db.close()
+    return Plan(place=path, version=version, wanted=VERSION, steps=WHAT[version:])
+
+
+def migrate(path: str) -> Plan:
+    """Bring it to this version, or make it; returns what was done."""
+    found = plan(path)
+    if found.steps:
+        writer_connection(checked_path(path), "FULL").close()
+    return found
 
 
 def _migrate(db: Connection, path: str) -> None:

@@ -180,7 +180,7 @@ class SQLiteStore:
 
     # --- leases ------------------------------------------------------------------------------------------
 
-    async def owing(self, agents: tuple[str, ...], limit: int = 100) -> list[str]:
+    async def owing(self, agents: tuple[str, ...] | None = None, limit: int = 100) -> list[str]:
         return await self._read(partial(statements.owing, agents=agents, limit=limit, alive=self._alive))
 
     async def take(

@@ -12,7 +12,11 @@ from assent.stores.migrations import m0001_first
 APPLICATION_ID = 0x41535354
 """``ASST``, in the header of every store: what tells one from any other SQLite database."""
 
-STEPS: tuple[str, ...] = (m0001_first.SQL,)
+_STEPS = (m0001_first,)
+
+STEPS: tuple[str, ...] = tuple(step.SQL for step in _STEPS)
+WHAT: tuple[str, ...] = tuple(step.WHAT for step in _STEPS)
+"""What each of them does, in a few words."""
 
 VERSION = len(STEPS)
 """The schema version that this code reads and writes."""

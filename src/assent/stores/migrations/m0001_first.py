@@ -10,6 +10,8 @@ Every index is partial where that keeps conversations at rest out of it, and cos
 transaction that touches it: there is one only where a loop asks all the time (owing, due, close).
 """
 
+WHAT = "the first tables"
+
 SQL = """
 CREATE TABLE conversations (
     id      INTEGER PRIMARY KEY,

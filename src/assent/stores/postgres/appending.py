@@ -1,0 +1,336 @@
+"""The group append: any number of conversations, one statement, one round trip, one commit.
+
+The statement compares and appends. Its ``moved`` part updates the rows of those conversations that are where their
+appends expect them (and, for an owner's append, under its epoch); in READ COMMITTED such an update waits for
+whoever has the row and then compares *again*, with what that one left. ``made`` inserts those that are new. All
+else in the statement happens for the conversations that came out of these two, and for no others. So each append
+is judged by itself, and per conversation the order is that in which its row was locked.
+
+The other parts see the database as it was when the statement began. That is enough: who expects seq n has read n, or
+was told of it, after its commit; so all that belongs to n was there before the statement was sent.
+
+Rows are locked in the order of names (the arrays are sorted, and the plan is a loop over them: see ``PLAN``), here as
+in ``leasing``, so that two groups never wait for each other.
+
+The hash of what is appended needs the hash before it: ``Heads`` remembers those of conversations that were lately
+written or read. It may be behind; the statement compares the hash, too.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from assent.errors import AssentError, Conflict, Fenced
+from assent.stores.base import GENESIS, Append, chain
+from assent.stores.packing import packed
+from assent.stores.postgres.driver import Link
+from assent.stores.postgres.jobs import AGAIN, Job
+from assent.stores.postgres.keeper import Keeper
+
+PLAN = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+}
+"""For connections that write: always a loop over what was sent, with an index into the table, planned once."""
+
+REMEMBERED = 20_000
+"""Conversations of which the head is remembered: about 250 bytes each."""
+
+BLOCK = 256
+"""Ids that one step of the sequence ``blocks`` is good for."""
+
+
+class Head(NamedTuple):
+    id: int
+    seq: int
+    hash: bytes
+
+
+class Heads:
+    """Where logs end, as far as is known here."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, Head] = OrderedDict()
+
+    def get(self, name: str) -> Head | None:
+        return self._known.get(name)
+
+    def saw(self, name: str, head: Head) -> None:
+        """Read at some time: what is known from a later one stays."""
+        known = self._known.get(name)
+        if known is None or known.seq <= head.seq:
+            self.set(name, head)
+
+    def set(self, name: str, head: Head) -> None:
+        self._known[name] = head
+        self._known.move_to_end(name)
+        if len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
+
+
+# ``IS TRUE`` keeps the planner from making a join of it: each of these is a look into a small hash table.
+_DONE = "(x.id IN (SELECT id FROM done)) IS TRUE"
+
+APPEND = f"""
+WITH item AS MATERIALIZED (
+    SELECT * FROM json_to_recordset($1::text::json)
+        AS i (id bigint, name text, expected int, before bytea, seq int, hash bytea, status text, agent text,
+              owes boolean, updated float8, epoch int, release boolean)
+), moved AS (
+    UPDATE conversations c
+    SET seq = i.seq, hash = i.hash, status = i.status, agent = i.agent, owes = i.owes, updated = i.updated,
+        owner = CASE WHEN i.release THEN NULL ELSE c.owner END
+    FROM item i
+    WHERE c.id = i.id AND c.seq = i.expected AND c.hash = i.before
+      AND (i.epoch IS NULL OR (c.epoch = i.epoch AND (c.owner IS NULL OR c.owner = $2)))
+    RETURNING c.id
+), made AS (
+    INSERT INTO conversations (id, name, seq, hash, status, agent, owes, updated, epoch)
+    SELECT id, name, seq, hash, status, agent, owes, updated, 0 FROM item
+    WHERE expected = 0 ORDER BY name COLLATE "C"
+    ON CONFLICT (name) DO NOTHING
+    RETURNING id
+), done AS MATERIALIZED (
+    SELECT id FROM moved UNION ALL SELECT id FROM made
+), logged AS (
+    INSERT INTO events (conversation, seq, hash, body)
+    SELECT * FROM unnest($3::bigint[], $4::int[], $5::bytea[], $6::bytea[]) AS x (id, seq, hash, body) WHERE {_DONE}
+), closed AS (
+    DELETE FROM pending p USING unnest($7::bigint[], $8::text[]) AS x (id, call)
+    WHERE p.conversation = x.id AND p.call = x.call AND {_DONE}
+), ended AS (
+    DELETE FROM call_leases l USING unnest($9::bigint[], $10::text[], $11::text[]) AS x (id, name, call)
+    WHERE l.conversation = x.name AND l.call = x.call AND {_DONE}
+), opened AS (
+    INSERT INTO pending (conversation, call, due, deadline, body)
+    SELECT * FROM unnest($12::bigint[], $13::text[], $14::float8[], $15::float8[], $16::bytea[])
+        AS x (id, call, due, deadline, body) WHERE {_DONE}
+    ON CONFLICT (conversation, call)
+    DO UPDATE SET due = excluded.due, deadline = excluded.deadline, body = excluded.body
+), pictured AS (
+    INSERT INTO snapshots (conversation, seq, body)
+    SELECT * FROM unnest($17::bigint[], $18::int[], $19::bytea[]) AS x (id, seq, body) WHERE {_DONE}
+    ON CONFLICT (conversation) DO UPDATE SET seq = excluded.seq, body = excluded.body
+), stored AS (
+    INSERT INTO artifacts (sha256, body)
+    SELECT sha256, body FROM unnest($20::bigint[], $21::bytea[], $22::bytea[]) AS x (id, sha256, body) WHERE {_DONE}
+    ORDER BY sha256
+    ON CONFLICT (sha256) DO NOTHING
+)
+SELECT id FROM done"""
+
+ROWS = "SELECT name, id, seq, hash, epoch, owner FROM conversations WHERE name = ANY($1)"
+
+LANDED = """
+SELECT i.n, b.hash, l.hash
+FROM unnest($1::text[], $2::int[], $3::int[]) WITH ORDINALITY AS i (name, before, last, n)
+JOIN conversations c ON c.name = i.name
+JOIN events l ON l.conversation = c.id AND l.seq = i.last
+LEFT JOIN events b ON b.conversation = c.id AND b.seq = i.before"""
+
+IDS = "SELECT nextval('blocks') FROM generate_series(1, $1)"
+
+
+class Wanted(NamedTuple):
+    """What an append's job carries."""
+
+    step: Append
+    owner: str
+    """Under which name it was asked for."""
+    artifacts: list[tuple[bytes, bytes]]
+
+
+class _Item(msgspec.Struct, gc=False):
+    """One append's part of ``item``. As JSON, because the driver takes four times as long for twelve arrays."""
+
+    id: int
+    name: str
+    expected: int
+    before: str
+    seq: int
+    hash: str
+    status: str
+    agent: str
+    owes: bool
+    updated: float
+    epoch: int | None
+    release: bool
+
+
+_encoded = msgspec.json.Encoder().encode
+
+
+class _Row(NamedTuple):
+    """A conversation as it is now; all zero: there is none."""
+
+    id: int = 0
+    seq: int = 0
+    hash: bytes = GENESIS
+    epoch: int = 0
+    owner: str | None = None
+
+
+class Appending:
+    """The kind of job that ``append`` is."""
+
+    def __init__(self, heads: Heads, keeper: Keeper):
+        self._heads = heads
+        self._keeper = keeper
+        self._ids: list[int] = []
+
+    def void(self, what: Wanted) -> Fenced | None:
+        step = what.step
+        if step.epoch is None or self._keeper.holds(what.owner):
+            return None
+        refusal = Fenced(step.conversation, epoch=step.epoch, actual=step.epoch)
+        refusal.message = (
+            f"conversation {step.conversation!r} is not run here any more: "
+            "this process could not show the database in time that it lives"
+        )
+        return refusal
+
+    async def write(self, link: Link, jobs: Sequence[Job]) -> list[Any]:
+        outcomes: dict[Job, Any] = {}
+        ready = await self._placed(link, jobs, outcomes)
+        if ready:
+            ready.sort(key=lambda placed: placed[0].conversation)
+            values, ends = _values(ready, self._keeper.owner)
+            done = {key for (key,) in await link.fetch(APPEND, *values)}
+            refused: list[Job] = []
+            for (job, head), end in zip(ready, ends, strict=True):
+                if head.id in done:
+                    self._heads.set(job.conversation, end)
+                    outcomes[job] = None
+                    if job.what.step.release:
+                        self._keeper.gave_up(job.conversation, job.what.step.epoch)
+                else:
+                    refused.append(job)
+            if done:
+                self._keeper.tell()
+            if refused:
+                await self._judge(link, refused, outcomes)
+        return [outcomes[job] for job in jobs]
+
+    async def _placed(self, link: Link, jobs: Sequence[Job], outcomes: dict[Job, Any]) -> list[tuple[Job, Head]]:
+        """Those that can be sent, each with the head that it follows; the others have got their outcomes."""
+        ready: list[tuple[Job, Head]] = []
+        unsure: list[Job] = []
+        new: list[Job] = []
+        for job in jobs:
+            step: Append = job.what.step
+            head = self._heads.get(job.conversation)
+            if step.epoch is not None and (lapse := self.void(job.what)):
+                outcomes[job] = lapse
+            elif head is not None and head.seq == step.expected:
+                ready.append((job, head))
+            elif head is None and step.expected == 0 and not step.epoch:
+                new.append(job)
+            else:
+                unsure.append(job)
+        if unsure:
+            await self._judge(link, unsure, outcomes)
+            for job in unsure:
+                if outcomes[job] is AGAIN:  # it fits what was just read
+                    head = self._heads.get(job.conversation)
+                    if head is None:
+                        new.append(job)
+                    else:
+                        ready.append((job, head))
+        if new:
+            if len(self._ids) < len(new):
+                blocks = await link.fetch(IDS, -(-len(new) // BLOCK))
+                self._ids += [key for (first,) in blocks for key in range(first + BLOCK - 1, first - 1, -1)]
+            ready += [(job, Head(self._ids.pop(), 0, GENESIS)) for job in new]
+        return ready
+
+    async def _judge(self, link: Link, jobs: Sequence[Job], outcomes: dict[Job, Any]) -> None:
+        """Why these cannot be appended, by what is there now; AGAIN: they can."""
+        found = await link.fetch(ROWS, [job.conversation for job in jobs])
+        rows = {values[0]: _Row(*values[1:]) for values in found}
+        doubtful: list[Job] = []
+        for job in jobs:
+            row = rows.get(job.conversation, _Row())
+            if row.id:
+                self._heads.set(job.conversation, Head(row.id, row.seq, row.hash))
+            outcomes[job] = refusal(job.what.step, row, self._keeper.owner) or AGAIN
+            if job.doubt and job.what.step.events and outcomes[job] is not AGAIN:
+                doubtful.append(job)
+        if doubtful:
+            await self._recognise(link, doubtful, outcomes)
+
+    async def _recognise(self, link: Link, jobs: Sequence[Job], outcomes: dict[Job, Any]) -> None:
+        """A reply to these was lost, and now they are refused: perhaps because they themselves are in the log.
+        The hash says so: it covers the events and all that is before them."""
+        steps: list[Append] = [job.what.step for job in jobs]
+        found = await link.fetch(
+            LANDED,
+            [step.conversation for step in steps],
+            [step.expected for step in steps],
+            [step.expected + len(step.events) for step in steps],
+        )
+        n: int
+        for n, before, last in found:
+            step = steps[n - 1]
+            before = before if step.expected else GENESIS
+            if before is not None and chain(before, step.events)[-1] == last:
+                outcomes[jobs[n - 1]] = None
+
+
+def refusal(step: Append, row: _Row, owner: str) -> AssentError | None:
+    if row.seq != step.expected:
+        return Conflict(step.conversation, expected=step.expected, actual=row.seq)
+    if step.epoch is not None and (step.epoch != row.epoch or row.owner not in (None, owner)):
+        return Fenced(step.conversation, epoch=step.epoch, actual=row.epoch)
+    return None
+
+
+def _values(ready: Sequence[tuple[Job, Head]], owner: str) -> tuple[list[Any], list[Head]]:
+    """What the statement is given, and where each log ends if it is done."""
+    items: list[_Item] = []
+    events: list[Any] = []
+    closed: list[Any] = []
+    ended: list[Any] = []
+    opened: list[Any] = []
+    pictures: list[Any] = []
+    artifacts: list[Any] = []
+    ends: list[Head] = []
+    for job, head in ready:
+        step: Append = job.what.step
+        name, key, seq, hash_ = step.conversation, head.id, head.seq, head.hash
+        for next_, body in zip(chain(hash_, step.events), step.events, strict=True):
+            seq, hash_ = seq + 1, next_
+            events.append((key, seq, hash_, packed(body)))
+        ends.append(Head(key, seq, hash_))
+        place = (key, name, head.seq, "\\x" + head.hash.hex(), seq, "\\x" + hash_.hex())
+        items.append(_Item(*place, step.status, step.agent, step.owes, step.at, step.epoch, step.release))
+        if step.closed or step.opened:
+            entries = {entry.call: entry for entry in step.opened}
+            calls = dict.fromkeys(step.closed)
+            ended += [(key, name, call) for call in calls]
+            closed += [(key, call) for call in calls if call not in entries]  # else it is replaced
+            opened += [(key, e.call, e.due, e.deadline, packed(e.body)) for e in entries.values()]
+        if step.snapshot is not None:
+            pictures.append((key, seq, step.snapshot))
+        if job.what.artifacts:
+            artifacts += [(key, sha, body) for sha, body in job.what.artifacts]
+    return [
+        _encoded(items).decode(),
+        owner,
+        *_columns(events, 4),
+        *_columns(closed, 2),
+        *_columns(ended, 3),
+        *_columns(opened, 5),
+        *_columns(pictures, 3),
+        *_columns(artifacts, 3),
+    ], ends
+
+
+def _columns(rows: list[Any], width: int) -> list[Any]:
+    return list(zip(*rows, strict=True)) if rows else [()] * width

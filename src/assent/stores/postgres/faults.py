@@ -1,0 +1,108 @@
+"""PostgreSQL's errors in our words: what happened, what it means for the log, and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from assent.errors import StoreDamaged, StoreError
+from assent.stores.postgres.address import Address
+from assent.stores.postgres.driver import Away, Lost, Unfit, server_error
+
+CONNECTIONS = 5
+"""What one store holds open: two that write, two that read, one that keeps the lease and listens."""
+
+_SHARED: tuple[type[Exception], ...] = (
+    StoreError,
+    Away,
+    Lost,
+    server_error.InsufficientResourcesError,
+    server_error.OperatorInterventionError,
+    server_error.InsufficientPrivilegeError,
+    server_error.ReadOnlySQLTransactionError,
+    server_error.UndefinedTableError,
+    server_error.UndefinedColumnError,
+    server_error.InvalidSchemaNameError,
+    server_error.PostgresSystemError,
+)
+
+_DAMAGE: tuple[type[Exception], ...] = (
+    server_error.UndefinedTableError,
+    server_error.UndefinedColumnError,
+    server_error.InvalidSchemaNameError,
+    server_error.DataCorruptedError,
+    server_error.IndexCorruptedError,
+)
+
+_REMEDY: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str], ...] = (
+    (server_error.InvalidPasswordError, "the password is wrong; correct it in the URL, PGPASSWORD or ~/.pgpass"),
+    (
+        server_error.InvalidAuthorizationSpecificationError,
+        "this user may not connect; check the user in the URL, and pg_hba.conf on the server",
+    ),
+    (server_error.InvalidCatalogNameError, "there is no such database; create it (createdb) or correct the URL"),
+    (
+        server_error.TooManyConnectionsError,
+        f"it has no connection left; each process needs {CONNECTIONS}: raise max_connections, or run fewer processes",
+    ),
+    (
+        server_error.InsufficientPrivilegeError,
+        "this user may not; let it create the schema (GRANT CREATE ON DATABASE ...), or make it the schema's owner",
+    ),
+    (
+        server_error.ReadOnlySQLTransactionError,
+        "it is read-only, probably a standby; connect to the primary (target_session_attrs=read-write)",
+    ),
+    (server_error.DiskFullError, "its disk is full; free some space there and try again"),
+    (server_error.OutOfMemoryError, "it has not enough memory; free some there and try again"),
+    (
+        server_error.QueryCanceledError,
+        "another transaction holds what is needed here; find it in pg_stat_activity and end it",
+    ),
+    (server_error.CannotConnectNowError, "it is starting or shutting down; try again in a moment"),
+    (server_error.ProgramLimitExceededError, "one value is larger than PostgreSQL can hold; make it smaller"),
+    (
+        server_error.CharacterNotInRepertoireError,
+        "a name holds a character that PostgreSQL cannot store (NUL); choose another name",
+    ),
+    (
+        server_error.UntranslatableCharacterError,
+        "a name holds a character that this database cannot store; choose another name, or a database in UTF-8",
+    ),
+    ((Unfit, UnicodeError), "a name holds a character that cannot be stored; choose another name"),
+    (TimeoutError, "it did not answer in time; check that it runs and can be reached from here"),
+    (asyncio.TimeoutError, "it did not answer in time; check that it runs and can be reached from here"),
+    (ConnectionRefusedError, "nothing listens there; start it, or correct the host and the port in the URL"),
+    (FileNotFoundError, "there is no such socket; start it, or correct the host and the port in the URL"),
+    (Lost, "the connection broke; check that it runs and can be reached from here"),
+    (OSError, "it cannot be reached; check the host and the port in the URL, and the network"),
+)
+
+
+def shared(fault: Exception) -> bool:
+    """Would this have hit any statement, whatever was in it? Else one of its parts is to blame."""
+    return isinstance(fault, _SHARED)
+
+
+def explained(fault: Exception, address: Address, *, writing: bool, settled: bool = True) -> StoreError:
+    """What the caller gets. ``settled=False``: nobody knows whether the write took place."""
+    if isinstance(fault, StoreError):
+        return type(fault)(fault.message, kind=fault.kind, details=fault.details)
+    cause = fault.__cause__ if isinstance(fault, Away) and isinstance(fault.__cause__, Exception) else fault
+    details: dict[str, Any] = {"place": address.place, "cause": f"{type(cause).__name__}: {cause}"}
+    if isinstance(cause, _DAMAGE):
+        return StoreDamaged(
+            f"{address.place} is not what it was ({cause}); nothing was repaired: restore a backup", details=details
+        )
+    remedies = (remedy for cls, remedy in _REMEDY if isinstance(cause, cls))
+    remedy = next(remedies, f"{cause} ({type(cause).__name__})")
+    did = "written" if writing else "read"
+    outcome = ""
+    if writing:
+        outcome = "; nothing was recorded" if settled else "; it is not known whether it was recorded: reload"
+        details["outcome"] = "nothing" if settled else "unknown"
+    return StoreError(
+        f"{address.place} could not be {did}: {remedy}{outcome}",
+        kind="log_write_failed" if writing else "log_read_failed",
+        details=details,
+    )

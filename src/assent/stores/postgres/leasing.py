@@ -1,0 +1,106 @@
+"""Who runs what: claim, take and release, each for many conversations in one statement.
+
+A lease is alive while its owner is (``keeper``). Every acquisition is a new epoch, and the epoch that was read must
+still be there when it is raised: a statement that had to wait for a row compares again, but sees the owners as they
+were when it began, and would take one who has just come for dead.
+
+A lost reply to a claim needs no reading back, because a claim may be made twice. A lost take has left leases that
+nobody here knows of: the next one takes these too. Both want the first statement to be over, and the writer sees to
+that.
+
+Others are told of what was given up. Not of what was taken: that makes no work for anybody, and two who wake each other
+by looking would never rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from assent.stores.postgres.driver import Link
+from assent.stores.postgres.jobs import Job
+from assent.stores.postgres.keeper import Keeper
+
+_I_LIVE = "EXISTS (SELECT FROM owners o WHERE o.owner = $1 AND o.until > clock_timestamp())"
+
+CLAIM = f"""
+UPDATE conversations c SET owner = $1, epoch = c.epoch + 1
+FROM unnest($2::text[]) AS i (name) JOIN conversations s ON s.name = i.name
+WHERE c.id = s.id AND c.epoch = s.epoch AND {_I_LIVE}
+  AND (c.owner IS NULL OR c.owner = $1
+       OR NOT EXISTS (SELECT FROM owners o WHERE o.owner = c.owner AND o.until > clock_timestamp()))
+RETURNING c.name, c.epoch"""
+
+_WANTED = "c.owes AND c.agent = ANY($2) AND c.name <> ALL($4) AND ($5::text[] IS NULL OR c.name = ANY($5))"
+
+TAKE = f"""
+WITH free AS MATERIALIZED (
+    SELECT c.id FROM conversations c WHERE {_WANTED} AND c.owner IS NULL
+    LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED
+), gone AS MATERIALIZED (
+    SELECT owner FROM owners WHERE until <= clock_timestamp() UNION ALL SELECT $1 WHERE $6
+), left_behind AS MATERIALIZED (
+    SELECT c.id FROM gone JOIN conversations c ON c.owner = gone.owner WHERE {_WANTED}
+    LIMIT $3 - (SELECT count(*) FROM free) FOR NO KEY UPDATE OF c SKIP LOCKED
+)
+UPDATE conversations c SET owner = $1, epoch = c.epoch + 1
+FROM (SELECT id FROM free UNION ALL SELECT id FROM left_behind) t
+WHERE c.id = t.id AND {_I_LIVE}
+RETURNING c.name, c.epoch"""
+
+RELEASE = """
+UPDATE conversations c SET owner = NULL FROM unnest($1::text[], $2::int[]) AS i (name, epoch)
+WHERE c.name = i.name AND c.epoch = i.epoch AND c.owner IS NOT NULL"""
+
+
+class _Leasing:
+    def __init__(self, keeper: Keeper):
+        self._keeper = keeper
+
+    def void(self, what: Any) -> None:
+        return None
+
+
+class Claiming(_Leasing):
+    """The kind of job that ``claim`` is; its outcome is the new epoch, or None."""
+
+    async def write(self, link: Link, jobs: Sequence[Job]) -> list[Any]:
+        owner = self._keeper.owner
+        found = await link.fetch(CLAIM, owner, sorted(job.conversation for job in jobs))
+        epochs = self._keeper.got(owner, dict(found))
+        return [epochs.get(job.conversation) for job in jobs]
+
+
+class Wanted(NamedTuple):
+    """What ``take`` is asked for."""
+
+    agents: tuple[str, ...]
+    limit: int
+    only: list[str] | None
+    but: list[str]
+
+
+class Taking(_Leasing):
+    """The kind of job that ``take`` is; its outcome is the epochs."""
+
+    async def write(self, link: Link, jobs: Sequence[Job]) -> list[Any]:
+        owner = self._keeper.owner
+        outcomes: list[Any] = []
+        for job in jobs:  # there is one: all of them are of the same "conversation"
+            wanted: Wanted = job.what
+            but = [*wanted.but, *self._keeper.held] if job.doubt else wanted.but
+            found = await link.fetch(TAKE, owner, list(wanted.agents), wanted.limit, but, wanted.only, job.doubt)
+            outcomes.append(self._keeper.got(owner, dict(found)))
+        return outcomes
+
+
+class Releasing(_Leasing):
+    """The kind of job that ``release`` is. What is given up twice is given up."""
+
+    async def write(self, link: Link, jobs: Sequence[Job]) -> list[Any]:
+        ordered = sorted((job.conversation, job.what) for job in jobs)
+        await link.fetch(RELEASE, [name for name, _ in ordered], [epoch for _, epoch in ordered])
+        for name, epoch in ordered:
+            self._keeper.gave_up(name, epoch)
+        self._keeper.tell()
+        return [None] * len(jobs)

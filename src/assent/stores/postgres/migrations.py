@@ -1,0 +1,212 @@
+"""How a PostgreSQL store got its tables, step by step.
+
+Step n takes a store from schema version n-1 to n; the version stands in the table ``meta``. Steps that were released
+are never changed: a change is a new step at the end. All that are missing run in one transaction, under a lock
+that lets one process at a time through; whoever comes second finds nothing left to do.
+
+While a step runs and afterwards, workers of the version before go on with the same tables. So a step only adds: a
+table, an index, a column that may be left out (NULL or a default). What nobody needs any more is dropped by a
+step of a later release, when no worker of the earlier one can be left. There are no functions or triggers in
+the database, because those of one version would be run by the workers of another.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from assent.errors import StoreDamaged, StoreError, StoreNewer
+from assent.stores.postgres.address import Address, parse
+from assent.stores.postgres.driver import Away, Link, Lost, PostgresError, connect
+from assent.stores.postgres.faults import explained
+
+OLDEST_SERVER = 14
+PATIENCE = 3600.0
+"""Seconds: an index over a large table takes its time."""
+
+
+class Step(NamedTuple):
+    what: str
+    sql: str
+
+
+FIRST = """
+CREATE TABLE meta (version integer NOT NULL);
+INSERT INTO meta VALUES (0);
+
+-- An id for every conversation, in blocks: a process takes one block and hands out its ids by itself.
+CREATE SEQUENCE blocks AS bigint INCREMENT BY 256;
+
+-- No index has a column that every append changes, and pages keep room: an append's update stays on its page and
+-- touches no index (a "HOT" update).
+CREATE TABLE conversations (
+    id      bigint PRIMARY KEY,
+    name    text COLLATE "C" NOT NULL UNIQUE,
+    seq     integer NOT NULL,
+    epoch   integer NOT NULL,
+    updated double precision NOT NULL,
+    owes    boolean NOT NULL,
+    hash    bytea NOT NULL,
+    status  text NOT NULL,
+    agent   text NOT NULL,
+    owner   text COLLATE "C"
+) WITH (fillfactor = 75);
+CREATE INDEX conversations_owing ON conversations (owner, agent) WHERE owes;
+
+-- Bodies come packed: to compress them again is lost time, and up to 8 KB they stay in the row.
+CREATE TABLE events (
+    conversation bigint NOT NULL,
+    seq          integer NOT NULL,
+    hash         bytea NOT NULL,
+    body         bytea NOT NULL,
+    PRIMARY KEY (conversation, seq)
+) WITH (toast_tuple_target = 8160);
+ALTER TABLE events ALTER COLUMN body SET STORAGE EXTERNAL;
+
+CREATE TABLE snapshots (
+    conversation bigint PRIMARY KEY,
+    seq          integer NOT NULL,
+    body         bytea NOT NULL
+);
+
+CREATE TABLE pending (
+    conversation bigint NOT NULL,
+    call         text COLLATE "C" NOT NULL,
+    due          double precision NOT NULL,
+    deadline     double precision NOT NULL,
+    body         bytea NOT NULL,
+    PRIMARY KEY (conversation, call)
+) WITH (toast_tuple_target = 8160);
+ALTER TABLE pending ALTER COLUMN body SET STORAGE EXTERNAL;
+CREATE INDEX pending_due ON pending (due);
+
+CREATE TABLE artifacts (
+    sha256 bytea PRIMARY KEY,
+    body   bytea NOT NULL
+);
+
+-- A lease is its owner's: it ends when the owner's time does. "until" is by the database's clock.
+CREATE TABLE owners (
+    owner  text COLLATE "C" PRIMARY KEY,
+    agents text[] NOT NULL,
+    pid    integer NOT NULL,
+    host   text NOT NULL,
+    since  timestamptz NOT NULL,
+    until  timestamptz NOT NULL
+) WITH (fillfactor = 50);
+
+CREATE TABLE clients (
+    conversation text COLLATE "C" NOT NULL,
+    client       text COLLATE "C" NOT NULL,
+    tools        text[] NOT NULL,
+    until        double precision NOT NULL,
+    PRIMARY KEY (conversation, client)
+);
+
+CREATE TABLE call_leases (
+    conversation text COLLATE "C" NOT NULL,
+    call         text COLLATE "C" NOT NULL,
+    client       text COLLATE "C" NOT NULL,
+    until        double precision NOT NULL,
+    PRIMARY KEY (conversation, call)
+);
+"""
+
+STEPS: tuple[Step, ...] = (Step("the first tables", FIRST),)
+
+VERSION = len(STEPS)
+"""The schema version that this code reads and writes."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands between a store and this version."""
+
+    place: str
+    version: int
+    """0: there is no store yet."""
+    wanted: int
+    steps: tuple[Step, ...]
+    """In this order; none: there is nothing to do."""
+
+
+async def plan(url: str) -> Plan:
+    """What ``migrate`` would do. Changes nothing."""
+    address = parse(url)
+    link = await _connected(address)
+    try:
+        return await _plan(link, address)
+    except (Lost, PostgresError) as fault:
+        raise explained(fault, address, writing=False) from fault
+    finally:
+        await link.close()
+
+
+async def migrate(url: str) -> Plan:
+    """Bring a store to this version, or make it; returns what was done."""
+    return await migrated(parse(url))
+
+
+async def migrated(address: Address) -> Plan:
+    """The same behind an address that was parsed. A store that is up to date is only looked at."""
+    link = await _connected(address)
+    try:
+        return await _migrated(link, address)
+    finally:
+        await link.close()
+
+
+async def _migrated(link: Link, address: Address) -> Plan:
+    try:
+        found = await _plan(link, address)
+        if not found.steps:
+            return found
+        await link.run(f"BEGIN; SELECT pg_advisory_xact_lock({_key(address)})")
+        try:
+            found = await _plan(link, address)  # somebody else may have been here in between
+            if found.version == 0:
+                await link.run(f"CREATE SCHEMA IF NOT EXISTS {address.schema}")
+            for step in found.steps:
+                await link.run(step.sql)
+            if found.steps:
+                await link.run(f"UPDATE meta SET version = {VERSION}")
+        except BaseException:
+            if not link.closed:
+                await link.run("ROLLBACK")
+            raise
+        await link.run("COMMIT")
+    except (Lost, PostgresError) as fault:
+        raise explained(fault, address, writing=True) from fault
+    return found
+
+
+async def _connected(address: Address) -> Link:
+    try:
+        return await connect(address, {"statement_timeout": "0"}, patience=PATIENCE)
+    except Away as fault:
+        raise explained(fault, address, writing=False) from fault
+
+
+TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = $1"
+
+
+async def _plan(link: Link, address: Address) -> Plan:
+    if link.version < OLDEST_SERVER:
+        raise StoreError(f"{address.place} is version {link.version}; Assent needs PostgreSQL {OLDEST_SERVER} or newer")
+    tables = {name for (name,) in await link.fetch(TABLES, address.schema)}
+    version = (await link.fetch("SELECT version FROM meta"))[0][0] if "meta" in tables else 0
+    if tables and not {"meta", "conversations"} <= tables:
+        raise StoreDamaged(
+            f"{address.place} holds tables that are not Assent's; choose a schema of its own (?assent_schema=...)"
+        )
+    if version > VERSION:
+        raise StoreNewer(
+            f"{address.place} was written by a newer version of Assent (schema {version}, this one knows {VERSION}); "
+            "it was not touched: install that version"
+        )
+    return Plan(place=address.place, version=version, wanted=VERSION, steps=STEPS[version:])
+
+
+def _key(address: Address) -> int:
+    """One number a schema, the same in every version."""
+    return 0x4153_5354_0000_0000 + sum(ord(c) * 131**n for n, c in enumerate(address.schema)) % (1 << 31)

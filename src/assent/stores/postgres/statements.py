@@ -1,0 +1,208 @@
+"""What the PostgreSQL store asks its database, beside appends and leases: one function a verb.
+
+Each is one statement, and so one snapshot. All of these may be asked again when a reply was lost: they read, or
+write what may be written twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from assent.errors import StoreDamaged
+from assent.stores.base import ClientRow, Loaded, OwnerRow, PendingRow, Row
+from assent.stores.packing import unpacked
+from assent.stores.postgres.driver import Link
+
+CLIENT_MEMORY = 3600.0
+"""Seconds after which a lapsed client is forgotten, counted from the newest one's end."""
+
+MOST = 2**31 - 1
+
+# --- the log -------------------------------------------------------------------------------------------
+
+COLUMNS = "c.name, c.seq, c.hash, c.status, c.agent, c.owes, c.owner, c.epoch, c.updated"
+LOAD = f"""SELECT c.id, {COLUMNS}, s.seq, s.body,
+               (SELECT array_agg(e.body ORDER BY e.seq) FROM events e
+                WHERE e.conversation = c.id AND e.seq > coalesce(s.seq, 0))
+           FROM conversations c LEFT JOIN snapshots s ON s.conversation = c.id WHERE c.name = $1"""
+
+
+async def load(link: Link, name: str) -> tuple[int, Loaded] | None:
+    """The conversation's id, and what is loaded."""
+    found = await link.fetch(LOAD, name)
+    if not found:
+        return None
+    key, *values, seq, snapshot, bodies = found[0]
+    row, seq = _row(values), seq or 0
+    events = [unpacked(body) for body in bodies or ()]
+    if len(events) != row.seq - seq:
+        raise StoreDamaged(
+            f"conversation {name!r} has {len(events)} events after {seq}, not {row.seq - seq}; nothing was "
+            "repaired: keep a copy, then restore a backup"
+        )
+    return key, Loaded(row=row, snapshot=snapshot, snapshot_seq=seq, events=events)
+
+
+READ = """SELECT e.seq, e.body FROM conversations c JOIN events e ON e.conversation = c.id
+          WHERE c.name = $1 AND e.seq > $2 AND e.seq < $3 ORDER BY e.seq LIMIT $4"""
+
+
+async def read(link: Link, name: str, after: int, before: int | None, limit: int | None) -> list[bytes]:
+    first = min(max(after, 0), MOST)
+    end = MOST if before is None else min(max(before, 0), MOST)
+    found = await link.fetch(READ, name, first, end, limit if limit is None else max(limit, 0))
+    if found and (found[0][0] != first + 1 or found[-1][0] - found[0][0] + 1 != len(found)):
+        raise StoreDamaged(f"events of conversation {name!r} after {first} are missing; nothing was repaired")
+    return [unpacked(body) for _, body in found]
+
+
+HASHES = """SELECT e.hash FROM conversations c JOIN events e ON e.conversation = c.id
+            WHERE c.name = $1 ORDER BY e.seq"""
+
+
+async def hashes(link: Link, name: str) -> list[bytes]:
+    return [hash_ for (hash_,) in await link.fetch(HASHES, name)]
+
+
+async def artifact(link: Link, sha: bytes) -> bytes | None:
+    found = await link.fetch("SELECT body FROM artifacts WHERE sha256 = $1", sha)
+    return found[0][0] if found else None
+
+
+# --- the indexes ---------------------------------------------------------------------------------------
+
+ROW = f"SELECT c.id, {COLUMNS} FROM conversations c WHERE c.name = $1"
+
+
+async def row(link: Link, name: str) -> tuple[int, Row] | None:
+    """The conversation's id, and its row."""
+    found = await link.fetch(ROW, name)
+    return (found[0][0], _row(found[0][1:])) if found else None
+
+
+ROWS = f"""SELECT {COLUMNS} FROM conversations c WHERE c.name > $1 AND ($2::text IS NULL OR c.status = $2)
+           ORDER BY c.name LIMIT $3"""
+
+
+async def rows(link: Link, status: str | None, cursor: str | None, limit: int) -> list[Row]:
+    return [_row(values) for values in await link.fetch(ROWS, cursor or "", status, limit)]
+
+
+HEADS = "SELECT name, seq FROM conversations WHERE name = ANY($1)"
+
+
+async def heads(link: Link, names: list[str]) -> dict[str, int]:
+    return dict(await link.fetch(HEADS, names))
+
+
+ENTRIES = """SELECT c.name, p.call, p.body, p.due, p.deadline
+             FROM pending p JOIN conversations c ON c.id = p.conversation"""
+PENDING = f"{ENTRIES} ORDER BY p.deadline, c.name, p.call"
+PENDING_OF = f"{ENTRIES} WHERE c.name = $1 ORDER BY p.deadline, p.call"
+
+
+async def pending(link: Link, name: str | None) -> list[PendingRow]:
+    found = await link.fetch(PENDING) if name is None else await link.fetch(PENDING_OF, name)
+    return [_entry(values) for values in found]
+
+
+DUE = f"""SELECT later.due AS next, d.* FROM (SELECT min(due) AS due FROM pending WHERE due > $1) later
+          LEFT JOIN ({ENTRIES} WHERE p.due <= $1 ORDER BY p.due LIMIT $2) d ON true ORDER BY d.due"""
+
+
+async def due(link: Link, now: float, limit: int) -> tuple[list[PendingRow], float | None]:
+    found = await link.fetch(DUE, now, limit)
+    return [_entry(values[1:]) for values in found if values[1] is not None], found[0][0]
+
+
+POSTPONE = """UPDATE pending SET due = $3
+              WHERE conversation = (SELECT id FROM conversations WHERE name = $1) AND call = $2"""
+
+
+async def postpone(link: Link, name: str, call: str, due: float) -> None:
+    await link.fetch(POSTPONE, name, call, due)
+
+
+# --- owners --------------------------------------------------------------------------------------------
+
+# An owner is alive while its time lasts, by the database's clock.
+DEAD = "SELECT owner FROM owners WHERE until <= clock_timestamp()"
+OF_THESE = "($1::text[] IS NULL OR agent = ANY($1))"
+OWING = f"""(SELECT name FROM conversations WHERE owes AND owner IS NULL AND {OF_THESE} LIMIT $2)
+            UNION ALL
+            (SELECT name FROM ({DEAD}) dead JOIN conversations USING (owner)
+             WHERE owes AND {OF_THESE} LIMIT $2)
+            LIMIT $2"""
+
+
+async def owing(link: Link, agents: tuple[str, ...] | None, limit: int) -> list[str]:
+    these = None if agents is None else list(agents)
+    return [name for (name,) in await link.fetch(OWING, these, limit)]
+
+
+# Its time was last moved on a lease before it ends; a lease that is held by who owes nothing is on its way out.
+OWNERS = """SELECT owner, agents, pid, host, extract(epoch FROM since)::float8, until > clock_timestamp(),
+                (SELECT count(*) FROM conversations c WHERE c.owes AND c.owner = o.owner),
+                extract(epoch FROM until)::float8 - $1::float8
+            FROM owners o ORDER BY since, owner"""
+
+
+async def owners(link: Link, lease: float) -> list[OwnerRow]:
+    return [
+        OwnerRow(
+            owner=owner, agents=tuple(agents), pid=pid, host=host, since=since, alive=alive, holds=holds, seen=seen
+        )
+        for owner, agents, pid, host, since, alive, holds, seen in await link.fetch(OWNERS, lease)
+    ]
+
+
+# --- clients -------------------------------------------------------------------------------------------
+
+PUT_CLIENT = """WITH old AS (DELETE FROM clients WHERE conversation = $1 AND client <> $2 AND until <= $4 - $5::float8)
+                INSERT INTO clients (conversation, client, tools, until) VALUES ($1, $2, $3, $4)
+                ON CONFLICT (conversation, client) DO UPDATE SET tools = excluded.tools, until = excluded.until"""
+CLIENTS = "SELECT client, tools, until FROM clients WHERE conversation = $1 ORDER BY client"
+
+
+async def put_client(link: Link, client: ClientRow) -> None:
+    await link.fetch(PUT_CLIENT, client.conversation, client.client, list(client.tools), client.until, CLIENT_MEMORY)
+
+
+async def clients(link: Link, name: str) -> list[ClientRow]:
+    return [
+        ClientRow(conversation=name, client=client, tools=tuple(tools), until=until)
+        for client, tools, until in await link.fetch(CLIENTS, name)
+    ]
+
+
+LEASE_CALL = """INSERT INTO call_leases AS l (conversation, call, client, until) VALUES ($1, $2, $3, $5)
+                ON CONFLICT (conversation, call) DO UPDATE SET client = excluded.client, until = excluded.until
+                WHERE l.client = excluded.client OR l.until <= $4
+                RETURNING client"""
+
+
+async def lease_call(link: Link, name: str, call: str, client: str, now: float, until: float) -> bool:
+    return bool(await link.fetch(LEASE_CALL, name, call, client, now, until))
+
+
+# --- rows into values ----------------------------------------------------------------------------------
+
+
+def _row(values: Any) -> Row:
+    name, seq, hash_, status, agent, owes, owner, epoch, updated = values
+    return Row(
+        conversation=name,
+        seq=seq,
+        hash=hash_,
+        status=status,
+        agent=agent,
+        owes=owes,
+        owner=owner,
+        epoch=epoch,
+        updated=updated,
+    )
+
+
+def _entry(values: Any) -> PendingRow:
+    name, call, body, due, deadline = values
+    return PendingRow(conversation=name, call=call, body=unpacked(body), due=due, deadline=deadline)

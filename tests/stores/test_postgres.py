@@ -1,0 +1,491 @@
+"""The PostgreSQL store keeps the contract; and what it does beyond it while the database is well."""
+
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pg
+import pytest
+
+from assent.errors import Conflict, Fenced, Invalid, StoreDamaged, StoreError, StoreNewer
+from assent.stores.base import GENESIS, chain
+from assent.stores.postgres import PostgresStore, migrate, migrations, plan
+from assent.stores.postgres.faults import CONNECTIONS
+from assent.testing.store_contract import StoreContract, entry, on_a_loop, step, the_lease, the_row
+from assent.urls import open_store
+
+LEASE = 1.0
+
+
+class TestPostgresStore(StoreContract):
+    grace = LEASE * 1.1
+
+    @pytest.fixture(autouse=True)
+    def _schema(self):
+        self.url = pg.fresh(lease=LEASE)
+        yield
+        pg.drop(self.url)
+
+    def make(self):
+        return PostgresStore(self.url)
+
+    def sibling(self, store):
+        return PostgresStore(self.url)
+
+    def kill(self, store):
+        store.kill()
+
+    async def ask(self, text, *values):
+        return await pg.asked(self.url, text, *values)
+
+    # --- group append ------------------------------------------------------------------------------------
+
+    @on_a_loop
+    async def test_concurrent_appends_share_commits(self):
+        store = await self.store()
+        before = store.commits
+        await asyncio.gather(*(store.append(step(f"c{n}", 0)) for n in range(400)))
+        assert store.commits - before <= 8
+        assert len(await store.rows(limit=1000)) == 400
+
+    @on_a_loop
+    async def test_claims_that_wait_are_made_in_one_statement_each_under_its_own_epoch(self):
+        store = await self.store()
+        other = await self.other(store)
+        await asyncio.gather(*(store.append(step(f"c{n}", 0)) for n in range(100)))
+        for n in range(0, 100, 10):
+            await the_lease(other, f"c{n}")
+        before = store.commits
+        found = await asyncio.gather(*(store.claim(f"c{n}") for n in range(100)), store.claim("unknown"))
+        assert store.commits - before <= 4
+        assert found == [*(1 if n % 10 else None for n in range(100)), None]
+
+    @on_a_loop
+    async def test_one_that_cannot_be_stored_does_not_take_the_others_of_its_group_with_it(self):
+        store = await self.store()
+        names = ["a", "with a \0 in it", "b", "with a \ud800 in it", "c"]
+        outcomes = await asyncio.gather(*(store.append(step(name, 0)) for name in names), return_exceptions=True)
+        assert [isinstance(outcome, StoreError) for outcome in outcomes] == [False, True, False, True, False]
+        assert "choose another name" in outcomes[1].message
+        assert "choose another name" in outcomes[3].message
+        assert [row.conversation for row in await store.rows()] == ["a", "b", "c"]
+
+    @on_a_loop
+    async def test_an_artifact_that_two_appends_share_is_stored_if_one_of_them_is(self):
+        store = await self.store()
+        body = b"artifact"
+        name = "c7c5c1d70c5dec4416ab6158afd0b223ef40c29b1dc1f97ed9428b94d4cadb1c"
+        appends = [
+            store.append(step("a", 7, artifacts=[(name, body)])),
+            store.append(step("b", 0, artifacts=[(name, body)])),
+        ]
+        refused, done = await asyncio.gather(*appends, return_exceptions=True)
+        assert isinstance(refused, Conflict)
+        assert done is None
+        assert await store.artifact(name) == body
+
+    @on_a_loop
+    async def test_an_append_whose_caller_was_cancelled_is_written(self):
+        store = await self.store()
+        task = asyncio.ensure_future(store.append(step("c", 0)))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await store.append(step("c", 1))
+        assert (await the_row(store, "c")).seq == 2
+
+    @on_a_loop
+    async def test_fifty_writers_of_one_conversation_leave_a_gapless_chain(self):
+        stores = [await self.store(), *[await self.other(None) for _ in range(2)]]
+        written = []
+
+        async def write(n):
+            store, done = stores[n % 3], 0
+            while done < 6:
+                row = await store.row("c")
+                seq = row.seq if row else 0
+                body = b"%d/%d" % (n, done)
+                try:
+                    await store.append(step("c", seq, body))
+                except Conflict:
+                    continue
+                written.append(body)
+                done += 1
+
+        await asyncio.gather(*(write(n) for n in range(50)))
+        bodies = await stores[0].read("c")
+        assert sorted(bodies) == sorted(written)
+        assert len(bodies) == 300
+        assert await stores[1].hashes("c") == chain(GENESIS, bodies)
+
+    @on_a_loop
+    async def test_owners_and_guests_who_hammer_a_few_conversations_leave_every_log_and_index_as_they_were_told(self):
+        """Appends, claims, takes and releases of several stores meet on the same rows, in groups; whatever was
+        acknowledged is there, in order, and what only an owner may write was written under its epoch."""
+        chance = random.Random(7)
+        stores = [await self.store("agent"), *[await self.other(None, "agent") for _ in range(3)]]
+        names = [f"c{n}" for n in range(6)]
+        for name in names:
+            await stores[0].append(step(name, 0, b"{}", owes=True))
+        acknowledged = {name: [] for name in names}
+        ends = time.monotonic() + 4.0
+
+        async def guest(store, n):
+            while time.monotonic() < ends:
+                name = chance.choice(names)
+                seq = (await store.heads([name]))[name]
+                call, body = f"k{chance.randrange(3)}", json.dumps({"guest": n, "at": seq}).encode()
+                opened = [entry(name, call, float(seq))] if chance.random() < 0.5 else []
+                try:
+                    await store.append(step(name, seq, body, owes=True, opened=opened, closed=[call]))
+                except Conflict:
+                    continue
+                acknowledged[name].append((seq + 1, body, call, bool(opened)))
+
+        async def own(store, n):
+            while time.monotonic() < ends:
+                if chance.random() < 0.5:
+                    leases = await store.take(("agent",), 2)
+                else:
+                    name = chance.choice(names)
+                    epoch = await store.claim(name)
+                    leases = {} if epoch is None else {name: epoch}
+                for name, epoch in leases.items():
+                    for _ in range(3):
+                        seq = (await store.heads([name]))[name]
+                        body = json.dumps({"owner": n, "epoch": epoch}).encode()
+                        with suppress(Conflict, Fenced):  # fenced: another task of this very store has claimed it
+                            await store.append(step(name, seq, body, owes=True, epoch=epoch))
+                            acknowledged[name].append((seq + 1, body, None, False))
+                    await store.release(name, epoch)
+
+        tasks = [role(store, n) for n, store in enumerate(stores) for role in (guest, guest, guest, own, own)]
+        await asyncio.gather(*tasks)
+        for name in names:
+            bodies = await stores[0].read(name)
+            assert await stores[0].hashes(name) == chain(GENESIS, bodies)
+            told = sorted(acknowledged[name])
+            assert [seq for seq, *_ in told] == list(range(2, len(bodies) + 1))
+            assert [body for _, body, *_ in told] == bodies[1:]
+            epochs = [event["epoch"] for event in map(json.loads, bodies) if "epoch" in event]
+            assert epochs == sorted(epochs)
+            calls = {}
+            for seq, _, call, opened in told:
+                if call:
+                    calls.pop(call, None)
+                    calls |= {call: float(seq - 1)} if opened else {}
+            assert {row.call: row.due for row in await stores[1].pending(name)} == calls
+            assert min(len(told), len(epochs)) > 5
+
+    @on_a_loop
+    async def test_an_append_that_changes_no_index_touches_none(self):
+        store = await self.store()
+        for round_ in range(40):
+            await asyncio.gather(*(store.append(step(f"c{n}", round_)) for n in range(50)))
+        await asyncio.sleep(0.1)
+        await store.close()
+        found = await self.ask(
+            "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables "
+            "WHERE relname = 'conversations' AND schemaname = $1",
+            pg.schema_of(self.url),
+        )
+        updated, hot = found[0]
+        assert updated == 39 * 50
+        assert hot > 0.9 * updated
+
+    @on_a_loop
+    async def test_who_looks_for_work_wakes_nobody_and_who_gives_some_up_does(self):
+        one = await self.store()
+        two = await self.other(one)
+        await one.append(step("c", 0, owes=True))
+        while await two.foreign(0.1):
+            pass
+        epoch = (await one.take(("agent",)))["c"]
+        for _ in range(5):
+            assert await one.take(("agent",)) == {}
+            assert await one.owing(("agent",)) == []
+            assert await one.claim("unknown") is None
+            with pytest.raises(Conflict):
+                await one.append(step("c", 7))
+        assert not await two.foreign(0.2)
+        await one.release("c", epoch)
+        assert await two.foreign(5.0)
+
+    # --- owners ------------------------------------------------------------------------------------------
+
+    @on_a_loop
+    async def test_a_killed_store_never_answers_again(self):
+        store = await self.store()
+        self.dies(store)
+        for call in (store.append(step("c", 0)), store.row("c"), store.close(), store.foreign(0.0)):
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(call, 0.02)
+
+    @on_a_loop
+    async def test_a_killed_store_leaves_its_callers_waiting(self):
+        store = await self.store()
+        calls = [asyncio.ensure_future(call) for call in (store.append(step("c", 0)), store.row("c"))]
+        await asyncio.sleep(0)
+        self.dies(store)
+        done, waiting = await asyncio.wait(calls, timeout=0.1)
+        assert not done
+        for call in waiting:
+            call.cancel()
+
+    @on_a_loop
+    async def test_owners_long_dead_are_forgotten_at_open_unless_something_they_ran_is_owed(self):
+        one = await self.store()
+        two = await self.other(one)
+        three = await self.other(one)
+        await one.append(step("c", 0, owes=True))
+        await the_lease(two, "c")
+        self.dies(two)
+        self.dies(three)
+        await self.ask("UPDATE owners SET until = now() - interval '1 day' WHERE owner <> $1", one.owner)
+        four = await self.other(one)
+        assert {row.owner for row in await four.owners()} == {one.owner, two.owner, four.owner}
+        assert await four.take(("agent",)) == {"c": 2}
+
+    @on_a_loop
+    async def test_what_belongs_to_an_owner_that_is_not_there_any_more_is_free_again(self):
+        one = await self.store()
+        await one.append(step("c", 0, owes=True))
+        await the_lease(one, "c")
+        await self.ask("UPDATE conversations SET owner = 'nobody'")
+        two = await self.other(one)
+        assert await two.owing(("agent",)) == ["c"]
+
+    @on_a_loop
+    async def test_a_store_holds_as_many_connections_as_it_says_and_none_after_it_is_closed(self):
+        async def connections():
+            ((number,),) = await self.ask("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'assent'")
+            return number
+
+        while await connections():
+            await asyncio.sleep(0.01)
+        store = await self.store()
+        await asyncio.gather(*(store.append(step(f"c{n}", 0)) for n in range(300)))
+        await asyncio.gather(*(store.row(f"c{n}") for n in range(300)))
+        assert await connections() == CONNECTIONS
+        await store.close()
+        while await connections():
+            await asyncio.sleep(0.01)
+
+    @on_a_loop
+    async def test_a_child_process_cannot_use_its_parents_store(self):
+        store = await self.store()
+        child = os.fork()
+        if not child:
+            try:
+                store.append(step("c", 0)).send(None)
+            except StoreError as refusal:
+                os._exit(0 if "fork" in refusal.message else 2)
+            os._exit(1)
+        assert (await asyncio.to_thread(os.waitpid, child, 0))[1] == 0
+        await store.append(step("c", 0))
+
+    @on_a_loop
+    async def test_a_process_that_stood_still_for_longer_than_its_lease_is_fenced_when_it_goes_on(self):
+        store = await self.store()
+        child = await asyncio.to_thread(
+            subprocess.Popen,
+            [sys.executable, "-c", ZOMBIE, self.url],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+        )
+        try:
+            said = await asyncio.to_thread(child.stdout.readline)
+            assert said == "running 1\n"
+            child.send_signal(signal.SIGSTOP)
+            while not (taken := await store.take(("agent",))):
+                await asyncio.sleep(0.02)
+            assert taken == {"c": 2}
+            seq = (await the_row(store, "c")).seq
+            child.send_signal(signal.SIGCONT)
+            assert await asyncio.to_thread(child.stdout.readline) == "fenced\n"
+            assert await asyncio.to_thread(child.stdout.readline) == "lapsed True\n"
+            assert (await the_row(store, "c")).seq == seq
+        finally:
+            child.kill()
+            child.wait()
+            child.stdout.close()
+
+    # --- opening -----------------------------------------------------------------------------------------
+
+    @on_a_loop
+    async def test_many_who_open_a_new_store_at_once_make_it_once(self):
+        stores = [self.make() for _ in range(6)]
+        self.opened += stores
+        await asyncio.gather(*(store.open() for store in stores))
+        assert await self.ask("SELECT version FROM meta") == [(migrations.VERSION,)]
+        assert len(await stores[0].owners()) == 6
+
+    @on_a_loop
+    async def test_a_plan_says_what_is_missing_and_changes_nothing_and_migrating_does_it_once(self):
+        found = await plan(self.url)
+        assert (found.version, found.wanted, len(found.steps)) == (0, migrations.VERSION, migrations.VERSION)
+        assert await plan(self.url) == found
+        done = await asyncio.gather(*(migrate(self.url) for _ in range(4)))
+        assert sorted(len(each.steps) for each in done) == [0, 0, 0, migrations.VERSION]
+        assert (await plan(self.url)).steps == ()
+        await (await self.store()).append(step("c", 0))
+
+    @on_a_loop
+    async def test_a_store_of_a_newer_version_is_left_alone(self):
+        await (await self.store()).close()
+        await self.ask("UPDATE meta SET version = 99")
+        for attempt in (self.make().open(), plan(self.url), migrate(self.url)):
+            with pytest.raises(StoreNewer, match="newer version"):
+                await attempt
+
+    @on_a_loop
+    async def test_a_step_that_fails_leaves_the_store_as_it_was(self):
+        await (await self.store()).close()
+        steps = (*migrations.STEPS, migrations.Step("broken", "CREATE TABLE more (x int); SELECT 1/0"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(migrations, "STEPS", steps)
+            patch.setattr(migrations, "VERSION", len(steps))
+            with pytest.raises(StoreError, match="division by zero"):
+                await migrate(self.url)
+        assert (await plan(self.url)).version == migrations.VERSION
+        assert await self.ask("SELECT to_regclass('more')") == [(None,)]
+
+    @on_a_loop
+    async def test_a_schema_of_somebody_elses_is_not_touched(self):
+        schema = pg.schema_of(self.url)
+        await self.ask(f"CREATE SCHEMA {schema}")
+        await self.ask(f"CREATE TABLE {schema}.theirs (x int)")
+        with pytest.raises(StoreDamaged, match="assent_schema"):
+            await self.make().open()
+        assert await self.ask("SELECT tablename FROM pg_tables WHERE schemaname = $1", schema) == [("theirs",)]
+
+    @on_a_loop
+    async def test_a_table_that_is_gone_is_damage_and_is_reported(self):
+        store = await self.store()
+        await self.ask("DROP TABLE events")
+        with pytest.raises(StoreDamaged):
+            await store.append(step("c", 0))
+        with pytest.raises(StoreDamaged):
+            await store.read("c")
+
+    @on_a_loop
+    async def test_events_that_are_missing_are_reported_as_damage(self):
+        store = await self.store()
+        await store.append(step("c", 0, b"1", b"2", b"3"))
+        await self.ask("DELETE FROM events WHERE seq = 2")
+        for attempt in (store.load("c"), store.read("c"), store.read("c", after=1)):
+            with pytest.raises(StoreDamaged):
+                await attempt
+
+
+ZOMBIE = """
+import asyncio, sys
+from assent.errors import Fenced
+from assent.stores.base import Append
+from assent.stores.postgres import PostgresStore
+
+def step(expected, **more):
+    known = dict(conversation="c", events=[b"{}"], status="", agent="agent", owes=True, at=1.0)
+    return Append(expected=expected, **known, **more)
+
+async def main():
+    store = PostgresStore(sys.argv[1])
+    await store.open(("agent",))
+    await store.append(step(0))
+    epoch = await store.claim("c")
+    print("running", epoch, flush=True)
+    name = store.owner
+    try:
+        for version in range(1, 100000):
+            await store.append(step(version, epoch=epoch))
+            await asyncio.sleep(0.01)
+    except Fenced:
+        print("fenced", flush=True)
+    await store.lapsed()
+    print("lapsed", store.owner != name, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+# --- addresses -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda server: server.url(database="nowhere"), "no such database"),
+        (lambda server: server.url(tcp=True).replace("postgres@", "somebody@"), "this user"),
+        (lambda server: server.url(tcp=True).replace(f":{server.port}", ":1"), "nothing listens there"),
+        (lambda server: server.url(host="/nowhere"), "no such socket"),
+        (lambda server: server.url(tcp=True).replace("127.0.0.1", "no.such.host.invalid"), "cannot be reached"),
+    ],
+)
+def test_a_url_that_leads_nowhere_says_what_to_do(change, says):
+    with pytest.raises(StoreError, match=says) as failure:
+        asyncio.run(PostgresStore(change(pg.server())).open())
+    assert failure.value.kind in ("log_read_failed", "log_write_failed")
+
+
+def test_a_user_who_may_not_create_the_schema_is_told_what_to_grant():
+    url = pg.fresh()
+    pg.sql(url, "CREATE ROLE reader LOGIN")
+    try:
+        with pytest.raises(StoreError, match="GRANT CREATE"):
+            asyncio.run(PostgresStore(url.replace("postgres@", "reader@")).open())
+    finally:
+        pg.sql(url, "DROP ROLE reader")
+
+
+def test_a_password_is_never_shown():
+    url = pg.server().url(tcp=True).replace("postgres@", "somebody:secret@").replace("/postgres", "/nowhere")
+    with pytest.raises(StoreError) as failure:
+        asyncio.run(PostgresStore(url).open())
+    assert "secret" not in failure.value.message + str(failure.value.details)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "postgresql://host/db?assent_lease=soon",
+        "postgresql://host/db?assent_lease=0",
+        "postgresql://host/db?assent_schema=Mine",
+        "postgresql://host/db?assent_schema=a;drop",
+        "postgresql://host/db?assent_shema=mine",
+        "postgresql://host:port/db",
+    ],
+)
+def test_options_that_mean_nothing_are_refused(wrong):
+    with pytest.raises(Invalid):
+        open_store(wrong)
+
+
+def test_a_url_becomes_a_store_and_our_options_never_reach_the_driver():
+    store = open_store("postgresql://me:secret@host/db?sslmode=require&assent_schema=mine&assent_lease=3")
+    assert isinstance(store, PostgresStore)
+    assert store.address.dsn == "postgresql://me:secret@host/db?sslmode=require"
+    assert (store.address.schema, store.address.lease) == ("mine", 3.0)
+    assert "secret" not in store.address.place
+    assert open_store("postgres://host/db").address.schema == "assent"
+
+
+def test_without_the_driver_it_is_said_how_to_install_it():
+    said = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.modules['asyncpg'] = None; import assent.urls as u\n"
+         "from importlib import util; u.find_spec = lambda name: None\n"
+         "try: u.open_store('postgresql://host/db')\nexcept u.Invalid as e: print(e, e.kind)"],
+        capture_output=True, text=True, check=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+    ).stdout  # fmt: skip
+    assert re.search(r"pip install 'assent\[postgres\]' resource_missing", said.replace("\n", " ").strip()), said

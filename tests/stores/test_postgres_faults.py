@@ -1,0 +1,409 @@
+"""The PostgreSQL store when replies are lost, connections break or fall silent, and the database goes away."""
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+
+import pg
+import pytest
+from pgproxy import Proxy
+
+from assent.errors import Conflict, Fenced, StoreError
+from assent.stores.base import GENESIS, chain
+from assent.stores.postgres import PostgresStore, keeper
+from assent.testing.store_contract import entry, step, the_lease, the_row
+
+LEASE = 1.0
+APPEND, CLAIM, TAKE = "INSERT INTO events", "FROM unnest($2::text[]) AS i (name)", "SKIP LOCKED"
+
+
+def story(test):
+    """A test on a loop of its own, bounded, on a new schema."""
+
+    def run():
+        url = pg.fresh(lease=LEASE, tcp=True)
+
+        async def whole():
+            async with asyncio.timeout(30):
+                await test(url)
+            left = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("assent:")]
+            assert not left, f"left running: {left}"
+
+        try:
+            asyncio.run(whole())
+        finally:
+            pg.drop(url)
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@asynccontextmanager
+async def opened(url, *agents):
+    store = PostgresStore(url)
+    await store.open(agents)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def proxied(url, *agents):
+    """A store whose every byte goes through a proxy."""
+    port = pg.server().port
+    async with Proxy(port) as proxy, opened(url.replace(f":{port}", f":{proxy.port}"), *agents) as store:
+        yield store, proxy
+
+
+async def check_log(store, name, *bodies):
+    assert await store.read(name) == list(bodies)
+    assert await store.hashes(name) == chain(GENESIS, bodies)
+    assert (await the_row(store, name)).seq == len(bodies)
+
+
+# --- lost replies --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["lose", "hush", "cut", "keep"])
+def test_an_append_whose_reply_is_lost_is_in_the_log_once_and_is_acknowledged(how):
+    @story
+    async def told(url):
+        async with proxied(url) as (store, proxy):
+            await store.append(step("c", 0, b"one"))
+            struck = proxy.strike(APPEND, how)
+            await store.append(step("c", 1, b"two", opened=[entry("c", "k", 5.0)]))
+            assert struck.done()
+            await proxy.deliver()
+            await store.append(step("c", 2, b"three"))
+            await check_log(store, "c", b"one", b"two", b"three")
+            assert [row.call for row in await store.pending("c")] == ["k"]
+
+    told()
+
+
+@pytest.mark.parametrize("how", ["lose", "hush"])
+def test_a_conversation_whose_creation_lost_its_reply_is_there_once(how):
+    @story
+    async def told(url):
+        async with proxied(url) as (store, proxy):
+            proxy.strike(APPEND, how)
+            await store.append(step("c", 0, b"one"))
+            await check_log(store, "c", b"one")
+
+    told()
+
+
+@story
+async def test_a_lost_reply_is_recognised_although_others_have_appended_since(url):
+    async with proxied(url) as (store, proxy), opened(url) as other:
+        await store.append(step("c", 0, b"one"))
+        struck = proxy.strike(APPEND, "hush")
+        appending = asyncio.ensure_future(store.append(step("c", 1, b"two")))
+        await struck
+        while (await the_row(other, "c")).seq < 2:
+            await asyncio.sleep(0.001)
+        await other.append(step("c", 2, b"three"))
+        await appending
+        await check_log(store, "c", b"one", b"two", b"three")
+
+
+@story
+async def test_an_append_that_never_arrived_loses_to_one_that_did_and_is_told_so(url):
+    async with proxied(url) as (store, proxy), opened(url) as other:
+        await store.append(step("c", 0, b"one"))
+        struck = proxy.strike(APPEND, "keep")
+        appending = asyncio.ensure_future(store.append(step("c", 1, b"mine")))
+        await struck
+        await other.append(step("c", 1, b"theirs"))
+        with pytest.raises(Conflict):
+            await appending
+        await proxy.deliver()
+        await check_log(store, "c", b"one", b"theirs")
+
+
+@story
+async def test_a_group_whose_reply_is_lost_is_written_once_and_each_gets_its_own_answer(url):
+    async with proxied(url) as (store, proxy):
+        await asyncio.gather(*(store.append(step(f"c{n}", 0, b"%d" % n)) for n in range(40)))
+        proxy.strike(APPEND, "lose")
+        proxy.strike(APPEND, "lose")
+        appends = [store.append(step(f"c{n}", 1 + n % 2, b"again")) for n in range(40)]
+        outcomes = await asyncio.gather(*appends, return_exceptions=True)
+        for n in range(40):
+            if n % 2:
+                assert isinstance(outcomes[n], Conflict)
+                await check_log(store, f"c{n}", b"%d" % n)
+            else:
+                assert outcomes[n] is None
+                await check_log(store, f"c{n}", b"%d" % n, b"again")
+
+
+@pytest.mark.parametrize("how", ["lose", "hush", "cut", "keep"])
+def test_a_claim_whose_reply_is_lost_leaves_one_lease_that_can_be_used(how):
+    @story
+    async def told(url):
+        async with proxied(url) as (store, proxy):
+            await store.append(step("c", 0))
+            proxy.strike(CLAIM, how)
+            epoch = await the_lease(store, "c")
+            await proxy.deliver()
+            row = await the_row(store, "c")
+            assert (row.owner, row.epoch) == (store.owner, epoch)
+            await store.append(step("c", 1, epoch=epoch))
+
+    told()
+
+
+@pytest.mark.parametrize("how", ["lose", "hush", "cut", "keep"])
+def test_a_take_whose_reply_is_lost_leaves_nothing_that_nobody_knows_of(how):
+    @story
+    async def told(url):
+        async with proxied(url) as (store, proxy), opened(url) as other:
+            for n in range(6):
+                await store.append(step(f"c{n}", 0, owes=True))
+            held = {"c0": await the_lease(store, "c0")}
+            theirs = {"c1": await the_lease(other, "c1")}
+            proxy.strike(TAKE, how)
+            taken = await store.take(("agent",))
+            await proxy.deliver()
+            assert sorted(taken) == ["c2", "c3", "c4", "c5"]
+            for who, leases in ((store, held | taken), (other, theirs)):
+                for name, epoch in leases.items():
+                    await who.append(step(name, 1, owes=True, epoch=epoch))
+
+    told()
+
+
+@story
+async def test_a_release_whose_reply_is_lost_gives_up_the_lease(url):
+    async with proxied(url) as (store, proxy), opened(url) as other:
+        await store.append(step("c", 0))
+        epoch = await the_lease(store, "c")
+        proxy.strike("SET owner = NULL", "lose")
+        await store.release("c", epoch)
+        assert await other.claim("c") == epoch + 1
+
+
+# --- broken connections --------------------------------------------------------------------------------------
+
+
+@story
+async def test_appends_go_on_while_the_servers_processes_are_ended_again_and_again(url):
+    async with opened(url) as store:
+        ended = 0
+
+        async def converse(n):
+            for version in range(60):
+                await store.append(step(f"c{n}", version, b"%d/%d" % (n, version)))
+
+        async def end():
+            nonlocal ended
+            while True:
+                await asyncio.sleep(0.03)
+                found = await pg.asked(
+                    url,
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE application_name = 'assent' ORDER BY random() LIMIT 2",
+                )
+                ended += len(found)
+
+        ending = asyncio.ensure_future(end())
+        await asyncio.gather(*(converse(n) for n in range(20)))
+        ending.cancel()
+        await asyncio.gather(ending, return_exceptions=True)
+        assert ended > 4
+        for n in range(20):
+            await check_log(store, f"c{n}", *(b"%d/%d" % (n, version) for version in range(60)))
+
+
+@story
+async def test_what_was_acknowledged_survives_an_immediate_restart_and_the_store_goes_on(url):
+    async with opened(url) as store:
+        acknowledged = dict.fromkeys(range(20), 0)
+
+        async def converse(n):
+            for version in range(150):
+                try:
+                    await store.append(step(f"c{n}", version, b"%d/%d" % (n, version)))
+                except Conflict:
+                    raise
+                except StoreError:  # the database was away for too long
+                    return
+                acknowledged[n] = version + 1
+
+        conversing = asyncio.gather(*(converse(n) for n in range(20)))
+        while min(acknowledged.values()) < 5:
+            await asyncio.sleep(0.001)
+        await asyncio.to_thread(pg.server().restart)
+        await conversing
+        for n, versions in acknowledged.items():
+            assert versions >= 5
+            bodies = await store.read(f"c{n}")
+            assert bodies[:versions] == [b"%d/%d" % (n, version) for version in range(versions)]
+            assert await store.hashes(f"c{n}") == chain(GENESIS, bodies)
+
+
+@story
+async def test_a_server_that_stands_still_for_longer_than_a_lease_costs_the_lease_and_no_append(url):
+    async with opened(url) as store:
+        await store.append(step("c", 0, b"one"))
+        with pg.server().frozen():
+            appending = asyncio.ensure_future(store.append(step("c", 1, b"two")))
+            await store.lapsed()
+            assert not appending.done()
+        await appending
+        await check_log(store, "c", b"one", b"two")
+        assert await store.claim("c") == 1
+
+
+@story
+async def test_readers_find_their_way_back_by_themselves(url):
+    async with proxied(url) as (store, proxy):
+        await store.append(step("c", 0))
+        for _ in range(3):
+            proxy.cut()
+            found = await asyncio.gather(*(store.row("c") for _ in range(5)))
+            assert all(row.seq == 1 for row in found)
+
+
+@story
+async def test_a_database_that_stays_away_is_reported_in_bounded_time_with_what_to_do(url):
+    async with proxied(url) as (store, proxy):
+        await store.append(step("c", 0))
+        with proxy.away():
+            started = time.monotonic()
+            outcomes = await asyncio.gather(
+                store.append(step("c", 1)), store.claim("c"), store.row("c"), return_exceptions=True
+            )
+            assert 1.5 * LEASE < time.monotonic() - started < 6 * LEASE
+        for outcome, kind in zip(outcomes, ("log_write_failed", "log_write_failed", "log_read_failed"), strict=True):
+            assert isinstance(outcome, StoreError)
+            assert outcome.kind == kind
+            assert "can be reached" in outcome.message or "cannot be reached" in outcome.message
+        assert outcomes[0].details["outcome"] == "nothing"
+        await store.append(step("c", 1))
+        assert (await the_row(store, "c")).seq == 2
+
+
+@story
+async def test_an_append_in_doubt_that_cannot_be_settled_says_that_nobody_knows(url):
+    async with proxied(url) as (store, proxy):
+        await store.append(step("c", 0))
+        struck = proxy.strike(APPEND, "hush")
+        appending = asyncio.ensure_future(store.append(step("c", 1)))
+        await struck
+        with proxy.away(), pytest.raises(StoreError) as failure:
+            await appending
+        assert failure.value.details["outcome"] == "unknown"
+        assert "reload" in failure.value.message
+        assert (await the_row(store, "c")).seq == 2
+
+
+@story
+async def test_another_owners_commits_are_noticed_again_after_the_listening_connection_was_lost(url):
+    async with proxied(url) as (store, proxy), opened(url) as other:
+        while await store.foreign(0.1):
+            pass
+        proxy.cut()
+        assert await store.foreign(5.0)  # what was said in between is lost: look
+        await other.append(step("c", 0))
+        assert await store.foreign(5.0)
+
+
+# --- leases --------------------------------------------------------------------------------------------------
+
+
+@story
+async def test_a_silent_connection_does_not_cost_the_lease_and_a_silent_network_does(url):
+    async with proxied(url) as (store, proxy):
+        name, lapsing = store.owner, asyncio.ensure_future(store.lapsed())
+        await store.append(step("c", 0))
+        epoch = await the_lease(store, "c")
+        await proxy.strike("UPDATE owners SET until", "hush")
+        await asyncio.sleep(2 * LEASE)
+        assert not lapsing.done()
+        await store.append(step("c", 1, epoch=epoch))
+        with proxy.silent():
+            await lapsing
+        assert store.owner != name
+
+
+@story
+async def test_an_owner_that_cannot_renew_counts_itself_as_dead_before_anybody_can_take_what_it_ran(url):
+    async with proxied(url) as (store, proxy), opened(url) as other:
+        await store.append(step("c", 0, owes=True))
+        epoch, name = await the_lease(store, "c"), store.owner
+        with proxy.away():
+            while not (taken := await other.take(("agent",))):
+                assert store.owner == name or not store._keeper.alive
+                await asyncio.sleep(0.005)
+            assert store.owner != name  # it knew first
+            assert taken == {"c": epoch + 1}
+            started = time.monotonic()
+            with pytest.raises(Fenced, match="could not show"):
+                await store.append(step("c", 1, epoch=epoch))
+            assert time.monotonic() - started < 0.2  # without asking
+        await other.append(step("c", 1, owes=True, epoch=epoch + 1))
+
+
+@story
+async def test_an_owner_that_lapsed_goes_on_under_a_new_name_that_holds_nothing(url):
+    async with proxied(url) as (store, proxy):
+        await store.append(step("c", 0, owes=True))
+        epoch, name = await the_lease(store, "c"), store.owner
+        with proxy.away():
+            await store.lapsed()
+        taken = await store.take(("agent",), only=["c"])
+        while not taken:  # the database lets the old name live for a moment longer
+            await asyncio.sleep(0.01)
+            taken = await store.take(("agent",), only=["c"])
+        assert taken == {"c": epoch + 1}
+        with pytest.raises(Fenced):
+            await store.append(step("c", 1, epoch=epoch))
+        await store.append(step("c", 1, owes=True, epoch=epoch + 1))
+        assert (await the_row(store, "c")).owner == store.owner != name
+        assert {row.owner: row.alive for row in await store.owners()} == {name: False, store.owner: True}
+
+
+@story
+async def test_a_zombie_that_does_not_know_yet_is_refused_by_the_database(url):
+    async with opened(url) as store, opened(url) as other:
+        await store.append(step("c", 0, owes=True))
+        epoch = await the_lease(store, "c")
+        await pg.asked(url, "UPDATE owners SET until = now() WHERE owner = $1", store.owner)
+        assert await other.take(("agent",)) == {"c": epoch + 1}
+        with pytest.raises(Fenced):
+            await store.append(step("c", 1, b"too late", epoch=epoch))
+        await check_log(other, "c", b"event 1")
+
+
+@story
+async def test_an_owner_whose_row_is_gone_learns_it_at_the_next_renewal(url):
+    async with opened(url) as store:
+        name, lapsing = store.owner, asyncio.ensure_future(store.lapsed())
+        await pg.asked(url, "DELETE FROM owners")
+        await asyncio.wait_for(lapsing, LEASE)
+        assert store.owner != name
+        await store.append(step("c", 0))
+        assert await store.claim("c") == 1
+
+
+@story
+async def test_the_time_is_the_databases_and_never_ahead_of_it(url):
+    async with proxied(url) as (store, proxy):
+        behind = []
+        for _ in range(30):
+            before = store.now()
+            ((there,),) = await pg.asked(url, "SELECT extract(epoch FROM clock_timestamp())::float8")
+            assert before <= there
+            behind.append(there - before)
+        assert min(behind) < 0.2  # most of it is the asking
+        with proxy.silent():
+            told = store.now()
+            await asyncio.sleep(0.2)
+            assert 0.15 < store.now() - told < 1.0
+
+
+def test_the_clock_of_the_lease_goes_on_while_the_machine_sleeps():
+    assert keeper._CLOCK == time.CLOCK_BOOTTIME

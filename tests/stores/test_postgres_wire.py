@@ -1,0 +1,568 @@
+"""Live events between processes on PostgreSQL: who hears what, and what survives loss, garbage and restarts."""
+
+import asyncio
+import random
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pg
+from hypothesis import given
+from hypothesis import strategies as st
+from pgproxy import Proxy
+
+from assent import Agent, Runtime
+from assent.core.events import AssistantSaid, TurnEnded
+from assent.core.live import TextDelta
+from assent.models.base import FinishPart, TextPart
+from assent.stores.base import Heard
+from assent.stores.postgres import PostgresStore, wire
+from assent.stores.postgres.address import parse
+from assent.stores.postgres.frames import MOST_PARTS, PART, Joining, cut
+from assent.stores.postgres.frames import parse as part
+from assent.stores.postgres.wire import Buffer, PostgresWire
+
+WIRES = "FROM pg_stat_activity WHERE query LIKE '%pg_notify(channel%' AND pid <> pg_backend_pid()"
+
+
+def story(test):
+    """A test on a loop of its own, bounded, on a new schema."""
+
+    def run():
+        url = pg.fresh(lease=5)
+
+        async def whole():
+            async with asyncio.timeout(30):
+                await test(url)
+            left = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("assent:")]
+            assert not left, f"left running: {left}"
+
+        try:
+            asyncio.run(whole())
+        finally:
+            pg.drop(url)
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+async def until(fact):
+    while True:
+        value = fact()
+        if asyncio.iscoroutine(value):
+            value = await value
+        if value:
+            return value
+        await asyncio.sleep(0.002)
+
+
+class End:
+    """One process's end of the wire, and all that it has heard."""
+
+    def __init__(self, url):
+        self.wire = PostgresWire(parse(url))
+        self.told = []
+
+    async def __aenter__(self):
+        self.wire.start()
+        self._task = asyncio.create_task(self._hear())
+        return self
+
+    async def __aexit__(self, *_):
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self.wire.stop()
+
+    async def _hear(self):
+        while True:
+            self.told += await self.wire.heard()
+
+    @property
+    def items(self):
+        return [heard.item for heard in self.told if heard.item is not None]
+
+    @property
+    def asked(self):
+        return [heard.conversation for heard in self.told if heard.item is None]
+
+
+@asynccontextmanager
+async def ends(url, count):
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(End(url)) for _ in range(count)]
+
+
+async def heard_by(one, other, conversation):
+    """One listens to it, and the other knows."""
+    one.wire.listen([conversation])
+    await until(lambda: conversation in other.asked)
+    assert other.wire.listened(conversation)
+
+
+async def statements(url):
+    """When each wire's connection last did something, by the server's own account."""
+    return sorted(row[0] for row in await pg.asked(url, f"SELECT state_change {WIRES}"))
+
+
+# --- who hears what ------------------------------------------------------------------------------------------
+
+
+@story
+async def test_what_is_sent_reaches_those_who_listen_in_order_and_nobody_else(url):
+    async with ends(url, 3) as (owner, viewer, other):
+        await heard_by(viewer, owner, "c")
+        await heard_by(other, owner, "d")
+        for n in range(300):
+            owner.wire.send("c", b"%d" % n)
+        await until(lambda: len(viewer.items) == 300)
+        assert viewer.told == [Heard("d", None), *(Heard("c", b"%d" % n) for n in range(300))]
+        assert other.items == owner.items == []
+
+
+@story
+async def test_two_who_listen_to_the_same_both_hear_it(url):
+    async with ends(url, 3) as (owner, one, two):
+        await heard_by(one, owner, "c")
+        two.wire.listen(["c"])
+        await until(lambda: owner.asked == ["c", "c"])
+        owner.wire.send("c", b"x")
+        await until(lambda: one.items == two.items == [b"x"])
+
+
+@story
+async def test_while_nobody_listens_nothing_is_sent(url):
+    async with ends(url, 2) as (owner, viewer):
+        await heard_by(viewer, owner, "c")
+        await asyncio.sleep(0.1)
+        before = await statements(url)
+        for _ in range(100):
+            owner.wire.send("d", b"x")
+            await asyncio.sleep(0.001)
+        assert await statements(url) == before
+        owner.wire.send("c", b"x")
+        await until(lambda: viewer.items)
+        assert await statements(url) != before
+
+
+@story
+async def test_whoever_begins_to_listen_and_whoever_asks_again_is_reported(url):
+    async with ends(url, 2) as (owner, viewer):
+        await heard_by(viewer, owner, "c")
+        assert owner.asked == ["c"]
+        viewer.wire.listen(["c"])
+        await until(lambda: owner.asked == ["c", "c"])
+        viewer.wire.listen(["c", "d"])
+        await until(lambda: owner.asked == ["c", "c", "d"])  # c's listeners have what they need
+
+
+@story
+async def test_asking_again_is_for_what_came_last_and_not_for_all_that_is_listened_to(url):
+    async with ends(url, 2) as (owner, viewer):
+        viewer.wire.listen(["a", "b", "c"])
+        await until(lambda: owner.asked == ["a", "b", "c"])
+        owner.wire.send("b", b"a piece after the one that is missing")
+        await until(lambda: viewer.items)
+        viewer.wire.listen(["c", "b", "a"])
+        await until(lambda: owner.asked == ["a", "b", "c", "b"])
+
+
+@story
+async def test_asking_again_and_again_is_done_a_few_times_a_second(url):
+    async with ends(url, 2) as (owner, viewer):
+        await heard_by(viewer, owner, "c")
+        for _ in range(100):
+            viewer.wire.listen(["c"])
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(wire.ASK_SECONDS)
+        assert 3 <= len(owner.asked) <= 6
+
+
+@story
+async def test_whoever_ceases_to_listen_is_sent_nothing_more(url):
+    async with ends(url, 2) as (owner, viewer):
+        viewer.wire.listen(["c", "d"])
+        await until(lambda: owner.wire.listened("d"))
+        viewer.wire.listen(["c"])
+        await until(lambda: not owner.wire.listened("d"))
+        assert owner.wire.listened("c")
+
+
+@story
+async def test_a_process_that_leaves_is_sent_nothing_more(url):
+    async with End(url) as owner:
+        async with End(url) as viewer:
+            await heard_by(viewer, owner, "c")
+        await until(lambda: not owner.wire.listened("c"))
+
+
+def test_a_process_that_dies_is_forgotten_after_a_while_and_one_that_is_merely_quiet_is_not(monkeypatch):
+    monkeypatch.setattr(wire, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(wire, "FORGET_SECONDS", 0.5)
+
+    @story
+    async def scene(url):
+        async with ends(url, 3) as (owner, quiet, dead):
+            await heard_by(quiet, owner, "q")
+            await heard_by(dead, owner, "d")
+            dead.wire.kill()
+            await until(lambda: not owner.wire.listened("d"))
+            assert owner.wire.listened("q")
+            assert owner.asked == ["q", "d"]
+
+    scene()
+
+
+@story
+async def test_who_comes_later_learns_at_once_what_the_others_listen_to(url):
+    async with End(url) as viewer:
+        viewer.wire.listen(["c", "d"])
+        async with End(url) as owner:
+            async with asyncio.timeout(wire.BEAT_SECONDS / 2):
+                await until(lambda: owner.asked == ["c", "d"])
+        async with End(url) as another:
+            await until(lambda: another.asked == ["c", "d"])
+
+
+@story
+async def test_ten_thousand_conversations_are_listened_to_and_one_more_costs_one(url):
+    names = [f"conversation-{n:05d}" for n in range(10_000)]
+    async with ends(url, 2) as (owner, viewer):
+        viewer.wire.listen(names)
+        await until(lambda: owner.asked == names)
+        viewer.wire.listen([*names, "one more"])
+        await until(lambda: len(owner.asked) > len(names))
+        assert owner.asked == [*names, "one more"]
+        async with End(url) as late:
+            await until(lambda: len(late.asked) == 10_001)
+            assert owner.asked == [*names, "one more"]  # who knew it is not told anew
+            late.wire.send(names[7], b"x")
+            await until(lambda: viewer.told == [Heard(names[7], b"x")])
+        viewer.wire.listen([])
+        await until(lambda: not any(map(owner.wire.listened, names)))
+
+
+# --- what is sent --------------------------------------------------------------------------------------------
+
+
+@story
+async def test_an_item_of_200_kb_arrives_whole_between_small_ones(url):
+    large = random.Random(1).randbytes(200_000)
+    async with ends(url, 2) as (owner, viewer):
+        await heard_by(viewer, owner, "c")
+        for item in (b"before", large, b"after", b""):
+            owner.wire.send("c", item)
+        await until(lambda: len(viewer.items) == 4)
+        assert viewer.items == [b"before", large, b"after", b""]
+
+
+@story
+async def test_what_is_sent_at_about_the_same_time_goes_in_one_statement(url):
+    async with ends(url, 2) as (owner, viewer):
+        viewer.wire.listen([f"c{n}" for n in range(100)])
+        await until(lambda: owner.wire.listened("c99"))
+        before = owner.wire.statements
+        for n in range(100):
+            for piece in range(10):
+                owner.wire.send(f"c{n}", b"%d" % piece)
+        await until(lambda: len(viewer.items) == 1000)
+        assert owner.wire.statements - before <= 2
+
+
+@given(st.binary(max_size=4 * PART), st.integers(1, 10**12))
+def test_a_message_is_cut_into_payloads_that_postgresql_takes_and_joined_again(message, number):
+    payloads = cut("0123456789ab", number, message)
+    assert max(len(payload.encode()) for payload in payloads) < 8000
+    joining = Joining()
+    *none, whole = [joining.join(part(payload)) for payload in payloads]
+    assert whole == message
+    assert set(none) <= {None}
+
+
+def test_the_largest_head_fits_before_the_largest_part():
+    assert len(cut("f" * 12, 10**15 - 1, bytes(PART * MOST_PARTS))[-1]) < 8000
+
+
+@given(st.data())
+def test_of_parts_that_are_lost_or_late_only_whole_messages_remain_once_and_in_order(data):
+    messages = [bytes([n]) * data.draw(st.integers(1, 3 * PART)) for n in range(1, 6)]
+    parts = [part(text) for n, message in enumerate(messages, 1) for text in cut("0123456789ab", n, message)]
+    lost = data.draw(st.sets(st.integers(0, len(parts) - 1), max_size=3))
+    late = data.draw(st.lists(st.sampled_from(parts), max_size=3))
+    joining = Joining()
+    sent = [each for i, each in enumerate(parts) if i not in lost] + late
+    joined = [message for each in sent if (message := joining.join(each)) is not None]
+    assert joined == [message for message in messages if message in joined]
+    torn = {parts[i].number for i in lost}
+    assert all(message in joined for n, message in enumerate(messages, 1) if n not in torn)
+
+
+def test_what_waits_is_bounded_and_the_oldest_goes_first():
+    buffer = Buffer(most=1000)
+    for n in range(100):
+        buffer.put(Heard("c", b"%100d" % n))
+    buffer.put(Heard("c", bytes(2000)))  # it would displace all others, and not fit even so
+    assert [int(each.item) for each in buffer.take(400)] == [94, 95]
+    assert [int(each.item) for each in buffer.take()] == [96, 97, 98, 99]
+    assert not buffer
+
+
+# --- what goes wrong -----------------------------------------------------------------------------------------
+
+
+@story
+async def test_garbage_on_the_channels_is_ignored_and_whoever_sends_it_is_nobody(url):
+    forged = "abcdefabcdef"
+    garbage = [
+        "",
+        "hello",
+        "{}",
+        f"{forged} 1 0 1 not base64",
+        f"{forged} 2 0 1 AAAA",  # no message
+        f"{forged} 3 0 1 kadzb21ldGg=",  # an unknown one
+        f"{forged} 4 5 2 AAAA",
+        f"{forged} 5 0 9999 AAAA",
+        f"{forged} 99999999999999999999 0 1 AAAA",
+        "'; DROP TABLE events; -- 1 0 1 AAAA",
+        "\u00e9" * 3000,
+    ]
+    async with ends(url, 2) as (owner, viewer):
+        await heard_by(viewer, owner, "c")
+        channels = [owner.wire._all, *(end.wire._channel(end.wire._id) for end in (owner, viewer))]
+        for channel in channels:
+            for payload in garbage:
+                await pg.asked(url, "SELECT pg_notify($1, $2)", channel, payload)
+        owner.wire.send("c", b"x")
+        await until(lambda: viewer.items == [b"x"])
+        assert owner.asked == ["c"]
+        assert not viewer.asked
+
+
+def test_a_change_that_was_lost_is_found_at_the_next_sign_of_life(monkeypatch):
+    monkeypatch.setattr(wire, "BEAT_SECONDS", 0.2)
+
+    @story
+    async def scene(url):
+        viewer, owner = End(url), End(url)
+        take, losing = owner.wire._received, False
+        owner.wire._received = lambda payload: None if losing else take(payload)
+        async with viewer, owner:
+            await heard_by(viewer, owner, "c")
+            losing = True
+            viewer.wire.listen(["c", "d"])
+            await until(lambda: viewer.wire._told == {"c", "d"})
+            await asyncio.sleep(0.1)
+            losing = False
+            await until(lambda: "d" in owner.asked)
+            assert owner.wire.listened("d")
+
+    scene()
+
+
+@story
+async def test_a_wire_whose_connections_are_ended_asks_again_by_itself(url):
+    async with ends(url, 3) as (owner, viewer, third):
+        await heard_by(viewer, owner, "c")
+        await until(lambda: third.wire.listened("c"))
+        for round in range(2, 5):
+            assert len(await pg.asked(url, f"SELECT pg_terminate_backend(pid) {WIRES}")) == 3
+            await until(lambda round=round: len(owner.asked) >= round and owner.wire.listened("c"))
+            owner.wire.send("c", b"%d" % round)
+            await until(lambda round=round: b"%d" % round in viewer.items)
+
+
+@story
+async def test_when_only_the_owners_connection_was_lost_it_learns_anew_who_listens(url):
+    port = pg.server().port
+    async with Proxy(port) as proxy, End(url) as viewer:
+        through = pg.server().url(tcp=True, assent_schema=pg.schema_of(url)).replace(f":{port}", f":{proxy.port}")
+        async with End(through) as owner:
+            await heard_by(viewer, owner, "c")
+            with proxy.away():
+                await until(lambda: not owner.wire.listened("c"))
+                owner.wire.send("c", b"nobody is there as far as is known")
+            await until(lambda: owner.asked == ["c", "c"])
+            owner.wire.send("c", b"x")
+            await until(lambda: viewer.items == [b"x"])
+
+
+def test_a_connection_that_falls_silent_is_replaced(monkeypatch):
+    monkeypatch.setattr(wire, "BEAT_SECONDS", 0.1)
+
+    @story
+    async def scene(url):
+        port = pg.server().port
+        async with Proxy(port) as proxy, End(url) as owner:
+            through = pg.server().url(tcp=True, assent_schema=pg.schema_of(url), assent_lease=1)
+            async with End(through.replace(f":{port}", f":{proxy.port}")) as viewer:
+                await heard_by(viewer, owner, "c")
+                (first,) = [viewer.wire._link]
+                with proxy.silent():
+                    await until(lambda: first.closed)
+                await until(lambda: len(owner.asked) >= 2)
+                owner.wire.send("c", b"x")
+                await until(lambda: viewer.items[-1:] == [b"x"])
+
+    scene()
+
+
+@story
+async def test_a_database_that_stands_still_stops_nobody_and_what_waits_stays_bounded(url):
+    async with ends(url, 2) as (owner, viewer):
+        await heard_by(viewer, owner, "c")
+        with pg.server().frozen():
+            for n in range(200):
+                owner.wire.send("c", b"%100000d" % n)
+            assert owner.wire._sending._size <= wire.MOST_WAITING
+        await until(lambda: viewer.items and int(viewer.items[-1]) == 199)
+        numbers = [int(item) for item in viewer.items]
+        assert numbers == sorted(numbers)
+        assert len(numbers) < 60
+
+
+@story
+async def test_a_wire_without_a_database_starts_and_stops_all_the_same(url):
+    end = PostgresWire(parse("postgresql://nobody@127.0.0.1:1/nowhere"))
+    end.start()
+    end.listen(["c"])
+    end.send("c", b"x")
+    await asyncio.sleep(0.2)
+    assert not end.listened("c")
+    await end.stop()
+
+
+# --- runtimes ------------------------------------------------------------------------------------------------
+
+
+class Slow:
+    """A model that says a word whenever it is let, and at last that it has said all."""
+
+    name = "slow"
+
+    def __init__(self, words):
+        self.words, self.said, self.go = words, 0, asyncio.Semaphore(0)
+
+    async def stream(self, request):
+        for word in self.words:
+            await self.go.acquire()
+            self.said += 1
+            yield TextPart(word)
+        await self.go.acquire()
+        yield FinishPart()
+
+
+class Viewer:
+    """Somebody who looks at a conversation: the pieces of the reply as they come."""
+
+    def __init__(self, rt, conversation):
+        self.pieces = []
+        self._task = asyncio.create_task(self._look(rt.events(conversation)))
+
+    async def _look(self, events):
+        async for event in events:
+            if isinstance(event, TextDelta):
+                self.pieces.append((event.n, event.text))
+
+    async def leave(self):
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+async def ended(rt, name):
+    return any(isinstance(event, TurnEnded) for event in await rt.history(name))
+
+
+def pieces(words):
+    return list(enumerate(words, 1))
+
+
+@story
+async def test_viewers_at_two_other_processes_see_the_reply_stream_and_what_was_said_before_they_looked(url):
+    """B12, B53"""
+    model = Slow(["Good ", "morning ", "to ", "you"])
+    async with (
+        Runtime(Agent("a", model=model), store=PostgresStore(url)) as owner,
+        Runtime(store=PostgresStore(url)) as one,
+        Runtime(store=PostgresStore(url)) as two,
+    ):
+        await owner.send("c", "hello")
+        model.go.release()
+        await until(lambda: model.said == 1)
+        viewers = [Viewer(one, "c"), Viewer(two, "c")]
+        await until(lambda: all(viewer.pieces == pieces(model.words[:1]) for viewer in viewers))
+        model.go.release()
+        await until(lambda: all(viewer.pieces == pieces(model.words[:2]) for viewer in viewers))
+        seen = await one.snapshot("c")
+        assert (seen.state, seen.partial) == ("streaming", "Good morning ")
+        model.go.release()
+        model.go.release()
+        await until(lambda: all(viewer.pieces == pieces(model.words) for viewer in viewers))
+        model.go.release()
+        await until(lambda: ended(two, "c"))
+        for viewer in viewers:
+            await viewer.leave()
+        await until(lambda: not owner.store.wire.listened("c"))
+
+
+async def streamed_through(url, words, trouble):
+    """A reply that streams while something happens in its middle: the viewer elsewhere has all of it in the end."""
+    model = Slow(words)
+    async with (
+        Runtime(Agent("a", model=model), store=PostgresStore(url)) as owner,
+        Runtime(store=PostgresStore(url)) as other,
+    ):
+        await owner.send("c", "hello")
+        viewer = Viewer(other, "c")
+        await until(lambda: owner.store.wire.listened("c"))
+        half = len(words) // 2
+        for _ in range(half):
+            model.go.release()
+        await until(lambda: viewer.pieces == pieces(words[:half]))
+        await trouble(model)
+        await until(lambda: viewer.pieces == pieces(words[: model.said]))  # by itself, before anything more is said
+        assert model.said == half + 1
+        assert (await other.snapshot("c")).partial == "".join(words[: model.said])
+        for _ in words[model.said :]:
+            model.go.release()
+        await until(lambda: viewer.pieces == pieces(words))
+        model.go.release()
+        await until(lambda: ended(other, "c"))
+        (said,) = [event for event in await other.history("c") if isinstance(event, AssistantSaid)]
+        assert said.text == "".join(words)
+        await viewer.leave()
+
+
+@story
+async def test_postgresql_restarts_in_mid_reply_and_the_viewer_has_all_of_it_and_the_history_too(url):
+    async def restart(model):
+        pg.server().halt()
+        model.go.release()  # said while nobody can be told
+        await until(lambda: model.said == 5)
+        await asyncio.to_thread(pg.server().start)
+
+    await streamed_through(url, [f"word{n} " for n in range(8)], restart)
+
+
+@story
+async def test_the_wires_connections_are_ended_in_mid_reply_and_the_viewer_has_all_of_it(url):
+    async def end(model):
+        assert len(await pg.asked(url, f"SELECT pg_terminate_backend(pid) {WIRES}")) == 2
+        model.go.release()
+        await until(lambda: model.said == 5)
+
+    await streamed_through(url, [f"word{n} " for n in range(8)], end)
+
+
+@story
+async def test_a_reply_of_200_kb_is_told_to_whoever_looks_late(url):
+    model = Slow(["x" * 100_000, "y" * 100_000, "."])
+    async with (
+        Runtime(Agent("a", model=model), store=PostgresStore(url)) as owner,
+        Runtime(store=PostgresStore(url)) as other,
+    ):
+        await owner.send("c", "hello")
+        model.go.release()
+        model.go.release()
+        await until(lambda: model.said == 2)
+        viewer = Viewer(other, "c")
+        await until(lambda: viewer.pieces == pieces(model.words[:2]))
+        model.go.release()
+        await until(lambda: viewer.pieces == pieces(model.words))
+        await viewer.leave()
