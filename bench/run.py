@@ -21,9 +21,10 @@ from datetime import UTC, datetime
 import apsw
 import measures
 import models
+import page
 import server
 
-ALL = (*measures.ALL, *models.ALL, *server.ALL)
+ALL = (*measures.ALL, *models.ALL, *server.ALL, *page.ALL)
 
 
 def main() -> int:
@@ -38,7 +39,7 @@ def main() -> int:
     logging.basicConfig(level=logging.ERROR)
     size = measures.QUICK if options.quick else measures.FULL
     chosen = [each for each in ALL if not options.only or each.__name__ in options.only]
-    for part in (models, server):
+    for part in (models, server, page):
         if (lacking := part.missing()) and (skipped := [each for each in chosen if each in part.ALL]):
             chosen = [each for each in chosen if each not in skipped]
             print(f"skipped: {' '.join(each.__name__ for each in skipped)}: {lacking}", file=sys.stderr)

@@ -43,6 +43,23 @@ def unfolded(page: Page) -> None:
     page.get_by_text("Thinking", exact=True).click()
 
 
+def listed(page: Page) -> None:
+    page.get_by_role("button", name="1 remembered").click()
+
+
+def running(page: Page) -> None:
+    page.get_by_label("Message", exact=True).fill("count")
+    page.keyboard.press("Enter")
+    page.locator(".progress").wait_for()
+
+
+def chosen(page: Page) -> None:
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Choose a file").click()
+    chooser.value.element.dispatch_event("cancel")
+    page.locator(".why").wait_for()
+
+
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place, browser() as launched:
@@ -52,9 +69,12 @@ def main(folder: Path) -> None:
             talks = {
                 word: stage.conversation(word) for word in ("refund", "patch", "book", "sign", "evil", "think", "fail")
             }
+            kept = stage.waiting(stage.conversation("refund", name="kept"))
+            decision = {"type": "approve", "digest": kept["digest"], "remember": "tool", "duration": "1d"}
+            stage.ask("POST", f"conversations/kept/calls/{kept['call']}/resolve", {"decision": decision})
             for word in ("refund", "patch", "book", "sign", "evil"):
                 stage.waiting(talks[word])
-            views = {
+            views = {  # a place, or how to get to one of its own for each look
                 "chat": (f"c/{talks['refund']}", None),
                 "edit": (f"c/{talks['refund']}", editing),
                 "diff": (f"c/{talks['patch']}", None),
@@ -63,6 +83,10 @@ def main(folder: Path) -> None:
                 "hostile": (f"c/{talks['evil']}", None),
                 "thinking": (f"c/{talks['think']}", unfolded),
                 "failed": (f"c/{talks['fail']}", None),
+                "remembered": ("c/kept", listed),
+                "running": (lambda: f"c/{stage.conversation()}", running),
+                "file": (lambda: f"c/{stage.conversation('file')}", None),
+                "refused": (lambda: f"c/{stage.conversation('file')}", chosen),
                 "inbox": ("inbox", None),
                 "inbox-open": ("inbox", opened),
                 "batch": ("inbox", batch),
@@ -71,7 +95,7 @@ def main(folder: Path) -> None:
             for look, options in LOOKS.items():
                 visitor = Visitor(launched, stage, "alice", **options)
                 for name, (where, act) in views.items():
-                    page = visitor.page(where)
+                    page = visitor.page(where() if callable(where) else where)
                     page.locator("assent-app .app").wait_for()
                     page.wait_for_timeout(900)  # what comes is there, and cards are armed
                     if act:

@@ -23,7 +23,7 @@ def test_every_measure_is_reported_with_a_positive_number(tmp_path):
     )
     assert run.returncode == 0, run.stderr
     measures = json.loads(run.stdout)["measures"]
-    assert len(measures) == 20
+    assert len(measures) == 24
     for measure in measures:
         assert measure["value"] > 0, measure
         assert measure["limit"] > 0, measure

@@ -42,14 +42,17 @@ class Stage:
             self.port = probe.getsockname()[1]
         self.store = f"sqlite:///{folder}/page.db"
         self.mount, self.url = mount, f"http://127.0.0.1:{self.port}{mount}/"
+        self.command = [str(STAGE), self.store, str(self.port), mount]
         self.process: subprocess.Popen[str] | None = None
         self.opened = 0
 
-    def start(self) -> None:
-        command = [sys.executable, str(STAGE), self.store, str(self.port), self.mount]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    def start(self) -> str:
+        """Start it; the line that it prints when it is there."""
+        self.process = subprocess.Popen([sys.executable, *self.command], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "ready\n", "the server did not start"
+        said = self.process.stdout.readline()
+        assert said, "the server did not start"
+        return said
 
     def kill(self) -> None:
         """kill -9: no goodbye."""
@@ -72,26 +75,38 @@ class Stage:
             raw = reply.read()
         return msgspec.json.decode(raw) if raw else None
 
-    def conversation(self, first: str | None = None, name: str | None = None) -> str:
+    def conversation(self, first: str | None = None, name: str | None = None, who: str = "alice") -> str:
         """A conversation, with a first message if one is given."""
         self.opened += 1
-        found = self.ask("POST", "conversations", {"id": name or f"talk-{self.opened}"})["conversation"]
+        found = self.ask("POST", "conversations", {"id": name or f"talk-{self.opened}"}, who)["conversation"]
         if first:
-            self.ask("POST", f"conversations/{found}/messages", {"text": first})
+            self.ask("POST", f"conversations/{found}/messages", {"text": first}, who)
         return found
 
     def log(self, conversation: str) -> list[dict[str, Any]]:
         return self.ask("GET", f"conversations/{conversation}/log?limit=500")["events"]
 
-    def waiting(self, conversation: str) -> dict[str, Any]:
+    def waiting(self, conversation: str, who: str = "alice") -> dict[str, Any]:
         """The one call that waits, as soon as it does."""
         end = time.monotonic() + 10
         while time.monotonic() < end:
-            found = self.ask("GET", f"pending?conversation={conversation}")["pending"]
+            found = self.ask("GET", f"pending?conversation={conversation}", who=who)["pending"]
             if found:
                 return found[0]
             time.sleep(0.02)
         raise AssertionError("nothing waits")
+
+
+class Demo(Stage):
+    """The demo, as ``make demo`` starts it."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        self.command = ["-m", "assent", "demo", "--page", "--port", str(self.port), "--store", self.store]
+
+    def start(self) -> str:
+        """Start it; the address that it prints."""
+        return super().start().split()[-1]
 
 
 class Visitor:
@@ -102,19 +117,23 @@ class Visitor:
         self.context: BrowserContext = launched.new_context(**options)
         self.context.add_cookies([{"name": "who", "value": who, "url": stage.url, "sameSite": "Strict"}])
         self.context.set_default_timeout(10_000)
+        self.own = stage.url  # whatever else is asked is a stranger
         self.strangers: list[str] = []
         self.complaints: list[str] = []
         self.context.on("request", self._asked)
 
     def _asked(self, request: Any) -> None:
-        if not request.url.startswith((self.stage.url, "data:", "about:")):
+        if not request.url.startswith((self.stage.url, self.own, "data:", "about:")):
             self.strangers.append(request.url)
 
     def page(self, place: str = "") -> Page:
+        return self.at(f"{self.stage.url}#/{place}")
+
+    def at(self, address: str) -> Page:
         page = self.context.new_page()
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("console", self._console)
-        page.goto(f"{self.stage.url}#/{place}")
+        page.goto(address)
         return page
 
     def _console(self, message: Any) -> None:

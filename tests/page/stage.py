@@ -1,6 +1,7 @@
 """A server with an agent that does what the page has to show: one scene for each first word of a message.
 
-``python stage.py STORE PORT [MOUNT]``: whoever has a cookie ``who`` is that person.
+``python stage.py STORE PORT [MOUNT]``: whoever has a cookie ``who`` is that person. A conversation whose name begins
+with ``private-NAME-`` is that person's alone.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from assent import Agent, Call, Result, Runtime, tool
+from assent.cli.demo import pick_file
 from assent.core.transcript import ToolResult, UserMessage
 from assent.models import FinishPart, HostedPart, ProviderPart, TextPart, ThinkingPart, ToolCallPart, Usage, UsagePart
 from assent.server import app
@@ -164,6 +166,7 @@ CALLS: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
     "book": ("", [("book", {"city": "Lisbon"})]),
     "where": ("", [("whereabouts", {})]),
     "gated": ("", [("gated_whereabouts", {})]),
+    "file": ("With pleasure.", [("pick_file", {"accept": ".txt,.pdf,image/*"})]),
     "count": ("", [("count", {"to": 40, "pause": 0.1})]),
     "evil": (
         EVIL,
@@ -203,6 +206,10 @@ class Player:
             for n in range(200):
                 await asyncio.sleep(0.05)
                 yield TextPart(f"word{n} ")
+        elif word == "write":
+            for n, piece in enumerate(('{"to": 2, ', '"pau', 'se": ', "1.2}")):
+                yield ToolCallPart(0, None, None if n else "count", piece)
+                await asyncio.sleep(0.25)
         elif word in CALLS:
             text, calls = CALLS[word]
             for part in text.split(" ") if text else []:
@@ -219,12 +226,30 @@ class Player:
 agent = Agent(
     "support",
     model=Player(),
-    tools=[refund, announce, sign, patch, buy, label, book, whereabouts, gated_whereabouts, count, evil, fail],
+    tools=[
+        refund,
+        announce,
+        sign,
+        patch,
+        buy,
+        label,
+        book,
+        whereabouts,
+        gated_whereabouts,
+        pick_file,
+        count,
+        evil,
+        fail,
+    ],
 )
 
 
+def may_see(principal, conversation: str) -> bool:
+    return not conversation.startswith("private-") or conversation.startswith(f"private-{principal.id}-")
+
+
 def main(store: str, port: int, mount: str) -> None:
-    served = app(Runtime(agent, store=store), auth=lambda request: request.cookies.get("who"))
+    served = app(Runtime(agent, store=store), auth=lambda request: request.cookies.get("who"), may_see=may_see)
     host = Starlette(routes=[Mount(mount, served)]) if mount else None
     asyncio.run(serve(served, listen("127.0.0.1", port), lambda stop: print("ready", flush=True), host))
 

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Stage, Visitor, browser
+from browser import Demo, Stage, Visitor, browser
 from playwright.sync_api import Browser, Page, expect
 
 import assent.server
 
 STATIC = Path(assent.server.__file__).parent / "static"
 AXE = Path(__file__).with_name("axe") / "axe.min.js"
+HOWTO = Path(__file__).parents[2] / "docs" / "howto" / "page.md"
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def visit(chromium: Browser, stage: Stage):
     """Somebody with a browser; at the end nothing was asked of strangers, and no script has complained."""
     visitors: list[Visitor] = []
 
-    def visit(who: str = "alice", **options) -> Visitor:
+    def visit(who: str = "alice", stage: Stage = stage, **options) -> Visitor:
         visitors.append(Visitor(chromium, stage, who, **options))
         return visitors[-1]
 
@@ -54,6 +55,11 @@ def until(page: Page, fact: str) -> None:
         page.wait_for_timeout(20)
 
 
+def say(page: Page, text: str) -> None:
+    page.get_by_label("Message", exact=True).fill(text)
+    page.keyboard.press("Enter")
+
+
 def register(page: Page, name: str, body: str) -> None:
     until(page, "window.assent !== undefined")
     run = f"async (args, {{progress}}) => {{ window.ran++; {body} }}"
@@ -66,8 +72,7 @@ def register(page: Page, name: str, body: str) -> None:
 def test_a_card_survives_kill_9_and_is_edited_and_approved_by_keyboard(visit, stage: Stage):
     page = visit().page()
     page.get_by_role("button", name="New conversation").first.click()
-    page.get_by_label("Message", exact=True).fill("refund the delivery")
-    page.keyboard.press("Enter")
+    say(page, "refund the delivery")
     card = page.locator("assent-approval")
     expect(card.get_by_role("heading", name="Give 9.95 EUR of order 1042 back?")).to_be_visible()
     expect(page.locator("assent-markdown strong", has_text="7 days late")).to_be_visible()
@@ -111,8 +116,7 @@ def test_a_reply_streams_and_can_be_stopped_and_the_next_message_is_queued_or_in
     expect(page.get_by_text("Stopped by alice.")).to_be_visible()
     expect(page.get_by_text("You said: hello")).to_be_visible()
     expect(page.get_by_role("button", name="Stop")).to_be_hidden()
-    page.get_by_label("Message", exact=True).fill("slow again")
-    page.keyboard.press("Enter")
+    say(page, "slow again")
     expect(page.locator(".live assent-markdown")).to_contain_text("word1")
     page.get_by_label("Message", exact=True).fill("never mind")
     page.get_by_role("button", name="Interrupt").click()
@@ -133,9 +137,28 @@ def test_a_running_tool_shows_its_progress_and_a_failed_one_its_kind(visit, stag
     expect(page.locator(".tool.running .state")).to_contain_text("running")
     page.get_by_role("button", name="Stop").click()
     expect(page.locator(".tool.cancelled .state")).to_have_text("cancelled")
-    page.get_by_label("Message", exact=True).fill("fail")
-    page.keyboard.press("Enter")
+    say(page, "fail")
     expect(page.locator(".tool.error .state")).to_have_text("handler_failed")
+
+
+def test_arguments_are_seen_as_they_are_written_and_a_running_call_counts_its_seconds(visit, stage: Stage):
+    """B83."""
+    page = visit().page(f"c/{stage.conversation('hello')}")
+    expect(page.get_by_text("You said: hello")).to_be_visible()
+    say(page, "again")
+    expect(page.get_by_text("You said: again")).to_be_visible()  # the page listens: pieces before that are not sent
+    say(page, "write")
+    writing = page.locator(".tool.writing")
+    expect(writing.locator("b")).to_have_text("count")
+    expect(writing.locator(".line")).to_have_text('{"to": 2, "pau')
+    expect(page.locator(".tool.running .line")).to_have_text("to: 2, pause: 1.2")
+    expect(writing).to_have_count(0)
+    for done in (1, 2):
+        expect(page.locator(".progress")).to_have_text(f"{done} of 2")
+        expect(page.locator(".progress progress")).to_have_js_property("value", done / 2)
+        expect(page.locator(".tool.running .state")).to_have_text(re.compile(rf"running {done}(\.\d)? s"))
+    expect(page.locator(".tool.ok .state")).to_have_text(re.compile(r"2\.\d s"))
+    expect(page.locator(".progress")).to_have_count(0)
 
 
 def test_thinking_is_folded_and_what_the_provider_ran_is_marked(visit, stage: Stage):
@@ -180,8 +203,7 @@ def test_approve_is_never_focused_by_itself_and_keys_are_ignored_as_the_card_app
             window.focused = document.activeElement.className;
         }).observe(document.body, {subtree: true, childList: true})"""
     )
-    page.get_by_label("Message", exact=True).fill("refund")
-    page.keyboard.press("Enter")
+    say(page, "refund")
     expect(page.locator("assent-approval .approve")).to_be_enabled()
     assert page.evaluate("window.approve") is True, "disabled as it appeared"
     assert "approve" not in page.evaluate("window.focused").split()
@@ -240,10 +262,29 @@ def test_a_remembered_approval_needs_no_second_one(visit, stage: Stage):
     page.get_by_label("Remember").select_option("args")
     page.locator("assent-approval .approve").click()
     expect(page.get_by_text("allowed refund with the same arguments from now on")).to_be_visible()
-    page.get_by_label("Message", exact=True).fill("refund again")
-    page.keyboard.press("Enter")
+    say(page, "refund again")
     expect(page.get_by_text("Done: refund went well.")).to_have_count(2)
     assert [event["type"] for event in stage.log(conversation)].count("CallResolved") == 1
+
+
+def test_a_remembered_tool_is_listed_and_asks_again_once_it_is_revoked(visit, stage: Stage):
+    conversation = stage.conversation("refund")
+    page = visit().page(f"c/{conversation}")
+    page.get_by_label("Remember").select_option("tool")
+    page.locator("assent-approval .approve").click()
+    page.reload()
+    page.get_by_role("button", name="1 remembered").click()
+    listed = page.get_by_role("dialog", name="Remembered approvals")
+    expect(listed.locator("li")).to_contain_text("refund with any arguments")
+    expect(listed.locator("li")).to_contain_text("allowed by alice")
+    listed.get_by_role("button", name="Revoke").click()
+    expect(listed.get_by_text("Nothing is remembered any more")).to_be_visible()
+    listed.get_by_role("button", name="Close").click()
+    expect(page.get_by_role("button", name="remembered")).to_be_hidden()
+    expect(page.get_by_text("alice took a remembered approval back.")).to_be_visible()
+    say(page, "refund again")
+    expect(page.locator("assent-approval .approve")).to_be_enabled()
+    assert stage.waiting(conversation)["tool"] == "refund"
 
 
 def test_the_second_of_two_people_sees_who_won(visit, stage: Stage):
@@ -293,7 +334,7 @@ def test_a_card_counts_down_and_says_what_happens_at_zero(visit, stage: Stage):
     page = visit().page(f"c/{conversation}")
     expect(page.locator(".expiry")).to_have_text(re.compile(r"Expires in [1-4] s; then it is denied\."))
     expect(page.locator(".tool.denied .state")).to_have_text("denied")
-    expect(page.locator(".who")).to_have_text("expired by system")
+    expect(page.locator(".who")).to_have_text("expired: nobody answered in time")
 
 
 # --- questions ---
@@ -301,8 +342,12 @@ def test_a_card_counts_down_and_says_what_happens_at_zero(visit, stage: Stage):
 
 def test_an_invalid_answer_is_told_beside_its_field_and_a_valid_one_is_taken(visit, stage: Stage):
     conversation = stage.conversation("book")
-    page = visit().page(f"c/{conversation}")
+    page = visit(viewport={"width": 1200, "height": 860}).page(f"c/{conversation}")
     form = page.locator("assent-question")
+    form.get_by_role("button", name="Send the answer").click()
+    expect(form.get_by_text("This is required.").first).to_be_visible()
+    page.wait_for_timeout(100)  # the card has grown, and nothing is scrolled away from who has to write
+    expect(form.get_by_label("name", exact=True)).to_be_in_viewport(ratio=1)
     form.get_by_label("name", exact=True).fill("X")
     form.get_by_label("seats", exact=True).fill("12")
     form.get_by_role("button", name="Send the answer").click()
@@ -355,8 +400,7 @@ def test_of_two_tabs_one_runs_a_client_tool_and_its_progress_is_seen(visit, stag
             "whereabouts",
             "progress('looking'); await new Promise(r => setTimeout(r, 700)); return {latitude: 48.1};",
         )
-    tabs[0].get_by_label("Message", exact=True).fill("where am I?")
-    tabs[0].keyboard.press("Enter")
+    say(tabs[0], "where am I?")
     expect(tabs[1].locator(".progress")).to_contain_text("looking")
     for page in tabs:
         expect(page.get_by_text("Done: whereabouts went well.")).to_be_visible()
@@ -370,8 +414,7 @@ def test_closing_the_tab_that_runs_a_client_tool_hands_it_over(visit, stage: Sta
     alice = visit()
     first = alice.page(f"c/{conversation}")
     register(first, "whereabouts", "await new Promise(() => {});")
-    first.get_by_label("Message", exact=True).fill("where am I?")
-    first.keyboard.press("Enter")
+    say(first, "where am I?")
     until(first, "window.ran === 1")
     second = alice.page(f"c/{conversation}")
     register(second, "whereabouts", "return {latitude: 1.5};")
@@ -392,13 +435,123 @@ def test_a_gated_client_tool_is_approved_and_then_run_here(visit, stage: Stage):
     conversation = stage.conversation()
     page = visit().page(f"c/{conversation}")
     register(page, "gated_whereabouts", "return {ok: 'forged', latitude: 'nowhere'};")
-    page.get_by_label("Message", exact=True).fill("gated")
-    page.keyboard.press("Enter")
+    say(page, "gated")
     page.locator("assent-approval .approve").click()
     expect(page.get_by_text("Done: gated_whereabouts gave invalid_result.")).to_be_visible()
     suspended = [event for event in stage.log(conversation) if event["type"] == "CallSuspended"]
     assert [event["kind"] for event in suspended] == ["approval", "client_exec"]
     assert suspended[0]["call_id"] == suspended[1]["call_id"]
+
+
+def test_a_server_killed_between_approval_and_run_goes_on_with_the_run_once(visit, stage: Stage):
+    """B42: two suspensions under one call id; the kill revives in the second."""
+    conversation = stage.conversation()
+    page = visit().page(f"c/{conversation}")
+    register(page, "gated_whereabouts", "return {latitude: 48.1};")
+    page.route("**/lease", lambda route: route.abort())
+    say(page, "gated")
+    page.locator("assent-approval .approve").click()
+    expect(page.locator("assent-question.client_exec, assent-question .client_exec")).to_be_visible()
+    assert page.evaluate("window.ran") == 0
+    stage.kill()
+    expect(page.get_by_text("The page reconnects by itself")).to_be_visible()
+    page.unroute("**/lease")
+    stage.start()
+    expect(page.get_by_text("Done: gated_whereabouts went well.")).to_be_visible()
+    assert page.evaluate("window.ran") == 1
+    log = stage.log(conversation)
+    steps = [event for event in log if event["type"] in ("CallSuspended", "CallResolved", "CallReturned")]
+    assert len({event["call_id"] for event in steps}) == 1
+    first, approved, second, ran, returned = steps
+    assert [first["kind"], approved["decision"]["type"]] == ["approval", "approve"]
+    assert [second["kind"], ran["decision"]["type"]] == ["client_exec", "client_result"]
+    assert second["deadline"] > first["deadline"]
+    assert returned["value"] == {"latitude": 48.1}
+
+
+def test_what_is_somebody_elses_is_as_unknown_as_what_does_not_exist(visit, stage: Stage):
+    """B45: neither another conversation's id nor another call's opens anything, and nobody is told that it exists."""
+    theirs = stage.waiting(stage.conversation("refund", name="private-bob-1", who="bob"), who="bob")
+    mine = stage.waiting(stage.conversation("refund"))
+    page = visit().page("c/private-bob-1")
+    expect(page.locator(".empty")).to_contain_text("private-bob-1")
+    told = page.locator(".empty").inner_text()
+    page.evaluate("location.hash = '#/c/private-bob-9'")
+    expect(page.locator(".empty")).to_have_text(re.compile("private-bob-9"))
+    assert page.locator(".empty").inner_text() == told.replace("bob-1", "bob-9")
+    page.evaluate("location.hash = '#/inbox'")
+    expect(page.locator(".row", has_text=mine["conversation"])).to_be_visible()
+    expect(page.locator("assent-app")).not_to_contain_text("private-bob-1")
+
+    def answer(conversation: str, call: str, decision: dict[str, object]) -> object:
+        return page.evaluate(
+            "([conversation, call, decision]) => assent.resolve({conversation, call}, decision)"
+            ".catch(({status, kind, message}) => [status, kind, message])",
+            [conversation, call, decision],
+        )
+
+    approve = {"type": "approve", "digest": theirs["digest"]}
+    hidden = answer("private-bob-1", theirs["call"], approve)
+    assert hidden == [404, "not_found", "no conversation 'private-bob-1'"]
+    assert answer("private-bob-9", theirs["call"], approve) == [404, "not_found", "no conversation 'private-bob-9'"]
+    for decision in (approve, {"type": "client_result", "value": {"ok": True}}):
+        status, *_ = answer(mine["conversation"], theirs["call"], decision)
+        assert status == 404
+    assert answer(mine["conversation"], mine["call"], {"type": "client_result", "value": 1})[0] == 422
+    assert stage.waiting("private-bob-1", who="bob") == theirs
+    assert stage.waiting(mine["conversation"]) == mine
+
+
+# --- the demo ---
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Demo, str]]:
+    demo = Demo(tmp_path_factory.mktemp("demo"))
+    yield demo, demo.start()
+    demo.kill()
+
+
+def test_the_demos_visitor_meets_a_card_a_question_a_position_and_a_file(visit, demo: tuple[Demo, str]):
+    """B41."""
+    stage, address = demo
+    munich = {"latitude": 48.2, "longitude": 11.6}
+    page = visit(stage=stage, geolocation=munich, permissions=["geolocation"]).at(address)
+    page.locator("assent-approval .approve").click()
+    page.get_by_role("radio", name="replacement").check()
+    page.get_by_role("button", name="Send the answer").click()
+    expect(page.get_by_text("I can find the nearest shop, or take your receipt.")).to_be_visible()
+    say(page, "Where is the nearest shop?")
+    expect(page.get_by_text("Our nearest shop is in Munich, 7 km from you.")).to_be_visible()
+    say(page, "Here is my receipt.")
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Choose a file").click()
+    chooser.value.set_files({"name": "lamp.txt", "mimeType": "text/plain", "buffer": b"one lamp, 49.90 EUR"})
+    expect(page.get_by_text("Thank you: lamp.txt (19 bytes) is with order 1042 now.")).to_be_visible()
+    page.locator(".tool", has_text="pick_file").locator("summary").click()
+    expect(page.locator(".tool .inside")).to_contain_text("one lamp, 49.90 EUR")
+
+
+def test_a_refused_position_and_a_file_that_was_not_chosen_are_told_as_what_they_are(visit, demo: tuple[Demo, str]):
+    stage, address = demo
+    page = visit(stage=stage).at(address)
+    page.get_by_role("button", name="New conversation").first.click()
+    say(page, "Is there a shop near me?")
+    located = page.locator("assent-tool", has_text="locate")
+    expect(located.locator(".tool.denied .state")).to_have_text("denied")
+    expect(located.locator(".why")).to_have_text("the browser was not allowed to say where it is")
+    expect(page.get_by_text("I do not know where you are (the browser was not allowed")).to_be_visible()
+    say(page, "I have an invoice.")
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Choose a file").click()
+    chooser.value.element.dispatch_event("cancel")  # as the browser does when its dialog is closed
+    expect(page.locator("assent-tool", has_text="pick_file").locator(".why")).to_have_text("no file was chosen")
+    expect(page.get_by_text("I have no receipt of you (no file was chosen).")).to_be_visible()
+    say(page, "A file, once more.")
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Choose a file").click()
+    chooser.value.set_files({"name": "film.bin", "mimeType": "", "buffer": b"x" * 300_000})
+    expect(page.locator(".tool.error .state")).to_have_text("too_large")
 
 
 # --- the inbox ---
@@ -467,36 +620,83 @@ def test_a_batch_shows_every_row_and_decides_them_together(visit, stage: Stage):
 # --- in other people's pages ---
 
 
-def test_the_page_works_under_a_path_of_another_application(chromium: Browser, tmp_path: Path):
-    stage = Stage(tmp_path, mount="/desk")
+@pytest.fixture(scope="module")
+def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    stage = Stage(tmp_path_factory.mktemp("mounted"), mount="/assent")
     stage.start()
-    try:
-        visitor = Visitor(chromium, stage, "alice")
-        page = visitor.page(f"c/{stage.conversation('refund')}")
-        page.locator("assent-approval .approve").click()
-        expect(page.get_by_text("Done: refund went well.")).to_be_visible()
-        visitor.context.close()
-        assert (visitor.strangers, visitor.complaints) == ([], [])
-    finally:
-        stage.kill()
+    yield stage
+    stage.kill()
 
 
-def test_an_element_works_alone_with_properties_and_events(visit, stage: Stage):
-    pending = stage.waiting(stage.conversation("refund"))
-    page = visit().page("inbox")
-    until(page, "window.assent !== undefined")
-    page.evaluate(
-        """pending => {
-            const card = document.createElement('assent-approval');
-            Object.assign(card, { client: window.assent, pending });
-            card.addEventListener('decided', ({ detail }) => (window.decided = detail));
-            document.body.replaceChildren(card);
-        }""",
-        pending,
-    )
+def test_the_page_works_under_a_path_of_another_application(visit, mounted: Stage):
+    page = visit(stage=mounted).page(f"c/{mounted.conversation('refund')}")
+    page.locator("assent-approval .approve").click()
+    expect(page.get_by_text("Done: refund went well.")).to_be_visible()
+
+
+def foreign(visitor: Visitor, body: str) -> Page:
+    """A page of somebody else's application, on the same host as ours."""
+    address = f"http://127.0.0.1:{visitor.stage.port}/orders"
+    html = f"<!doctype html><html lang=en><title>Orders</title>{body}</html>"
+    visitor.context.route(address, lambda route: route.fulfill(content_type="text/html", body=html))
+    visitor.own = address
+    return visitor.at(address)
+
+
+def test_the_documented_element_works_in_a_page_of_another_application(visit, mounted: Stage):
+    documented = re.findall(r"```html\n(.*?)```", HOWTO.read_text(), re.DOTALL)[0]
+    pending = mounted.waiting(mounted.conversation("refund"))
+    page = foreign(visit(stage=mounted), documented)
+    expect(page.get_by_role("heading", name="Give 9.95 EUR of order 1042 back?")).to_be_visible()
     page.get_by_role("button", name="Approve once").click()
-    until(page, "window.decided !== undefined")
-    assert page.evaluate("window.decided.decision") == {"type": "approve", "digest": pending["digest"]}
+    expect(page.locator("#outcome")).to_have_text(re.compile(r"refund: approve, event \d+"))
+    seq = int(page.locator("#outcome").inner_text().split()[-1])
+    assert mounted.log(pending["conversation"])[seq - 1]["type"] == "CallResolved"
+
+
+def test_elements_that_a_framework_made_before_they_were_defined_take_their_properties_and_tell_of_events(
+    visit, mounted: Stage
+):
+    """As React and Vue do it: created, given properties and listeners, put into the page; our files come later."""
+    refund, book = (mounted.conversation(word) for word in ("refund", "book"))
+    waiting = {"approval": mounted.waiting(refund), "question": mounted.waiting(book)}
+    imports = re.search(r'<script type="importmap">.*?</script>', HOWTO.read_text(), re.DOTALL)
+    assert imports is not None
+    page = foreign(visit(stage=mounted), imports.group() + '<link rel="stylesheet" href="/assent/static/style.css">')
+    page.evaluate(
+        """async (waiting) => {
+            const { Client } = await import('/assent/static/client.js');
+            const client = new Client({ base: '/assent/' });
+            window.heard = [];
+            for (const [name, pending] of Object.entries(waiting)) {
+                const card = document.createElement(`assent-${name}`);
+                Object.assign(card, { client, pending });
+                const hear = ({ type, detail }) => heard.push([type, detail.pending.tool]);
+                for (const event of ['decided', 'refused']) card.addEventListener(event, hear);
+                document.body.append(card);
+            }
+            const chat = document.createElement('assent-chat');
+            Object.assign(chat, { client, conversation: waiting.approval.conversation });
+            await import('/assent/static/elements/chat.js');
+            document.body.append(chat);
+        }""",
+        waiting,
+    )
+    page.locator("body > assent-approval .approve").click()
+    until(page, "window.heard.length === 1")
+    expect(page.locator("assent-chat").get_by_text("Done: refund went well.")).to_be_visible()
+    page.locator("body > assent-question").get_by_role("button", name="Decline").click()
+    page.get_by_label("Reason").fill("I walk")
+    page.locator("body > assent-question .danger").click()
+    until(page, "window.heard.length === 2")
+    assert page.evaluate("window.heard") == [["decided", "refund"], ["decided", "book"]]
+    # A card that was moved goes on, and one that is too late says so.
+    page.evaluate("document.body.prepend(document.querySelector('body > assent-approval'))")
+    page.evaluate("Object.assign(document.querySelector('body > assent-approval'), {busy: false})")
+    page.locator("body > assent-approval .approve").click()
+    until(page, "window.heard.length === 3")
+    assert page.evaluate("window.heard[2]") == ["refused", "refund"]
+    expect(page.locator("body > assent-approval .stale")).to_contain_text("alice")
 
 
 def test_the_colours_can_be_chosen_and_stay(visit, stage: Stage):
@@ -542,9 +742,11 @@ def test_the_page_weighs_less_than_60_kilobytes():
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 390)])
 def test_axe_finds_no_violation_on_any_view(visit, stage: Stage, scheme: str, width: int):
-    refund, sign, book, evil, think, fail = (
-        stage.conversation(word) for word in ("refund", "sign", "book", "evil", "think", "fail")
+    refund, sign, book, evil, think, fail, kept = (
+        stage.conversation(word) for word in ("refund", "sign", "book", "evil", "think", "fail", "refund")
     )
+    remembered = {"type": "approve", "digest": (call := stage.waiting(kept))["digest"], "remember": "tool"}
+    stage.ask("POST", f"conversations/{kept}/calls/{call['call']}/resolve", {"decision": remembered})
     size = {"width": width, "height": 900}
     page = visit(color_scheme=scheme, viewport=size, reduced_motion="reduce", bypass_csp=True).page()
     page.add_script_tag(path=AXE)
@@ -578,6 +780,12 @@ def test_axe_finds_no_violation_on_any_view(visit, stage: Stage, scheme: str, wi
     check("thinking")
     go(f"c/{fail}", ".tool.error")
     check("failed")
+    go(f"c/{stage.conversation('file')}", "assent-question")
+    check("browser")
+    go(f"c/{kept}", "assent-grants button")
+    page.get_by_role("button", name="1 remembered").click()
+    check("remembered")
+    page.keyboard.press("Escape")
     go("inbox", ".row")
     check("inbox")
     page.locator(".row", has_text=refund).get_by_role("checkbox").check()

@@ -1,18 +1,24 @@
 """The demo's agent: support for a lamp that came late and broken. Scripted, so that it needs no key.
 
+After that it finds the nearest shop and takes a receipt: with tools that run in the visitor's page.
+
 Importable like any other: ``assent run assent.cli.demo:agent --conversation demo``.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal
+import re
+from collections.abc import AsyncIterator
+from math import asin, cos, radians, sin, sqrt
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from assent import Agent, Call, ScriptedModel, ToolCall, ToolError, tool
-from assent.core.transcript import ToolResult
-from assent.models.base import Request
+from assent.core.transcript import ToolResult, UserMessage
+from assent.models.base import Request, StreamPart
 
 SPEC = "assent.cli.demo:agent"
 CUSTOMER = "customer"
@@ -20,6 +26,20 @@ MESSAGE = "My lamp from order 1042 came a week late, and it is broken. What can 
 ORDERS: dict[int, dict[str, Any]] = {
     1042: {"item": "desk lamp", "price": 49.9, "delivery": 9.95, "days_late": 7, "card": "ends in 4242"},
 }
+SHOPS = {"Amsterdam": (52.37, 4.90), "Lisbon": (38.72, -9.14), "Munich": (48.14, 11.58), "New York": (40.71, -74.01)}
+
+
+class Position(msgspec.Struct):
+    latitude: Annotated[float, Meta(ge=-90, le=90)]
+    longitude: Annotated[float, Meta(ge=-180, le=180)]
+    accuracy: float
+
+
+class File(msgspec.Struct):
+    name: str
+    type: str
+    size: int
+    text: str
 
 
 def _order(order: int) -> dict[str, Any]:
@@ -66,19 +86,28 @@ async def _(order: int, amount: float, reason: str, call: Call) -> dict[str, Any
     }
 
 
-def _results(request: Request) -> dict[str, dict[str, Any]]:
+@tool(executor="client", prompt="May the shop see where you are?")
+def locate() -> Position:  # pyright: ignore[reportReturnType]
+    """Where the customer is: their browser asks them."""
+
+
+@tool(executor="client", prompt="Please choose the receipt.", expires="1h")
+def pick_file(accept: str) -> File:  # pyright: ignore[reportReturnType]
+    """A file that the customer chooses in their browser."""
+
+
+def _results(request: Request, since: int = 0) -> dict[str, dict[str, Any]]:
     """The latest result of each tool, as the model sees it."""
     return {
         message.tool: msgspec.json.decode(message.content)
-        for message in request.messages
+        for message in request.messages[since:]
         if isinstance(message, ToolResult)
     }
 
 
-def _offer(request: Request) -> list[Any]:
-    found = _results(request)["look_up_order"]
+def _offer(found: dict[str, Any]) -> Any:
     if not found["ok"]:
-        return [f"I could not look the order up: {found['error']['message']}"]
+        return f"I could not look the order up: {found['error']['message']}"
     order = found["result"]
     return [
         f"I found it: a {order['item']}, and it came {order['days_late']} days late. You paid "
@@ -92,9 +121,7 @@ def _offer(request: Request) -> list[Any]:
     ]
 
 
-def _conclusion(request: Request) -> str:
-    results = _results(request)
-    paid, choice = results["refund"], results["choose_remedy"]
+def _conclusion(paid: dict[str, Any], choice: dict[str, Any]) -> str:
     if paid["ok"]:
         given = paid["result"]
         text = f"{given['refunded']:.2f} EUR are on their way to the card that {given['card']} ({given['receipt']}). "
@@ -104,15 +131,69 @@ def _conclusion(request: Request) -> str:
     else:
         text = f"The refund did not go through ({paid['error']['kind']}: {paid['error']['message']}). "
     if choice["ok"]:
-        return text + f"For the lamp I have noted that you would like a {choice['result']}."
+        return text + f"For the lamp I have noted that you would like a {choice['result']}.\n\n{HELP}"
     return text + "You did not say what you would like for the lamp; just write again when you know."
+
+
+HELP = "Is there anything else? I can find the nearest shop, or take your receipt."
+
+
+def _nearest(found: dict[str, Any]) -> str:
+    if not found["ok"]:
+        return f"I do not know where you are ({found['error']['message']}), but we are in {', '.join(SHOPS)}."
+    here = msgspec.convert(found["result"], Position)
+    far = {city: _kilometres(here, *place) for city, place in SHOPS.items()}
+    city = min(far, key=far.__getitem__)
+    return f"Our nearest shop is in **{city}**, {far[city]:,.0f} km from you."
+
+
+def _kilometres(here: Position, latitude: float, longitude: float) -> float:
+    a, b = radians(here.latitude), radians(latitude)
+    half = sin((b - a) / 2) ** 2 + cos(a) * cos(b) * sin(radians(longitude - here.longitude) / 2) ** 2
+    return 2 * 6371 * asin(sqrt(half))
+
+
+def _filed(found: dict[str, Any]) -> str:
+    if not found["ok"]:
+        return f"I have no receipt of you ({found['error']['message']}). Just write again when you have it at hand."
+    file = msgspec.convert(found["result"], File)
+    return f"Thank you: **{file.name}** ({file.size:,} bytes) is with order 1042 now."
+
+
+def _reply(request: Request) -> Any:
+    """What the desk says next: the story of the lamp first, then what it is asked for."""
+    said = max(n for n, message in enumerate(request.messages) if isinstance(message, UserMessage))
+    asked, now = request.messages[said], _results(request, said)
+    if "locate" in now:
+        return _nearest(now["locate"])
+    if "pick_file" in now:
+        return _filed(now["pick_file"])
+    if "refund" in now:
+        return _conclusion(now["refund"], now["choose_remedy"])
+    if "look_up_order" in now:
+        return _offer(now["look_up_order"])
+    assert isinstance(asked, UserMessage)
+    if re.search(r"\b(shop|near|where)", asked.text, re.IGNORECASE):
+        return ["Let me see where you are.", ToolCall("locate")]
+    if re.search(r"\b(receipt|invoice|file)", asked.text, re.IGNORECASE):
+        return ["With pleasure.", ToolCall("pick_file", {"accept": ".txt,.pdf,image/*"})]
+    if "refund" in _results(request):
+        return HELP
+    return ["Let me look that up.", ToolCall("look_up_order", {"order": 1042})]
+
+
+class Desk:
+    """A model whose every reply follows from the transcript: a fresh process goes on where the last one stopped."""
+
+    name = "scripted"
+
+    def stream(self, request: Request) -> AsyncIterator[StreamPart]:
+        return ScriptedModel([_reply(request)]).stream(request)
 
 
 agent = Agent(
     "support",
-    model=ScriptedModel(
-        [["Let me look that up.", ToolCall("look_up_order", {"order": 1042})], _offer, _conclusion], follow=True
-    ),
-    tools=[look_up_order, choose_remedy, refund],
+    model=Desk(),
+    tools=[look_up_order, choose_remedy, refund, locate, pick_file],
     instructions="You are the support desk of a small lamp shop.",
 )

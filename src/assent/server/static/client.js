@@ -14,6 +14,7 @@ import { apply, emptyView } from "./fold.js";
 
 const PAGE = 200; // events that are read at a time
 const FIRST_WAIT = 250, LONGEST_WAIT = 5000; // milliseconds before a stream is opened again
+const MISSED = 1.05; // a server that is away is tried again after a twentieth of the time that it has been away; one that refuses, in doubling times
 const SILENCE = 50_000; // the server's heart beats every 15 s: a stream this silent is dead
 const FRAME = 16; // views tell of their changes at most this often
 const RENEW = 10_000; // a lease on a client call holds for 30 s
@@ -54,6 +55,7 @@ export class Client extends EventTarget {
 
   me = () => this.request("GET", "me");
   conversations = ({ status, cursor, limit = 100 } = {}) => this.request("GET", `conversations?${query({ status, cursor, limit })}`);
+  snapshot = (id) => this.request("GET", `conversations/${enc(id)}`);
   open = (options = {}) => this.request("POST", "conversations", options).then((reply) => reply.conversation);
   send = (id, text, options = {}) => this.request("POST", `conversations/${enc(id)}/messages`, { text, ...options });
   cancel = (id, reason) => this.request("POST", `conversations/${enc(id)}/cancel`, reason ? { reason } : {});
@@ -161,26 +163,27 @@ class Stream {
   /** path(): where to go on; event({type, data}); lost(problem): there is nothing there, and there will not be. */
   constructor(client, { path, event, lost = () => {} }) {
     Object.assign(this, { client, path, event, lost });
-    this.#nudge = () => document.visibilityState === "visible" && this.#wake();
-    addEventListener("online", this.#nudge);
-    document.addEventListener("visibilitychange", this.#nudge);
+    const { signal } = this.#closed;
+    const nudge = () => document.visibilityState === "visible" && this.#wake();
+    addEventListener("online", nudge, { signal });
+    document.addEventListener("visibilitychange", nudge, { signal });
+    client.addEventListener("connection", () => client.connection === "online" && this.#wake(), { signal }); // another stream was first
     this.#run();
   }
-  #nudge;
 
   close() {
-    removeEventListener("online", this.#nudge);
-    document.removeEventListener("visibilitychange", this.#nudge);
     this.#closed.abort();
     this.#wake();
   }
 
   async #run() {
-    for (let wait = FIRST_WAIT; !this.#closed.signal.aborted; wait = Math.min(2 * wait, LONGEST_WAIT)) {
+    let wait = FIRST_WAIT;
+    while (!this.#closed.signal.aborted) {
       try {
-        await this.#read(() => (wait = FIRST_WAIT / 2));
+        await this.#read(() => (wait = FIRST_WAIT));
       } catch (problem) {
         if (this.#closed.signal.aborted) return;
+        wait = Math.min(wait * (problem.status ? 2 : MISSED), LONGEST_WAIT);
         this.client.connected([401, 403].includes(problem.status) ? "refused" : "offline");
         if (problem.status === 404) return this.lost(problem);
       }
@@ -228,7 +231,7 @@ class Stream {
   }
 }
 
-/** One conversation, live. Read view (see fold.js), state, live, usage, pending, seq, problem; listen to "change". */
+/** One conversation, live. Read view (see fold.js), state, live, usage, pending, grants, seq, problem; listen to "change". */
 export class Conversation extends View {
   #events = []; // what was read of the log: gapless, oldest first
   #stream;
@@ -239,6 +242,7 @@ export class Conversation extends View {
   live = null; // the reply that is being written: {id, text, thinking, drafts: [{tool, text}], n, m}: pieces so far
   hosted = []; // calls that the provider runs, of the reply that is being written
   usage = {};
+  grants = []; // remembered approvals
   retrying = null;
   problem = null;
   seq = 0;
@@ -317,7 +321,7 @@ export class Conversation extends View {
   }
 
   async #look() {
-    const snapshot = await this.client.request("GET", `conversations/${enc(this.id)}`);
+    const snapshot = await this.client.snapshot(this.id);
     if (snapshot.seq < this.seq) return; // the stream was faster
     if (!this.ready) {
       this.#events = await this.client.log(this.id, { after: Math.max(0, snapshot.seq - PAGE), before: snapshot.seq + 1, limit: PAGE });
@@ -326,7 +330,15 @@ export class Conversation extends View {
       this.ready = true;
     }
     this.#live(snapshot);
+    this.#readGrants();
     this.changed();
+  }
+
+  #readGrants() {
+    this.client.grants(this.id).then((grants) => {
+      this.grants = grants;
+      this.changed();
+    }, () => {}); // the next look reads them again
   }
 
   #fold() {
@@ -363,6 +375,7 @@ export class Conversation extends View {
       this.#events.push(data);
       apply(this.view, data);
       this.#count(data);
+      if (data.type.startsWith("Grant")) this.#readGrants();
       if (data.seq > this.#liveFrom && ["AssistantSaid", "TurnEnded", "OutputRejected"].includes(data.type)) Object.assign(this, { live: null, hosted: [], retrying: null });
       if (data.type === "CallSuspended") this.dispatchEvent(new CustomEvent("suspended", { detail: this.view.calls.get(data.call_id).pending }));
     } else this.#lively(data);

@@ -87,15 +87,19 @@ export function same(a, b) {
   return keys.length === Object.keys(b).length && keys.every((key) => key in b && same(a[key], b[key]));
 }
 
-/** 9.4 s, 9 s, 1:05, 2:03:04, 6 days. */
+/** 12 ms, 9.4 s, 9 s, 1:05, 2:03:04, 6 days. */
 export function duration(seconds) {
   const s = Math.max(0, seconds);
+  if (s > 0 && s < 0.1) return `${Math.ceil(s * 1000)} ms`;
   if (s < 10) return `${Number.isInteger(s) ? s : s.toFixed(1)} s`;
   if (s < 60) return `${Math.floor(s)} s`;
   if (s >= 172_800) return `${Math.floor(s / 86_400)} days`;
   const pad = (n) => String(Math.floor(n)).padStart(2, "0");
   return s < 3600 ? `${Math.floor(s / 60)}:${pad(s % 60)}` : `${Math.floor(s / 3600)}:${pad((s / 60) % 60)}:${pad(s % 60)}`;
 }
+
+/** A date and a time, as this browser writes them. */
+export const when = (at) => new Date(at * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
 
 /** When it was, for people: "now", "4 min", "3 h", a date. */
 export function ago(at, now) {
@@ -104,6 +108,12 @@ export function ago(at, now) {
   if (s < 3600) return `${Math.floor(s / 60)} min`;
   if (s < 86_400) return `${Math.floor(s / 3600)} h`;
   return new Date(at * 1000).toLocaleDateString(undefined, { day: "numeric", month: "short" });
+}
+
+/** What was decided, and by whom. */
+export function outcome({ type }, by) {
+  const words = { approve: "approved", deny: "denied", answer: "answered", client_result: "run in a browser", submit: "done by hand", failed: "tried", expired: "expired: nobody answered in time", detached: "no page was there" };
+  return `${words[type] ?? type}${by === "system" ? "" : ` by ${by}`}`;
 }
 
 /** What silence leads to. */

@@ -13,7 +13,7 @@ function locate() {
     if (!navigator.geolocation) return reject(new ToolFailed("resource_missing", "this browser has no geolocation"));
     navigator.geolocation.getCurrentPosition(
       ({ coords }) => resolve({ latitude: coords.latitude, longitude: coords.longitude, accuracy: coords.accuracy }),
-      (problem) => reject(new ToolFailed(problem.code === 1 ? "permission_denied" : "resource_missing", problem.message)),
+      (problem) => reject(problem.code === 1 ? new ToolFailed("denied", "the browser was not allowed to say where it is") : new ToolFailed("resource_missing", problem.message || "the position is not known")),
       { timeout: 30_000 },
     );
   });
@@ -23,7 +23,7 @@ function locate() {
 function pickFile(args, { progress }) {
   return new Promise((resolve, reject) => {
     const input = Object.assign(document.createElement("input"), { type: "file", accept: args.accept ?? "" });
-    input.addEventListener("cancel", () => reject(new ToolFailed("cancelled", "no file was chosen")));
+    input.addEventListener("cancel", () => reject(new ToolFailed("denied", "no file was chosen")));
     input.addEventListener("change", async () => {
       const [file] = input.files;
       if (file.size > LIMIT) return reject(new ToolFailed("too_large", `${file.name} has ${file.size} bytes; at most ${LIMIT} are taken`));

@@ -4,30 +4,28 @@
 // Keys while the focus is inside: a approve, e edit, d deny, Escape back, Ctrl+Enter approve as edited. Approve is never focused by itself; for 350 ms
 // after the card or its content appears nothing can be pressed; long content must have been seen to its end. A decision
 // carries the digest of what was shown.
-import { Element, html, nothing, shown, value, table, raw, jsonDiff, plainPreview } from "./base.js";
-import { duration, atZero, same } from "../text.js";
+import { Card, html, nothing, shown, value, table, raw, jsonDiff, plainPreview } from "./base.js";
+import { same } from "../text.js";
 import "./form.js";
 
 export const GUARD = 350; // milliseconds
 const PREVIEW_AFTER = 300; // milliseconds of quiet before edited arguments are tried
 
-class Approval extends Element {
+class Approval extends Card {
   static properties = {
-    client: {}, pending: {}, mode: { type: String }, place: { type: Boolean },
-    armed: { state: true }, seen: { state: true }, asJson: { state: true }, busy: { state: true }, problem: { state: true },
+    mode: { type: String }, armed: { state: true }, seen: { state: true }, asJson: { state: true },
     edited: { state: true }, plan: { state: true }, planProblem: { state: true }, remember: { state: true }, span: { state: true },
     reason: { state: true }, changed: { state: true },
   };
 
   constructor() {
     super();
-    Object.assign(this, { mode: "", armed: false, seen: false, asJson: false, busy: false, remember: "", span: "", reason: "" });
+    Object.assign(this, { mode: "", armed: false, seen: false, asJson: false, remember: "", span: "", reason: "" });
     this.addEventListener("keydown", (event) => this.#key(event));
   }
 
   connectedCallback() {
     super.connectedCallback();
-    this.tick(1000);
     this.sizes = new ResizeObserver(() => this.#look());
   }
 
@@ -49,6 +47,7 @@ class Approval extends Element {
       if (this.changed) this.mode = "";
       this.#arm();
     }
+    if (now.has("client")) this.#arm();
     if (now.has("mode") && this.mode === "edit" && !this.edited) this.edited = structuredClone(this.pending.args);
     // What can be pressed has moved: a press that was meant for something else must not count.
     if (now.has("mode") && now.get("mode") !== undefined) this.#arm();
@@ -79,8 +78,8 @@ class Approval extends Element {
     if (!this.seen && box?.isConnected && box.clientHeight > 0 && box.scrollTop + box.clientHeight >= box.scrollHeight - 6) this.seen = true;
   }
 
-  get expired() {
-    return this.pending.deadline <= this.client.now();
+  get off() {
+    return !this.armed || super.off;
   }
 
   get editing() {
@@ -88,7 +87,7 @@ class Approval extends Element {
   }
 
   get mayApprove() {
-    if (!this.armed || !this.seen || this.busy || this.expired || this.problem?.final) return false;
+    if (this.off || !this.seen || this.problem?.final) return false;
     return !this.changes || (same(this.plan?.args, this.edited) && !this.planProblem);
   }
 
@@ -144,37 +143,19 @@ class Approval extends Element {
       : { type: "approve", digest: this.pending.digest };
     if (this.remember) decision.remember = this.remember;
     if (this.remember && this.span) decision.duration = this.span;
-    this.#decide(decision);
+    this.decide(decision);
   }
 
   #deny(stop) {
-    if (this.armed && !this.busy && !this.expired) this.#decide({ type: "deny", reason: this.reason.trim(), ...(stop ? { stop } : {}) });
+    if (!this.off) this.decide({ type: "deny", reason: this.reason.trim(), ...(stop ? { stop } : {}) });
   }
 
-  async #decide(decision) {
-    this.busy = true;
-    this.problem = null;
-    const { pending } = this;
-    try {
-      const { seq } = await this.client.resolve(pending, decision);
-      this.emit("decided", { pending, decision, seq });
-    } catch (problem) {
-      this.busy = false;
-      this.problem = problem;
-      problem.final = [404, 410].includes(problem.status) || (problem.status === 409 && problem.details.reason !== "superseded");
-      this.emit("refused", { pending, problem });
-    }
-  }
-
-  render() {
+  card() {
     const { pending, mode } = this;
-    if (!pending) return nothing;
-    const left = pending.deadline - this.client.now();
     return html`<article class="card approval risk-${pending.risk}" tabindex="-1" aria-label="Approval: ${pending.prompt || pending.tool}">
       <header>
         <h3>${shown(pending.prompt || `Run ${pending.tool}?`)}</h3>
-        <p class="about"><span class="chip risk ${pending.risk}">${pending.risk} risk</span>
-          <span><code>${shown(pending.tool)}</code> for <b>${shown(pending.principal?.id ?? "somebody")}</b>${pending.agent ? html`, asked by <b>${shown(pending.agent)}</b>` : nothing}${this.place ? html` in <a href="#/c/${encodeURIComponent(pending.conversation)}">${pending.conversation}</a>` : nothing}</span></p>
+        ${this.about(html`<span class="chip risk ${pending.risk}">${pending.risk} risk</span>`)}
         ${pending.executor === "client" ? html`<p class="about">It will run in a browser page.</p>` : nothing}
         ${pending.recovery ? html`<p class="notice warn">It was interrupted while it ran: whether it took effect is not known. Approving runs it again.</p>` : nothing}
         ${pending.reason && !pending.recovery ? html`<p class="notice">Why it waits: ${shown(pending.reason)}</p>` : nothing}
@@ -183,11 +164,10 @@ class Approval extends Element {
       ${this.editing ? html`<assent-form label="Arguments of ${pending.tool}" .schema=${pending.schema ?? {}} .value=${this.edited} .problems=${this.planProblem?.details?.problems ?? []}
           @edited=${(event) => { event.stopPropagation(); this.#edit(event.detail.value); }}></assent-form>` : nothing}
       ${this.#content()}
-      ${this.problem ? this.#refusal() : nothing}
+      ${this.seen || this.expired ? nothing : html`<p class="gate">Scroll to the end to approve.</p>`}
+      ${this.refusal()}
       ${this.problem?.final ? nothing : mode === "deny" ? this.#denial() : mode === "result" ? this.#result() : this.#actions()}
-      <footer>${this.expired ? html`<span class="expired">Expired: ${atZero(pending.on_expiry)}.</span>`
-        : html`<span class="expiry ${left < 60 ? "soon" : ""}">Expires in <time>${duration(Math.ceil(left))}</time>; then ${shown(atZero(pending.on_expiry))}.</span>`}
-        ${this.seen || this.expired ? nothing : html`<span class="gate">Scroll to the end to approve.</span>`}
+      <footer>${this.expiry()}
         <button type="button" class="quiet" aria-pressed=${this.asJson} @click=${() => (this.asJson = !this.asJson)}>Raw JSON</button></footer>
     </article>`;
   }
@@ -209,17 +189,8 @@ class Approval extends Element {
     </div></div>`;
   }
 
-  #refusal() {
-    const { reason, winner } = this.problem.details;
-    const words = winner ? html`Too late: ${shown(this.problem.message)}.`
-      : reason === "superseded" ? "It has changed since it was shown. Nothing was decided; the card shows what it is now."
-      : shown(this.problem.message);
-    return html`<p class="notice bad stale" role="alert">${words}</p>`;
-  }
-
   #actions() {
-    const { pending } = this;
-    const off = !this.armed || this.busy || this.expired;
+    const { pending, off } = this;
     return html`<div class="actions">
       <button type="button" class="primary approve" ?disabled=${!this.mayApprove} @click=${this.#approve}>
         ${this.changes ? "Approve as edited" : pending.recovery ? "Run it again" : "Approve once"}</button>
@@ -240,14 +211,14 @@ class Approval extends Element {
     const send = (event) => {
       event.preventDefault();
       const form = this.querySelector("assent-form");
-      if (form.check() && this.armed) this.#decide({ type: "submit", value: form.value ?? null });
+      if (form.check() && !this.off) this.decide({ type: "submit", value: form.value ?? null });
     };
     return html`<form class="denial" @submit=${send} novalidate><assent-form label="Result" .schema=${{}}></assent-form>
-      <div class="actions"><button class="primary" ?disabled=${!this.armed || this.busy || this.expired}>Submit the result</button><button type="button" @click=${() => (this.mode = "")}>Back</button></div></form>`;
+      <div class="actions"><button class="primary" ?disabled=${this.off}>Submit the result</button><button type="button" @click=${() => (this.mode = "")}>Back</button></div></form>`;
   }
 
   #denial() {
-    const off = !this.armed || this.busy || this.expired;
+    const { off } = this;
     return html`<form class="actions denial" @submit=${(event) => { event.preventDefault(); this.#deny(false); }}>
       <label class="grow">Reason <span class="optional">the model sees it</span>
         <input class="reason" maxlength="2000" .value=${this.reason} @input=${(event) => (this.reason = event.target.value)}></label>

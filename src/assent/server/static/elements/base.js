@@ -1,6 +1,6 @@
 // What the elements share: light DOM (the page's style sheet and yours reach everything), and how values are shown.
 import { LitElement, html, nothing } from "lit";
-import { visible, unifiedDiff, lineDiff, isObject, json, brief, same } from "../text.js";
+import { visible, unifiedDiff, lineDiff, isObject, json, brief, same, duration, atZero } from "../text.js";
 
 export { html, nothing };
 
@@ -36,6 +36,67 @@ export class Element extends LitElement {
     super.disconnectedCallback();
     this.#watched?.forEach((end) => end());
     this.#watched = [];
+  }
+}
+
+/** A card about a call that waits: what approvals and questions have in common. */
+export class Card extends Element {
+  static properties = { client: {}, pending: {}, place: { type: Boolean }, busy: { state: true }, problem: { state: true } };
+
+  connectedCallback() {
+    super.connectedCallback();
+    this.tick(1000);
+  }
+
+  render() {
+    return this.client && this.pending ? this.card() : nothing;
+  }
+
+  get left() {
+    return this.pending.deadline - this.client.now();
+  }
+
+  get expired() {
+    return this.left <= 0;
+  }
+
+  /** Nothing can be pressed. */
+  get off() {
+    return Boolean(this.busy || this.expired);
+  }
+
+  async decide(decision) {
+    const { pending } = this;
+    this.busy = true;
+    this.problem = null;
+    try {
+      const { seq } = await this.client.resolve(pending, decision);
+      this.emit("decided", { pending, decision, seq });
+    } catch (problem) {
+      this.busy = false;
+      this.problem = problem;
+      problem.final = [404, 410].includes(problem.status) || (problem.status === 409 && problem.details.reason !== "superseded");
+      this.emit("refused", { pending, problem });
+    }
+  }
+
+  about(chip) {
+    const { tool, principal, agent, conversation } = this.pending;
+    return html`<p class="about">${chip} <span><code>${shown(tool)}</code> for <b>${shown(principal?.id ?? "somebody")}</b>${agent ? html`, asked by <b>${shown(agent)}</b>` : nothing}${
+      this.place ? html` in <a href="#/c/${encodeURIComponent(conversation)}">${conversation}</a>` : nothing}</span></p>`;
+  }
+
+  refusal() {
+    if (!this.problem) return nothing;
+    const { reason, winner } = this.problem.details;
+    return html`<p class="notice bad stale" role="alert">${winner ? html`Too late: ${shown(this.problem.message)}.`
+      : reason === "superseded" ? "It has changed since it was shown. Nothing was decided; the card shows what it is now." : shown(this.problem.message)}</p>`;
+  }
+
+  expiry() {
+    const then = shown(atZero(this.pending.on_expiry));
+    return this.expired ? html`<span class="soon">Expired: ${then}.</span>`
+      : html`<span class="expiry ${this.left < 60 ? "soon" : ""}">Expires in <time>${duration(Math.ceil(this.left))}</time>; then ${then}.</span>`;
   }
 }
 

@@ -9,6 +9,7 @@ import "./markdown.js";
 import "./tool.js";
 import "./approval.js";
 import "./question.js";
+import "./grants.js";
 
 const STATES = { idle: "", preparing: "Thinking…", streaming: "Writing…", executing_tools: "Running tools…", awaiting_input: "Waiting for somebody" };
 const NEAR = 80; // pixels from the end that still count as being there
@@ -130,6 +131,7 @@ class Chat extends Element {
   #stay() {
     const { box } = this;
     if (!box || !(this.atEnd || this.held)) return;
+    if (document.activeElement?.matches("input, textarea, select") && box.contains(document.activeElement)) return; // nothing moves under who writes
     box.scrollTop = box.scrollHeight - (this.held ?? 0);
     this.stayedAt = box.scrollTop;
   }
@@ -141,7 +143,7 @@ class Chat extends Element {
     const { view } = it;
     const waiting = it.pending;
     return html`<div class="sr" role="status" aria-live="polite">${this.spoken ?? ""}</div>
-      <div class="scroll" tabindex="0" role="region" aria-label="Conversation" @scroll=${this.#scrolled}><div class="thread">
+      <div class="scroll" tabindex="0" role="region" aria-label="Conversation" @scroll=${this.#scrolled} @decided=${this.#toEnd}><div class="thread">
         ${it.earlier ? html`<button type="button" class="quiet earlier" @click=${this.#earlier}>Earlier messages</button>` : nothing}
         ${it.ready && !view.items.length && !view.queue.length && !it.live ? html`<div class="empty"><h2>${shown(view.agent || "Assent")}</h2><p>Write a message to begin.</p></div>` : nothing}
         ${repeat(view.items, (item) => item.key, (item) => this.#item(item))}
@@ -153,13 +155,14 @@ class Chat extends Element {
         ${view.queue.map((item) => html`<div class="said user queued"><p class="words">${shown(item.text)}</p><p class="meta">queued</p></div>`)}
       </div></div>
       <div class="below">
-        ${this.away ? html`<div class="float"><button type="button" class="pill" @click=${this.#toEnd}>To the end ↓</button></div>` : nothing}
+        ${this.away ? html`<div class="float"><button type="button" class="pill" aria-label="To the end" title="To the end" @click=${this.#toEnd}>↓</button></div>` : nothing}
         ${this.problem ? html`<p class="notice bad" role="alert">${shown(this.problem.message)}</p>` : nothing}
         <form class="composer" @submit=${(event) => { event.preventDefault(); this.#send("queue"); }}>
           <textarea rows="1" aria-label="Message" placeholder=${it.idle ? "Write a message" : "Write the next message"} .value=${live(this.draft ?? "")}
             @input=${(event) => this.#write(event.target.value)} @keydown=${this.#typed}></textarea>
           <div class="buttons"><span class="status" role="status">${it.ready ? STATES[it.state] ?? it.state : "Opening…"}</span>
             ${waiting.length ? html`<button type="button" class="quiet jump" @click=${this.#jump}>Jump to it</button>` : nothing}
+            <assent-grants .client=${this.client} .conversation=${this.conversation} .grants=${it.grants}></assent-grants>
             <span class="usage">${usage(it.usage)}</span>
             ${it.idle || !it.ready ? nothing : html`<button type="button" class="stop" @click=${this.#stop}>Stop</button>`}
             ${it.idle ? html`<button class="primary" ?disabled=${!this.draft?.trim()}>Send</button>`

@@ -5,7 +5,7 @@
 // closed, a opens the card first: what was not seen cannot be approved. A batch shows every row in full.
 import { Element, html, nothing, shown, table, value, plainPreview } from "./base.js";
 import { repeat } from "lit/directives/repeat.js";
-import { duration } from "../text.js";
+import { duration, outcome } from "../text.js";
 import { keyOf } from "../client.js";
 import { GUARD } from "./approval.js";
 import "./question.js";
@@ -47,12 +47,11 @@ class InboxView extends Element {
   async #whoWon(entry) {
     this.settled = new Map([...this.settled, [keyOf(entry), "It no longer waits."]]);
     try {
-      const { seq } = await this.client.request("GET", `conversations/${encodeURIComponent(entry.conversation)}`);
+      const { seq } = await this.client.snapshot(entry.conversation);
       const events = await this.client.log(entry.conversation, { after: Math.max(0, seq - 100), before: seq + 1 });
       const found = events.findLast((event) => event.type === "CallResolved" && event.call_id === entry.call);
-      const words = { approve: "Approved", deny: "Denied", answer: "Answered", expired: "Expired", client_result: "Run", submit: "Submitted", failed: "Failed", detached: "No page was there" };
-      const told = found ? (found.decision.type === "expired" ? "Expired: nobody answered in time." : `${words[found.decision.type]} by ${found.by.id}.`) : "It was cancelled.";
-      this.settled = new Map([...this.settled, [keyOf(entry), told]]);
+      const told = found ? outcome(found.decision, found.by.id) : "cancelled";
+      this.settled = new Map([...this.settled, [keyOf(entry), `${told[0].toUpperCase()}${told.slice(1)}.`]]);
     } catch {
       // what is known is shown already
     }
@@ -119,7 +118,8 @@ class InboxView extends Element {
     await this.updateComplete;
     const card = this.querySelector(".row.at assent-approval, .row.at assent-question");
     await card?.updateComplete;
-    if (!mode) (card?.querySelector(".card") ?? this.querySelector(".row.at .head"))?.focus();
+    if (!mode) (card?.querySelector(".card") ?? this.querySelector(".row.at .head"))?.focus({ preventScroll: true });
+    this.querySelector(".row.at")?.scrollIntoView({ block: "nearest" });
   }
 
   #batch() {
@@ -176,7 +176,7 @@ class InboxView extends Element {
           <span class="where">${{ approval: html`<span class="chip risk ${entry.risk}">${entry.risk}</span>`, elicitation: html`<span class="chip">question</span>`, manual: html`<span class="chip">by hand</span>`, client_exec: html`<span class="chip">browser</span>` }[entry.kind]}
             ${shown(entry.tool)} · ${shown(entry.principal?.id ?? "")} · ${shown(entry.conversation)}</span>
           <time class=${left < 60 ? "soon" : ""}>${left > 0 ? duration(Math.ceil(left)) : "expired"}</time></button></div>
-      ${open ? gone ? html`<p class="notice stale" role="status">${gone}</p>`
+      ${open ? gone ? html`<p class="notice stale" role="status">${shown(gone)}</p>`
         : entry.kind === "approval" ? html`<assent-approval place .client=${this.client} .pending=${entry} .mode=${this.mode}></assent-approval>` : html`<assent-question place .client=${this.client} .pending=${entry}></assent-question>` : nothing}</li>`;
   }
 

@@ -3,9 +3,7 @@
 // What can be seen: arguments streaming in, running with elapsed time and progress, ok, error with kind, cancelled,
 // interrupted, waiting; calls that the provider runs are marked as such.
 import { Element, html, nothing, shown, value, table, raw, oneLine, jsonDiff } from "./base.js";
-import { duration } from "../text.js";
-
-const DECIDED = { approve: "approved", deny: "denied", answer: "answered", client_result: "run in a browser", submit: "done by hand", failed: "reported as failed", expired: "expired", detached: "no page was there" };
+import { duration, outcome } from "../text.js";
 
 class Tool extends Element {
   static properties = { call: { hasChanged: () => true }, client: {}, draft: {}, open: { state: true }, asJson: { state: true } };
@@ -41,7 +39,7 @@ class Tool extends Element {
         ${call.executor === "provider" ? html`<span class="chip">provider</span>` : call.executor === "client" ? html`<span class="chip">browser</span>` : nothing}
         <span class="state">${words}</span></summary>
       ${this.open ? html`<div class="inside">
-        ${decisions.map((each) => html`<p class="about">${DECIDED[each.type] ?? each.type} by <b>${shown(each.by)}</b>${each.reason ? html`: ${shown(each.reason)}` : nothing}</p>`)}
+        ${decisions.map((each) => html`<p class="about">${shown(outcome(each, each.by))}${each.reason ? html`: ${shown(each.reason)}` : nothing}</p>`)}
         ${call.grant ? html`<p class="about">allowed by a remembered approval</p>` : nothing}
         <section tabindex="0" role="group" aria-label="Arguments"><h3 class="label">Arguments</h3>${this.asJson ? raw(call.args) : table(call.args ?? {})}</section>
         ${call.original ? html`<section tabindex="0" role="group" aria-label="Edited before it ran"><h3 class="label">Edited before it ran</h3>${jsonDiff(call.original, call.args)}</section>` : nothing}
@@ -50,9 +48,9 @@ class Tool extends Element {
         ${call.data !== undefined && call.data !== null ? html`<section tabindex="0" role="group" aria-label="Data"><h3 class="label">Data</h3>${this.asJson ? raw(call.data) : value(call.data)}</section>` : nothing}
         <button type="button" class="quiet" aria-pressed=${Boolean(this.asJson)} @click=${() => (this.asJson = !this.asJson)}>Raw JSON</button></div>` : nothing}
       </details>
-      ${decisions.length && !this.open ? html`<p class="who">${decisions.map((each) => html`<span>${DECIDED[each.type] ?? each.type} by ${shown(each.by)}</span>`)}</p>` : nothing}
+      ${decisions.length && !this.open ? html`<p class="who">${decisions.map((each) => html`<span>${shown(outcome(each, each.by))}</span>`)}</p>` : nothing}
       ${call.phase !== "done" && call.progress !== undefined && call.progress !== null ? this.#progress(call.progress) : nothing}
-      ${state === "error" && !this.open ? html`<p class="why">${oneLine(call.error?.message ?? "", 300)}</p>` : nothing}`;
+      ${(state === "error" || decisions.at(-1)?.type === "failed") && !this.open ? html`<p class="why ${state}">${oneLine(call.error?.message ?? "", 300)}</p>` : nothing}`;
   }
 
   #line() {

@@ -1,0 +1,42 @@
+// <assent-grants>: the remembered approvals of one conversation, behind a button that is there if there are any.
+//   properties  client: Client   conversation: string (its id)   grants: [Grant], as a Conversation has them
+//   events      revoked, with detail {conversation, grant}
+import { Element, html, nothing, shown } from "./base.js";
+import { when } from "../text.js";
+
+class Grants extends Element {
+  static properties = { client: {}, conversation: {}, grants: {}, open: { state: true }, problem: { state: true } };
+
+  async #revoke(grant) {
+    const { conversation } = this;
+    this.problem = null;
+    try {
+      await this.client.revoke(conversation, grant);
+      this.emit("revoked", { conversation, grant });
+    } catch (problem) {
+      this.problem = problem;
+    }
+  }
+
+  updated() {
+    const dialog = this.querySelector("dialog");
+    if (dialog && !dialog.open) dialog.showModal();
+  }
+
+  render() {
+    const now = this.client?.now();
+    const grants = (this.grants ?? []).filter(({ until }) => !until || until > now);
+    if (!grants.length && !this.open) return nothing;
+    const close = () => (this.open = false);
+    return html`<button type="button" class="quiet" @click=${() => (this.open = true)}>${grants.length} remembered</button>
+      ${this.open ? html`<dialog class="grants" aria-label="Remembered approvals" @close=${close}><h2>Remembered approvals</h2>
+        <p class="about">${grants.length ? "In this conversation these run without asking." : "Nothing is remembered any more: the next call asks again."}</p>
+        <ul class="rows">${grants.map(({ id, tool, scope, by, at, until }) => html`<li class="bar">
+          <span class="grow"><code>${shown(tool)}</code> ${scope === "args" ? "with the same arguments" : "with any arguments"}
+            <small class="about">allowed by <b>${shown(by.id)}</b> on ${when(at)}${until ? `, until ${when(until)}` : ""}</small></span>
+          <button type="button" class="danger outline" @click=${() => this.#revoke(id)}>Revoke</button></li>`)}</ul>
+        ${this.problem ? html`<p class="notice bad" role="alert">${shown(this.problem.message)}</p>` : nothing}
+        <div class="actions"><button type="button" @click=${close}>Close</button></div></dialog>` : nothing}`;
+  }
+}
+customElements.define("assent-grants", Grants);
