@@ -5,6 +5,7 @@ import random
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pg
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pgproxy import Proxy
@@ -110,11 +111,13 @@ async def test_what_is_sent_reaches_those_who_listen_in_order_and_nobody_else(ur
     async with ends(url, 3) as (owner, viewer, other):
         await heard_by(viewer, owner, "c")
         await heard_by(other, owner, "d")
+        delivered = []
+        other.wire._understood = lambda *told: delivered.extend(each for each in told if isinstance(each, wire.Passed))
         for n in range(300):
             owner.wire.send("c", b"%d" % n)
         await until(lambda: len(viewer.items) == 300)
         assert viewer.told == [Heard("d", None), *(Heard("c", b"%d" % n) for n in range(300))]
-        assert other.items == owner.items == []
+        assert delivered == owner.items == []
 
 
 @story
@@ -190,7 +193,10 @@ async def test_a_process_that_leaves_is_sent_nothing_more(url):
     async with End(url) as owner:
         async with End(url) as viewer:
             await heard_by(viewer, owner, "c")
-        await until(lambda: not owner.wire.listened("c"))
+            began = asyncio.get_running_loop().time()
+        assert asyncio.get_running_loop().time() - began < wire.FAREWELL_SECONDS
+        async with asyncio.timeout(wire.BEAT_SECONDS):
+            await until(lambda: not owner.wire.listened("c"))
 
 
 def test_a_process_that_dies_is_forgotten_after_a_while_and_one_that_is_merely_quiet_is_not(monkeypatch):
@@ -294,6 +300,12 @@ def test_of_parts_that_are_lost_or_late_only_whole_messages_remain_once_and_in_o
     assert all(message in joined for n, message in enumerate(messages, 1) if n not in torn)
 
 
+def test_a_part_that_came_twice_does_not_stand_for_one_that_is_missing():
+    first, _, last = (part(text) for text in cut("0123456789ab", 1, bytes(3 * PART)))
+    joining = Joining()
+    assert [joining.join(each) for each in (first, first, last)] == [None, None, None]
+
+
 def test_what_waits_is_bounded_and_the_oldest_goes_first():
     buffer = Buffer(most=1000)
     for n in range(100):
@@ -323,6 +335,8 @@ async def test_garbage_on_the_channels_is_ignored_and_whoever_sends_it_is_nobody
         "'; DROP TABLE events; -- 1 0 1 AAAA",
         "\u00e9" * 3000,
     ]
+    raised = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: raised.append(context))
     async with ends(url, 2) as (owner, viewer):
         await heard_by(viewer, owner, "c")
         channels = [owner.wire._all, *(end.wire._channel(end.wire._id) for end in (owner, viewer))]
@@ -333,6 +347,7 @@ async def test_garbage_on_the_channels_is_ignored_and_whoever_sends_it_is_nobody
         await until(lambda: viewer.items == [b"x"])
         assert owner.asked == ["c"]
         assert not viewer.asked
+    assert not raised
 
 
 def test_a_change_that_was_lost_is_found_at_the_next_sign_of_life(monkeypatch):
@@ -383,17 +398,20 @@ async def test_when_only_the_owners_connection_was_lost_it_learns_anew_who_liste
             await until(lambda: viewer.items == [b"x"])
 
 
-def test_a_connection_that_falls_silent_is_replaced(monkeypatch):
+@pytest.mark.parametrize("silent", ["owner", "viewer"])
+def test_a_connection_that_falls_silent_is_replaced(monkeypatch, silent):
     monkeypatch.setattr(wire, "BEAT_SECONDS", 0.1)
 
     @story
     async def scene(url):
         port = pg.server().port
-        async with Proxy(port) as proxy, End(url) as owner:
+        async with Proxy(port) as proxy:
             through = pg.server().url(tcp=True, assent_schema=pg.schema_of(url), assent_lease=1)
-            async with End(through.replace(f":{port}", f":{proxy.port}")) as viewer:
+            through = through.replace(f":{port}", f":{proxy.port}")
+            at = {"owner": url, "viewer": url, silent: through}
+            async with End(at["owner"]) as owner, End(at["viewer"]) as viewer:
                 await heard_by(viewer, owner, "c")
-                (first,) = [viewer.wire._link]
+                first = {"owner": owner, "viewer": viewer}[silent].wire._link
                 with proxy.silent():
                     await until(lambda: first.closed)
                 await until(lambda: len(owner.asked) >= 2)

@@ -113,7 +113,7 @@ class Link:
     def _judged(self, fault: Exception) -> Exception:
         if type(fault) is _pg.DataError:  # the driver's own: the server's are finer
             return Unfit(str(fault))
-        if isinstance(fault, _LOST):
+        if isinstance(fault, _LOST) or self.closed:
             self._db.terminate()
             return Lost(str(fault) or type(fault).__name__)
         return fault

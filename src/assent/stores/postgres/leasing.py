@@ -31,6 +31,8 @@ WHERE c.id = s.id AND c.epoch = s.epoch AND {_I_LIVE}
        OR NOT EXISTS (SELECT FROM owners o WHERE o.owner = c.owner AND o.until > clock_timestamp()))
 RETURNING c.name, c.epoch"""
 
+# An array, not a join: a row that has changed since the statement began is looked at once more, and a join would then
+# look for what is free once more, too.
 _WANTED = "c.owes AND c.agent = ANY($2) AND c.name <> ALL($4) AND ($5::text[] IS NULL OR c.name = ANY($5))"
 
 TAKE = f"""
@@ -44,8 +46,7 @@ WITH free AS MATERIALIZED (
     LIMIT $3 - (SELECT count(*) FROM free) FOR NO KEY UPDATE OF c SKIP LOCKED
 )
 UPDATE conversations c SET owner = $1, epoch = c.epoch + 1
-FROM (SELECT id FROM free UNION ALL SELECT id FROM left_behind) t
-WHERE c.id = t.id AND {_I_LIVE}
+WHERE c.id = ANY (ARRAY (SELECT id FROM free UNION ALL SELECT id FROM left_behind)) AND {_I_LIVE}
 RETURNING c.name, c.epoch"""
 
 RELEASE = """
