@@ -238,10 +238,12 @@ class Conversation:
             await self._commit(items)
             # Not while what an earlier epoch of ours began is still on its way out: two would run at once.
             while self.epoch is None and self._can_run(self.state) and not self.tasks.dying and not self.home.closing:
-                epoch = await self._lease()
-                if epoch is None:
+                if not await self._lease():
                     break
                 await self._catch_up()
+                epoch, self._given = self._given, None
+                if epoch is None:
+                    continue  # it has lapsed
                 if epoch <= self.state.epoch:
                     # A log that was restored into a store which counts from 1: what an owner long gone left
                     # running must not look like ours. Each claim counts on.
@@ -263,16 +265,15 @@ class Conversation:
             await self._release()
         self._reconcile()
 
-    async def _lease(self) -> int | None:
-        """A new epoch; None: a live owner has it, and will see what was appended, or there is no room here."""
-        epoch, self._given = self._given, None
-        if epoch is None and self.home.room != 0:
+    async def _lease(self) -> bool:
+        """Have been given an epoch; False: a live owner has it, and will see what was appended, or there is no room."""
+        if self._given is None and self.home.room != 0:
             self._claiming = True
             try:
-                epoch = await self.home.store.claim(self.name)
+                self._given = await self.home.store.claim(self.name)
             finally:
                 self._claiming = False
-        return epoch
+        return self._given is not None
 
     async def _commit(self, items: list[Item]) -> None:
         """Append what these inputs lead to, all of it in one step, however often others get in between."""

@@ -87,7 +87,8 @@ class Relay:
         home = self._home
         if not home.bus.heard(name) or home.running(name) is not None:
             return
-        conv = await home.loaded(name)
+        conv = home.conversation(name)
+        await conv.load()
         if passed.place > conv.place:
             await conv.refresh()
         if passed.place != conv.place or conv.epoch is not None:

@@ -9,8 +9,8 @@ from assent.errors import StoreDamaged, StoreError
 from assent.stores.postgres.address import Address
 from assent.stores.postgres.driver import Away, Lost, Unfit, server_error
 
-CONNECTIONS = 5
-"""What one store holds open: two that write, two that read, one that keeps the lease and listens."""
+CONNECTIONS = 6
+"""What one store holds open: two that write, two that read, one that keeps the lease and listens, the wire's."""
 
 _SHARED: tuple[type[Exception], ...] = (
     StoreError,

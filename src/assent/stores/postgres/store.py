@@ -1,10 +1,10 @@
 """The PostgreSQL store, put together; what the contract speaks of.
 
 What must be durable goes through ``writer`` in groups (``appending``, ``leasing``), what reads through ``reader``
-(``statements``); ``keeper`` keeps this owner alive, knows the time and hears of the others; how the tables came about
-is in ``migrations``. All of it lives on one event loop. A store holds five connections: two that write, two that
-read, one that keeps. They need sessions of their own: a pooler between must not hand them to others after each
-transaction (PgBouncer: ``pool_mode = session``).
+(``statements``); ``keeper`` keeps this owner alive, knows the time and hears of the others; ``wire`` passes live events
+on; how the tables came about is in ``migrations``. All of it lives on one event loop. A store holds six connections:
+two that write, two that read, one that keeps, the wire's. They need sessions of their own: a pooler between must not
+hand them to others after each transaction (PgBouncer: ``pool_mode = session``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hashlib import sha256 as digest
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from assent.errors import Invalid, StoreDamaged, StoreError
-from assent.stores.base import Append, ClientRow, Loaded, LogStore, OwnerRow, PendingRow, Row, Wire
+from assent.stores.base import Append, ClientRow, Loaded, LogStore, OwnerRow, PendingRow, Row
 from assent.stores.postgres import statements
 from assent.stores.postgres.address import parse
 from assent.stores.postgres.appending import Appending, Head, Heads, Wanted
@@ -28,6 +28,7 @@ from assent.stores.postgres.leasing import Claiming, Releasing, Taking
 from assent.stores.postgres.leasing import Wanted as Takeable
 from assent.stores.postgres.migrations import migrated
 from assent.stores.postgres.reader import Reader
+from assent.stores.postgres.wire import PostgresWire
 from assent.stores.postgres.writer import Writer
 
 T = TypeVar("T")
@@ -37,11 +38,11 @@ class PostgresStore:
     """See ``LogStore``. The URL is libpq's, with two options of ours: ``assent_schema``, ``assent_lease`` (seconds)."""
 
     owner: str
-    wire: Wire | None
+    wire: PostgresWire
 
     def __init__(self, url: str):
         self.address = parse(url)
-        self.wire = None
+        self.wire = PostgresWire(self.address)
         self._state: Literal["new", "open", "closed", "dead"] = "new"
         self._process = 0
         self._closing: asyncio.Future[None] | None = None
@@ -75,6 +76,7 @@ class PostgresStore:
             raise
         self._process = os.getpid()
         self._state = "open"
+        self.wire.start()
 
     async def close(self) -> None:
         if self._state == "dead":
@@ -91,11 +93,13 @@ class PostgresStore:
         await self._writer.stop()
         await self._reader.stop()
         await self._keeper.stop()
+        await self.wire.stop()
 
     def kill(self) -> None:
         """For tests: die as a process does. Releases nothing; every later call waits for ever."""
         if self._state == "open":
             self._state = "dead"
+            self.wire.kill()
             self._writer.kill()
             self._reader.kill()
             self._keeper.kill()
