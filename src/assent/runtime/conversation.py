@@ -280,21 +280,22 @@ class Conversation:
         fresh = False
         writes = 0
         while True:
-            if self.epoch is None:
+            epoch = self.epoch
+            owner = epoch is not None
+            if not owner:
                 items = guests(items)
             draft, held = drafted(self, items)
             if not fresh and any(item.refusal for item in items):
                 # A refusal may rest on a state that others have moved on from: look before saying no.
                 fresh = True
-                if await self._catch_up():
+                if await self._catch_up() or self.epoch != epoch:  # an owner's draft is not a guest's
                     give_back(self, held)
                     continue
             if not draft.events:
                 break
-            owner = self.epoch is not None
             release = owner and not self._can_run(draft.state)
             try:
-                await self.home.store.append(appended(self.state, draft, epoch=self.epoch, release=release))
+                await self.home.store.append(appended(self.state, draft, epoch=epoch, release=release))
             except Conflict:
                 give_back(self, held)
                 if not await self._catch_up():
@@ -306,7 +307,8 @@ class Conversation:
                 continue
             except StoreError as failure:
                 give_back(self, held)
-                if owner and writes < len(WRITE_RETRIES):
+                known = failure.details.get("outcome") != "unknown"  # else it may be there: load it anew
+                if owner and known and writes < len(WRITE_RETRIES):
                     await asyncio.sleep(WRITE_RETRIES[writes])
                     writes += 1
                     continue

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("assent")
 
-LOOK_EVERY = 1.0
+LOOK_EVERY = 0.75
 """Seconds between looks at what is owed, where nothing else calls for one: a killed process commits nothing."""
 AVOID_FOR = 5.0
 """Seconds before a conversation that could not be written is tried again."""

@@ -12,7 +12,7 @@ from urllib.parse import unquote_to_bytes
 from starlette.requests import Request
 
 from assent.core.decisions import Principal
-from assent.errors import Invalid
+from assent.errors import AssentError, Invalid
 from assent.runtime.runtime import Runtime
 from assent.server import openapi, wire
 from assent.server.auth import Auth, MaySee, Origins, TokenAuth, identify
@@ -151,7 +151,10 @@ class App:
         try:
             streaming = await make(asked)
             async with Stream(exchange.receive, exchange.send) as stream:
-                await streaming(stream)
+                try:
+                    await streaming(stream)
+                except AssentError as failure:  # the log cannot be read now
+                    await stream.fail(failure)
         finally:
             self._streams -= 1
 

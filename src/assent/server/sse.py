@@ -162,6 +162,10 @@ class Stream:
             raise Gone from None
         self._sent = asyncio.get_running_loop().time()
 
+    async def fail(self, failure: Exception) -> None:
+        """Say what is wrong: nothing more will come, and whoever reads comes again."""
+        await self.write(wire.frame("problem", wire.encode(problem_of(failure))))
+
     async def follow(self, channel: Channel, position: int, seq: int | None = None, shows: Shows | None = None) -> None:
         """Write what the channel has from ``position`` on and what comes, until it ends or this reader is cut."""
         channel.readers.add(self._wake)
@@ -178,7 +182,7 @@ class Stream:
                     await self.write(b"".join([frame.data for frame in batch if shows is None or await shows(frame)]))
                 elif channel.ended:
                     if channel.failure is not None:
-                        await self.write(wire.frame("problem", wire.encode(problem_of(channel.failure))))
+                        await self.fail(channel.failure)
                     return
                 elif self._beat:
                     self._beat = False
