@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
 RUNNER = Path(__file__).parent / "run_page.py"
+ON_POSTGRES = ("howto/run-on-postgres.md",)
+"""Pages that need a server; what they start, they may leave running."""
 ELSEWHERE = {"howto/test-your-agent-under-crashes.md": "tests/testing/test_howto.py"}
 """Pages whose snippets have a test of their own."""
 
@@ -31,25 +36,42 @@ PAGES = sorted(
 Run = subprocess.CompletedProcess[str]
 
 
-def run_page(page: Path, place: Path) -> Run:
+def postgres() -> dict[str, str]:
+    """How libpq's programs, and ours, find the tests' server."""
+    sys.path.append(str(ROOT / "tests" / "stores"))
+    import pg
+
+    found = pg.server()
+    return {"PGHOST": str(found.home), "PGPORT": str(found.port), "PGUSER": "postgres", "PATH": str(found.programs)}
+
+
+def run_page(page: Path, place: Path, more: dict[str, str] | None = None) -> Run:
     env = {name: value for name, value in os.environ.items() if not name.startswith("ASSENT")}
     env |= {"LOGNAME": "you", "COLUMNS": "80", "PYTHONUTF8": "1", "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', os.defpath)}"
-    return subprocess.run(
-        [sys.executable, "-W", "error", str(RUNNER), str(page)],
-        cwd=place,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    path = [str(Path(sys.executable).parent), *([more.pop("PATH")] if more else []), env.get("PATH", os.defpath)]
+    env |= {"PATH": os.pathsep.join(path), **(more or {})}
+    command = [sys.executable, "-W", "error", str(RUNNER), str(page)]
+    with subprocess.Popen(
+        command, cwd=place, env=env, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True
+    ) as ran:
+        try:
+            out, err = ran.communicate(timeout=60)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(ran.pid, signal.SIGKILL)  # what the page has started goes with it
+    return Run(command, ran.returncode, out, err)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Run]]]:
     """Every page in a process and a folder of its own, a few at a time."""
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        yield {name: pool.submit(run_page, DOCS / name, tmp_path_factory.mktemp("page")) for name in PAGES}
+        yield {
+            name: pool.submit(
+                run_page, DOCS / name, tmp_path_factory.mktemp("page"), postgres() if name in ON_POSTGRES else None
+            )
+            for name in PAGES
+        }
 
 
 @pytest.mark.parametrize("name", PAGES)

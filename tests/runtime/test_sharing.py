@@ -4,7 +4,7 @@ import asyncio
 
 from harness import story, until
 
-from assent import Agent, Runtime, ScriptedModel, ToolCall, tool
+from assent import Agent, Call, Runtime, ScriptedModel, ToolCall, tool
 from assent.core.events import CallReturned, CallStarted, TurnEnded
 from assent.core.live import TextDelta, ToolProgress
 from assent.models.base import FinishPart, TextPart
@@ -53,6 +53,41 @@ def works():
 
 async def ended(rt, name):
     return any(isinstance(event, TurnEnded) for event in await rt.history(name))
+
+
+class Far(MemoryStore):
+    """A store that takes its time to read."""
+
+    async def read(self, *args, **options):
+        await asyncio.sleep(0.05)
+        return await super().read(*args, **options)
+
+
+def test_what_is_about_to_run_counts_when_more_is_taken():
+    @story
+    async def scene():
+        store = MemoryStore()
+        begun, go = [], asyncio.Event()
+
+        @tool
+        async def work(call: Call) -> str:
+            """Work."""
+            begun.append(call.conversation)
+            await go.wait()
+            return "ok"
+
+        agent = Agent("a", model=works(), tools=[work])
+        async with Runtime(store=store) as front, Runtime(agent, store=Far(store._data), at_once=2):
+            for n in range(6):
+                await front.send(f"c{n}", "go", agent="a")
+                await asyncio.sleep(0.01)
+            await until(lambda: len(begun) >= 2)
+            await asyncio.sleep(0.5)
+            assert len(begun) == 2
+            go.set()
+            await until(lambda: len(begun) == 6)
+
+    scene()
 
 
 def test_a_process_runs_no_more_conversations_than_it_may_and_the_others_wait_their_turn():

@@ -92,6 +92,11 @@ class Server:
         atexit.unregister(self.stop)
 
     @property
+    def programs(self):
+        """The folder of psql, createdb and the others."""
+        return self._files.bin_path
+
+    @property
     def pid(self):
         return int((self.home / "data" / "postmaster.pid").read_text().split()[0])
 

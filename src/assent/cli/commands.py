@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -22,6 +23,8 @@ MEMORY = "memory:"
 CHOICES = 5
 """So many answers are spelled out; with more, the card lists them and one command stands for all."""
 DIGEST = 16
+PASSWORD = re.compile(r"postgres(ql)?://([^/?@]*:[^/?]*@|.*[?&]password=)")
+"""A store's URL with a password in it."""
 
 
 def program() -> str:
@@ -59,12 +62,17 @@ class Commands:
         self._program = program()
         self._url = store
         self._store = ["--store", store] if store != DEFAULT_STORE else []
+        self._secret = PASSWORD.match(store) is not None
 
     def write(self, *words: str) -> str:
         return self._line(*words, *self._store)
 
     def _line(self, *words: str) -> str:
-        return shown(" ".join([self._program, *map(shlex.quote, words)]))
+        return shown(" ".join([self._program, *map(self._quoted, words)]))
+
+    def _quoted(self, word: str) -> str:
+        # A password is not shown to whoever looks over a shoulder, or into a log.
+        return '"$ASSENT_STORE"' if self._secret and word == self._url else shlex.quote(word)
 
     def go_on(self, named: Sequence[str] | None, conversation: str) -> str:
         """``named``: the words that name the agent."""

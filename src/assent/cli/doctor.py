@@ -19,6 +19,7 @@ from typing import Literal
 import msgspec
 from rich.text import Text
 
+from assent import urls
 from assent.cli.commands import MEMORY, Commands
 from assent.cli.loading import lacking, load_agent
 from assent.cli.output import FAILED, json_lines
@@ -28,7 +29,8 @@ from assent.cli.text import shown, span
 from assent.cli.verification import PAGE, opened
 from assent.errors import AssentError, StoreError
 from assent.models.providers import names
-from assent.stores.base import LogStore, Row
+from assent.stores.base import LogStore
+from assent.stores.upkeep import Health, Plan
 
 SQLITE = (3, 51, 3)
 """The oldest that this package asks for."""
@@ -37,6 +39,8 @@ SKEW = 2.0
 LATE = 5.0
 """Seconds after which somebody should have acted on a deadline, or taken up what is owed."""
 Status = Literal["ok", "warn", "fail"]
+NEARLY = 0.8
+"""Of the connections: then it is time to think of more."""
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
@@ -65,12 +69,16 @@ class Examination:
         self._url, self._commands = url, Commands(url)
         self._model, self._spec = model, spec
         self._path = url.removeprefix("sqlite:///") if url.startswith("sqlite:///") else None
+        self._file = self._path is not None or url == MEMORY
+        """It needs no server."""
+        self._health: Health | None = None
+        self._plan: Plan | None = None
         self._store: LogStore | None = None
         self._stack = AsyncExitStack()
 
     async def run(self) -> list[Finding]:
         checks: list[tuple[str, Callable[[], Awaitable[_Result]]]] = [
-            ("sqlite", self._sqlite),
+            *((("sqlite", self._sqlite),) if self._file else (("server", self._server),)),
             ("extras", self._extras),
             ("clock", self._clock),
             ("schema", self._schema),
@@ -78,6 +86,8 @@ class Examination:
         ]
         async with self._stack:
             found = [await _timed(name, check) for name, check in checks]
+            if self._health is not None:
+                found += [_finding(name, result) for name, result in served(self._health)]
             if self._store is not None:
                 found += [await _timed("leases", self._leases), await _timed("deadlines", self._deadlines)]
         return found + [await _timed(name, check) for name, check in self._models()]
@@ -139,7 +149,14 @@ class Examination:
         names = [f"{name} {'yes' if there else 'no'}" for name, there in extras()]
         return _Result("ok", ", ".join(names) or "this version declares none")
 
+    async def _server(self) -> _Result:
+        self._health = found = await urls.health(self._url)
+        assert found is not None
+        return _Result("ok", f"PostgreSQL {found.version} answers in {found.within * 2000:.1f} ms")
+
     async def _clock(self) -> _Result:
+        if not self._file:
+            return self._their_clock()
         folder = os.path.dirname(self._path or "") or "."
         now, disk = time.time(), _disk_time(folder)
         if abs(disk - now) > SKEW:
@@ -147,35 +164,42 @@ class Examination:
             return _Result("warn", detail, "set the clock (NTP): deadlines are kept by it")
         return _Result("ok", f"the disk agrees within {SKEW:.0f} s")
 
-    async def _schema(self) -> _Result:
-        if self._path is None or missing(self._url):
-            return _Result("ok", "nothing is stored yet")
-        from assent.stores.database import checked_path, inspect, reader_connection
-        from assent.stores.migrations import VERSION
+    def _their_clock(self) -> _Result:
+        if self._health is None:
+            return _Result("fail", "the server's clock is not known", "see the check of the server")
+        off, within = self._health.ahead, self._health.within
+        detail = f"the server is {abs(off):.3f} s {'ahead' if off > 0 else 'behind'} (known within {within:.3f} s)"
+        if abs(off) - within > SKEW:
+            return _Result("warn", detail, "set both clocks (NTP): deadlines are kept by the server's")
+        return _Result("ok", detail)
 
-        path = checked_path(self._path)
-        inspect(path)  # refuses what is newer, or not ours
-        db = reader_connection(path)
-        try:
-            version = int(db.execute("PRAGMA user_version").get)
-        finally:
-            db.close()
-        if version < VERSION:
-            return _Result("warn", f"version {version}; this Assent writes {VERSION}", "the next command migrates it")
-        return _Result("ok", f"version {version}")
+    async def _schema(self) -> _Result:
+        if self._url == MEMORY or missing(self._url):
+            return _Result("ok", "nothing is stored yet")
+        self._plan = found = await urls.plan(self._url)  # refuses what is newer, or not ours
+        if found.version == 0:
+            return _Result("ok", "nothing is stored yet")
+        if found.steps:
+            detail = f"version {found.version}; this Assent writes {found.wanted}"
+            return _Result("warn", detail, self._commands.write("migrate"))
+        return _Result("ok", f"version {found.version}")
 
     async def _opens(self) -> _Result:
         if missing(self._url):
             return _Result(
                 "warn", f"there is no store {self._url} yet", "the first `assent run` makes it; or see --store"
             )
+        if not self._file and (self._plan is None or self._plan.steps):  # to open it would be to change it
+            version = None if self._plan is None else self._plan.version
+            detail = "there is no store yet" if version == 0 else "it was not opened"
+            return _Result("warn", detail, None if version is None else self._commands.write("migrate"))
         self._store = await self._stack.enter_async_context(opened(self._url))
-        rows = await self._rows()
+        number, newest = await self._extent(self._store)
         others = [each for each in await self._store.owners() if each.alive and each.owner != self._store.owner]
-        newest = max((row.updated for row in rows), default=0.0)
-        detail = f"{len(rows)} conversations, {len(others)} other processes have it open"
-        if newest > time.time() + SKEW:
-            ahead = span(newest - time.time())
+        detail = f"{number} conversations, {len(others)} other processes have it open"
+        now = self._store.now()
+        if newest > now + SKEW:
+            ahead = span(newest - now)
             return _Result("warn", f"{detail}; its newest event is {ahead} in the future", "set the clock (NTP)")
         if self._url == MEMORY:
             return _Result("warn", "in memory: it ends with the process", "use sqlite:///assent.db")
@@ -183,21 +207,21 @@ class Examination:
 
     # --- with the store ---
 
-    async def _rows(self) -> list[Row]:
-        assert self._store is not None
-        rows: list[Row] = []
-        while page := await self._store.rows(cursor=rows[-1].conversation if rows else None, limit=PAGE):
-            rows += page
-        return rows
+    async def _extent(self, store: LogStore) -> tuple[int, float]:
+        """How many conversations there are, and when one was last written to."""
+        number, newest, cursor = 0, 0.0, None
+        while page := await store.rows(cursor=cursor, limit=PAGE):
+            number, cursor = number + len(page), page[-1].conversation
+            newest = max(newest, *(row.updated for row in page))
+        return number, newest
 
     async def _leases(self) -> _Result:
         assert self._store is not None
-        alive = {each.owner for each in await self._store.owners() if each.alive}
-        late = time.time() - LATE
-        rows = await self._rows()
-        stuck = [row for row in rows if row.owes and row.owner not in alive and row.updated < late]
+        late = self._store.now() - LATE
+        rows = [await self._store.row(name) for name in await self._store.owing()]
+        stuck = [row for row in rows if row is not None and row.updated < late]
         if not stuck:
-            busy = sum(row.owes for row in rows)
+            busy = sum(each.holds for each in await self._store.owners())
             return _Result("ok", f"{busy} conversations are at work" if busy else "nothing is left undone")
         first = stuck[0]
         fix = self._commands.go_on(None, first.conversation)
@@ -206,14 +230,53 @@ class Examination:
 
     async def _deadlines(self) -> _Result:
         assert self._store is not None
-        now = time.time()
-        waiting = await self._store.pending()
-        late = [entry for entry in waiting if entry.deadline < now - LATE]
+        now = self._store.now()
+        due, _ = await self._store.due(now - LATE)
+        late = [entry for entry in due if entry.deadline < now - LATE]
         if not late:
-            return _Result("ok", f"{len(waiting)} calls wait, none of them too long")
+            return _Result("ok", "no call is overdue")
         oldest = span(now - min(entry.deadline for entry in late))
-        detail = f"{len(late)} of {len(waiting)} calls are overdue, the oldest by {oldest}: no process was there to act"
+        detail = f"{len(late)} calls are overdue, the oldest by {oldest}: no process was there to act"
         return _Result("warn", detail, self._commands.write("pending", "--wait", "1"))
+
+
+def served(health: Health) -> Iterator[tuple[str, _Result]]:
+    """What a server's settings mean for what the store promises."""
+    off = [name for name, value in health.settings.items() if value == "off"]
+    if off:
+        lost = "A POWER CUT LOSES WHAT WAS ACKNOWLEDGED, or the whole database"
+        yield (
+            "durable",
+            _Result(
+                "fail", f"{', '.join(off)} is off: {lost}", f"ALTER SYSTEM SET {off[0]} = on; SELECT pg_reload_conf()"
+            ),
+        )
+    else:
+        yield "durable", _Result("ok", ", ".join(f"{name} {value}" for name, value in health.settings.items()))
+    used = f"{health.connections} of {health.allowed} connections are used, {health.ours} of them by Assent"
+    if health.allowed - health.connections < health.each:
+        fix = f"raise max_connections: a process needs {health.each}"
+        yield "connections", _Result("fail", f"{used}; not enough are left for one more process", fix)
+    elif health.connections > health.allowed * NEARLY:
+        yield (
+            "connections",
+            _Result("warn", used, f"raise max_connections, or share less: a process needs {health.each}"),
+        )
+    else:
+        yield "connections", _Result("ok", used)
+    yield "lease", _Result("ok", f"a process that is silent for {health.lease:g} s is taken over (assent_lease)")
+    if health.standby:
+        yield "standby", _Result("fail", "this server follows another and takes no writes", "connect to the primary")
+    elif health.replicas and not health.waits:
+        detail = f"{health.replicas} standbys follow, and no commit waits for them: a fail-over loses the last ones"
+        yield "standby", _Result("warn", detail, "set synchronous_standby_names, if that must not be")
+    else:
+        follow = f"{health.replicas} standbys follow" if health.replicas else "no standby follows"
+        yield "standby", _Result("ok", follow)
+
+
+def _finding(name: str, result: _Result) -> Finding:
+    return Finding(id=name, status=result.status, detail=result.detail, fix=result.fix)
 
 
 def _sign(name: str, needs: names.Provider) -> bool:

@@ -14,8 +14,9 @@ import binascii
 import os
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import reduce
 from hashlib import sha256
 from typing import IO, Any
 
@@ -30,11 +31,11 @@ from assent.core import codec
 from assent.core.draft import Draft
 from assent.core.effects import owed
 from assent.core.events import AnyEvent
-from assent.core.state import State, pending
+from assent.core.state import State, evolve, pending
 from assent.errors import AssentError, Conflict, Invalid, NotFound, StoreDamaged
 from assent.runtime.intake import conversation_id
 from assent.runtime.record import appended
-from assent.stores.base import GENESIS, LogStore, chain
+from assent.stores.base import GENESIS, Append, LogStore, chain
 
 
 class ArtifactLine(msgspec.Struct, frozen=True):
@@ -250,24 +251,28 @@ async def read(url: str, path: str, name: str | None) -> int:
     if name is None and archive.end is None and path == "-":
         raise Invalid("standard input does not say what the conversation is called: give --as NAME")
     conversation = conversation_id(archive.name if name is None else name)
-    start = State(conversation=conversation)
-    draft = Draft(start, archive.events[-1].at)
-    for event in archive.events:
-        draft.take(event)
-    draft.bodies[:] = archive.bodies  # as they were written, whatever version that was
-    draft.artifacts.extend(archive.artifacts.items())
-    if not draft.state.agent:
+    state = reduce(evolve, archive.events, State(conversation=conversation))
+    if not state.agent:
         raise StoreDamaged(f"{archive.path}: no event says which agent the conversation is with")
     async with opened(url) as store:
         row = await store.row(conversation)
         if row is not None:
             raise _taken(conversation, row.seq)
         try:
-            await store.append(appended(start, draft, epoch=None, release=False))
+            await store.append(recorded(state, archive.bodies, archive.artifacts, at=archive.events[-1].at))
         except Conflict as lost:
             raise _taken(conversation, lost.actual) from lost
-    _told(archive, draft.state, url)
+    _told(archive, state, url)
     return 0
+
+
+def recorded(state: State, bodies: list[bytes], artifacts: Mapping[str, bytes], *, at: float) -> Append:
+    """A log that comes from elsewhere, as the store takes it: its bytes as they were written, whatever version that
+    was, and the indexes that all of it leads to."""
+    draft = Draft(state, at)
+    draft.bodies.extend(bodies)
+    draft.artifacts.extend(artifacts.items())
+    return appended(State(conversation=state.conversation), draft, epoch=None, release=False)
 
 
 def _taken(conversation: str, seq: int) -> Conflict:

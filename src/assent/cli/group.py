@@ -27,10 +27,10 @@ Exit codes:
 
 """
 SECTIONS = {
-    "Run": ("run", "chat", "serve", "demo"),
+    "Run": ("run", "chat", "serve", "worker", "demo"),
     "Answer": ("pending", "approve", "deny", "answer", "submit", "cancel", "grants"),
-    "Look": ("log", "tail", "replay", "request"),
-    "Keep": ("verify", "export", "import", "doctor"),
+    "Look": ("log", "tail", "replay", "request", "workers"),
+    "Keep": ("verify", "export", "import", "copy", "migrate", "doctor"),
     "Build": ("tools", "dry-run", "ui", "completion"),
 }
 """The order of ``assent --help``. A command that is in none comes last."""
@@ -45,14 +45,14 @@ def example(*lines: str) -> str:
     return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+def seconds(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
     if value is not None and not 0 <= value <= 1e9:  # which NaN is not either
         raise click.BadParameter(f"{value} is not a number of seconds", ctx=ctx, param=param)
     return value
 
 
 def wait_option(help: str) -> Callable[[F], F]:
-    return click.option("--wait", type=float, callback=_seconds, metavar="SECONDS", help=help)
+    return click.option("--wait", type=float, callback=seconds, metavar="SECONDS", help=help)
 
 
 def store_option(command: F) -> F:

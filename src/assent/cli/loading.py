@@ -35,8 +35,11 @@ class Chosen:
     """What a new conversation says of it, for whoever has to go on."""
 
 
-def choose(spec: str | None, model: str | None = None, instructions: str | None = None) -> Chosen:
-    """The agent of a module, or a model alone; refused where it could not say a word: nothing is logged then."""
+def choose(spec: str | None, model: str | None = None, instructions: str | None = None, *, runs: bool = True) -> Chosen:
+    """The agent of a module, or a model alone; refused where it could not say a word: nothing is logged then.
+
+    With ``runs=False`` it need not say one here.
+    """
     other = () if model is None else ("--model", model)
     if spec is not None:
         if instructions is not None:
@@ -49,7 +52,8 @@ def choose(spec: str | None, model: str | None = None, instructions: str | None 
         chosen = Chosen(Agent(ASSISTANT, model=model, instructions=instructions or ""), words, {"model": model})
     else:
         raise Invalid("say who answers: MODULE:AGENT, such as hello:agent, or --model, such as --model openai:gpt-5")
-    check_models(chosen.agent)
+    if runs:
+        check_models(chosen.agent)
     return chosen
 
 

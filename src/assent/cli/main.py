@@ -1,7 +1,7 @@
 """The commands. Each is a thin layer over ``Runtime``; every mistake is one line and an exit code.
 
 The exit codes stand in ``group.CODES``. Commands on whole logs are in ``custody``,
-those beside the conversations in ``workbench``.
+those beside the conversations in ``workbench``, those on whole stores in ``operations``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from assent.cli import custody, output, serve, ui, workbench
+from assent.cli import custody, operations, output, serve, ui, workbench
 from assent.cli.commands import DEMO, DEMO_STORE, Commands
 from assent.cli.group import (
     MANY,
@@ -42,7 +42,7 @@ from assent.errors import Invalid, NotFound, Stale
 
 Make = Callable[[Pending | None], Decision]
 DIGEST = 16
-MODULES = (custody, serve, ui, workbench)
+MODULES = (custody, operations, serve, ui, workbench)
 """Where the other commands are: importing them adds them to the group."""
 
 resume_option = click.option("--resume", metavar="MODULE:AGENT", help="Run the agent here and finish the turn.")

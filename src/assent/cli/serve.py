@@ -22,8 +22,10 @@ from assent.cli.group import (
 )
 from assent.cli.workbench import maybe_spec
 from assent.errors import Invalid
+from assent.urls import place
 
 if TYPE_CHECKING:
+    from assent.runtime.agent import Agent
     from assent.runtime.runtime import Runtime
 
 HOST = "127.0.0.1"
@@ -37,6 +39,7 @@ TOKEN = "ASSENT_TOKEN"
         "assent serve hello:agent --open",
         "assent serve hello:agent --port 0                   # any free port",
         "assent serve --model openai:gpt-5 --store sqlite:///desk.db",
+        "assent serve hello:agent --no-run --store postgresql://desk@db/desk",
     )
 )
 @maybe_spec
@@ -48,6 +51,7 @@ TOKEN = "ASSENT_TOKEN"
 )
 @click.option("--allow-host", "names", multiple=True, metavar="NAME", help="A name that it is reached under, too.")
 @click.option("--open", "open_page", is_flag=True, help="Open the page in the browser.")
+@click.option("--no-run", is_flag=True, help="Only serve: `assent worker` elsewhere on the same store runs the agent.")
 @by_option
 @store_option
 def serve(
@@ -58,25 +62,29 @@ def serve(
     port: int,
     names: tuple[str, ...],
     open_page: bool,
+    no_run: bool,
     by: str | None,
     store: str | None,
 ) -> int:
     """Serve an agent: the page and the HTTP API.
 
     Prints an address with a token: whoever has it is you. The token is kept beside the store, so that open pages
-    find their way back after a restart; $ASSENT_TOKEN gives another.
+    find their way back after a restart; $ASSENT_TOKEN gives another. With --no-run the agent is needed only to open
+    new conversations, and its model's key not at all; without it, the page shows and decides what others run.
     """
     from assent.cli.loading import choose
 
     check_installed()
+    alone = no_run and spec is None and model is None
     return start(
-        choose(spec, model, instructions).agent,
+        None if alone else choose(spec, model, instructions, runs=not no_run).agent,
         store_url(store),
         login_or(by),
         host=host,
         port=port,
         names=names,
         open_page=open_page,
+        runs=not no_run,
     )
 
 
@@ -90,7 +98,7 @@ def check_installed() -> None:
 
 
 def start(
-    agent: object,
+    agent: Agent | None,
     store: str,
     by: str,
     *,
@@ -98,17 +106,16 @@ def start(
     port: int = PORT,
     names: tuple[str, ...] = (),
     open_page: bool = False,
+    runs: bool = True,
     begin: Callable[[Runtime], Awaitable[str]] | None = None,
 ) -> int:
     """Serve this agent until it is stopped. ``begin``: what is done first; the page opens at the conversation."""
-    from assent.runtime.agent import Agent
     from assent.runtime.runtime import Runtime
     from assent.server import serving
     from assent.server.app import LOOPBACK, app
     from assent.server.auth import TokenAuth
 
-    assert isinstance(agent, Agent)
-    runtime = Runtime(agent, store=store)
+    runtime = Runtime(*([] if agent is None else [agent]), store=store, only=None if runs else ())
     auth = TokenAuth(token_for(store), by)
     ui = "ui" if os.path.isdir("ui") else None
     served = app(runtime, auth, hosts=(*LOOPBACK, host, *names), ui=ui)
@@ -119,8 +126,8 @@ def start(
 
     async def show() -> None:
         shown = f"{address}#/c/{await begin(runtime)}" if begin is not None else address
-        click.echo(f"{agent.name} is served at {shown}")
-        click.echo("Ctrl-C stops it; what waits is kept.")
+        click.echo(f"{agent.name if agent else place(store)} is served at {shown}")
+        click.echo("Ctrl-C stops it; what waits is kept." if runs else "It runs nothing: workers on the same store do.")
         if open_page:
             click.launch(shown)
 

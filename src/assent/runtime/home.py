@@ -86,7 +86,7 @@ class Home:
         self._taking = 0
         """As many as may come with the take that is under way."""
         self._scope = scope
-        self._may_resolve = may_resolve
+        self.may_resolve = may_resolve
         self._known: WeakValueDictionary[str, Conversation] = WeakValueDictionary()
         """One object a conversation, for as long as anybody holds it: two would not see each other's moves."""
         self._active: dict[str, Conversation] = {}
@@ -195,7 +195,7 @@ class Home:
         except NotFound as nowhere:
             raise Stale(nowhere.message, reason="unknown") from None
         turn = conv.state.turn
-        events = await decide(self, conv, dict(decisions), by, self._may_resolve)
+        events = await decide(self, conv, dict(decisions), by, self.may_resolve)
         if turn is not None:
             telemetry.link(conv.name, turn)
         last = [event for event in events if isinstance(event, CallResolved)][-1]

@@ -1,0 +1,273 @@
+"""Workers as processes: they share what is owed, die, leave, and are seen. On SQLite and on PostgreSQL."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import httpx
+import pg
+import pytest
+from stores import LEASE, SHIFT, both, ledger, send, until_noted, until_over, url_of
+from terminal import environment, refused, until
+
+from assent.cli.output import PIPE
+
+AGENTS = (f"{SHIFT}:digger", f"{SHIFT}:filler")
+
+
+def worker(desk, url, *words, agents=AGENTS[:1]):
+    started = desk.start("worker", *agents, "--store", url, *words)
+    started.until(" on ")
+    return started
+
+
+def signalled(running, *signals):
+    for each in signals:
+        running.process.send_signal(each)
+
+
+def crew(desk, url):
+    """What ``assent workers`` says: the workers, and what nobody holds."""
+    told = desk("workers", "--json", "--store", url)
+    assert told.code == 0, told.err
+    *found, left = told.objects
+    return found, left
+
+
+@both
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_says_who_it_is_does_what_is_owed_and_ends_at_a_signal(desk, kind, sig):
+    url = url_of(kind, desk)
+    with worker(desk, url, agents=AGENTS) as one:
+        (desk.path / "c").touch()
+        send(url, "c")
+        assert until_over(url, "c")[-1].reason == "completed"
+        said = one.out
+        assert re.match(r"worker \S+ runs digger, filler on \S+", said)
+        assert said.count("\n") == 1
+        signalled(one, sig)
+        assert one.end() == 0
+        assert one.out.removeprefix(said).splitlines() == [
+            "finishing 0 running calls",
+            "stopped; what was left is in the store",
+        ]
+    assert crew(desk, url)[0] == []
+
+
+@both
+def test_when_a_worker_is_killed_another_goes_on_within_a_lease_and_a_second(desk, kind):
+    url = url_of(kind, desk)
+    with worker(desk, url) as one, worker(desk, url) as two:
+        send(url, "c")
+        [dead] = until_noted(desk, "began", "c")
+        killed = one if one.process.pid == dead else two
+        killed.kill()
+        began = time.monotonic()
+        pids = until_noted(desk, "began", "c", 2)
+        took = time.monotonic() - began
+        assert took < (LEASE if kind == "postgres" else 0) + 1
+        assert pids[1] == (two if killed is one else one).process.pid
+        (desk.path / "c").touch()
+        assert until_over(url, "c")[-1].reason == "completed"
+
+
+@both
+def test_at_sigterm_what_a_worker_ran_is_handed_over_at_once_and_nothing_is_dropped(desk, kind):
+    """Not after a lease: the one that leaves says so."""
+    url = url_of(kind, desk).replace(f"assent_lease={LEASE}", "assent_lease=60")
+    holes = [f"c{n}" for n in range(4)]
+    with worker(desk, url, "--drain", "0") as one:
+        send(url, *holes)
+        for hole in holes:
+            until_noted(desk, "began", hole)
+        with worker(desk, url) as two:
+            signalled(one, signal.SIGTERM)
+            began = time.monotonic()
+            for hole in holes:
+                assert until_noted(desk, "began", hole, 2)[1] == two.process.pid
+            assert time.monotonic() - began < 5
+            assert one.end() == 0
+            for hole in holes:
+                (desk.path / hole).touch()
+                assert until_over(url, hole)[-1].reason == "completed"
+
+
+@both
+def test_at_sigterm_running_tools_may_end_and_nothing_new_begins(desk, kind):
+    url = url_of(kind, desk)
+    with worker(desk, url, "--drain", "60") as one:
+        send(url, "short", "long")
+        until_noted(desk, "began", "short")
+        until_noted(desk, "began", "long")
+        signalled(one, signal.SIGTERM)
+        one.until("finishing 2 running calls, at most 60 s; a second signal does not wait")
+        send(url, "new")
+        (desk.path / "new").touch()
+        (desk.path / "short").touch()
+        until_noted(desk, "dug", "short")
+        with worker(desk, url) as two:
+            # What has ended there is taken over while the rest goes on.
+            assert until_over(url, "short")[-1].reason == "completed"
+            assert until_noted(desk, "dug", "new") == [two.process.pid]
+            assert one.process.poll() is None
+            (desk.path / "long").touch()
+            assert one.end() == 0
+            assert until_over(url, "long")[-1].reason == "completed"
+    assert sorted(hole for what, hole, _ in ledger(desk) if what == "dug") == ["long", "new", "short"]
+    assert [pid for what, hole, pid in ledger(desk) if hole != "new"] == [one.process.pid] * 4
+
+
+@both
+def test_a_second_signal_does_not_wait_and_still_gives_everything_up(desk, kind):
+    url = url_of(kind, desk)
+    with worker(desk, url, "--drain", "3600") as one:
+        send(url, "c")
+        until_noted(desk, "began", "c")
+        signalled(one, signal.SIGTERM)
+        one.until("finishing 1 running call,")
+        signalled(one, signal.SIGTERM)
+        began = time.monotonic()
+        assert one.end() == 0
+        assert time.monotonic() - began < 5
+    found, left = crew(desk, url)
+    assert (found, left["unheld"], left["agents"]) == ([], 1, ["digger"])
+
+
+@both
+def test_a_worker_runs_so_many_conversations_at_once_and_another_the_rest(desk, kind):
+    url = url_of(kind, desk)
+    holes = [f"c{n}" for n in range(3)]
+    with worker(desk, url, "--at-once", "2") as one:
+        assert one.out.rstrip().endswith(", 2 conversations at once")
+        send(url, *holes)
+        until(lambda: len(ledger(desk)) == 2)
+        found, left = crew(desk, url)
+        assert (left["unheld"], [each["holds"] for each in found if each["agents"]]) == (1, [2]), (ledger(desk), found)
+        with worker(desk, url, "--at-once", "2") as two:
+            until(lambda: len(ledger(desk)) == 3)
+            assert [pid for _, _, pid in ledger(desk)] == [one.process.pid] * 2 + [two.process.pid]
+            for hole in holes:
+                (desk.path / hole).touch()
+                until_over(url, hole)
+
+
+@both
+def test_workers_are_listed_with_what_they_hold_and_what_nobody_holds(desk, kind):
+    url = url_of(kind, desk)
+    with worker(desk, url) as one, worker(desk, url, agents=AGENTS[1:]) as two:
+        send(url, "c")
+        until_noted(desk, "began", "c")
+        send(url, "nobody's", agent="someone")
+        found, left = crew(desk, url)
+        by_pid = {each["pid"]: each for each in found}
+        assert set(by_pid) == {one.process.pid, two.process.pid}
+        mine, other = by_pid[one.process.pid], by_pid[two.process.pid]
+        assert (mine["agents"], mine["holds"], mine["alive"]) == (["digger"], 1, True)
+        assert (other["agents"], other["holds"], other["alive"]) == (["filler"], 0, True)
+        if kind == "postgres":
+            assert 0 <= mine["seen_ago"] < LEASE
+        else:
+            assert mine["seen_ago"] is None
+        assert (left["unheld"], left["agents"]) == (1, ["someone"])
+        assert 0 <= left["lag"] < 30
+        one.kill()
+        until(lambda: not {each["pid"]: each for each in crew(desk, url)[0]}.get(one.process.pid, {}).get("alive"))
+        told = desk("workers", "--store", url)
+        assert "2 owe something and nobody holds them; the oldest has waited" in told.out
+        assert "nobody runs digger, someone: " in told.out
+        if kind == "postgres":  # on SQLite the dead are forgotten as soon as somebody opens the store
+            assert re.search(rf"{mine['owner']} .* dead ", told.out)
+    assert desk("workers", "--store", url_of("sqlite", desk, "none")).code == 3
+
+
+@both
+def test_pages_are_served_in_one_process_and_turns_run_in_another(desk, kind):
+    """B31: what is decided on the page is run by a worker."""
+    url = url_of(kind, desk)
+    with (
+        worker(desk, url, agents=AGENTS[1:]) as one,
+        desk.start("serve", AGENTS[1], "--no-run", "--port", 0, "--store", url) as page,
+        httpx.Client(trust_env=False, timeout=10) as http,
+    ):
+        said = page.until("workers on the same store do")
+        found = re.search(r"(http://127\.0\.0\.1:\d+)/\?token=(\S+)", said)
+        http.base_url, http.headers["authorization"] = found[1], f"Bearer {found[2]}"
+        assert http.post("/api/conversations", json={"id": "c"}).status_code == 201
+        assert http.post("/api/conversations/c/messages", json={"text": "go"}).status_code == 202
+        [entry] = until(lambda: http.get("/api/pending").json()["pending"])
+        assert [each["agents"] for each in crew(desk, url)[0] if each["pid"] == page.process.pid] == [[]]
+        decision = {"decision": {"type": "approve", "digest": entry["digest"]}}
+        assert http.post(f"/api/conversations/c/calls/{entry['call']}/resolve", json=decision).status_code == 200
+        assert until_over(url, "c")[-1].reason == "completed"
+        assert ledger(desk) == [("filled", "c", one.process.pid)]
+
+
+def test_a_server_without_an_agent_shows_and_decides_what_others_run(desk):
+    url = url_of("sqlite", desk)
+    send(url, "c", agent="filler")
+    with (
+        desk.start("serve", "--no-run", "--port", 0, "--store", url) as page,
+        httpx.Client(trust_env=False, timeout=10) as http,
+    ):
+        found = re.search(r"(http://127\.0\.0\.1:\d+)/\?token=(\S+)", page.until("workers on the same store do"))
+        http.base_url, http.headers["authorization"] = found[1], f"Bearer {found[2]}"
+        assert http.get("/api/conversations/c").json()["state"] == "preparing"
+        assert http.post("/api/conversations", json={"id": "d"}).status_code == 422
+
+
+def test_a_store_that_is_away_is_said_at_the_start_and_later_once_and_the_worker_goes_on_when_it_is_back(desk):
+    nowhere = f"postgresql://postgres@127.0.0.1:{pg.server().port + 1}/postgres?assent_lease={LEASE}"
+    refused(desk("worker", AGENTS[0], "--store", nowhere), 1, "[log_read_failed]", "nothing listens there")
+    refused(desk("worker", AGENTS[0], "--store", "sqlite:///no/where.db"), 1, "[log_read_failed]", "create it")
+    url = url_of("postgres", desk)
+    with worker(desk, url) as one:
+        pg.server().halt()
+        try:
+            one.until("; trying on\n")
+        finally:
+            pg.server().start()
+        one.until(" is back\n")
+        (desk.path / "c").touch()
+        send(url, "c")
+        assert until_over(url, "c")[-1].reason == "completed"
+        assert one.out.count("trying on") == one.out.count("is back") == 1
+        signalled(one, signal.SIGTERM)
+        assert one.end() == 0
+
+
+def test_a_worker_ends_at_a_signal_also_if_the_store_is_away_and_nobody_reads_what_it_says(desk):
+    url = url_of("postgres", desk)
+    words = [sys.executable, "-m", "assent", "worker", AGENTS[0], "--store", url]
+    with subprocess.Popen(words, cwd=desk.path, env=environment(), stdout=subprocess.PIPE) as one:
+        try:
+            assert b" runs digger on " in one.stdout.readline()
+            one.stdout.close()
+            send(url, "c")
+            until_noted(desk, "began", "c")
+            pg.server().halt()
+            try:
+                one.send_signal(signal.SIGTERM)
+                one.send_signal(signal.SIGTERM)
+                assert one.wait(10 * LEASE) in (0, PIPE)
+            finally:
+                pg.server().start()
+        finally:
+            one.kill()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ((), 2, "Missing argument"),
+        (("nowhere:agent",), 2, "no module"),
+        ((AGENTS[0], AGENTS[0]), 2, "two agents are called 'digger'"),
+        ((AGENTS[0], "--store", "memory:"), 2, "nobody else sees one in memory"),
+        ((AGENTS[0], "--store", "mysql://x"), 2, "unknown store"),
+        ((AGENTS[0], "--at-once", "0"), 2, "--at-once"),
+        ((AGENTS[0], "--drain", "-1"), 2, "--drain"),
+    ],
+)
+def test_a_worker_that_is_started_wrongly_is_refused_in_one_line(desk, words, code, said):
+    refused(desk("worker", *words), code, said)
