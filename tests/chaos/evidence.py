@@ -92,6 +92,11 @@ def contested(events: list[Any], crowd: Crowd) -> None:
         assert others or cancelled, f"everybody lost {call}"
 
 
+def unchanged(bodies: list[bytes], seen: list[bytes]) -> None:
+    """What anybody has read (by its digest) is what there is."""
+    assert [sha256(body).digest() for body in bodies[: len(seen)]] == seen, "what was read has changed"
+
+
 def timely(events: list[Any], clocks: Iterable[Clock], seen: Callable[[int], float]) -> None:
     """An event's time is one that some process's clock showed before anybody could read the event.
 
@@ -133,12 +138,7 @@ def intended(events: list[Any], bodies: list[bytes], intents: Iterable[Intent]) 
     newest, owner = 0, 0
     at = 1
     while at <= len(bodies):
-        fits = [
-            intent
-            for intent in meant[at]
-            if Intent.of(bodies[at - 1 : at - 1 + intent.events]) == intent.digest
-           
-        ]
+        fits = [intent for intent in meant[at] if Intent.of(bodies[at - 1 : at - 1 + intent.events]) == intent.digest]
         assert fits, f"{at}: {events[at - 1].type}, which nobody has asked for"
         allowed = [intent for intent in fits if intent.epoch is None or intent.epoch >= newest]
         assert allowed, f"{at}: {events[at - 1].type} of an older epoch than {newest}: {fits}"

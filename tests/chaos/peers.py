@@ -7,6 +7,8 @@ import signal
 import time
 from contextlib import suppress
 
+import psutil
+
 from assent.errors import AssentError, Refused, Stale
 
 
@@ -21,13 +23,13 @@ def refusal(failure: AssentError) -> dict:
 class Worker:
     """One process, from the driver's side."""
 
-    def __init__(self, number, pid, fault, *, only=None, full=False, jumps=None):
+    def __init__(self, number, pid, fault, order):
         self.number, self.pid, self.fault = number, pid, fault
-        self.only = only
-        """The conversations that it runs; None: all."""
-        self.jumps = jumps is not None
-        self.excused = full
+        self.jumps = order.get("jumps") is not None
+        self.excused = bool(order.get("full"))
         """It may say that the log cannot be written: its disk is full, or it leaves."""
+        self.port = None
+        """Where it serves HTTP, if it does."""
         self.out = None
         self.asked = {}
         self._up = asyncio.Event()
@@ -69,9 +71,19 @@ class Worker:
             return False
         return True
 
-    def kill(self):
+    def stopped(self):
+        """Does it stand still?"""
+        try:
+            return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+        except psutil.NoSuchProcess:
+            return False
+
+    def signal(self, number):
         with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, number)
+
+    def kill(self):
+        self.signal(signal.SIGKILL)
 
     async def buried(self, patience=60.0):
         """Wait until it is dead, at most so long; is it?"""

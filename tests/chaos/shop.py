@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import random
+import time
 
 from laws import Truth
 
@@ -32,7 +33,8 @@ async def act(name, n, call):
     await asyncio.sleep((n % 5) / 1000)
     Place.crash("tool:before_effect")
     row = {"conversation": call.conversation, "call": call.id, "attempt": call.attempt, "tool": name, "args": {"n": n}}
-    os.write(Place.ledger, (json.dumps(row | {"key": call.key, "worker": Place.worker}) + "\n").encode())
+    when = time.clock_gettime(time.CLOCK_REALTIME)  # whatever this process takes for the time
+    os.write(Place.ledger, (json.dumps(row | {"key": call.key, "worker": Place.worker, "when": when}) + "\n").encode())
     Place.crash("tool:after_effect")
     await asyncio.sleep((n % 3) / 1000)
     return {"did": name, "n": n, "attempt": call.attempt}

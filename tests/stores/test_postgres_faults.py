@@ -109,6 +109,22 @@ async def test_a_lost_reply_is_recognised_although_others_have_appended_since(ur
 
 
 @story
+async def test_an_append_that_has_landed_is_acknowledged_although_its_owner_has_lapsed_meanwhile(url):
+    async with proxied(url, "agent") as (store, proxy):
+        await store.append(step("c", 0, b"one", owes=True))
+        epoch = await the_lease(store, "c")
+        struck = proxy.strike(APPEND, "hush")
+        appending = asyncio.ensure_future(store.append(step("c", 1, b"two", owes=True, epoch=epoch)))
+        await struck
+        with proxy.silent():
+            await store.lapsed()
+        await appending
+        with pytest.raises(Fenced):
+            await store.append(step("c", 2, b"three", owes=True, epoch=epoch))
+        await check_log(store, "c", b"one", b"two")
+
+
+@story
 async def test_an_append_that_never_arrived_loses_to_one_that_did_and_is_told_so(url):
     async with proxied(url) as (store, proxy), opened(url) as other:
         await store.append(step("c", 0, b"one"))

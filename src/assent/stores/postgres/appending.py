@@ -223,17 +223,20 @@ class Appending:
         ready: list[tuple[Job, Head]] = []
         unsure: list[Job] = []
         new: list[Job] = []
+        late: list[Job] = []
         for job in jobs:
             step: Append = job.what.step
             head = self._heads.get(job.conversation)
             if step.epoch is not None and (lapse := self.void(job.what)):
                 outcomes[job] = lapse
+                late.append(job)
             elif head is not None and head.seq == step.expected:
                 ready.append((job, head))
             elif head is None and step.expected == 0 and not step.epoch:
                 new.append(job)
             else:
                 unsure.append(job)
+        await self._recognise(link, late, outcomes)
         if unsure:
             await self._judge(link, unsure, outcomes)
             for job in unsure:
@@ -254,20 +257,22 @@ class Appending:
         """Why these cannot be appended, by what is there now; AGAIN: they can."""
         found = await link.fetch(ROWS, [job.conversation for job in jobs])
         rows = {values[0]: _Row(*values[1:]) for values in found}
-        doubtful: list[Job] = []
+        refused: list[Job] = []
         for job in jobs:
             row = rows.get(job.conversation, _Row())
             if row.id:
                 self._heads.set(job.conversation, Head(row.id, row.seq, row.hash))
             outcomes[job] = refusal(job.what.step, row, self._keeper.owner) or AGAIN
-            if job.doubt and job.what.step.events and outcomes[job] is not AGAIN:
-                doubtful.append(job)
-        if doubtful:
-            await self._recognise(link, doubtful, outcomes)
+            if outcomes[job] is not AGAIN:
+                refused.append(job)
+        await self._recognise(link, refused, outcomes)
 
-    async def _recognise(self, link: Link, jobs: Sequence[Job], outcomes: dict[Job, Any]) -> None:
-        """A reply to these was lost, and now they are refused: perhaps because they themselves are in the log.
+    async def _recognise(self, link: Link, refused: Sequence[Job], outcomes: dict[Job, Any]) -> None:
+        """Where a reply was lost, and now it is refused: perhaps that is because it is in the log itself.
         The hash says so: it covers the events and all that is before them."""
+        jobs = [job for job in refused if job.doubt and job.what.step.events]
+        if not jobs:
+            return
         steps: list[Append] = [job.what.step for job in jobs]
         found = await link.fetch(
             LANDED,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from assent.errors import AssentError
@@ -32,10 +32,6 @@ WORTH_SPLITTING = 64
 
 ME = "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
 BURY = "SELECT pg_terminate_backend(pid, $3) FROM pg_stat_activity WHERE pid = $1 AND backend_start = $2"
-
-crash: Callable[[str], None] | None = None
-"""For chaos tests: called with ``append:before_begin`` (nothing was sent) and ``append:before_reply`` (all is
-committed, and nobody here knows it yet), once a group."""
 
 
 class Writer:
@@ -124,8 +120,6 @@ class Writer:
         kind = group[0].kind
         try:
             link = await hand.link()
-            if crash:
-                crash("append:before_begin")
             outcomes = await kind.write(link, group)
         except Away as fault:
             self._again(group, fault)
@@ -145,8 +139,6 @@ class Writer:
                 job.settle(self._failed(job, fault))
         else:
             self.commits += 1
-            if crash:
-                crash("append:before_reply")
             hand.rested()
             for job, outcome in zip(group, outcomes, strict=True):
                 if outcome is not AGAIN:
@@ -158,7 +150,7 @@ class Writer:
         now = asyncio.get_running_loop().time()
         left: list[Job] = []
         for job in group:
-            if refusal := job.kind.void(job.what):
+            if not job.doubt and (refusal := job.kind.void(job.what)):
                 job.settle(refusal)
             elif job.until <= now:
                 job.settle(self._failed(job, fault))
