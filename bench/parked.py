@@ -1,7 +1,7 @@
 """Many conversations that wait for somebody: how they are made fast, and what a process that has them weighs.
 
-``python parked.py FILE`` opens a runtime on the file, lets it look around, decides a few of what waits, and prints
-its resident memory in bytes: it is run as a process of its own.
+``python parked.py STORE FIRST`` opens a runtime on that store, lets it look around, decides a few of what waits, from
+that number on, and prints its resident memory in bytes: it is run as a process of its own.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ def resident() -> int:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-async def weigh(path: str, decide: int = 20) -> int:
-    async with Runtime(agent(), store=f"sqlite:///{path}") as rt:
+async def weigh(store: str, first: int, decide: int = 20) -> int:
+    async with Runtime(agent(), store=store) as rt:
         await asyncio.sleep(1.2)  # a look at what is owed and at what is due, and a second one
         for n in range(decide):
-            name = f"conversation-{n * 7}"
+            name = f"conversation-{first + n * 7}"
             waiting = await rt.pending(name)
             await rt.resolve(name, waiting[0].call, Approve(), by="boss")
         await asyncio.sleep(1.2)
@@ -96,4 +96,4 @@ async def weigh(path: str, decide: int = 20) -> int:
 
 
 if __name__ == "__main__":
-    print(asyncio.run(weigh(sys.argv[1])))
+    print(asyncio.run(weigh(sys.argv[1], int(sys.argv[2]))))

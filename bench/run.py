@@ -22,9 +22,10 @@ import apsw
 import measures
 import models
 import page
+import postgres
 import server
 
-ALL = (*measures.ALL, *models.ALL, *server.ALL, *page.ALL)
+ALL = {"sqlite": (*measures.ALL, *models.ALL, *server.ALL, *page.ALL), "postgres": postgres.ALL}
 
 
 def main() -> int:
@@ -32,14 +33,17 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--quick", action="store_true", help="small sizes: shows that it works, not how fast")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a goal is missed")
-    parser.add_argument("only", nargs="*", help=f"of: {' '.join(each.__name__ for each in ALL)}")
+    parser.add_argument("--store", choices=tuple(ALL), default="sqlite", help="what is measured of it, and on it")
+    known = "; ".join(f"{store}: {' '.join(each.__name__ for each in those)}" for store, those in ALL.items())
+    parser.add_argument("only", nargs="*", help=f"of {known}")
     options = parser.parse_args()
-    if unknown := set(options.only) - {each.__name__ for each in ALL}:
+    those = ALL[options.store]
+    if unknown := set(options.only) - {each.__name__ for each in those}:
         parser.error(f"no such measure: {', '.join(sorted(unknown))}")
     logging.basicConfig(level=logging.ERROR)
     size = measures.QUICK if options.quick else measures.FULL
-    chosen = [each for each in ALL if not options.only or each.__name__ in options.only]
-    for part in (models, server, page):
+    chosen = [each for each in those if not options.only or each.__name__ in options.only]
+    for part in (models, server, page, postgres):
         if (lacking := part.missing()) and (skipped := [each for each in chosen if each in part.ALL]):
             chosen = [each for each in chosen if each not in skipped]
             print(f"skipped: {' '.join(each.__name__ for each in skipped)}: {lacking}", file=sys.stderr)
@@ -88,7 +92,8 @@ def table(rows: list[measures.Row]) -> str:
     cells = [("measure", "goal", "measured", "quietest", "holds")]
     for row in rows:
         best = "" if row.best is None else f"{row.best:.2f}"
-        cells.append((row.name, row.goal, row.measured, best, "yes" if row.holds else "NO"))
+        holds = "" if row.limit is None else "yes" if row.holds else "NO"
+        cells.append((row.name, row.goal, row.measured, best, holds))
     widths = [max(len(line[n]) for line in cells) for n in range(5)]
     lines = [f"| {' | '.join(map(str.ljust, line, widths))} |" for line in cells]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
