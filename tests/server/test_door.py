@@ -1,14 +1,16 @@
 """Who is let in: tokens and cookies, hosts and origins, JSON and sizes, and how much at once."""
 
 import asyncio
+import base64
+import hashlib
 import re
 
 import httpx
 import pytest
 from webdesk import TOKEN, desk, refunding, site, story
 
-from assent import NotAllowed, ToolCall, tool
-from assent.server import Limits
+from assent import Agent, Invalid, NotAllowed, Runtime, ScriptedModel, ToolCall, tool
+from assent.server import Limits, app, serving
 from assent.server.routes import ENDPOINTS
 
 JSON = {"content-type": "application/json"}
@@ -28,18 +30,31 @@ async def test_nothing_is_open_without_the_token():
 
 
 @story
-async def test_the_printed_address_gives_a_strict_cookie_and_loses_its_token():
+async def test_the_printed_address_gives_a_strict_cookie_and_goes_on_without_its_token():
+    """By itself, not by a redirect: where another site led to it, the cookie would not be sent after one."""
     async with site(desk("x"), token=None) as s:
         wrong = await s.http.get("/", params={"token": "wrong"})
         assert wrong.status_code == 401
         assert "set-cookie" not in wrong.headers
         first = await s.http.get("/", params={"token": TOKEN, "view": "in box"})
-        assert (first.status_code, first.headers["location"]) == (303, "./?view=in+box")
+        assert (first.status_code, first.headers["content-type"]) == (200, "text/html; charset=utf-8")
+        [script] = re.findall("<script>(.*)</script>", first.text)
+        assert "searchParams.delete('token')" in script
+        assert "location.replace" in script
+        allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"script-src 'sha256-{allowed}'" in first.headers["content-security-policy"]
+        assert first.headers["cache-control"] == "no-store"
         cookie = first.headers["set-cookie"]
         assert all(part in cookie for part in ("HttpOnly", "SameSite=Strict", "Path=/"))
         assert "Secure" not in cookie
+        assert TOKEN not in cookie
         assert (await s.get("/api/me"))["principal"] == "ada"  # the client keeps cookies
         assert first.headers["referrer-policy"] == "no-referrer"
+        value = first.headers["set-cookie"].partition("=")[2].partition(";")[0]
+        s.http.cookies.clear()
+        for headers in ({"authorization": f"Bearer {value}"}, {"cookie": f"{cookie.partition('=')[0]}={TOKEN}"}):
+            await s.get("/api/me", 401, headers=headers)  # each is good where it belongs, and nowhere else
+        assert (await s.http.get("/", params={"token": value})).status_code == 401
 
 
 @story
@@ -93,9 +108,48 @@ async def test_no_other_site_can_write():
         await post(403, sec_fetch_site="cross-site")
         await post(403, sec_fetch_site="same-site")
         await s.http.delete("/api/grants/c/g", headers={"origin": "https://evil.example"})
-        answer = await s.http.options("/api/conversations", headers={"origin": "https://evil.example"})
-        assert answer.status_code == 403
-        assert not [name for name in answer.headers if name.startswith("access-control")]
+        for origin in ("https://evil.example", "https://friend.example.evil.example", "http://friend.example"):
+            asks = {"origin": origin, "access-control-request-method": "POST"}
+            for answer in (
+                await s.http.options("/api/conversations", headers=asks),
+                await s.http.get("/", headers=asks),
+            ):
+                assert not [name for name in answer.headers if name.startswith("access-control")]
+                assert "origin" in answer.headers.get_list("vary", split_commas=True)
+        assert (await s.http.options("/api/conversations", headers=asks)).status_code == 403
+
+
+@story
+async def test_a_page_of_an_origin_that_was_named_may_ask_first_and_reads_every_answer():
+    friend = "https://friend.example"
+    async with site(desk("x"), origins=[friend + "/"], token=None) as s:
+        asks = {
+            "origin": friend,
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "authorization,content-type",
+        }
+        first = await s.http.options("/api/conversations", headers=asks)
+        assert first.status_code == 204
+        assert first.headers["access-control-allow-headers"] == "authorization,content-type"
+        assert {"GET", "POST", "DELETE"} == set(first.headers["access-control-allow-methods"].split(", "))
+        known = {"authorization": f"Bearer {TOKEN}", "origin": friend}
+        for answer in (
+            first,
+            await s.http.post("/api/conversations", json={"id": "c"}, headers=known),
+            await s.http.get("/api/conversations/none", headers=known),
+            await s.http.get("/api/me", headers={"origin": friend}),  # 401
+        ):
+            assert answer.headers["access-control-allow-origin"] == friend
+            assert answer.headers["access-control-allow-credentials"] == "true"
+            assert "origin" in answer.headers.get_list("vary", split_commas=True)
+        async with s.events("/api/conversations/c/events", headers=known) as reader:
+            assert reader.response.headers["access-control-allow-origin"] == friend
+
+
+@pytest.mark.parametrize("origin", ["*", "desk.example", "https://desk.example/page", "https://", "null", "file://x"])
+def test_what_is_no_origin_is_refused_at_the_start(origin):
+    with pytest.raises(Invalid, match="origin"):
+        app(Runtime(), origins=[origin])
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
@@ -168,8 +222,6 @@ async def test_too_many_requests_at_once_are_told_when_to_come_again():
             await go_on.wait()
         return x
 
-    from assent import Agent, ScriptedModel
-
     agent = Agent("slow", model=ScriptedModel([[ToolCall("slow", {"x": 0})], "ok"]), tools=[slow])
     async with site(agent, limits=Limits(requests=1, streams=1)) as s:
         await s.begin()
@@ -188,6 +240,58 @@ async def test_too_many_requests_at_once_are_told_when_to_come_again():
             await s.get("/api/me")
         while (await s.http.send(s.http.build_request("GET", "/api/pending/events"), stream=True)).status_code == 503:
             await asyncio.sleep(0.01)
+
+
+@story
+async def test_bodies_that_do_not_come_hold_up_nobody_but_whoever_sends_them():
+    async with site(desk("x"), auth=lambda r: r.headers.get("x-who"), limits=Limits(requests=4)) as s:
+        host, port = s.base.removeprefix("http://").split(":")
+        half = f"POST /api/conversations HTTP/1.1\r\nhost: {host}:{port}\r\nx-who: eve\r\ncontent-length: 20\r\n"
+        half += "content-type: application/json\r\n\r\n{"
+        writers = []
+        for _ in range(4):
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.write(half.encode())
+            writers.append(writer)
+        eve, bo = {"x-who": "eve"}, {"x-who": "bo"}
+        while (await s.http.post("/api/conversations", json={}, headers=eve)).status_code != 503:
+            await asyncio.sleep(0.01)
+        await s.get("/api/me", headers=eve)
+        await s.post("/api/conversations", {}, 201, headers=bo)
+        for writer in writers:
+            writer.close()
+        while (await s.http.post("/api/conversations", json={}, headers=eve)).status_code == 503:
+            await asyncio.sleep(0.01)
+
+
+@story
+async def test_a_request_that_a_stopping_server_cannot_wait_for_is_told_to_come_again(monkeypatch, caplog):
+    began = asyncio.Event()
+
+    @tool(approval="required")
+    async def slow(x: int) -> int:
+        """Take your time."""
+        return x
+
+    @slow.preview
+    async def _(x: int) -> int:
+        if x:
+            began.set()
+            await asyncio.sleep(60)
+        return x
+
+    monkeypatch.setattr(serving, "DRAIN", 0.2)
+    agent = Agent("slow", model=ScriptedModel([[ToolCall("slow", {"x": 0})], "ok"]), tools=[slow])
+    async with site(agent) as s:
+        await s.begin()
+        [entry] = await s.pending()
+        path = f"/api/conversations/c/calls/{entry['call']}/preview"
+        asked = asyncio.create_task(s.http.post(path, json={"args": {"x": 1}}))
+        await began.wait()
+        s.stop()
+        answer = await asked
+        assert (answer.status_code, answer.json()["kind"], answer.headers["retry-after"]) == (503, "backpressure", "1")
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 @story

@@ -39,12 +39,24 @@ async def test_mounted_below_a_path_every_route_the_page_and_the_cookie_are_ther
         await s.post(path, {"decision": {"type": "deny"}})
         await s.get(f"{below}/nothing", 404)
         async with httpx.AsyncClient(base_url=s.base, trust_env=False, follow_redirects=True) as page:
-            index = await page.get(f"{below}/", params={"token": TOKEN})
-            assert (index.status_code, index.url.path) == (200, f"{below}/")
-            assert "Path=/desk/assent/" in index.history[0].headers["set-cookie"]
+            login = await page.get(below, params={"token": TOKEN})
+            assert (login.status_code, login.url.path) == (200, f"{below}/")
+            assert "Path=/desk/assent/" in login.headers["set-cookie"]
+            assert "importmap" in (await page.get(f"{below}/")).text
             assert (await page.get(f"{below}/api/me")).json()["principal"] == "ada"
             without = await page.get(below)
             assert without.url.path == f"{below}/"
+
+
+@story
+async def test_the_address_without_its_last_slash_leads_to_the_page_and_keeps_its_token():
+    async with Runtime(desk("x")) as runtime:
+        transport = httpx.ASGITransport(app(runtime, TokenAuth(TOKEN)), root_path="/p")
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            answer = await http.get("/p", params={"token": TOKEN, "a": "b c"})
+            assert (answer.status_code, answer.headers["location"]) == (308, f"/p/?token={TOKEN}&a=b+c")
+            login = await http.get(answer.headers["location"])
+            assert (login.status_code, "Path=/p/;" in login.headers["set-cookie"]) == (200, True)
 
 
 @story

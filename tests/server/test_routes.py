@@ -1,6 +1,7 @@
 """Each route, over a real server on loopback."""
 
 import asyncio
+import json
 
 from webdesk import desk, locate, refunding, site, story
 
@@ -307,7 +308,7 @@ async def test_what_does_not_exist_is_404_and_what_does_not_fit_is_422():
         await s.post(f"{C}/messages", {"text": "hi"}, 404)
         await s.post(f"{C}/cancel", {}, 404)
         await s.post(f"{C}/clients", {}, 404)
-        assert (await s.post(f"{C}/calls/x/resolve", {"decision": {"type": "deny"}}, 404))["kind"] == "stale"
+        assert (await s.post(f"{C}/calls/x/resolve", {"decision": {"type": "deny"}}, 404))["kind"] == "not_found"
         await s.delete("/api/grants/c/g1", 404)
         await s.get("/api/nothing", 404)
         await s.get("/nothing", 404)
@@ -339,6 +340,141 @@ async def test_who_i_am_and_whether_all_is_well():
     async with site(desk("hello"), auth=lambda request: Principal("ada", roles=("desk",))) as s:
         assert await s.get("/api/me") == {"principal": "ada", "agents": ["desk"]}
         assert await s.get("/api/health") == {"status": "ok"}
+
+
+@story
+async def test_what_they_may_not_see_is_decided_as_what_does_not_exist_also_where_may_see_knows_no_names():
+    async with site(refunding(), may_see=lambda principal, conversation: conversation != "hers") as s:
+        await s.runtime.send("hers", "hi", by="ada")
+        deny = {"decision": {"type": "deny"}}
+        told = {}
+        for name in ("hers", "none"):
+            batch = {"decisions": [{"conversation": name, "call": "k", **deny}]}
+            told[name] = [
+                await s.post(f"/api/conversations/{name}/calls/k/resolve", deny, 404),
+                await s.post("/api/pending/resolve", batch),
+            ]
+        assert json.dumps(told["hers"]).replace("hers", "none") == json.dumps(told["none"])
+
+
+@story
+async def test_the_list_names_nothing_that_they_may_not_see_however_much_that_is():
+    async with site(desk("x"), may_see=lambda principal, conversation: conversation.startswith("b")) as s:
+        for i in range(600):
+            await s.runtime.open(f"a-{i:03}-secret")
+        for name in ("b1", "b2", "c"):
+            await s.runtime.open(name)
+        pages, cursor = [], {}
+        while True:
+            page = await s.get("/api/conversations", params={"limit": 1, **cursor})
+            pages.append(([c["conversation"] for c in page["conversations"]], page["next"]))
+            if page["next"] is None:
+                break
+            cursor = {"cursor": page["next"]}
+        assert pages == [(["b1"], "b1"), (["b2"], "b2"), ([], None)]
+
+
+@story
+async def test_whoever_may_not_resolve_gets_no_preview_either():
+    agent = refunding()
+    async with site(agent, auth=lambda r: r.headers.get("x-who"), may_resolve=lambda p, _: p.id == "boss") as s:
+        s.http.headers["x-who"] = "bo"
+        await s.begin()
+        [entry] = await s.pending()
+        path = f"{C}/calls/{entry['call']}/preview"
+        before = (await s.get(C))["seq"]
+        args = {"args": {"order": 8, "amount": 9.0}}
+        assert "bo may not" in (await s.post(path, args, 403))["detail"]
+        assert (await s.get(C))["seq"] == before
+        s.http.headers["x-who"] = "boss"
+        assert (await s.post(path, args))["preview"] == {"pays": "9.00 for order 8"}
+
+
+@story
+async def test_of_one_principals_refused_attempts_at_a_call_the_first_ten_are_logged():
+    async with site(refunding(), auth=lambda r: r.headers.get("x-who"), may_resolve=lambda p, _: p.id == "boss") as s:
+        s.http.headers["x-who"] = "bo"
+        await s.begin()
+        [entry] = await s.pending()
+        path = f"{C}/calls/{entry['call']}/resolve"
+        told = await asyncio.gather(*(s.post(path, approval(entry), 403) for _ in range(30)))
+        assert sum("the attempt was logged" in problem["detail"] for problem in told) == 10
+        await s.post(path, approval(entry), 403, headers={"x-who": "cy"})
+        log = (await s.get(f"{C}/log"))["events"]
+        assert [e["by"]["id"] for e in log if e["type"] == "ResolutionRefused"] == [*["bo"] * 10, "cy"]
+        await s.post(path, approval(entry), headers={"x-who": "boss"})
+
+
+@story
+async def test_what_fails_for_one_decision_of_a_batch_is_its_problem_alone():
+    down = False
+
+    def may_see(principal, conversation):
+        if down and conversation == "b":
+            raise RuntimeError("the directory is down")
+        return True
+
+    async with site(refunding(), may_see=may_see) as s:
+        for name in "abc":
+            await s.runtime.send(name, "hi")
+        entries = sorted(await s.pending(3), key=lambda e: e["conversation"])
+        down = True
+        decisions = [{"conversation": e["conversation"], "call": e["call"], **approval(e)} for e in entries]
+        results = (await s.post("/api/pending/resolve", {"decisions": decisions}))["results"]
+        assert [r.get("status") for r in results] == ["accepted", None, "accepted"]
+        assert (results[1]["problem"]["status"], results[1]["problem"]["kind"]) == (500, "handler_failed")
+        down = False
+        assert [e["conversation"] for e in await s.pending()] == ["b"]
+
+
+@story
+async def test_a_page_that_has_left_leases_nothing_and_only_the_one_that_runs_a_call_tells_how_far_it_is():
+    """B44"""
+    async with site(pages()) as s:
+        await s.post("/api/conversations", {"id": "c"}, 201)
+        for tab in ("one", "two"):
+            await s.post(f"{C}/clients", {"client": tab})
+        await s.post(f"{C}/messages", {"text": "where?"}, 202)
+        [entry] = await s.pending()
+        call = f"{C}/calls/{entry['call']}"
+        assert await s.post(f"{call}/lease", {"client": "one"}) == {"leased": True}
+        await s.post(f"{call}/progress", {"client": "one", "payload": 1}, 204)
+        await s.post(f"{call}/progress", {"client": "two", "payload": 2}, 204)
+        assert (await s.get(C))["in_flight"][0]["progress"] == 1
+        await s.delete(f"{C}/clients/one")
+        await s.post(f"{call}/lease", {"client": "one"}, 404)
+        await s.post(f"{call}/progress", {"client": "one", "payload": 3}, 404)
+        await s.post(f"{C}/clients/one/heartbeat", {}, 404)
+        assert await s.post(f"{call}/lease", {"client": "two"}) == {"leased": True}
+        await s.post(f"{C}/clients", {"client": "one"})  # and may come back
+        assert await s.post(f"{call}/lease", {"client": "one"}) == {"leased": False}
+
+
+@story
+async def test_the_claims_of_whoever_signed_in_are_told_to_no_viewer():
+    secret = {"claims": {"access_token": "a-secret"}}
+
+    def auth(request):
+        return Principal("ada", ("boss",), secret["claims"]) if "x-ada" in request.headers else "bo"
+
+    async with site(refunding(), auth=auth) as s:
+        ada = {"x-ada": "1"}
+        await s.post("/api/conversations", {"id": "c", "metadata": secret}, 201, headers=ada)
+        async with s.events("/api/pending/events") as inbox, s.events(f"{C}/events") as live:
+            told = [await inbox.next(), await live.next()]
+            await s.post(f"{C}/messages", {"text": "hi"}, 202, headers=ada)
+            told += [await inbox.next(), *await live.until("CallSuspended")]
+            [entry] = await s.pending()
+            told += [await s.get(C), await s.get(f"{C}/log"), entry]
+            remember = {"decision": {"type": "approve", "digest": entry["digest"], "remember": "tool"}}
+            await s.post(f"{C}/calls/{entry['call']}/resolve", remember, headers=ada)
+            told += [*await live.until("TurnEnded"), await s.get("/api/grants?conversation=c")]
+        async with s.events(f"{C}/events") as again:
+            told += await again.until("TurnEnded")
+        # What was said on purpose stays as it is: the log's first event, live, in the log, and read again.
+        assert json.dumps(told).count("a-secret") == json.dumps(told).count(json.dumps(secret)) == 3
+        assert (await s.pending(0), entry["principal"]) == ([], {"id": "ada", "roles": ["boss"]})
+        assert (await s.runtime.history("c"))[0].by.claims == secret["claims"]  # and in the log
 
 
 @story

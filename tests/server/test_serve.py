@@ -141,6 +141,52 @@ def test_a_port_in_use_is_one_sentence_that_says_what_to_do(tmp_path):
     )
 
 
+def test_a_token_file_that_holds_no_token_is_told_by_its_name(tmp_path):
+    kept = tmp_path / "assent.db.token"
+    for contents in (
+        b"x",
+        "sixteen letters é".encode(),
+        "a-token-of-windows".encode("utf-16"),
+        b"a token of many words",
+    ):
+        kept.write_bytes(contents)
+        code, said = run(tmp_path, "-m", "assent", "serve", "shop:agent", "--port", "0")
+        assert (code, said) == (
+            2,
+            "assent: error [invalid_args]: assent.db.token must hold 16 or more letters, digits, '-', '_' and '.'\n",
+        )
+    kept.unlink()
+    kept.mkdir()
+    code, said = run(tmp_path, "-m", "assent", "serve", "shop:agent", "--port", "0")
+    assert code == 2
+    assert said.startswith("assent: error [resource_missing]: the token cannot be read: ")
+    assert "assent.db.token" in said
+
+
+def test_a_page_of_the_project_that_has_nothing_of_ours_in_it_does_not_replace_ours(tmp_path):
+    (tmp_path / "ui").mkdir()
+    (tmp_path / "ui" / "index.html").write_text("the project's own")
+    (tmp_path / "ui" / "style.css").write_text("/* ours */")
+    with process(tmp_path) as server, httpx.Client(trust_env=False) as http:
+        http.headers["authorization"] = f"Bearer {server.token}"
+        base = f"http://127.0.0.1:{server.port}"
+        assert "the project's own" not in http.get(f"{base}/").text
+        assert http.get(f"{base}/static/style.css").text == "/* ours */"
+        (tmp_path / "ui" / "index.html").write_text("<assent-app></assent-app> of the project's own")
+        assert "the project's own" in http.get(f"{base}/").text
+
+
+def test_behind_a_proxy_that_changes_the_host_the_origin_is_named(tmp_path):
+    with process(tmp_path, "--allow-origin", "https://desk.example") as server, httpx.Client(trust_env=False) as http:
+        http.headers["authorization"] = f"Bearer {server.token}"
+        path = f"http://127.0.0.1:{server.port}/api/conversations"
+        assert http.post(path, json={}, headers={"origin": "https://desk.example"}).status_code == 201
+        assert http.post(path, json={}, headers={"origin": "https://other.example"}).status_code == 403
+    code, said = run(tmp_path, "-m", "assent", "serve", "shop:agent", "--port", "0", "--allow-origin", "desk.example")
+    assert code == 2
+    assert "an origin is as https://desk.example" in said
+
+
 def test_an_address_that_is_not_ours_and_a_short_token_are_refused(tmp_path):
     code, said = run(tmp_path, "-m", "assent", "serve", "shop:agent", "--port", "0", "--host", "192.0.2.1")
     assert code == 2

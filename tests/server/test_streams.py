@@ -9,6 +9,7 @@ from webdesk import TOKEN, desk, refunding, site, story
 
 from assent import Agent, Runtime
 from assent.core.live import ToolProgress
+from assent.errors import StoreError
 from assent.models import FinishPart, TextPart
 from assent.server import Limits, sse, wire
 
@@ -249,6 +250,166 @@ async def test_what_waits_is_told_as_a_list_and_then_as_changes():
             assert await reader.next() == ("removed", None, {"conversation": "a", "call": first["call"]})
             async with s.events("/api/pending/events") as other:
                 assert await other.next() == ("pending", None, {"pending": [second]})
+
+
+@story
+async def test_a_stream_ends_with_the_problem_where_the_log_cannot_be_read():
+    async with site(refunding()) as s:
+        await s.begin()
+        read = s.runtime.store.read
+
+        async def away(*_, **__):
+            raise StoreError("the disk is gone", kind="log_read_failed")
+
+        s.runtime.store.read = away
+        async with s.events(f"{C}/events") as reader:
+            kind, place, data = await reader.next()
+            assert (kind, place, data["kind"]) == ("problem", None, "log_read_failed")
+        s.runtime.store.read = read
+        async with s.events(f"{C}/events") as reader:
+            assert (await reader.next())[:2] == ("ConversationOpened", 1)
+
+
+@story
+async def test_a_number_beyond_the_log_is_its_end_and_holds_up_no_other_reader(tmp_path):
+    async with site(desk("hello"), store=f"sqlite:///{tmp_path}/t.db") as s:
+        await s.post("/api/conversations", {"id": "c"}, 201)
+        async with s.events(f"{C}/events", params={"after": 999_999}) as odd:
+            while not s.runtime.home.bus.heard("c"):
+                await asyncio.sleep(0.005)
+            async with s.events(f"{C}/events") as reader:
+                assert (await reader.next())[:2] == ("ConversationOpened", 1)
+                await s.post(f"{C}/messages", {"text": "hi"}, 202)
+                seen = await reader.until("turn_completed")
+                assert seen == await odd.until("turn_completed")
+                assert [kind for kind, _, _ in seen if kind == "text_delta"]
+
+
+@story
+async def test_an_event_of_the_log_comes_once_and_in_order_also_where_the_reader_is_ahead_of_the_channel(tmp_path):
+    """Who comes while another process writes reads more of the log than those who watch it were told."""
+    store = f"sqlite:///{tmp_path}/t.db"
+    async with site(store=store) as s, Runtime(desk("x"), store=store) as other:
+        await other.open("c")
+        async with s.events(f"{C}/events") as first:
+            await first.next()
+            while not s.runtime.home.bus.heard("c"):
+                await asyncio.sleep(0.005)
+            foreign, s.runtime.home.foreign = s.runtime.home.foreign, asyncio.Event().wait  # it looks away
+            await (await other.send("c", "hi")).ended()
+            async with s.events(f"{C}/events") as second:
+                assert ids([await second.next() for _ in range(5)]) == [1, 2, 3, 4, 5]
+                s.runtime.home.foreign = foreign
+                await foreign()
+                await (await other.send("c", "more")).ended()
+                assert ids(await second.until("TurnEnded")) == [6, 7, 8, 9]
+                assert ids([*await first.until("TurnEnded"), *await first.until("TurnEnded")]) == list(range(2, 10))
+
+
+@story
+async def test_whoever_may_not_see_a_conversation_any_more_is_told_nothing_more_of_it():
+    allowed = {"c"}
+    async with site(desk("a secret"), may_see=lambda principal, conversation: conversation in allowed) as s:
+        await s.runtime.open("c")
+        async with s.events(f"{C}/events") as reader:
+            await reader.next()
+            while not s.runtime.home.bus.heard("c"):
+                await asyncio.sleep(0.005)
+            allowed.clear()
+            await s.runtime.send("c", "private")
+            [(kind, _, problem)] = await reader.rest()
+            assert (kind, problem["status"], problem["kind"]) == ("problem", 404, "not_found")
+
+
+@story
+async def test_whoever_is_let_in_no_more_loses_the_open_streams_at_the_next_heartbeat(monkeypatch):
+    monkeypatch.setattr(sse, "HEARTBEAT", 0.05)
+    known, allowed = {"bo", "cy"}, {"c"}
+
+    def auth(request):
+        who = request.headers.get("x-who")
+        return who if who in known else None
+
+    async with site(desk("x"), auth=auth, may_see=lambda principal, conversation: conversation in allowed) as s:
+        await s.runtime.open("c")
+        bo, cy = {"x-who": "bo"}, {"x-who": "cy"}
+        paths = (f"{C}/events", "/api/pending/events")
+        async with (
+            s.events(paths[0], headers=bo) as one,
+            s.events(paths[1], headers=bo) as two,
+            s.events(paths[0], headers=cy) as other,
+        ):
+            for reader in (one, two, other):
+                await reader.next()
+            known.remove("bo")
+            for reader in (one, two):
+                [(kind, _, problem)] = await reader.rest()
+                assert (kind, problem["status"], problem["kind"]) == ("problem", 401, "not_authenticated")
+            allowed.clear()
+            [(kind, _, problem)] = await other.rest()
+            assert (kind, problem["status"]) == ("problem", 404)
+
+
+@story
+async def test_a_stream_beats_also_while_only_what_others_may_see_changes(monkeypatch):
+    monkeypatch.setattr(sse, "HEARTBEAT", 0.1)
+
+    def may_see(principal, conversation):
+        return conversation == "mine"
+
+    async with site(refunding(), may_see=may_see) as s, s.events("/api/pending/events") as reader:
+        await reader.next()
+        for i in range(40):
+            await s.runtime.send(f"o{i}", "x")
+            await asyncio.sleep(0.02)
+        await s.runtime.send("mine", "x")
+        assert (await reader.next())[2]["conversation"] == "mine"
+        assert reader.beats >= 3
+
+
+@story
+async def test_what_comes_to_wait_while_may_see_is_asked_breaks_no_stream():
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def may_see(principal, conversation):
+        asked.set()
+        await go_on.wait()
+        return True
+
+    async with site(refunding(), may_see=may_see) as s:
+        for name in "ab":
+            await s.runtime.send(name, "x")
+        while len(await s.runtime.pending()) < 2:
+            await asyncio.sleep(0.005)
+        async with s.events("/api/pending/events") as reader:
+            await asked.wait()
+            await s.runtime.send("c", "x")
+            while len(await s.runtime.pending()) < 3:
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.05)  # the channel has been told too
+            go_on.set()
+            kind, _, data = await reader.next()
+            assert (kind, {e["conversation"] for e in data["pending"]}) == ("pending", {"a", "b"})
+            kind, _, data = await reader.next()
+            assert (kind, data["conversation"]) == ("added", "c")
+
+
+@story
+async def test_while_the_store_is_away_the_inbox_is_not_told_to_be_empty():
+    async with site(refunding()) as s:
+        await s.begin()
+        await s.pending()
+        pending = s.runtime.store.pending
+
+        async def away(*_):
+            raise StoreError("the disk is gone", kind="log_read_failed")
+
+        s.runtime.store.pending = away
+        async with s.events("/api/pending/events") as reader:
+            assert [(kind, data["kind"]) for kind, _, data in await reader.rest()] == [("problem", "log_read_failed")]
+        s.runtime.store.pending = pending
+        async with s.events("/api/pending/events") as reader:
+            assert len((await reader.next())[2]["pending"]) == 1
 
 
 @story

@@ -50,6 +50,7 @@ TOKEN = "ASSENT_TOKEN"
     "--port", type=click.IntRange(0, 65535), metavar="N", default=PORT, show_default=True, help="0: any free one."
 )
 @click.option("--allow-host", "names", multiple=True, metavar="NAME", help="A name that it is reached under, too.")
+@click.option("--allow-origin", "origins", multiple=True, metavar="URL", help="Another origin whose pages may use it.")
 @click.option("--open", "open_page", is_flag=True, help="Open the page in the browser.")
 @click.option("--no-run", is_flag=True, help="Only serve: `assent worker` elsewhere on the same store runs the agent.")
 @by_option
@@ -61,6 +62,7 @@ def serve(
     host: str,
     port: int,
     names: tuple[str, ...],
+    origins: tuple[str, ...],
     open_page: bool,
     no_run: bool,
     by: str | None,
@@ -83,6 +85,7 @@ def serve(
         host=host,
         port=port,
         names=names,
+        origins=origins,
         open_page=open_page,
         runs=not no_run,
     )
@@ -105,11 +108,13 @@ def start(
     host: str = HOST,
     port: int = PORT,
     names: tuple[str, ...] = (),
+    origins: tuple[str, ...] = (),
     open_page: bool = False,
     runs: bool = True,
     begin: Callable[[Runtime], Awaitable[str]] | None = None,
 ) -> int:
     """Serve this agent until it is stopped. ``begin``: what is done first; the page opens at the conversation."""
+    from assent.cli.ui import OWN
     from assent.runtime.runtime import Runtime
     from assent.server import serving
     from assent.server.app import LOOPBACK, app
@@ -117,8 +122,7 @@ def start(
 
     runtime = Runtime(*([] if agent is None else [agent]), store=store, only=None if runs else ())
     auth = TokenAuth(token_for(store), by)
-    ui = "ui" if os.path.isdir("ui") else None
-    served = app(runtime, auth, hosts=(*LOOPBACK, host, *names), ui=ui)
+    served = app(runtime, auth, hosts=(*LOOPBACK, host, *names), origins=origins, ui=OWN)
     listening = serving.listen(host, port)
     address = page_address(host, listening.getsockname()[1], auth.token)
 
@@ -149,9 +153,7 @@ def token_for(store: str) -> str:
     """The token of a store: whoever can read its file can read this one, and nobody else."""
     given = os.environ.get(TOKEN)
     if given:
-        if len(given) < 16 or not given.isascii() or not all(char.isalnum() or char in "-_." for char in given):
-            raise Invalid(f"${TOKEN} must have 16 or more letters, digits, '-', '_' and '.'")
-        return given
+        return checked(given, f"${TOKEN}")
     if not store.startswith("sqlite:///"):
         return secrets.token_urlsafe(24)
     path = f"{store.removeprefix('sqlite:///')}.token"
@@ -161,8 +163,22 @@ def token_for(store: str) -> str:
             file.write(made)
         return made
     except FileExistsError:
-        with open(path) as file:
-            kept = file.read().strip()
-        return kept or made
+        kept = kept_in(path)
+        return checked(kept, path) if kept else made
     except OSError:
         return made  # the store itself will say what is wrong with its directory
+
+
+def kept_in(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read().strip()
+    except OSError as problem:
+        raise Invalid(f"the token cannot be read: {problem}", kind="resource_missing") from None
+
+
+def checked(token: str, where: str) -> str:
+    """The token, which nobody guesses and every address can hold."""
+    if len(token) < 16 or not token.isascii() or not all(char.isalnum() or char in "-_." for char in token):
+        raise Invalid(f"{where} must hold 16 or more letters, digits, '-', '_' and '.'")
+    return token

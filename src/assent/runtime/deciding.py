@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from assent.core.decisions import PAST, Decision, Detached, Expired, Pending, Principal
-from assent.core.events import AnyEvent, CallResolved, CallReturned
+from assent.core.events import AnyEvent, CallResolved, CallReturned, ResolutionRefused
 from assent.core.inputs import RefuseResolution, Resolve
 from assent.core.state import pending
 from assent.errors import NotAllowed, Stale
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("assent")
 
 MayResolve = Callable[[Principal, Pending], bool | Awaitable[bool]]
+REFUSALS = 10
+"""Refused attempts of one principal on one suspension that are logged: more would only push it out of sight."""
+
+_refusing: WeakKeyDictionary[Conversation, asyncio.Lock] = WeakKeyDictionary()
 
 
 async def decide(
@@ -61,9 +67,33 @@ async def _permit(
         reason = await _refusal(may, by, entry)
         if reason is not None:
             refused = RefuseResolution(call=call, decision=type(decision).__name__, by=by, reason=reason)
-            await home.tell(conv.name, refused)
-            raise NotAllowed(f"{reason} (call {call}); it is still pending, and the attempt was logged")
+            logged = await _logged(home, conv, refused)
+            told = "the attempt was logged" if logged else f"attempts after the {REFUSALS}th are not logged"
+            raise NotAllowed(f"{reason} (call {call}); it is still pending, and {told}")
     return judged
+
+
+async def _logged(home: Home, conv: Conversation, refused: RefuseResolution) -> bool:
+    """Log a refused attempt, unless there are enough of the same."""
+    async with _refusing.setdefault(conv, asyncio.Lock()):
+        call = conv.call(refused.call)
+        since = call.suspension.seq if call is not None and call.suspension is not None else conv.state.seq
+        before = [
+            event
+            for event in await home.history(conv.name, after=since)
+            if isinstance(event, ResolutionRefused) and (event.call_id, event.by.id) == (refused.call, refused.by.id)
+        ]
+        if len(before) < REFUSALS:
+            await home.tell(conv.name, refused)
+            return True
+        return False
+
+
+async def permit(may: MayResolve | None, by: Principal, entry: Pending) -> None:
+    """Raise NotAllowed unless they may decide this. For what is only asked about: nothing is logged."""
+    reason = None if may is None else await _refusal(may, by, entry)
+    if reason is not None:
+        raise NotAllowed(f"{reason} (call {entry.call})")
 
 
 async def _refusal(may: MayResolve, by: Principal, entry: Pending) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,15 +13,15 @@ from urllib.parse import unquote_to_bytes
 from starlette.requests import Request
 
 from assent.core.decisions import Principal
-from assent.errors import AssentError, Invalid
+from assent.errors import Invalid
 from assent.runtime.runtime import Runtime
 from assent.server import openapi, wire
-from assent.server.auth import Auth, MaySee, Origins, TokenAuth, identify
+from assent.server.auth import ALLOWED, SAFE, Auth, MaySee, Origins, TokenAuth, identify
 from assent.server.hub import Hub
-from assent.server.page import INDEX, Files, policy
+from assent.server.page import INDEX, LOGIN, LOGIN_HEADERS, Files, policy
 from assent.server.problems import CONTENT_TYPE, HTTPProblem, problem_of
 from assent.server.routes import ENDPOINTS, Asked, Endpoint, Streaming
-from assent.server.sse import Receive, Send, Stream
+from assent.server.sse import Gone, Receive, Send, Stream
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 BODY_SECONDS = 30.0
@@ -40,7 +41,7 @@ FRESH = (b"cache-control", b"no-store")
 class Limits:
     """How much is done at once; what is more is refused with 503 and when to come again.
 
-    requests:  requests that are being answered
+    requests:  requests that are being answered; and bodies on their way, for each principal
     streams:   open streams of events
     """
 
@@ -64,7 +65,14 @@ class App:
         self._may_see, self._origins, self._limits, self._files = may_see, origins, limits, files
         self._hub = Hub(runtime)
         self._requests = self._streams = 0
+        self._bodies: Counter[str] = Counter()
+        """Those that are on their way, by whose they are."""
         self._document: bytes | None = None
+
+    @property
+    def closing(self) -> bool:
+        """Whether it was told to stop."""
+        return self._hub.closing
 
     def close_streams(self) -> None:
         """End every open stream and take no new one: the first step of a graceful shutdown."""
@@ -100,11 +108,19 @@ class App:
     async def answer(self, exchange: _Exchange) -> None:
         """Answer a request that may be answered."""
         request, parts = exchange.request, exchange.parts
+        exchange.shared = self._origins.shared(request)
         self._origins.check(request)
+        if ALLOWED in exchange.shared and request.method == "OPTIONS":
+            await exchange.reply(204, b"", self._origins.preflight(request))
+            return
+        if not parts and request.method in SAFE:  # the address without its last slash
+            query = f"?{request.url.query}" if request.url.query else ""
+            await exchange.reply(308, b"", {"location": f"{request.scope.get('root_path', '')}/{query}"})
+            return
         if parts == [""] and request.method == "GET" and (login := getattr(self.auth, "login", None)) is not None:
             headers = login(request)
             if headers is not None:
-                await exchange.reply(303, b"", headers)
+                await exchange.reply(200, LOGIN, {**headers, **LOGIN_HEADERS})
                 return
         by = await identify(self.auth, request)
         if parts and parts[0] == "api":
@@ -122,7 +138,7 @@ class App:
         query = wire.decode_query(request.query_params.multi_items(), endpoint.query)
         if self.runtime.home.closing:
             raise _come_again("the server is starting or stopping")
-        asked = Asked(self.runtime, self._hub, self._may_see, request, by, path, query)
+        asked = Asked(self.runtime, self._hub, self.auth, self._may_see, request, by, path, query)
         if endpoint.stream is not None:
             await self._stream(exchange, asked, endpoint.stream)
         else:
@@ -130,12 +146,12 @@ class App:
 
     async def _run(self, exchange: _Exchange, asked: Asked, endpoint: Endpoint) -> None:
         assert endpoint.run is not None
+        if endpoint.takes is not None:
+            asked.body = wire.decode(await self._body(exchange, endpoint.limit, asked.by.id), endpoint.takes)
         if self._requests >= self._limits.requests:
             raise _come_again("too many requests at once")
         self._requests += 1
         try:
-            if endpoint.takes is not None:
-                asked.body = wire.decode(await exchange.json(endpoint.limit), endpoint.takes)
             value = await endpoint.run(asked)
         finally:
             self._requests -= 1
@@ -144,8 +160,20 @@ class App:
         else:
             await exchange.reply(endpoint.status, wire.encode(value), {"content-type": "application/json"})
 
+    async def _body(self, exchange: _Exchange, limit: int, whose: str) -> bytes:
+        """A body on its way is no request yet: many slow ones hold up whoever sends them, and nobody else."""
+        if self._bodies[whose] >= self._limits.requests:
+            raise _come_again("too many requests of yours at once")
+        self._bodies[whose] += 1
+        try:
+            return await exchange.json(limit)
+        finally:
+            self._bodies[whose] -= 1
+            if not self._bodies[whose]:
+                del self._bodies[whose]
+
     async def _stream(self, exchange: _Exchange, asked: Asked, make: Callable[[Asked], Awaitable[Streaming]]) -> None:
-        if self._hub.closing or self._streams >= self._limits.streams:
+        if self.closing or self._streams >= self._limits.streams:
             raise _come_again("too many streams, or none any more")
         self._streams += 1
         try:
@@ -153,18 +181,17 @@ class App:
             async with Stream(exchange.receive, exchange.send) as stream:
                 try:
                     await streaming(stream)
-                except AssentError as failure:  # the log cannot be read now
+                except Gone:
+                    raise
+                except Exception as failure:  # the log cannot be read now, or not by them any more
                     await stream.fail(failure)
         finally:
             self._streams -= 1
 
     async def _page(self, exchange: _Exchange) -> None:
         request, parts = exchange.request, exchange.parts
-        if request.method not in ("GET", "HEAD"):
+        if request.method not in SAFE:
             raise HTTPProblem(405, "invalid_args", "the page is read with GET", {"allow": "GET, HEAD"})
-        if not parts:
-            await exchange.reply(308, b"", {"location": f"{request.scope.get('root_path', '')}/"})
-            return
         names = [INDEX] if parts == [""] else parts[1:] if parts[0] == "static" else []
         file = self._files.find(names)
         if file is None:
@@ -192,17 +219,27 @@ class _Exchange:
         self.request = Request(scope, receive)
         self.started = False
         self.parts: list[str] = []
+        self.shared: dict[str, str] = {}
+        """Headers that let a page of another origin read the answer."""
 
     async def run(self) -> None:
         try:
             self.parts = _parts(self.request.scope)
             await self._app.answer(self)
+        except asyncio.CancelledError:
+            if not self._app.closing:
+                raise
+            if not self.started:  # it took longer than a server that stops can wait
+                await self._refuse(_come_again("the server stops"))
         except Exception as error:
             if self.started:
                 raise
-            problem = problem_of(error)
-            headers = error.headers if isinstance(error, HTTPProblem) else {}
-            await self.reply(problem.status, wire.encode(problem), {"content-type": CONTENT_TYPE, **headers})
+            await self._refuse(error)
+
+    async def _refuse(self, error: Exception) -> None:
+        problem = problem_of(error)
+        headers = error.headers if isinstance(error, HTTPProblem) else {}
+        await self.reply(problem.status, wire.encode(problem), {"content-type": CONTENT_TYPE, **headers})
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         """Every answer has the headers that keep it from being framed, sniffed, cached or leaked."""
@@ -211,7 +248,8 @@ class _Exchange:
             given: list[tuple[bytes, bytes]] = message["headers"]
             names = {name for name, _ in given}
             own = [header for header in (NOTHING_LOADS, FRESH) if header[0] not in names]
-            message["headers"] = [*given, *GUARDS, *own]
+            shared = [(name.encode(), value.encode("latin-1")) for name, value in self.shared.items()]
+            message["headers"] = [*given, *GUARDS, *own, *shared]
         await self._send(message)
 
     async def reply(self, status: int, body: bytes, headers: dict[str, str]) -> None:
@@ -307,7 +345,7 @@ def app(
               is ``app.auth.token``
     may_see:  function of (principal, conversation): what they may not see does not exist for them
     hosts:    the names that it is served under; addresses are always taken, "*" stands for any name
-    origins:  other origins whose pages may write, such as "https://desk.example"
+    origins:  other origins whose pages may read and write (CORS), such as "https://desk.example"
     limits:   how much is done at once
     ui:       a directory whose files come before the packaged ones
     """

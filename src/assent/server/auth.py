@@ -8,15 +8,16 @@ from __future__ import annotations
 import hashlib
 import hmac
 import inspect
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterable
 from ipaddress import ip_address
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
 from assent.core.decisions import Principal
-from assent.errors import NotAllowed, NotFound
+from assent.errors import Invalid, NotAllowed, NotFound
 from assent.runtime.runtime import Runtime
 from assent.server.problems import HTTPProblem
 
@@ -25,12 +26,17 @@ Auth = Callable[[Request], Principal | str | Awaitable[Principal | str | None] |
 MaySee = Callable[[Principal, str], bool | Awaitable[bool]]
 """May they see this conversation? If not, it does not exist for them."""
 
+ALLOWED = "access-control-allow-origin"
 COOKIE_DAYS = 30
+_ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[^\s/?#@:\[\]]+)(:\d{1,5})?")
 SAFE = ("GET", "HEAD")
 
 
 class TokenAuth:
-    """One secret for one person: in the printed URL at first, then in a cookie that no other site can use.
+    """One secret for one person: in the printed URL at first, then as a cookie that no other site can use.
+
+    Other ports of the same address are no other site: whoever serves there is sent the cookie, and can use it here
+    until there is another token. Its value is made from the token and is good for nothing but a cookie.
 
     Programs send it as ``Authorization: Bearer TOKEN``.
 
@@ -43,28 +49,31 @@ class TokenAuth:
         self.by = Principal.of(by)
         # Cookies know no ports: servers on one machine must not overwrite each other's.
         self.cookie = f"assent-{hashlib.sha256(self.token.encode()).hexdigest()[:12]}"
+        self._kept = hmac.new(self.token.encode(), b"cookie", hashlib.sha256).hexdigest()
 
     def __call__(self, request: Request) -> Principal | None:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
-            given = request.cookies.get(self.cookie, "")
-        return self.by if self._right(given.strip()) else None
+        if scheme.lower() == "bearer":
+            right = _same(given.strip(), self.token)
+        else:
+            right = _same(request.cookies.get(self.cookie, ""), self._kept)
+        return self.by if right else None
 
     def login(self, request: Request) -> dict[str, str] | None:
-        """For the page's address with ``?token=``: the headers of the redirect that swaps it for the cookie."""
+        """For the page's address with ``?token=``: the headers that give the cookie for it."""
         given = request.query_params.get("token")
-        if given is None or not self._right(given):
+        if given is None or not _same(given, self.token):
             return None
-        rest = urlencode([(name, value) for name, value in request.query_params.multi_items() if name != "token"])
         cookie = (
-            f"{self.cookie}={self.token}; Path={request.scope.get('root_path', '')}/; "
+            f"{self.cookie}={self._kept}; Path={request.scope.get('root_path', '')}/; "
             f"Max-Age={COOKIE_DAYS * 86400}; HttpOnly; SameSite=Strict"
         )
         secure = "; Secure" if request.url.scheme == "https" else ""
-        return {"location": f"./?{rest}" if rest else "./", "set-cookie": cookie + secure}
+        return {"set-cookie": cookie + secure}
 
-    def _right(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
+
+def _same(given: str, secret: str) -> bool:
+    return hmac.compare_digest(given.encode("utf-8", "replace"), secret.encode())
 
 
 class OpenedBy:
@@ -113,6 +122,9 @@ class Origins:
     def __init__(self, hosts: Iterable[str], origins: Iterable[str]):
         self._hosts = {host.lower() for host in hosts}
         self._origins = {origin.lower().rstrip("/") for origin in origins}
+        for origin in self._origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise Invalid(f"an origin is as https://desk.example, not {origin!r}")
 
     def check(self, request: Request) -> None:
         """Refuse a request that was not meant for us, or that another site has made."""
@@ -131,6 +143,26 @@ class Origins:
             same = site in (None, "same-origin", "none")
         if not same:
             raise HTTPProblem(403, "permission_denied", "this came from another site; name it in origins=[...]")
+
+    def shared(self, request: Request) -> dict[str, str]:
+        """The headers that let a page of one of the other origins read the answer; nobody else's."""
+        origin = request.headers.get("origin", "")
+        if origin.lower() not in self._origins:
+            return {"vary": "origin"} if self._origins else {}
+        return {
+            ALLOWED: origin,
+            "access-control-allow-credentials": "true",
+            "access-control-expose-headers": "retry-after",
+            "vary": "origin",
+        }
+
+    def preflight(self, request: Request) -> dict[str, str]:
+        """What such a page may do: all that ours can, with whatever headers its sign-in needs."""
+        return {
+            "access-control-allow-methods": "GET, POST, DELETE",
+            "access-control-allow-headers": request.headers.get("access-control-request-headers", ""),
+            "access-control-max-age": "600",
+        }
 
     def _known(self, host: str) -> bool:
         try:

@@ -29,7 +29,7 @@ class Inbox(Channel):
             self.entries.pop(key, None)
             if told:
                 self.push(Frame(wire.frame("removed", wire.encode(wire.Removed(*key))), about=key[0]))
-        for entry in added:
+        for entry in map(wire.entry, added):
             self.entries[entry.conversation, entry.call] = entry
             if told:
                 self.push(Frame(wire.frame("added", wire.encode(entry)), about=entry.conversation))

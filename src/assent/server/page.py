@@ -30,6 +30,20 @@ PACKED = (".css", ".html", ".js", ".json", ".map", ".svg", ".txt", ".webmanifest
 _INLINE = re.compile(rb'<script type="importmap">(.*?)</script>', re.DOTALL)
 
 
+def _allowed(script: bytes) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script).digest()).decode()}'"
+
+
+_GO_ON = b"const at = new URL(location); at.searchParams.delete('token'); location.replace(at)"
+LOGIN = b'<!doctype html><meta charset="utf-8"><title>Assent</title><script>%s</script>' % _GO_ON
+"""Gives the cookie and goes on to the page. No redirect: after one that began on another site, browsers hold back
+the cookie, which is Strict."""
+LOGIN_HEADERS = {
+    "content-type": TYPES[".html"],
+    "content-security-policy": f"default-src 'none'; script-src {_allowed(_GO_ON)}; frame-ancestors 'none'",
+}
+
+
 class File(NamedTuple):
     type: str
     etag: str
@@ -41,7 +55,10 @@ class File(NamedTuple):
 
 
 class Files:
-    """Files of these directories, the first that has one wins: what a project has made its own comes before ours."""
+    """Files of these directories, the first that has one wins: what a project has made its own comes before ours.
+
+    A page that has none of our elements in it is another one, of a project whose directory happens to have that name.
+    """
 
     def __init__(self, *own: str | os.PathLike[str]):
         self._roots = [Path(root).resolve() for root in (*own, PACKAGED)]
@@ -59,7 +76,9 @@ class Files:
             path = root.joinpath(*names)
             try:
                 if path.is_file() and path.resolve().is_relative_to(root):
-                    return self._read(path, kind)
+                    file = self._read(path, kind)
+                    if names != [INDEX] or b"<assent-" in file.body:
+                        return file
             except OSError:
                 continue
         return None
@@ -70,10 +89,7 @@ class Files:
         if kept is not None and kept[:2] == (stat.st_mtime_ns, stat.st_size):
             return kept[2]
         body = path.read_bytes()
-        inline = tuple(
-            f"'sha256-{base64.b64encode(hashlib.sha256(script).digest()).decode()}'"
-            for script in (_INLINE.findall(body) if path.suffix == ".html" else [])
-        )
+        inline = tuple(map(_allowed, _INLINE.findall(body) if path.suffix == ".html" else []))
         packed = gzip.compress(body, 9, mtime=0) if path.suffix in PACKED else None
         file = File(kind, f'"{hashlib.sha256(body).hexdigest()[:32]}"', body, packed, inline)
         self._kept[path] = stat.st_mtime_ns, stat.st_size, file

@@ -15,23 +15,25 @@ from assent.core.decisions import Accepted, Approve, Decision, Pending, Principa
 from assent.core.live import Snapshot
 from assent.core.results import ANSWER_LIMIT, MESSAGE_LIMIT
 from assent.core.schema import check, check_plain, digest
-from assent.errors import AssentError, Invalid, NotFound, Stale
+from assent.errors import Invalid, NotFound, Stale
 from assent.runtime.clients import BEAT, Client
+from assent.runtime.deciding import permit
 from assent.runtime.intake import conversation_id
 from assent.runtime.runtime import ConversationInfo, Runtime
 from assent.server import wire
-from assent.server.auth import MaySee
+from assent.server.auth import Auth, MaySee, identify
 from assent.server.hub import Hub, whole
 from assent.server.problems import problem_of
 from assent.server.sse import CHUNK, Frame, Stream
+from assent.stores.base import Row
 
 SMALL = 64 * 1024
 """Bytes of a body that says little."""
 ANSWER = 2 * ANSWER_LIMIT
 MESSAGE = 2 * MESSAGE_LIMIT
 """Text may be longer as JSON; the runtime holds the limits themselves."""
-SCANNED = 20
-"""Pages of conversations that are looked through for those that somebody may see, before they must ask again."""
+PAUSE = 0.05
+"""Seconds before a reader that a channel has overtaken reads on in the log."""
 
 
 @dataclass(slots=True)
@@ -40,6 +42,7 @@ class Asked:
 
     runtime: Runtime
     hub: Hub
+    auth: Auth
     may_see: MaySee | None
     request: Request
     by: Principal
@@ -64,11 +67,19 @@ class Asked:
             raise NotFound(f"no conversation {conversation!r}")
         return conversation
 
-    async def exists(self, conversation: str) -> str:
+    async def row(self, conversation: str) -> Row:
         await self.seen(conversation)
-        if await self.runtime.store.row(conversation) is None:
+        row = await self.runtime.store.row(conversation)
+        if row is None:
             raise NotFound(f"no conversation {conversation!r}")
-        return conversation
+        return row
+
+    async def exists(self, conversation: str) -> str:
+        return (await self.row(conversation)).conversation
+
+    async def still(self) -> None:
+        """Whoever asked is still let in; raises if not."""
+        self.by = await identify(self.auth, self.request)
 
 
 Handler = Callable[[Asked], Awaitable[Any]]
@@ -113,23 +124,24 @@ async def list_conversations(asked: Asked) -> wire.Conversations:
     if which.cursor is not None:
         check_plain(which.cursor, "cursor")
     found: list[ConversationInfo] = []
-    cursor = which.cursor
-    for _ in range(SCANNED):
-        rows = await asked.runtime.conversations(which.status, cursor, which.limit)
+    cursor, size = which.cursor, which.limit if asked.may_see is None else wire.PAGE
+    while True:  # as far as it takes: a cursor is always the id of one that they may see
+        rows = await asked.runtime.conversations(which.status, cursor, size)
         for row in rows:
             cursor = row.conversation
             if await asked.sees(row.conversation):
                 found.append(row)
                 if len(found) == which.limit:
                     return wire.Conversations(found, cursor)
-        if len(rows) < which.limit:
+        if len(rows) < size:
             return wire.Conversations(found, None)
-    return wire.Conversations(found, cursor)
+        await asyncio.sleep(0)
 
 
 async def show_conversation(asked: Asked) -> Snapshot:
     """The conversation as it is now; go on with its events after ``seq``."""
-    return await asked.runtime.snapshot(await asked.seen(asked.conversation))
+    snapshot = await asked.runtime.snapshot(await asked.seen(asked.conversation))
+    return msgspec.structs.replace(snapshot, pending=[wire.entry(entry) for entry in snapshot.pending])
 
 
 async def say(asked: Asked) -> wire.Said:
@@ -151,14 +163,12 @@ async def cancel(asked: Asked) -> wire.WasCancelled:
 async def read_log(asked: Asked) -> wire.RawLog:
     """What happened, event by event: after < seq < before."""
     which: wire.WhichEvents = asked.query
-    name = await asked.exists(asked.conversation)
+    row = await asked.row(asked.conversation)
     after, before = which.after, which.before
     if which.last:
-        row = await asked.runtime.store.row(name)
-        head = row.seq + 1 if row is not None else 1
-        before = head if before is None else min(before, head)
+        before = row.seq + 1 if before is None else min(before, row.seq + 1)
         after = max(after, before - 1 - which.limit)
-    bodies = await asked.runtime.store.read(name, after, before, which.limit)
+    bodies = await asked.runtime.store.read(row.conversation, after, before, which.limit)
     place: int | None = None
     if which.last:
         place = after + 1 if bodies and after > which.after else None
@@ -175,12 +185,22 @@ async def follow(asked: Asked) -> Streaming:
         if not last.isascii() or not last.isdigit() or len(last) > 16:
             raise Invalid(f"Last-Event-ID is a sequence number, not {last[:40]!r}")
         seq = int(last)
-    name = await asked.exists(asked.conversation)
-    store = asked.runtime.store
+    row = await asked.row(asked.conversation)
+    name, store = row.conversation, asked.runtime.store
+
+    async def still() -> None:
+        await asked.still()
+        await asked.seen(name)
+
+    async def shows(frame: Frame) -> bool:
+        if frame.seq is not None:
+            await asked.seen(name)
+        return True
 
     async def streaming(stream: Stream) -> None:
-        at, count = seq, 1
-        while True:
+        # Nobody has read beyond the end: a channel that began there would have nothing for all others.
+        at, count = min(seq, row.seq), 1
+        while not stream.gone:
             # About a chunk at a time: what a reader that never reads can hold is bounded.
             while (page := joined(await store.read(name, after=at, limit=count))) is not None:
                 at, data = page
@@ -188,9 +208,10 @@ async def follow(asked: Asked) -> Streaming:
                 await stream.write(data)
             async with asked.hub.conversation(name, at) as channel:
                 position = channel.after(at)
-                if position is not None:  # else the channel has moved on meanwhile
-                    await stream.follow(channel, position, at)
+                if position is not None:
+                    await stream.follow(channel, position, still, at, None if asked.may_see is None else shows)
                     return
+            await asyncio.sleep(PAUSE)  # the channel has moved on meanwhile
 
     return streaming
 
@@ -207,7 +228,7 @@ def joined(bodies: list[bytes]) -> tuple[int, bytes] | None:
 async def resolve(asked: Asked) -> Accepted:
     """Decide a waiting call: accepted means durable."""
     decision = shown(asked.body.decision)
-    name = await asked.seen(asked.conversation)
+    name = await asked.exists(asked.conversation)
     return await asked.runtime.resolve(name, asked.path["call"], decision, by=asked.by)
 
 
@@ -231,9 +252,9 @@ async def resolve_batch(asked: Asked) -> wire.Results:
 
 async def _resolved(asked: Asked, item: wire.BatchItem) -> wire.Result:
     try:
-        name = await asked.seen(item.conversation)
+        name = await asked.exists(item.conversation)
         done = await asked.runtime.resolve(name, item.call, item.decision, by=asked.by)
-    except AssentError as error:
+    except Exception as error:  # whatever it is: others of the batch are decided
         return wire.Result(conversation=item.conversation, call=item.call, problem=problem_of(error))
     return wire.Result(conversation=name, call=item.call, status=done.status, seq=done.seq)
 
@@ -242,6 +263,7 @@ async def preview(asked: Asked) -> wire.Previewed:
     """What the call would do with other arguments, and the digest that an approval of them carries."""
     args: dict[str, Any] = asked.body.args
     entry = await _waiting(asked)
+    await permit(asked.runtime.home.may_resolve, asked.by, entry)
     if entry.kind != "approval":
         raise Invalid(f"call {entry.call!r} waits for {entry.kind}: only approvals have a preview")
     what = f"arguments of {entry.tool}"
@@ -273,7 +295,8 @@ async def list_pending(asked: Asked) -> wire.PendingList:
     if name is not None:
         await asked.exists(name)
     entries = await asked.runtime.pending(name)
-    return wire.PendingList([entry for entry in entries if name is not None or await asked.sees(entry.conversation)])
+    seen = [entry for entry in entries if name is not None or await asked.sees(entry.conversation)]
+    return wire.PendingList([wire.entry(entry) for entry in seen])
 
 
 async def follow_pending(asked: Asked) -> Streaming:
@@ -284,20 +307,22 @@ async def follow_pending(asked: Asked) -> Streaming:
 
     async def streaming(stream: Stream) -> None:
         async with asked.hub.inbox() as inbox:
-            position = inbox.next
-            if asked.may_see is None:
-                first = inbox.whole()
+            position, entries = inbox.next, list(inbox.entries.values())
+            if inbox.ended:
+                pass  # what is not known is not told as an empty list
+            elif asked.may_see is None:
+                await stream.write(inbox.whole())
             else:
-                first = whole([entry for entry in inbox.entries.values() if await asked.sees(entry.conversation)])
-            await stream.write(first)
-            await stream.follow(inbox, position, shows=None if asked.may_see is None else shows)
+                await stream.write(whole([entry for entry in entries if await asked.sees(entry.conversation)]))
+            await stream.follow(inbox, position, asked.still, shows=None if asked.may_see is None else shows)
 
     return streaming
 
 
 async def list_grants(asked: Asked) -> wire.Grants:
     """The remembered approvals of a conversation."""
-    return wire.Grants(await asked.runtime.grants(await asked.seen(asked.query.conversation)))
+    grants = await asked.runtime.grants(await asked.seen(asked.query.conversation))
+    return wire.Grants([wire.grant(given) for given in grants])
 
 
 async def revoke(asked: Asked) -> None:
@@ -336,16 +361,17 @@ async def lease(asked: Asked) -> wire.Leased:
 
 
 async def progress(asked: Asked) -> None:
-    """How far the page is with a call; viewers see it."""
+    """How far the page that runs a call is; viewers see it. It also renews the lease; another page's is dropped."""
     client = await _client(asked, asked.body.client)
-    await client.progress(asked.path["call"], asked.body.payload)
+    if await client.lease(asked.path["call"]):
+        await client.progress(asked.path["call"], asked.body.payload)
 
 
 async def _client(asked: Asked, name: str) -> Client:
-    """A client as it was announced, here or to a process that is gone."""
+    """A client that is there, as it was announced, here or to a process that is gone."""
     conversation = await asked.exists(asked.conversation)
     for row in await asked.runtime.store.clients(conversation):
-        if row.client == name:
+        if row.client == name and row.until > asked.runtime.home.now():
             return Client(asked.runtime.home.clients, conversation, name, row.tools, asked.by)
     raise NotFound(f"no client {name!r} in this conversation: announce it first")
 

@@ -36,6 +36,9 @@ class Frame(NamedTuple):
 
 
 Shows = Callable[[Frame], Awaitable[bool]]
+"""Is this frame for this reader? Raises where nothing is any more."""
+Still = Callable[[], Awaitable[None]]
+"""Asked at every heartbeat: raises if the reader may read no longer."""
 
 
 class Channel:
@@ -111,7 +114,7 @@ class Stream:
     def __init__(self, receive: Receive, send: Send):
         self._receive, self._send = receive, send
         self._wake = asyncio.Event()
-        self._beat = self._gone = False
+        self._due = self.gone = False
         self._watch: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._sent = 0.0
@@ -133,27 +136,27 @@ class Stream:
             self._watch.cancel()
         if isinstance(error[1], Gone):
             return True
-        if error[1] is None and not self._gone:
+        if error[1] is None and not self.gone:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
         return False
 
     async def _watching(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._gone = True
+        self.gone = True
 
     def _tick(self) -> None:
-        loop = asyncio.get_running_loop()
-        if loop.time() - self._sent >= HEARTBEAT / 2:
-            self._beat = True
-            self._wake.set()
-        self._timer = loop.call_later(HEARTBEAT, self._tick)
+        self._due = True
+        self._wake.set()
+        self._timer = asyncio.get_running_loop().call_later(HEARTBEAT, self._tick)
 
     async def write(self, data: bytes) -> None:
         """Hand it to the connection, a bounded piece at a time; Gone if nobody takes it."""
+        if not data:
+            return
         try:
             for start in range(0, len(data), CHUNK):
-                if self._gone:
+                if self.gone:
                     raise Gone
                 piece = data if len(data) <= CHUNK else data[start : start + CHUNK]
                 async with asyncio.timeout(STALL):
@@ -166,27 +169,35 @@ class Stream:
         """Say what is wrong: nothing more will come, and whoever reads comes again."""
         await self.write(wire.frame("problem", wire.encode(problem_of(failure))))
 
-    async def follow(self, channel: Channel, position: int, seq: int | None = None, shows: Shows | None = None) -> None:
-        """Write what the channel has from ``position`` on and what comes, until it ends or this reader is cut."""
+    async def follow(
+        self, channel: Channel, position: int, still: Still, seq: int = 0, shows: Shows | None = None
+    ) -> None:
+        """Write what the channel has from ``position`` on and what comes, until it ends or this reader is cut.
+
+        ``seq`` is how far this reader has the log: it may be ahead of the channel, and is told nothing twice.
+        """
         channel.readers.add(self._wake)
         try:
-            while not self._gone:
+            while not self.gone:
                 self._wake.clear()
+                if self._due:
+                    self._due = False
+                    await still()
+                    if asyncio.get_running_loop().time() - self._sent >= HEARTBEAT / 2:
+                        await self.write(BEAT)
                 if position < channel.first:
                     await self.write(wire.frame("backpressure", wire.encode({"after": seq})))
                     return
                 batch = channel.chunk(position)
                 if batch:
                     position += len(batch)
-                    seq = max((frame.seq for frame in batch if frame.seq is not None), default=seq)
-                    await self.write(b"".join([frame.data for frame in batch if shows is None or await shows(frame)]))
+                    new = [frame for frame in batch if frame.seq is None or frame.seq > seq]
+                    seq = max((frame.seq for frame in new if frame.seq is not None), default=seq)
+                    await self.write(b"".join([frame.data for frame in new if shows is None or await shows(frame)]))
                 elif channel.ended:
                     if channel.failure is not None:
                         await self.fail(channel.failure)
                     return
-                elif self._beat:
-                    self._beat = False
-                    await self.write(BEAT)
                 else:
                     await self._wake.wait()
         finally:

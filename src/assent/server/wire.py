@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 
 from assent.core import codec
-from assent.core.decisions import Accepted, Decision, Pending
+from assent.core.decisions import Accepted, Decision, Pending, Principal
 from assent.core.events import VERSION, AnyEvent, Mode
 from assent.core.inputs import WhenBusy
-from assent.core.live import AnyLive
+from assent.core.live import AnyLive, LiveEvent, Suspended
 from assent.core.state import Grant, Status
 from assent.errors import Invalid
 from assent.runtime.runtime import ConversationInfo
@@ -286,8 +286,9 @@ def frame(name: str, data: bytes, seq: int | None = None) -> bytes:
 
 
 def current(body: bytes) -> bytes:
-    """An event of the log as it is sent: as it is stored, unless an older version has written it."""
-    return body if _heads.decode(body).v == VERSION else codec.encode(codec.decode(body))
+    """An event of the log as it is sent: as it is stored, unless an older version has written it or it has claims."""
+    plain = _heads.decode(body).v == VERSION and b'"claims"' not in body
+    return body if plain else _encoder.encode(_public(codec.decode(body)))
 
 
 def stored(body: bytes) -> tuple[int, bytes]:
@@ -298,4 +299,29 @@ def stored(body: bytes) -> tuple[int, bytes]:
 
 def told(event: AnyEvent | AnyLive) -> bytes:
     """An event as it happens, as a frame."""
-    return frame(event.type, _encoder.encode(event), event.seq)
+    return frame(event.type, _encoder.encode(_public(event)), event.seq)
+
+
+# --- who did it: what claims were made to sign somebody in is nobody else's business ---
+
+
+def _bare(who: Principal) -> Principal:
+    return Principal(who.id, who.roles)
+
+
+def _public(event: AnyEvent | AnyLive) -> AnyEvent | AnyLive:
+    if isinstance(event, Suspended):
+        return msgspec.structs.replace(event, pending=entry(event.pending))
+    if isinstance(event, LiveEvent) or not event.by.claims:
+        return event
+    return msgspec.structs.replace(event, by=_bare(event.by))
+
+
+def entry(waits: Pending) -> Pending:
+    """What waits, as it is sent."""
+    return msgspec.structs.replace(waits, principal=_bare(waits.principal)) if waits.principal.claims else waits
+
+
+def grant(given: Grant) -> Grant:
+    """A remembered approval, as it is sent."""
+    return msgspec.structs.replace(given, by=_bare(given.by)) if given.by.claims else given
