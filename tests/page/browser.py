@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,8 @@ class Stage:
     def __init__(self, folder: Path, mount: str = ""):
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
-        self.store = f"sqlite:///{folder}/page.db"
+        folder.mkdir(exist_ok=True)
+        self.folder, self.store = folder, f"sqlite:///{folder}/page.db"
         self.mount, self.url = mount, f"http://127.0.0.1:{self.port}{mount}/"
         self.command = [str(STAGE), self.store, str(self.port), mount]
         self.process: subprocess.Popen[str] | None = None
@@ -140,3 +141,22 @@ class Visitor:
         # A server that is away, and a refused decision, are logged by the browser itself.
         if message.type == "error" and "Failed to load resource" not in message.text and "net::ERR" not in message.text:
             self.complaints.append(message.text)
+
+
+def until(page: Page, fact: str | Callable[[], object]) -> None:
+    """Wait for a fact, of the page or of the test; the page's policy forbids what playwright would do for that."""
+    end = time.monotonic() + 5
+    while not (page.evaluate(fact) if isinstance(fact, str) else fact()):
+        assert time.monotonic() < end, fact
+        page.wait_for_timeout(20)
+
+
+def say(page: Page, text: str) -> None:
+    page.get_by_label("Message", exact=True).fill(text)
+    page.keyboard.press("Enter")
+
+
+def register(page: Page, name: str, body: str) -> None:
+    until(page, "window.assent !== undefined")
+    run = f"async (args, {{progress}}) => {{ window.ran++; {body} }}"
+    page.evaluate(f"() => {{ window.ran = 0; window.assent.registerTool({name!r}, {run}); }}")

@@ -84,14 +84,47 @@ async def buy(lamps: int) -> str:
     return "bought"
 
 
-asked = 0
+asked: dict[str, int] = {}
 
 
 @buy.preview
 async def _(lamps: int, call: Call) -> str:
-    global asked
-    asked += 1
-    return f"costs {40 + min(asked, 2)} EUR"
+    asked[call.key] = asked.get(call.key, 0) + 1
+    await asyncio.sleep(0.2)  # long enough for the call to be seen as one that waits no more
+    return f"costs {40 + min(asked[call.key], 2)} EUR"
+
+
+@tool(approval="required", prompt="Pay {amount} EUR to account {account}?")
+async def pay(account: int, amount: float) -> dict[str, Any]:
+    """Pay into an account whose number is longer than a double is exact."""
+    return {"account": account}
+
+
+@tool(approval="required", prompt="Wipe {disk}?")
+async def wipe(disk: str) -> str:
+    """Wipe a disk."""
+    return "wiped"
+
+
+@wipe.preview
+async def _(disk: str) -> str:
+    raise RuntimeError("the inventory is down")
+
+
+FOLDER = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "title": "yek\u202e", "description": "a\u2028b", "enum": ["in\u200bbox", "out"]},
+        "parent": {"$ref": "#"},
+    },
+    "required": ["name"],
+}
+
+
+@tool(approval="required", prompt="Make a folder?", parameters=FOLDER)
+async def folder(args: dict[str, Any]) -> str:
+    """Make a folder in a folder in a folder."""
+    return "made"
 
 
 @tool(approval="required", recovery="ask", prompt="Print the label?")
@@ -175,6 +208,9 @@ CALLS: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
     "fail": ("", [("fail", {})]),
     "buy": ("", [("buy", {"lamps": 1})]),
     "label": ("", [("label", {})]),
+    "pay": ("", [("pay", {"account": 9007199254740993, "amount": 10.0})]),
+    "wipe": ("", [("wipe", {"disk": "sda"}), ("wipe", {"disk": "sdb"})]),
+    "folder": ("", [("folder", {"name": "out"})]),
 }
 
 
@@ -233,6 +269,9 @@ agent = Agent(
         patch,
         buy,
         label,
+        pay,
+        wipe,
+        folder,
         book,
         whereabouts,
         gated_whereabouts,

@@ -7,63 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Demo, Stage, Visitor, browser
-from playwright.sync_api import Browser, Page, expect
+from browser import Demo, Stage, Visitor, register, say, until
+from playwright.sync_api import Page, expect
 
 import assent.server
 
 STATIC = Path(assent.server.__file__).parent / "static"
 AXE = Path(__file__).with_name("axe") / "axe.min.js"
 HOWTO = Path(__file__).parents[2] / "docs" / "howto" / "page.md"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as launched:
-        yield launched
-
-
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    stage = Stage(tmp_path_factory.mktemp("page"))
-    stage.start()
-    yield stage
-    stage.kill()
-
-
-@pytest.fixture
-def visit(chromium: Browser, stage: Stage):
-    """Somebody with a browser; at the end nothing was asked of strangers, and no script has complained."""
-    visitors: list[Visitor] = []
-
-    def visit(who: str = "alice", stage: Stage = stage, **options) -> Visitor:
-        visitors.append(Visitor(chromium, stage, who, **options))
-        return visitors[-1]
-
-    yield visit
-    for visitor in visitors:
-        visitor.context.close()
-        assert visitor.strangers == [], "a request has left the origin"
-        assert visitor.complaints == []
-
-
-def until(page: Page, fact: str) -> None:
-    """Wait for a fact about the page; its policy forbids what playwright would do for that."""
-    end = time.monotonic() + 5
-    while not page.evaluate(fact):
-        assert time.monotonic() < end, fact
-        page.wait_for_timeout(20)
-
-
-def say(page: Page, text: str) -> None:
-    page.get_by_label("Message", exact=True).fill(text)
-    page.keyboard.press("Enter")
-
-
-def register(page: Page, name: str, body: str) -> None:
-    until(page, "window.assent !== undefined")
-    run = f"async (args, {{progress}}) => {{ window.ran++; {body} }}"
-    page.evaluate(f"() => {{ window.ran = 0; window.assent.registerTool({name!r}, {run}); }}")
 
 
 # --- one conversation, from the first word to the last ---

@@ -9,12 +9,14 @@
 //
 // A view is a snapshot, then the stream from there, applied; everything is keyed, so that what comes twice changes
 // nothing. A stream that ends is opened again by itself, after the last event that was seen, for as long as it takes.
-// Errors are thrown as Problem: {status, kind, message, details}, as the server's problem documents.
-import { apply, emptyView } from "./fold.js";
+// Errors are thrown as Problem: {status, kind, message, details}, as the server's problem documents. Whole numbers that
+// JavaScript would round are BigInts.
+import { apply, callOf, emptyView } from "./fold.js";
+import { json, parse } from "./text.js";
 
 const PAGE = 200; // events that are read at a time
 const FIRST_WAIT = 250, LONGEST_WAIT = 5000; // milliseconds before a stream is opened again
-const MISSED = 1.05; // a server that is away is tried again after a twentieth of the time that it has been away; one that refuses, in doubling times
+const MISSED = 1.05; // how the wait grows for a server that is away; it doubles for one that refuses
 const SILENCE = 50_000; // the server's heart beats every 15 s: a stream this silent is dead
 const FRAME = 16; // views tell of their changes at most this often
 const RENEW = 10_000; // a lease on a client call holds for 30 s
@@ -22,8 +24,8 @@ const UNSEEN = 5000; // milliseconds after which a page that nobody sees lets it
 const HAND_OVER = 1000; // how often a page asks for a call that another page has
 
 export class Problem extends Error {
-  constructor({ status = 0, kind = "unreachable", message, details = {} }) {
-    super(message);
+  constructor({ status = 0, kind = "failed", detail, title, details = {} }) {
+    super(detail ?? title ?? `the server answered ${status}`);
     Object.assign(this, { status, kind, details });
   }
 }
@@ -87,9 +89,9 @@ export class Client extends EventTarget {
 
   async request(method, path, body, options = {}) {
     const init = { method, credentials: "same-origin", headers: { Accept: "application/json" }, ...options };
-    if (body !== undefined) Object.assign(init, { body: JSON.stringify(body), headers: { ...init.headers, "Content-Type": "application/json" } });
+    if (body !== undefined) Object.assign(init, { body: json(body, 0), headers: { ...init.headers, "Content-Type": "application/json" } });
     const reply = await this.fetch(path, init);
-    return reply.status === 204 ? null : reply.json();
+    return reply.status === 204 ? null : parse(await reply.text());
   }
 
   async fetch(path, init) {
@@ -98,16 +100,16 @@ export class Client extends EventTarget {
       reply = await fetch(new URL(path, this.base), init);
     } catch (failure) {
       if (init.signal?.aborted) throw failure;
-      throw new Problem({ message: "the server cannot be reached" });
+      throw new Problem({ kind: "unreachable", detail: "the server cannot be reached" });
     }
     const date = Date.parse(reply.headers.get("Date") ?? "");
     if (date) this.#skew = Math.abs(date - Date.now()) > 2000 ? (date - Date.now()) / 1000 : 0;
     if (reply.ok) return reply;
-    const told = await reply.json().catch(() => ({}));
-    throw new Problem({
-      status: reply.status, kind: told.kind ?? "failed", details: told.details ?? {},
-      message: told.detail ?? told.title ?? `the server answered ${reply.status}`,
-    });
+    throw new Problem({ ...(await reply.json().catch(() => ({}))), status: reply.status });
+  }
+
+  failed({ status }) {
+    this.connected([401, 403].includes(status) ? "refused" : "offline");
   }
 
   connected(state) {
@@ -180,12 +182,15 @@ class Stream {
     let wait = FIRST_WAIT;
     while (!this.#closed.signal.aborted) {
       try {
-        await this.#read(() => (wait = FIRST_WAIT));
+        await this.#read(() => {
+          wait = FIRST_WAIT;
+          this.client.connected("online");
+        });
       } catch (problem) {
         if (this.#closed.signal.aborted) return;
-        wait = Math.min(wait * (problem.status ? 2 : MISSED), LONGEST_WAIT);
-        this.client.connected([401, 403].includes(problem.status) ? "refused" : "offline");
         if (problem.status === 404) return this.lost(problem);
+        wait = Math.min(wait * (problem.status ? 2 : MISSED), LONGEST_WAIT);
+        this.client.failed(problem);
       }
       if (this.#closed.signal.aborted) return;
       await new Promise((resolve) => {
@@ -202,8 +207,6 @@ class Stream {
     let silence = setTimeout(stop, SILENCE);
     try {
       const reply = await this.client.fetch(await this.path(), { headers: { Accept: "text/event-stream" }, credentials: "same-origin", cache: "no-store", signal: gone.signal });
-      fine();
-      this.client.connected("online");
       const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
       for (let rest = ""; ; ) {
         const { value, done } = await reader.read();
@@ -212,22 +215,27 @@ class Stream {
         silence = setTimeout(stop, SILENCE);
         const blocks = (rest + value).split("\n\n");
         rest = blocks.pop();
-        for (const block of blocks) this.#parse(block);
+        for (const block of blocks) this.#parse(block, fine);
       }
     } finally {
       clearTimeout(silence);
+      stop();
       this.#closed.signal.removeEventListener("abort", stop);
     }
   }
 
-  #parse(block) {
+  // Fine from the first event or heartbeat on: a stream that was opened may still have nothing to give.
+  #parse(block, fine) {
     let type = "message";
     const data = [];
     for (const line of block.split("\n")) {
       if (line.startsWith("event:")) type = line.slice(6).trim();
       else if (line.startsWith("data:")) data.push(line.slice(5).replace(/^ /, ""));
     }
-    if (data.length) this.event({ type, data: JSON.parse(data.join("\n")) });
+    const told = data.length ? parse(data.join("\n")) : null;
+    if (type === "problem") throw new Problem(told);
+    if (told || block.startsWith(":")) fine();
+    if (told) this.event({ type, data: told });
   }
 }
 
@@ -258,7 +266,8 @@ export class Conversation extends View {
     const { client, id } = this;
     this.#stream = new Stream(client, {
       path: async () => {
-        await this.#look();
+        await this.#look(true);
+        client.connected("online");
         return `conversations/${enc(id)}/events?after=${this.seq}`;
       },
       event: (event) => this.#take(event),
@@ -320,8 +329,13 @@ export class Conversation extends View {
     }
   }
 
-  async #look() {
+  async #look(anew = false) {
     const snapshot = await this.client.snapshot(this.id);
+    if (anew && this.seq) {
+      // A log that was restored or replaced has something else where we were, or nothing: it is read from its end.
+      const [last] = await this.client.log(this.id, { after: this.seq - 1, limit: 1 });
+      if (last?.at !== this.#events.at(-1)?.at) Object.assign(this, { ready: false, seq: 0, view: emptyView(this.id) });
+    }
     if (snapshot.seq < this.seq) return; // the stream was faster
     if (!this.ready) {
       this.#events = await this.client.log(this.id, { after: Math.max(0, snapshot.seq - PAGE), before: snapshot.seq + 1, limit: PAGE });
@@ -342,10 +356,14 @@ export class Conversation extends View {
   }
 
   #fold() {
-    const live = new Map([...this.view.calls].map(([id, call]) => [id, call.progress]));
+    const { calls } = this.view;
     this.view = emptyView(this.id);
     for (const event of this.#events) apply(this.view, event);
-    for (const [id, call] of this.view.calls) call.progress = live.get(id);
+    for (const [id, old] of calls) {
+      const call = this.view.calls.get(id);
+      if (call) call.progress = old.progress;
+      else if (old.pending) this.view.calls.set(id, old);
+    }
   }
 
   #live(snapshot) {
@@ -356,10 +374,11 @@ export class Conversation extends View {
     this.live = (snapshot.partial || snapshot.thinking) && !this.view.seen.has(snapshot.message_id)
       ? { id: snapshot.message_id, text: snapshot.partial, thinking: snapshot.thinking, drafts: [], n: snapshot.partial_n, m: snapshot.thinking_n }
       : null;
-    for (const pending of snapshot.pending) {
-      const call = this.view.calls.get(pending.call);
-      if (call && snapshot.seq <= this.seq) Object.assign(call, { pending, phase: "waiting" });
-    }
+    if (snapshot.seq <= this.seq)
+      for (const pending of snapshot.pending) {
+        const call = callOf(this.view, { call_id: pending.call, tool: pending.tool });
+        Object.assign(call, { pending: { before: call.pending?.before, ...pending }, phase: "waiting" });
+      }
     for (const flying of snapshot.in_flight) {
       const call = this.view.calls.get(flying.call_id);
       if (call && flying.progress !== null) call.progress = flying.progress;
@@ -368,7 +387,7 @@ export class Conversation extends View {
   }
 
   #take({ type, data }) {
-    if (type === "backpressure" || type === "problem") return; // the stream ends, and is opened again
+    if (type === "backpressure") return; // the stream ends, and is opened again
     if (data.seq !== undefined) {
       if (data.seq <= this.seq) return;
       this.seq = data.seq;
@@ -453,8 +472,27 @@ export class Inbox extends View {
 
   constructor(client) {
     super();
-    const name = `assent ${client.base}`;
+    this.#join(client);
+  }
+
+  // Pages of one person share: whoever signs in next in the same browser must not be told what waits for the first one.
+  async #join(client) {
+    const who = async () => (await client.me()).principal;
+    for (;;) {
+      try {
+        const me = await who();
+        client.connected("online");
+        await this.#share(client, `assent ${client.base} ${me}`, async () => (await who()) === me);
+      } catch (problem) {
+        client.failed(problem);
+        await pause(1000);
+      }
+    }
+  }
+
+  async #share(client, name, still) {
     const others = new BroadcastChannel(name);
+    const ended = new AbortController();
     let leads = false;
     others.onmessage = ({ data }) => {
       if (data.type !== "hello") this.#take(data);
@@ -462,20 +500,27 @@ export class Inbox extends View {
       if (data.type === "connection" && !leads) client.connected(data.data);
     };
     others.postMessage({ type: "hello" });
-    const lead = () => {
+    const lead = () => new Promise((leave) => {
       leads = true;
-      client.addEventListener("connection", () => others.postMessage({ type: "connection", data: client.connection }));
-      new Stream(client, {
-        path: () => "pending/events",
+      client.addEventListener("connection", () => others.postMessage({ type: "connection", data: client.connection }), { signal: ended.signal });
+      const stream = new Stream(client, {
+        path: async () => {
+          if (!(await still())) stream.close(), leave();
+          return "pending/events";
+        },
         event: (event) => {
           this.#take(event);
           others.postMessage(event);
         },
       });
-      return new Promise(() => {}); // for as long as this page lives
-    };
-    if (navigator.locks) navigator.locks.request(name, lead);
-    else lead(); // not a secure address: each page for itself
+    });
+    if (navigator.locks) await navigator.locks.request(name, lead);
+    else await lead(); // not a secure address: each page for itself
+    ended.abort();
+    others.close();
+    this.#entries.clear();
+    this.ready = false;
+    this.changed();
   }
 
   #take({ type, data }) {
@@ -497,7 +542,7 @@ export class Inbox extends View {
     return [...this.#entries.values()].sort((a, b) => a.deadline - b.deadline || (keyOf(a) < keyOf(b) ? -1 : 1));
   }
 
-  has = (entry) => this.#entries.has(keyOf(entry));
+  get = (entry) => this.#entries.get(keyOf(entry));
   #tell = (entry) => this.dispatchEvent(new CustomEvent("added", { detail: entry }));
 }
 
@@ -572,7 +617,7 @@ class Attachment {
       if (abort.signal.aborted) return;
       this.#state(call, "elsewhere");
       if (label) return;
-      await new Promise((resolve) => setTimeout(resolve, HAND_OVER));
+      await pause(HAND_OVER);
       if (abort.signal.aborted) return;
     }
     this.#state(call, "running");
@@ -595,17 +640,22 @@ class Attachment {
     }
   }
 
-  async #settle(entry, decision, abort) {
-    if (abort.signal.aborted) return;
-    try {
-      await this.client.resolve(entry, decision);
-    } catch (problem) {
-      if (problem.status === 422 && decision.type === "client_result") await this.client.resolve(entry, { type: "failed", kind: "invalid_result", message: problem.message });
-      else if (![404, 409, 410].includes(problem.status)) throw problem;
-    }
+  // What was done is not done again: where the server is away, its result is kept for it.
+  async #settle(entry, decision, { signal }) {
+    for (let wait = FIRST_WAIT; !signal.aborted; wait = Math.min(wait * 2, LONGEST_WAIT))
+      try {
+        return await this.client.resolve(entry, decision);
+      } catch (problem) {
+        const { status, message } = problem;
+        if (status === 422 && decision.type === "client_result") decision = { type: "failed", kind: "invalid_result", message };
+        else if ([404, 409, 410].includes(status)) return;
+        else if (status === 0 || status >= 500) await pause(wait);
+        else throw problem;
+      }
   }
 }
 
 export const keyOf = ({ conversation, call }) => `${conversation}/${call}`;
+const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 const enc = encodeURIComponent;
 const query = (values) => new URLSearchParams(Object.entries(values).filter(([, value]) => value !== undefined && value !== null));

@@ -66,9 +66,9 @@ export function apply(view, event) {
     }
     case "CallReturned": {
       const call = callOf(view, event);
-      const { ok, value, data, error, source, edited, artifact, size } = event;
-      Object.assign(call, { phase: "done", pending: null, ended: event.at, ok, value, data, error, source, artifact, size });
-      if (edited) Object.assign(call, { original: call.original ?? call.args, args: edited, edited: true });
+      const { ok, value, data, error, edited, artifact, size } = event;
+      Object.assign(call, { phase: "done", pending: null, ended: event.at, ok, value, data, error, artifact, size });
+      if (edited) Object.assign(call, { original: call.original ?? call.args, args: edited });
       break;
     }
     case "CancelRequested":
@@ -103,14 +103,14 @@ function said(view, event) {
   const calls = event.calls ?? [];
   for (const made of calls)
     view.calls.set(made.id, {
-      id: made.id, tool: made.tool, args: made.args, executor: made.executor ?? "server", risk: made.risk ?? "low",
-      phase: "ready", made: event.at, decisions: [], pending: null, grant: made.grant,
+      id: made.id, tool: made.tool, args: made.args, executor: made.executor ?? "server",
+      phase: "ready", decisions: [], pending: null, grant: made.grant, said: true,
     });
   const hosted = hostedCalls(event.parts);
   if (event.partial && !event.text && !event.thinking) return;
   view.items.push({
     key: event.id, kind: "assistant", seq: event.seq, at: event.at, text: event.text ?? "", thinking: event.thinking ?? "",
-    partial: event.partial ?? false, calls: calls.map((made) => made.id), hosted, structured: event.structured ?? false,
+    partial: event.partial ?? false, calls: calls.map((made) => made.id), hosted,
   });
 }
 
@@ -124,11 +124,11 @@ function hostedCalls(parts) {
   return [...found.values()];
 }
 
-function callOf(view, { call_id, tool }) {
+/** A call; without `said` its message is further back than what was read. */
+export function callOf(view, { call_id, tool }) {
   let call = view.calls.get(call_id);
   if (!call) {
-    // Its message is further back than what was read: it is shown when that is.
-    call = { id: call_id, tool: tool ?? "", args: {}, executor: "server", risk: "low", phase: "ready", decisions: [], pending: null };
+    call = { id: call_id, tool: tool ?? "", args: {}, executor: "server", phase: "ready", decisions: [], pending: null };
     view.calls.set(call_id, call);
   }
   return call;

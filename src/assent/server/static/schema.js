@@ -1,6 +1,6 @@
 // JSON Schema for forms: local references, a first value, and a check that is quick but never the last word: the
 // server's is. Paths read as the server's problems do: amount, address.street, tags[0].
-import { isObject, same } from "./text.js";
+import { isObject, same, json } from "./text.js";
 
 export function resolve(schema, root, depth = 0) {
   if (schema === true || schema === undefined || schema === null) return {};
@@ -39,16 +39,17 @@ export function branchOf(options, value, root) {
   return Math.max(0, kind);
 }
 
-export const typeOf = (value) => (value === null ? "null" : Array.isArray(value) ? "array" : typeof value === "object" ? "object" : typeof value);
+export const typeOf = (value) => (value === null ? "null" : Array.isArray(value) ? "array" : typeof value === "bigint" ? "number" : typeof value);
 
 /** What a field begins with: the schema's own word, or what is empty of its type; undefined: nothing yet. */
 export function initial(given, root, depth = 0) {
+  if (depth > 6) return undefined;
   const schema = resolve(given, root);
   if (schema.default !== undefined) return schema.default;
   if (schema.const !== undefined) return schema.const;
   const options = branches(schema, root);
   if (options) return options.some((option) => option.type === "null") ? null : initial(options[0], root, depth + 1);
-  if (schema.type === "object" && depth < 6) {
+  if (schema.type === "object") {
     const value = {};
     for (const name of schema.required ?? []) {
       const first = initial(schema.properties?.[name] ?? {}, root, depth + 1);
@@ -62,7 +63,7 @@ export function initial(given, root, depth = 0) {
 }
 
 const FORMATS = {
-  email: [/^[^\s@]+@[^\s@]+\.[^\s@]+$/, "an e-mail address"],
+  email: [/^[^\s@]+@[^\s@.]+(\.[^\s@.]+)+$/, "an e-mail address"],
   date: [/^\d{4}-\d\d-\d\d$/, "a date such as 2026-05-31"],
   time: [/^\d\d:\d\d(:\d\d)?/, "a time such as 14:30:00"],
   "date-time": [/^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)$/i, "a date and time such as 2026-05-31T14:30:00Z"],
@@ -70,29 +71,30 @@ const FORMATS = {
   uuid: [/^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i, "a UUID"],
 };
 
-/** Path -> what is wrong there; empty where nothing was found. */
-export function check(given, value, root, path = "", errors = new Map()) {
+/** Path -> what is wrong there; empty where nothing was found. `depth`: of choices among choices, which may have no end. */
+export function check(given, value, root, path = "", errors = new Map(), depth = 0) {
   const schema = resolve(given, root);
   const wrong = (text) => errors.has(path) || errors.set(path, text);
-  const options = branches(schema, root);
+  const options = depth < 6 && branches(schema, root);
   if (options) {
-    const tried = options.map((option) => check(option, value, root, path, new Map()));
+    const tried = options.map((option) => check(option, value, root, path, new Map(), depth + 1));
     if (!tried.some((found) => !found.size)) tried[Math.max(0, options.findIndex((option) => option.type === typeOf(value)))].forEach((text, at) => errors.set(at, text));
     return errors;
   }
   if (value === undefined) return wrong("This is required."), errors;
-  if (schema.const !== undefined && !same(schema.const, value)) wrong(`Must be ${JSON.stringify(schema.const)}.`);
+  if (schema.const !== undefined && !same(schema.const, value)) wrong(`Must be ${json(schema.const, 0)}.`);
   if (schema.enum && !schema.enum.some((choice) => same(choice, value))) wrong("Choose one of the values.");
   const type = typeOf(value);
   const wanted = schema.type === "integer" ? "number" : schema.type;
   if (wanted && wanted !== type) return wrong({ number: "Must be a number.", integer: "Must be a whole number.", string: "Must be text.", boolean: "Must be yes or no." }[wanted] ?? `Must be ${wanted}.`), errors;
   if (type === "number") {
-    if (schema.type === "integer" && !Number.isInteger(value)) wrong("Must be a whole number.");
+    if (schema.type === "integer" && typeof value !== "bigint" && !Number.isInteger(value)) wrong("Must be a whole number.");
     if (value < schema.minimum) wrong(`Must be at least ${schema.minimum}.`);
     if (value > schema.maximum) wrong(`Must be at most ${schema.maximum}.`);
     if (value <= schema.exclusiveMinimum) wrong(`Must be more than ${schema.exclusiveMinimum}.`);
     if (value >= schema.exclusiveMaximum) wrong(`Must be less than ${schema.exclusiveMaximum}.`);
-    if (schema.multipleOf && Math.abs(value / schema.multipleOf - Math.round(value / schema.multipleOf)) > 1e-9) wrong(`Must be a multiple of ${schema.multipleOf}.`);
+    const times = Number(value) / Number(schema.multipleOf);
+    if (schema.multipleOf && typeof value !== "bigint" && Math.abs(times - Math.round(times)) > 1e-9) wrong(`Must be a multiple of ${schema.multipleOf}.`);
   } else if (type === "string") {
     const length = [...value].length;
     if (length < schema.minLength) wrong(value ? `At least ${schema.minLength} characters.` : "This is required.");

@@ -1,37 +1,35 @@
-// What people read: hidden characters made visible, differences, durations, JSON. No DOM, no framework.
+// What people read: hidden characters made visible, differences, durations, exact JSON. No DOM, no framework.
 
 // Bidirectional controls, zero-width and other invisible characters, and control characters other than tab and newline.
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffc\ud800-\udfff\u{1bca0}-\u{1bca3}\u{1d173}-\u{1d17a}\u{e0000}-\u{e0fff}]/gu;
-const NAMES = {
-  0x00ad: "soft hyphen", 0x061c: "Arabic letter mark", 0x200b: "zero-width space", 0x200c: "zero-width non-joiner",
-  0x200d: "zero-width joiner", 0x200e: "left-to-right mark", 0x200f: "right-to-left mark",
-  0x202a: "left-to-right embedding", 0x202b: "right-to-left embedding", 0x202c: "pop directional formatting",
-  0x202d: "left-to-right override", 0x202e: "right-to-left override", 0x2060: "word joiner",
-  0x2066: "left-to-right isolate", 0x2067: "right-to-left isolate", 0x2068: "first strong isolate",
-  0x2069: "pop directional isolate", 0xfeff: "zero-width no-break space",
-};
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffc\ud800-\udfff\u{1bca0}-\u{1bca3}\u{1d173}-\u{1d17a}\u{e0000}-\u{e0fff}]/gu;
 const PICTURE = /\p{Extended_Pictographic}|[\u{1f3fb}-\u{1f3ff}]/u;
 
-/** Pieces of a text: strings, and {code, name} where a character would not be seen. */
+/** Pieces of a text: strings, and {code} where a character would not be seen. */
 export function visible(text) {
   const pieces = [];
   let from = 0;
   for (const found of text.matchAll(HIDDEN)) {
     const at = found.index;
     const code = found[0].codePointAt(0);
-    if (code === 0x200d && joinsPictures(text, at)) continue; // a family, a profession: one picture
+    if (ofPicture(text, at, code)) continue;
     if (at > from) pieces.push(text.slice(from, at));
-    pieces.push({ code: `U+${code.toString(16).toUpperCase().padStart(4, "0")}`, name: NAMES[code] ?? "invisible character" });
+    pieces.push({ code: `U+${code.toString(16).toUpperCase().padStart(4, "0")}` });
     from = at + found[0].length;
   }
   if (from < text.length) pieces.push(text.slice(from));
   return pieces;
 }
 
-function joinsPictures(text, at) {
-  const before = text.slice(Math.max(0, at - 4), at).replace(/\ufe0f$/, "");
-  return PICTURE.test([...before].at(-1) ?? "") && PICTURE.test(text.slice(at + 1, at + 3));
+// A family, a profession, a key, a heart in colour: what joins or colours pictures belongs to them.
+function ofPicture(text, at, code) {
+  const last = (before) => PICTURE.test([...before.slice(-3)].at(-1) ?? "");
+  const before = text.slice(Math.max(0, at - 4), at);
+  if (code === 0xfe0f) return last(before) || (text[at + 1] === "\u20e3" && /[0-9#*]$/.test(before));
+  return code === 0x200d && last(before.replace(/\ufe0f$/, "")) && PICTURE.test(text.slice(at + 1, at + 3));
 }
+
+/** The same in one string, where there is no room for more: options, labels, titles. */
+export const spelled = (text) => visible(String(text)).map((piece) => piece.code ?? piece).join("");
 
 /** Line by line: [" " | "-" | "+", line]. Beyond the bound, all old lines and then all new ones. */
 export function lineDiff(before, after) {
@@ -75,8 +73,28 @@ export function unifiedDiff(text) {
 }
 
 export const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
-export const json = (value) => JSON.stringify(value, null, 2) ?? "";
-export const brief = (value) => (typeof value === "string" ? value : JSON.stringify(value) ?? "");
+
+// Whole numbers that a double would round are BigInts here: shown, and written back, digit by digit. They pass through
+// JSON as strings with a mark that nobody else can know.
+const MARK = crypto.getRandomValues(new Uint32Array(4)).join("-") + ":";
+const MARKED = new RegExp(`"${MARK}(-?\\d+)"`, "g");
+const unsafe = (text) => /^-?\d{16,}$/.test(text) && !Number.isSafeInteger(Number(text));
+
+export function number(text) {
+  if (unsafe(text)) return BigInt(text);
+  if (!Number.isFinite(Number(text))) throw new SyntaxError("no number");
+  return Number(text);
+}
+
+export function parse(text) {
+  if (!/\d{16}/.test(text)) return JSON.parse(text);
+  const marked = text.replace(/"[^"\\]*(?:\\.[^"\\]*)*"|-?\d[\d.eE+-]*/g, (found) => (unsafe(found) ? `"${MARK}${found}"` : found));
+  return JSON.parse(marked, (_, value) => (typeof value === "string" && value.startsWith(MARK) ? BigInt(value.slice(MARK.length)) : value));
+}
+
+export const json = (value, indent = 2) =>
+  (JSON.stringify(value, (_, each) => (typeof each === "bigint" ? MARK + each : each), indent) ?? "").replace(MARKED, "$1");
+export const brief = (value) => (typeof value === "string" ? value : json(value, 0));
 
 /** Whether two JSON values are the same, whatever the order of their keys. */
 export function same(a, b) {

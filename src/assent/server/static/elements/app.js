@@ -9,6 +9,7 @@ import "./inbox.js";
 
 const REFRESH = 10_000; // milliseconds
 const NAMED = 20; // conversations whose first message is read at a time
+const PAGE = 500, MOST = 1000; // conversations that are read at a time, and that are listed before somebody asks for more
 const TITLES = "assent.titles";
 
 class App extends Element {
@@ -18,7 +19,9 @@ class App extends Element {
     super();
     this.list = [];
     this.theme = localStorage.getItem("assent.theme") ?? "auto";
-    this.titles = JSON.parse(localStorage.getItem(TITLES) ?? "{}");
+    this.titles = new Map(Object.entries(JSON.parse(localStorage.getItem(TITLES) ?? "{}")));
+    this.untitled = new Map(); // conversation -> when it was found to have none
+    this.most = MOST;
     this.#theme(this.theme);
     this.#go();
   }
@@ -26,15 +29,10 @@ class App extends Element {
   connectedCallback() {
     super.connectedCallback();
     this.watch(window, "hashchange", () => this.#go());
-    this.watch(document, "visibilitychange", () => document.visibilityState === "visible" && this.#load());
-    const timer = setInterval(() => document.visibilityState === "visible" && this.#load(), REFRESH);
+    const look = () => document.visibilityState === "visible" && this.#load();
+    this.watch(document, "visibilitychange", look);
+    this.tick(REFRESH, look);
     this.watch(this, "titled", ({ detail }) => this.#titled(detail));
-    this.stop = () => clearInterval(timer);
-  }
-
-  disconnectedCallback() {
-    super.disconnectedCallback();
-    this.stop();
   }
 
   willUpdate(changed) {
@@ -46,17 +44,20 @@ class App extends Element {
       this.requestUpdate();
     });
     this.watch(inbox, "added", ({ detail }) => detail.conversation !== this.route.id && (this.spoken = `Waiting: ${detail.prompt || detail.tool}`)); // the open one speaks for itself
+    const online = () => {
+      this.client.me().then(({ principal }) => (this.me = principal), () => {});
+      this.#load();
+    };
     this.watch(this.client, "connection", () => {
-      if (this.client.connection === "online") this.#load();
+      if (this.client.connection === "online") online();
       this.requestUpdate();
     });
-    this.client.me().then((me) => (this.me = me.principal?.id ?? me.principal), () => {});
-    this.#load();
+    online();
   }
 
   #go() {
     const [, place, id] = location.hash.split("/");
-    this.route = place === "c" && id ? { place: "chat", id: decodeURIComponent(id) } : { place: place === "inbox" ? "inbox" : "home" };
+    this.route = place === "c" && id ? { place: "chat", id: decoded(id) } : { place: place === "inbox" ? "inbox" : "home" };
     this.drawer = false;
   }
 
@@ -70,11 +71,17 @@ class App extends Element {
 
   async #load() {
     try {
-      const { conversations, next } = await this.client.conversations({ limit: this.asked ?? 100 });
-      this.list = conversations.sort((a, b) => b.updated - a.updated);
-      this.more = next;
+      const list = [];
+      let cursor;
+      do {
+        const { conversations, next } = await this.client.conversations({ cursor, limit: PAGE });
+        list.push(...conversations);
+        cursor = next;
+      } while (cursor && list.length < this.most);
+      this.list = list.sort((a, b) => b.updated - a.updated);
+      this.more = cursor;
       this.problem = null;
-      this.#name(this.list.filter(({ conversation }) => !(conversation in this.titles)).slice(0, NAMED));
+      this.#name(this.list.slice(0, MOST).filter(({ conversation, updated }) => !this.titles.has(conversation) && this.untitled.get(conversation) !== updated).slice(0, NAMED));
       if (this.route.place === "home" && this.list.length && !matchMedia("(max-width: 760px)").matches) location.replace(`#/c/${encodeURIComponent(this.list[0].conversation)}`);
     } catch (problem) {
       this.problem = problem;
@@ -83,17 +90,19 @@ class App extends Element {
 
   // A conversation is called by its first message, where it has one.
   async #name(unnamed) {
-    for (const { conversation } of this.naming ? [] : unnamed) {
+    for (const { conversation, updated } of this.naming ? [] : unnamed) {
       this.naming = true;
       const [said] = await this.client.log(conversation, { limit: 5 }).then((events) => events.filter((event) => event.type === "MessageReceived"), () => []);
       if (said) this.#titled({ conversation, title: said.text });
+      else this.untitled.set(conversation, updated);
     }
     this.naming = false;
   }
 
   #titled({ conversation, title }) {
-    this.titles = Object.fromEntries([[conversation, title.slice(0, 80)], ...Object.entries(this.titles).filter(([id]) => id !== conversation)].slice(0, 200));
-    localStorage.setItem(TITLES, JSON.stringify(this.titles));
+    this.titles.delete(conversation);
+    this.titles = new Map([[conversation, title.slice(0, 80)], ...this.titles].slice(0, 2 * MOST));
+    localStorage.setItem(TITLES, JSON.stringify(Object.fromEntries(this.titles)));
     this.requestUpdate();
   }
 
@@ -130,14 +139,14 @@ class App extends Element {
         <a class="link ${place === "inbox" ? "here" : ""}" href="#/inbox" aria-current=${place === "inbox" ? "page" : nothing}>Inbox ${waiting.length ? html`<span class="badge">${waiting.length}<span class="sr"> waiting</span></span>` : nothing}</a>
         <button type="button" class="new" @click=${this.#new}>New conversation</button>
         <ul>${repeat(this.list, (each) => each.conversation, (each) => html`<li><a class="link ${each.conversation === id ? "here" : ""}" href="#/c/${encodeURIComponent(each.conversation)}" aria-current=${each.conversation === id ? "page" : nothing}>
-          <span class="dot ${each.state}" title=${each.state.replace("_", " ")}></span><span class="name">${shown(this.titles[each.conversation] ?? each.conversation)}<small>${shown(each.agent)} · ${ago(each.updated, this.client.now())}</small></span>
+          <span class="dot ${each.state}" title=${each.state.replace("_", " ")}></span><span class="name">${shown(this.titles.get(each.conversation) ?? each.conversation)}<small>${shown(each.agent)} · ${ago(each.updated, this.client.now())}</small></span>
           ${counts.has(each.conversation) ? html`<span class="badge">${counts.get(each.conversation)}<span class="sr"> waiting</span></span>` : nothing}</a></li>`)}</ul>
-        ${this.more ? html`<button type="button" class="quiet" @click=${() => { this.asked = (this.asked ?? 100) + 400; this.#load(); }}>More</button>` : nothing}
+        ${this.more ? html`<button type="button" class="quiet" @click=${() => { this.most += MOST; this.#load(); }}>More</button>` : nothing}
         ${this.me ? html`<p class="me">You are <b>${shown(this.me)}</b></p>` : nothing}
       </nav>
       <main>
         <div class="top"><button type="button" class="quiet menu" aria-label="Conversations" aria-expanded=${Boolean(this.drawer)} @click=${() => (this.drawer = !this.drawer)}>☰</button>
-          <h2>${place === "inbox" ? "Inbox" : id ? shown(this.titles[id] ?? id) : "Assent"}</h2>
+          <h2>${place === "inbox" ? "Inbox" : id ? shown(this.titles.get(id) ?? id) : "Assent"}</h2>
           ${waiting.length && place !== "inbox" ? html`<a class="pill strong" href="#/inbox">${waiting.length} waiting</a>` : nothing}</div>
         ${this.#connection()}
         ${place === "inbox" ? html`<assent-inbox .client=${this.client}></assent-inbox>`
@@ -153,4 +162,13 @@ class App extends Element {
     return this.problem && this.problem.status ? html`<p class="banner" role="status">${shown(this.problem.message)}</p>` : nothing;
   }
 }
+
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text; // somebody wrote it by hand
+  }
+}
+
 customElements.define("assent-app", App);

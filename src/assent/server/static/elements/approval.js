@@ -4,8 +4,9 @@
 // Keys while the focus is inside: a approve, e edit, d deny, Escape back, Ctrl+Enter approve as edited. Approve is never focused by itself; for 350 ms
 // after the card or its content appears nothing can be pressed; long content must have been seen to its end. A decision
 // carries the digest of what was shown.
-import { Card, html, nothing, shown, value, table, raw, jsonDiff, plainPreview } from "./base.js";
-import { same } from "../text.js";
+import { Card, html, nothing, shown, value, table, raw, jsonDiff, plainPreview, warnings } from "./base.js";
+import { keyOf } from "../client.js";
+import { same, spelled } from "../text.js";
 import "./form.js";
 
 export const GUARD = 350; // milliseconds
@@ -15,12 +16,12 @@ class Approval extends Card {
   static properties = {
     mode: { type: String }, armed: { state: true }, seen: { state: true }, asJson: { state: true },
     edited: { state: true }, plan: { state: true }, planProblem: { state: true }, remember: { state: true }, span: { state: true },
-    reason: { state: true }, changed: { state: true },
+    reason: { state: true },
   };
 
   constructor() {
     super();
-    Object.assign(this, { mode: "", armed: false, seen: false, asJson: false, remember: "", span: "", reason: "" });
+    Object.assign(this, { mode: "", asJson: false });
     this.addEventListener("keydown", (event) => this.#key(event));
   }
 
@@ -36,19 +37,20 @@ class Approval extends Card {
     this.sizes.disconnect();
   }
 
+  // What was seen is not what is asked now: everything begins anew, and of the same call the person is told what changed.
+  renew(old) {
+    const { pending } = this;
+    clearTimeout(this.trying);
+    this.before = pending.before ?? (old && keyOf(old) === keyOf(pending) && old.digest !== pending.digest ? old : null);
+    Object.assign(this, { seen: false, edited: null, plan: null, planProblem: null, remember: "", span: "", reason: "" });
+    if (old) this.mode = "";
+    this.#arm();
+  }
+
   willUpdate(now) {
-    const digest = this.pending?.digest;
-    if (now.has("pending") && digest !== this.digest) {
-      // What was seen is not what is asked now: everything begins anew, and the person is told.
-      this.before = this.pending?.before ?? now.get("pending");
-      this.changed = this.before !== undefined;
-      this.digest = digest;
-      Object.assign(this, { seen: false, busy: false, problem: null, edited: null, plan: null, planProblem: null });
-      if (this.changed) this.mode = "";
-      this.#arm();
-    }
+    super.willUpdate(now);
     if (now.has("client")) this.#arm();
-    if (now.has("mode") && this.mode === "edit" && !this.edited) this.edited = structuredClone(this.pending.args);
+    if (now.has("mode") && this.editing && !this.edited) this.edited = structuredClone(this.pending.args);
     // What can be pressed has moved: a press that was meant for something else must not count.
     if (now.has("mode") && now.get("mode") !== undefined) this.#arm();
   }
@@ -63,7 +65,7 @@ class Approval extends Card {
     this.#look();
     if (now.has("mode")) {
       if (this.mode === "deny") this.querySelector("input.reason")?.focus();
-      if (this.mode === "edit") this.querySelector("assent-form")?.updateComplete.then(() => this.querySelector("assent-form input, assent-form textarea, assent-form select")?.focus());
+      if (this.editing) this.form?.updateComplete.then(() => this.querySelector("assent-form input, assent-form textarea, assent-form select")?.focus());
     }
   }
 
@@ -82,12 +84,17 @@ class Approval extends Card {
     return !this.armed || super.off;
   }
 
+  // What was interrupted runs again as it is, or not at all.
   get editing() {
-    return this.mode === "edit";
+    return this.mode === "edit" && !this.pending?.recovery;
+  }
+
+  get form() {
+    return this.querySelector("assent-form");
   }
 
   get mayApprove() {
-    if (this.off || !this.seen || this.problem?.final) return false;
+    if (this.off || !this.seen || this.problem?.final || (this.editing && this.form?.unread)) return false;
     return !this.changes || (same(this.plan?.args, this.edited) && !this.planProblem);
   }
 
@@ -111,19 +118,20 @@ class Approval extends Card {
       if (!this.armed || event.repeat) return;
       if (event.key === "a") this.#approve();
       else if (event.key === "d") this.mode = "deny";
-      else if (!this.pending.recovery) this.mode = "edit";
+      else this.mode = "edit";
     }
   }
 
   #edit(args) {
     this.edited = args;
     this.planProblem = null;
+    this.requestUpdate(); // what was typed may be no value, and change nothing but that
     clearTimeout(this.trying);
     if (!same(this.plan?.args, args)) this.trying = setTimeout(() => this.#try(args), PREVIEW_AFTER);
   }
 
   async #try(args) {
-    if (!this.querySelector("assent-form").check()) return;
+    if (!this.form?.check(false)) return;
     try {
       const { preview, digest } = await this.client.preview(this.pending, args);
       if (!same(this.edited, args)) return;
@@ -152,14 +160,12 @@ class Approval extends Card {
 
   card() {
     const { pending, mode } = this;
-    return html`<article class="card approval risk-${pending.risk}" tabindex="-1" aria-label="Approval: ${pending.prompt || pending.tool}">
+    return html`<article class="card approval risk-${pending.risk}" tabindex="-1" aria-label="Approval: ${spelled(pending.prompt || pending.tool)}">
       <header>
         <h3>${shown(pending.prompt || `Run ${pending.tool}?`)}</h3>
         ${this.about(html`<span class="chip risk ${pending.risk}">${pending.risk} risk</span>`)}
-        ${pending.executor === "client" ? html`<p class="about">It will run in a browser page.</p>` : nothing}
-        ${pending.recovery ? html`<p class="notice warn">It was interrupted while it ran: whether it took effect is not known. Approving runs it again.</p>` : nothing}
-        ${pending.reason && !pending.recovery ? html`<p class="notice">Why it waits: ${shown(pending.reason)}</p>` : nothing}
-        ${this.changed ? html`<p class="notice warn" role="status">What it would do has changed since it was first shown. Please read it again.</p>` : nothing}
+        ${warnings(this.changes ? { ...pending, preview_error: null } : pending)}
+        ${this.before ? html`<p class="notice warn" role="status">What it would do has changed since it was first shown. Please read it again.</p>` : nothing}
       </header>
       ${this.editing ? html`<assent-form label="Arguments of ${pending.tool}" .schema=${pending.schema ?? {}} .value=${this.edited} .problems=${this.planProblem?.details?.problems ?? []}
           @edited=${(event) => { event.stopPropagation(); this.#edit(event.detail.value); }}></assent-form>` : nothing}
@@ -180,7 +186,6 @@ class Approval extends Card {
     const waiting = changed && preview === undefined && !this.planProblem;
     return html`<div class="content" tabindex="0" role="group" aria-label="What would happen" @scroll=${() => this.#look()}><div>
       ${this.planProblem ? html`<p class="notice bad" role="alert">This would fail: ${shown(this.planProblem.message)}</p>` : nothing}
-      ${pending.preview_error && !changed ? html`<p class="notice bad">What it would do could not be found out: ${shown(pending.preview_error)}</p>` : nothing}
       ${waiting ? html`<p class="notice">Trying the edited arguments…</p>` : nothing}
       ${plain || preview === undefined ? nothing : html`<section><h4>What would happen</h4><div class="preview">${this.asJson ? raw(preview) : value(preview)}</div></section>`}
       ${this.before && !changed ? html`<section class="since"><h4>What has changed since it was first shown</h4>${jsonDiff(told(this.before), told(pending))}</section>` : nothing}
@@ -197,11 +202,11 @@ class Approval extends Card {
       ${this.editing ? html`<button type="button" ?disabled=${off} @click=${() => (this.mode = "")}>Back</button>`
         : pending.recovery ? html`<button type="button" ?disabled=${off} @click=${() => (this.mode = "result")}>Give its result</button>` : html`<button type="button" class="edit" ?disabled=${off} @click=${() => (this.mode = "edit")}>Edit</button>`}
       <button type="button" class="deny" ?disabled=${off} @click=${() => (this.mode = "deny")}>Deny</button>
-      <label class="remember"><span>Remember</span> <select @change=${(event) => (this.remember = event.target.value)}>
-        <option value="" ?selected=${!this.remember}>no, only this once</option>
-        <option value="args" ?selected=${this.remember === "args"}>these arguments, in this conversation</option>
-        <option value="tool" ?selected=${this.remember === "tool"}>any ${pending.tool}, in this conversation</option></select></label>
-      ${this.remember ? html`<label class="remember"><span>for</span> <select @change=${(event) => (this.span = event.target.value)}>
+      <label class="remember"><span>Remember</span> <select .value=${this.remember} @change=${(event) => (this.remember = event.target.value)}>
+        <option value="">no, only this once</option>
+        <option value="args">these arguments, in this conversation</option>
+        <option value="tool">any ${spelled(pending.tool)}, in this conversation</option></select></label>
+      ${this.remember ? html`<label class="remember"><span>for</span> <select .value=${this.span} @change=${(event) => (this.span = event.target.value)}>
         <option value="">until revoked</option><option value="1h">one hour</option><option value="1d">one day</option></select></label>` : nothing}
     </div>`;
   }
@@ -210,8 +215,7 @@ class Approval extends Card {
   #result() {
     const send = (event) => {
       event.preventDefault();
-      const form = this.querySelector("assent-form");
-      if (form.check() && !this.off) this.decide({ type: "submit", value: form.value ?? null });
+      if (this.form.check() && !this.off) this.decide({ type: "submit", value: this.form.value ?? null });
     };
     return html`<form class="denial" @submit=${send} novalidate><assent-form label="Result" .schema=${{}}></assent-form>
       <div class="actions"><button class="primary" ?disabled=${this.off}>Submit the result</button><button type="button" @click=${() => (this.mode = "")}>Back</button></div></form>`;

@@ -1,5 +1,6 @@
 // What the elements share: light DOM (the page's style sheet and yours reach everything), and how values are shown.
 import { LitElement, html, nothing } from "lit";
+import { keyOf } from "../client.js";
 import { visible, unifiedDiff, lineDiff, isObject, json, brief, same, duration, atZero } from "../text.js";
 
 export { html, nothing };
@@ -22,19 +23,19 @@ export class Element extends LitElement {
   /** Call `changed` for as long as the element is in the page. */
   watch(target, type, changed) {
     target.addEventListener(type, changed);
-    (this.#watched ??= []).push(() => target.removeEventListener(type, changed));
+    this.#watched.push(() => target.removeEventListener(type, changed));
   }
-  #watched;
+  #watched = [];
 
-  /** Render again every so many milliseconds: elapsed times, countdowns. */
-  tick(milliseconds) {
-    const timer = setInterval(() => this.requestUpdate(), milliseconds);
-    (this.#watched ??= []).push(() => clearInterval(timer));
+  /** Render again every so many milliseconds, for elapsed times and countdowns, or do something else. */
+  tick(milliseconds, act = () => this.requestUpdate()) {
+    const timer = setInterval(act, milliseconds);
+    this.#watched.push(() => clearInterval(timer));
   }
 
   disconnectedCallback() {
     super.disconnectedCallback();
-    this.#watched?.forEach((end) => end());
+    this.#watched.forEach((end) => end());
     this.#watched = [];
   }
 }
@@ -46,6 +47,16 @@ export class Card extends Element {
   connectedCallback() {
     super.connectedCallback();
     this.tick(1000);
+  }
+
+  // One element may be given call after call: nothing of the last one may stay on the next.
+  willUpdate(now) {
+    if (!this.pending) return;
+    const { digest, since } = this.pending;
+    const key = `${keyOf(this.pending)} ${digest} ${since}`;
+    if (key === this.key) return;
+    Object.assign(this, { key, busy: false, problem: null });
+    this.renew(now.get("pending"));
   }
 
   render() {
@@ -66,15 +77,14 @@ export class Card extends Element {
   }
 
   async decide(decision) {
-    const { pending } = this;
+    const { pending, key } = this;
     this.busy = true;
     this.problem = null;
     try {
       const { seq } = await this.client.resolve(pending, decision);
       this.emit("decided", { pending, decision, seq });
     } catch (problem) {
-      this.busy = false;
-      this.problem = problem;
+      if (key === this.key) Object.assign(this, { busy: false, problem });
       problem.final = [404, 410].includes(problem.status) || (problem.status === 409 && problem.details.reason !== "superseded");
       this.emit("refused", { pending, problem });
     }
@@ -83,7 +93,7 @@ export class Card extends Element {
   about(chip) {
     const { tool, principal, agent, conversation } = this.pending;
     return html`<p class="about">${chip} <span><code>${shown(tool)}</code> for <b>${shown(principal?.id ?? "somebody")}</b>${agent ? html`, asked by <b>${shown(agent)}</b>` : nothing}${
-      this.place ? html` in <a href="#/c/${encodeURIComponent(conversation)}">${conversation}</a>` : nothing}</span></p>`;
+      this.place ? html` in <a href="#/c/${encodeURIComponent(conversation)}">${shown(conversation)}</a>` : nothing}</span></p>`;
   }
 
   refusal() {
@@ -100,10 +110,17 @@ export class Card extends Element {
   }
 }
 
+/** What to know before an approval, in a card or in a batch. */
+export const warnings = ({ executor, recovery, reason, preview_error }) => html`
+  ${executor === "client" ? html`<p class="about">It will run in a browser page.</p>` : nothing}
+  ${recovery ? html`<p class="notice warn">It was interrupted while it ran: whether it took effect is not known. Approving runs it again.</p>`
+    : reason ? html`<p class="notice">Why it waits: ${shown(reason)}</p>` : nothing}
+  ${preview_error ? html`<p class="notice bad">What it would do could not be found out: ${shown(preview_error)}</p>` : nothing}`;
+
 /** Text with what would not be seen made visible. */
 export const shown = (text) =>
   visible(String(text)).map((piece) =>
-    typeof piece === "string" ? piece : html`<span class="unseen" title=${piece.name}>${piece.code}</span>`);
+    typeof piece === "string" ? piece : html`<span class="unseen" title="invisible character">${piece.code}</span>`);
 
 export const diffLines = (lines) => html`<div class="diff" role="group" aria-label="Differences">${lines.map(([mark, line]) =>
   html`<div class=${{ "+": "added", "-": "removed", "@": "about" }[mark] ?? "kept"}><span class="mark" aria-hidden="true">${mark === "@" ? "" : mark}</span>${

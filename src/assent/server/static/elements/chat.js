@@ -4,7 +4,6 @@
 // The draft of a message is kept in this browser. Enter sends, Shift+Enter is a new line.
 import { Element, html, nothing, shown } from "./base.js";
 import { repeat } from "lit/directives/repeat.js";
-import { live } from "lit/directives/live.js";
 import "./markdown.js";
 import "./tool.js";
 import "./approval.js";
@@ -17,6 +16,8 @@ const HOLD = 400; // milliseconds for which earlier messages settle
 
 class Chat extends Element {
   static properties = { client: {}, conversation: {}, draft: { state: true }, problem: { state: true }, away: { state: true }, spoken: { state: true } };
+
+  sending = new Set();
 
   disconnectedCallback() {
     super.disconnectedCallback();
@@ -54,24 +55,29 @@ class Chat extends Element {
     return `assent.draft.${this.conversation}`;
   }
 
-  #write(text) {
-    this.draft = text;
-    if (text) localStorage.setItem(this.#key, text);
-    else localStorage.removeItem(this.#key);
+  #write(text, key = this.#key) {
+    if (key === this.#key) this.draft = text;
+    if (text) localStorage.setItem(key, text);
+    else localStorage.removeItem(key);
   }
 
   async #send(when_busy) {
-    const text = this.draft.trim();
-    if (!text) return;
+    const { conversation, draft } = this;
+    const key = this.#key;
+    if (!draft.trim() || this.sending.has(key)) return;
+    this.sending.add(key);
     this.problem = null;
     this.atEnd = true;
     try {
-      await this.client.send(this.conversation, text, this.live.idle ? { when_busy: "queue" } : { when_busy });
-      this.#write("");
+      await this.client.send(conversation, draft.trim(), this.live.idle ? { when_busy: "queue" } : { when_busy });
+      // What was written meanwhile, here or in another conversation, stays.
+      const written = localStorage.getItem(key) ?? "";
+      if (written.startsWith(draft)) this.#write(written.slice(draft.length).trimStart(), key);
     } catch (problem) {
-      this.problem = problem; // the draft stays
+      if (key === this.#key) this.problem = problem; // the draft stays
     }
-    this.querySelector(".composer textarea")?.focus();
+    this.sending.delete(key);
+    if (key === this.#key) this.querySelector(".composer textarea")?.focus();
   }
 
   async #stop() {
@@ -147,6 +153,7 @@ class Chat extends Element {
         ${it.earlier ? html`<button type="button" class="quiet earlier" @click=${this.#earlier}>Earlier messages</button>` : nothing}
         ${it.ready && !view.items.length && !view.queue.length && !it.live ? html`<div class="empty"><h2>${shown(view.agent || "Assent")}</h2><p>Write a message to begin.</p></div>` : nothing}
         ${repeat(view.items, (item) => item.key, (item) => this.#item(item))}
+        ${repeat([...view.calls.values()].filter((call) => call.pending && !call.said), (call) => call.id, (call) => this.#call(call))}
         ${it.live ? html`<div class="said assistant live">${this.#thought(it.live.thinking, !it.live.text)}
           ${it.live.text ? html`<assent-markdown .text=${it.live.text}></assent-markdown>` : nothing}
           ${it.live.drafts.filter(Boolean).map((draft) => html`<assent-tool .client=${this.client} .call=${{ tool: draft.tool, args: {}, decisions: [] }} .draft=${draft.text}></assent-tool>`)}</div>` : nothing}
@@ -158,7 +165,7 @@ class Chat extends Element {
         ${this.away ? html`<div class="float"><button type="button" class="pill" aria-label="To the end" title="To the end" @click=${this.#toEnd}>↓</button></div>` : nothing}
         ${this.problem ? html`<p class="notice bad" role="alert">${shown(this.problem.message)}</p>` : nothing}
         <form class="composer" @submit=${(event) => { event.preventDefault(); this.#send("queue"); }}>
-          <textarea rows="1" aria-label="Message" placeholder=${it.idle ? "Write a message" : "Write the next message"} .value=${live(this.draft ?? "")}
+          <textarea rows="1" aria-label="Message" placeholder=${it.idle ? "Write a message" : "Write the next message"} .value=${this.draft ?? ""}
             @input=${(event) => this.#write(event.target.value)} @keydown=${this.#typed}></textarea>
           <div class="buttons"><span class="status" role="status">${it.ready ? STATES[it.state] ?? it.state : "Opening…"}</span>
             ${waiting.length ? html`<button type="button" class="quiet jump" @click=${this.#jump}>Jump to it</button>` : nothing}

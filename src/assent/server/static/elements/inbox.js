@@ -1,11 +1,10 @@
 // <assent-inbox>: everything that waits for somebody, in all conversations.
 //   properties  client: Client
 //   events      those of the cards inside (decided, refused)
-// Keys: j/k down and up, x select, Enter open, a approve, e edit, d deny, / filter, Escape back, ? help. On a row that is
-// closed, a opens the card first: what was not seen cannot be approved. A batch shows every row in full.
-import { Element, html, nothing, shown, table, value, plainPreview } from "./base.js";
+// On a row that is closed, a opens the card first: what was not seen cannot be approved. A batch shows every row in full.
+import { Element, html, nothing, shown, table, value, plainPreview, warnings } from "./base.js";
 import { repeat } from "lit/directives/repeat.js";
-import { duration, outcome } from "../text.js";
+import { duration, outcome, brief, spelled } from "../text.js";
 import { keyOf } from "../client.js";
 import { GUARD } from "./approval.js";
 import "./question.js";
@@ -13,23 +12,17 @@ import "./question.js";
 const KEYS = [["j / k", "down / up"], ["x", "select for a batch"], ["Enter", "open or close"], ["a", "open, then approve; with a selection: the batch"], ["e", "edit"], ["d", "deny"], ["/", "filter"], ["Esc", "back"], ["?", "this help"]];
 
 class InboxView extends Element {
-  static properties = { client: {}, filter: { state: true }, kind: { state: true }, at: { state: true }, open: { state: true }, mode: { state: true }, chosen: { state: true }, batch: { state: true }, help: { state: true }, settled: { state: true }, seen: { state: true }, armed: { state: true }, results: { state: true }, reason: { state: true } };
+  static properties = { client: {}, filter: { state: true }, kind: { state: true }, at: { state: true }, open: { state: true }, mode: { state: true }, chosen: { state: true }, batch: { state: true }, help: { state: true }, gone: { state: true }, refused: { state: true }, seen: { state: true }, armed: { state: true }, results: { state: true }, reason: { state: true } };
 
   constructor() {
     super();
-    Object.assign(this, { filter: "", kind: "", at: null, open: null, mode: "", chosen: new Set(), batch: null, help: false, settled: new Map(), reason: "" });
-    this.keys = (event) => this.#key(event);
+    Object.assign(this, { filter: "", kind: "", at: null, open: null, mode: "", chosen: new Set(), batch: null, help: false, reason: "" });
   }
 
   connectedCallback() {
     super.connectedCallback();
     this.tick(1000);
-    document.addEventListener("keydown", this.keys);
-  }
-
-  disconnectedCallback() {
-    super.disconnectedCallback();
-    document.removeEventListener("keydown", this.keys);
+    this.watch(document, "keydown", (event) => this.#key(event));
   }
 
   willUpdate(changed) {
@@ -38,20 +31,25 @@ class InboxView extends Element {
 
   #changed() {
     const { inbox } = this.client;
-    if (this.shownOpen && !inbox.has(this.shownOpen) && !this.settled.has(keyOf(this.shownOpen))) this.#whoWon(this.shownOpen);
-    this.chosen = new Set([...this.chosen].filter((key) => inbox.pending.some((entry) => keyOf(entry) === key)));
+    const { shownOpen } = this;
+    const entry = shownOpen && inbox.get(shownOpen);
+    if (entry) {
+      if (entry.digest !== shownOpen.digest) entry.before ??= shownOpen; // it waits again, with another plan
+      Object.assign(this, { shownOpen: entry, gone: "" });
+    } else if (shownOpen && !this.gone) this.#whoWon(shownOpen);
+    this.chosen = new Set(inbox.pending.map(keyOf).filter((key) => this.chosen.has(key)));
     this.requestUpdate();
   }
 
   // It was settled while somebody looked at it: say by whom.
   async #whoWon(entry) {
-    this.settled = new Map([...this.settled, [keyOf(entry), "It no longer waits."]]);
+    this.gone = "It no longer waits.";
     try {
       const { seq } = await this.client.snapshot(entry.conversation);
       const events = await this.client.log(entry.conversation, { after: Math.max(0, seq - 100), before: seq + 1 });
       const found = events.findLast((event) => event.type === "CallResolved" && event.call_id === entry.call);
       const told = found ? outcome(found.decision, found.by.id) : "cancelled";
-      this.settled = new Map([...this.settled, [keyOf(entry), `${told[0].toUpperCase()}${told.slice(1)}.`]]);
+      if (this.gone && this.shownOpen === entry) this.gone = `${told[0].toUpperCase()}${told.slice(1)}.`;
     } catch {
       // what is known is shown already
     }
@@ -61,7 +59,7 @@ class InboxView extends Element {
     const needle = this.filter.trim().toLowerCase();
     const rows = (this.client?.inbox.pending ?? []).filter((entry) =>
       (!this.kind || entry.kind === this.kind) &&
-      (!needle || [entry.tool, entry.prompt, entry.conversation, entry.agent, entry.principal?.id, JSON.stringify(entry.args)].join(" ").toLowerCase().includes(needle)));
+      (!needle || [entry.tool, entry.prompt, entry.conversation, entry.agent, entry.principal?.id, brief(entry.args)].join(" ").toLowerCase().includes(needle)));
     if (this.shownOpen && keyOf(this.shownOpen) === this.open && !rows.some((entry) => keyOf(entry) === this.open)) rows.unshift(this.shownOpen);
     return rows;
   }
@@ -114,17 +112,18 @@ class InboxView extends Element {
     if (entry) this.at = keyOf(entry);
     this.open = entry && keyOf(entry);
     this.shownOpen = entry;
-    this.mode = entry?.kind === "approval" ? mode : "";
+    this.gone = "";
+    this.mode = entry?.kind === "approval" && !(mode === "edit" && entry.recovery) ? mode : "";
     await this.updateComplete;
     const card = this.querySelector(".row.at assent-approval, .row.at assent-question");
     await card?.updateComplete;
-    if (!mode) (card?.querySelector(".card") ?? this.querySelector(".row.at .head"))?.focus({ preventScroll: true });
+    if (!this.mode) (card?.querySelector(".card") ?? this.querySelector(".row.at .head"))?.focus({ preventScroll: true });
     this.querySelector(".row.at")?.scrollIntoView({ block: "nearest" });
   }
 
   #batch() {
-    this.batch = this.rows.filter((entry) => this.chosen.has(keyOf(entry)));
-    this.results = null;
+    this.batch = this.client.inbox.pending.filter((entry) => this.chosen.has(keyOf(entry))); // also what the filter hides
+    this.results = this.refused = null;
     this.seen = this.armed = false;
     setTimeout(() => (this.armed = true), GUARD);
     this.updateComplete.then(() => this.querySelector("dialog.batch")?.focus());
@@ -143,9 +142,7 @@ class InboxView extends Element {
       this.results = new Map((await this.client.resolveAll(decisions)).map((result) => [keyOf(result), result]));
       if (this.results.size && [...this.results.values()].every((result) => !result.problem)) Object.assign(this, { batch: null, chosen: new Set() });
     } catch (problem) {
-      this.results = new Map();
-      this.refused = problem;
-      this.armed = true;
+      Object.assign(this, { refused: problem, armed: true });
     }
   }
 
@@ -168,29 +165,28 @@ class InboxView extends Element {
     const key = keyOf(entry);
     const open = key === this.open;
     const left = entry.deadline - this.client.now();
-    const gone = this.settled.get(key);
     return html`<li class="row ${key === this.at ? "at" : ""} ${open ? "open" : ""}">
-      <div class="bar">${entry.kind === "approval" ? html`<input type="checkbox" aria-label="Select ${entry.tool}" .checked=${this.chosen.has(key)} @change=${() => this.#choose(entry)}>` : html`<span class="nobox"></span>`}
+      <div class="bar">${entry.kind === "approval" ? html`<input type="checkbox" aria-label="Select ${spelled(entry.tool)}" .checked=${this.chosen.has(key)} @change=${() => this.#choose(entry)}>` : html`<span class="nobox"></span>`}
         <button type="button" class="head" aria-expanded=${open} @click=${() => this.#show(open ? null : entry)} @focus=${() => (this.at = key)}>
           <span class="what">${shown(entry.prompt || entry.tool)}</span>
           <span class="where">${{ approval: html`<span class="chip risk ${entry.risk}">${entry.risk}</span>`, elicitation: html`<span class="chip">question</span>`, manual: html`<span class="chip">by hand</span>`, client_exec: html`<span class="chip">browser</span>` }[entry.kind]}
             ${shown(entry.tool)} · ${shown(entry.principal?.id ?? "")} · ${shown(entry.conversation)}</span>
           <time class=${left < 60 ? "soon" : ""}>${left > 0 ? duration(Math.ceil(left)) : "expired"}</time></button></div>
-      ${open ? gone ? html`<p class="notice stale" role="status">${shown(gone)}</p>`
+      ${open ? this.gone ? html`<p class="notice stale" role="status">${shown(this.gone)}</p>`
         : entry.kind === "approval" ? html`<assent-approval place .client=${this.client} .pending=${entry} .mode=${this.mode}></assent-approval>` : html`<assent-question place .client=${this.client} .pending=${entry}></assent-question>` : nothing}</li>`;
   }
 
   #batchDialog() {
     const n = this.batch.length;
-    const off = !this.armed || !this.seen || this.results?.size > 0;
+    const off = !this.armed || !this.seen || this.results;
     return html`<dialog class="batch" tabindex="-1" aria-label="Decide ${n} together" @close=${() => (this.batch = null)}><h2>Decide ${n} together</h2>
       <div class="content" tabindex="0" role="group" aria-label="All of them, in full" @scroll=${() => this.requestUpdate()}><div>${this.batch.map((entry) => {
         const result = this.results?.get(keyOf(entry));
-        return html`<section class="entry"><h3>${shown(entry.prompt || entry.tool)}</h3><p class="about"><span class="chip risk ${entry.risk}">${entry.risk} risk</span> <code>${shown(entry.tool)}</code> for <b>${shown(entry.principal?.id ?? "")}</b> in ${shown(entry.conversation)}</p>
+        return html`<section class="entry"><h3>${shown(entry.prompt || entry.tool)}</h3><p class="about"><span class="chip risk ${entry.risk}">${entry.risk} risk</span> <code>${shown(entry.tool)}</code> for <b>${shown(entry.principal?.id ?? "")}</b> in ${shown(entry.conversation)}</p>${warnings(entry)}
           ${plainPreview(entry) ? nothing : html`<h4>What would happen</h4>${value(entry.preview)}`}<h4>Arguments</h4>${table(entry.args)}
           ${result ? html`<p class="notice ${result.problem ? "bad" : "good"}">${result.problem ? shown(result.problem.detail ?? result.problem.title) : "Accepted."}</p>` : nothing}</section>`;
       })}</div></div>
-      ${this.refused && !this.results?.size ? html`<p class="notice bad" role="alert">${shown(this.refused.message)} Nothing was decided.</p>` : nothing}
+      ${this.refused ? html`<p class="notice bad" role="alert">${shown(this.refused.message)}: ${this.refused.status > 0 && this.refused.status < 500 ? "nothing was decided." : "what was decided is not known. What still waits is in the inbox."}</p>` : nothing}
       ${this.seen ? nothing : html`<p class="gate">Scroll to the end to decide.</p>`}
       <div class="actions"><button type="button" class="primary" ?disabled=${off} @click=${() => this.#decide((entry) => ({ type: "approve", digest: entry.digest }))}>Approve ${n}</button>
         <label class="grow"><span class="sr">Reason for denying</span><input class="reason" placeholder="Reason for denying" .value=${this.reason} @input=${(event) => (this.reason = event.target.value)}></label>

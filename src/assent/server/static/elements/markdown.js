@@ -1,14 +1,16 @@
 // <assent-markdown>: a model's text, as it grows.
 //   property text: string
 // Raw HTML is text; links go to http, https and mailto only; an image is a link to it, and is never fetched.
-// Incremental: the text is cut into blocks, and only a block that has changed is rendered again.
+// Incremental: the text is cut into blocks, and only a block that has changed is rendered again. Whatever the text, the
+// work grows as its length does: patterns have no two ways to match the same, and what they look ahead is bounded.
 import { Element, html, nothing, shown } from "./base.js";
-import { guard } from "lit/directives/guard.js";
+import { noChange } from "lit";
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)/;
-const BULLET = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
+const BULLET = /^(\s{0,60})([-*+]|\d{1,9}[.)])\s/;
+const QUOTE = /^\s{0,60}> ?/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
-const DIVIDER = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
+const DEEPEST = 20; // quotes and lists within each other
 
 /** Blocks, each its own source text: a fence is one block, as is whatever stands between empty lines. */
 export function blocks(text) {
@@ -37,7 +39,7 @@ export function blocks(text) {
     } else if (/^#{1,6}\s/.test(line) || RULE.test(line)) {
       close();
       out.push(line);
-    } else if (open.length && BULLET.test(line) && !BULLET.test(open[0]) && !/^\s*>/.test(open[0])) {
+    } else if (open.length && BULLET.test(line) && !BULLET.test(open[0]) && !QUOTE.test(open[0])) {
       close();
       open.push(line);
     } else open.push(line);
@@ -46,48 +48,51 @@ export function blocks(text) {
   return out;
 }
 
-function block(source) {
-  const lines = source.replace(/\n+$/, "").split("\n");
+function block(source, depth = 0) {
+  const lines = source.replace(/(?<!\n)\n+$/, "").split("\n");
+  const inside = (text) => blocks(text).map((each) => block(each, depth + 1));
   const fence = FENCE.exec(lines[0]);
   if (fence) {
     const ended = lines.length > 1 && FENCE.exec(lines.at(-1))?.[1].startsWith(fence[1]);
     const code = lines.slice(1, ended ? -1 : undefined).join("\n");
     return html`<pre class="code" data-language=${fence[2] || nothing} tabindex="0"><code>${shown(code)}</code></pre>`;
   }
-  const heading = /^(#{1,6})\s+(.*?)\s*#*$/.exec(lines[0]);
-  if (heading) return html`<p class="heading h${heading[1].length}" role="heading" aria-level=${Math.min(6, heading[1].length + 2)}>${inline(heading[2])}</p>`;
+  const heading = /^(#{1,6})\s(.*)/s.exec(lines[0]);
+  if (heading) return html`<p class="heading h${heading[1].length}" role="heading" aria-level=${Math.min(6, heading[1].length + 2)}>${inline(heading[2].trim().replace(/(?<!#)#+$/, "").trimEnd())}</p>`;
   if (RULE.test(lines[0]) && lines.length === 1) return html`<hr>`;
-  if (lines.every((line) => /^\s*>/.test(line))) return html`<blockquote>${blocks(lines.map((line) => line.replace(/^\s*> ?/, "")).join("\n")).map(block)}</blockquote>`;
-  if (BULLET.test(lines[0])) return list(lines);
-  if (lines.length > 1 && lines[0].includes("|") && DIVIDER.test(lines[1])) return grid(lines);
-  return html`<p>${lines.map((line, i) => html`${i ? (/( {2}|\\)$/.test(lines[i - 1]) ? html`<br>` : "\n") : nothing}${inline(line.replace(/( {2,}|\\)$/, ""))}`)}</p>`;
+  if (depth < DEEPEST && lines.every((line) => QUOTE.test(line))) return html`<blockquote>${inside(lines.map((line) => line.replace(QUOTE, "")).join("\n"))}</blockquote>`;
+  if (depth < DEEPEST && BULLET.test(lines[0])) return list(lines, inside);
+  if (lines.length > 1 && lines[0].includes("|") && cells(lines[1]).every((cell) => /^:?-+:?$/.test(cell))) return grid(lines);
+  const broken = (line) => line.endsWith("  ") || line.endsWith("\\");
+  return html`<p>${lines.map((line, i) => html`${i ? (broken(lines[i - 1]) ? html`<br>` : "\n") : nothing}${inline(broken(line) ? line.trimEnd().replace(/\\$/, "") : line)}`)}</p>`;
 }
 
-function list(lines) {
+function list(lines, inside) {
   const [, indent, mark] = BULLET.exec(lines[0]);
   const items = [];
   for (const line of lines) {
     const found = BULLET.exec(line);
-    if (found && found[1].length <= indent.length + 1) items.push([found[3]]);
+    if (found && found[1].length <= indent.length + 1) items.push([line.slice(found[0].length).trimStart()]);
     else items.at(-1).push(line.replace(new RegExp(`^\\s{0,${indent.length + mark.length + 1}}`), ""));
   }
   const rendered = items.map((item) => {
-    const task = /^\[([ xX])\]\s+(.*)$/.exec(item[0]);
-    const [first, ...rest] = task ? [task[2], ...item.slice(1)] : item;
-    return html`<li>${task ? html`<span class="task">${task[1] === " " ? "☐" : "☑"} </span>` : nothing}${inline(first)}${blocks(rest.join("\n")).map(block)}</li>`;
+    const task = /^\[([ xX])\]\s/.exec(item[0]);
+    const [first, ...rest] = item;
+    return html`<li>${task ? html`<span class="task">${task[1] === " " ? "☐" : "☑"} </span>` : nothing}${inline(task ? first.slice(4).trimStart() : first)}${inside(rest.join("\n"))}</li>`;
   });
   return /\d/.test(mark) ? html`<ol start=${parseInt(mark, 10)}>${rendered}</ol>` : html`<ul>${rendered}</ul>`;
 }
 
+const cells = (line) => line.trim().replace(/^\||\|$/g, "").split(/(?<!\\)\|/).map((cell) => cell.trim().replace(/\\\|/g, "|"));
+
 function grid(lines) {
-  const cells = (line) => line.trim().replace(/^\||\|$/g, "").split(/(?<!\\)\|/).map((cell) => cell.trim().replace(/\\\|/g, "|"));
   const [head, , ...rows] = lines;
   return html`<div class="grid" tabindex="0" role="group" aria-label="Table"><table><thead><tr>${cells(head).map((cell) => html`<th scope="col">${inline(cell)}</th>`)}</tr></thead>
     <tbody>${rows.map((row) => html`<tr>${cells(row).map((cell) => html`<td>${inline(cell)}</td>`)}</tr>`)}</tbody></table></div>`;
 }
 
 // The first of: code, image, link, address, bold, italic, struck, an escaped mark.
-const INLINE = /(`+)(.+?)\1(?!`)|(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(\s*<?([^\s()<>]*(?:\([^\s()]*\)[^\s()<>]*)*)>?(?:\s+"[^"]*")?\s*\)|\b(https?:\/\/[^\s<>"'`\])]+[^\s<>"'`\]).,;:!?])|\*\*(?=\S)(.+?\S?)\*\*|__(?=\S)(.+?)__(?!\w)|\*(?=[^\s*])(.+?)\*(?!\*)|(?<!\w)_(?=[^\s_])(.+?)_(?!\w)|~~(?=\S)(.+?)~~|\\([\\`*_{}\[\]()#+\-.!|~>])/;
+const INLINE = /(?<!`)(`{1,3})(?!`)(.{1,500}?)(?<!`)\1(?!`)|(!?)\[((?:[^\[\]]|\[[^\[\]]{0,99}\]){0,500})\]\(\s{0,9}<?([^\s()<>]{0,2000}(?:\([^\s()]{0,99}\)[^\s()<>]{0,99}){0,9})>?(?:\s{1,9}"[^"]{0,500}")?\s{0,9}\)|\b(https?:\/\/[^\s<>"'`\])]+[^\s<>"'`\]).,;:!?])|\*\*(?=\S)(.{1,500}?\S?)\*\*|__(?=\S)(.{1,500}?)__(?!\w)|\*(?=[^\s*])(.{1,500}?)\*(?!\*)|(?<!\w)_(?=[^\s_])(.{1,500}?)_(?!\w)|~~(?=\S)(.{1,500}?)~~|\\([\\`*_{}\[\]()#+\-.!|~>])/;
 
 export function inline(text, depth = 0) {
   const out = [];
@@ -119,11 +124,22 @@ function link(target, label, source) {
   return html`<a href=${url.href} title=${url.href} target="_blank" rel="noopener noreferrer">${label}</a>`;
 }
 
+/** A block that we fail at is shown as it was written. */
+function safe(source) {
+  try {
+    return block(source);
+  } catch {
+    return html`<pre class="text">${shown(source)}</pre>`;
+  }
+}
+
 class Markdown extends Element {
   static properties = { text: {} };
 
   render() {
-    return blocks(this.text ?? "").map((source) => guard([source], () => block(source)));
+    const old = this.drawn ?? [];
+    this.drawn = blocks(this.text ?? "");
+    return this.drawn.map((source, i) => (source === old[i] ? noChange : safe(source)));
   }
 }
 customElements.define("assent-markdown", Markdown);

@@ -2,13 +2,19 @@
 //   properties  client: Client   pending: Pending (kind elicitation, manual or client_exec)   place: boolean
 //   events      decided, with detail {pending, decision, seq}    refused, with detail {pending, problem}
 import { Card, html, nothing, shown, table } from "./base.js";
-import { same } from "../text.js";
+import { same, brief, spelled } from "../text.js";
 import "./form.js";
 
 class Question extends Card {
   static properties = { answer: { state: true }, declining: { state: true } };
 
+  renew() {
+    Object.assign(this, { answer: undefined, declining: false });
+    this.querySelector("assent-form")?.reset();
+  }
+
   willUpdate(changed) {
+    super.willUpdate(changed);
     if (changed.has("client") && this.client) this.watch(this.client.inbox, "change", () => this.requestUpdate());
   }
 
@@ -30,7 +36,7 @@ class Question extends Card {
   card() {
     const { pending, off } = this;
     const byHand = pending.kind === "manual";
-    return html`<article class="card question ${pending.kind}" tabindex="-1" aria-label="Question: ${pending.prompt || pending.tool}">
+    return html`<article class="card question ${pending.kind}" tabindex="-1" aria-label="Question: ${spelled(pending.prompt || pending.tool)}">
       <header><h3>${shown(pending.prompt || (pending.kind === "client_exec" ? `${pending.tool} runs in a browser` : `${pending.tool}: please answer`))}</h3>
         ${this.about(html`<span class="chip">${{ elicitation: "question", manual: "by hand", client_exec: "browser" }[pending.kind]}</span>`)}</header>
       ${Object.keys(pending.args ?? {}).length ? html`<details class="given" ?open=${byHand}><summary>What it is about</summary>${table(pending.args)}</details>` : nothing}
@@ -46,7 +52,7 @@ class Question extends Card {
   #choices() {
     const name = `choice-${this.pending.call}`;
     return html`<fieldset class="field choices"><legend>Your answer</legend><div class="options">${this.pending.choices.map((choice) => html`<label><input type="radio" name=${name}
-      .checked=${same(choice, this.answer)} @change=${() => { this.answer = choice; this.problem = null; }}> <span>${shown(typeof choice === "string" ? choice : JSON.stringify(choice))}</span></label>`)}</div></fieldset>`;
+      .checked=${same(choice, this.answer)} @change=${() => { this.answer = choice; this.problem = null; }}> <span>${shown(brief(choice))}</span></label>`)}</div></fieldset>`;
   }
 
   #refusing() {

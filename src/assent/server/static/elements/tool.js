@@ -33,6 +33,7 @@ class Tool extends Element {
     if (!call) return nothing;
     const [state, words] = this.status;
     const decisions = call.decisions ?? [];
+    const show = this.asJson ? raw : value;
     return html`<details class="tool ${state}" ?open=${this.open} @toggle=${(event) => (this.open = event.target.open)}>
       <summary><span class="dot" aria-hidden="true"></span><b>${shown(call.tool || "tool")}</b>
         <span class="line">${this.draft !== undefined ? oneLine(this.draft.slice(-160)) : this.#line()}</span>
@@ -41,11 +42,11 @@ class Tool extends Element {
       ${this.open ? html`<div class="inside">
         ${decisions.map((each) => html`<p class="about">${shown(outcome(each, each.by))}${each.reason ? html`: ${shown(each.reason)}` : nothing}</p>`)}
         ${call.grant ? html`<p class="about">allowed by a remembered approval</p>` : nothing}
-        <section tabindex="0" role="group" aria-label="Arguments"><h3 class="label">Arguments</h3>${this.asJson ? raw(call.args) : table(call.args ?? {})}</section>
-        ${call.original ? html`<section tabindex="0" role="group" aria-label="Edited before it ran"><h3 class="label">Edited before it ran</h3>${jsonDiff(call.original, call.args)}</section>` : nothing}
-        ${call.phase === "done" ? html`<section tabindex="0" role="group" aria-label=${call.ok ? "Result" : "Error"}><h3 class="label">${call.ok ? "Result" : "Error"}</h3>${call.ok ? (this.asJson ? raw(call.value) : value(call.value)) : html`<p class="text">${shown(call.error?.message ?? "")}</p>`}
-          ${call.artifact ? html`<p class="about">cut: the whole result has ${call.size} bytes and is kept</p>` : nothing}</section>` : nothing}
-        ${call.data !== undefined && call.data !== null ? html`<section tabindex="0" role="group" aria-label="Data"><h3 class="label">Data</h3>${this.asJson ? raw(call.data) : value(call.data)}</section>` : nothing}
+        ${section("Arguments", this.asJson ? raw(call.args) : table(call.args ?? {}))}
+        ${call.original ? section("Edited before it ran", jsonDiff(call.original, call.args)) : nothing}
+        ${call.phase !== "done" ? nothing : call.ok ? section("Result", show(call.value)) : section("Error", html`<p class="text">${shown(call.error?.message ?? "")}</p>`)}
+        ${call.artifact ? html`<p class="about">cut: the whole result has ${call.size} bytes and is kept</p>` : nothing}
+        ${call.data !== undefined && call.data !== null ? section("Data", show(call.data)) : nothing}
         <button type="button" class="quiet" aria-pressed=${Boolean(this.asJson)} @click=${() => (this.asJson = !this.asJson)}>Raw JSON</button></div>` : nothing}
       </details>
       ${decisions.length && !this.open ? html`<p class="who">${decisions.map((each) => html`<span>${shown(outcome(each, each.by))}</span>`)}</p>` : nothing}
@@ -63,4 +64,7 @@ class Tool extends Element {
     return html`<p class="progress" role="status">${share === null ? nothing : html`<progress max="1" .value=${Math.min(1, share)} aria-label="Progress"></progress>`}${oneLine(payload?.message ?? payload, 200)}</p>`;
   }
 }
+
+const section = (title, inside) => html`<section tabindex="0" role="group" aria-label=${title}><h3 class="label">${title}</h3>${inside}</section>`;
+
 customElements.define("assent-tool", Tool);

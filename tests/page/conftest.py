@@ -1,0 +1,37 @@
+"""One Chromium and one server for all tests of the page."""
+
+from collections.abc import Iterator
+
+import pytest
+from browser import Stage, Visitor, browser
+from playwright.sync_api import Browser
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    with browser() as launched:
+        yield launched
+
+
+@pytest.fixture(scope="session")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    stage = Stage(tmp_path_factory.mktemp("page"))
+    stage.start()
+    yield stage
+    stage.kill()
+
+
+@pytest.fixture
+def visit(chromium: Browser, stage: Stage):
+    """Somebody with a browser; at the end nothing was asked of strangers, and no script has complained."""
+    visitors: list[Visitor] = []
+
+    def visit(who: str = "alice", stage: Stage = stage, **options) -> Visitor:
+        visitors.append(Visitor(chromium, stage, who, **options))
+        return visitors[-1]
+
+    yield visit
+    for visitor in visitors:
+        visitor.context.close()
+        assert visitor.strangers == [], "a request has left the origin"
+        assert visitor.complaints == []

@@ -1,0 +1,492 @@
+"""The page against hostile text, slow networks, servers that come back different, and people who type anything."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import Stage, register, say, until
+from playwright.sync_api import Route, expect
+
+HUGE = 9007199254740993
+"""No double holds it: it would be shown, and sent back, as ...992."""
+
+
+# --- what is decided is what was shown ---
+
+
+def test_a_number_that_a_double_would_round_is_shown_and_sent_back_digit_by_digit(visit, stage: Stage):
+    conversation = stage.conversation("pay")
+    page = visit().page(f"c/{conversation}")
+    card = page.locator("assent-approval")
+    expect(card.locator(".content")).to_contain_text(str(HUGE))
+    card.locator(".edit").click()
+    expect(card.get_by_label("account", exact=True)).to_have_value(str(HUGE))
+    card.get_by_label("amount", exact=True).fill("11")
+    expect(card.locator(".diff .added")).to_have_count(1)
+    card.locator(".approve").click()
+    expect(page.get_by_text("Done: pay went well.")).to_be_visible()
+    returned = next(event for event in stage.log(conversation) if event["type"] == "CallReturned")
+    assert (returned["value"], returned["edited"]) == ({"account": HUGE}, {"account": HUGE, "amount": 11})
+
+    said = page.evaluate(
+        """async () => {
+            const { parse, json, number } = await import('./static/text.js');
+            const numbers = '[-12345678901234567890,1234567890123456,0.12345678901234568,1e+300]';
+            const text = `{"a":${numbers},"9007199254740993":"9007199254740993 \\\\\\" 9007199254740993"}`;
+            const { check } = await import('./static/schema.js');
+            const schema = {type: 'integer', minimum: 5, multipleOf: 1};
+            const wrong = check(schema, 9007199254740993n, schema).size;
+            return [json(parse(text), 0) === text, json(number('9007199254740993'), 0), wrong];
+        }"""
+    )
+    assert said == [True, str(HUGE), 0]
+
+
+def test_what_is_no_number_cannot_be_approved_as_the_number_before(visit, stage: Stage):
+    conversation = stage.conversation("refund")
+    page = visit().page(f"c/{conversation}")
+    card = page.locator("assent-approval")
+    card.locator(".edit").click()
+    expect(card.locator(".approve")).to_be_enabled()
+    amount = card.get_by_label("amount", exact=True)
+    amount.fill("50 EUR")
+    expect(card.get_by_text("Must be a number.")).to_be_visible()
+    expect(card.locator(".approve")).to_be_disabled()
+    page.wait_for_timeout(400)  # the guard is over
+    amount.press("Control+Enter")
+    assert stage.waiting(conversation)["tool"] == "refund"
+    amount.fill("5")
+    card.locator(".approve").click()
+    expect(page.get_by_text("Done: refund went well.")).to_be_visible()
+    returned = next(event for event in stage.log(conversation) if event["type"] == "CallReturned")
+    assert returned["edited"]["amount"] == 5
+
+
+def test_a_plan_that_changed_is_back_in_the_inbox_with_what_changed(visit, stage: Stage):
+    name = stage.conversation("buy")
+    page = visit().page("inbox")
+    page.locator(".row", has_text=name).locator(".head").click()
+    expect(page.locator("assent-approval .preview")).to_have_text("costs 41 EUR")
+    page.locator("assent-approval .approve").click()
+    expect(page.locator("assent-approval .preview")).to_have_text("costs 42 EUR")
+    expect(page.locator("assent-approval .since .removed")).to_contain_text("costs 41 EUR")
+    page.locator("assent-approval .content").evaluate("box => box.scrollTo(0, box.scrollHeight)")
+    page.locator("assent-approval .approve").click()
+    expect(page.locator(".row.open .stale")).to_have_text("Approved by alice.")
+
+
+def test_an_element_that_is_given_the_next_call_keeps_nothing_of_the_last(visit, stage: Stage):
+    first, twin, other = (stage.waiting(stage.conversation(word)) for word in ("refund", "refund", "patch"))
+    assert first["digest"] == twin["digest"]
+    page = visit().page("inbox")
+    page.evaluate(
+        """pending => {
+            document.body.innerHTML = '<assent-approval></assent-approval>';
+            Object.assign(document.querySelector('assent-approval'), { client: assent, pending });
+        }""",
+        first,
+    )
+    give = "pending => (document.querySelector('assent-approval').pending = pending)"
+    page.get_by_label("Remember").select_option("tool")
+    page.locator(".approve").click()
+    waiting = f"pending?conversation={first['conversation']}"
+    expect(page.locator(".approve")).to_be_disabled()
+    until(page, lambda: not stage.ask("GET", waiting)["pending"])
+    page.evaluate(give, twin)
+    expect(page.locator(".approve")).to_be_enabled()
+    expect(page.get_by_label("Remember")).to_have_value("")
+    page.locator(".deny").click()
+    page.locator("input.reason").fill("not this one")
+    page.evaluate(give, other)
+    expect(page.get_by_role("heading", name="Change config/limits.toml?")).to_be_visible()
+    expect(page.get_by_text("has changed since it was first shown")).to_have_count(0)
+    page.locator(".deny").click()
+    expect(page.locator("input.reason")).to_have_value("")
+
+    one, two = (stage.waiting(stage.conversation("book")) for _ in range(2))
+    page.evaluate(
+        """pending => {
+            document.body.innerHTML = '<assent-question></assent-question>';
+            Object.assign(document.querySelector('assent-question'), { client: assent, pending });
+        }""",
+        one,
+    )
+    page.get_by_label("name", exact=True).fill("X")
+    page.get_by_label("seats", exact=True).fill("many")
+    page.get_by_role("button", name="Send the answer").click()
+    expect(page.get_by_text("Must be a number.")).to_be_visible()
+    page.evaluate("pending => (document.querySelector('assent-question').pending = pending)", two)
+    expect(page.get_by_label("name", exact=True)).to_have_value("")
+    expect(page.get_by_label("seats", exact=True)).to_have_value("")
+    expect(page.locator(".wrong")).to_have_count(0)
+
+
+def test_a_batch_warns_as_its_cards_do_and_knows_what_it_does_not_know(visit, stage: Stage):
+    name = stage.conversation("wipe")
+    page = visit().page("inbox")
+    page.get_by_label("Filter").fill(name)
+    for box in (rows := page.locator(".row")).all():
+        box.get_by_role("checkbox").check()
+    expect(rows).to_have_count(2)
+    page.get_by_label("Filter").fill("sdb")
+    page.get_by_role("button", name="Review 2 selected").click()
+    dialog = page.get_by_role("dialog", name="Decide 2 together")  # also what the filter hides
+    expect(dialog.get_by_text("could not be found out: the preview failed: RuntimeError")).to_have_count(2)
+
+    def cut(route: Route) -> None:
+        route.fetch()
+        route.abort()
+
+    page.route("**/pending/resolve", cut)
+    dialog.locator(".content").evaluate("box => box.scrollTo(0, box.scrollHeight)")
+    dialog.get_by_role("button", name="Approve 2").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("what was decided is not known")
+    assert [event["type"] for event in stage.log(name)].count("CallResolved") == 2
+
+
+def test_an_interrupted_call_is_not_edited_and_a_batch_says_that_it_was_interrupted(visit, stage: Stage):
+    name = stage.conversation("label")
+    call = stage.waiting(name)
+    approve = {"decision": {"type": "approve", "digest": call["digest"]}}
+    stage.ask("POST", f"conversations/{name}/calls/{call['call']}/resolve", approve)
+    page = visit().page("inbox")
+    until(page, lambda: "CallStarted" in [event["type"] for event in stage.log(name)])
+    stage.kill()
+    stage.start()
+    row = page.locator(".row", has_text=name)
+    row.locator(".head").focus()
+    page.keyboard.press("e")
+    expect(row.locator(".card")).to_be_focused()
+    expect(row.locator("assent-form")).to_have_count(0)
+    row.get_by_role("checkbox").check()
+    page.get_by_role("button", name="Review 1 selected").click()
+    expect(page.locator("dialog").get_by_text("It was interrupted while it ran")).to_be_visible()
+
+
+def test_how_long_an_approval_is_remembered_is_what_the_card_shows(visit, stage: Stage):
+    page = visit().page(f"c/{stage.conversation('refund')}")
+    page.get_by_label("Remember").select_option("tool")
+    page.locator(".remember select").nth(1).select_option("1h")
+    page.get_by_label("Remember").select_option("")
+    page.get_by_label("Remember").select_option("tool")
+    expect(page.locator(".remember select").nth(1)).to_have_value("1h")
+
+
+def test_a_waiting_call_is_shown_however_much_was_said_since(visit, stage: Stage):
+    name = stage.conversation("refund")
+    stage.waiting(name)
+    for n in range(210):
+        stage.ask("POST", f"conversations/{name}/messages", {"text": f"and {n}", "when_busy": "queue"})
+    page = visit().page(f"c/{name}")
+    expect(page.locator("assent-approval .approve")).to_be_enabled()
+    page.get_by_role("button", name="Earlier messages").evaluate("button => button.click()")
+    expect(page.get_by_text("I am asking a colleague")).to_be_attached()
+    expect(page.locator("assent-approval")).to_have_count(1)
+    stage.ask("POST", f"conversations/{name}/cancel")
+
+
+def test_an_edit_goes_on_over_a_lost_connection(visit, stage: Stage):
+    page = visit().page(f"c/{stage.conversation('refund')}")
+    card = page.locator("assent-approval")
+    card.locator(".edit").click()
+    card.get_by_label("reason", exact=True).fill("half a thought")
+    stage.kill()
+    expect(page.get_by_text("The page reconnects by itself")).to_be_visible()
+    stage.start()
+    expect(page.get_by_text("The page reconnects by itself")).to_be_hidden()
+    page.wait_for_timeout(300)
+    expect(card.get_by_label("reason", exact=True)).to_have_value("half a thought")
+
+
+# --- forms ---
+
+
+def test_a_field_that_is_wrong_does_not_take_the_focus_from_the_one_that_is_written_in(visit, stage: Stage):
+    page = visit().page(f"c/{stage.conversation('refund')}")
+    card = page.locator("assent-approval")
+    card.locator(".edit").click()
+    card.get_by_label("amount", exact=True).fill("")
+    card.get_by_label("reason", exact=True).fill("")
+    page.keyboard.type("lost", delay=350)  # the arguments are tried between the keys
+    expect(card.get_by_label("reason", exact=True)).to_have_value("lost")
+    expect(card.get_by_text("This is required.")).to_be_visible()
+
+
+def test_half_a_date_stays_as_it_is_and_is_not_taken_for_the_date_before(visit, stage: Stage):
+    page = visit(locale="en-US").page("inbox")
+    until(page, "customElements.get('assent-form') !== undefined")
+    page.evaluate(
+        """() => {
+            const form = document.createElement('assent-form');
+            document.body.replaceChildren(form);
+            Object.assign(form, { schema: { type: 'string', format: 'date' }, value: '2026-05-31' });
+        }"""
+    )
+    page.locator("assent-form input").focus()
+    page.keyboard.press("Backspace")
+    expect(page.get_by_text("This is not complete.")).to_be_visible()
+    assert page.evaluate("document.querySelector('assent-form').check()") is False
+    page.keyboard.type("07")
+    expect(page.locator(".wrong")).to_have_count(0)
+    assert page.evaluate("document.querySelector('assent-form').value") == "2026-07-31"
+
+
+def test_a_schema_that_refers_to_itself_has_a_form_and_its_words_hide_nothing(visit, stage: Stage):
+    page = visit().page(f"c/{stage.conversation('folder')}")
+    card = page.locator("assent-approval")
+    card.locator(".edit").click()
+    expect(card.locator("assent-form input").first).to_be_visible()
+    words = card.locator("assent-form").inner_text()
+    assert all(code in words for code in ("U+202E", "U+2028", "U+200B"))
+    assert not re.search("[\u202e\u2028\u200b]", words)
+    endless = page.evaluate(
+        """async () => {
+            const { check, initial } = await import('./static/schema.js');
+            const schema = { oneOf: [{ $ref: '#' }, { type: 'string' }] };
+            const form = Object.assign(document.createElement('assent-form'), { schema });
+            document.body.append(form);
+            await form.updateComplete;
+            const fields = form.querySelectorAll('input').length;
+            return [check(schema, 'text', schema).size, typeof initial(schema, schema), fields > 0];
+        }"""
+    )
+    assert endless == [0, "undefined", True]
+
+
+# --- whatever a model writes ---
+
+
+def test_no_text_freezes_the_page_or_goes_missing(visit, stage: Stage):
+    page = visit().page("inbox")
+    until(page, "customElements.get('assent-markdown') !== undefined")
+    texts = {
+        "heading": "# " + " " * 20_000 + "x\rx",
+        "hashes": "# " + "#" * 20_000 + "x",
+        "spaces": "a" + " " * 20_000 + "x",
+        "divider": "|\n" + " " * 20_000 + "x",
+        "ticks": "a" + "`" * 20_000 + "x",
+        "italics": "_a " * 30_000 + "x",
+        "brackets": "[a" * 20_000 + "x",
+        "link": "[a](" + " " * 20_000 + "x",
+        "item": "- " + " " * 20_000 + "x\rx",
+        "blanks": "- a" + "\n" * 20_000 + "  x",
+        "lines": " " * 20_000 + "x" + "\nx" * 5_000,
+        "quotes": ">" * 3_000 + " x",
+    }
+    for name, text in texts.items():
+        shown, took = page.evaluate(
+            """async (text) => {
+                const element = document.createElement('assent-markdown');
+                document.body.append(element);
+                const from = performance.now();
+                element.text = text;
+                await element.updateComplete;
+                const took = performance.now() - from;
+                const said = element.textContent;
+                element.remove();
+                return [said.includes('x'), took];
+            }""",
+            text,
+        )
+        assert shown, name
+        assert took < 1000, f"{name}: {took:.0f} ms"
+
+
+def test_a_block_that_cannot_be_read_is_shown_as_it_was_written(visit, stage: Stage):
+    page = visit().page("inbox")
+    until(page, "customElements.get('assent-markdown') !== undefined")
+    shown = page.evaluate(
+        """async () => {
+            const element = document.createElement('assent-markdown');
+            const { endsWith } = String.prototype;
+            String.prototype.endsWith = function (end) {
+                if (this.includes('*two*')) throw new RangeError('as if it were nested too deeply');
+                return endsWith.call(this, end);
+            };
+            document.body.append(element);
+            element.text = 'one\\n\\n*two*\\n\\n*three*';
+            await element.updateComplete.finally(() => (String.prototype.endsWith = endsWith));
+            return [...element.children].map((each) => [each.localName, each.textContent]);
+        }"""
+    )
+    assert shown == [["p", "one"], ["pre", "*two*"], ["p", "three"]]
+
+
+def test_what_is_not_seen_is_spelled_out_and_pictures_stay_pictures(visit, stage: Stage):
+    page = visit().page("inbox")
+    spelled = page.evaluate(
+        """async (texts) => {
+            const { spelled } = await import('./static/text.js');
+            return texts.map(spelled);
+        }""",
+        [
+            "a\ufe0fb",
+            "a\u2028b\u2029c",
+            "\u2764\ufe0f 1\ufe0f\u20e3 \U0001f469\u200d\U0001f4bb",
+            "\u2764\ufe0f\ufe0f",
+            "x\u200dy",
+        ],
+    )
+    assert spelled == [
+        "aU+FE0Fb",
+        "aU+2028bU+2029c",
+        "\u2764\ufe0f 1\ufe0f\u20e3 \U0001f469\u200d\U0001f4bb",
+        "\u2764\ufe0fU+FE0F",
+        "xU+200Dy",
+    ]
+
+
+# --- slow networks, and servers that are away ---
+
+
+def test_a_message_is_sent_once_and_what_is_written_meanwhile_stays(visit, stage: Stage):
+    here, there = stage.conversation(), stage.conversation()
+    page = visit().page(f"c/{here}")
+    field = page.get_by_label("Message", exact=True)
+    held: list[Route] = []
+    page.route("**/messages", lambda route: held.append(route))
+    say(page, "settle the bill")
+    page.keyboard.press("Enter")
+    field.press_sequentially(" and wait")
+    until(page, lambda: held)
+    page.evaluate(f"localStorage.setItem('assent.draft.{there}', 'a long draft')")
+    held.pop().continue_()
+    expect(field).to_have_value("and wait")
+    expect(page.get_by_text("You said: settle the bill")).to_be_visible()
+    assert [event.get("text") for event in stage.log(here) if event["type"] == "MessageReceived"] == ["settle the bill"]
+    page.keyboard.press("Enter")
+    until(page, lambda: held)
+    page.evaluate(f"location.hash = '#/c/{there}'")
+    expect(field).to_have_value("a long draft")
+    held.pop().continue_()
+    page.wait_for_timeout(200)
+    expect(field).to_have_value("a long draft")
+    page.evaluate(f"location.hash = '#/c/{here}'")
+    expect(page.get_by_text("You said: and wait")).to_be_visible()
+    expect(field).to_have_value("")
+
+
+def test_a_client_tools_result_is_delivered_when_the_server_is_back(visit, stage: Stage):
+    page = visit().page(f"c/{stage.conversation()}")
+    register(page, "whereabouts", "return {latitude: 1};")
+    tried: list[Route] = []
+
+    def away(route: Route) -> None:
+        tried.append(route)
+        route.abort()
+
+    page.route("**/resolve", away)
+    say(page, "where am I?")
+    until(page, lambda: len(tried) > 1)
+    page.unroute("**/resolve")
+    expect(page.get_by_text("Done: whereabouts went well.")).to_be_visible()
+    assert page.evaluate("window.ran") == 1
+
+
+def test_a_stream_that_only_tells_of_a_problem_is_asked_less_and_less_often(visit, stage: Stage):
+    alice = visit()
+    asked: list[Route] = []
+
+    def broken(route: Route) -> None:
+        asked.append(route)
+        problem = 'event: problem\ndata: {"status": 500, "kind": "handler_failed", "detail": "the store is away"}\n\n'
+        route.fulfill(content_type="text/event-stream", body=f"retry: 1000\n\n{problem}")
+
+    alice.context.route("**/pending/events", broken)
+    page = alice.page("inbox")
+    page.wait_for_timeout(3000)
+    assert 2 <= len(asked) <= 4
+    expect(page.get_by_text("The page reconnects by itself")).to_be_visible()
+    alice.context.unroute("**/pending/events")
+    expect(page.get_by_text("The page reconnects by itself")).to_be_hidden()
+
+
+def test_what_does_not_exist_is_not_found_and_the_server_is_still_there(visit, stage: Stage):
+    stage.conversation(name="constructor")
+    page = visit().page("inbox")
+    until(page, "window.assent?.connection === 'online'")
+    for name in ("nope", "100%"):
+        page.evaluate("name => (location.hash = `#/c/${name}`)", name)
+        expect(page.locator(".empty")).to_contain_text(f"no conversation '{name}'")
+        page.wait_for_timeout(100)
+        expect(page.locator(".banner")).to_have_count(0)
+    page.evaluate("location.hash = '#/c/constructor'")
+    expect(page.locator(".top h2")).to_have_text("constructor")
+    page.evaluate("location.hash = '#/c/%'")
+    page.reload()
+    expect(page.locator(".empty")).to_contain_text("no conversation '%'")
+
+
+def test_who_signs_in_next_in_the_same_browser_is_not_told_what_waits_for_the_first(visit, stage: Stage):
+    stage.waiting(stage.conversation("refund", name="private-ada-1", who="ada"), who="ada")
+    stage.waiting(stage.conversation("refund", name="private-bo-1", who="bo"), who="bo")
+    ada = visit("ada")
+    first = ada.page("inbox")
+    expect(first.locator(".row", has_text="private-ada-1")).to_be_visible()
+    ada.context.add_cookies([{"name": "who", "value": "bo", "url": stage.url, "sameSite": "Strict"}])
+    second = ada.page("inbox")
+    expect(second.locator(".me")).to_have_text("You are bo")
+    expect(second.locator(".row", has_text="private-bo-1")).to_be_visible()
+    expect(second.locator(".row", has_text="private-ada-1")).to_have_count(0)
+    # The first page, too, is somebody else's once its stream is opened again.
+    stage.kill()
+    expect(first.get_by_text("The page reconnects by itself")).to_be_visible()
+    stage.start()
+    expect(first.locator(".me")).to_have_text("You are bo")
+    expect(first.locator(".row", has_text="private-bo-1")).to_be_visible()
+    expect(first.locator(".row", has_text="private-ada-1")).to_have_count(0)
+
+
+# --- many conversations, and a store that is another ---
+
+
+@pytest.fixture
+def crowd(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+    stage.start()
+    yield stage
+    stage.kill()
+
+
+def test_the_newest_of_many_conversations_is_listed_and_a_replaced_store_is_shown_as_it_is(
+    visit, crowd: Stage, tmp_path: Path
+):
+    for n in range(505):  # more than the server gives at once, in the order of their names
+        crowd.conversation(name=f"a{n:04}")
+    crowd.conversation("hello", name="z-newest")
+    alice = visit(stage=crowd)
+    asked: list[str] = []
+    alice.context.on(
+        "request",
+        lambda request: asked.append(request.url) if "limit=5" in request.url and "/log" in request.url else None,
+    )
+    page = alice.page()
+    expect(page).to_have_url(re.compile("z-newest$"))
+    expect(page.locator(".side li").first).to_contain_text("hello")
+    expect(page.locator(".side li")).to_have_count(506)
+    for n in range(1, 4):
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        until(page, lambda n=n: len(asked) >= n * 20)
+        page.wait_for_timeout(100)
+    assert len(asked) == len(set(asked)), "who has no title is asked once"
+
+    expect(page.get_by_text("You said: hello")).to_be_visible()
+    backup = Stage(tmp_path / "backup")
+    backup.start()
+    backup.conversation(name="z-newest")
+    for text in ("new", "newer", "newest"):
+        backup.ask("POST", "conversations/z-newest/messages", {"text": text, "when_busy": "queue"})
+    backup.kill()
+    crowd.kill()
+    for file in tmp_path.glob("page.db*"):
+        if file.is_file():
+            file.unlink()
+    for file in backup.folder.glob("page.db*"):
+        if file.is_file():
+            shutil.copy(file, tmp_path)
+    crowd.start()
+    expect(page.get_by_text("You said: newest")).to_be_visible()
+    expect(page.get_by_text("You said: new", exact=True)).to_be_visible()
+    expect(page.get_by_text("You said: hello")).to_have_count(0)
