@@ -7,7 +7,7 @@ from browser import Stage, Visitor, browser
 from playwright.sync_api import Browser
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it runs, no other test of this process can have an event loop
 def chromium() -> Iterator[Browser]:
     with browser() as launched:
         yield launched

@@ -295,11 +295,13 @@ async def test_an_event_of_the_log_comes_once_and_in_order_also_where_the_reader
             await first.next()
             while not s.runtime.home.bus.heard("c"):
                 await asyncio.sleep(0.005)
-            foreign, s.runtime.home.foreign = s.runtime.home.foreign, asyncio.Event().wait  # it looks away
+            back = asyncio.Event()
+            foreign, s.runtime.home.foreign = s.runtime.home.foreign, back.wait  # it looks away
             await (await other.send("c", "hi")).ended()
             async with s.events(f"{C}/events") as second:
                 assert ids([await second.next() for _ in range(5)]) == [1, 2, 3, 4, 5]
                 s.runtime.home.foreign = foreign
+                back.set()
                 await foreign()
                 await (await other.send("c", "more")).ended()
                 assert ids(await second.until("TurnEnded")) == [6, 7, 8, 9]
