@@ -5,6 +5,7 @@ Imports happen inside the functions, so that nothing is loaded that is not used.
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -94,9 +95,15 @@ def _file(url: str) -> str:
 
 def _check_postgres(url: str) -> None:
     if not url.startswith(("postgresql://", "postgres://")):
-        raise Invalid(f"unknown store {url!r}; use {STORES}")
+        raise Invalid(f"unknown store {_begins(url)!r}; use {STORES}")
     if find_spec("asyncpg") is None:
         raise Invalid("a PostgreSQL store needs asyncpg: pip install 'assent[postgres]'", kind="resource_missing")
+
+
+def _begins(url: str) -> str:
+    """As much of it as can be shown: a password may be in what follows."""
+    head = re.split(r"[^\w.+/-]", url, maxsplit=1)[0]
+    return url if head == url else f"{url[: len(head) + 1]}..."
 
 
 @lru_cache(maxsize=64)

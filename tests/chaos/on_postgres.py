@@ -70,13 +70,13 @@ class Noted(PostgresStore):
 def arm(crash):
     fetch = Link.fetch
 
-    async def watched(self, sql, *values):
+    async def watched(self, sql, *values, **more):
         name = STATEMENTS.get(sql)
         if name is None:
-            return await fetch(self, sql, *values)
+            return await fetch(self, sql, *values, **more)
         crash(f"{name}:before_send")
         asyncio.get_running_loop().call_soon(crash, f"{name}:after_send")  # then it is in the socket
-        found = await fetch(self, sql, *values)
+        found = await fetch(self, sql, *values, **more)
         crash(f"{name}:after_reply")
         return found
 

@@ -13,7 +13,7 @@ SHIFT = Path(__file__).resolve().parent / "shift.py"
 LEASE = 2.0
 
 
-def url_of(kind, desk, name="shared"):
+def url_of(kind, desk=None, name="shared"):
     """A store that does not exist yet."""
     return f"sqlite:///{desk.path}/{name}.db" if kind == "sqlite" else pg.fresh(lease=LEASE)
 

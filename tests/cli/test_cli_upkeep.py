@@ -1,16 +1,27 @@
 """New versions and health: ``assent migrate`` on both stores, ``assent doctor`` on PostgreSQL."""
 
+import asyncio
+import os
+import re
 import sqlite3
 
+import asyncpg
 import pg
 import pytest
 from stores import both, send, url_of
 from terminal import refused
 from test_cli_workbench import checks
 
+from assent.cli import reading
 from assent.cli.commands import Commands
-from assent.cli.doctor import served
+from assent.cli.copying import copy
+from assent.cli.doctor import Examination, served
+from assent.cli.workers import workers
+from assent.errors import StoreError
+from assent.stores import database
+from assent.stores.postgres import migrations
 from assent.stores.upkeep import Health
+from assent.urls import plan
 
 
 @both
@@ -42,6 +53,77 @@ def test_a_store_of_a_newer_version_is_not_touched(desk, kind):
         pg.sql(url, "UPDATE meta SET version = 99")
     for words in (("--dry-run",), ()):
         refused(desk("migrate", *words, "--store", url), 1, "[store_newer]", "not touched")
+
+
+LOOKING = {
+    "workers": 3,
+    "pending": 0,
+    "pending --json --wait 0.1": 75,
+    "log": 0,
+    "log c": 3,
+    "tail c": 3,
+    "verify": 0,
+    "export c": 3,
+    "replay c": 2,
+    "request c": 3,
+    "grants": 0,
+    "grants revoke c g1": 3,
+    "cancel c": 3,
+    "approve x": 3,
+    "approve --match tool=x --yes": 0,
+}
+
+
+def schemas(url):
+    return pg.sql(url, "SELECT nspname FROM pg_namespace WHERE nspname = $1", pg.schema_of(url))
+
+
+@both
+@pytest.mark.parametrize(("line", "code"), LOOKING.items(), ids=LOOKING)
+def test_who_only_looks_or_answers_makes_no_store(desk, kind, line, code):
+    url = url_of(kind, desk)
+    told = desk(*line.split(), "--store", url)
+    assert told.code == code, told.err
+    assert list(desk.path.iterdir()) == []
+    if kind == "postgres":
+        assert schemas(url) == []
+
+
+@both
+def test_a_store_that_is_mistyped_is_not_found_and_nothing_is_copied_from_it(desk, kind):
+    source, target = url_of(kind, desk, "a"), url_of(kind, desk, "b")
+    refused(desk("copy", source, target), 3, "[not_found]", "there is no store", "to copy from")
+    refused(desk("workers", "--store", source), 3, "[not_found]", "nobody works on it")
+    refused(desk("log", "c", "--store", source), 3, "[not_found]", "there is no conversation 'c'")
+    assert list(desk.path.iterdir()) == []
+
+
+def test_a_password_is_not_shown_where_a_store_is_not_found(desk):
+    url = url_of("postgres", desk).replace("postgres@", "postgres:s3cret@")
+    for words in (("workers",), ("log", "c"), ("pending",), ("replay", "c"), ("approve", "x"), ("verify",)):
+        told = desk(*words, "--store", url)
+        assert "no store" in told.out + told.err or words == ("replay", "c")
+        assert "s3cret" not in told.out + told.err
+
+
+@both
+def test_who_only_looks_leaves_a_store_of_an_older_version_alone_and_says_how_to_migrate(desk, kind, monkeypatch):
+    url = url_of(kind, desk)
+    send(url, "c")
+    if kind == "sqlite":
+        monkeypatch.setattr(database, "VERSION", database.VERSION + 1)
+        monkeypatch.setattr(database, "STEPS", (*database.STEPS, "CREATE TABLE more (x)"))
+        monkeypatch.setattr(database, "WHAT", (*database.WHAT, "more"))
+    else:
+        monkeypatch.setattr(migrations, "VERSION", migrations.VERSION + 1)
+        monkeypatch.setattr(migrations, "STEPS", (*migrations.STEPS, migrations.Step("more", "CREATE TABLE more ()")))
+    elsewhere = url_of(kind, desk, "elsewhere")
+    for look in (workers(url, as_json=True), reading.log(url, None, False, 0, None), copy(url, elsewhere)):
+        with pytest.raises(StoreError, match=r"this Assent reads .* assent migrate"):
+            asyncio.run(look)
+    found = asyncio.run(Examination(url).run())
+    assert {each.id: each.detail for each in found}["store"] == "it was not opened"
+    assert asyncio.run(plan(url)).steps == ("more",)
 
 
 def test_what_cannot_be_migrated_is_refused(desk):
@@ -88,6 +170,50 @@ def test_the_doctor_says_what_to_do_about_a_server_that_is_not_there(desk):
     assert "createdb" in checks(told)["server"]["detail"]
 
 
+ROLE = f"desk_{os.getpid()}"
+
+
+@pytest.fixture
+def role():
+    """A store whose owner is an ordinary user: the URL of the administrator, and this user's."""
+    admin = url_of("postgres")
+    pg.sql(admin, f"CREATE ROLE {ROLE} LOGIN")
+    pg.sql(admin, f"CREATE SCHEMA {pg.schema_of(admin)} AUTHORIZATION {ROLE}")
+    yield admin, admin.replace("postgres@", f"{ROLE}@")
+    pg.drop(admin)
+    pg.sql(admin, f"DROP ROLE {ROLE}")
+
+
+def test_the_doctor_counts_the_connections_of_others_also_for_an_ordinary_user(desk, role):
+    admin, url = role
+
+    async def crowded():
+        others = [await asyncpg.connect(pg.server().url()) for _ in range(20)]
+        try:
+            return await asyncio.to_thread(desk, "doctor", "--json", "--store", url)
+        finally:
+            for each in others:
+                await each.close()
+
+    detail = checks(asyncio.run(crowded()))["connections"]["detail"]
+    used, allowed = re.match(r"(\d+) of (\d+) connections are used \(max_connections\)", detail).groups()
+    assert int(used) > 20
+    assert int(allowed) < 200
+    pg.sql(admin, f"ALTER ROLE {ROLE} CONNECTION LIMIT 6")
+    found = checks(desk("doctor", "--json", "--store", url))["connections"]
+    assert (found["status"], f"raise the connection limit of user {ROLE}" in found["fix"]) == ("fail", True)
+    assert found["detail"].startswith("1 of 6 connections are used")
+
+
+def test_the_doctor_says_of_a_user_who_may_only_read_what_to_do_on_a_server(desk, role):
+    admin, url = role
+    assert desk("migrate", "--store", url).code == 0
+    pg.sql(admin, f"ALTER ROLE {ROLE} SET default_transaction_read_only = on")
+    found = checks(desk("doctor", "--json", "--store", url))["store"]
+    assert (found["status"], found["fix"]) == ("fail", None)
+    assert "default_transaction_read_only is on for this user" in found["detail"]
+
+
 WELL = Health(
     version="18.0",
     ahead=0.0,
@@ -96,6 +222,7 @@ WELL = Health(
     settings={"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"},
     connections=20,
     allowed=97,
+    limit="max_connections",
     ours=15,
     each=6,
     standby=False,
@@ -127,7 +254,14 @@ def test_what_a_servers_settings_mean_for_what_was_acknowledged_is_said(change, 
     assert (found.fix is None) == (status == "ok")
 
 
-@pytest.mark.parametrize("url", ["postgresql://ada:s3cret@db/desk", "postgresql://db/desk?user=ada&password=s3cret"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://ada:s3cret@db/desk",
+        "postgresql://db/desk?user=ada&password=s3cret",
+        "postgresql://db/desk?sslkey=desk.key&sslpassword=s3cret",
+    ],
+)
 def test_a_password_is_never_printed_in_a_command(url):
     told = Commands(url).write("approve", "x")
     assert "s3cret" not in told

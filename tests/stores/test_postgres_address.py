@@ -11,7 +11,7 @@ import pg
 import pytest
 
 from assent.errors import Invalid, StoreError
-from assent.stores.postgres import PostgresStore
+from assent.stores.postgres import PostgresStore, migrate, plan
 from assent.urls import open_store
 
 
@@ -49,6 +49,37 @@ def test_a_password_is_never_shown():
 
 
 @pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql+asyncpg://ada:secret@host/db",
+        "POSTGRESQL://ada:secret@host/db",
+        "postgresql:/ada:secret@host/db",
+        "host=db password=secret",
+        "postgresql://ada:12/secret@host/db",
+        "postgresql://ada:secret/12@host/db",
+        "postgresql://ada:12#secret@host/db",
+        "postgresql://ada:secret#12@host/db",
+        "postgresql://ada:12?secret@host/db",
+        "postgresql://ada:secret?12@host/db",
+        "postgresql://ada:12@secret@host/db",
+        "postgresql://ada:[secret@host/db",
+    ],
+)
+def test_a_url_that_cannot_be_read_is_refused_without_showing_a_password(url):
+    with pytest.raises(Invalid) as failure:
+        open_store(url)
+    assert "secret" not in failure.value.message
+    assert "postgresql://user" in failure.value.message
+
+
+def test_a_store_of_an_unknown_kind_is_told_by_its_scheme():
+    for given, told in (("mysql://x", "'mysql:...'"), ("assent.db", "'assent.db'")):
+        with pytest.raises(Invalid, match="unknown store") as failure:
+            open_store(given)
+        assert told in failure.value.message
+
+
+@pytest.mark.parametrize(
     "wrong",
     [
         "postgresql://host/db?assent_lease=soon",
@@ -57,6 +88,12 @@ def test_a_password_is_never_shown():
         "postgresql://host/db?assent_schema=a;drop",
         "postgresql://host/db?assent_shema=mine",
         "postgresql://host:port/db",
+        "postgresql://host:70000/db",
+        "postgresql://one:5432,two:x/db",
+        "postgresql://one,/db",
+        "postgresql://host/db?channel_binding=require",
+        "postgresql://host/db?gssencmode=require",
+        "postgresql://host/db?requirepeer=postgres",
     ],
 )
 def test_options_that_mean_nothing_are_refused(wrong):
@@ -71,6 +108,57 @@ def test_a_url_becomes_a_store_and_our_options_never_reach_the_driver():
     assert (store.address.schema, store.address.lease) == ("mine", 3.0)
     assert "secret" not in store.address.place
     assert open_store("postgres://host/db").address.schema == "assent"
+
+
+LIBPQ = (
+    "connect_timeout=5&keepalives=1&keepalives_idle=9&channel_binding=prefer&gssencmode=disable&client_encoding=auto"
+    "&sslmode=prefer&application_name=desk&statement_timeout=100"
+)
+
+
+def test_what_libpq_takes_and_the_driver_does_not_is_no_setting_of_the_servers():
+    url = pg.fresh(tcp=True)
+    assert len(asyncio.run(plan(f"{url}&{LIBPQ}")).steps) > 0
+    with pytest.raises(StoreError, match="if the URL has it as an option") as failure:
+        asyncio.run(plan(f"{url}&keepalive=1"))
+    assert '"keepalive"' in failure.value.message
+
+
+def test_of_several_hosts_the_first_that_fits_is_taken():
+    url, port = pg.fresh(tcp=True), pg.server().port
+    several = url.replace(f"127.0.0.1:{port}", f"127.0.0.1:1,127.0.0.1:{port}")
+    found = asyncio.run(plan(f"{several}&target_session_attrs=read-write"))
+    assert found.place.startswith(f"PostgreSQL at 127.0.0.1:1,127.0.0.1:{port}/postgres")
+    assert open_store("postgresql://ada:secret@[::1]:5432,[::2]/db").address.place.startswith("PostgreSQL at [::1]")
+
+
+def test_a_schema_may_be_called_like_a_word_of_sql():
+    for word in ("user", "order"):
+        url = pg.server().url(assent_schema=word)
+        try:
+            asyncio.run(migrate(url))
+            assert asyncio.run(plan(url)).steps == ()
+        finally:
+            pg.sql(url, f'DROP SCHEMA "{word}" CASCADE')
+
+
+def test_a_pooler_that_refuses_an_option_is_told_with_what_to_do():
+    async def refuse(reader, writer):
+        await reader.readexactly(8)
+        writer.write(b"N")  # no TLS
+        await reader.read(1000)
+        said = b"SFATAL\0VFATAL\0C08P01\0Munsupported startup parameter: geqo\0\0"
+        writer.write(b"E" + (len(said) + 4).to_bytes(4, "big") + said)
+        await writer.drain()
+        writer.close()
+
+    async def tried():
+        async with await asyncio.start_server(refuse, "127.0.0.1", 0) as pooler:
+            port = pooler.sockets[0].getsockname()[1]
+            with pytest.raises(StoreError, match=r"parameter: geqo; a pooler stands between.* pool_mode = session"):
+                await plan(f"postgresql://postgres@127.0.0.1:{port}/postgres?geqo=on&sslmode=prefer")
+
+    asyncio.run(tried())
 
 
 def test_without_the_driver_it_is_said_how_to_install_it():

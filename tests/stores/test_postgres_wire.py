@@ -13,6 +13,7 @@ from pgproxy import Proxy
 from assent import Agent, Runtime
 from assent.core.events import AssistantSaid, TurnEnded
 from assent.core.live import TextDelta
+from assent.errors import StoreError
 from assent.models.base import FinishPart, TextPart
 from assent.stores.base import Heard
 from assent.stores.postgres import PostgresStore, wire
@@ -63,7 +64,7 @@ class End:
         self.told = []
 
     async def __aenter__(self):
-        self.wire.start()
+        await self.wire.start()
         self._task = asyncio.create_task(self._hear())
         return self
 
@@ -439,12 +440,12 @@ async def test_a_database_that_stands_still_stops_nobody_and_what_waits_stays_bo
 
 
 @story
-async def test_a_wire_without_a_database_starts_and_stops_all_the_same(url):
+async def test_a_wire_without_a_database_says_so_when_it_starts_and_can_be_stopped_all_the_same(url):
     end = PostgresWire(parse("postgresql://nobody@127.0.0.1:1/nowhere"))
-    end.start()
+    with pytest.raises(StoreError, match="nothing listens there"):
+        await end.start()
     end.listen(["c"])
     end.send("c", b"x")
-    await asyncio.sleep(0.2)
     assert not end.listened("c")
     await end.stop()
 

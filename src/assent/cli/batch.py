@@ -17,6 +17,7 @@ from assent.cli.text import cut, shown, value_text
 from assent.core.decisions import Approve, Pending
 from assent.errors import AssentError, Invalid
 from assent.runtime.runtime import Runtime
+from assent.urls import place
 
 KEYS = ("tool", "conversation", "agent", "risk", "for")
 LONG = 120
@@ -47,8 +48,8 @@ def _fits(entry: Pending, matches: Matches) -> bool:
 
 async def approve(url: str, matches: Matches, decision: Approve, by: str, *, dry_run: bool, yes: bool) -> int:
     """List, ask, approve each. The exit code is the worst of all."""
-    if missing(url):
-        say(f"nothing matches: there is no store {url} yet")
+    if await missing(url):
+        say(f"nothing matches: there is no store {place(url)} yet")
         return 0
     async with Runtime(store=url) as rt:
         found = [entry for entry in await rt.pending() if entry.kind == "approval" and _fits(entry, matches)]

@@ -23,7 +23,7 @@ MEMORY = "memory:"
 CHOICES = 5
 """So many answers are spelled out; with more, the card lists them and one command stands for all."""
 DIGEST = 16
-PASSWORD = re.compile(r"postgres(ql)?://([^/?@]*:[^/?]*@|.*[?&]password=)")
+PASSWORD = re.compile(r"postgres(ql)?://([^/?@]*:[^/?]*@|.*[?&](ssl)?password=)")
 """A store's URL with a password in it."""
 
 

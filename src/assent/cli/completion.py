@@ -84,14 +84,14 @@ def _url(ctx: click.Context) -> str:
 
 
 async def _waiting(url: str) -> list[Pending]:
-    if missing(url):
+    if await missing(url):
         return []
     async with opened(url) as store:
         return [_pending.decode(row.body) for row in await store.pending()]
 
 
 async def _rows(url: str, prefix: str) -> list[Row]:
-    if missing(url):
+    if await missing(url):
         return []
     async with opened(url) as store:
         rows: list[Row] = []

@@ -64,7 +64,7 @@ class Part:
 
 
 async def copy(source: str, target: str) -> int:
-    _check(source, target)
+    await _check(source, target)
     async with opened(source) as ours, opened(target) as theirs:
         await _check_idle(ours, theirs, target)
         tally = await _copied(ours, theirs)
@@ -82,15 +82,15 @@ async def copy(source: str, target: str) -> int:
     return 0
 
 
-def _check(source: str, target: str) -> None:
+async def _check(source: str, target: str) -> None:
     for url in (source, target):
         if url == MEMORY:
             raise Invalid("a store in memory ends with its process: give the URLs of two stores that stay")
         place(url)  # refuses what is no store
-    if missing(source):
-        raise NotFound(f"there is no store {source} to copy from")
     if _identity(source) == _identity(target):
         raise Invalid("these are the same store: give two different ones")
+    if await missing(source):
+        raise NotFound(f"there is no store {place(source)} to copy from")
 
 
 def _identity(url: str) -> str:

@@ -24,7 +24,7 @@ from assent.cli.commands import MEMORY, Commands
 from assent.cli.loading import lacking, load_agent
 from assent.cli.output import FAILED, json_lines
 from assent.cli.passing import named
-from assent.cli.reading import missing
+from assent.cli.reading import no_file
 from assent.cli.text import shown, span
 from assent.cli.verification import PAGE, opened
 from assent.errors import AssentError, StoreError
@@ -85,12 +85,32 @@ class Examination:
             ("store", self._opens),
         ]
         async with self._stack:
-            found = [await _timed(name, check) for name, check in checks]
+            found = [await self._timed(name, check) for name, check in checks]
             if self._health is not None:
                 found += [_finding(name, result) for name, result in served(self._health)]
             if self._store is not None:
-                found += [await _timed("leases", self._leases), await _timed("deadlines", self._deadlines)]
-        return found + [await _timed(name, check) for name, check in self._models()]
+                found += [await self._timed("leases", self._leases), await self._timed("deadlines", self._deadlines)]
+        return found + [await self._timed(name, check) for name, check in self._models()]
+
+    async def _timed(self, name: str, check: Callable[[], Awaitable[_Result]]) -> Finding:
+        start = time.perf_counter()
+        try:
+            found = await check()
+        except AssentError as failure:
+            found = _Result("fail", f"[{failure.kind}] {failure.message}", self._remedy(failure))
+        except OSError as failure:
+            found = _Result("fail", f"{failure.strerror or failure}", "check the path of --store and its permissions")
+        took = round(time.perf_counter() - start, 6)
+        return Finding(id=name, status=found.status, detail=found.detail, fix=found.fix, duration=took)
+
+    def _remedy(self, failure: AssentError) -> str | None:
+        if not self._file:  # what is said of a server says what to do, too
+            return None
+        return {
+            "store_newer": "update Assent",
+            "corrupt_log_line": "restore the file from a copy; `assent verify` says what is damaged",
+            "log_write_failed": "check free space, and that this user may write the file and its directory",
+        }.get(failure.kind, "check --store" if isinstance(failure, StoreError) else None)
 
     # --- models ---
 
@@ -174,7 +194,7 @@ class Examination:
         return _Result("ok", detail)
 
     async def _schema(self) -> _Result:
-        if self._url == MEMORY or missing(self._url):
+        if self._url == MEMORY or no_file(self._url):
             return _Result("ok", "nothing is stored yet")
         self._plan = found = await urls.plan(self._url)  # refuses what is newer, or not ours
         if found.version == 0:
@@ -185,14 +205,15 @@ class Examination:
         return _Result("ok", f"version {found.version}")
 
     async def _opens(self) -> _Result:
-        if missing(self._url):
+        if no_file(self._url):
             return _Result(
                 "warn", f"there is no store {self._url} yet", "the first `assent run` makes it; or see --store"
             )
-        if not self._file and (self._plan is None or self._plan.steps):  # to open it would be to change it
-            version = None if self._plan is None else self._plan.version
-            detail = "there is no store yet" if version == 0 else "it was not opened"
-            return _Result("warn", detail, None if version is None else self._commands.write("migrate"))
+        if self._plan is not None and self._plan.steps:  # to open it would be to change it
+            detail = "it was not opened" if self._plan.version else "there is no store yet"
+            return _Result("warn", detail, self._commands.write("migrate"))
+        if self._plan is None and not self._file:
+            return _Result("warn", "it was not opened")
         self._store = await self._stack.enter_async_context(opened(self._url))
         number, newest = await self._extent(self._store)
         others = [each for each in await self._store.owners() if each.alive and each.owner != self._store.owner]
@@ -253,14 +274,14 @@ def served(health: Health) -> Iterator[tuple[str, _Result]]:
         )
     else:
         yield "durable", _Result("ok", ", ".join(f"{name} {value}" for name, value in health.settings.items()))
-    used = f"{health.connections} of {health.allowed} connections are used, {health.ours} of them by Assent"
+    used = f"{health.connections} of {health.allowed} connections are used ({health.limit}); Assent has {health.ours}"
     if health.allowed - health.connections < health.each:
-        fix = f"raise max_connections: a process needs {health.each}"
+        fix = f"raise {health.limit}: a process needs {health.each}"
         yield "connections", _Result("fail", f"{used}; not enough are left for one more process", fix)
     elif health.connections > health.allowed * NEARLY:
         yield (
             "connections",
-            _Result("warn", used, f"raise max_connections, or share less: a process needs {health.each}"),
+            _Result("warn", used, f"raise {health.limit}, or share less: a process needs {health.each}"),
         )
     else:
         yield "connections", _Result("ok", used)
@@ -315,26 +336,6 @@ def _there(package: str) -> bool:
 def _disk_time(folder: str) -> float:
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".assent-") as file:
         return os.stat(file.name).st_mtime
-
-
-async def _timed(name: str, check: Callable[[], Awaitable[_Result]]) -> Finding:
-    start = time.perf_counter()
-    try:
-        found = await check()
-    except AssentError as failure:
-        found = _Result("fail", f"[{failure.kind}] {failure.message}", _remedy(failure))
-    except OSError as failure:
-        found = _Result("fail", f"{failure.strerror or failure}", "check the path of --store and its permissions")
-    took = round(time.perf_counter() - start, 6)
-    return Finding(id=name, status=found.status, detail=found.detail, fix=found.fix, duration=took)
-
-
-def _remedy(failure: AssentError) -> str | None:
-    return {
-        "store_newer": "update Assent",
-        "corrupt_log_line": "restore the file from a copy; `assent verify` says what is damaged",
-        "log_write_failed": "check free space, and that this user may write the file and its directory",
-    }.get(failure.kind, "check --store" if isinstance(failure, StoreError) else None)
 
 
 async def doctor(url: str, as_json: bool, model: str | None = None, spec: str | None = None) -> int:

@@ -24,7 +24,7 @@ import msgspec
 
 from assent.cli.commands import Commands
 from assent.cli.output import raw_lines, say
-from assent.cli.reading import missing
+from assent.cli.reading import missing, unknown
 from assent.cli.text import cut
 from assent.cli.verification import PAGE, artifacts_of, checked, opened
 from assent.core import codec
@@ -57,8 +57,8 @@ _ends = msgspec.json.Decoder(EndLine)
 
 
 async def write(url: str, conversation: str, path: str, *, force: bool) -> int:
-    if missing(url):
-        raise NotFound(f"there is no store {url}, so there is no conversation {conversation!r}")
+    if await missing(url):
+        raise unknown(url, conversation)
     if path != "-":
         _free(path, force)
     async with opened(url) as store:

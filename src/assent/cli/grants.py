@@ -9,22 +9,22 @@ from rich.text import Text
 from assent.cli import inbox
 from assent.cli.commands import Commands
 from assent.cli.output import json_lines, say
-from assent.cli.reading import missing
+from assent.cli.reading import missing, unknown
 from assent.cli.text import moment, shown
 from assent.core.state import Grant
-from assent.errors import Invalid, NotFound
+from assent.errors import Invalid
 from assent.runtime.runtime import Runtime
 
 
 async def listed(url: str, conversation: str | None, as_json: bool) -> int:
     found: list[tuple[str, Grant]] = []
-    if not missing(url):
+    if not await missing(url):
         async with Runtime(store=url) as rt:
             names = [info.conversation for info in await inbox.conversations(rt)] if conversation is None else None
             for name in [conversation] if conversation is not None else names or []:
                 found += [(name, grant) for grant in await rt.grants(name)]
     elif conversation is not None:
-        raise NotFound(f"there is no store {url}, so there is no conversation {conversation!r}")
+        raise unknown(url, conversation)
     if as_json:
         json_lines([{"conversation": name, **msgspec.to_builtins(grant)} for name, grant in found])
     elif found:
@@ -57,8 +57,8 @@ def _table(found: list[tuple[str, Grant]]) -> None:
 
 async def revoke(url: str, conversation: str, given: str, by: str) -> int:
     """Take one back, named by its id or the beginning of it."""
-    if missing(url):
-        raise NotFound(f"there is no store {url}, so there is no conversation {conversation!r}")
+    if await missing(url):
+        raise unknown(url, conversation)
     async with Runtime(store=url) as rt:
         grants = await rt.grants(conversation)
         matching = [grant for grant in grants if given and grant.id.startswith(given)]

@@ -39,6 +39,7 @@ from assent.cli.group import (
 )
 from assent.core.decisions import Answer, Approve, ClientResult, Decision, Deny, Failed, Pending, Submit
 from assent.errors import Invalid, NotFound, Stale
+from assent.urls import place
 
 Make = Callable[[Pending | None], Decision]
 DIGEST = 16
@@ -353,8 +354,8 @@ def _decide(call: str, verb: str, make: Make, by: str | None, resume: str | None
     from assent.cli import reading
 
     url, who = store_url(store), login_or(by)
-    if reading.missing(url):
-        raise NotFound(f"there is no store {url}, so nothing waits in it")
+    if asyncio.run(reading.missing(url)):
+        raise NotFound(f"there is no store {place(url)}, so nothing waits in it")
     if resume is None:
         return asyncio.run(reading.record(url, call, verb, make, who))
     from assent.cli import running

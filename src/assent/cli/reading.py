@@ -7,13 +7,14 @@ import os
 import time
 from collections.abc import Callable
 
+from assent import urls
 from assent.cli import inbox
-from assent.cli.commands import Commands
+from assent.cli.commands import MEMORY, Commands
 from assent.cli.output import json_lines, raw_lines, say
 from assent.core import codec
 from assent.core.decisions import Decision, Pending
 from assent.core.events import AnyEvent, AssistantSaid, TurnEnded
-from assent.errors import NotFound
+from assent.errors import NotFound, StoreError
 from assent.runtime.runtime import Runtime
 
 WAITING = 75
@@ -21,10 +22,31 @@ LOOK_EVERY = 0.1
 Make = Callable[[Pending | None], Decision]
 
 
-def missing(url: str) -> bool:
-    """A file that is not there: commands that only look or answer do not create it."""
+def no_file(url: str) -> bool:
+    """Does it name a file, and there is none?"""
     path = url.removeprefix("sqlite:///")
     return path != url and path not in ("", ":memory:") and not os.path.lexists(path)
+
+
+async def missing(url: str) -> bool:
+    """Is there no store yet? Commands that only look or answer do not make one; nor do they bring one that is older
+    up to date, because others may run on it: that is refused."""
+    if url == MEMORY:
+        return False
+    if no_file(url):
+        return True
+    found = await urls.plan(url)
+    if found.version and found.steps:
+        raise StoreError(
+            f"{found.place} has schema {found.version}, and this Assent reads {found.wanted}; to bring it there: "
+            f"{Commands(url).write('migrate')}",
+            kind="log_read_failed",
+        )
+    return not found.version
+
+
+def unknown(url: str, conversation: str) -> NotFound:
+    return NotFound(f"there is no store {urls.place(url)}, so there is no conversation {conversation!r}")
 
 
 async def record(url: str, call: str, verb: str, make: Make, by: str) -> int:
@@ -42,8 +64,8 @@ async def record(url: str, call: str, verb: str, make: Make, by: str) -> int:
 
 
 async def cancel(url: str, conversation: str, reason: str | None, by: str) -> int:
-    if missing(url):
-        raise NotFound(f"there is no store {url}, so there is no conversation {conversation!r}")
+    if await missing(url):
+        raise unknown(url, conversation)
     async with Runtime(store=url) as rt:
         state = (await rt.home.loaded(conversation)).state
         if not await rt.cancel(conversation, by=by, reason=reason):
@@ -64,11 +86,11 @@ async def cancel(url: str, conversation: str, reason: str | None, by: str) -> in
 
 async def pending(url: str, as_json: bool, wait: float | None, conversation: str | None) -> int:
     until = time.monotonic() + (wait or 0.0)
-    while missing(url) and time.monotonic() < until:  # noqa: ASYNC110 - another process makes it
+    while (gone := await missing(url)) and time.monotonic() < until:  # noqa: ASYNC110 - another process makes it
         await asyncio.sleep(LOOK_EVERY)
     entries: list[Pending] = []
     idle: list[str] = []
-    if not missing(url):
+    if not gone:
         async with Runtime(store=url) as rt:
             while True:
                 entries = await rt.pending(conversation)
@@ -82,11 +104,11 @@ async def pending(url: str, as_json: bool, wait: float | None, conversation: str
             elif not as_json:
                 idle = await inbox.idle_work(rt, conversation, Commands(url))
     elif conversation is not None:
-        raise NotFound(f"there is no store {url}, so there is no conversation {conversation!r}")
+        raise unknown(url, conversation)
     if as_json:
         json_lines(entries)
     elif not entries:
-        rest = f": there is no store {url} yet" if missing(url) else "; " if idle else ""
+        rest = f": there is no store {urls.place(url)} yet" if gone else "; " if idle else ""
         say(f"nothing is waiting{rest}" + "\n".join(idle))
     return WAITING if not entries and wait is not None else 0
 
@@ -100,11 +122,11 @@ def _cards(entries: list[Pending], others: list[Pending], url: str) -> None:
 
 
 async def log(url: str, conversation: str | None, as_json: bool, after: int, limit: int | None) -> int:
-    if missing(url):
+    if await missing(url):
         if conversation is not None:
-            raise NotFound(f"there is no store {url}, so there is no conversation {conversation!r}")
+            raise unknown(url, conversation)
         if not as_json:
-            say(f"no conversations: there is no store {url} yet")
+            say(f"no conversations: there is no store {urls.place(url)} yet")
         return 0
     async with Runtime(store=url) as rt:
         if conversation is not None:

@@ -20,6 +20,7 @@ from assent.core.state import State, evolve, pending, status
 from assent.core.transcript import AssistantMessage, Message, ToolResult, Transcript, UserMessage
 from assent.errors import Invalid, NotFound
 from assent.runtime.intake import conversation_id
+from assent.urls import place
 
 LONG = 2000
 
@@ -41,13 +42,13 @@ async def replay(url: str, given: str, to: int | None, as_json: bool) -> int:
 
 async def _source(url: str, given: str) -> tuple[str, list[AnyEvent]]:
     """A conversation of the store; or a file, which a name with a slash or .jsonl always is."""
-    if given != "-" and not given.endswith(".jsonl") and os.sep not in given and not missing(url):
+    if given != "-" and not given.endswith(".jsonl") and os.sep not in given and not await missing(url):
         async with opened(url) as store:
             bodies = await store.read(conversation_id(given))
         if bodies:
             return given, [codec.decode(body) for body in bodies]
         if not _is_file(given):
-            raise NotFound(f"there is neither a conversation {given!r} in {url} nor such a file")
+            raise NotFound(f"there is neither a conversation {given!r} in {place(url)} nor such a file")
     archive = read_archive(given)
     return archive.name, archive.events
 

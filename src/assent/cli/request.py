@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from assent.cli.output import json_lines
-from assent.cli.reading import missing
+from assent.cli.reading import missing, unknown
 from assent.cli.replay import said
 from assent.cli.text import cut, shown, value_text
 from assent.cli.verification import PAGE, opened
@@ -55,8 +55,8 @@ class Found(msgspec.Struct, kw_only=True):
 
 async def request(url: str, conversation: str, turn: int | None, step: int | None, as_json: bool) -> int:
     name = conversation_id(conversation)
-    if missing(url):
-        raise NotFound(f"there is no store {url}, so there is no conversation {conversation!r}")
+    if await missing(url):
+        raise unknown(url, conversation)
     async with opened(url) as store:
         replies, tools = await _replies(store, name)
         reply = _chosen(replies, name, turn, step)

@@ -10,12 +10,12 @@ import msgspec
 from assent.cli.cards import console
 from assent.cli.logs import print_event
 from assent.cli.output import raw_lines, say
-from assent.cli.reading import made, missing, tools_before
+from assent.cli.reading import made, missing, tools_before, unknown
 from assent.cli.text import cut, value_text
 from assent.core import codec
 from assent.core.events import Event
 from assent.core.live import AnyLive, Retrying, TextDelta, ToolProgress
-from assent.errors import Backpressure, NotFound
+from assent.errors import Backpressure
 from assent.runtime.runtime import Runtime
 
 PAGE = 500
@@ -76,8 +76,8 @@ class Tail:
 
 
 async def tail(url: str, conversation: str, after: int, follow: bool, live: bool, as_json: bool) -> int:
-    if missing(url):
-        raise NotFound(f"there is no store {url}, so there is no conversation {conversation!r}")
+    if await missing(url):
+        raise unknown(url, conversation)
     async with Runtime(store=url) as rt:
         await rt.history(conversation, limit=1)  # refuses an unknown one
         lines = Tail(rt, conversation, after, as_json)

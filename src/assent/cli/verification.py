@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from assent.cli.output import json_lines, say
-from assent.cli.reading import missing
+from assent.cli.reading import missing, unknown
 from assent.cli.text import shown
 from assent.core import codec
 from assent.core.events import AnyEvent, AssistantSaid, CallReturned
@@ -19,7 +19,7 @@ from assent.core.results import INLINE_LIMIT
 from assent.errors import AssentError, NotFound, StoreDamaged
 from assent.runtime.intake import conversation_id
 from assent.stores.base import GENESIS, LogStore, Row, chain
-from assent.urls import open_store
+from assent.urls import open_store, place
 
 PAGE = 500
 
@@ -56,11 +56,11 @@ async def opened(url: str) -> AsyncGenerator[LogStore]:
 
 
 async def verify(url: str, conversation: str | None, as_json: bool) -> int:
-    if missing(url):
+    if await missing(url):
         if conversation is not None:
-            raise NotFound(f"there is no store {url}, so there is no conversation {conversation!r}")
+            raise unknown(url, conversation)
         if not as_json:
-            say(f"nothing to verify: there is no store {url} yet")
+            say(f"nothing to verify: there is no store {place(url)} yet")
         return 0
     bad: list[Checked] = []
     async with opened(url) as store:

@@ -16,6 +16,7 @@ from assent.cli.text import shown, span
 from assent.cli.verification import opened
 from assent.errors import NotFound
 from assent.stores.base import LogStore, OwnerRow
+from assent.urls import place
 
 COUNTED = 1000
 """So many conversations that nobody holds are looked at; more are many."""
@@ -47,8 +48,8 @@ class Unheld(msgspec.Struct, kw_only=True):
 
 
 async def workers(url: str, as_json: bool) -> int:
-    if missing(url):
-        raise NotFound(f"there is no store {url}, so nobody works on it")
+    if await missing(url):
+        raise NotFound(f"there is no store {place(url)}, so nobody works on it")
     async with opened(url) as store:
         now = store.now()
         found = [_worker(each, now) for each in await store.owners() if each.owner != store.owner]

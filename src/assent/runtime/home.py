@@ -145,6 +145,7 @@ class Home:
         """Wait no longer for what runs."""
         self._drain = 0.0
         self._hurried.set()
+        self.store.hurry()
 
     def begun(self) -> int:
         """How many calls run here."""

@@ -180,6 +180,10 @@ class LogStore(Protocol):
         """
         ...
 
+    def hurry(self) -> None:
+        """This process is about to go: from now on wait for a database that is away only briefly, then say so."""
+        ...
+
     async def close(self) -> None:
         """Finish what was accepted, release every lease of this owner, unregister it. Idempotent."""
         ...

@@ -113,6 +113,9 @@ class MemoryStore:
         self._state = "open"
         self._committed()
 
+    def hurry(self) -> None:
+        """It is never away."""
+
     async def close(self) -> None:
         if self._state == "dead":
             await _for_ever()

@@ -79,6 +79,9 @@ class SQLiteStore:
         self._process = os.getpid()
         self._state = "open"
 
+    def hurry(self) -> None:
+        """It is never away."""
+
     async def close(self) -> None:
         if self._state == "dead":
             await _for_ever()

@@ -31,10 +31,12 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, str]
     """Those that decide whether what was acknowledged survives a power cut."""
     connections: int
+    """Those that count towards the limit that is nearest."""
     allowed: int
-    """As many as this user may have, with everybody else's."""
+    limit: str
+    """Which one that is: the server's, the database's or the user's."""
     ours: int
-    """How many of them are Assent's."""
+    """How many connections Assent has, all in all."""
     each: int
     """How many a process of Assent holds."""
     standby: bool

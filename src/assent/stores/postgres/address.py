@@ -1,6 +1,8 @@
 """Where the store is: a libpq URL with two options of ours, which the driver never sees.
 
 ``postgresql://user@host/database?assent_schema=assent&assent_lease=10``
+
+What is wrong with a URL is said without showing it: a password that is not quoted can be in any part of it.
 """
 
 from __future__ import annotations
@@ -15,6 +17,26 @@ from assent.errors import Invalid
 SCHEMES = ("postgresql://", "postgres://")
 LEASE_SECONDS = 10.0
 SHORTEST_LEASE = 0.2
+HOST = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]*)(:(?P<port>[0-9]*))?")
+LIBPQ_ONLY: dict[str, tuple[str, ...] | None] = {
+    "connect_timeout": None,
+    "tcp_user_timeout": None,
+    "keepalives": None,
+    "keepalives_idle": None,
+    "keepalives_interval": None,
+    "keepalives_count": None,
+    "client_encoding": None,
+    "fallback_application_name": None,
+    "load_balance_hosts": None,
+    "sslcompression": None,
+    "sslsni": None,
+    "channel_binding": ("prefer", "disable"),
+    "gssencmode": ("prefer", "disable"),
+    "require_auth": ("",),
+    "requirepeer": ("",),
+}
+"""libpq's options that the driver does not have; with these values nothing is lost without them (None: with any). How
+long the network is waited for follows from the lease."""
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,24 +73,49 @@ def parse(url: str) -> Address:
         lease = 0.0
     if not SHORTEST_LEASE <= lease <= 3600:
         raise Invalid(f"assent_lease must be a number of seconds from {SHORTEST_LEASE:g} to 3600, such as 10")
-    ours = [name for name in options if name.startswith("assent_")]
-    if ours:
-        raise Invalid(f"unknown option {ours[0]} in the store's URL; there are assent_schema and assent_lease")
-    host = options.get("host") or parts.netloc.rpartition("@")[2] or "localhost"
+    host = parts.netloc.rpartition("@")[2] or options.get("host") or "localhost"
     return Address(
-        dsn=parts._replace(query=urlencode(options)).geturl(),
+        dsn=parts._replace(query=urlencode(_passed(options))).geturl(),
         schema=schema,
         lease=lease,
         place=f"PostgreSQL at {host}{parts.path} (schema {schema})",
     )
 
 
+def _passed(options: dict[str, str]) -> dict[str, str]:
+    """What the driver is given: its own options; the server takes the others as settings."""
+    passed: dict[str, str] = {}
+    for name, value in options.items():
+        if not re.fullmatch(r"[A-Za-z_][\w.]*", name):
+            raise _unreadable("an option's name has a character that no option has")
+        if name.startswith("assent_"):
+            raise Invalid(f"unknown option {name} in the store's URL; there are assent_schema and assent_lease")
+        if name not in LIBPQ_ONLY:
+            passed[name] = value
+        elif (harmless := LIBPQ_ONLY[name]) is not None and value not in harmless:
+            raise Invalid(f"{name}={value} in the store's URL cannot be kept by the driver; use sslmode=verify-full")
+    return passed
+
+
 def _split(url: str) -> SplitResult:
-    try:
-        parts = urlsplit(url)
-        _ = parts.port  # says whether it is a number
-    except ValueError as fault:
-        raise Invalid(f"the store's URL cannot be read ({fault}); use postgresql://user@host/database") from fault
     if not url.startswith(SCHEMES):
         raise Invalid("a PostgreSQL store's URL begins with postgresql://")
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise _unreadable("its host is none") from None
+    if "@" in parts.path or parts.netloc.count("@") > 1 or "#" in url:
+        raise _unreadable("there is an @ or a # where none belongs")
+    hosts = parts.netloc.rpartition("@")[2].split(",")
+    for each in hosts:
+        found = HOST.fullmatch(each)
+        if found is None or int(found["port"] or 0) > 65535 or (len(hosts) > 1 and not found[1]):
+            raise _unreadable("a host or its port is none")
     return parts
+
+
+def _unreadable(why: str) -> Invalid:
+    return Invalid(
+        f"the store's URL cannot be read: {why}; use postgresql://user:password@host:5432/database, "
+        "and in the password %40 for @, %2F for /, %3A for :, %23 for #, %3F for ?"
+    )

@@ -74,6 +74,9 @@ class Heads:
         if len(self._known) > REMEMBERED:
             self._known.popitem(last=False)
 
+    def forget(self, name: str) -> None:
+        self._known.pop(name, None)
+
 
 # ``IS TRUE`` keeps the planner from making a join of it: each of these is a look into a small hash table.
 _DONE = "(x.id IN (SELECT id FROM done)) IS TRUE"
@@ -196,13 +199,19 @@ class Appending:
         )
         return refusal
 
+    def weight(self, what: Wanted) -> int:
+        step = what.step
+        bodies = sum(map(len, step.events)) + sum(len(entry.body) for entry in step.opened)
+        return bodies + len(step.snapshot or b"") + sum(len(body) for _, body in what.artifacts)
+
     async def write(self, link: Link, jobs: Sequence[Job]) -> list[Any]:
         outcomes: dict[Job, Any] = {}
         ready = await self._placed(link, jobs, outcomes)
         if ready:
             ready.sort(key=lambda placed: placed[0].conversation)
             values, ends = _values(ready, self._keeper.owner)
-            done = {key for (key,) in await link.fetch(APPEND, *values)}
+            weight = sum(job.weight for job, _ in ready)
+            done = {key for (key,) in await link.fetch(APPEND, *values, weight=weight)}
             refused: list[Job] = []
             for (job, head), end in zip(ready, ends, strict=True):
                 if head.id in done:
@@ -244,7 +253,7 @@ class Appending:
                     head = self._heads.get(job.conversation)
                     if head is None:
                         new.append(job)
-                    else:
+                    elif head.seq == job.what.step.expected:  # else somebody here has read something older
                         ready.append((job, head))
         if new:
             if len(self._ids) < len(new):
@@ -262,6 +271,8 @@ class Appending:
             row = rows.get(job.conversation, _Row())
             if row.id:
                 self._heads.set(job.conversation, Head(row.id, row.seq, row.hash))
+            else:  # there was none, or it was erased
+                self._heads.forget(job.conversation)
             outcomes[job] = refusal(job.what.step, row, self._keeper.owner) or AGAIN
             if outcomes[job] is not AGAIN:
                 refused.append(job)

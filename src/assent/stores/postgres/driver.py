@@ -2,14 +2,15 @@
 
 Two of its habits are kept out of here. A statement is never cancelled: asyncpg would open a second connection to
 say so, and wait for it without end where the network is gone. And it is given no timeout of its own, for the
-same reason: a connection that has been silent for too long is dropped, hard, and whoever waits learns that.
+same reason: a connection that has been silent for too long is dropped, hard, and whoever waits learns that. While a
+reply arrives it is not silent, however long that takes; what is sent is given time by its size.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol, cast
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs]
@@ -20,6 +21,10 @@ Records = list[Any]
 
 LONGEST_CONNECT = 10.0
 """Seconds."""
+SECONDS_A_MEGABYTE = 4.0
+"""For sending: a link that is slower is as good as none."""
+SERVERS_SHARE = 0.8
+"""Of our patience: the server ends a statement before we give up, and its outcome is known."""
 
 
 class _Connection(Protocol):
@@ -38,6 +43,7 @@ _pg = cast(Any, asyncpg)
 PostgresError: type[Exception] = _pg.PostgresError
 Deadlock: type[Exception] = _pg.exceptions.TransactionRollbackError
 Cancelled: type[Exception] = _pg.exceptions.QueryCanceledError
+Locked: type[Exception] = _pg.exceptions.LockNotAvailableError
 
 _LOST: tuple[type[Exception], ...] = (
     OSError,  # TimeoutError is one of them
@@ -66,12 +72,34 @@ class Away(Exception):
     """The database could not be reached, or did not let us in: nothing was asked."""
 
 
+class _Ear:
+    """Between the socket and the driver: knows when something was last heard."""
+
+    def __init__(self, protocol: Any, clock: Callable[[], float]):
+        self._protocol = protocol
+        self._clock = clock
+        self.heard = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._protocol, name)
+
+    def data_received(self, data: bytes) -> None:
+        self.heard = self._clock()
+        self._protocol.data_received(data)
+
+
 class Link:
     """One connection: one statement at a time, one implicit transaction each."""
 
     def __init__(self, db: _Connection, patience: float):
         self._db = db
         self._patience = patience
+        self._loop = asyncio.get_running_loop()
+        transport: asyncio.Transport = cast(Any, db)._transport
+        self._ear = _Ear(transport.get_protocol(), self._loop.time)
+        transport.set_protocol(cast(asyncio.BaseProtocol, self._ear))
+        self._listening = False
+        self._grace = 0.0  # what the server's limit has been raised by
 
     @property
     def closed(self) -> bool:
@@ -81,30 +109,43 @@ class Link:
     def version(self) -> int:
         return self._db.get_server_version().major
 
-    async def fetch(self, sql: str, *values: Any) -> Records:
-        alarm = asyncio.get_running_loop().call_later(self._patience, self._db.terminate)
-        try:
+    async def fetch(self, sql: str, *values: Any, weight: int = 0) -> Records:
+        """``weight``: bytes to send, where they are many."""
+        grace = (weight >> 20) * SECONDS_A_MEGABYTE
+        if grace != self._grace:
+            await self.run(f"SET statement_timeout TO {milliseconds(self._patience + grace)}")
+            self._grace = grace
+        async with self._patiently(grace):
             return await self._db.fetch(sql, *values)
-        except Exception as fault:
-            raise self._judged(fault) from fault
-        finally:
-            alarm.cancel()
 
     async def run(self, script: str) -> None:
         """Statements without values, in one round trip."""
-        alarm = asyncio.get_running_loop().call_later(self._patience, self._db.terminate)
-        try:
+        async with self._patiently():
             await self._db.execute(script)
-        except Exception as fault:
-            raise self._judged(fault) from fault
-        finally:
-            alarm.cancel()
 
     async def listen(self, channel: str, heard: Callable[[str], None], ended: Callable[[], None]) -> None:
+        self._listening = True
         self._db.add_termination_listener(lambda _: ended())
-        alarm = asyncio.get_running_loop().call_later(self._patience, self._db.terminate)
-        try:
+        async with self._patiently():
             await self._db.add_listener(channel, lambda _db, _pid, _channel, payload: heard(payload))
+
+    @asynccontextmanager
+    async def _patiently(self, grace: float = 0.0) -> AsyncGenerator[None]:
+        alarm: asyncio.TimerHandle
+        until = self._loop.time() + self._patience + grace
+
+        def look() -> None:
+            nonlocal alarm
+            # What others say is no reply: it may go on while nothing of ours arrives there any more.
+            later = until if self._listening else max(until, self._ear.heard + self._patience)
+            if later > self._loop.time():
+                alarm = self._loop.call_at(later, look)
+            else:
+                self._db.terminate()
+
+        alarm = self._loop.call_at(until, look)
+        try:
+            yield
         except Exception as fault:
             raise self._judged(fault) from fault
         finally:
@@ -127,23 +168,32 @@ class Link:
             await self._db.close(timeout=self._patience)
 
 
+def milliseconds(patience: float) -> int:
+    """For how long the server may work on a statement that we wait for so long."""
+    return int(patience * SERVERS_SHARE * 1000)
+
+
 async def connect(address: Address, settings: Mapping[str, str] = _NONE, *, patience: float | None = None) -> Link:
     """A connection to the store's schema. Away: there is none to be had now."""
-    # A statement that waits for a lock is ended by the server before we lose patience: then its outcome is known.
-    wait = f"{address.patience * 0.8:.3f}s"
+    patience = patience or address.patience
     known = {
         "application_name": "assent",
-        "search_path": address.schema,
-        "statement_timeout": wait,
-        "idle_in_transaction_session_timeout": f"{address.lease:.3f}s",
+        "search_path": f'"{address.schema}"',
+        "statement_timeout": f"{milliseconds(patience)}",
+        "lock_timeout": "0",  # else a wait for a lock might end in another way
+        "idle_in_transaction_session_timeout": f"{address.lease * 1000:.0f}",
         "default_transaction_isolation": "read committed",
         "jit": "off",
     }
+    # Not with the start of the session: a pooler refuses there what it does not know.
+    wanted = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in {**known, **settings}.items())
     try:
-        within = min(patience or address.patience, LONGEST_CONNECT)
-        db = await _pg.connect(address.dsn, timeout=within, server_settings={**known, **settings})
-    except asyncio.CancelledError:
-        raise
+        link = Link(await _pg.connect(address.dsn, timeout=min(patience, LONGEST_CONNECT)), patience)
+        try:
+            await link.run(f"SELECT {wanted}")
+        except BaseException:
+            link.drop()
+            raise
     except Exception as fault:
         raise Away(str(fault) or type(fault).__name__) from fault
-    return Link(cast(_Connection, db), patience or address.patience)
+    return link

@@ -47,16 +47,29 @@ _REMEDY: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str], ...] =
     ),
     (
         server_error.InsufficientPrivilegeError,
-        "this user may not; let it create the schema (GRANT CREATE ON DATABASE ...), or make it the schema's owner",
+        "this user may not ({cause}); let it create the schema (GRANT CREATE ON DATABASE ...), or make the schema "
+        "for it (CREATE SCHEMA ... AUTHORIZATION ...)",
     ),
     (
         server_error.ReadOnlySQLTransactionError,
-        "it is read-only, probably a standby; connect to the primary (target_session_attrs=read-write)",
+        "it takes no writes: it is a standby, so connect to the primary (target_session_attrs=read-write); or "
+        "default_transaction_read_only is on for this user",
     ),
+    (
+        server_error.ProtocolViolationError,
+        "{cause}; a pooler stands between: take that option out of the URL, and let the pooler leave sessions alone "
+        "(PgBouncer: pool_mode = session)",
+    ),
+    (
+        (server_error.InvalidSQLStatementNameError, server_error.DuplicatePreparedStatementError),
+        "{cause}; a pooler stands between and hands the session to others: it must leave sessions alone "
+        "(PgBouncer: pool_mode = session)",
+    ),
+    (server_error.UndefinedObjectError, "{cause}; if the URL has it as an option, take it out"),
     (server_error.DiskFullError, "its disk is full; free some space there and try again"),
     (server_error.OutOfMemoryError, "it has not enough memory; free some there and try again"),
     (
-        server_error.QueryCanceledError,
+        (server_error.QueryCanceledError, server_error.LockNotAvailableError),
         "another transaction holds what is needed here; find it in pg_stat_activity and end it",
     ),
     (server_error.CannotConnectNowError, "it is starting or shutting down; try again in a moment"),
@@ -95,7 +108,7 @@ def explained(fault: Exception, address: Address, *, writing: bool, settled: boo
             f"{address.place} is not what it was ({cause}); nothing was repaired: restore a backup", details=details
         )
     remedies = (remedy for cls, remedy in _REMEDY if isinstance(cause, cls))
-    remedy = next(remedies, f"{cause} ({type(cause).__name__})")
+    remedy = next(remedies, f"{{cause}} ({type(cause).__name__})").replace("{cause}", str(cause))
     did = "written" if writing else "read"
     outcome = ""
     if writing:

@@ -13,13 +13,23 @@ SETTINGS = ("fsync", "synchronous_commit", "full_page_writes")
 TIME = "SELECT extract(epoch FROM clock_timestamp())::float8"
 FACTS = """
 SELECT current_setting('server_version'),
-       count(*) FILTER (WHERE backend_type = 'client backend'),
-       current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int,
-       count(*) FILTER (WHERE application_name = 'assent'),
+       (SELECT count(*) FROM pg_stat_activity WHERE application_name = 'assent'),
        pg_is_in_recovery(),
        (SELECT count(*) FROM pg_stat_replication),
-       current_setting('synchronous_standby_names') <> ''
-FROM pg_stat_activity"""
+       current_setting('synchronous_standby_names') <> ''"""
+LIMITS = """
+SELECT 'max_connections', (SELECT sum(numbackends) FROM pg_stat_database)::int,
+       current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
+       - coalesce(current_setting('reserved_connections', true)::int, 0)
+UNION ALL
+SELECT 'the connection limit of database ' || d.datname, s.numbackends, d.datconnlimit
+FROM pg_database d JOIN pg_stat_database s ON s.datid = d.oid
+WHERE d.datname = current_database() AND d.datconnlimit >= 0
+UNION ALL
+SELECT 'the connection limit of user ' || r.rolname,
+       (SELECT count(*) FROM pg_stat_activity a WHERE a.usesysid = r.oid)::int, r.rolconnlimit
+FROM pg_roles r WHERE r.rolname = session_user AND r.rolconnlimit >= 0"""
+"""What limits us: its name, how many are used, how many may be. By what anybody may see of other users' sessions."""
 
 
 async def health(url: str) -> Health:
@@ -33,7 +43,8 @@ async def health(url: str) -> Health:
         before = time.time()
         ((theirs,),) = await link.fetch(TIME)
         after = time.time()
-        ((version, used, allowed, ours, standby, replicas, waits),) = await link.fetch(FACTS)
+        ((version, ours, standby, replicas, waits),) = await link.fetch(FACTS)
+        limit, used, allowed = min(await link.fetch(LIMITS), key=lambda row: row[2] - row[1])
         settings = {name: (await link.fetch("SELECT current_setting($1)", name))[0][0] for name in SETTINGS}
     except (Lost, PostgresError) as fault:
         raise explained(fault, address, writing=False) from fault
@@ -47,6 +58,7 @@ async def health(url: str) -> Health:
         settings=settings,
         connections=used,
         allowed=allowed,
+        limit=limit,
         ours=ours,
         each=CONNECTIONS,
         standby=standby,

@@ -15,7 +15,7 @@ AGAIN: Any = object()
 class Job:
     """One write that a caller waits for. At most one of a conversation is on its way at a time."""
 
-    __slots__ = ("conversation", "doubt", "future", "kind", "until", "what")
+    __slots__ = ("company", "conversation", "doubt", "future", "kind", "stuck", "until", "weight", "what")
 
     def __init__(self, kind: Kind, conversation: str, what: Any, until: float, future: asyncio.Future[Any]):
         self.kind = kind
@@ -25,6 +25,11 @@ class Job:
         """By the loop's clock: when to give up a database that is away."""
         self.doubt = False
         """It was sent, and the reply was lost: it may have been written."""
+        self.company: int | None = None
+        """In a group of how many it may go, once groups with it have failed: it may be the one to blame."""
+        self.stuck = False
+        """The server gave up a group with it: it may wait for a lock that somebody keeps."""
+        self.weight = kind.weight(what)
         self.future = future
 
     def settle(self, outcome: Any) -> None:
@@ -41,6 +46,10 @@ class Kind(Protocol):
 
     def void(self, what: Any) -> Exception | None:
         """What speaks against it before the database is asked."""
+        ...
+
+    def weight(self, what: Any) -> int:
+        """How many bytes it is, about."""
         ...
 
     async def write(self, link: Link, jobs: Sequence[Job]) -> list[Any]:

@@ -7,7 +7,8 @@ before the database does: then it has lapsed, whatever a late reply may say. It 
 nothing. The database refuses it as well: its appends carry epochs that those who took over have raised.
 
 **The time.** Each renewal brings the database's time; between them the same clock goes on. A reply takes its time to
-arrive, so what is known here is behind the database's clock by that much, and never ahead of it.
+arrive, so what is known here is behind the database's clock by that much, and never ahead of it. It does not go back,
+unless by more than a reply's delay explains: then the database's clock was ahead and has been set right.
 
 **The others.** Who has committed something says so with NOTIFY; not in the transaction itself, because PostgreSQL
 commits those one by one, but shortly after, once for all that was committed in 10 ms. It is a hint: what is lost with
@@ -35,6 +36,10 @@ RENEWALS = 4
 """In a lease."""
 QUIET_SECONDS = 0.01
 """Between two notifications."""
+SET_BACK_SECONDS = 2.0
+"""By so much and more the time goes back: it would stand still for as long otherwise."""
+FAREWELL_SECONDS = 1.0
+"""For leaving, where the database does not answer: then this owner's time runs out by itself."""
 FORGOTTEN_SECONDS = 3600.0
 """After so long a dead owner's row goes, unless something that it ran is still owed."""
 
@@ -83,6 +88,7 @@ class Keeper:
         self._stir = Signal()  # something to say, or the connection has ended
         self._telling = False
         self._stopping = False
+        self._end = float("inf")  # by the steady clock: when to give up a database that is away
         self._registered = False
         self._until = 0.0  # by the steady clock: until then this owner is alive
         self._renew_at = 0.0
@@ -102,7 +108,9 @@ class Keeper:
 
     def now(self) -> float:
         told, arrived = self._time
-        self._latest = max(self._latest, told + steady() - arrived)
+        now = told + steady() - arrived
+        if not now < self._latest < now + SET_BACK_SECONDS:
+            self._latest = now
         return self._latest
 
     def tell(self) -> None:
@@ -123,9 +131,9 @@ class Keeper:
 
     async def ready(self) -> None:
         """Wait until this owner is known to the database: right away, unless it has just lapsed."""
-        give_up = steady() + self._address.endurance
+        until = steady() + self._address.endurance
         while not self.alive:
-            if steady() > give_up:
+            if steady() > min(until, self._end):
                 fault = Away("it cannot be reached")
                 raise explained(fault, self._address, writing=True)
             await asyncio.sleep(self._address.lease / 50)
@@ -143,18 +151,25 @@ class Keeper:
             raise explained(fault, self._address, writing=True) from fault
         self._task = asyncio.create_task(self._live(), name="assent:keeper")
 
+    def hurry(self) -> None:
+        """Do not wait long for a database that is away."""
+        self._end = min(self._end, steady() + self._address.patience)
+
     async def stop(self) -> None:
         """Leave: every lease is given up, and this owner's name is struck out."""
         self._stopping = True
         self._stir.set()
         if self._task:
-            await self._task
+            await asyncio.wait([self._task], timeout=FAREWELL_SECONDS)
+            if not self._task.done():
+                self.kill()
+            await asyncio.gather(self._task, return_exceptions=True)
         if self._alarm:
             self._alarm.cancel()
         with suppress(Away, Lost, PostgresError):  # then it runs out by itself
             link = self._link
             if link is None or link.closed:
-                link = self._link = await self._connected()
+                link = self._link = await connect(self._address, patience=FAREWELL_SECONDS)
             await link.fetch(LEAVE_OWED, self.owner)
             await link.fetch(LEAVE_HELD, self.owner, list(self.held))
             await link.fetch(LEAVE, self.owner)

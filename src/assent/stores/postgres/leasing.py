@@ -31,22 +31,32 @@ WHERE c.id = s.id AND c.epoch = s.epoch AND {_I_LIVE}
        OR NOT EXISTS (SELECT FROM owners o WHERE o.owner = c.owner AND o.until > clock_timestamp()))
 RETURNING c.name, c.epoch"""
 
-# An array, not a join: a row that has changed since the statement began is looked at once more, and a join would then
-# look for what is free once more, too.
+SAMPLE = 200
+"""So many of an agent's are looked at: who has waited longest of these comes first. No index has the order, since every
+append would have to move its entry."""
+
 _WANTED = "c.owes AND c.agent = ANY($2) AND c.name <> ALL($4) AND ($5::text[] IS NULL OR c.name = ANY($5))"
 
+# What is taken at last is named in an array, not joined: a row that has changed since the statement began is looked at
+# once more, and a join would then look for what is free once more, too.
 TAKE = f"""
-WITH free AS MATERIALIZED (
-    SELECT c.id FROM conversations c WHERE {_WANTED} AND c.owner IS NULL
-    LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED
-), gone AS MATERIALIZED (
+WITH gone AS MATERIALIZED (
     SELECT owner FROM owners WHERE until <= clock_timestamp() UNION ALL SELECT $1 WHERE $6
-), left_behind AS MATERIALIZED (
-    SELECT c.id FROM gone JOIN conversations c ON c.owner = gone.owner WHERE {_WANTED}
-    LIMIT $3 - (SELECT count(*) FROM free) FOR NO KEY UPDATE OF c SKIP LOCKED
+), found AS MATERIALIZED (
+    SELECT s.* FROM unnest($2::text[]) AS a (agent) CROSS JOIN LATERAL (
+        SELECT c.id, c.epoch, c.updated FROM conversations c
+        WHERE {_WANTED} AND c.owner IS NULL AND c.agent = a.agent LIMIT greatest($3, {SAMPLE})
+    ) s
+    UNION ALL
+    (SELECT c.id, c.epoch, c.updated FROM gone JOIN conversations c ON c.owner = gone.owner
+     WHERE {_WANTED} LIMIT greatest($3, {SAMPLE}))
+), mine AS MATERIALIZED (
+    SELECT c.id FROM found f JOIN conversations c ON c.id = f.id
+    WHERE c.owes AND c.epoch = f.epoch AND (c.agent = ANY($2)) IS TRUE
+    ORDER BY f.updated LIMIT $3 FOR NO KEY UPDATE OF c SKIP LOCKED
 )
 UPDATE conversations c SET owner = $1, epoch = c.epoch + 1
-WHERE c.id = ANY (ARRAY (SELECT id FROM free UNION ALL SELECT id FROM left_behind)) AND {_I_LIVE}
+WHERE c.id = ANY (ARRAY (SELECT id FROM mine)) AND {_I_LIVE}
 RETURNING c.name, c.epoch"""
 
 RELEASE = """
@@ -60,6 +70,9 @@ class _Leasing:
 
     def void(self, what: Any) -> None:
         return None
+
+    def weight(self, what: Any) -> int:
+        return 0
 
 
 class Claiming(_Leasing):

@@ -2,7 +2,8 @@
 
 Step n takes a store from schema version n-1 to n; the version stands in the table ``meta``. Steps that were released
 are never changed: a change is a new step at the end. All that are missing run in one transaction, under a lock
-that lets one process at a time through; whoever comes second finds nothing left to do.
+that lets one process at a time through; whoever comes second finds nothing left to do. A step that must wait for a
+table gives up soon and begins anew, because all who want that table wait behind it.
 
 While a step runs and afterwards, workers of the version before go on with the same tables. So a step only adds: a
 table, an index, a column that may be left out (NULL or a default). What nobody needs any more is dropped by a
@@ -12,18 +13,23 @@ the database, because those of one version would be run by the workers of anothe
 
 from __future__ import annotations
 
+import asyncio
 from typing import NamedTuple
 
 import msgspec
 
 from assent.errors import StoreDamaged, StoreError, StoreNewer
 from assent.stores.postgres.address import Address, parse
-from assent.stores.postgres.driver import Away, Link, Lost, PostgresError, connect
+from assent.stores.postgres.driver import Away, Link, Lost, PostgresError, Records, connect, server_error
 from assent.stores.postgres.faults import explained
 
 OLDEST_SERVER = 14
 PATIENCE = 3600.0
 """Seconds: an index over a large table takes its time."""
+LOCK = 1.0
+"""Seconds that a step waits for a table, and at most a quarter of a lease: meanwhile, those who come after it wait."""
+LOCKS = 30.0
+"""Seconds for which it is tried again."""
 
 
 class Step(NamedTuple):
@@ -157,27 +163,66 @@ async def migrated(address: Address) -> Plan:
 
 
 async def _migrated(link: Link, address: Address) -> Plan:
+    loop = asyncio.get_running_loop()
+    until = loop.time() + LOCKS
     try:
-        found = await _plan(link, address)
-        if not found.steps:
-            return found
-        await link.run(f"BEGIN; SELECT pg_advisory_xact_lock({_key(address)})")
-        try:
-            found = await _plan(link, address)  # somebody else may have been here in between
-            if found.version == 0:
-                await link.run(f"CREATE SCHEMA IF NOT EXISTS {address.schema}")
-            for step in found.steps:
-                await link.run(step.sql)
-            if found.steps:
-                await link.run(f"UPDATE meta SET version = {VERSION}")
-        except BaseException:
-            if not link.closed:
-                await link.run("ROLLBACK")
-            raise
-        await link.run("COMMIT")
+        while True:
+            found = await _plan(link, address)
+            if not found.steps:
+                return found
+            try:
+                return await _stepped(link, address)
+            except server_error.LockNotAvailableError as fault:
+                holder = await link.fetch(HOLDER, address.schema)
+                if loop.time() > until:
+                    raise _held(address, holder) from fault
+            await asyncio.sleep(LOCK)  # for those who waited behind us
     except (Lost, PostgresError) as fault:
         raise explained(fault, address, writing=True) from fault
+
+
+async def _stepped(link: Link, address: Address) -> Plan:
+    """All steps that are missing, in one transaction."""
+    await link.run(f"BEGIN; SELECT pg_advisory_xact_lock({_key(address)})")
+    try:
+        found = await _plan(link, address)  # somebody else may have been here in between
+        await link.run(f"SET LOCAL lock_timeout = '{min(LOCK, address.lease / 4):.3f}s'")
+        if not await link.fetch("SELECT FROM pg_namespace WHERE nspname = $1", address.schema):
+            await link.run(f'CREATE SCHEMA "{address.schema}"')
+        await _check_place(link, address)
+        for step in found.steps:
+            await link.run(step.sql)
+        if found.steps:
+            await link.run(f"UPDATE meta SET version = {VERSION}")
+    except BaseException:
+        if not link.closed:
+            await link.run("ROLLBACK")
+        raise
+    await link.run("COMMIT")
     return found
+
+
+HOLDER = """
+SELECT a.pid, a.application_name, a.usename
+FROM pg_locks l JOIN pg_class c ON c.oid = l.relation JOIN pg_stat_activity a ON a.pid = l.pid
+WHERE c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = $1)
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND l.granted AND l.pid <> pg_backend_pid()
+ORDER BY a.xact_start NULLS FIRST LIMIT 1"""
+"""Who has held something of ours for longest, as far as we may see. NULL: another user's, so none of our workers."""
+
+
+def _held(address: Address, holder: Records) -> StoreError:
+    who, end = "another transaction", "find it in pg_stat_activity and end it"
+    if holder:
+        ((pid, program, user),) = holder
+        who = f"process {pid} ({program or 'unnamed'}, user {user})"
+        end = f"wait for it, or end it: SELECT pg_terminate_backend({pid})"
+    return StoreError(
+        f"{address.place} was not migrated: {who} holds a table that has to change; {end}; then run it again",
+        kind="log_write_failed",
+        details={"place": address.place, "outcome": "nothing"},
+    )
 
 
 async def _connected(address: Address) -> Link:
@@ -188,11 +233,33 @@ async def _connected(address: Address) -> Link:
 
 
 TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = $1"
+PLACE = """
+SELECT current_schema(), to_regnamespace($1) IS NULL,
+       coalesce(has_schema_privilege(to_regnamespace($1), 'USAGE'), true)"""
+
+
+async def _check_place(link: Link, address: Address) -> None:
+    """Are names without a schema ours here? The schema itself may be missing."""
+    ((current, missing, usable),) = await link.fetch(PLACE, f'"{address.schema}"')
+    if current == address.schema or (missing and current is None):
+        return
+    if not usable:
+        raise StoreError(
+            f"{address.place}: this user may not use the schema; as its owner: "
+            f"GRANT USAGE, CREATE ON SCHEMA {address.schema} TO ..., or better make this user its owner",
+            kind="log_read_failed",
+        )
+    raise StoreError(
+        f"{address.place}: the session does not keep its search_path, so it was not touched; a pooler between must "
+        "leave sessions alone (PgBouncer: pool_mode = session)",
+        kind="log_read_failed",
+    )
 
 
 async def _plan(link: Link, address: Address) -> Plan:
     if link.version < OLDEST_SERVER:
         raise StoreError(f"{address.place} is version {link.version}; Assent needs PostgreSQL {OLDEST_SERVER} or newer")
+    await _check_place(link, address)
     tables = {name for (name,) in await link.fetch(TABLES, address.schema)}
     version = (await link.fetch("SELECT version FROM meta"))[0][0] if "meta" in tables else 0
     if tables and not {"meta", "conversations"} <= tables:

@@ -1,7 +1,7 @@
 """What the PostgreSQL store asks its database, beside appends and leases: one function a verb.
 
-Each is one statement, and so one snapshot. All of these may be asked again when a reply was lost: they read, or
-write what may be written twice.
+Each is one statement, and so one snapshot; but for all that is pending, which comes in pages. All of these may be asked
+again when a reply was lost: they read, or write what may be written twice.
 """
 
 from __future__ import annotations
@@ -97,13 +97,25 @@ async def heads(link: Link, names: list[str]) -> dict[str, int]:
 
 ENTRIES = """SELECT c.name, p.call, p.body, p.due, p.deadline
              FROM pending p JOIN conversations c ON c.id = p.conversation"""
-PENDING = f"{ENTRIES} ORDER BY p.deadline, c.name, p.call"
 PENDING_OF = f"{ENTRIES} WHERE c.name = $1 ORDER BY p.deadline, p.call"
+PAGE = 2000
+PENDING = f"""SELECT c.name, p.call, p.body, p.due, p.deadline, p.conversation
+              FROM (SELECT * FROM pending WHERE (conversation, call) > ($1, $2)
+                    ORDER BY conversation, call LIMIT {PAGE}) p
+              JOIN conversations c ON c.id = p.conversation ORDER BY p.conversation, p.call"""
 
 
 async def pending(link: Link, name: str | None) -> list[PendingRow]:
-    found = await link.fetch(PENDING) if name is None else await link.fetch(PENDING_OF, name)
-    return [_entry(values) for values in found]
+    if name is not None:
+        return [_entry(values) for values in await link.fetch(PENDING_OF, name)]
+    found: list[PendingRow] = []
+    place, more = (-1, ""), True
+    while more:
+        page = await link.fetch(PENDING, *place)
+        found += [_entry(values[:5]) for values in page]
+        more = len(page) == PAGE
+        place = (page[-1][5], page[-1][1]) if more else place
+    return sorted(found, key=lambda entry: (entry.deadline, entry.conversation, entry.call))
 
 
 DUE = f"""SELECT later.due AS next, d.* FROM (SELECT min(due) AS due FROM pending WHERE due > $1) later

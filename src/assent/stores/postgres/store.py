@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import time
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
@@ -33,6 +34,9 @@ from assent.stores.postgres.writer import Writer
 
 T = TypeVar("T")
 
+LOOK_SECONDS = 0.05
+"""Between two looks at what is owed, after one that found nothing: each commit of others is a reason to look again."""
+
 
 class PostgresStore:
     """See ``LogStore``. The URL is libpq's, with two options of ours: ``assent_schema``, ``assent_lease`` (seconds)."""
@@ -46,6 +50,7 @@ class PostgresStore:
         self._state: Literal["new", "open", "closed", "dead"] = "new"
         self._process = 0
         self._closing: asyncio.Future[None] | None = None
+        self._look_at = 0.0
         self._heads = Heads()
         self._keeper = Keeper(self.address, self._renamed)
         self._writer = Writer(self.address)
@@ -71,12 +76,13 @@ class PostgresStore:
         await self._keeper.start(agents)
         try:
             await self._writer.start()
+            await self._reader.start()
+            await self.wire.start()
         except BaseException:
-            await self._keeper.stop()
+            await self._close()
             raise
         self._process = os.getpid()
         self._state = "open"
-        self.wire.start()
 
     async def close(self) -> None:
         if self._state == "dead":
@@ -90,10 +96,13 @@ class PostgresStore:
         await asyncio.shield(self._closing)  # a cancelled caller leaves no half-closed store
 
     async def _close(self) -> None:
-        await self._writer.stop()
-        await self._reader.stop()
-        await self._keeper.stop()
-        await self.wire.stop()
+        await asyncio.gather(self._writer.stop(), self._reader.stop())
+        await asyncio.gather(self._keeper.stop(), self.wire.stop())
+
+    def hurry(self) -> None:
+        if self._state == "open":
+            for part in (self._writer, self._reader, self._keeper):
+                part.hurry()
 
     def kill(self) -> None:
         """For tests: die as a process does. Releases nothing; every later call waits for ever."""
@@ -201,8 +210,14 @@ class PostgresStore:
     ) -> dict[str, int]:
         await self._usable()
         await self._keeper.ready()
+        time = asyncio.get_running_loop().time
+        await asyncio.sleep(max(self._look_at - time(), 0.0))
+        await self._usable()
         wanted = Takeable(agents, limit, None if only is None else list(only), list(but))
-        return await self._writer.run(self._taking, "", wanted)
+        taken = await self._writer.run(self._taking, "", wanted)
+        if not taken:
+            self._look_at = time() + LOOK_SECONDS * (0.5 + random.random())  # not all processes at once
+        return taken
 
     async def claim(self, conversation: str) -> int | None:
         await self._usable()

@@ -32,6 +32,7 @@ import msgspec
 from assent.stores.base import Heard, Wire
 from assent.stores.postgres.address import Address
 from assent.stores.postgres.driver import Away, Link, Lost, PostgresError, connect
+from assent.stores.postgres.faults import explained
 from assent.stores.postgres.frames import Joining, cut, parse
 from assent.stores.signal import Signal
 
@@ -203,8 +204,12 @@ class PostgresWire:
 
     # --- its life ----------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Connects in its own time: a store is open without it."""
+    async def start(self) -> None:
+        """Connect once, so that what is wrong is said now. Later the store does without it for as long as need be."""
+        try:
+            self._link = await connect(self._address, SETTINGS)
+        except Away as fault:
+            raise explained(fault, self._address, writing=False) from fault
         self._task = asyncio.create_task(self._live(), name="assent:wire")
 
     async def stop(self) -> None:
@@ -227,7 +232,8 @@ class PostgresWire:
     async def _live(self) -> None:
         while not self._stopping:
             try:
-                self._link = await connect(self._address, SETTINGS)
+                if self._link is None or self._link.closed:
+                    self._link = await connect(self._address, SETTINGS)
                 await self._serve(self._link)
                 if self._stopping:
                     await self._link.close()

@@ -2,7 +2,11 @@
 
 A connection takes all that waits of one kind (one job a conversation), writes it in one statement, and is free for the
 next group when the commit is done. With two of them one group is put together while the other one is synced. What
-cannot be sent at the moment waits; per conversation nothing overtakes anything.
+cannot be sent at the moment waits; per conversation nothing overtakes anything. Who has no connection takes nothing.
+
+A group that took too long, or whose connection was lost, may have been spoilt by one of its jobs: these come again in
+smaller company, at last each by itself. Those that the server gave up, because somebody has their rows, come after all
+others and on one connection at a time: the other one is there for the rest.
 
 A connection that breaks or falls silent leaves its group in doubt. The statement may even be running still: so the
 new connection first ends the old one's process in the server, and then the same jobs are written again. That is safe
@@ -13,19 +17,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from assent.errors import AssentError
 from assent.stores.postgres.address import Address
 from assent.stores.postgres.appending import PLAN
-from assent.stores.postgres.driver import Away, Cancelled, Deadlock, Link, Lost, connect
+from assent.stores.postgres.driver import Away, Cancelled, Deadlock, Link, Locked, Lost, connect
 from assent.stores.postgres.faults import explained, shared
 from assent.stores.postgres.jobs import AGAIN, Job, Kind
 
 WRITERS = 2
 GROUP = 512
 """Jobs in one statement at most, so that the first of many does not wait for the last."""
+
+HEAVIEST = 8 << 20
+"""Bytes in one statement at most, unless one job alone is more."""
+
+SMALLER = 8
+"""A group that failed as a whole is split into so many."""
 
 WORTH_SPLITTING = 64
 """Jobs that wait while nobody writes: so many are shared between the connections."""
@@ -42,16 +52,20 @@ class Writer:
         self._address = address
         self._waiting: deque[Job] = deque()
         self._busy: set[str] = set()
+        self._sticking = False  # one connection has a group of those that were given up before
+        self._end = float("inf")  # by the loop's clock: when to give up all that waits
         self._wake = asyncio.Event()
         self._stopping = False
         self._hands = [_Hand(address) for _ in range(WRITERS)]
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Connect once, so that what is wrong is said now."""
+        """Connect, so that what is wrong is said now."""
         try:
-            await self._hands[0].link()
-        except (Away, Lost) as fault:
+            for hand in self._hands:
+                await hand.link()
+        except Away as fault:
+            self.kill()
             raise explained(fault, self._address, writing=True) from fault
         self._tasks = [asyncio.create_task(self._work(hand), name="assent:writer") for hand in self._hands]
 
@@ -67,12 +81,17 @@ class Writer:
         return job.future
 
     async def stop(self) -> None:
-        """Finish what waits, then close."""
+        """Finish what waits, then close. A database that is away now is not waited for any longer."""
         self._stopping = True
+        self.hurry()
         self._wake.set()
         await asyncio.gather(*self._tasks)
         for hand in self._hands:
             await hand.close()
+
+    def hurry(self) -> None:
+        """Do not wait long for a database that is away."""
+        self._end = min(self._end, asyncio.get_running_loop().time() + self._address.patience)
 
     def kill(self) -> None:
         for hand in self._hands:
@@ -82,9 +101,13 @@ class Writer:
 
     async def _work(self, hand: _Hand) -> None:
         while True:
+            if self._waiting and not await self._connected(hand):
+                continue
             group = self._gather()
             if group:
+                stuck = group[0].stuck
                 await self._commit(hand, group)
+                self._sticking = self._sticking and not stuck
                 self._busy.difference_update(job.conversation for job in group)
                 if self._waiting:
                     self._wake.set()
@@ -95,9 +118,21 @@ class Writer:
                 self._wake.clear()
                 await self._wake.wait()
 
+    async def _connected(self, hand: _Hand) -> bool:
+        try:
+            await hand.link()
+            return True
+        except Away as fault:
+            if not any(other.connected for other in self._hands):
+                waiting, self._waiting = self._waiting, deque[Job]()
+                self._again(waiting, fault)
+            if self._waiting:
+                await hand.pause()
+            return False
+
     def _gather(self) -> list[Job]:
         """Of the kind that has waited longest: each conversation's first, if none of it is on its way."""
-        most = GROUP
+        most, room = GROUP, HEAVIEST
         if not self._busy and len(self._waiting) >= WORTH_SPLITTING:
             most = min(GROUP, -(-len(self._waiting) // WRITERS))  # the other one writes the other half meanwhile
         group: list[Job] = []
@@ -106,14 +141,27 @@ class Writer:
         while self._waiting:
             job = self._waiting.popleft()
             name = job.conversation
-            fits = name not in self._busy and name not in passed and (not group or job.kind is group[0].kind)
-            if fits and len(group) < most:
+            fits = name not in self._busy and name not in passed and len(group) < most
+            if fits and group:
+                first = group[0]
+                fits = (
+                    job.kind is first.kind
+                    and job.company == first.company
+                    and job.stuck == first.stuck
+                    and job.weight <= room
+                )
+            elif fits and job.stuck:
+                fits = not self._sticking
+            if fits:
                 group.append(job)
+                room -= job.weight
                 self._busy.add(name)
+                most = min(most, job.company or most)
             else:
                 left.append(job)
                 passed.add(name)
         self._waiting = left
+        self._sticking = self._sticking or (bool(group) and group[0].stuck)
         return group
 
     async def _commit(self, hand: _Hand, group: Sequence[Job]) -> None:
@@ -123,12 +171,15 @@ class Writer:
             outcomes = await kind.write(link, group)
         except Away as fault:
             self._again(group, fault)
-            await hand.pause()
         except Lost as fault:
             for job in group:
                 job.doubt = True
-            self._again(group, fault)
-        except (Deadlock, Cancelled) as fault:
+            self._again(group, fault, apart=True)
+        except (Cancelled, Locked) as fault:
+            for job in group:
+                job.stuck = True
+            self._again(group, fault, apart=True)
+        except Deadlock as fault:
             self._again(group, fault)
         except Exception as fault:
             if len(group) > 1 and not shared(fault):
@@ -143,23 +194,29 @@ class Writer:
             for job, outcome in zip(group, outcomes, strict=True):
                 if outcome is not AGAIN:
                     job.settle(outcome)
-            self._back([job for job, outcome in zip(group, outcomes, strict=True) if outcome is AGAIN])
+            again = [job for job, outcome in zip(group, outcomes, strict=True) if outcome is AGAIN]
+            self._again(again, Away("others change the same conversations all the time"))
 
-    def _again(self, group: Sequence[Job], fault: Exception) -> None:
+    def _again(self, group: Collection[Job], fault: Exception, *, apart: bool = False) -> None:
         """Back into the queue, unless it has been there for too long, or makes no sense any more."""
         now = asyncio.get_running_loop().time()
         left: list[Job] = []
         for job in group:
+            if apart:
+                job.company = max(len(group) // SMALLER, 1)
             if not job.doubt and (refusal := job.kind.void(job.what)):
                 job.settle(refusal)
-            elif job.until <= now:
+            elif min(job.until, self._end) <= now:
                 job.settle(self._failed(job, fault))
             else:
                 left.append(job)
-        self._back(left)
-
-    def _back(self, jobs: Sequence[Job]) -> None:
-        self._waiting.extendleft(reversed(jobs))
+        if any(job.stuck for job in left):  # behind all others, but before what comes after it in its conversation
+            names = {job.conversation for job in left}
+            after = [job for job in self._waiting if job.conversation in names]
+            others = [job for job in self._waiting if job.conversation not in names]
+            self._waiting = deque([*others, *left, *after])
+        else:
+            self._waiting.extendleft(reversed(left))
 
     def _failed(self, job: Job, fault: Exception) -> Exception:
         if isinstance(fault, AssentError):
@@ -175,6 +232,10 @@ class _Hand:
         self._link: Link | None = None
         self._me: tuple[Any, ...] | None = None  # the server's process, and since when
         self._pause = 0.0
+
+    @property
+    def connected(self) -> bool:
+        return self._link is not None and not self._link.closed
 
     async def link(self) -> Link:
         if self._link is not None and not self._link.closed:

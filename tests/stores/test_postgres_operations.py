@@ -1,0 +1,382 @@
+"""The PostgreSQL store in daily operation: slow links, rows that others lock or erase, too few connections, clocks."""
+
+import asyncio
+import hashlib
+import os
+import time
+from contextlib import asynccontextmanager
+
+import asyncpg
+import pg
+import pytest
+from pgproxy import Proxy
+from test_postgres_faults import opened
+
+from assent.errors import Conflict, StoreError
+from assent.stores.postgres import PostgresStore, driver, keeper, reader, statements, writer
+from assent.stores.postgres.store import LOOK_SECONDS
+from assent.testing.store_contract import entry, step, the_lease
+
+LEASE = 1.0
+
+
+def story(test):
+    """A test on a loop of its own, bounded, on a new schema."""
+
+    def run():
+        url = pg.fresh(lease=LEASE, tcp=True)
+
+        async def whole():
+            async with asyncio.timeout(20):
+                await test(url)
+            left = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("assent:")]
+            assert not left, f"left running: {left}"
+
+        try:
+            asyncio.run(whole())
+        finally:
+            pg.drop(url)
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@asynccontextmanager
+async def locked(url, *names):
+    """Somebody's transaction has the rows of these."""
+    db = await asyncpg.connect(pg.server().url(), server_settings={"search_path": pg.schema_of(url)})
+    try:
+        async with db.transaction():
+            await db.execute("SELECT FROM conversations WHERE name = ANY($1) FOR UPDATE", list(names))
+            yield
+    finally:
+        await db.close()
+
+
+@asynccontextmanager
+async def slow(url, rate):
+    """The store's URL over a link of so many bytes a second."""
+
+    async def pump(reader, writer):
+        try:
+            while data := await reader.read(1 << 14):
+                writer.write(data)
+                await writer.drain()
+                await asyncio.sleep(len(data) / rate)
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+    async def accepted(reader, writer):
+        there, to_there = await asyncio.open_connection("127.0.0.1", pg.server().port)
+        links.append(asyncio.gather(pump(reader, to_there), pump(there, writer)))
+
+    links = []
+    served = await asyncio.start_server(accepted, "127.0.0.1", 0, limit=1 << 14)
+    try:
+        yield url.replace(f":{pg.server().port}", f":{served.sockets[0].getsockname()[1]}")
+    finally:
+        served.close()
+        await asyncio.gather(*links)
+
+
+@asynccontextmanager
+async def desk(url, connections):
+    """The store's URL for a role that may have so many connections."""
+    role = f"desk_{pg.schema_of(url)}"
+    await pg.asked(url, f"CREATE ROLE {role} LOGIN SUPERUSER")
+    try:
+        theirs = url.replace("postgres@", f"{role}@")
+        async with opened(theirs):
+            pass
+        while await pg.asked(url, "SELECT FROM pg_stat_activity WHERE usename = $1", role):
+            await asyncio.sleep(0.005)
+        await pg.asked(url, f"ALTER ROLE {role} NOSUPERUSER CONNECTION LIMIT {connections}")
+        await pg.asked(url, f"GRANT ALL ON SCHEMA {pg.schema_of(url)} TO {role}")
+        await pg.asked(url, f"GRANT ALL ON ALL TABLES IN SCHEMA {pg.schema_of(url)} TO {role}")
+        await pg.asked(url, f"GRANT ALL ON ALL SEQUENCES IN SCHEMA {pg.schema_of(url)} TO {role}")
+        yield theirs
+    finally:
+        await pg.asked(url, f"DROP OWNED BY {role}")
+        await pg.asked(url, f"DROP ROLE {role}")
+
+
+# --- rows that others lock or erase --------------------------------------------------------------------------
+
+
+@story
+async def test_a_conversation_that_was_erased_can_be_begun_anew_by_who_remembers_it(url):
+    async with opened(url) as store:
+        await store.append(step("ada", 0, b"one", b"two"))
+        await pg.asked(url, "DELETE FROM events")
+        await pg.asked(url, "DELETE FROM conversations")
+        with pytest.raises(Conflict) as conflict:
+            await store.append(step("ada", 2, b"three"))
+        assert conflict.value.details["actual"] == 0
+        await store.append(step("ada", 0, b"anew"))
+        assert await store.read("ada") == [b"anew"]
+
+
+@story
+async def test_an_erased_conversation_begun_anew_does_not_loop(url):
+    async with opened(url) as store:
+        await store.append(step("ada", 0, b"one", b"two"))
+        await pg.asked(url, "DELETE FROM events")
+        await pg.asked(url, "DELETE FROM conversations")
+        before = store.commits
+        await store.append(step("ada", 0, b"anew"))
+        assert store.commits == before + 1
+
+
+@story
+async def test_an_append_that_could_go_again_for_ever_gives_up_like_any_other(url):
+    async with opened(url) as store:
+        await store.append(step("ada", 0))
+        others = (await pg.asked(url, "SELECT id, hash FROM conversations"))[0]
+        await pg.asked(url, "UPDATE conversations SET seq = 5")
+        judge = store._appending._judge
+
+        async def changed(link, jobs, outcomes):  # between reading and writing somebody else is always quicker
+            await judge(link, jobs, outcomes)
+            store._heads.set("ada", store._heads.get("ada")._replace(hash=others["hash"][::-1]))
+
+        store._appending._judge = changed
+        with pytest.raises(StoreError) as failure:
+            await store.append(step("ada", 5))
+        assert failure.value.details["outcome"] == "nothing"
+
+
+@story
+async def test_one_locked_row_fails_its_own_append_only(url):
+    async with opened(url) as store:
+        names = [f"c{n}" for n in range(20)]
+        await asyncio.gather(*(store.append(step(name, 0)) for name in names))
+        async with locked(url, "c3"):
+            tried = await asyncio.gather(*(store.append(step(name, 1)) for name in names), return_exceptions=True)
+        failed = {name: outcome for name, outcome in zip(names, tried, strict=True) if outcome}
+        assert list(failed) == ["c3"]
+        assert "another transaction" in failed["c3"].message
+
+
+@story
+async def test_others_go_on_while_two_rows_are_locked(url):
+    async with opened(url) as store:
+        names = [f"c{n}" for n in range(20)]
+        await asyncio.gather(*(store.append(step(name, 0)) for name in names))
+        async with locked(url, "c0", "c1"):
+            tries = [asyncio.ensure_future(store.append(step(name, 1))) for name in names]
+            await asyncio.gather(*tries[2:])
+            for seq in range(2, 8):
+                started = time.monotonic()
+                await store.append(step("c5", seq))
+                assert time.monotonic() - started < 0.3
+            assert not tries[0].done()
+            assert not tries[1].done()
+        await asyncio.gather(*tries)
+
+
+@story
+async def test_a_dbas_lock_timeout_does_not_fail_an_append(url):
+    async with opened(url):  # the tables are there
+        pass
+    try:
+        await pg.asked(url, "ALTER ROLE postgres SET lock_timeout = '20ms'")
+        async with opened(url) as store:
+            await store.append(step("c", 0))
+            async with locked(url, "c"):
+                appending = asyncio.ensure_future(store.append(step("c", 1)))
+                await asyncio.sleep(0.2)
+                assert not appending.done()
+            await appending
+    finally:
+        await pg.asked(url, "ALTER ROLE postgres RESET lock_timeout")
+
+
+# --- slow links and large things -----------------------------------------------------------------------------
+
+
+@story
+async def test_what_takes_longer_than_the_patience_to_send_or_to_arrive_gets_there_at_once(url):
+    body = os.urandom(3 << 20)
+    sha = hashlib.sha256(body).hexdigest()
+    async with slow(url, 3_000_000) as far, opened(far) as store:
+        await store.append(step("c", 0))
+        started, before = time.monotonic(), store.commits
+        await store.append(step("c", 1, artifacts=[(sha, body)]))
+        assert time.monotonic() - started > store.address.patience
+        assert store.commits == before + 1
+        started = time.monotonic()
+        assert await store.artifact(sha) == body
+        assert time.monotonic() - started > store.address.patience
+
+
+@story
+async def test_after_a_large_append_the_server_is_as_strict_as_before(url):
+    async with opened(url) as store:
+        await store.append(step("c", 0, os.urandom(3 << 20)))
+        (hand,) = [hand for hand in store._writer._hands if hand._link._grace]
+        limit = await hand._link.fetch("SHOW statement_timeout")
+        assert limit == [(f"{driver.milliseconds(store.address.patience)}ms",)]
+
+
+@story
+async def test_a_group_is_bounded_in_bytes(url):
+    async with opened(url) as store:
+        before, body = store.commits, os.urandom(writer.HEAVIEST // 4)
+        await asyncio.gather(*(store.append(step(f"c{n}", 0, body)) for n in range(12)))
+        assert 3 <= store.commits - before <= 6
+
+
+@story
+async def test_all_that_is_pending_is_read_in_pages_and_comes_in_order(url):
+    async with opened(url) as store:
+        for n in range(7):
+            name = f"c{n}"
+            opens = [entry(name, f"k{k}", float(10 - n % 3)) for k in range(3)]
+            await store.append(step(name, 0, opened=opens))
+        whole = await store.pending()
+        page, statements.PENDING = statements.PAGE, statements.PENDING.replace(f"LIMIT {statements.PAGE}", "LIMIT 2")
+        statements.PAGE = 2
+        try:
+            assert await store.pending() == whole
+        finally:
+            statements.PENDING = statements.PENDING.replace("LIMIT 2", f"LIMIT {page}")
+            statements.PAGE = page
+        assert whole == sorted(whole, key=lambda row: (row.deadline, row.conversation, row.call))
+        assert len(whole) == 21
+
+
+@story
+async def test_a_read_that_takes_too_long_says_so(url):
+    longest, reader.LONGEST_SECONDS = reader.LONGEST_SECONDS, 0.2
+    try:
+        async with opened(url) as store:
+            with pytest.raises(StoreError, match=r"longer than 0\.2 s"):
+                await store._read(lambda link: link.fetch("SELECT pg_sleep(5)"))
+    finally:
+        reader.LONGEST_SECONDS = longest
+
+
+# --- whose turn it is ----------------------------------------------------------------------------------------
+
+
+@story
+async def test_who_has_waited_longest_is_taken_first_whatever_the_agent(url):
+    async with opened(url, "alpha", "zeta") as store, opened(url) as other:
+        for n, agent in enumerate(["alpha"] * 3 + ["zeta"] + ["alpha"] * 3):
+            await other.append(step(f"c{n}", 0, agent=agent, owes=True, at=100.0 - n))
+        taken = [name for _ in range(7) for name in await store.take(("alpha", "zeta"), 1)]
+        assert taken == [f"c{n}" for n in reversed(range(7))]
+
+
+@story
+async def test_many_who_take_at_once_share_what_is_there(url):
+    async with opened(url) as other, opened(url, "agent") as one, opened(url, "agent") as two:
+        for n in range(20):
+            await other.append(step(f"c{n}", 0, owes=True))
+        shares = await asyncio.gather(*(store.take(("agent",), 10) for store in (one, two)))
+        while sum(map(len, shares)) < 20:
+            shares += [await one.take(("agent",), 10)]
+        assert sorted(name for share in shares for name in share) == sorted(f"c{n}" for n in range(20))
+
+
+@story
+async def test_looks_that_find_nothing_are_spaced_and_the_first_one_after_a_pause_is_not_late(url):
+    async with opened(url, "agent") as store, opened(url) as other:
+        started = time.monotonic()
+        for _ in range(9):
+            assert await store.take(("agent",)) == {}
+        assert time.monotonic() - started > 8 * LOOK_SECONDS / 2
+        await other.append(step("c", 0, owes=True))
+        await asyncio.sleep(2 * LOOK_SECONDS)
+        before = store.commits
+        looking = asyncio.ensure_future(store.take(("agent",)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert len(store._writer._busy) + len(store._writer._waiting) == 1
+        assert list(await looking) == ["c"]
+        assert store.commits == before + 1
+
+
+# --- connections ---------------------------------------------------------------------------------------------
+
+
+@story
+async def test_a_store_that_does_not_get_all_of_its_connections_does_not_open_and_says_why(url):
+    async with desk(url, 5) as few:
+        store = PostgresStore(few)
+        with pytest.raises(StoreError, match="connection"):
+            await store.open(("agent",))
+        assert await pg.asked(url, "SELECT FROM owners") == []
+
+
+@story
+async def test_a_writer_that_cannot_connect_leaves_the_work_to_the_one_that_can(url):
+    async with desk(url, 6) as few, opened(few) as store:
+        _, lame = store._writer._hands
+        lame.drop()
+        db = await taking_its_place(few)
+        try:
+            for n in range(20):
+                started = time.monotonic()
+                await store.append(step(f"c{n}", 0))
+                assert time.monotonic() - started < 0.5
+            assert not lame.connected
+        finally:
+            await db.close()
+
+
+async def taking_its_place(url):
+    while True:
+        try:
+            return await asyncpg.connect(url.partition("?")[0])
+        except asyncpg.TooManyConnectionsError:
+            await asyncio.sleep(0.001)
+
+
+@story
+async def test_every_setting_comes_after_the_session_has_begun(url):
+    async with opened(url) as store:
+        found = await store._read(lambda link: link.fetch("SELECT current_schema(), current_setting('jit')"))
+        assert found == [(pg.schema_of(url), "off")]
+        kinds = "SELECT DISTINCT source FROM pg_settings WHERE name IN ('search_path', 'jit', 'statement_timeout')"
+        assert await store._read(lambda link: link.fetch(kinds)) == [("session",)]
+
+
+@story
+async def test_a_store_that_is_closed_while_its_database_is_away_does_not_wait_for_it(url):
+    port = pg.server().port
+    async with Proxy(port) as proxy:
+        store = PostgresStore(url.replace(f":{port}", f":{proxy.port}").replace("lease=1.0", "lease=3"))
+        await store.open(("agent",))
+        await store.append(step("c", 0))
+        epoch = await the_lease(store, "c")
+        with proxy.away():
+            started = time.monotonic()
+            releasing = asyncio.ensure_future(store.release("c", epoch))
+            store.hurry()
+            with pytest.raises(StoreError):
+                await releasing
+            await store.close()
+            assert time.monotonic() - started < 4.5  # the endurance is 6 s
+
+
+# --- time ----------------------------------------------------------------------------------------------------
+
+
+@story
+async def test_a_clock_that_was_ahead_for_a_moment_is_followed_back(url):
+    right = keeper.RENEW
+    async with opened(url) as store:
+        try:
+            keeper.RENEW = right.replace("FROM clock_timestamp()", "FROM clock_timestamp() + interval '1 hour'")
+            while store.now() < time.time() + 3000:
+                await asyncio.sleep(0.01)
+        finally:
+            keeper.RENEW = right
+        while store.now() > time.time() + 1:
+            await asyncio.sleep(0.01)
+        now = store.now()
+        await asyncio.sleep(0.05)
+        assert 0.04 < store.now() - now < 0.5
