@@ -390,6 +390,33 @@ def test_a_lost_reply_to_commit_is_settled_by_reading_back(path, commits):
     with_store(path, body)
 
 
+@pytest.mark.parametrize("commits", [True, False])
+def test_who_wrote_nothing_does_not_vouch_for_what_others_wrote_in_the_same_transaction(path, commits):
+    async def body(store):
+        other = SQLiteStore(path)
+        await other.open()
+        await store.append(step("c", 0, owes=True))
+        assert await other.claim("c") == 1
+        real, read = store._writer._db, store._read
+        store._writer._db = Faulty(real, commits=commits)
+
+        async def behind(work):  # another owner was faster: it looked free, and is not
+            return ["c"]
+
+        store._read = behind
+        jobs = [store.take(("agent",)), store.claim("c"), store.append(step("d", 0))]
+        outcomes = await asyncio.gather(*jobs, return_exceptions=True)
+        store._read, store._writer._db = read, real
+        if commits:
+            assert outcomes == [{}, None, None]
+        else:
+            assert all(isinstance(error, StoreError) for error in outcomes)
+        assert await store.heads(["d"]) == ({"d": 1} if commits else {})
+        await other.close()
+
+    with_store(path, body)
+
+
 # --- words ---------------------------------------------------------------------------------------------
 
 

@@ -19,10 +19,12 @@ class Job:
 
     __slots__ = ("error", "future", "landed", "result", "run")
 
-    def __init__(self, run: Callable[[Connection], Any], landed: Callable[[Connection], bool] | None = None) -> None:
+    def __init__(
+        self, run: Callable[[Connection], Any], landed: Callable[[Connection], bool | None] | None = None
+    ) -> None:
         self.run = run
         self.landed = landed
-        """Did it take effect? Asked when the reply to COMMIT was an error."""
+        """Did it take effect? Asked when the reply to COMMIT was an error; None: it has left nothing to tell by."""
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.result: Any = None
         self.error: Exception | None = None

@@ -122,7 +122,9 @@ class SQLiteStore:
         if self._process != os.getpid():
             raise StoreError("this store was opened before a fork; open a new one in the child process")
 
-    async def _write(self, work: Callable[[Connection], T], landed: Callable[[Connection], bool] | None = None) -> T:
+    async def _write(
+        self, work: Callable[[Connection], T], landed: Callable[[Connection], bool | None] | None = None
+    ) -> T:
         await self._usable()
         return await self._writer.run(work, landed)
 
@@ -208,7 +210,9 @@ class SQLiteStore:
                     taken[name] = epoch
             return taken
 
-        def landed(db: Connection) -> bool:
+        def landed(db: Connection) -> bool | None:
+            if not taken:
+                return None  # it wrote nothing by which it could tell
             return all(statements.claimed(db, name, self.owner, epoch) for name, epoch in taken.items())
 
         return await self._write(take, landed)
@@ -221,7 +225,10 @@ class SQLiteStore:
             epoch = statements.claim(db, conversation, self.owner, self._alive)
             return epoch
 
-        return await self._write(claim, lambda db: statements.claimed(db, conversation, self.owner, epoch))
+        def landed(db: Connection) -> bool | None:
+            return None if epoch is None else statements.claimed(db, conversation, self.owner, epoch)
+
+        return await self._write(claim, landed)
 
     async def release(self, conversation: str, epoch: int) -> None:
         await self._write(partial(statements.release, name=conversation, epoch=epoch))

@@ -72,7 +72,9 @@ class Writer:
             self._thread.join()
             raise
 
-    async def run(self, work: Callable[[Connection], Any], landed: Callable[[Connection], bool] | None = None) -> Any:
+    async def run(
+        self, work: Callable[[Connection], Any], landed: Callable[[Connection], bool | None] | None = None
+    ) -> Any:
         """Run ``work`` inside a transaction; returns its result once that is durable."""
         job = Job(work, landed)
         self._jobs.put(job)
@@ -276,9 +278,11 @@ class Writer:
         for job in group:
             if job.error is None and job.landed is not None:
                 try:
-                    return job.landed(self._db)
+                    landed = job.landed(self._db)
                 except apsw.Error:
                     return None
+                if landed is not None:
+                    return landed
         return False  # nothing in it but what may be done twice
 
 
