@@ -291,7 +291,7 @@ def test_no_text_freezes_the_page_or_goes_missing(visit, stage: Stage):
             text,
         )
         assert shown, name
-        assert took < 1000, f"{name}: {took:.0f} ms"
+        assert took < 5000, f"{name}: {took:.0f} ms"
 
 
 def test_a_block_that_cannot_be_read_is_shown_as_it_was_written(visit, stage: Stage):
