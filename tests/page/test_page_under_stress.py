@@ -127,9 +127,10 @@ def test_a_batch_warns_as_its_cards_do_and_knows_what_it_does_not_know(visit, st
     name = stage.conversation("wipe")
     page = visit().page("inbox")
     page.get_by_label("Filter").fill(name)
-    for box in (rows := page.locator(".row")).all():
-        box.get_by_role("checkbox").check()
+    rows = page.locator(".row")
     expect(rows).to_have_count(2)
+    for box in rows.all():
+        box.get_by_role("checkbox").check()
     page.get_by_label("Filter").fill("sdb")
     page.get_by_role("button", name="Review 2 selected").click()
     dialog = page.get_by_role("dialog", name="Decide 2 together")  # also what the filter hides
