@@ -172,3 +172,38 @@ def drop(url):
 if __name__ == "__main__":  # a server for as long as somebody looks at it
     print(server().fresh(tcp=True))
     sys.stdin.read()
+
+
+def story(**options):
+    """Make a test of a coroutine that takes a store's URL: on a loop of its own, bounded, on a new schema."""
+
+    def told(test):
+        def run():
+            url = fresh(**options)
+
+            async def whole():
+                async with asyncio.timeout(30):
+                    await test(url)
+                left = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("assent:")]
+                assert not left, f"left running: {left}"
+
+            try:
+                asyncio.run(whole())
+            finally:
+                drop(url)
+
+        run.__name__, run.__doc__ = test.__name__, test.__doc__
+        return run
+
+    return told
+
+
+async def until(fact):
+    """Wait until the fact (a function, also async) is true; the story's time limit bounds it."""
+    while True:
+        value = fact()
+        if asyncio.iscoroutine(value):
+            value = await value
+        if value:
+            return value
+        await asyncio.sleep(0.002)

@@ -63,9 +63,12 @@ async def hold_with_child(path):
 
 def children():
     started = subprocess.Popen(["sleep", "60"], close_fds=False)
+    hear, tell = os.pipe()
     forked = os.fork()
     if forked == 0:
+        os.write(tell, b".")
         signal.pause()
+    os.read(hear, 1)  # it has begun, and let go of what it shared
     return forked, started.pid
 
 

@@ -15,27 +15,7 @@ from assent.testing.store_contract import entry, step, the_lease, the_row
 
 LEASE = 1.0
 APPEND, CLAIM, TAKE = "INSERT INTO events", "FROM unnest($2::text[]) AS i (name)", "SKIP LOCKED"
-
-
-def story(test):
-    """A test on a loop of its own, bounded, on a new schema."""
-
-    def run():
-        url = pg.fresh(lease=LEASE, tcp=True)
-
-        async def whole():
-            async with asyncio.timeout(30):
-                await test(url)
-            left = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("assent:")]
-            assert not left, f"left running: {left}"
-
-        try:
-            asyncio.run(whole())
-        finally:
-            pg.drop(url)
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
+story = pg.story(lease=LEASE, tcp=True)
 
 
 @asynccontextmanager

@@ -18,27 +18,7 @@ from assent.stores.postgres.store import LOOK_SECONDS
 from assent.testing.store_contract import entry, step, the_lease
 
 LEASE = 1.0
-
-
-def story(test):
-    """A test on a loop of its own, bounded, on a new schema."""
-
-    def run():
-        url = pg.fresh(lease=LEASE, tcp=True)
-
-        async def whole():
-            async with asyncio.timeout(20):
-                await test(url)
-            left = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("assent:")]
-            assert not left, f"left running: {left}"
-
-        try:
-            asyncio.run(whole())
-        finally:
-            pg.drop(url)
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
+story = pg.story(lease=LEASE, tcp=True)
 
 
 @asynccontextmanager

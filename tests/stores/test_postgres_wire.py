@@ -8,6 +8,7 @@ import pg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pg import until
 from pgproxy import Proxy
 
 from assent import Agent, Runtime
@@ -23,37 +24,7 @@ from assent.stores.postgres.frames import parse as part
 from assent.stores.postgres.wire import Buffer, PostgresWire
 
 WIRES = "FROM pg_stat_activity WHERE query LIKE '%pg_notify(channel%' AND pid <> pg_backend_pid()"
-
-
-def story(test):
-    """A test on a loop of its own, bounded, on a new schema."""
-
-    def run():
-        url = pg.fresh(lease=30)
-
-        async def whole():
-            async with asyncio.timeout(30):
-                await test(url)
-            left = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("assent:")]
-            assert not left, f"left running: {left}"
-
-        try:
-            asyncio.run(whole())
-        finally:
-            pg.drop(url)
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
-
-
-async def until(fact):
-    while True:
-        value = fact()
-        if asyncio.iscoroutine(value):
-            value = await value
-        if value:
-            return value
-        await asyncio.sleep(0.002)
+story = pg.story(lease=30)
 
 
 class End:

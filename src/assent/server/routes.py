@@ -227,9 +227,17 @@ def joined(bodies: list[bytes]) -> tuple[int, bytes] | None:
 
 async def resolve(asked: Asked) -> Accepted:
     """Decide a waiting call: accepted means durable."""
-    decision = shown(asked.body.decision)
-    name = await asked.exists(asked.conversation)
-    return await asked.runtime.resolve(name, asked.path["call"], decision, by=asked.by)
+    return await _decided(asked, asked.conversation, asked.path["call"], shown(asked.body.decision))
+
+
+async def _decided(asked: Asked, conversation: str, call: str, decision: Decision) -> Accepted:
+    await asked.seen(conversation)
+    try:
+        return await asked.runtime.resolve(conversation, call, decision, by=asked.by)
+    except Stale as stale:
+        if stale.reason == "unknown":
+            await asked.exists(conversation)  # or it is not found, as one that is not theirs
+        raise
 
 
 def shown(decision: Decision) -> Decision:
@@ -252,11 +260,10 @@ async def resolve_batch(asked: Asked) -> wire.Results:
 
 async def _resolved(asked: Asked, item: wire.BatchItem) -> wire.Result:
     try:
-        name = await asked.exists(item.conversation)
-        done = await asked.runtime.resolve(name, item.call, item.decision, by=asked.by)
+        done = await _decided(asked, item.conversation, item.call, item.decision)
     except Exception as error:  # whatever it is: others of the batch are decided
         return wire.Result(conversation=item.conversation, call=item.call, problem=problem_of(error))
-    return wire.Result(conversation=name, call=item.call, status=done.status, seq=done.seq)
+    return wire.Result(conversation=item.conversation, call=item.call, status=done.status, seq=done.seq)
 
 
 async def preview(asked: Asked) -> wire.Previewed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import signal
 import socket
 from collections.abc import Callable, Generator
@@ -87,6 +88,7 @@ async def serve(app: App, listening: socket.socket, ready: Callable[[Stop], None
 
     with listening:
         async with app.runtime:
+            gc.freeze()  # what is loaded stays: looking it over for garbage would hold up a request now and then
             ready(stop)
             await server.serve([listening])
 

@@ -142,7 +142,7 @@ class SQLiteStore:
         )
 
     async def load(self, conversation: str) -> Loaded | None:
-        return await self._read(in_one_snapshot(partial(statements.load, name=conversation)))
+        return await self._read(partial(statements.load, name=conversation))
 
     async def read(
         self, conversation: str, after: int = 0, before: int | None = None, limit: int | None = None

@@ -95,18 +95,17 @@ def appended(db: Connection, step: Append) -> bool:
 
 COLUMNS = "name, seq, hash, status, agent, owes, owner, epoch, updated"
 ROW = f"SELECT id, {COLUMNS} FROM conversations WHERE name = ?"
+FOUND = f"""SELECT s.seq, s.body, id, {COLUMNS.replace("seq", "c.seq")} FROM conversations c
+            LEFT JOIN snapshots s ON s.conversation = c.id WHERE name = ?"""
 TAIL = "SELECT body FROM events WHERE id > ? AND id <= ? ORDER BY id"
 
 
 def load(db: Connection, name: str) -> Loaded | None:
-    found = db.execute(ROW, (name,)).get
+    found = db.execute(FOUND, (name,)).get
     if found is None:
         return None
-    key, row = found[0], _row(found[1:])
-    seq, snapshot = db.execute("SELECT seq, body FROM snapshots WHERE conversation = ?", (key,)).get or (
-        0,
-        None,
-    )
+    seq, snapshot, key = found[0] or 0, found[1], found[2]
+    row = _row(found[3:])
     events = [unpacked(body) for (body,) in _all(db, TAIL, (key * SPAN + seq, key * SPAN + row.seq))]
     if len(events) != row.seq - seq:
         raise StoreDamaged(
