@@ -25,7 +25,7 @@ from assent.stores.postgres.driver import Link
 
 TOKEN = "a-token-of-the-storm"
 STATEMENTS = {
-    appending.APPEND: "append",
+    appending.MOVED: "append",
     leasing.CLAIM: "claim",
     leasing.TAKE: "take",
     leasing.RELEASE: "release",
@@ -71,7 +71,7 @@ def arm(crash):
     fetch = Link.fetch
 
     async def watched(self, sql, *values, **more):
-        name = STATEMENTS.get(sql)
+        name = next((name for begin, name in STATEMENTS.items() if sql.startswith(begin)), None)
         if name is None:
             return await fetch(self, sql, *values, **more)
         crash(f"{name}:before_send")

@@ -83,7 +83,7 @@ class Heads:
 # ``IS TRUE`` keeps the planner from making a join of it: each of these is a look into a small hash table.
 _DONE = "(x.id IN (SELECT id FROM done)) IS TRUE"
 
-_MOVED = """
+MOVED = """
 WITH item AS MATERIALIZED (
     SELECT * FROM json_to_recordset($1::text::json)
         AS i (id bigint, name text, expected int, before bytea, seq int, hash bytea, status text, agent text,
@@ -158,7 +158,7 @@ _PARTS = {
 def _statement(new: bool, names: tuple[str, ...]) -> str:
     """With these parts and no others: each costs the server about 20 us, also where it is given nothing."""
     numbers = count(3)
-    text = _MOVED + (_MADE if new else "") + ", done AS MATERIALIZED (SELECT id FROM moved"
+    text = MOVED + (_MADE if new else "") + ", done AS MATERIALIZED (SELECT id FROM moved"
     text += " UNION ALL SELECT id FROM made)" if new else ")"
     for name in names:
         part = _PARTS[name]
