@@ -12,6 +12,7 @@ The behaviours below are held by ``assent.testing.store_contract``.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 from typing import Protocol
 
@@ -308,3 +309,19 @@ class LogStore(Protocol):
         Says nothing about whether the call is waiting: the caller knows that from its pending entry.
         """
         ...
+
+
+def artifact_name(sha256: str) -> bytes:
+    """As a store keeps it."""
+    try:
+        name = bytes.fromhex(sha256)
+    except ValueError:
+        name = b""
+    if len(name) != 32:
+        raise Invalid(f"{sha256!r} is not the SHA-256 of an artifact (64 hexadecimal digits)")
+    return name
+
+
+async def for_ever() -> None:
+    """What a store that was killed answers."""
+    await asyncio.get_running_loop().create_future()

@@ -7,7 +7,6 @@ pause: that is what makes it atomic, and why no method awaits anything between i
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 import socket
@@ -22,7 +21,19 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from assent.errors import Conflict, Fenced, StoreDamaged, StoreError
-from assent.stores.base import GENESIS, Append, ClientRow, Heard, Loaded, LogStore, OwnerRow, PendingRow, Row, chain
+from assent.stores.base import (
+    GENESIS,
+    Append,
+    ClientRow,
+    Heard,
+    Loaded,
+    LogStore,
+    OwnerRow,
+    PendingRow,
+    Row,
+    chain,
+    for_ever,
+)
 from assent.stores.signal import Signal
 
 CLIENT_MEMORY = 3600.0
@@ -118,7 +129,7 @@ class MemoryStore:
 
     async def close(self) -> None:
         if self._state == "dead":
-            await _for_ever()
+            await for_ever()
         if self._state == "open":
             for conversation in self._data.conversations.values():
                 if conversation.owner == self.owner:
@@ -130,7 +141,7 @@ class MemoryStore:
 
     async def _unusable(self) -> None:
         if self._state == "dead":
-            await _for_ever()
+            await for_ever()
         raise StoreError(f"this store is {'closed' if self._state == 'closed' else 'not open yet'}")
 
     def siblings(self) -> list[MemoryStore]:
@@ -354,7 +365,7 @@ class MemoryStore:
         return [msgspec.structs.replace(row, alive=row.owner in alive, holds=holds[row.owner]) for row in rows]
 
     async def lapsed(self) -> None:
-        await _for_ever()  # a process that is killed takes its data along
+        await for_ever()  # a process that is killed takes its data along
 
     async def foreign(self, timeout: float) -> bool:
         if self._state != "open":
@@ -443,10 +454,6 @@ def _row(name: str, conversation: _Conversation) -> Row:
 
 def _sha256(body: bytes) -> str:
     return sha256(body).hexdigest()
-
-
-async def _for_ever() -> None:
-    await asyncio.get_running_loop().create_future()
 
 
 if TYPE_CHECKING:  # every method is there, with the contract's types

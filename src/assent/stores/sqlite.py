@@ -18,9 +18,9 @@ from functools import partial
 from hashlib import sha256 as digest
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from assent.errors import Invalid, StoreDamaged, StoreError
+from assent.errors import StoreDamaged, StoreError
 from assent.stores import statements
-from assent.stores.base import Append, ClientRow, Loaded, LogStore, OwnerRow, PendingRow, Row
+from assent.stores.base import Append, ClientRow, Loaded, LogStore, OwnerRow, PendingRow, Row, artifact_name, for_ever
 from assent.stores.connection import Connection
 from assent.stores.database import checked_path, inspect, reader_connection, writer_connection
 from assent.stores.owners import OwnerLock, alive, bury
@@ -84,7 +84,7 @@ class SQLiteStore:
 
     async def close(self) -> None:
         if self._state == "dead":
-            await _for_ever()
+            await for_ever()
         if self._closing is not None:
             await asyncio.shield(self._closing)
         if self._state != "open" or self._process != os.getpid():
@@ -116,7 +116,7 @@ class SQLiteStore:
 
     async def _usable(self) -> None:
         if self._state == "dead":
-            await _for_ever()
+            await for_ever()
         if self._state != "open":
             raise StoreError(f"this store is {'not open yet' if self._state == 'new' else 'closed'}")
         if self._process != os.getpid():
@@ -135,7 +135,7 @@ class SQLiteStore:
     # --- the log -----------------------------------------------------------------------------------------
 
     async def append(self, append: Append) -> None:
-        artifacts = [(_named(sha), body) for sha, body in append.artifacts]
+        artifacts = [(artifact_name(sha), body) for sha, body in append.artifacts]
         await self._write(
             partial(statements.append, step=append, artifacts=artifacts),
             partial(statements.appended, step=append),
@@ -153,7 +153,7 @@ class SQLiteStore:
         return await self._read(partial(statements.hashes, name=conversation))
 
     async def artifact(self, sha256: str) -> bytes | None:
-        name = _named(sha256)
+        name = artifact_name(sha256)
 
         def verified(db: Connection) -> bytes | None:
             body = statements.artifact(db, name)
@@ -237,7 +237,7 @@ class SQLiteStore:
         return await self._read(partial(statements.owners, alive=self._alive))
 
     async def lapsed(self) -> None:
-        await _for_ever()  # the lock is the sign of life, and the kernel holds it
+        await for_ever()  # the lock is the sign of life, and the kernel holds it
 
     async def foreign(self, timeout: float) -> bool:
         await self._usable()
@@ -275,20 +275,6 @@ def _connection(path: str, synchronous: str, lock: OwnerLock) -> Connection:
             details={"path": lock.directory, "cause": str(fault)},
         ) from fault
     return db
-
-
-def _named(sha256: str) -> bytes:
-    try:
-        name = bytes.fromhex(sha256)
-    except ValueError:
-        name = b""
-    if len(name) != 32:
-        raise Invalid(f"{sha256!r} is not the SHA-256 of an artifact (64 hexadecimal digits)")
-    return name
-
-
-async def _for_ever() -> None:
-    await asyncio.get_running_loop().create_future()
 
 
 if TYPE_CHECKING:  # every method is there, with the contract's types

@@ -18,8 +18,8 @@ from functools import partial
 from hashlib import sha256 as digest
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from assent.errors import Invalid, StoreDamaged, StoreError
-from assent.stores.base import Append, ClientRow, Loaded, LogStore, OwnerRow, PendingRow, Row
+from assent.errors import StoreDamaged, StoreError
+from assent.stores.base import Append, ClientRow, Loaded, LogStore, OwnerRow, PendingRow, Row, artifact_name, for_ever
 from assent.stores.postgres import statements
 from assent.stores.postgres.address import parse
 from assent.stores.postgres.appending import Appending, Head, Heads, Wanted
@@ -86,7 +86,7 @@ class PostgresStore:
 
     async def close(self) -> None:
         if self._state == "dead":
-            await _for_ever()
+            await for_ever()
         if self._closing is not None:
             await asyncio.shield(self._closing)
         if self._state != "open" or self._process != os.getpid():
@@ -115,7 +115,7 @@ class PostgresStore:
 
     async def _usable(self) -> None:
         if self._state == "dead":
-            await _for_ever()
+            await for_ever()
         if self._state != "open":
             raise StoreError(f"this store is {'not open yet' if self._state == 'new' else 'closed'}")
         if self._process != os.getpid():
@@ -130,7 +130,7 @@ class PostgresStore:
             return await self._reader.run(work)
         except asyncio.CancelledError:
             if self._state == "dead":  # it died with this store, and its caller is not to notice
-                await _for_ever()
+                await for_ever()
             raise
 
     async def _write_soft(self, work: Callable[[Link], Awaitable[T]]) -> T:
@@ -143,7 +143,7 @@ class PostgresStore:
     async def append(self, append: Append) -> None:
         if self._state != "open" or self._process != os.getpid():
             await self._usable()
-        artifacts = [(_named(sha), body) for sha, body in append.artifacts] if append.artifacts else []
+        artifacts = [(artifact_name(sha), body) for sha, body in append.artifacts] if append.artifacts else []
         job = Wanted(append, self._keeper.owner, artifacts)
         await self._writer.run(self._appending, append.conversation, job)
 
@@ -164,7 +164,7 @@ class PostgresStore:
         return await self._read(partial(statements.hashes, name=conversation))
 
     async def artifact(self, sha256: str) -> bytes | None:
-        name = _named(sha256)
+        name = artifact_name(sha256)
         body = await self._read(partial(statements.artifact, sha=name))
         if body is not None and digest(body).digest() != name:
             raise StoreDamaged(f"artifact {sha256} does not hold what its name says; nothing was repaired")
@@ -253,20 +253,6 @@ class PostgresStore:
         return await self._write_soft(
             partial(statements.lease_call, name=conversation, call=call, client=client, now=now, until=until)
         )
-
-
-def _named(sha256: str) -> bytes:
-    try:
-        name = bytes.fromhex(sha256)
-    except ValueError:
-        name = b""
-    if len(name) != 32:
-        raise Invalid(f"{sha256!r} is not the SHA-256 of an artifact (64 hexadecimal digits)")
-    return name
-
-
-async def _for_ever() -> None:
-    await asyncio.get_running_loop().create_future()
 
 
 if TYPE_CHECKING:  # every method is there, with the contract's types
