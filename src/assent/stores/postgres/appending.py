@@ -227,20 +227,19 @@ class Appending:
         self._ids: list[int] = []
 
     def void(self, what: Wanted) -> Fenced | None:
-        step = what.step
-        if step.epoch is None or self._keeper.holds(what.owner):
-            return None
-        refusal = Fenced(step.conversation, epoch=step.epoch, actual=step.epoch)
-        refusal.message = (
-            f"conversation {step.conversation!r} is not run here any more: "
-            "this process could not show the database in time that it lives"
-        )
-        return refusal
+        epoch = what.step.epoch
+        return None if epoch is None or self._keeper.holds(what.owner) else _lapsed(what.step.conversation, epoch)
 
     def weight(self, what: Wanted) -> int:
         step = what.step
-        bodies = sum(map(len, step.events)) + sum(len(entry.body) for entry in step.opened)
-        return bodies + len(step.snapshot or b"") + sum(len(body) for _, body in what.artifacts)
+        size = sum(map(len, step.events))
+        if step.opened:
+            size += sum(len(entry.body) for entry in step.opened)
+        if step.snapshot is not None:
+            size += len(step.snapshot)
+        if what.artifacts:
+            size += sum(len(body) for _, body in what.artifacts)
+        return size
 
     async def write(self, link: Link, jobs: Sequence[Job]) -> list[Any]:
         outcomes: dict[Job, Any] = {}
@@ -274,11 +273,12 @@ class Appending:
         unsure: list[Job] = []
         new: list[Job] = []
         late: list[Job] = []
+        living = self._keeper.owner if self._keeper.alive else None
         for job in jobs:
             step: Append = job.what.step
             head = self._heads.get(job.conversation)
-            if step.epoch is not None and (lapse := self.void(job.what)):
-                outcomes[job] = lapse
+            if step.epoch is not None and job.what.owner != living:
+                outcomes[job] = _lapsed(step.conversation, step.epoch)
                 late.append(job)
             elif head is not None and head.seq == step.expected:
                 ready.append((job, head))
@@ -338,6 +338,15 @@ class Appending:
             before = before if step.expected else GENESIS
             if before is not None and chain(before, step.events)[-1] == last:
                 outcomes[jobs[n - 1]] = None
+
+
+def _lapsed(conversation: str, epoch: int) -> Fenced:
+    refusal = Fenced(conversation, epoch=epoch, actual=epoch)
+    refusal.message = (
+        f"conversation {conversation!r} is not run here any more: "
+        "this process could not show the database in time that it lives"
+    )
+    return refusal
 
 
 def refusal(step: Append, row: _Row, owner: str) -> AssentError | None:
