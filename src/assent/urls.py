@@ -5,7 +5,9 @@ Imports happen inside the functions, so that nothing is loaded that is not used.
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -51,15 +53,15 @@ def place(url: str) -> str:
 
 async def plan(url: str) -> Plan:
     """What ``migrate`` would do. Changes nothing."""
-    return await _upkeep(url, change=False)
+    return await _upkeep(url, None)
 
 
-async def migrate(url: str) -> Plan:
-    """Bring a store to this version, or make it; returns what was done."""
-    return await _upkeep(url, change=True)
+async def migrate(url: str, tell: Callable[[str], None]) -> Plan:
+    """Bring a store to this version, or make it; returns what was done. Tells what is waited for."""
+    return await _upkeep(url, tell)
 
 
-async def _upkeep(url: str, *, change: bool) -> Plan:
+async def _upkeep(url: str, tell: Callable[[str], None] | None) -> Plan:
     from assent.stores.upkeep import Plan
 
     if url == "memory:":
@@ -67,11 +69,14 @@ async def _upkeep(url: str, *, change: bool) -> Plan:
     if url.startswith("sqlite:///"):
         from assent.stores import database
 
-        return (database.migrate if change else database.plan)(_file(url))
+        if tell is None:
+            return database.plan(_file(url))
+        tell(f"waiting for the processes that use {url}")
+        return await asyncio.to_thread(database.migrate, _file(url))
     _check_postgres(url)
     from assent.stores.postgres import migrations
 
-    found = await (migrations.migrate if change else migrations.plan)(url)
+    found = await (migrations.plan(url) if tell is None else migrations.migrate(url, tell))
     steps = tuple(step.what for step in found.steps)
     return Plan(place=found.place, version=found.version, wanted=found.wanted, steps=steps)
 

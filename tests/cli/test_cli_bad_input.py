@@ -71,11 +71,19 @@ def test_an_agent_that_cannot_be_loaded(desk, spec, kind, word):
         (["approve", "x", "--store", "sqlite:///none.db"], 3, "not_found"),
         (["run", f"{DESK}:plain", "hi", "--store", "sqlite:////nowhere/x.db"], 1, "log_read_failed"),
         (["pending", "--store", "sqlite:////"], 1, "log_read_failed"),
+        (["serve", "--no-run", "--allow-host", "*", "--allow-host", "desk.example:80"], 2, "invalid_args"),
     ],
 )
 def test_a_command_that_cannot_be_followed(desk, words, code, kind):
     refused(desk(*words), code, kind)
     assert not (desk.path / "none.db").exists()
+
+
+@pytest.mark.parametrize("given", ["http://desk.example", "https://desk.example:8642/", "desk.example/x", "nö://x y"])
+def test_a_host_that_is_given_as_an_address_is_refused_and_it_is_said_what_is_meant(desk, given):
+    meant = "here desk.example" if "desk" in given else "such as desk.example"
+    told = desk("serve", "--no-run", "--allow-host", given)
+    refused(told, 2, "invalid_args", "--allow-host", f"without scheme, port and path, {meant}")
 
 
 @pytest.mark.parametrize(
@@ -135,10 +143,8 @@ def test_debugging_shows_the_traceback_of_a_module_that_raises(desk):
     assert "RuntimeError: no luck" in told.err
 
 
-def test_with_no_store_yet_looking_creates_none(desk):
-    assert desk("pending").code == 0
-    assert desk("log").code == 0
-    told = desk("pending", "--json")
-    assert (told.code, told.out, told.err) == (0, "", "")
-    assert desk("pending", "--json", "--wait", "0.1").code == 75
+def test_who_looks_into_a_store_that_is_not_there_is_told_so_and_creates_none(desk):
+    for words in (["pending"], ["pending", "--json"], ["log"], ["grants"], ["verify", "--json"]):
+        refused(desk(*words), 3, "not_found", "there is no store sqlite:///assent.db", "$ASSENT_STORE", "migrate")
+    assert desk("pending", "--json", "--wait", "0.1").code == 75  # somebody may make it meanwhile
     assert list(desk.path.iterdir()) == []

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import socket
 import sqlite3
 
 import asyncpg
@@ -12,7 +13,8 @@ from stores import both, send, url_of
 from terminal import refused
 from test_cli_workbench import checks
 
-from assent.cli import reading
+from assent import urls
+from assent.cli import migrating, reading
 from assent.cli.commands import Commands
 from assent.cli.copying import copy
 from assent.cli.doctor import Examination, served
@@ -57,20 +59,20 @@ def test_a_store_of_a_newer_version_is_not_touched(desk, kind):
 
 LOOKING = {
     "workers": 3,
-    "pending": 0,
+    "pending": 3,
     "pending --json --wait 0.1": 75,
-    "log": 0,
+    "log": 3,
     "log c": 3,
     "tail c": 3,
-    "verify": 0,
+    "verify": 3,
     "export c": 3,
     "replay c": 2,
     "request c": 3,
-    "grants": 0,
+    "grants": 3,
     "grants revoke c g1": 3,
     "cancel c": 3,
     "approve x": 3,
-    "approve --match tool=x --yes": 0,
+    "approve --match tool=x --yes": 3,
 }
 
 
@@ -124,6 +126,64 @@ def test_who_only_looks_leaves_a_store_of_an_older_version_alone_and_says_how_to
     found = asyncio.run(Examination(url).run())
     assert {each.id: each.detail for each in found}["store"] == "it was not opened"
     assert asyncio.run(plan(url)).steps == ("more",)
+
+
+def test_who_waits_for_a_store_that_is_not_there_does_not_ask_the_server_all_the_time(monkeypatch):
+    url, look, looks = url_of("postgres"), urls.plan, []
+
+    async def counted(asked):
+        looks.append(asked)
+        return await look(asked)
+
+    monkeypatch.setattr(urls, "plan", counted)
+    assert asyncio.run(reading.pending(url, as_json=True, wait=1.0, conversation=None)) == reading.WAITING
+    assert 2 <= len(looks) <= 6
+
+
+def test_a_migration_that_waits_says_for_whom_and_what_it_said_once_it_does_not_repeat(monkeypatch, capsys):
+    url = url_of("postgres")
+    asyncio.run(migrating.migrate(url, dry_run=False))
+    assert capsys.readouterr().err == "", "nothing took long"
+    step = migrations.Step("a column", "ALTER TABLE conversations ADD COLUMN note text")
+    monkeypatch.setattr(migrations, "STEPS", (*migrations.STEPS, step))
+    monkeypatch.setattr(migrations, "VERSION", migrations.VERSION + 1)
+    monkeypatch.setattr(migrations, "LOCK", 0.2)
+    monkeypatch.setattr(migrating, "SILENCE", 0.1)
+
+    async def told():
+        reader = await asyncpg.connect(pg.server().url(), server_settings={"search_path": pg.schema_of(url)})
+        async with reader.transaction():
+            await reader.fetch("SELECT FROM conversations")
+            migration = asyncio.ensure_future(migrating.migrate(url, dry_run=False))
+            await asyncio.sleep(1.0)
+            assert not migration.done()
+        assert await migration == 0
+        pid = reader.get_server_pid()
+        await reader.close()
+        return pid
+
+    pid = asyncio.run(told())
+    out, err = capsys.readouterr()
+    assert out.endswith("  2  a column\n")
+    assert sorted(err.splitlines()) == [
+        f"process {pid} (unnamed, user postgres) holds a table that has to change; trying for 30 s ...",
+        "step 2: a column ...",
+    ]
+    pg.drop(url)
+
+
+def test_a_migration_of_a_server_that_does_not_answer_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(migrating, "SILENCE", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql://postgres@127.0.0.1:{silent.getsockname()[1]}/desk"
+
+        async def cut_short():
+            async with asyncio.timeout(0.5):
+                await migrating.migrate(url, dry_run=False)
+
+        with pytest.raises(TimeoutError):
+            asyncio.run(cut_short())
+    assert capsys.readouterr().err == f"connecting to {urls.place(url)} ...\n"
 
 
 def test_what_cannot_be_migrated_is_refused(desk):

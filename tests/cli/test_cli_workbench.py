@@ -51,8 +51,8 @@ def test_a_dry_run_gives_the_error_that_the_run_would_give(desk):
 
 
 def test_grants_are_listed_and_revoked(desk):
-    assert "no approval" in desk("grants").out
     [entry] = desk.waiting("c", agents.gated)
+    assert "no approval" in desk("grants").out
     desk.waiting("d", agents.gated)
     assert desk("approve", f"c/{entry.call}", "--remember", "tool", "--for", "1h", "--by", "boss").code == 0
     [grant] = desk("grants", "--json").objects

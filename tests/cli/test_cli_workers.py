@@ -1,5 +1,6 @@
 """Workers as processes: they share what is owed, die, leave, and are seen. On SQLite and on PostgreSQL."""
 
+import asyncio
 import re
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from stores import LEASE, SHIFT, both, ledger, send, until_noted, until_over, ur
 from terminal import environment, refused, until
 
 from assent.cli.output import PIPE
+from assent.cli.workers import workers
 
 AGENTS = (f"{SHIFT}:digger", f"{SHIFT}:filler")
 
@@ -167,9 +169,9 @@ def test_workers_are_listed_with_what_they_hold_and_what_nobody_holds(desk, kind
         assert (mine["agents"], mine["holds"], mine["alive"]) == (["digger"], 1, True)
         assert (other["agents"], other["holds"], other["alive"]) == (["filler"], 0, True)
         if kind == "postgres":
-            assert 0 <= mine["seen_ago"] < LEASE
+            assert 0 < mine["lapses_in"] <= LEASE
         else:
-            assert mine["seen_ago"] is None
+            assert mine["lapses_in"] is None
         assert (left["unheld"], left["agents"]) == (1, ["someone"])
         assert 0 <= left["lag"] < 30
         one.kill()
@@ -178,8 +180,33 @@ def test_workers_are_listed_with_what_they_hold_and_what_nobody_holds(desk, kind
         assert "2 owe something and nobody holds them; the oldest has waited" in told.out
         assert "nobody runs digger, someone: " in told.out
         if kind == "postgres":  # on SQLite the dead are forgotten as soon as somebody opens the store
-            assert re.search(rf"{mine['owner']} .* dead ", told.out)
+            assert re.search(rf"{mine['pid']} .* dead for \d s +1\n", told.out)
     assert desk("workers", "--store", url_of("sqlite", desk, "none")).code == 3
+
+
+def test_the_dead_who_held_nothing_are_only_counted_and_the_rest_fits_into_80_columns(monkeypatch, capsys):
+    url = url_of("postgres")
+    send(url, "c", agent="a")
+    row = "INSERT INTO owners SELECT $1, $2, 1234567, $3, now() - interval '12 days', now() + make_interval(secs => $4)"
+    host, agents = "desk-worker-7d9f8b6c5-x2x4z.internal", ["support", "billing", "night-shift"]
+    pg.sql(url, row, "1234567-0123456789ab", agents, host, 100.0)
+    pg.sql(url, row, "dead-and-holds", agents, host, -100.0)
+    pg.sql(url, "UPDATE conversations SET owner = 'dead-and-holds'")
+    for number in range(3):
+        pg.sql(url, row, f"dead-{number}", agents, host, -100.0)
+    monkeypatch.setenv("COLUMNS", "80")
+    asyncio.run(workers(url, as_json=False))
+    *table, gone, _, _ = capsys.readouterr().out.splitlines()
+    assert gone == "3 are dead and held nothing"
+    assert max(map(len, table)) <= 80
+    assert re.fullmatch(r" +pid  host +agents +since +alive +holds", table[0])
+    rows = [line for line in table if "1234567" in line]
+    assert re.fullmatch(r"1234567  desk-worker-\S+ +support, \S+ +12 d +yes, \d\d\.\d s left +0", rows[0])
+    assert re.fullmatch(r"1234567  desk-worker-\S+ +support, \S+ +12 d +dead for 1 min 4\d s +1", rows[1])
+    assert len(rows) == 2
+    asyncio.run(workers(url, as_json=True))
+    assert len(capsys.readouterr().out.splitlines()) == 5 + 1, "a program can count for itself"
+    pg.drop(url)
 
 
 @both

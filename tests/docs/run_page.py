@@ -1,6 +1,6 @@
 """Run the snippets of one page in the working directory. Usage: python run_page.py PAGE.md
 
-```python blocks run in order in one namespace; with title="name.py" the block is also written to that file.
+```python blocks run in order in one namespace. A block with title="name" is also written to that file.
 ```sh run blocks run line by line in a shell; a line ends in `# exit N` where it does not end with 0 or 75 (at rest).
 A ```text block after either must equal what was printed; `...` stands for anything, as in a doctest.
 A block that follows `<!-- not run -->` is shown only.
@@ -33,9 +33,10 @@ def run(page: Path) -> int:
         where = f"{page.name}:{text.count(chr(10), 0, found.start(2)) + 1}"
         if shown_only:
             printed = None
-        elif info.startswith("python"):
-            if named := re.search(r'title="([\w./-]+)"', info):
-                Path(named[1]).write_text(body)
+            continue
+        if named := re.search(r'title="([\w./-]+)"', info):
+            Path(named[1]).write_text(body)
+        if info.startswith("python"):
             printed = _python(body, where, namespace)
         elif info == "sh run":
             printed = _shell(body, where)

@@ -1,7 +1,7 @@
 """A server with an agent that does what the page has to show: one scene for each first word of a message.
 
-``python stage.py STORE PORT [MOUNT]``: whoever has a cookie ``who`` is that person. A conversation whose name begins
-with ``private-NAME-`` is that person's alone.
+``python stage.py STORE PORT [MOUNT [idle]]``: whoever has a cookie ``who`` is that person. A conversation whose name
+begins with ``private-NAME-`` is that person's alone. Where it is idle, it serves and runs nothing.
 """
 
 import asyncio
@@ -287,11 +287,12 @@ def may_see(principal, conversation: str) -> bool:
     return not conversation.startswith("private-") or conversation.startswith(f"private-{principal.id}-")
 
 
-def main(store: str, port: int, mount: str) -> None:
-    served = app(Runtime(agent, store=store), auth=lambda request: request.cookies.get("who"), may_see=may_see)
+def main(store: str, port: int, mount: str = "", idle: str = "") -> None:
+    agents = [] if idle else [agent]
+    served = app(Runtime(*agents, store=store), auth=lambda request: request.cookies.get("who"), may_see=may_see)
     host = Starlette(routes=[Mount(mount, served)]) if mount else None
     asyncio.run(serve(served, listen("127.0.0.1", port), lambda stop: print("ready", flush=True), host))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:] or [""])
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

@@ -650,6 +650,52 @@ def test_elements_that_a_framework_made_before_they_were_defined_take_their_prop
     expect(page.locator("body > assent-approval .stale")).to_contain_text("alice")
 
 
+def test_elements_take_what_react_and_vue_give_them_also_where_it_is_a_proxy(visit, mounted: Stage):
+    """React 19 sets what is a property of the element and listens to on...; Vue sets properties with .prop, and wraps
+    what it watches, however deep, in proxies."""
+    waiting = [mounted.waiting(mounted.conversation("pay")) for _ in range(2)]
+    imports = re.search(r'<script type="importmap">.*?</script>', HOWTO.read_text(), re.DOTALL)
+    assert imports is not None
+    page = foreign(visit(stage=mounted), imports.group() + '<link rel="stylesheet" href="/assent/static/style.css">')
+    page.evaluate(
+        """async (waiting) => {
+            const { Client } = await import('/assent/static/client.js');
+            const client = new Client({ base: '/assent/' });
+            await import('/assent/static/elements/approval.js');
+            window.heard = [];
+            const react = (node, props) => {
+                for (const [name, value] of Object.entries(props))
+                    if (/^on/.test(name)) node.addEventListener(name.slice(2), value);
+                    else if (name in node) node[name] = value;
+                    else node.setAttribute(name, value);
+            };
+            const reactive = (it) => new Proxy(it, { get: (...at) => {
+                const value = Reflect.get(...at);
+                return typeof value === 'object' && value !== null ? reactive(value) : value;
+            } });
+            const vue = (node, { ondecided, ...props }) => {
+                Object.assign(node, props);
+                node.addEventListener('decided', ondecided);
+            };
+            for (const [n, set] of [react, vue].entries()) {
+                const card = document.createElement('assent-approval');
+                const pending = n ? reactive(waiting[n]) : waiting[n];
+                set(card, { client, pending, ondecided: ({ detail }) => heard.push([n, detail.decision.args.amount]) });
+                document.body.append(card);
+            }
+        }""",
+        waiting,
+    )
+    for n in range(2):
+        card = page.locator("assent-approval").nth(n)
+        card.locator(".edit").click()
+        card.get_by_label("amount", exact=True).fill(f"{n + 1}.5")
+        card.get_by_role("button", name="Approve as edited").click()
+        until(page, f"window.heard.length === {n + 1}")
+    assert page.evaluate("window.heard") == [[0, 1.5], [1, 2.5]]
+    assert page.evaluate("document.querySelectorAll('[client], [pending], [ondecided]').length") == 0
+
+
 def test_the_colours_can_be_chosen_and_stay(visit, stage: Stage):
     page = visit(color_scheme="light").page("inbox")
     paper = "getComputedStyle(document.body).backgroundColor"

@@ -201,6 +201,30 @@ def test_an_edit_goes_on_over_a_lost_connection(visit, stage: Stage):
     expect(card.get_by_label("reason", exact=True)).to_have_value("half a thought")
 
 
+def test_that_the_server_could_not_be_reached_is_no_news_once_it_is_back(visit, stage: Stage):
+    page = visit().page(f"c/{stage.conversation('refund')}")
+    card, field = page.locator("assent-approval"), page.get_by_label("Message", exact=True)
+    card.locator(".edit").click()
+    stage.kill()
+    card.get_by_label("amount", exact=True).fill("5.50")
+    expect(card.get_by_text("This would fail: the server cannot be reached")).to_be_visible()
+    card.get_by_role("button", name="Back").click()
+    card.locator(".approve").click()
+    expect(card.locator(".stale")).to_have_text("the server cannot be reached")
+    field.fill("hello?")
+    page.keyboard.press("Enter")
+    expect(page.locator(".below .notice")).to_have_text("the server cannot be reached")
+    stage.start()
+    expect(page.get_by_text("The page reconnects by itself")).to_be_hidden()
+    for notice in (card.locator(".stale"), page.locator(".below .notice")):
+        expect(notice).to_have_count(0)
+    expect(field).to_have_value("hello?")
+    card.locator(".edit").click()
+    expect(card.get_by_text("5.50 EUR to the card that ends in 4242")).to_be_visible()
+    card.get_by_role("button", name="Approve as edited").click()
+    expect(page.get_by_text("Done: refund went well.")).to_be_visible()
+
+
 # --- forms ---
 
 
@@ -449,6 +473,23 @@ def crowd(tmp_path: Path) -> Iterator[Stage]:
     stage.start()
     yield stage
     stage.kill()
+
+
+def test_where_no_worker_runs_the_agent_the_page_says_so_until_one_does(visit, crowd: Stage):
+    name = crowd.conversation()
+    crowd.kill()
+    crowd.command.append("idle")
+    crowd.start()
+    page = visit(stage=crowd).page(f"c/{name}")
+    say(page, "hello")
+    status = page.locator(".composer .status")
+    expect(status).to_have_text("Thinking…")
+    expect(status).to_have_text("Waiting for a worker that runs support")
+    worker = Stage(crowd.folder)  # another process on the same store
+    worker.start()
+    expect(page.get_by_text("You said: hello")).to_be_visible()
+    expect(status).to_have_text("")
+    worker.kill()
 
 
 def test_the_newest_of_many_conversations_is_listed_and_a_replaced_store_is_shown_as_it_is(

@@ -7,9 +7,12 @@ import re
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 from webdesk import TOKEN, desk, refunding, site, story
 
 from assent import Agent, Invalid, NotAllowed, Runtime, ScriptedModel, ToolCall, tool
+from assent.errors import StoreError
 from assent.server import Limits, app, serving
 from assent.server.routes import ENDPOINTS
 
@@ -62,6 +65,35 @@ async def test_a_token_in_any_other_address_is_worth_nothing():
     async with site(desk("x"), token=None) as s:
         for path in ("/api/me", "/static/index.html", "//evil.example/"):
             assert (await s.http.get(s.base + path, params={"token": TOKEN})).status_code == 401
+
+
+@story
+async def test_a_person_in_a_browser_whom_nobody_knows_is_told_what_to_do():
+    """Still with 401, and only where a page was asked for; the token is asked for where one opens the page."""
+    reads = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    mounted = {"wrap": lambda served: Starlette(routes=[Mount("/as&sent", served)])}
+    async with site(desk("x"), token=None, **mounted) as s:
+        for path in ("/as&sent/", "/as&sent/?token=wrong", "/as&sent/static/index.html", "/as&sent/nothing"):
+            answer = await s.http.get(path, headers=reads)
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+            assert answer.headers["content-type"] == "text/html; charset=utf-8"
+            assert "Open the address that the server printed" in answer.text
+            assert '<form action="/as&amp;sent/"><label>Token <input name="token" type="password"' in answer.text
+            assert ("That is not the right token" in answer.text) is ("wrong" in path)
+            [look] = re.findall("<style>(.*)</style>", answer.text)
+            allowed = base64.b64encode(hashlib.sha256(look.encode()).digest()).decode()
+            policy = answer.headers["content-security-policy"]
+            assert f"default-src 'none'; style-src 'sha256-{allowed}'; form-action 'self'" in policy
+            assert "script" not in policy + answer.text
+        for method, path in (("GET", "/as&sent/api/me"), ("POST", "/as&sent/")):
+            answer = await s.http.request(method, path, headers=reads)
+            assert (answer.status_code, answer.json()["kind"]) == (401, "not_authenticated")
+        assert (await s.http.get("/as&sent/", params={"token": TOKEN}, headers=reads)).status_code == 200
+    async with site(desk("x"), auth=lambda request: None) as s:
+        answer = await s.http.get("/", headers=reads)
+        assert answer.status_code == 401
+        assert "ask whoever runs this server" in answer.text
+        assert "<form" not in answer.text
 
 
 @story
@@ -305,6 +337,40 @@ async def test_every_answer_is_guarded():
             assert "frame-ancestors 'none'" in headers["content-security-policy"]
             assert "server" not in headers
         assert (await s.http.get("/api/me")).headers["cache-control"] == "no-store"
+
+
+@story
+async def test_while_the_store_is_away_the_same_request_may_come_again_unless_it_may_have_been_recorded():
+    async with site(refunding()) as s:
+        await s.begin()
+        [entry] = await s.pending()
+        store, read, append = s.runtime.store, s.runtime.store.rows, s.runtime.store.append
+        faults: list[StoreError] = []
+
+        async def away(*_, **__):
+            raise faults[-1]
+
+        async def told(request):
+            answer = await request
+            problem = answer.json()
+            outcome = problem["details"].get("outcome")
+            return answer.status_code, answer.headers.get("retry-after"), problem["kind"], outcome
+
+        faults.append(StoreError("nothing listens there", kind="log_read_failed"))
+        store.rows = away
+        assert await told(s.http.get("/api/health")) == (503, "1", "log_read_failed", None)
+        store.rows = read
+        decision = {"decision": {"type": "approve", "digest": entry["digest"]}}
+        path = f"/api/conversations/c/calls/{entry['call']}/resolve"
+        store.append = away
+        for outcome, status, again in (("nothing", 503, "1"), ("unknown", 500, None)):
+            faults.append(StoreError("the connection broke", details={"outcome": outcome}))
+            assert await told(s.http.post(path, json=decision)) == (status, again, "log_write_failed", outcome)
+            item = {"conversation": "c", "call": entry["call"], **decision}
+            [result] = (await s.post("/api/pending/resolve", {"decisions": [item]}))["results"]
+            assert (result["problem"]["status"], result["problem"]["details"]["outcome"]) == (status, outcome)
+        store.append = append
+        await s.post(path, decision)
 
 
 @story

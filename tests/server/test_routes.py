@@ -5,7 +5,8 @@ import json
 
 from webdesk import desk, locate, refunding, site, story
 
-from assent import Agent, Principal, ScriptedModel, ToolCall
+from assent import Agent, Principal, Runtime, ScriptedModel, ToolCall
+from assent.models import FinishPart, TextPart
 from assent.testing import ManualClock
 
 C = "/api/conversations/c"
@@ -59,6 +60,37 @@ async def test_conversations_and_the_log_are_paged():
             if before is None:
                 break
         assert back == seqs
+
+
+@story
+async def test_whether_anybody_runs_a_conversation_can_be_asked(tmp_path):
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow:
+        name = "slow"
+
+        async def stream(self, request):
+            began.set()
+            await go_on.wait()
+            yield TextPart("there")
+            yield FinishPart()
+
+    store = f"sqlite:///{tmp_path}/c.db"
+    async with Runtime(desk("x"), store=store) as opened:
+        await opened.open("c")
+    async with site(store=store) as s:  # as with --no-run
+        await s.post(f"{C}/messages", {"text": "hi"}, 202)
+        nobody = {"state": "preparing", "claimed": False, "able": 0}
+        assert await s.get(f"{C}/worker") == nobody
+        async with Runtime(Agent("other", model=Slow()), store=store):
+            assert await s.get(f"{C}/worker") == nobody
+        async with Runtime(Agent("desk", model=Slow()), store=store):
+            await began.wait()
+            assert await s.get(f"{C}/worker") == {"state": "preparing", "claimed": True, "able": 1}
+            go_on.set()
+            await s.idle()
+        assert await s.get(f"{C}/worker") == {"state": "idle", "claimed": False, "able": 0}
+        await s.get("/api/conversations/none/worker", 404)
 
 
 @story
@@ -300,7 +332,7 @@ async def test_ids_with_slashes_and_other_letters_are_ids():
 
 
 @story
-async def test_what_does_not_exist_is_404_and_what_does_not_fit_is_422():
+async def test_what_does_not_exist_is_404_what_does_already_is_409_and_what_does_not_fit_is_422():
     """B28"""
     async with site(desk("hello")) as s:
         for path in (C, f"{C}/log", f"{C}/events", "/api/pending?conversation=c", "/api/grants?conversation=c"):
@@ -315,7 +347,8 @@ async def test_what_does_not_exist_is_404_and_what_does_not_fit_is_422():
         await s.get("/static/../app.py", 404)
         await s.get("/static/%2e%2e/app.py", 404)
         await s.post("/api/conversations", {"id": "c"}, 201)
-        assert "exists" in (await s.post("/api/conversations", {"id": "c"}, 422))["detail"]
+        taken = await s.post("/api/conversations", {"id": "c"}, 409)
+        assert (taken["kind"], "exists" in taken["detail"]) == ("conflict", True)
         for body in (
             {"id": ""},
             {"id": "x" * 300},

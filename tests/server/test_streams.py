@@ -7,7 +7,7 @@ import time
 
 from webdesk import TOKEN, desk, refunding, site, story
 
-from assent import Agent, Runtime
+from assent import Agent, Deny, Runtime
 from assent.core.live import ToolProgress
 from assent.errors import StoreError
 from assent.models import FinishPart, TextPart
@@ -350,6 +350,33 @@ async def test_whoever_is_let_in_no_more_loses_the_open_streams_at_the_next_hear
             allowed.clear()
             [(kind, _, problem)] = await other.rest()
             assert (kind, problem["status"]) == ("problem", 404)
+
+
+@story
+async def test_what_somebody_may_see_no_longer_is_withdrawn_from_their_inbox(monkeypatch):
+    """With the next change of it, and where there is none, at the next heartbeat."""
+    allowed = {"a", "b", "c"}
+
+    async def told(reader):
+        kind, _, data = await reader.next()
+        return kind, {entry["conversation"] for entry in data.get("pending", [data])}
+
+    async with site(refunding(), may_see=lambda principal, conversation: conversation in allowed) as s:
+        for name in "ab":
+            await s.runtime.send(name, "x")
+        [gone] = [entry for entry in await s.pending(2) if entry["conversation"] == "a"]
+        async with s.events("/api/pending/events") as reader:
+            assert await told(reader) == ("pending", {"a", "b"})
+            allowed.remove("a")
+            await s.runtime.resolve("a", gone["call"], Deny("no"))
+            assert await told(reader) == ("pending", {"b"})
+        monkeypatch.setattr(sse, "HEARTBEAT", 0.05)
+        async with s.events("/api/pending/events") as reader:
+            assert await told(reader) == ("pending", {"b"})
+            await s.runtime.send("c", "x")
+            assert await told(reader) == ("added", {"c"})
+            allowed.remove("c")
+            assert await told(reader) == ("pending", {"b"})
 
 
 @story

@@ -11,7 +11,7 @@ import pg
 import pytest
 
 from assent.errors import Invalid, StoreError
-from assent.stores.postgres import PostgresStore, migrate, plan
+from assent.stores.postgres import PostgresStore, address, migrate, plan
 from assent.urls import open_store
 
 
@@ -130,6 +130,38 @@ def test_of_several_hosts_the_first_that_fits_is_taken():
     found = asyncio.run(plan(f"{several}&target_session_attrs=read-write"))
     assert found.place.startswith(f"PostgreSQL at 127.0.0.1:1,127.0.0.1:{port}/postgres")
     assert open_store("postgresql://ada:secret@[::1]:5432,[::2]/db").address.place.startswith("PostgreSQL at [::1]")
+
+
+@pytest.mark.parametrize(
+    ("url", "env", "told"),
+    [
+        ("postgresql://db/desk", {"PGHOST": "/else", "PGPORT": ""}, "db/desk"),
+        ("postgresql://db/desk", {"PGPORT": "5433"}, "db:5433/desk"),
+        ("postgresql://ada@db:5432,[::1]:1/desk", {"PGPORT": "5433"}, "db:5432,[::1]:1/desk"),
+        ("postgresql:///desk", {"PGHOST": "/run/pg", "PGPORT": "5433"}, "/run/pg:5433/desk"),
+        ("postgresql:///desk", {"PGHOST": "one,two", "PGPORT": "5432,5433"}, "one,two:5433/desk"),
+        ("postgresql://ada@/desk?host=/run/pg&port=5434", {"PGHOST": "db", "PGPORT": "1"}, "/run/pg:5434/desk"),
+        ("postgresql://%2Frun%2Fpg/desk", {"PGHOST": "db"}, "/run/pg/desk"),
+        ("postgresql://?host=/run/pg&dbname=desk", {}, "/run/pg/desk"),
+        ("postgresql://db", {"PGDATABASE": "desk"}, "db/desk"),
+        ("postgresql:///desk", {"PGPORT": "1"}, "localhost:1/desk"),
+        ("postgresql:///desk?service=shop", {"PGHOST": "db"}, "service shop/desk"),
+    ],
+)
+def test_a_store_is_told_by_where_the_driver_connects(monkeypatch, url, env, told):
+    for name in ("PGHOST", "PGPORT", "PGDATABASE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert open_store(url).address.place == f"PostgreSQL at {told} (schema assent)"
+
+
+def test_a_socket_that_is_found_without_being_told_is_named(monkeypatch, tmp_path):
+    for name in ("PGHOST", "PGPORT"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / ".s.PGSQL.5432").touch()
+    monkeypatch.setattr(address, "SOCKETS", ("/nowhere", str(tmp_path)))
+    assert open_store("postgresql:///desk").address.place == f"PostgreSQL at {tmp_path}/desk (schema assent)"
 
 
 def test_a_schema_may_be_called_like_a_word_of_sql():

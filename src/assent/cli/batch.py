@@ -12,12 +12,11 @@ from msgspec.structs import replace
 from assent.cli import inbox
 from assent.cli.commands import Commands
 from assent.cli.output import say
-from assent.cli.reading import missing
+from assent.cli.reading import missing, no_store
 from assent.cli.text import cut, shown, value_text
 from assent.core.decisions import Approve, Pending
 from assent.errors import AssentError, Invalid
 from assent.runtime.runtime import Runtime
-from assent.urls import place
 
 KEYS = ("tool", "conversation", "agent", "risk", "for")
 LONG = 120
@@ -49,8 +48,7 @@ def _fits(entry: Pending, matches: Matches) -> bool:
 async def approve(url: str, matches: Matches, decision: Approve, by: str, *, dry_run: bool, yes: bool) -> int:
     """List, ask, approve each. The exit code is the worst of all."""
     if await missing(url):
-        say(f"nothing matches: there is no store {place(url)} yet")
-        return 0
+        raise no_store(url, ", so nothing matches")
     async with Runtime(store=url) as rt:
         found = [entry for entry in await rt.pending() if entry.kind == "approval" and _fits(entry, matches)]
         # Running an interrupted call again is a question of its own: never in a batch.

@@ -111,7 +111,7 @@ def _offer(found: dict[str, Any]) -> Any:
     order = found["result"]
     return [
         f"I found it: a {order['item']}, and it came {order['days_late']} days late. You paid "
-        f"{order['delivery']:.2f} EUR for the delivery; I am asking a colleague to give that back. "
+        f"{order['delivery']:.2f} EUR for the delivery. Giving that back needs an approval: in this demo, yours. "
         "And about the lamp itself I have a question for you.",
         ToolCall("choose_remedy", {"item": order["item"]}),
         ToolCall(
@@ -127,7 +127,7 @@ def _conclusion(paid: dict[str, Any], choice: dict[str, Any]) -> str:
         text = f"{given['refunded']:.2f} EUR are on their way to the card that {given['card']} ({given['receipt']}). "
     elif paid["error"]["kind"] == "denied":
         reason = paid["error"]["details"].get("reason")
-        text = f"My colleague did not approve the refund{f': {reason}' if reason else ''}. "
+        text = f"The refund was not approved{f': {reason}' if reason else ''}. "
     else:
         text = f"The refund did not go through ({paid['error']['kind']}: {paid['error']['message']}). "
     if choice["ok"]:

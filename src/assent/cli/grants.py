@@ -17,14 +17,13 @@ from assent.runtime.runtime import Runtime
 
 
 async def listed(url: str, conversation: str | None, as_json: bool) -> int:
-    found: list[tuple[str, Grant]] = []
-    if not await missing(url):
-        async with Runtime(store=url) as rt:
-            names = [info.conversation for info in await inbox.conversations(rt)] if conversation is None else None
-            for name in [conversation] if conversation is not None else names or []:
-                found += [(name, grant) for grant in await rt.grants(name)]
-    elif conversation is not None:
+    if await missing(url):
         raise unknown(url, conversation)
+    found: list[tuple[str, Grant]] = []
+    async with Runtime(store=url) as rt:
+        names = [info.conversation for info in await inbox.conversations(rt)] if conversation is None else None
+        for name in [conversation] if conversation is not None else names or []:
+            found += [(name, grant) for grant in await rt.grants(name)]
     if as_json:
         json_lines([{"conversation": name, **msgspec.to_builtins(grant)} for name, grant in found])
     elif found:

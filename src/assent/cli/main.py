@@ -38,8 +38,7 @@ from assent.cli.group import (
     wait_option,
 )
 from assent.core.decisions import Answer, Approve, ClientResult, Decision, Deny, Failed, Pending, Submit
-from assent.errors import Invalid, NotFound, Stale
-from assent.urls import place
+from assent.errors import Invalid, Stale
 
 Make = Callable[[Pending | None], Decision]
 DIGEST = 16
@@ -119,11 +118,14 @@ def run(
 @click.option("--conversation", metavar="ID", default=DEMO, show_default=True)
 @click.option("--page", is_flag=True, help="On a web page: needs pip install 'assent[server]'.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), metavar="N", default=8642, show_default=True, help="Of the page."
+    "--port",
+    type=click.IntRange(0, 65535),
+    metavar="N",
+    help=f"Of the page [default: {serve.PORT}, or any free one if that is in use].",
 )
 @click.option("--no-wait", is_flag=True, help="Exit with 75 instead of waiting for answers.")
 @click.option("--store", metavar="URL", help=f"The store [default: $ASSENT_STORE or {DEMO_STORE}].")
-def demo(conversation: str, page: bool, port: int, no_wait: bool, store: str | None) -> int:
+def demo(conversation: str, page: bool, port: int | None, no_wait: bool, store: str | None) -> int:
     """A support conversation on a scripted model: no key needed.
 
     It looks an order up, asks the customer a question and wants a refund approved; answer from a second
@@ -135,8 +137,6 @@ def demo(conversation: str, page: bool, port: int, no_wait: bool, store: str | N
 
     url = store_url(store, DEMO_STORE)
     if page:
-        from assent.cli import serve
-
         serve.check_installed()
         begin = functools.partial(running.begin_demo, conversation, shop.MESSAGE, shop.CUSTOMER)
         return serve.start(shop.agent, url, shop.CUSTOMER, port=port, begin=begin)
@@ -355,7 +355,7 @@ def _decide(call: str, verb: str, make: Make, by: str | None, resume: str | None
 
     url, who = store_url(store), login_or(by)
     if asyncio.run(reading.missing(url)):
-        raise NotFound(f"there is no store {place(url)}, so nothing waits in it")
+        raise reading.no_store(url, ", so nothing waits in it")
     if resume is None:
         return asyncio.run(reading.record(url, call, verb, make, who))
     from assent.cli import running

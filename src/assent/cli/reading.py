@@ -19,6 +19,9 @@ from assent.runtime.runtime import Runtime
 
 WAITING = 75
 LOOK_EVERY = 0.1
+"""Seconds."""
+LOOK_AT_LEAST = 2.0
+"""Seconds between two looks for a store that is not there yet, after some: each may be a connection to a server."""
 Make = Callable[[Pending | None], Decision]
 
 
@@ -45,8 +48,16 @@ async def missing(url: str) -> bool:
     return not found.version
 
 
-def unknown(url: str, conversation: str) -> NotFound:
-    return NotFound(f"there is no store {urls.place(url)}, so there is no conversation {conversation!r}")
+def no_store(url: str, so: str = "") -> NotFound:
+    """For who looks into a store that is not there; ``so``: what follows from that."""
+    return NotFound(
+        f"there is no store {urls.place(url)}{so}; check --store and $ASSENT_STORE, or make it: "
+        f"{Commands(url).write('migrate')}"
+    )
+
+
+def unknown(url: str, conversation: str | None) -> NotFound:
+    return no_store(url, "" if conversation is None else f", so there is no conversation {conversation!r}")
 
 
 async def record(url: str, call: str, verb: str, make: Make, by: str) -> int:
@@ -86,8 +97,10 @@ async def cancel(url: str, conversation: str, reason: str | None, by: str) -> in
 
 async def pending(url: str, as_json: bool, wait: float | None, conversation: str | None) -> int:
     until = time.monotonic() + (wait or 0.0)
-    while (gone := await missing(url)) and time.monotonic() < until:  # noqa: ASYNC110 - another process makes it
-        await asyncio.sleep(LOOK_EVERY)
+    pause = LOOK_EVERY
+    while (gone := await missing(url)) and (left := until - time.monotonic()) > 0:  # another process makes it
+        await asyncio.sleep(min(pause, left))
+        pause = min(pause * 2, LOOK_AT_LEAST)
     entries: list[Pending] = []
     idle: list[str] = []
     if not gone:
@@ -103,7 +116,7 @@ async def pending(url: str, as_json: bool, wait: float | None, conversation: str
                 _cards(entries, await rt.pending(), url)
             elif not as_json:
                 idle = await inbox.idle_work(rt, conversation, Commands(url))
-    elif conversation is not None:
+    elif conversation is not None or wait is None:
         raise unknown(url, conversation)
     if as_json:
         json_lines(entries)
@@ -123,11 +136,7 @@ def _cards(entries: list[Pending], others: list[Pending], url: str) -> None:
 
 async def log(url: str, conversation: str | None, as_json: bool, after: int, limit: int | None) -> int:
     if await missing(url):
-        if conversation is not None:
-            raise unknown(url, conversation)
-        if not as_json:
-            say(f"no conversations: there is no store {urls.place(url)} yet")
-        return 0
+        raise unknown(url, conversation)
     async with Runtime(store=url) as rt:
         if conversation is not None:
             await rt.history(conversation, limit=1)  # refuses an unknown one

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ from assent.errors import Invalid
 from assent.urls import place
 
 if TYPE_CHECKING:
+    import socket
+
     from assent.runtime.agent import Agent
     from assent.runtime.runtime import Runtime
 
@@ -32,6 +35,19 @@ HOST = "127.0.0.1"
 PORT = 8642
 NEEDED = ("starlette", "uvicorn", "httptools")
 TOKEN = "ASSENT_TOKEN"
+NAME = re.compile(r"[\w-]+(\.[\w-]+)*|\*|[0-9a-f:]*:[0-9a-f:.]*", re.ASCII | re.IGNORECASE)
+
+
+def host_names(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """As the Host header has them, without the port; another would never be met, and nobody would know why."""
+    for each in given:
+        if not NAME.fullmatch(each):
+            meant = re.sub(r"^\w+://|[:/].*", "", each)
+            such = f", here {meant}" if NAME.fullmatch(meant) else ", such as desk.example"
+            raise click.BadParameter(
+                f"{each!r} is no host name: give it without scheme, port and path{such}", ctx=ctx, param=param
+            )
+    return given
 
 
 @cli.command(
@@ -49,7 +65,14 @@ TOKEN = "ASSENT_TOKEN"
 @click.option(
     "--port", type=click.IntRange(0, 65535), metavar="N", default=PORT, show_default=True, help="0: any free one."
 )
-@click.option("--allow-host", "names", multiple=True, metavar="NAME", help="A name that it is reached under, too.")
+@click.option(
+    "--allow-host",
+    "names",
+    multiple=True,
+    callback=host_names,
+    metavar="NAME",
+    help="A name that it is reached under, too, such as desk.example.",
+)
 @click.option("--allow-origin", "origins", multiple=True, metavar="URL", help="Another origin whose pages may use it.")
 @click.option("--open", "open_page", is_flag=True, help="Open the page in the browser.")
 @click.option("--no-run", is_flag=True, help="Only serve: `assent worker` elsewhere on the same store runs the agent.")
@@ -106,14 +129,15 @@ def start(
     by: str,
     *,
     host: str = HOST,
-    port: int = PORT,
+    port: int | None = PORT,
     names: tuple[str, ...] = (),
     origins: tuple[str, ...] = (),
     open_page: bool = False,
     runs: bool = True,
     begin: Callable[[Runtime], Awaitable[str]] | None = None,
 ) -> int:
-    """Serve this agent until it is stopped. ``begin``: what is done first; the page opens at the conversation."""
+    """Serve this agent until it is stopped. ``port=None``: the usual one, or another that is free. ``begin``: what is
+    done first; the page opens at the conversation."""
     from assent.cli.ui import OWN
     from assent.runtime.runtime import Runtime
     from assent.server import serving
@@ -123,7 +147,7 @@ def start(
     runtime = Runtime(*([] if agent is None else [agent]), store=store, only=None if runs else ())
     auth = TokenAuth(token_for(store), by)
     served = app(runtime, auth, hosts=(*LOOPBACK, host, *names), origins=origins, ui=OWN)
-    listening = serving.listen(host, port)
+    listening = _usual(host) if port is None else serving.listen(host, port)
     address = page_address(host, listening.getsockname()[1], auth.token)
 
     first: list[asyncio.Task[None]] = []
@@ -141,6 +165,17 @@ def start(
 
     asyncio.run(serving.serve(served, listening, ready))
     return 0
+
+
+def _usual(host: str) -> socket.socket:
+    from assent.server import serving
+
+    try:
+        return serving.listen(host, PORT)
+    except Invalid:
+        found = serving.listen(host, 0)
+        click.echo(f"port {PORT} is in use; this is another")
+        return found
 
 
 def page_address(host: str, port: int, token: str) -> str:

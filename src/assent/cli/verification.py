@@ -19,7 +19,7 @@ from assent.core.results import INLINE_LIMIT
 from assent.errors import AssentError, NotFound, StoreDamaged
 from assent.runtime.intake import conversation_id
 from assent.stores.base import GENESIS, LogStore, Row, chain
-from assent.urls import open_store, place
+from assent.urls import open_store
 
 PAGE = 500
 
@@ -57,11 +57,7 @@ async def opened(url: str) -> AsyncGenerator[LogStore]:
 
 async def verify(url: str, conversation: str | None, as_json: bool) -> int:
     if await missing(url):
-        if conversation is not None:
-            raise unknown(url, conversation)
-        if not as_json:
-            say(f"nothing to verify: there is no store {place(url)} yet")
-        return 0
+        raise unknown(url, conversation)
     bad: list[Checked] = []
     async with opened(url) as store:
         rows = await _rows(store, conversation)

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from assent.cli.commands import Commands
 from assent.cli.output import json_lines, say
-from assent.cli.reading import missing
+from assent.cli.reading import missing, no_store
 from assent.cli.text import shown, span
 from assent.cli.verification import opened
-from assent.errors import NotFound
 from assent.stores.base import LogStore, OwnerRow
-from assent.urls import place
 
 COUNTED = 1000
 """So many conversations that nobody holds are looked at; more are many."""
@@ -31,8 +28,8 @@ class Worker(msgspec.Struct, kw_only=True):
     agents: tuple[str, ...]
     since: float
     alive: bool
-    seen_ago: float | None
-    """Seconds since it last showed that it lives; null: that is known otherwise."""
+    lapses_in: float | None
+    """Seconds until its leases end unless it shows again that it lives; null: that is known otherwise."""
     holds: int
 
 
@@ -49,7 +46,7 @@ class Unheld(msgspec.Struct, kw_only=True):
 
 async def workers(url: str, as_json: bool) -> int:
     if await missing(url):
-        raise NotFound(f"there is no store {place(url)}, so nobody works on it")
+        raise no_store(url, ", so nobody works on it")
     async with opened(url) as store:
         now = store.now()
         found = [_worker(each, now) for each in await store.owners() if each.owner != store.owner]
@@ -57,10 +54,14 @@ async def workers(url: str, as_json: bool) -> int:
     if as_json:
         json_lines([*found, left])
         return 0
-    if found:
-        _print(found, now)
+    # The dead are kept for a while; those of whom nothing is left to take over are only counted.
+    listed = [each for each in found if each.alive or each.holds]
+    if listed:
+        _print(listed, now)
     else:
         say("nobody has the store open")
+    if gone := len(found) - len(listed):
+        say(f"{gone} {'is' if gone == 1 else 'are'} dead and held nothing")
     say(_told(left))
     if left.unheld and not _somebody(found, left):
         say(f"nobody runs {', '.join(left.agents)}: {Commands(url).write('worker', 'MODULE:AGENT')}")
@@ -83,7 +84,7 @@ def _worker(row: OwnerRow, now: float) -> Worker:
         agents=row.agents,
         since=row.since,
         alive=row.alive,
-        seen_ago=None if row.seen is None else max(0.0, now - row.seen),
+        lapses_in=None if row.until is None else row.until - now,
         holds=row.holds,
     )
 
@@ -100,26 +101,30 @@ def _somebody(found: list[Worker], left: Unheld) -> bool:
     return running >= set(left.agents)
 
 
+def _alive(worker: Worker) -> Text:
+    left = worker.lapses_in
+    if worker.alive:
+        return Text("yes" if left is None else f"yes, {max(left, 0):.1f} s left", "green")
+    return Text("dead" if left is None else f"dead for {span(-left)}", "bold red")
+
+
 def _print(found: list[Worker], now: float) -> None:
     from assent.cli.cards import console
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("owner", no_wrap=True)
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table.add_column("pid", justify="right", no_wrap=True)
     table.add_column("host", overflow="fold")
-    table.add_column("pid", justify="right")
     table.add_column("agents", overflow="fold")
-    for name in ("since", "alive", "seen"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("holds", justify="right")
+    table.add_column("since", no_wrap=True)
+    table.add_column("alive", no_wrap=True)
+    table.add_column("holds", justify="right", no_wrap=True)
     for each in found:
         table.add_row(
-            shown(each.owner),
-            shown(each.host),
             str(each.pid),
+            shown(each.host),
             shown(", ".join(each.agents)) or "-",
             span(now - each.since),
-            Text("yes", "green") if each.alive else Text("dead", "bold red"),
-            "-" if each.seen_ago is None else f"{each.seen_ago:.1f} s",
+            _alive(each),
             str(each.holds),
         )
     console().print(table)

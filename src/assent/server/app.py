@@ -18,8 +18,8 @@ from assent.runtime.runtime import Runtime
 from assent.server import openapi, wire
 from assent.server.auth import ALLOWED, SAFE, Auth, MaySee, Origins, TokenAuth, identify
 from assent.server.hub import Hub
-from assent.server.page import INDEX, LOGIN, LOGIN_HEADERS, Files, policy
-from assent.server.problems import CONTENT_TYPE, HTTPProblem, problem_of
+from assent.server.page import INDEX, LOGIN, LOGIN_HEADERS, STRANGER_HEADERS, Files, policy, stranger
+from assent.server.problems import AGAIN, CONTENT_TYPE, HTTPProblem, headers_of, problem_of
 from assent.server.routes import ENDPOINTS, Asked, Endpoint, Streaming
 from assent.server.sse import Gone, Receive, Send, Stream
 
@@ -135,7 +135,8 @@ class App:
             await exchange.reply(200, self._document, {"content-type": "application/json"})
             return
         endpoint, path = _find(parts, request.method)
-        query = wire.decode_query(request.query_params.multi_items(), endpoint.query)
+        asks = request.query_params.multi_items() if request.scope["query_string"] else []
+        query = wire.decode_query(asks, endpoint.query)
         if self.runtime.home.closing:
             raise _come_again("the server is starting or stopping")
         asked = Asked(self.runtime, self._hub, self.auth, self._may_see, request, by, path, query)
@@ -237,9 +238,13 @@ class _Exchange:
             await self._refuse(error)
 
     async def _refuse(self, error: Exception) -> None:
-        problem = problem_of(error)
-        headers = error.headers if isinstance(error, HTTPProblem) else {}
-        await self.reply(problem.status, wire.encode(problem), {"content-type": CONTENT_TYPE, **headers})
+        problem, request = problem_of(error), self.request
+        body, headers = wire.encode(problem), {"content-type": CONTENT_TYPE, **headers_of(error)}
+        reads = request.method in SAFE and "text/html" in request.headers.get("accept", "")
+        if problem.status == 401 and reads and self.parts[:1] != ["api"]:
+            token, tried = hasattr(self._app.auth, "login"), "token" in request.query_params
+            body, headers = stranger(request.scope.get("root_path", ""), token, tried), {**headers, **STRANGER_HEADERS}
+        await self.reply(problem.status, body, headers)
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         """Every answer has the headers that keep it from being framed, sniffed, cached or leaked."""
@@ -285,7 +290,7 @@ class _Exchange:
 
 
 def _come_again(why: str) -> HTTPProblem:
-    return HTTPProblem(503, "backpressure", why, {"retry-after": "1"})
+    return HTTPProblem(503, "backpressure", why, {"retry-after": AGAIN})
 
 
 def _too_large(limit: int) -> HTTPProblem:
@@ -300,20 +305,22 @@ def _parts(scope: MutableMapping[str, Any]) -> list[str]:
     if root and (scope["path"] == root or scope["path"].startswith(f"{root}/")):
         pieces = pieces[root.count("/") :]
     try:
-        return [unquote_to_bytes(piece).decode() for piece in pieces]
+        return [(unquote_to_bytes(piece) if b"%" in piece else piece).decode() for piece in pieces]
     except UnicodeDecodeError:
         raise Invalid("the path is not UTF-8") from None
 
 
-_TABLE = [(endpoint, endpoint.path.strip("/").split("/")) for endpoint in ENDPOINTS]
+_TABLE: dict[int, list[tuple[Endpoint, list[str]]]] = {}
+"""By how many pieces a path has."""
+for _endpoint in ENDPOINTS:
+    _pattern = _endpoint.path.strip("/").split("/")
+    _TABLE.setdefault(len(_pattern), []).append((_endpoint, _pattern))
 
 
 def _find(parts: list[str], method: str) -> tuple[Endpoint, dict[str, str]]:
     """The endpoint of a path and what stands in its places."""
     allowed: list[str] = []
-    for endpoint, pattern in _TABLE:
-        if len(pattern) != len(parts):
-            continue
+    for endpoint, pattern in _TABLE.get(len(parts), ()):
         path: dict[str, str] = {}
         for piece, part in zip(pattern, parts, strict=True):
             if piece.startswith("{") and part:

@@ -20,7 +20,11 @@ REFUSALS = {
 }
 WRITING = {"403": "may not, or from another site", "413": "too large", "415": "not JSON"}
 DECIDING = {"409": "stale, busy or in conflict", "410": "expired"}
-ALWAYS = {"400": "not HTTP as we take it", "421": "a host that is not served here", "503": "too much at once"}
+ALWAYS = {
+    "400": "not HTTP as we take it",
+    "421": "a host that is not served here",
+    "503": "too much at once, or the store is away",
+}
 
 
 def document() -> dict[str, Any]:

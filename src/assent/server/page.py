@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import html
 import os
 import re
 from collections.abc import Iterable
@@ -42,6 +43,40 @@ LOGIN_HEADERS = {
     "content-type": TYPES[".html"],
     "content-security-policy": f"default-src 'none'; script-src {_allowed(_GO_ON)}; frame-ancestors 'none'",
 }
+
+
+_LOOK = (
+    ":root{color-scheme:light dark}"
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:32rem;margin:15vh auto;padding:0 1rem}"
+    "input,button{font:inherit;padding:.4rem .7rem}"
+)
+STRANGER_HEADERS = {
+    "content-type": TYPES[".html"],
+    "content-security-policy": f"default-src 'none'; style-src {_allowed(_LOOK.encode())}; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'",
+}
+
+
+def stranger(root: str, token: bool, tried: bool) -> bytes:
+    """For people in a browser whom nobody knows: what to do.
+
+    root:   where the page is
+    token:  whether a token opens it; ``tried``: one was given, and it did not
+    """
+    if not token:
+        said = "<p>Nobody is signed in here. Sign in where you usually do, or ask whoever runs this server."
+    else:
+        said = (
+            f"<p>{'That is not the right token, or no longer.' if tried else 'This page opens with a token.'} "
+            "Open the address that the server printed when it started, or ask whoever runs it.\n"
+            f'<form action="{html.escape(root)}/"><label>Token <input name="token" type="password" required '
+            'autocomplete="off" autofocus></label> <button>Open</button></form>'
+        )
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Assent</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_LOOK}</style><main><h1>Not signed in</h1>\n{said}</main></html>"
+    ).encode()
 
 
 class File(NamedTuple):

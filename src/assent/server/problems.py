@@ -7,11 +7,13 @@ from typing import Any
 
 import msgspec
 
-from assent.errors import KINDS, AssentError, ToolError, known_kind
+from assent.errors import KINDS, AssentError, StoreError, ToolError, known_kind
 
 log = logging.getLogger("assent")
 
 CONTENT_TYPE = "application/problem+json"
+AGAIN = "1"
+"""Seconds after which to come again."""
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,12 +45,29 @@ def problem_of(error: BaseException) -> Problem:
             return _problem(error.status, error.kind, error.detail, {})
         case ToolError():  # a preview says what the run would say: the request was understood
             return _problem(422, error.kind, error.message, error.details)
+        case StoreError() if _away(error):
+            return _problem(503, error.kind, error.message, error.details)
         case AssentError():
             return _problem(error.http_status, error.kind, error.message, error.details)
         case _:
             log.error("a request failed", exc_info=error)
             detail = "the server failed at this; its log says why"
             return _problem(500, "handler_failed", detail, {"type": type(error).__name__})
+
+
+def headers_of(error: BaseException) -> dict[str, str]:
+    """The headers of the answer, beside those that every answer has."""
+    if isinstance(error, HTTPProblem):
+        return error.headers
+    return {"retry-after": AGAIN} if isinstance(error, StoreError) and _away(error) else {}
+
+
+def _away(error: StoreError) -> bool:
+    """The store cannot be used now, and it is certain that nothing was recorded: the same request may come again.
+
+    A write whose outcome is unknown stays a 500: whoever sent it blindly again might say it twice.
+    """
+    return error.kind == "log_read_failed" or error.details.get("outcome") == "nothing"
 
 
 def _problem(status: int, kind: str, detail: str, details: dict[str, Any]) -> Problem:

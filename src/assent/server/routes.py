@@ -23,7 +23,7 @@ from assent.runtime.runtime import ConversationInfo, Runtime
 from assent.server import wire
 from assent.server.auth import Auth, MaySee, identify
 from assent.server.hub import Hub, whole
-from assent.server.problems import problem_of
+from assent.server.problems import HTTPProblem, problem_of
 from assent.server.sse import CHUNK, Frame, Stream
 from assent.stores.base import Row
 
@@ -112,10 +112,13 @@ class Endpoint:
 async def open_conversation(asked: Asked) -> wire.Opened:
     """Open a conversation."""
     new: wire.NewConversation = asked.body
-    if new.id is not None and await asked.runtime.store.row(conversation_id(new.id)) is not None:
-        await asked.seen(new.id)
-    name = await asked.runtime.open(new.id, agent=new.agent, by=asked.by, metadata=new.metadata)
-    return wire.Opened(name)
+    try:
+        return wire.Opened(await asked.runtime.open(new.id, agent=new.agent, by=asked.by, metadata=new.metadata))
+    except Invalid:
+        if new.id is None or await asked.runtime.store.row(conversation_id(new.id)) is None:
+            raise
+    await asked.seen(new.id)
+    raise HTTPProblem(409, "conflict", f"conversation {new.id!r} exists already")
 
 
 async def list_conversations(asked: Asked) -> wire.Conversations:
@@ -158,6 +161,14 @@ async def cancel(asked: Asked) -> wire.WasCancelled:
     """End the open turn; every open call is cancelled."""
     name = await asked.seen(asked.conversation)
     return wire.WasCancelled(await asked.runtime.cancel(name, by=asked.by, reason=asked.body.reason))
+
+
+async def show_worker(asked: Asked) -> wire.Worker:
+    """Whether somebody runs the conversation, and how many could: where nobody does, what is owed waits."""
+    row = await asked.row(asked.conversation)
+    alive = [each for each in await asked.runtime.owners() if each.alive]
+    claimed = any(each.owner == row.owner for each in alive)
+    return wire.Worker(row.status, claimed, sum(row.agent in each.agents for each in alive))
 
 
 async def read_log(asked: Asked) -> wire.RawLog:
@@ -307,21 +318,43 @@ async def list_pending(asked: Asked) -> wire.PendingList:
 
 
 async def follow_pending(asked: Asked) -> Streaming:
-    """All that waits, then what is added and removed. Coming back starts with the whole list."""
-
-    async def shows(frame: Frame) -> bool:
-        return await asked.sees(frame.about or "")
+    """All that waits, then what is added and removed. The whole list comes first, and again where it has to shrink."""
 
     async def streaming(stream: Stream) -> None:
         async with asked.hub.inbox() as inbox:
-            position, entries = inbox.next, list(inbox.entries.values())
+            position = inbox.next
+            told: set[str] = set()
+            """The conversations that they were told of, where not everybody may see all."""
+
+            async def tell() -> None:
+                entries = [entry for entry in list(inbox.entries.values()) if await asked.sees(entry.conversation)]
+                told.clear()
+                told.update(entry.conversation for entry in entries)
+                await stream.write(whole(entries))
+
+            async def shows(frame: Frame) -> bool:
+                name = frame.about or ""
+                if await asked.sees(name):
+                    told.add(name)
+                    return True
+                if name in told:
+                    await tell()
+                return False
+
+            async def still() -> None:
+                await asked.still()
+                for name in told.intersection([entry.conversation for entry in inbox.entries.values()]):
+                    if not await asked.sees(name):
+                        await tell()
+                        return
+
             if inbox.ended:
                 pass  # what is not known is not told as an empty list
             elif asked.may_see is None:
                 await stream.write(inbox.whole())
             else:
-                await stream.write(whole([entry for entry in entries if await asked.sees(entry.conversation)]))
-            await stream.follow(inbox, position, asked.still, shows=None if asked.may_see is None else shows)
+                await tell()
+            await stream.follow(inbox, position, still, shows=None if asked.may_see is None else shows)
 
     return streaming
 
@@ -410,6 +443,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", CONVERSATION, show_conversation, Snapshot),
     Endpoint("POST", CONVERSATION + "/messages", say, wire.Said, wire.NewMessage, status=202, limit=MESSAGE),
     Endpoint("POST", CONVERSATION + "/cancel", cancel, wire.WasCancelled, wire.Cancelling),
+    Endpoint("GET", CONVERSATION + "/worker", show_worker, wire.Worker),
     Endpoint("GET", CONVERSATION + "/log", read_log, wire.Log, query=wire.WhichEvents),
     Endpoint("GET", CONVERSATION + "/events", query=wire.FromWhere, stream=follow),
     Endpoint("POST", CALL + "/resolve", resolve, Accepted, wire.Resolving, limit=ANSWER),

@@ -161,6 +161,15 @@ class WasCancelled(msgspec.Struct, frozen=True):
     """False: there was nothing to cancel."""
 
 
+class Worker(msgspec.Struct, frozen=True):
+    state: str
+    """As its log has it."""
+    claimed: bool
+    """Whether a living process has it."""
+    able: int
+    """How many living processes run its agent."""
+
+
 class Log(msgspec.Struct, frozen=True):
     events: list[AnyEvent]
     next: int | None

@@ -113,8 +113,8 @@ class OwnerRow(msgspec.Struct, frozen=True, kw_only=True):
     alive: bool = True
     holds: int = 0
     """How many conversations it has the lease of."""
-    seen: float | None = None
-    """When it last showed that it lives; None: that is known otherwise."""
+    until: float | None = None
+    """When its leases end unless it shows again that it lives; None: that is known otherwise."""
 
 
 class ClientRow(msgspec.Struct, frozen=True, kw_only=True):

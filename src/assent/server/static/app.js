@@ -1,5 +1,4 @@
-// The page: one client, the element that shows it all, and the demo's tools. Each tool gets the call's arguments and
-// returns plain JSON; what it throws is the call's error.
+// The page: one client, the element that shows it all, and the demo's tools.
 import { Client, ToolFailed } from "./client.js";
 import "./elements/app.js";
 
@@ -22,7 +21,7 @@ function locate() {
   });
 }
 
-// A picker opens only from a person's click: the label makes the card show a button, and we run when it is pressed.
+// A picker opens only from a person's click: hence the label, for which the card shows a button.
 function pickFile(args, { progress }) {
   return new Promise((resolve, reject) => {
     const input = Object.assign(document.createElement("input"), { type: "file", accept: args.accept ?? "" });

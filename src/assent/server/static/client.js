@@ -1,4 +1,4 @@
-// Assent's client: headless, no framework, one file of verbs and two live views. Works in any page.
+// Assent's client, for any page: verbs and two live views.
 //
 //   const client = new Client({ base: "/assent/" });           // default: the document's own address
 //   client.registerTool("locate", async (args, { progress, signal }) => ({ ... }));
@@ -8,7 +8,7 @@
 //   await client.resolve(pending, { type: "approve", digest: pending.digest });
 //
 // A view is a snapshot, then the stream from there, applied; everything is keyed, so that what comes twice changes
-// nothing. A stream that ends is opened again by itself, after the last event that was seen, for as long as it takes.
+// nothing. A stream that ends is opened again after the last event that was seen.
 // Errors are thrown as Problem: {status, kind, message, details}, as the server's problem documents. Whole numbers that
 // JavaScript would round are BigInts.
 import { apply, callOf, emptyView } from "./fold.js";
@@ -21,6 +21,7 @@ const SILENCE = 50_000; // the server's heart beats every 15 s: a stream this si
 const FRAME = 16; // views tell of their changes at most this often
 const RENEW = 10_000; // a lease on a client call holds for 30 s
 const UNSEEN = 5000; // milliseconds after which a page that nobody sees lets its conversation's stream go
+const QUIET = 3000; // milliseconds without news after which a page asks whether anybody is at work
 const HAND_OVER = 1000; // how often a page asks for a call that another page has
 
 export class Problem extends Error {
@@ -58,6 +59,7 @@ export class Client extends EventTarget {
   me = () => this.request("GET", "me");
   conversations = ({ status, cursor, limit = 100 } = {}) => this.request("GET", `conversations?${query({ status, cursor, limit })}`);
   snapshot = (id) => this.request("GET", `conversations/${enc(id)}`);
+  worker = (id) => this.request("GET", `conversations/${enc(id)}/worker`);
   open = (options = {}) => this.request("POST", "conversations", options).then((reply) => reply.conversation);
   send = (id, text, options = {}) => this.request("POST", `conversations/${enc(id)}/messages`, { text, ...options });
   cancel = (id, reason) => this.request("POST", `conversations/${enc(id)}/cancel`, reason ? { reason } : {});
@@ -68,7 +70,7 @@ export class Client extends EventTarget {
   grants = (conversation) => this.request("GET", `grants?${query({ conversation })}`).then((reply) => reply.grants);
   revoke = (conversation, grant) => this.request("DELETE", `grants/${enc(conversation)}/${enc(grant)}`);
 
-  /** Seconds since the epoch by the server's clock, so that a countdown is right on a machine whose clock is not. */
+  /** Seconds since the epoch by the server's clock: ours may be wrong. */
   now() {
     return Date.now() / 1000 + this.#skew;
   }
@@ -252,6 +254,7 @@ export class Conversation extends View {
   usage = {};
   grants = []; // remembered approvals
   retrying = null;
+  unclaimed = null; // nobody is at work on it: how many could be
   problem = null;
   seq = 0;
 
@@ -281,6 +284,11 @@ export class Conversation extends View {
   close() {
     document.removeEventListener("visibilitychange", this.#seen);
     clearTimeout(this.#unseen);
+    this.#stop();
+  }
+
+  #stop() {
+    this.#asking = clearTimeout(this.#asking);
     this.#stream.close();
   }
 
@@ -292,7 +300,7 @@ export class Conversation extends View {
     if (document.visibilityState === "hidden")
       this.#unseen = setTimeout(() => {
         this.#paused = true;
-        this.#stream.close();
+        this.#stop();
       }, UNSEEN);
     else if (this.#paused) {
       this.#paused = false;
@@ -384,7 +392,24 @@ export class Conversation extends View {
       if (call && flying.progress !== null) call.progress = flying.progress;
     }
     this.view.agent ||= snapshot.agent;
+    this.#quiet();
   }
+
+  // What is owed may wait for a worker that is not there: nobody is said to think who does not.
+  #quiet() {
+    clearTimeout(this.#asking);
+    this.unclaimed = null;
+    if (["idle", "awaiting_input"].includes(this.state)) return;
+    const asking = (this.#asking = setTimeout(async () => {
+      const { state, claimed, able } = await this.client.worker(this.id).catch(() => ({ claimed: true }));
+      if (asking !== this.#asking) return;
+      if (!claimed) this.state = state; // or we were not told that it ended
+      if (this.#quiet() && !claimed) this.unclaimed = able;
+      this.changed();
+    }, QUIET));
+    return true;
+  }
+  #asking = 0;
 
   #take({ type, data }) {
     if (type === "backpressure") return; // the stream ends, and is opened again
@@ -394,10 +419,12 @@ export class Conversation extends View {
       this.#events.push(data);
       apply(this.view, data);
       this.#count(data);
+      if (data.type === "TurnEnded" || (data.type === "MessageReceived" && this.idle)) this.state = this.view.queue.length ? "preparing" : "idle";
       if (data.type.startsWith("Grant")) this.#readGrants();
       if (data.seq > this.#liveFrom && ["AssistantSaid", "TurnEnded", "OutputRejected"].includes(data.type)) Object.assign(this, { live: null, hosted: [], retrying: null });
       if (data.type === "CallSuspended") this.dispatchEvent(new CustomEvent("suspended", { detail: this.view.calls.get(data.call_id).pending }));
     } else this.#lively(data);
+    this.#quiet();
     this.changed();
   }
 
@@ -475,7 +502,7 @@ export class Inbox extends View {
     this.#join(client);
   }
 
-  // Pages of one person share: whoever signs in next in the same browser must not be told what waits for the first one.
+  // Pages of one person share; whoever signs in next in the same browser is not told what waits for the first.
   async #join(client) {
     const who = async () => (await client.me()).principal;
     for (;;) {
@@ -611,7 +638,7 @@ class Attachment {
     const me = this.client.id;
     const lease = () => this.client.request("POST", `${path}lease`, { client: me }).then((reply) => reply.leased, () => false);
     const { fn, label } = this.client.tool(entry.tool);
-    // A picker needs the person's click to be fresh: such a tool starts at once, while the lease is asked for.
+    // A picker needs a fresh click: such a tool starts at once, while the lease is asked for.
     const started = label ? this.#start(fn, entry, path, abort) : null;
     while (!(await lease())) {
       if (abort.signal.aborted) return;

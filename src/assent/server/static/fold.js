@@ -1,4 +1,4 @@
-// The log, as people see it: events in, a timeline of items and a map of calls out. Pure: no network, no DOM.
+// The log as people see it: events in, a timeline of items and a map of calls out.
 //
 // view.items   what was said, in order, each with a key: {kind: "user" | "assistant" | "note", ...}
 // view.calls   call id -> {tool, args, phase: "ready" | "waiting" | "running" | "done", pending, decisions, ok, ...}
@@ -28,7 +28,7 @@ export function apply(view, event) {
       const at = view.queue.findIndex((message) => message.seq === event.message);
       const [message] = at < 0 ? [] : view.queue.splice(at, 1);
       if (message) view.items.push(message);
-      view.turn = { number: event.turn, agent: event.agent, by: message ? { id: message.by } : null, started: event.at };
+      view.turn = { number: event.turn, by: message ? { id: message.by } : null };
       view.agent = event.agent;
       break;
     }
@@ -91,10 +91,8 @@ export function apply(view, event) {
     case "GrantRevoked":
       note(`${event.by.id} took a remembered approval back.`);
       break;
-    case "ResolutionRefused": {
+    case "ResolutionRefused":
       note(`${event.by.id} has no right to decide this: ${event.reason}`, "warn");
-      break;
-    }
   }
 }
 

@@ -1,5 +1,5 @@
-// JSON Schema for forms: local references, a first value, and a check that is quick but never the last word: the
-// server's is. Paths read as the server's problems do: amount, address.street, tags[0].
+// JSON Schema for forms: local references, a first value, and a check; the last word is the server's. Paths read as its
+// problems do: amount, address.street, tags[0].
 import { isObject, same, json } from "./text.js";
 
 export function resolve(schema, root, depth = 0) {

@@ -1,6 +1,6 @@
-// What people read: hidden characters made visible, differences, durations, exact JSON. No DOM, no framework.
+// What people read: hidden characters made visible, differences, durations, exact JSON.
 
-// Bidirectional controls, zero-width and other invisible characters, and control characters other than tab and newline.
+// Bidirectional, zero-width and other invisible characters, and controls other than tab and newline.
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffc\ud800-\udfff\u{1bca0}-\u{1bca3}\u{1d173}-\u{1d17a}\u{e0000}-\u{e0fff}]/gu;
 const PICTURE = /\p{Extended_Pictographic}|[\u{1f3fb}-\u{1f3ff}]/u;
 
@@ -20,7 +20,7 @@ export function visible(text) {
   return pieces;
 }
 
-// A family, a profession, a key, a heart in colour: what joins or colours pictures belongs to them.
+// What joins or colours pictures belongs to them.
 function ofPicture(text, at, code) {
   const last = (before) => PICTURE.test([...before.slice(-3)].at(-1) ?? "");
   const before = text.slice(Math.max(0, at - 4), at);
@@ -31,7 +31,7 @@ function ofPicture(text, at, code) {
 /** The same in one string, where there is no room for more: options, labels, titles. */
 export const spelled = (text) => visible(String(text)).map((piece) => piece.code ?? piece).join("");
 
-/** Line by line: [" " | "-" | "+", line]. Beyond the bound, all old lines and then all new ones. */
+/** [" " | "-" | "+", line], ...; where there are too many, all old lines and then all new ones. */
 export function lineDiff(before, after) {
   const a = before.split("\n"), b = after.split("\n");
   let head = 0, tail = 0;
@@ -74,8 +74,8 @@ export function unifiedDiff(text) {
 
 export const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 
-// Whole numbers that a double would round are BigInts here: shown, and written back, digit by digit. They pass through
-// JSON as strings with a mark that nobody else can know.
+// Whole numbers that a double would round are BigInts here, and pass through JSON as strings with a mark that nobody
+// else can know.
 const MARK = crypto.getRandomValues(new Uint32Array(4)).join("-") + ":";
 const MARKED = new RegExp(`"${MARK}(-?\\d+)"`, "g");
 const unsafe = (text) => /^-?\d{16,}$/.test(text) && !Number.isSafeInteger(Number(text));

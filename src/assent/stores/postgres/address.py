@@ -7,8 +7,9 @@ What is wrong with a URL is said without showing it: a password that is not quot
 
 from __future__ import annotations
 
+import os
 import re
-from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 import msgspec
 
@@ -17,6 +18,9 @@ from assent.errors import Invalid
 SCHEMES = ("postgresql://", "postgres://")
 LEASE_SECONDS = 10.0
 SHORTEST_LEASE = 0.2
+PORT = "5432"
+SOCKETS = ("/run/postgresql", "/var/run/postgresql", "/tmp", "/private/tmp")
+"""Where the driver looks for a socket, in this order, if it is told no host; then it tries localhost."""
 HOST = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]*)(:(?P<port>[0-9]*))?")
 LIBPQ_ONLY: dict[str, tuple[str, ...] | None] = {
     "connect_timeout": None,
@@ -73,13 +77,32 @@ def parse(url: str) -> Address:
         lease = 0.0
     if not SHORTEST_LEASE <= lease <= 3600:
         raise Invalid(f"assent_lease must be a number of seconds from {SHORTEST_LEASE:g} to 3600, such as 10")
-    host = parts.netloc.rpartition("@")[2] or options.get("host") or "localhost"
     return Address(
         dsn=parts._replace(query=urlencode(_passed(options))).geturl(),
         schema=schema,
         lease=lease,
-        place=f"PostgreSQL at {host}{parts.path} (schema {schema})",
+        place=f"PostgreSQL at {_server(parts, options)}{_database(parts, options)} (schema {schema})",
     )
+
+
+def _server(parts: SplitResult, options: dict[str, str]) -> str:
+    """Where the driver will connect: hosts or directories of sockets, with the port where it is not the usual one."""
+    netloc = unquote(parts.netloc.rpartition("@")[2])
+    hosts = netloc or options.get("host")
+    if not hosts and "service" in options:
+        return f"service {options['service']}"
+    port = ("" if netloc else options.get("port")) or os.environ.get("PGPORT") or PORT
+    sockets = (each for each in SOCKETS if os.path.exists(f"{each}/.s.PGSQL.{port}"))
+    named = (hosts or os.environ.get("PGHOST") or next(sockets, "localhost")).split(",")
+    return ",".join(
+        host if re.search(r":\d+$", host) or its == PORT else f"{host}:{its}"
+        for host, its in zip(named, port.split(",") * len(named), strict=False)
+    )
+
+
+def _database(parts: SplitResult, options: dict[str, str]) -> str:
+    name = parts.path.removeprefix("/") or options.get("dbname") or os.environ.get("PGDATABASE")
+    return f"/{name}" if name else ""
 
 
 def _passed(options: dict[str, str]) -> dict[str, str]:

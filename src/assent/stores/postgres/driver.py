@@ -23,6 +23,8 @@ LONGEST_CONNECT = 10.0
 """Seconds."""
 SECONDS_A_MEGABYTE = 4.0
 """For sending: a link that is slower is as good as none."""
+FAREWELL_SECONDS = 1.0
+"""For leaving, where the database does not answer: what is not said is known when this owner's time is over."""
 SERVERS_SHARE = 0.8
 """Of our patience: the server ends a statement before we give up, and its outcome is known."""
 
@@ -164,8 +166,9 @@ class Link:
         self._db.terminate()
 
     async def close(self) -> None:
+        """Politely, but not for long: nothing is on its way any more."""
         with suppress(Exception):
-            await self._db.close(timeout=self._patience)
+            await self._db.close(timeout=min(self._patience, FAREWELL_SECONDS))
 
 
 def milliseconds(patience: float) -> int:

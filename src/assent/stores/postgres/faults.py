@@ -12,6 +12,8 @@ from assent.stores.postgres.driver import Away, Lost, Unfit, server_error
 CONNECTIONS = 6
 """What one store holds open: two that write, two that read, one that keeps the lease and listens, the wire's."""
 
+WAY = "the host and the port (in the URL, else PGHOST and PGPORT)"
+
 _SHARED: tuple[type[Exception], ...] = (
     StoreError,
     Away,
@@ -85,10 +87,10 @@ _REMEDY: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str], ...] =
     ((Unfit, UnicodeError), "a name holds a character that cannot be stored; choose another name"),
     (TimeoutError, "it did not answer in time; check that it runs and can be reached from here"),
     (asyncio.TimeoutError, "it did not answer in time; check that it runs and can be reached from here"),
-    (ConnectionRefusedError, "nothing listens there; start it, or correct the host and the port in the URL"),
-    (FileNotFoundError, "there is no such socket; start it, or correct the host and the port in the URL"),
+    (ConnectionRefusedError, f"nothing listens there; start it, or correct {WAY}"),
+    (FileNotFoundError, f"there is no such socket; start it, or correct {WAY}"),
     (Lost, "the connection broke; check that it runs and can be reached from here"),
-    (OSError, "it cannot be reached; check the host and the port in the URL, and the network"),
+    (OSError, f"it cannot be reached; check {WAY}, and the network"),
 )
 
 
@@ -104,8 +106,12 @@ def explained(fault: Exception, address: Address, *, writing: bool, settled: boo
     cause = fault.__cause__ if isinstance(fault, Away) and isinstance(fault.__cause__, Exception) else fault
     details: dict[str, Any] = {"place": address.place, "cause": f"{type(cause).__name__}: {cause}"}
     if isinstance(cause, _DAMAGE):
+        unseen = isinstance(cause, server_error.UndefinedTableError)
+        pooled = ", unless a pooler stands between: it must leave sessions alone (PgBouncer: pool_mode = session)"
         return StoreDamaged(
-            f"{address.place} is not what it was ({cause}); nothing was repaired: restore a backup", details=details
+            f"{address.place} is not what it was ({cause}); nothing was repaired: restore a backup"
+            + (pooled if unseen else ""),
+            details=details,
         )
     remedies = (remedy for cls, remedy in _REMEDY if isinstance(cause, cls))
     remedy = next(remedies, f"{{cause}} ({type(cause).__name__})").replace("{cause}", str(cause))

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from assent.stores.postgres.address import Address
-from assent.stores.postgres.driver import Away, Link, Lost, PostgresError, connect
+from assent.stores.postgres.driver import FAREWELL_SECONDS, Away, Link, Lost, PostgresError, connect
 from assent.stores.postgres.faults import explained
 from assent.stores.signal import Signal
 
@@ -38,8 +38,6 @@ QUIET_SECONDS = 0.01
 """Between two notifications."""
 SET_BACK_SECONDS = 2.0
 """By so much and more the time goes back: it would stand still for as long otherwise."""
-FAREWELL_SECONDS = 1.0
-"""For leaving, where the database does not answer: then this owner's time runs out by itself."""
 FORGOTTEN_SECONDS = 3600.0
 """After so long a dead owner's row goes, unless something that it ran is still owed."""
 

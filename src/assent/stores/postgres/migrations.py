@@ -14,6 +14,7 @@ the database, because those of one version would be run by the workers of anothe
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -119,6 +120,9 @@ CREATE TABLE call_leases (
 );
 """
 
+Tell = Callable[[str], None]
+"""Is told what is about to be done or waited for: any of it may take its time."""
+
 STEPS: tuple[Step, ...] = (Step("the first tables", FIRST),)
 
 VERSION = len(STEPS)
@@ -148,21 +152,26 @@ async def plan(url: str) -> Plan:
         await link.close()
 
 
-async def migrate(url: str) -> Plan:
+def _unheard(_: str) -> None:
+    pass
+
+
+async def migrate(url: str, tell: Tell = _unheard) -> Plan:
     """Bring a store to this version, or make it; returns what was done."""
-    return await migrated(parse(url))
+    return await migrated(parse(url), tell)
 
 
-async def migrated(address: Address) -> Plan:
+async def migrated(address: Address, tell: Tell = _unheard) -> Plan:
     """The same behind an address that was parsed. A store that is up to date is only looked at."""
+    tell(f"connecting to {address.place}")
     link = await _connected(address)
     try:
-        return await _migrated(link, address)
+        return await _migrated(link, address, tell)
     finally:
         await link.close()
 
 
-async def _migrated(link: Link, address: Address) -> Plan:
+async def _migrated(link: Link, address: Address, tell: Tell) -> Plan:
     loop = asyncio.get_running_loop()
     until = loop.time() + LOCKS
     try:
@@ -171,18 +180,20 @@ async def _migrated(link: Link, address: Address) -> Plan:
             if not found.steps:
                 return found
             try:
-                return await _stepped(link, address)
+                return await _stepped(link, address, tell)
             except server_error.LockNotAvailableError as fault:
                 holder = await link.fetch(HOLDER, address.schema)
                 if loop.time() > until:
                     raise _held(address, holder) from fault
+                tell(f"{_named(holder)} holds a table that has to change; trying for {LOCKS:g} s")
             await asyncio.sleep(LOCK)  # for those who waited behind us
     except (Lost, PostgresError) as fault:
         raise explained(fault, address, writing=True) from fault
 
 
-async def _stepped(link: Link, address: Address) -> Plan:
+async def _stepped(link: Link, address: Address, tell: Tell) -> Plan:
     """All steps that are missing, in one transaction."""
+    tell("waiting for another process that migrates the same store")
     await link.run(f"BEGIN; SELECT pg_advisory_xact_lock({_key(address)})")
     try:
         found = await _plan(link, address)  # somebody else may have been here in between
@@ -190,7 +201,8 @@ async def _stepped(link: Link, address: Address) -> Plan:
         if not await link.fetch("SELECT FROM pg_namespace WHERE nspname = $1", address.schema):
             await link.run(f'CREATE SCHEMA "{address.schema}"')
         await _check_place(link, address)
-        for step in found.steps:
+        for number, step in enumerate(found.steps, found.version + 1):
+            tell(f"step {number}: {step.what}")
             await link.run(step.sql)
         if found.steps:
             await link.run(f"UPDATE meta SET version = {VERSION}")
@@ -213,16 +225,22 @@ ORDER BY a.xact_start NULLS FIRST LIMIT 1"""
 
 
 def _held(address: Address, holder: Records) -> StoreError:
-    who, end = "another transaction", "find it in pg_stat_activity and end it"
+    end = "find it in pg_stat_activity and end it"
     if holder:
-        ((pid, program, user),) = holder
-        who = f"process {pid} ({program or 'unnamed'}, user {user})"
-        end = f"wait for it, or end it: SELECT pg_terminate_backend({pid})"
+        end = f"wait for it, or end it: SELECT pg_terminate_backend({holder[0][0]})"
     return StoreError(
-        f"{address.place} was not migrated: {who} holds a table that has to change; {end}; then run it again",
+        f"{address.place} was not migrated: {_named(holder)} holds a table that has to change; {end}; "
+        "then run it again",
         kind="log_write_failed",
         details={"place": address.place, "outcome": "nothing"},
     )
+
+
+def _named(holder: Records) -> str:
+    if not holder:
+        return "another transaction"
+    ((pid, program, user),) = holder
+    return f"process {pid} ({program or 'unnamed'}, user {user})"
 
 
 async def _connected(address: Address) -> Link:

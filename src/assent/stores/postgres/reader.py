@@ -60,8 +60,7 @@ class Reader:
         self.hurry()
         while self._tasks:
             await asyncio.wait(self._tasks)
-        for link in self._links:
-            await link.close()
+        await asyncio.gather(*(link.close() for link in self._links))
 
     def kill(self) -> None:
         for link in self._links:

@@ -152,19 +152,19 @@ async def owing(link: Link, agents: tuple[str, ...] | None, limit: int) -> list[
     return [name for (name,) in await link.fetch(OWING, these, limit)]
 
 
-# Its time was last moved on a lease before it ends; a lease that is held by who owes nothing is on its way out.
+# A lease of what owes nothing is on its way out.
 OWNERS = """SELECT owner, agents, pid, host, extract(epoch FROM since)::float8, until > clock_timestamp(),
                 (SELECT count(*) FROM conversations c WHERE c.owes AND c.owner = o.owner),
-                extract(epoch FROM until)::float8 - $1::float8
+                extract(epoch FROM until)::float8
             FROM owners o ORDER BY since, owner"""
 
 
-async def owners(link: Link, lease: float) -> list[OwnerRow]:
+async def owners(link: Link) -> list[OwnerRow]:
     return [
         OwnerRow(
-            owner=owner, agents=tuple(agents), pid=pid, host=host, since=since, alive=alive, holds=holds, seen=seen
+            owner=owner, agents=tuple(agents), pid=pid, host=host, since=since, alive=alive, holds=holds, until=until
         )
-        for owner, agents, pid, host, since, alive, holds, seen in await link.fetch(OWNERS, lease)
+        for owner, agents, pid, host, since, alive, holds, until in await link.fetch(OWNERS)
     ]
 
 

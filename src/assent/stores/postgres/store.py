@@ -229,7 +229,7 @@ class PostgresStore:
         await self._writer.run(self._releasing, conversation, epoch)
 
     async def owners(self) -> list[OwnerRow]:
-        return await self._read(partial(statements.owners, lease=self.address.lease))
+        return await self._read(statements.owners)
 
     async def lapsed(self) -> None:
         await self._usable()

@@ -31,7 +31,7 @@ import msgspec
 
 from assent.stores.base import Heard, Wire
 from assent.stores.postgres.address import Address
-from assent.stores.postgres.driver import Away, Link, Lost, PostgresError, connect
+from assent.stores.postgres.driver import FAREWELL_SECONDS, Away, Link, Lost, PostgresError, connect
 from assent.stores.postgres.faults import explained
 from assent.stores.postgres.frames import Joining, cut, parse
 from assent.stores.signal import Signal
@@ -48,8 +48,6 @@ ASK_SECONDS = 0.25
 """Between asking again twice: an answer takes its time, and may be long."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds before the next try to connect."""
-FAREWELL_SECONDS = 1.0
-"""For telling the others that nobody listens here any more."""
 MOST_WAITING = 4 << 20
 """Bytes that wait to be sent, or to be taken."""
 MOST_AT_ONCE = 256 << 10

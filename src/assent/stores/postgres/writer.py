@@ -86,8 +86,7 @@ class Writer:
         self.hurry()
         self._wake.set()
         await asyncio.gather(*self._tasks)
-        for hand in self._hands:
-            await hand.close()
+        await asyncio.gather(*(hand.close() for hand in self._hands))
 
     def hurry(self) -> None:
         """Do not wait long for a database that is away."""

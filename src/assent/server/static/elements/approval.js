@@ -1,12 +1,11 @@
 // <assent-approval>: one call that waits for a person's yes or no.
 //   properties  client: Client   pending: Pending   mode: "" | "edit" | "deny" | "result"   place: boolean (name the conversation)
 //   events      decided, with detail {pending, decision, seq}    refused, with detail {pending, problem}
-// Keys while the focus is inside: a approve, e edit, d deny, Escape back, Ctrl+Enter approve as edited. Approve is never focused by itself; for 350 ms
-// after the card or its content appears nothing can be pressed; long content must have been seen to its end. A decision
-// carries the digest of what was shown.
-import { Card, html, nothing, shown, value, table, raw, jsonDiff, plainPreview, warnings } from "./base.js";
+// Approve is never focused by itself; for 350 ms after the card or its content appears nothing can be pressed; long
+// content must have been seen to its end. A decision carries the digest of what was shown.
+import { Card, html, nothing, shown, value, table, raw, jsonDiff, plainPreview, warnings, lost } from "./base.js";
 import { keyOf } from "../client.js";
-import { same, spelled } from "../text.js";
+import { same, spelled, json, parse } from "../text.js";
 import "./form.js";
 
 export const GUARD = 350; // milliseconds
@@ -50,9 +49,14 @@ class Approval extends Card {
   willUpdate(now) {
     super.willUpdate(now);
     if (now.has("client")) this.#arm();
-    if (now.has("mode") && this.editing && !this.edited) this.edited = structuredClone(this.pending.args);
+    if (now.has("mode") && this.editing && !this.edited) this.edited = parse(json(this.pending.args)); // a framework may have made a proxy of it
     // What can be pressed has moved: a press that was meant for something else must not count.
     if (now.has("mode") && now.get("mode") !== undefined) this.#arm();
+  }
+
+  back() {
+    super.back();
+    if (lost(this.planProblem)) this.#edit(this.edited);
   }
 
   updated(now) {

@@ -1,4 +1,4 @@
-// What the elements share: light DOM (the page's style sheet and yours reach everything), and how values are shown.
+// What the elements share: light DOM, which style sheets reach, and how values are shown.
 import { LitElement, html, nothing } from "lit";
 import { keyOf } from "../client.js";
 import { visible, unifiedDiff, lineDiff, isObject, json, brief, same, duration, atZero } from "../text.js";
@@ -27,7 +27,16 @@ export class Element extends LitElement {
   }
   #watched = [];
 
-  /** Render again every so many milliseconds, for elapsed times and countdowns, or do something else. */
+  /** What could not reach the server is no news once it is back. */
+  willUpdate(now) {
+    if (now.has("client") && this.client) this.watch(this.client, "connection", () => this.client.connection === "online" && this.back());
+  }
+
+  back() {
+    if (lost(this.problem)) this.problem = null;
+  }
+
+  /** Render again, or act, every so many milliseconds. */
   tick(milliseconds, act = () => this.requestUpdate()) {
     const timer = setInterval(act, milliseconds);
     this.#watched.push(() => clearInterval(timer));
@@ -40,6 +49,8 @@ export class Element extends LitElement {
   }
 }
 
+export const lost = (problem) => problem?.status === 0 || problem?.status >= 500;
+
 /** A card about a call that waits: what approvals and questions have in common. */
 export class Card extends Element {
   static properties = { client: {}, pending: {}, place: { type: Boolean }, busy: { state: true }, problem: { state: true } };
@@ -51,6 +62,7 @@ export class Card extends Element {
 
   // One element may be given call after call: nothing of the last one may stay on the next.
   willUpdate(now) {
+    super.willUpdate(now);
     if (!this.pending) return;
     const { digest, since } = this.pending;
     const key = `${keyOf(this.pending)} ${digest} ${since}`;

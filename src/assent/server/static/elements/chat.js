@@ -25,6 +25,7 @@ class Chat extends Element {
   }
 
   willUpdate(changed) {
+    super.willUpdate(changed);
     if (changed.has("conversation") || changed.has("client")) this.#open();
   }
 
@@ -167,7 +168,7 @@ class Chat extends Element {
         <form class="composer" @submit=${(event) => { event.preventDefault(); this.#send("queue"); }}>
           <textarea rows="1" aria-label="Message" placeholder=${it.idle ? "Write a message" : "Write the next message"} .value=${this.draft ?? ""}
             @input=${(event) => this.#write(event.target.value)} @keydown=${this.#typed}></textarea>
-          <div class="buttons"><span class="status" role="status">${it.ready ? STATES[it.state] ?? it.state : "Opening…"}</span>
+          <div class="buttons"><span class="status" role="status">${this.#status()}</span>
             ${waiting.length ? html`<button type="button" class="quiet jump" @click=${this.#jump}>Jump to it</button>` : nothing}
             <assent-grants .client=${this.client} .conversation=${this.conversation} .grants=${it.grants}></assent-grants>
             <span class="usage">${usage(it.usage)}</span>
@@ -175,6 +176,12 @@ class Chat extends Element {
             ${it.idle ? html`<button class="primary" ?disabled=${!this.draft?.trim()}>Send</button>`
               : this.draft?.trim() ? html`<button type="button" @click=${() => this.#send("interrupt")}>Interrupt</button><button class="primary">Queue</button>` : nothing}</div>
         </form></div>`;
+  }
+
+  #status() {
+    const { ready, state, unclaimed, view } = this.live;
+    if (unclaimed !== null) return unclaimed ? "Waiting for a free worker" : html`Waiting for a worker that runs ${shown(view.agent)}`;
+    return ready ? STATES[state] ?? state : "Opening…";
   }
 
   #typed(event) {

@@ -1,10 +1,9 @@
 // <assent-form>: a form from a JSON Schema.
 //   properties  schema: object   value: any JSON   problems: [text] (the server's, "path: what is wrong")   label: string
-//   methods     check(focus = true) -> true where nothing was found; else the errors are shown and the first field is focused
+//   methods     check(focus = true) -> whether all is well; else the errors are shown and the first field is focused
 //               reset(): from the schema again    unread -> whether a field has what is no value of its type
 //   events      edited, with detail {value}
-// Strings with formats, numbers with bounds, booleans, enums as choices, arrays, nested objects, oneOf and anyOf; what
-// has no form of its own is written as JSON. The server checks again, and its word is shown beside the field.
+// What has no form of its own is written as JSON. The server checks again, and its word is shown beside the field.
 import { Element, html, nothing, shown } from "./base.js";
 import { resolve, branches, branchOf, initial, check, join } from "../schema.js";
 import { same, json, brief, number, parse, spelled } from "../text.js";
@@ -66,7 +65,7 @@ class Form extends Element {
     return html`<div class="form" role="group" aria-label=${this.label ?? "Form"}>${this.#field(schema, this.value, "", schema.title ?? this.label ?? "Answer", true, (value) => value)}</div>`;
   }
 
-  // `put` makes the whole value from this field's new one; undefined takes it away. `bare`: it stands in so many choices or lists, which say its name.
+  // `put` makes the whole value from this field's new one. `bare`: in so many choices or lists, which say its name.
   #field(given, value, path, name, required, put, bare = 0) {
     const schema = resolve(given, this.schema);
     const id = `${this.#id}-${path || "value"}`;

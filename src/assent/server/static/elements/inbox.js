@@ -1,7 +1,7 @@
 // <assent-inbox>: everything that waits for somebody, in all conversations.
 //   properties  client: Client
 //   events      those of the cards inside (decided, refused)
-// On a row that is closed, a opens the card first: what was not seen cannot be approved. A batch shows every row in full.
+// What was not seen cannot be approved: on a closed row, a opens the card; a batch shows every row in full.
 import { Element, html, nothing, shown, table, value, plainPreview, warnings } from "./base.js";
 import { repeat } from "lit/directives/repeat.js";
 import { duration, outcome, brief, spelled } from "../text.js";

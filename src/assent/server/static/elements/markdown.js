@@ -1,8 +1,8 @@
 // <assent-markdown>: a model's text, as it grows.
 //   property text: string
 // Raw HTML is text; links go to http, https and mailto only; an image is a link to it, and is never fetched.
-// Incremental: the text is cut into blocks, and only a block that has changed is rendered again. Whatever the text, the
-// work grows as its length does: patterns have no two ways to match the same, and what they look ahead is bounded.
+// Only a block that has changed is rendered again. Whatever the text, the work grows as its length does: patterns have
+// no two ways to match the same, and what they look ahead is bounded.
 import { Element, html, nothing, shown } from "./base.js";
 import { noChange } from "lit";
 

@@ -1,7 +1,5 @@
 // <assent-tool>: one tool call, by its state.
 //   properties  call: as in fold.js (id, tool, args, phase, ...)   client: Client   draft: string (arguments as they are written)
-// What can be seen: arguments streaming in, running with elapsed time and progress, ok, error with kind, cancelled,
-// interrupted, waiting; calls that the provider runs are marked as such.
 import { Element, html, nothing, shown, value, table, raw, oneLine, jsonDiff } from "./base.js";
 import { duration, outcome } from "../text.js";
 
