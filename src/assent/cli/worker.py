@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,6 +30,7 @@ async def work(agents: Sequence[Agent], url: str, at_once: int | None, drain: fl
     runtime = Runtime(*agents, store=url, at_once=at_once, drain=drain)
     stopped = asyncio.Event()
     await runtime.start()
+    gc.freeze()  # as in a server: what is loaded stays
     watching = asyncio.create_task(_watch(runtime.store, url))
     try:
         _on_signals(runtime, stopped, drain)
