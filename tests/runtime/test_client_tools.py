@@ -246,6 +246,25 @@ async def test_a_page_that_leaves_does_not_hurry_what_waits_for_people():
 
 
 @story
+async def test_a_page_that_attaches_twice_at_once_is_one_client_and_leaves_nothing_behind_when_it_is_gone():
+    store = MemoryStore()
+    put = store.put_client
+
+    async def slowly(client):
+        await asyncio.sleep(0)
+        await put(client)
+
+    store.put_client = slowly
+    async with Runtime(agent(["hi"], locate), store=store) as rt:
+        await rt.open("c")
+        one, two = await asyncio.gather(*(rt.attach_client("c", client="page") for _ in range(2)))
+        for page in (one, two):
+            await page.detach()
+        await until(lambda: not [t for t in asyncio.all_tasks() if t.get_name() == "assent:client:page"])
+        assert [row.until <= rt.home.now() for row in await rt.store.clients("c")] == [True]
+
+
+@story
 async def test_of_two_tabs_one_holds_the_lease_and_the_other_s_result_is_stale():
     """B44"""
     clock = Clock(1000.0)

@@ -83,3 +83,92 @@ async def test_an_append_of_an_owner_that_may_have_landed_is_not_made_again():
 
 async def told(rt):
     return types(await rt.history("c")).count("TurnEnded") == 2
+
+
+@story
+async def test_a_lease_that_lapses_while_a_call_is_claimed_costs_no_slot():
+    """Another process takes the conversation over before this one hears that its claim has landed."""
+    store = Counting()
+    other = store.sibling()
+    await other.open(())
+    ran = []
+
+    @tool
+    async def work() -> str:
+        """Work."""
+        ran.append(1)
+        return "ok"
+
+    model = ScriptedModel([[ToolCall("work")], "bye"], follow=True)
+    async with Runtime(agent(model, work), store=store, parallel_per_tool={"work": 1}) as rt:
+        append = store.append
+
+        async def lapsing(step):
+            await append(step)
+            if any(b"CallStarted" in body for body in step.events):
+                store.append = append
+                store._data.conversations["c"].owner = None
+                await other.claim("c")
+                rt.home.conversation("c").lapse()
+                await asyncio.sleep(0.01)
+
+        store.append = lapsing
+        await rt.send("c", "hi")
+        await until(lambda: store.append is append)
+        turn = await rt.send("d", "hi")
+        assert (await turn.ended()).reason == "completed"
+        assert ran == [1]
+    await other.close()
+
+
+@story
+async def test_what_others_commit_is_seen_although_the_store_could_not_be_read_at_first():
+    """B27: nobody tells it twice."""
+    store = Counting()
+    _, wait = waiting()
+    async with (
+        Runtime(agent(ScriptedModel([[ToolCall("wait")], "bye"], follow=True), wait), store=store, drain=0) as rt,
+        Runtime(store=store.sibling()) as door,
+    ):
+        turn = await rt.send("c", "hi")
+        await until(lambda: rt.home.conversation("c").running())
+        heads = store.heads
+
+        async def failing(names):
+            store.heads = heads
+            raise StoreError("the disk hiccups")
+
+        store.heads = failing
+        await door.cancel("c")
+        assert (await turn.ended()).reason == "cancelled"
+        assert store.heads is heads
+
+
+@story
+async def test_a_snapshot_that_is_read_while_its_conversation_cannot_be_written_shows_what_is_in_the_log():
+    store = Counting()
+    go, wait = waiting()
+    async with Runtime(agent(ScriptedModel([[ToolCall("wait")], "bye"], follow=True), wait), store=store) as rt:
+        await rt.send("c", "hi")
+        conv = rt.home.conversation("c")
+        await until(lambda: conv.running())
+        before, append, read = await rt.snapshot("c"), store.append, store.read
+        crashed = asyncio.Event()
+
+        async def failing(step):
+            store.append = append
+            raise StoreError("the disk is gone", details={"outcome": "unknown"})
+
+        async def slow(*args, **options):
+            found = await read(*args, **options)
+            store.append = failing
+            go.set()
+            await until(lambda: not conv._loaded)
+            crashed.set()
+            return found
+
+        store.read = slow
+        seen = await rt.snapshot("c")
+        store.read = read
+        assert crashed.is_set()
+        assert (seen.seq, seen.turn, len(seen.messages)) == (before.seq, before.turn, len(before.messages))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from harness import story, until
@@ -179,3 +180,80 @@ def test_a_handlers_traceback_goes_to_the_log_of_the_process(caplog: pytest.LogC
         story(scene)()
     assert "tool broken raised" in caplog.text
     assert 'return {}["missing"]' in caplog.text
+
+
+def test_who_closes_a_runtime_a_second_time_waits_until_it_is_closed() -> None:
+    """B49: a signal closes it, and so does the end of its block."""
+    begun, ledger = asyncio.Event(), []
+
+    @tool(recovery="fail")
+    async def pay() -> str:
+        """Pay."""
+        begun.set()
+        await asyncio.sleep(0.05)
+        ledger.append("paid")
+        return "paid"
+
+    async def scene() -> None:
+        agent = Agent("a", model=ScriptedModel([[ToolCall("pay")], "done"]), tools=[pay])
+        async with Runtime(agent, store=MemoryStore()) as rt:
+            await rt.send("c", "go")
+            await begun.wait()
+            signalled = asyncio.ensure_future(rt.close())
+            await asyncio.sleep(0)
+        assert ledger == ["paid"]
+        assert signalled.done()
+
+    story(scene)()
+
+
+def test_who_gives_up_waiting_for_a_runtime_to_close_leaves_it_closing(tmp_path: Path) -> None:
+    begun = asyncio.Event()
+
+    @tool(recovery="fail")
+    async def pay() -> str:
+        """Pay."""
+        begun.set()
+        await asyncio.sleep(0.1)
+        return "paid"
+
+    async def scene() -> None:
+        url = f"sqlite:///{tmp_path}/assent.db"
+        rt = Runtime(Agent("a", model=ScriptedModel([[ToolCall("pay")], "done"]), tools=[pay]), store=url)
+        await rt.start()
+        await rt.send("c", "go")
+        await begun.wait()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await rt.close()
+        await rt.close()
+        async with Runtime(store=url) as other:
+            assert [owner.owner for owner in await other.owners()] == [other.store.owner]
+
+    story(scene)()
+
+
+def test_a_handler_that_outlives_its_runtime_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assent.runtime.tasks.GRACE", 0.01)
+    begun, over = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def stubborn() -> str:
+        """Take its time."""
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.1)
+        over.set()
+        return "late"
+
+    async def scene() -> None:
+        agent = Agent("a", model=ScriptedModel([[ToolCall("stubborn")], "done"]), tools=[stubborn])
+        async with Runtime(agent, store=MemoryStore(), drain=0.01) as rt:
+            await rt.send("c", "go")
+            await begun.wait()
+        await over.wait()
+        await until(lambda: not [task for task in asyncio.all_tasks() if task.get_name().startswith("assent:")])
+
+    story(scene)()

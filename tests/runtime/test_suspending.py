@@ -64,6 +64,7 @@ def gated(ran=None, **options):
 
 
 CHOOSE = ToolCall("choose", {"options": ["a", "b"]})
+ECHO = ToolCall("echo", {"text": "hi"})
 REFUND = ToolCall("refund", {"order": 1, "amount": 2.5})
 
 
@@ -161,6 +162,41 @@ async def test_a_late_click_is_told_who_won_also_when_the_turn_is_long_over():
         with pytest.raises(Stale) as late:
             await rt.resolve("c", entry.call, Answer("b"), by="bob")
         assert (late.value.reason, late.value.winner) == ("resolved", "ann")
+
+
+@story
+async def test_to_tell_a_late_click_who_won_the_log_is_read_from_its_end_and_no_further_than_that_call():
+    """B27: and where it never was, a bit at a time, so that others go on meanwhile"""
+    store, reads = MemoryStore(), []
+    read = store.read
+
+    async def noted(name, after=0, before=None, limit=None):
+        found = await read(name, after, before, limit)
+        if found:
+            reads.append(len(found))
+        return found
+
+    async with Runtime(agent([*["hi"] * 150, [CHOOSE, ECHO], "done"], choose, echo), store=store) as rt:
+        for _ in range(150):
+            await (await rt.send("c", "hi")).ended()
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        await rt.resolve("c", entry.call, Answer("a"), by="ann")
+        await turn.ended()
+        (said,) = [event for event in of(await rt.history("c"), AssistantSaid) if event.calls]
+        store.read = noted
+        for made, winner in zip(said.calls, ("ann", None), strict=True):
+            reads.clear()
+            with pytest.raises(Stale) as late:
+                await rt.resolve("c", made.id, Answer("b"), by="bob")
+            assert (late.value.reason, late.value.winner) == ("resolved", winner)
+            assert sum(reads) < said.seq / 2
+        reads.clear()
+        with pytest.raises(Stale) as late:
+            await rt.resolve("c", "never", Answer("b"), by="bob")
+        seq = (await rt.conversations())[0].seq
+        assert (late.value.reason, sum(reads)) == ("unknown", seq)
+        assert seq > 2 * max(reads)
 
 
 @story

@@ -16,6 +16,7 @@ import pytest
 from assent.errors import Conflict, Fenced, StoreDamaged, StoreError, StoreNewer
 from assent.stores.base import GENESIS, chain
 from assent.stores.postgres import PostgresStore, migrate, migrations, plan
+from assent.stores.postgres.driver import Link
 from assent.stores.postgres.faults import CONNECTIONS
 from assent.testing.store_contract import StoreContract, entry, on_a_loop, step, the_lease, the_row
 
@@ -99,6 +100,38 @@ class TestPostgresStore(StoreContract):
             await task
         await store.append(step("c", 1))
         assert (await the_row(store, "c")).seq == 2
+
+    @on_a_loop
+    async def test_an_opening_that_is_cancelled_at_any_of_its_statements_leaves_no_connection(self):
+        await (await self.store()).close()  # what follows finds its tables
+        patiently, last, said = Link._patiently, 0, 0
+        opening = None
+
+        def counted(link, *grace):
+            nonlocal said
+            if asyncio.current_task() is opening:
+                said += 1
+                if said == last:
+                    opening.cancel()
+            return patiently(link, *grace)
+
+        async def connections():
+            others = "SELECT FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+            return len(await self.ask(others))
+
+        before = await connections()
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Link, "_patiently", counted)
+            while said == last:
+                last, said = last + 1, 0
+                store = self.make()
+                opening = asyncio.ensure_future(store.open())
+                await asyncio.gather(opening, return_exceptions=True)
+                assert opening.cancelled() == (said == last)
+        await store.close()
+        assert last > 10
+        while await connections() > before:  # they go when the server sees it
+            await asyncio.sleep(0.01)
 
     @on_a_loop
     async def test_fifty_writers_of_one_conversation_leave_a_gapless_chain(self):

@@ -12,6 +12,7 @@ import pytest
 
 from assent.errors import Conflict, Invalid, StoreError
 from assent.stores import statements, writer
+from assent.stores.owners import OwnerLock
 from assent.stores.sqlite import SQLiteStore
 from assent.testing.store_contract import StoreContract, entry, on_a_loop, step, the_lease
 
@@ -163,7 +164,7 @@ class TestSQLiteStore(StoreContract):
             statements.NEXT_DUE: (1.0,),
             statements.POSTPONE: (1.0, "c", "k"),
             statements.HOLDERS: ("a",),
-            statements.HELD_BY: ("a", None, None, "[]", 1),
+            statements.HELD_BY: ("a", None, 1, 2, None, "[]", 1),
             statements.RELEASE: ("c", 1),
             statements.RELEASE_ALL: ("o",),
             statements.CLOSE: (1, "k"),
@@ -274,6 +275,42 @@ class TestSQLiteStore(StoreContract):
         assert threading.active_count() == threads
         assert len(os.listdir("/proc/self/fd")) == descriptors
         assert os.listdir(self.path.parent) == ["assent.db"]
+
+    @pytest.mark.parametrize("when", ["before its lock is taken", "after"])
+    def test_an_opening_that_is_cancelled_leaves_no_file_no_thread_and_no_descriptor(self, when, monkeypatch):
+        take, here, go_on = OwnerLock.take, threading.Event(), threading.Event()
+
+        def slow(lock):
+            if when == "after":
+                take(lock)
+            here.set()
+            go_on.wait()
+            if when != "after":
+                take(lock)
+
+        async def cancelled(store):
+            opening = asyncio.ensure_future(store.open())
+            while not here.is_set():
+                await asyncio.sleep(0.001)
+            opening.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+            go_on.set()
+
+        asyncio.run(self.opened_and_closed())
+        threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
+        monkeypatch.setattr(OwnerLock, "take", slow)
+        store = self.make()
+        asyncio.run(cancelled(store))
+        while threading.active_count() > threads:
+            time.sleep(0.001)
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+        assert os.listdir(f"{self.path}-owners") == []
+
+    async def opened_and_closed(self):
+        store = self.make()
+        await store.open()
+        await store.close()
 
     @on_a_loop
     async def test_a_closing_that_is_cancelled_still_closes(self):

@@ -11,6 +11,7 @@ import apsw
 import pytest
 
 from assent.errors import KINDS, StoreDamaged, StoreError, StoreNewer
+from assent.stores import statements
 from assent.stores.faults import explained, shared
 from assent.stores.migrations import APPLICATION_ID, STEPS, VERSION
 from assent.stores.sqlite import SQLiteStore
@@ -386,6 +387,55 @@ def test_a_lost_reply_to_commit_is_settled_by_reading_back(path, commits):
             with pytest.raises(StoreError):
                 await store.claim("c")
         store._writer._db = real
+
+    with_store(path, body)
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_what_a_take_left_that_failed_in_doubt_is_taken_by_the_next_one(path, commits, monkeypatch):
+    def unreadable(db, *_):
+        raise apsw.IOError("the cable is still out")
+
+    async def body(store):
+        await store.append(step("c", 0, owes=True))
+        await store.append(step("d", 0, owes=True))
+        real = store._writer._db
+        store._writer._db = Faulty(real, commits=commits)
+        with monkeypatch.context() as out:
+            out.setattr(statements, "claimed", unreadable)
+            with pytest.raises(StoreError, match="not known"):
+                await store.take(("agent",))
+        store._writer._db = real
+        assert (await store.row("c")).owner == (store.owner if commits else None)
+        # Somebody here has claimed one of them meanwhile: that one is known of, and is not given away.
+        claimed = await store.claim("d")
+        taken = await store.take(("agent",))
+        assert list(taken) == ["c"]
+        for name, epoch in (("c", taken["c"]), ("d", claimed)):
+            await store.append(step(name, 1, owes=True, epoch=epoch))
+            row = await store.row(name)
+            assert (row.owner, row.epoch) == (store.owner, epoch)
+        assert await store.take(("agent",)) == {}
+
+    with_store(path, body)
+
+
+def test_what_was_taken_for_somebody_who_was_cancelled_is_taken_by_the_next_one(path):
+    async def body(store):
+        await store.append(step("c", 0, owes=True))
+        write = store._writer.run
+
+        async def cancelled(*job):
+            await write(*job)
+            raise asyncio.CancelledError
+
+        store._writer.run = cancelled
+        with pytest.raises(asyncio.CancelledError):
+            await store.take(("agent",))
+        store._writer.run = write
+        assert (await store.row("c")).owner == store.owner
+        assert await store.take(("agent",)) == {"c": 2}
+        assert await store.take(("agent",)) == {}
 
     with_store(path, body)
 

@@ -88,8 +88,8 @@ class Clients:
         self, conversation: str, tools: tuple[str, ...], name: str | None, by: Principal, *, keep: bool
     ) -> Client:
         client = Client(self, conversation, name or secrets.token_hex(6), tools, by)
-        self._stop(client)
         await self.present(client)
+        self._stop(client)  # whoever was here under this name
         if keep:
             task = asyncio.get_running_loop().create_task(self._beating(client), name=f"assent:client:{client.id}")
             self._kept[conversation, client.id] = client, task

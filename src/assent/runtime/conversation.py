@@ -56,6 +56,8 @@ class Partial:
     thinking: list[str] = field(default_factory=list[str])
     attempts: tuple[Attempt, ...] = ()
     streaming: bool = False
+    epoch: int = 0
+    """Whose it is: the next owner begins it anew."""
 
 
 class Conversation:
@@ -68,6 +70,8 @@ class Conversation:
         self.partial = Partial()
         self.progress: dict[str, tuple[int, Any]] = {}
         """call -> how many, and the latest."""
+        self.refusing = asyncio.Lock()
+        """Refused attempts are counted and logged one after the other."""
         self.shown: Status = "idle"
         self._window = Window()
         self.rendering = Rendering()
@@ -94,6 +98,8 @@ class Conversation:
         reply: asyncio.Future[list[AnyEvent]] = asyncio.get_running_loop().create_future()
         self._inbox.append(Item(input, reply, effect))
         self.poke(behind=False)
+        if self._loop is None:
+            self._inbox.pop().answer(StoreError("the runtime was closed before this was recorded"))
         return reply
 
     async def report(self, input: Input, effect: Effect) -> None:
@@ -187,6 +193,13 @@ class Conversation:
         self.partial.streaming = True
         self._show()
 
+    def begin_anew(self, epoch: int) -> None:
+        """What is streamed and reported under another epoch goes on from nothing that there was before."""
+        streamed = self.partial.streaming
+        self.partial, self.progress = Partial(epoch=epoch), {}
+        if streamed:
+            self._show()
+
     async def stop(self) -> None:
         """The process goes away: stop everything as it is. Whoever comes next finds it in the log."""
         loop, self._loop = self._loop, None
@@ -250,7 +263,7 @@ class Conversation:
                     await self.home.store.release(self.name, epoch)
                     continue
                 self.epoch = epoch
-                self.partial, self.progress = Partial(), {}  # what another owner had of them is not ours to record
+                self.begin_anew(epoch)  # what another owner had is not ours to record
                 woke = Item(Woke(epoch=epoch), asyncio.get_running_loop().create_future())
                 items.append(woke)
                 await self._commit([woke])
@@ -267,7 +280,8 @@ class Conversation:
 
     async def _lease(self) -> bool:
         """Have been given an epoch; False: a live owner has it, and will see what was appended, or there is no room."""
-        if self._given is None and self.home.room != 0:
+        turn = self.state.turn  # closing one needs no room: nothing is run
+        if self._given is None and ((turn is not None and turn.cancelling) or self.home.admits()):
             self._claiming = True
             try:
                 self._given = await self.home.store.claim(self.name)
@@ -320,9 +334,12 @@ class Conversation:
             except BaseException:
                 give_back(self, held)
                 raise
-            self.tasks.held.update(held)
-            if release:
-                self.epoch = None
+            if self.epoch == epoch:
+                self.tasks.held.update(held)
+                if release:
+                    self.epoch = None
+            else:
+                give_back(self, held)  # the lease has lapsed meanwhile: nothing of it is begun here
             before = self.state
             self._absorb(draft.events, draft.states)
             self.home.recorded(self.name, draft.events)
@@ -450,6 +467,7 @@ class Conversation:
     def _lose(self) -> None:
         """Somebody else runs it now: nothing of what was begun here counts any more."""
         self.epoch = None
+        self.begin_anew(0)
         self._reconcile()
 
     async def _crash(self, failure: Exception) -> None:
@@ -459,7 +477,7 @@ class Conversation:
             self._unreleased, self.epoch = self.epoch, None
         self._loaded, self._paused = False, True
         self._reconcile()
-        self.state, self.partial = State(conversation=self.name), Partial()
+        self.partial = Partial()
         self._window.forget()
         items, self._inbox = self._inbox, []
         for item in items:

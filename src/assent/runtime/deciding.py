@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 from assent.core.decisions import PAST, Decision, Detached, Expired, Pending, Principal
-from assent.core.events import AnyEvent, CallResolved, CallReturned, ResolutionRefused
+from assent.core.events import AnyEvent, AssistantSaid, CallResolved, CallReturned, ResolutionRefused
 from assent.core.inputs import RefuseResolution, Resolve
 from assent.core.state import pending
 from assent.errors import NotAllowed, Stale
@@ -24,8 +23,8 @@ log = logging.getLogger("assent")
 MayResolve = Callable[[Principal, Pending], bool | Awaitable[bool]]
 REFUSALS = 10
 """Refused attempts of one principal on one suspension that are logged: more would only push it out of sight."""
-
-_refusing: WeakKeyDictionary[Conversation, asyncio.Lock] = WeakKeyDictionary()
+PAGE = 200
+"""Events that are read at once."""
 
 
 async def decide(
@@ -44,7 +43,7 @@ async def decide(
     except Stale as stale:
         if stale.reason != "unknown":
             raise
-        raise who_won(await home.history(conv.name), set(decisions), stale) from None
+        raise await who_won(home, conv, decisions, stale) from None
 
 
 async def _permit(
@@ -75,7 +74,7 @@ async def _permit(
 
 async def _logged(home: Home, conv: Conversation, refused: RefuseResolution) -> bool:
     """Log a refused attempt, unless there are enough of the same."""
-    async with _refusing.setdefault(conv, asyncio.Lock()):
+    async with conv.refusing:
         call = conv.call(refused.call)
         since = call.suspension.seq if call is not None and call.suspension is not None else conv.state.seq
         before = [
@@ -107,17 +106,34 @@ async def _refusal(may: MayResolve, by: Principal, entry: Pending) -> str | None
     return None if verdict else f"{by.id} may not resolve {entry.tool}"
 
 
-def who_won(events: list[AnyEvent], calls: set[str], stale: Stale) -> Stale:
-    """A call of an earlier step is unknown to the state: the log knows what became of it."""
-    returned = next((e for e in reversed(events) if isinstance(e, CallReturned) and e.call_id in calls), None)
-    if returned is None:
-        return stale
-    call = returned.call_id
-    if returned.error is not None and returned.error.kind == "cancelled":
-        return Stale(f"call {call!r} was cancelled", reason="cancelled")
-    won = next((e for e in reversed(events) if isinstance(e, CallResolved) and e.call_id == call), None)
-    if won is None:
-        return Stale(f"call {call!r} is done", reason="resolved")
+async def who_won(home: Home, conv: Conversation, calls: Collection[str], stale: Stale) -> Stale:
+    """A call of an earlier step is unknown to the state: the log knows what became of it.
+
+    It is read from its end, since people are late by minutes rather than by months, and in pages: a call that never
+    was leads to its beginning, and others want the event loop meanwhile.
+    """
+    call: str | None = None
+    end = conv.state.seq
+    while end > 0:
+        for event in reversed(await home.history(conv.name, after=max(end - PAGE, 0), before=end + 1)):
+            match event:
+                case CallReturned() if call is None and event.call_id in calls:
+                    call = event.call_id
+                    if event.error is not None and event.error.kind == "cancelled":
+                        return Stale(f"call {call!r} was cancelled", reason="cancelled")
+                case CallResolved() if event.call_id == call:
+                    return _lost_to(event)
+                case AssistantSaid() if any(made.id == call for made in event.calls):
+                    return Stale(f"call {call!r} is done", reason="resolved")
+                case _:
+                    pass
+        end -= PAGE
+        await asyncio.sleep(0)  # a store in memory waits for nothing
+    return stale
+
+
+def _lost_to(won: CallResolved) -> Stale:
+    call = won.call_id
     if isinstance(won.decision, Expired | Detached):
         return Stale(f"call {call!r} has expired", reason="expired")
     verb = PAST.get(type(won.decision), "decided")

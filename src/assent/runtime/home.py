@@ -83,6 +83,8 @@ class Home:
         self._drain = drain
         self._hurried = asyncio.Event()
         self._at_once = at_once
+        self._line = False
+        """Somebody may wait for room: what becomes free goes to who has waited longest."""
         self._taking = 0
         """As many as may come with the take that is under way."""
         self._scope = scope
@@ -95,12 +97,13 @@ class Home:
         self._watch = Watch(self)
         self._expiry = Expiry(self, manual=manual)
         self._background: list[asyncio.Task[None]] = []
+        self._closed: asyncio.Task[None] | None = None
 
     # --- life ---
 
     async def start(self) -> None:
         await self.store.open(tuple(self.agents) if self._runs_any else ())
-        self.closing = False
+        self.closing, self._closed = False, None
         self.bus.open()
         self.waiting.open()
         loop = asyncio.get_running_loop()
@@ -113,8 +116,14 @@ class Home:
         ]
 
     async def close(self) -> None:
-        if self.closing:
-            return
+        """Whoever calls it waits until it is done, and nobody who gives up waiting leaves it half done."""
+        if self._closed is None:
+            if self.closing:  # it was never opened
+                return
+            self._closed = asyncio.get_running_loop().create_task(self._close(), name="assent:close")
+        await asyncio.shield(self._closed)
+
+    async def _close(self) -> None:
         await self.clients.close()
         await self.summaries.close(self._drain)
         self.closing = True
@@ -270,10 +279,9 @@ class Home:
 
     def rested(self, conv: Conversation) -> None:
         """A conversation's loop has ended: its state is kept for a while."""
-        full = self.room == 0
         self._active.pop(conv.name, None)
         self._keep(conv)
-        if full:
+        if self._line:
             self._watch.kick()
 
     @property
@@ -282,6 +290,14 @@ class Home:
         if self._at_once is None:
             return None
         return max(0, self._at_once - self._taking - sum(conv.ours for conv in self._active.values()))
+
+    def admits(self) -> bool:
+        """One more may run now. If not, it is in line, and taken up when its time has come."""
+        if not self._line and self.room != 0:
+            return True
+        self._line = True
+        self._watch.kick()
+        return False
 
     async def _lapses(self) -> None:
         """Others may run what was ours, from the moment on that we could not show that we live."""
@@ -323,13 +339,17 @@ class Home:
         """Take up what is owed and nobody runs, as far as there is room; True: there may be more."""
         room = self.room
         limit = TAKEN if room is None else min(TAKEN, room)
-        if not self._runs_any or not limit:
+        if not self._runs_any:
+            return False
+        if not limit:
+            self._line = True
             return False
         self._taking = limit
         try:
             taken = await self.store.take(tuple(self.agents), limit, only=self._only, but=but)
         finally:
             self._taking = 0
+        self._line = room is not None and len(taken) == limit
         for name, epoch in taken.items():
             self.conversation(name).hand(epoch)
         return len(taken) == limit

@@ -33,12 +33,14 @@ class Watch:
 
     async def run(self) -> None:
         """See what others commit."""
-        home = self._home
+        home, behind = self._home, False
         while True:
             try:
-                if await home.store.foreign(LOOK_EVERY):
+                if behind or await home.store.foreign(LOOK_EVERY):
+                    behind = True  # until it was seen: nobody tells it twice
                     self.kick()
                     await home.foreign()
+                    behind = False
             except Exception:
                 log.exception("looking at the store failed")
                 await asyncio.sleep(LOOK_EVERY)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import threading
 from contextlib import suppress
 from weakref import WeakSet
 
@@ -33,20 +34,28 @@ class OwnerLock:
         self._path = _path(directory, owner)
         self.directory = directory
         self._descriptor = -1
+        self._dropped = False
+        self._one = threading.Lock()
+        """Who gives up opening a store drops this while a thread may be about to take it."""
 
     def take(self) -> None:
+        """Once it was dropped, there is nothing left to take."""
         os.makedirs(self.directory, exist_ok=True)
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        _held.add(self)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with self._one:
+            if not self._dropped:
+                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+                _held.add(self)
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def drop(self, *, remove: bool) -> None:
         """Be dead from now on. ``remove``: and leave no file behind."""
-        if self._descriptor < 0:
-            return
-        if remove:
-            remove_file(self._path)
-        self.forget()
+        with self._one:
+            self._dropped = True
+            if self._descriptor < 0:
+                return
+            if remove:
+                remove_file(self._path)
+            self.forget()
 
     def forget(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1

@@ -50,6 +50,9 @@ class SQLiteStore:
         connect = partial(_connection, self.path, synchronous, self._lock)
         self._writer = Writer(self.path, connect, self._signal.set)
         self._reader = Reader(self.path, partial(reader_connection, self.path))
+        self._taking = asyncio.Lock()
+        self._unsure: set[tuple[str, int]] = set()
+        """Leases, with their epochs, that may be ours without anybody's knowing: their take has told nobody yet."""
         self._process = 0
         self._closing: asyncio.Future[None] | None = None
 
@@ -65,12 +68,12 @@ class SQLiteStore:
         if self._state != "new":
             raise StoreError(f"this store is {self._state}; make a new one")
         self._state = "closed"  # should this fail, it stays so
-        await self._writer.start()
         row = OwnerRow(owner=self.owner, agents=agents, pid=os.getpid(), host=socket.gethostname(), since=time.time())
         try:
+            await self._writer.start()
             dead = await self._writer.run(partial(statements.register, row=row, alive=self._alive))
         except BaseException:
-            await self._writer.stop()
+            self._writer.abandon()  # it may be waiting for a lock, and who was cancelled is not to wait as well
             self._lock.drop(remove=True)
             raise
         for owner in dead:
@@ -196,18 +199,19 @@ class SQLiteStore:
         only: Collection[str] | None = None,
         but: Collection[str] = (),
     ) -> dict[str, int]:
-        # A look costs no transaction; taking looks again.
         look = partial(statements.owing, agents=agents, limit=limit, only=only, but=but, alive=self._alive)
-        if not await self._read(look):
-            return {}
         taken: dict[str, int] = {}
 
         def take(db: Connection) -> dict[str, int]:
             taken.clear()
+            for name, epoch in list(self._unsure):
+                if statements.claimed(db, name, self.owner, epoch):
+                    statements.release(db, name, epoch)
             for name in look(db):
-                epoch = statements.claim(db, name, self.owner, self._alive)
+                epoch = self._claimed(db, name)
                 if epoch is not None:
                     taken[name] = epoch
+            self._unsure.update(taken.items())
             return taken
 
         def landed(db: Connection) -> bool | None:
@@ -215,14 +219,26 @@ class SQLiteStore:
                 return None  # it wrote nothing by which it could tell
             return all(statements.claimed(db, name, self.owner, epoch) for name, epoch in taken.items())
 
-        return await self._write(take, landed)
+        async with self._taking:  # one after the other: the next one gives up what this one may have left
+            # A look costs no transaction; taking looks again.
+            if not self._unsure and not await self._read(look):
+                return {}
+            await self._write(take, landed)
+            self._unsure.clear()
+            return taken
+
+    def _claimed(self, db: Connection, name: str) -> int | None:
+        epoch = statements.claim(db, name, self.owner, self._alive)
+        if epoch is not None:
+            self._unsure.discard((name, epoch))  # it counts on from what is there: so that one was never written
+        return epoch
 
     async def claim(self, conversation: str) -> int | None:
         epoch: int | None = None
 
         def claim(db: Connection) -> int | None:
             nonlocal epoch
-            epoch = statements.claim(db, conversation, self.owner, self._alive)
+            epoch = self._claimed(db, conversation)
             return epoch
 
         def landed(db: Connection) -> bool | None:

@@ -7,6 +7,7 @@ before it: the group commit has no savepoints and relies on that.
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -206,9 +207,12 @@ HOLDERS = """WITH RECURSIVE holder (owner) AS (
                  FROM holder WHERE holder.owner IS NOT NULL)
              SELECT owner FROM holder WHERE owner IS NOT NULL"""
 OWING_AGENTS = "SELECT DISTINCT agent FROM conversations WHERE owes"
-HELD_BY = """SELECT name FROM conversations WHERE owes AND agent = ?1 AND owner IS ?2
-             AND (?3 IS NULL OR name IN (SELECT value FROM json_each(?3)))
-             AND name NOT IN (SELECT value FROM json_each(?4)) ORDER BY id LIMIT ?5"""
+HELD_BY = """SELECT updated, name FROM conversations WHERE owes AND agent = ?1 AND owner IS ?2
+             AND id >= ?3 AND id < ?4 AND (?5 IS NULL OR name IN (SELECT value FROM json_each(?5)))
+             AND name NOT IN (SELECT value FROM json_each(?6)) ORDER BY id LIMIT ?7"""
+SAMPLE = 200
+"""So many of an agent's are looked at, from anywhere on: who has waited longest of these comes first. No index has the
+order, since every append would have to move its entry."""
 
 
 def owing(
@@ -219,16 +223,18 @@ def owing(
     only: Collection[str] | None = None,
     but: Collection[str] = (),
 ) -> list[str]:
+    """Who has waited longest first, whosever they are; of very many, nobody is passed over for ever."""
     these, not_these = None if only is None else json.dumps(list(only)), json.dumps(list(but))
-    found: list[str] = []
+    found: list[tuple[float, str]] = []
+    end = (db.execute("SELECT max(id) FROM conversations").get or 0) + 1
+    middle, most = random.randrange(end), max(limit, SAMPLE)
     for agent in dict.fromkeys(agents) if agents is not None else [name for (name,) in _all(db, OWING_AGENTS)]:
         dead = [owner for (owner,) in _all(db, HOLDERS, (agent,)) if not alive(owner)]
         for holder in (None, *dead):
-            wanted = (agent, holder, these, not_these, limit - len(found))
-            found += [name for (name,) in _all(db, HELD_BY, wanted)]
-            if len(found) >= limit:
-                return found
-    return found
+            some = _all(db, HELD_BY, (agent, holder, middle, end, these, not_these, most))
+            found += some
+            found += _all(db, HELD_BY, (agent, holder, 0, middle, these, not_these, most - len(some)))
+    return [name for _, name in sorted(found)[:limit]]
 
 
 CLAIM = "UPDATE conversations SET owner = ?, epoch = ? WHERE id = ?"

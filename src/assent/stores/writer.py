@@ -11,7 +11,6 @@ shared (disk full, lock), all fail; if one job is to blame, each is tried again 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import time
@@ -64,10 +63,6 @@ class Writer:
         self._thread.start()
         try:
             await self._started.future
-        except asyncio.CancelledError:
-            self._stopping = True
-            self._jobs.put(None)
-            raise
         except Exception:
             self._thread.join()
             raise

@@ -143,10 +143,11 @@ class Keeper:
         try:
             self._link = await self._connected()
             await self._register(self._link)
-        except (Away, Lost, PostgresError) as fault:
-            if self._link:
-                self._link.drop()
-            raise explained(fault, self._address, writing=True) from fault
+        except BaseException as fault:
+            self.kill()
+            if isinstance(fault, (Away, Lost, PostgresError)):
+                raise explained(fault, self._address, writing=True) from fault
+            raise
         self._task = asyncio.create_task(self._live(), name="assent:keeper")
 
     def hurry(self) -> None:
@@ -185,7 +186,11 @@ class Keeper:
 
     async def _connected(self) -> Link:
         link = await connect(self._address)
-        await link.listen(self._channel, self._heard, self._stir.set)
+        try:
+            await link.listen(self._channel, self._heard, self._stir.set)
+        except BaseException:
+            link.drop()
+            raise
         self.foreign.set()  # before this connection listened, anything may have happened
         return link
 

@@ -79,7 +79,7 @@ class PostgresStore:
             await self._reader.start()
             await self.wire.start()
         except BaseException:
-            await self._close()
+            await self._closed()
             raise
         self._process = os.getpid()
         self._state = "open"
@@ -92,6 +92,9 @@ class PostgresStore:
         if self._state != "open" or self._process != os.getpid():
             return
         self._state = "closed"
+        await self._closed()
+
+    async def _closed(self) -> None:
         self._closing = asyncio.ensure_future(self._close())
         await asyncio.shield(self._closing)  # a cancelled caller leaves no half-closed store
 

@@ -1,0 +1,114 @@
+"""A process that runs only so many conversations at once: whoever waits is next, and what needs no room gets none."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+from harness import agent, story, until
+
+from assent import Agent, Runtime, ScriptedModel, ToolCall, tool
+from assent.models.base import FinishPart, TextPart
+from assent.stores.memory import MemoryStore
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request, tmp_path):
+    return MemoryStore() if request.param == "memory" else f"sqlite:///{tmp_path}/assent.db"
+
+
+class Patient:
+    """A model that counts whom it has served."""
+
+    name = "patient"
+
+    def __init__(self):
+        self.served = Counter()
+
+    async def stream(self, request):
+        self.served[request.conversation] += 1
+        yield TextPart("fine")
+        yield FinishPart()
+
+
+async def impatient(rt, name, **options):
+    """A user whose next message comes as soon as the last is answered."""
+    while True:
+        await (await rt.send(name, "again", **options)).ended()
+
+
+async def while_served(served, names, *users):
+    """Until each of these was served a few times, and the busiest not for ever before."""
+    tasks = [asyncio.ensure_future(each) for each in users]
+    await until(lambda: all(served[name] >= 5 for name in names) or max(served.values(), default=0) > 300)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert min(served[name] for name in names) >= 5, served
+
+
+def test_who_waits_for_room_is_served_before_those_who_come_again(store):
+    @story
+    async def scene():
+        patient, names = Patient(), ["c1", "c2", "c3"]
+        async with Runtime(Agent("a", model=patient), store=store, at_once=1) as rt:
+            await while_served(patient.served, names, *(impatient(rt, name) for name in names))
+
+    scene()
+
+
+def test_a_conversation_that_ends_makes_room_at_once(store):
+    @story
+    async def scene():
+        patient = Patient()
+        async with Runtime(Agent("a", model=patient), store=store, at_once=1) as rt:
+            turns = [await rt.send(f"c{n}", "go") for n in range(40)]
+            for turn in turns:
+                await turn.ended()
+
+    scene()  # with a pause after each it would take longer than a story may
+
+
+def test_no_agent_s_conversations_wait_behind_those_of_another_agent_for_ever(tmp_path):
+    @story
+    async def scene():
+        patient, url = Patient(), f"sqlite:///{tmp_path}/assent.db"
+        agents = [Agent(name, model=patient) for name in ("a", "b")]
+        async with Runtime(store=url) as door, Runtime(*agents, store=url, at_once=1):
+            users = [impatient(door, name, agent=name[0]) for name in ("a1", "a2", "a3", "b1")]
+            await while_served(patient.served, ["a1", "b1"], *users)
+
+    scene()
+
+
+def test_a_turn_is_cancelled_also_where_there_is_no_room(store):
+    """B24: closing a turn runs nothing."""
+
+    @story
+    async def scene():
+        hold, begun = asyncio.Event(), asyncio.Event()
+
+        @tool
+        async def work() -> str:
+            """Work."""
+            begun.set()
+            await hold.wait()
+            return "ok"
+
+        @tool(approval="required")
+        async def pay() -> str:
+            """Pay."""
+            return "paid"
+
+        def reply(request):
+            return [ToolCall("pay" if request.conversation == "waits" else "work")]
+
+        async with Runtime(agent(ScriptedModel([reply, "done"], follow=True), work, pay), store=store, at_once=1) as rt:
+            turn = await rt.send("waits", "pay")
+            await turn.rest()
+            await rt.send("busy", "work")
+            await begun.wait()
+            assert await rt.cancel("waits")
+            assert (await turn.ended()).reason == "cancelled"
+            hold.set()
+
+    scene()
