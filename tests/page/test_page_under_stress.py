@@ -464,6 +464,22 @@ def test_who_signs_in_next_in_the_same_browser_is_not_told_what_waits_for_the_fi
     expect(first.locator(".row", has_text="private-ada-1")).to_have_count(0)
 
 
+def test_a_reply_that_another_worker_begins_anew_is_not_joined_to_what_was_seen_of_the_first(visit, stage: Stage):
+    name = stage.conversation("hello")
+    deltas = [(1, 1, "A1 "), (1, 2, "A2 "), (2, 1, "B1 "), (1, 3, "A3 "), (2, 2, "B2")]
+    told = "".join(
+        f'event: text_delta\ndata: {{"type": "text_delta", "conversation": "{name}", "message_id": "m2.1", '
+        f'"epoch": {epoch}, "n": {n}, "text": "{text}"}}\n\n'
+        for epoch, n, text in deltas
+    )
+    alice = visit()
+    alice.context.route(
+        f"**/{name}/events?*", lambda route: route.fulfill(headers={"content-type": "text/event-stream"}, body=told)
+    )
+    page = alice.page(f"c/{name}")
+    expect(page.locator(".live assent-markdown")).to_have_text("B1 B2")
+
+
 # --- many conversations, and a store that is another ---
 
 

@@ -2,12 +2,14 @@
 
 import asyncio
 
+import msgspec
+import pytest
 from harness import story, until
 
 from assent import Agent, Call, Runtime, ScriptedModel, ToolCall, tool
 from assent.core.events import CallReturned, CallStarted, TurnEnded
-from assent.core.live import TextDelta, ToolProgress
-from assent.models.base import FinishPart, TextPart
+from assent.core.live import TextDelta, ThinkingDelta, ToolArgsDelta, ToolProgress
+from assent.models.base import FinishPart, TextPart, ThinkingPart, ToolCallPart
 from assent.stores.memory import MemoryStore
 
 
@@ -288,5 +290,219 @@ def test_progress_reaches_a_viewer_at_another_process():
     async def shown(rt):
         flying = (await rt.snapshot("c")).in_flight
         return flying and flying[0].progress
+
+    scene()
+
+
+class Drip:
+    """A model that says the next part, "A1", "A2" ... whenever it is let; asked again it begins with "B1"."""
+
+    name = "drip"
+
+    def __init__(self, part=TextPart, late=False):
+        self.part, self.late, self.asked, self.go = part, late, 0, asyncio.Semaphore(0)
+
+    async def stream(self, request):
+        self.asked += 1
+        letter = "AB"[self.asked - 1]
+        for n in range(1, 5):
+            try:
+                await self.go.acquire()
+            except asyncio.CancelledError:
+                if not self.late or self.asked > 1:
+                    raise
+            yield self.part(f"{letter}{n} ")
+        yield FinishPart()
+
+
+class Pieces:
+    """Somebody who looks at a conversation: the pieces of its replies, by epoch and number, and what they make."""
+
+    def __init__(self, rt, kind=TextDelta):
+        self.epoch, self.got, self.states, self._kind = 0, [], [], kind
+        self._task = asyncio.ensure_future(self._look(rt))
+
+    async def _look(self, rt):
+        async for event in rt.events("c"):
+            if event.type == "state_changed":
+                self.states.append(event.state)
+            if isinstance(event, self._kind) and event.epoch >= self.epoch:
+                if event.epoch > self.epoch:
+                    self.epoch, self.got = event.epoch, []
+                self.got.append(event.text)
+
+    @property
+    def text(self):
+        return "".join(self.got)
+
+    def leave(self):
+        self._task.cancel()
+
+
+def test_a_reply_that_the_next_owner_begins_anew_takes_the_place_of_the_first_for_every_viewer():
+    @story
+    async def scene():
+        model, store = Drip(), Fragile()
+        async with Runtime(Agent("a", model=model), store=store) as owner, Runtime(store=store.sibling()) as other:
+            await owner.send("c", "hello")
+            here, there = Pieces(owner), Pieces(other)
+            await until(lambda: owner.store.wire.listened("c"))
+            for _ in range(3):
+                model.go.release()
+            await until(lambda: here.text == there.text == "A1 A2 A3 ")
+            before = await other.snapshot("c")
+            store.lapse()
+            await until(lambda: model.asked == 2)
+            await until(lambda: here.states[-2:] == ["streaming", "preparing"])
+            assert (await owner.snapshot("c")).partial == ""
+            model.go.release()
+            await until(lambda: here.text == there.text == "B1 ")
+            await until(lambda: here.states[-1] == there.states[-1] == "streaming")
+            snapshots = [await owner.snapshot("c"), await other.snapshot("c")]
+            assert [(s.partial, s.partial_n, s.state) for s in snapshots] == [("B1 ", 1, "streaming")] * 2
+            assert snapshots[0].epoch == snapshots[1].epoch > before.epoch > 0
+            assert snapshots[0].message_id == before.message_id
+            for _ in range(3):
+                model.go.release()
+            await until(lambda: here.text == there.text == "B1 B2 B3 B4 ")
+            here.leave()
+            there.leave()
+
+    scene()
+
+
+def call_part(text):
+    return ToolCallPart(0, None, "work", text)
+
+
+@pytest.mark.parametrize(("part", "kind"), [(ThinkingPart, ThinkingDelta), (call_part, ToolArgsDelta)])
+def test_reasoning_and_arguments_that_are_begun_anew_say_so_too(part, kind):
+    @story
+    async def scene():
+        model, store = Drip(part), Fragile()
+        async with Runtime(Agent("a", model=model), store=store) as owner, Runtime(store=store.sibling()) as other:
+            await owner.send("c", "hello")
+            here, there = Pieces(owner, kind), Pieces(other, kind)
+            await until(lambda: owner.store.wire.listened("c"))
+            for _ in range(3):
+                model.go.release()
+            await until(lambda: here.text == there.text == "A1 A2 A3 ")
+            store.lapse()
+            await until(lambda: model.asked == 2)
+            model.go.release()
+            await until(lambda: here.text == there.text == "B1 ")
+            here.leave()
+            there.leave()
+
+    scene()
+
+
+def test_what_comes_late_from_an_owner_that_was_cut_off_is_shown_to_nobody():
+    @story
+    async def scene():
+        model, store, held = Drip(late=True), Fragile(), []
+        async with Runtime(Agent("a", model=model), store=store) as owner, Runtime(store=store.sibling()) as other:
+            await owner.send("c", "hello")
+            here, there = Pieces(owner), Pieces(other)
+            await until(lambda: owner.store.wire.listened("c"))
+            model.go.release()
+            await until(lambda: here.text == there.text == "A1 ")
+            send, owner.store.wire.send = owner.store.wire.send, lambda *frame: held.append(frame)
+            model.go.release()
+            await until(lambda: here.text == "A1 A2 ")
+            owner.store.wire.send = send
+            store.lapse()
+            await until(lambda: model.asked == 2)
+            assert (here.text, there.text) == ("A1 A2 ", "A1 "), "it went on, and was not heard"
+            model.go.release()
+            await until(lambda: here.text == there.text == "B1 ")
+            send(*held[0])
+            model.go.release()
+            await until(lambda: here.text == there.text == "B1 B2 ")
+            assert (await other.snapshot("c")).partial == "B1 B2 "
+            here.leave()
+            there.leave()
+
+    scene()
+
+
+def test_a_piece_from_a_process_that_knows_of_no_epoch_is_taken_as_it_comes():
+    @story
+    async def scene():
+        model, store = Drip(), MemoryStore()
+        async with Runtime(Agent("a", model=model), store=store) as owner, Runtime(store=store.sibling()) as other:
+            await owner.send("c", "hello")
+            there = Pieces(other)
+            await until(lambda: owner.store.wire.listened("c"))
+            send = owner.store.wire.send
+
+            def as_before(conversation, frame):
+                place, item, _ = msgspec.msgpack.decode(frame)
+                item.pop("epoch", None)
+                send(conversation, msgspec.msgpack.encode([place, item]))
+
+            owner.store.wire.send = as_before
+            for n in range(1, 4):
+                model.go.release()
+                await until(lambda n=n: len(there.got) == n)
+            assert (await other.snapshot("c")).partial == there.text == "A1 A2 A3 "
+            there.leave()
+
+    scene()
+
+
+def test_a_call_that_is_begun_again_shows_its_progress_to_who_has_seen_more_of_the_first_attempt():
+    @story
+    async def scene():
+        step = asyncio.Semaphore(0)
+
+        @tool
+        async def work(call: Call) -> str:
+            """Work."""
+            try:
+                for n in range(1, 4):
+                    await step.acquire()
+                    await call.progress([call.attempt, n])
+                await step.acquire()
+            except asyncio.CancelledError:
+                await call.progress("late")  # nobody hears it
+                raise
+            return "ok"
+
+        async def progress(rt):
+            return [(flying.attempt, flying.progress) for flying in (await rt.snapshot("c")).in_flight]
+
+        store = Fragile()
+        agent = Agent("a", model=works(), tools=[work])
+        async with Runtime(agent, store=store) as owner, Runtime(store=store.sibling()) as other:
+            await owner.send("c", "go")
+            seen = [], []
+
+            async def look(rt, seen):
+                async for event in rt.events("c"):
+                    if event.type == "tool_call_started":
+                        seen.append(event.attempt)
+                    if isinstance(event, ToolProgress):
+                        seen.append(event.payload)
+
+            viewers = [asyncio.ensure_future(look(*each)) for each in zip((owner, other), seen, strict=True)]
+            await until(lambda: owner.store.wire.listened("c"))
+            for _ in range(3):
+                step.release()
+            await until(lambda: all([1, 3] in each for each in seen))
+            store.lapse()
+            await until(lambda: begun_again(owner))
+            step.release()
+            await until(lambda: all([2, 1] in each for each in seen))
+            assert seen == ([1, [1, 1], [1, 2], [1, 3], 2, [2, 1]],) * 2
+            assert await progress(owner) == await progress(other) == [(2, [2, 1])]
+            for _ in range(3):
+                step.release()
+            await until(lambda: ended(other, "c"))
+            for viewer in viewers:
+                viewer.cancel()
+
+    async def begun_again(rt):
+        return any(isinstance(event, CallStarted) and event.attempt == 2 for event in await rt.history("c"))
 
     scene()

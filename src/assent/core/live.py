@@ -1,7 +1,8 @@
 """Live events: for viewers, never logged, may be lost.
 
 A viewer is a snapshot plus the live tail: subscribe, read, apply. Everything is keyed (message id, call id, turn),
-so that applying what the snapshot already has changes nothing.
+so that applying what the snapshot already has changes nothing. A reply whose owner died is begun anew by the next
+one: same message id, greater ``epoch``; a call likewise, with a tool_call_started of the next attempt.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ class TextDelta(LiveEvent, frozen=True, kw_only=True):
     text: str
     n: int = 0
     """Counts from 1 within the reply: a snapshot says how many of them it has."""
+    epoch: int = 0
+    """Who streams it. A greater one begins the reply anew, from its first piece: whoever did before is gone."""
 
 
 class ThinkingDelta(LiveEvent, frozen=True, kw_only=True):
@@ -79,6 +82,8 @@ class ThinkingDelta(LiveEvent, frozen=True, kw_only=True):
     text: str
     n: int = 0
     """Counts from 1 within the reply."""
+    epoch: int = 0
+    """Who streams it, as a text_delta's."""
 
 
 class MessageCompleted(LiveEvent, frozen=True, kw_only=True):
@@ -99,6 +104,8 @@ class ToolArgsDelta(LiveEvent, frozen=True, kw_only=True):
     tool: str | None
     """With the first piece."""
     text: str
+    epoch: int = 0
+    """Who streams it, as a text_delta's."""
 
 
 class ToolCallStarted(LiveEvent, frozen=True, kw_only=True):
@@ -266,6 +273,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The last text_delta that is in ``partial``."""
     thinking_n: int = 0
     """The last thinking_delta that is in ``thinking``."""
+    epoch: int = 0
+    """Who streams them: deltas of a greater one begin anew, those of a smaller one are late."""
     usage: Usage
     seq: int
     """The last event that is in it: go on with ``events(after=seq)``."""

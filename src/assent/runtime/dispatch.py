@@ -359,6 +359,8 @@ def _context(
         now = conv.call(call_id)
         if dry_run or now is None or now.phase != "running" or now.attempt != attempt or context.cancelled:
             return  # after the end: dropped
+        if conv.epoch is None:
+            return  # somebody else runs it now
         n = conv.progress.get(call_id, (0, None))[0] + 1
         conv.progress[call_id] = (n, payload)
         if seen is not None:

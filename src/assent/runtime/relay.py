@@ -40,6 +40,8 @@ class Passed(msgspec.Struct, frozen=True, array_like=True):
 
     place: Place
     item: AnyLive | SoFar
+    epoch: int = 0
+    """The owner's; 0: none's, which begins nothing anew."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -58,7 +60,7 @@ class Relay:
     def send(self, conv: Conversation, item: AnyLive | SoFar) -> None:
         """Pass it on to whoever listens elsewhere."""
         if self._wire is not None and self._wire.listened(conv.name):
-            self._wire.send(conv.name, _encode(Passed(conv.place, item)))
+            self._wire.send(conv.name, _encode(Passed(conv.place, item, conv.epoch or 0)))
 
     async def run(self) -> None:
         if self._wire is None:
@@ -89,10 +91,12 @@ class Relay:
             return
         conv = home.conversation(name)
         await conv.load()
-        if passed.place > conv.place:
-            await conv.refresh()
-        if passed.place != conv.place or conv.epoch is not None:
+        if (passed.place, passed.epoch) > (conv.place, conv.partial.epoch):
+            await conv.refresh()  # also for the calls that another owner has begun again
+        if passed.place != conv.place or conv.epoch is not None or 0 < passed.epoch < conv.partial.epoch:
             return
+        if passed.epoch > conv.partial.epoch:
+            conv.begin_anew(passed.epoch)
         whole = True
         match passed.item:
             case TextDelta() as delta:
@@ -117,7 +121,10 @@ class Relay:
         if n == len(pieces) + 1:
             pieces.append(text)
             delta = TextDelta if kind == "text" else ThinkingDelta
-            self._home.bus.publish(conv.name, delta(conversation=conv.name, message_id=message_id, text=text, n=n))
+            self._home.bus.publish(
+                conv.name,
+                delta(conversation=conv.name, message_id=message_id, text=text, n=n, epoch=partial.epoch),
+            )
         return n <= len(pieces)
 
     def _progress(self, conv: Conversation, call: str, n: int, payload: Any) -> None:

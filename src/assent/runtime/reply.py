@@ -51,7 +51,7 @@ class Reply:
         """Its first token is here: whoever looks has seen it, and nobody asks again."""
         self.finish: str | None = None
         """Why it ended: a stream that was cut off has none."""
-        self._partial = conv.partial = type(conv.partial)(message_id=message, attempts=earlier)
+        self._partial = conv.partial = type(conv.partial)(message_id=message, attempts=earlier, epoch=conv.epoch or 0)
 
     @property
     def text(self) -> str:
@@ -116,15 +116,19 @@ class Reply:
         if text:
             self._partial.text.append(text)
             if self._heard():
-                n = len(self._partial.text)
-                self._tell(TextDelta(conversation=self._conv.name, message_id=self._message, text=text, n=n))
+                n, epoch = len(self._partial.text), self._partial.epoch
+                self._tell(
+                    TextDelta(conversation=self._conv.name, message_id=self._message, text=text, n=n, epoch=epoch)
+                )
 
     def _thought(self, text: str) -> None:
         if text:
             self._partial.thinking.append(text)
             if self._heard():
-                n = len(self._partial.thinking)
-                self._tell(ThinkingDelta(conversation=self._conv.name, message_id=self._message, text=text, n=n))
+                n, epoch = len(self._partial.thinking), self._partial.epoch
+                self._tell(
+                    ThinkingDelta(conversation=self._conv.name, message_id=self._message, text=text, n=n, epoch=epoch)
+                )
 
     @property
     def rethought(self) -> bool:
@@ -149,6 +153,7 @@ class Reply:
                     index=part.index,
                     tool=clean(part.name) if part.name else None,
                     text=clean(text),
+                    epoch=self._partial.epoch,
                 )
             )
 

@@ -271,6 +271,7 @@ class Runtime:
             message_id=conv.partial.message_id,
             partial_n=len(conv.partial.text),
             thinking_n=len(conv.partial.thinking),
+            epoch=conv.partial.epoch,
             usage=state.usage,
             seq=state.seq,
             agent=turn.agent if turn else state.agent,

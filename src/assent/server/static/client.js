@@ -249,7 +249,7 @@ export class Conversation extends View {
   view;
   state = "preparing";
   ready = false;
-  live = null; // the reply that is being written: {id, text, thinking, drafts: [{tool, text}], n, m}: pieces so far
+  live = null; // the reply that is being written: {id, epoch, text, thinking, drafts: [{tool, text}], n, m}
   hosted = []; // calls that the provider runs, of the reply that is being written
   usage = {};
   grants = []; // remembered approvals
@@ -380,7 +380,7 @@ export class Conversation extends View {
     this.usage = { ...snapshot.usage };
     this.retrying = null;
     this.live = (snapshot.partial || snapshot.thinking) && !this.view.seen.has(snapshot.message_id)
-      ? { id: snapshot.message_id, text: snapshot.partial, thinking: snapshot.thinking, drafts: [], n: snapshot.partial_n, m: snapshot.thinking_n }
+      ? { id: snapshot.message_id, epoch: snapshot.epoch, text: snapshot.partial, thinking: snapshot.thinking, drafts: [], n: snapshot.partial_n, m: snapshot.thinking_n }
       : null;
     if (snapshot.seq <= this.seq)
       for (const pending of snapshot.pending) {
@@ -429,9 +429,11 @@ export class Conversation extends View {
   }
 
   #lively(data) {
+    if (this.view.seen.has(data.message_id) || data.epoch < this.live?.epoch) return; // it is whole, or begun anew by another
     switch (data.type) {
       case "state_changed":
         this.state = data.state;
+        if (data.state === "preparing") this.hosted = [];
         break;
       case "text_delta":
         this.#piece(data, "text", "n");
@@ -440,14 +442,13 @@ export class Conversation extends View {
         this.#piece(data, "thinking", "m");
         break;
       case "tool_args_delta": {
-        if (this.view.seen.has(data.message_id)) return;
-        const draft = (this.#writing(data.message_id).drafts[data.index] ??= { tool: "", text: "" });
+        const draft = (this.#writing(data).drafts[data.index] ??= { tool: "", text: "" });
         if (data.tool) draft.tool = data.tool;
         draft.text += data.text;
         break;
       }
       case "message_completed":
-        if (!this.view.seen.has(data.message_id) && this.live) this.live.text = data.text;
+        if (this.live) this.live.text = data.text;
         break;
       case "tool_call_started":
         if (data.executor === "provider") this.hosted = [...this.hosted.filter((call) => call.id !== data.call_id), { id: data.call_id, tool: data.tool, args: data.args, executor: "provider", phase: "running", started: this.client.now(), decisions: [] }];
@@ -468,17 +469,16 @@ export class Conversation extends View {
   }
 
   // Pieces are numbered: one that is here already changes nothing, and after a gap the snapshot is read again.
-  #piece({ message_id, text, n }, field, count) {
-    if (this.view.seen.has(message_id)) return;
-    const live = this.#writing(message_id);
-    if (n === live[count] + 1) Object.assign(live, { [field]: live[field] + text, [count]: n });
+  #piece(data, field, count) {
+    const live = this.#writing(data), { n } = data;
+    if (n === live[count] + 1) Object.assign(live, { [field]: live[field] + data.text, [count]: n });
     else if (n > live[count] + 1) this.#again ??= this.#look().catch(() => {}).then(() => (this.#again = null)); // where it fails, the stream ends too
   }
   #again = null;
 
-  #writing(id) {
+  #writing({ message_id: id, epoch }) {
     this.retrying = null;
-    if (this.live?.id !== id) this.live = { id, text: "", thinking: "", drafts: [], n: 0, m: 0 };
+    if (this.live?.id !== id || this.live.epoch < epoch) this.live = { id, epoch, text: "", thinking: "", drafts: [], n: 0, m: 0 };
     return this.live;
   }
 
