@@ -1,5 +1,7 @@
 """Silence: deadlines are data, outlive every process, and pass on time."""
 
+import asyncio
+
 import pytest
 from harness import Clock, until
 from reviving import Seen, agent, kill, life, of, paired, run
@@ -7,6 +9,8 @@ from reviving import Seen, agent, kill, life, of, paired, run
 from assent import Answer, Approve, Call, Default, Deny, Runtime, ScriptedModel, Stale, ToolCall, tool
 from assent.core.decisions import Expired
 from assent.core.events import CallResolved, CallReturned, TurnEnded
+from assent.errors import StoreError
+from assent.runtime import expiry
 from assent.stores.memory import MemoryStore
 
 
@@ -284,6 +288,103 @@ def test_one_conversation_that_cannot_be_loaded_does_not_hold_up_the_deadlines_o
             assert [entry.conversation for entry in await rt.pending()] == ["bad"]
 
     run(main)
+
+
+class Held(MemoryStore):
+    """Once closed, its ``door`` is in the way of whoever writes to a conversation whose name begins with "held"."""
+
+    def __init__(self, refuses=False):
+        super().__init__()
+        self.door, self.tries = asyncio.Event(), []
+        self.door.set()
+        self.refuses = refuses
+        """They are told so, at once; else they wait."""
+
+    async def append(self, append):
+        await self._pass(append.conversation)
+        await super().append(append)
+
+    async def postpone(self, conversation, call, due):
+        await self._pass(conversation)
+        await super().postpone(conversation, call, due)
+
+    async def _pass(self, conversation):
+        if conversation.startswith("held") and not self.door.is_set():
+            self.tries.append(conversation)
+            if self.refuses:
+                raise StoreError("somebody holds it")
+            await self.door.wait()
+
+
+async def asked(rt, *names):
+    """Each of these waits for an answer; the deadline of the last."""
+    for name in names:
+        await (await rt.send(name, "go")).rest()
+    return max(entry.deadline for entry in await rt.pending())
+
+
+def chooses():
+    return agent(ScriptedModel([[ToolCall("choose")], "ok"], follow=True), asking(expires="1h"))
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_deadline_that_is_held_up_holds_up_no_other_and_passes_once_when_it_can(refuses, monkeypatch):
+    """B55"""
+    monkeypatch.setattr(expiry, "AT_ONCE", 1 if refuses else 2)  # only what waits takes room
+
+    async def main():
+        clock, store = Clock(), Held(refuses)
+        async with Runtime(chooses(), store=store, clock=clock) as rt:
+            await asked(rt, "held")
+            clock.now += 1  # the one that is held is the first to be looked at, each time
+            deadline = await asked(rt, "c")
+            store.door.clear()
+            clock.now = deadline
+            paired(await idle(rt))
+            await looked(rt)
+            assert store.tries == ["held"]  # it is not tried again while it is tried, or was just now
+            assert len([task for task in asyncio.all_tasks() if task.get_name() == "assent:deadline"]) == (not refuses)
+            store.door.set()
+            clock.now += expiry.RETRY_AFTER
+            await until(lambda: _none_pending(rt))
+            assert len(of(await rt.history("held"), CallResolved)) == 1
+
+    run(main, timeout=5)
+
+
+def test_deadlines_of_one_moment_pass_together_but_not_all_at_once(monkeypatch):
+    """B55"""
+    monkeypatch.setattr(expiry, "AT_ONCE", 5)
+
+    async def main():
+        clock, store = Clock(), Held()
+        names = [f"held{n}" for n in range(12)]
+        async with Runtime(chooses(), store=store, clock=clock) as rt:
+            deadline = await asked(rt, *names)
+            store.door.clear()
+            clock.now = deadline
+            await until(lambda: len(store.tries) >= 5)
+            await looked(rt)
+            assert len(store.tries) == 5
+            store.door.set()
+            await until(lambda: _none_pending(rt))
+            for name in names:
+                assert len(of(await rt.history(name), CallResolved)) == 1
+
+    run(main, timeout=5)
+
+
+def test_a_deadline_that_is_held_up_does_not_keep_the_runtime_from_closing():
+    async def main():
+        clock, store = Clock(), Held()
+        async with Runtime(chooses(), store=store, clock=clock) as rt:
+            deadline = await asked(rt, "held")
+            store.door.clear()
+            clock.now = deadline
+            await until(lambda: store.tries)
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("assent:")]
+
+    run(main, timeout=5)
 
 
 def test_real_time_expires_on_time():

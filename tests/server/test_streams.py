@@ -11,7 +11,9 @@ from assent import Agent, Deny, Runtime
 from assent.core.live import ToolProgress
 from assent.errors import StoreError
 from assent.models import FinishPart, TextPart
+from assent.runtime import waiting
 from assent.server import Limits, sse, wire
+from assent.stores.memory import MemoryStore
 
 C = "/api/conversations/c"
 
@@ -463,6 +465,79 @@ async def test_what_another_process_asks_and_answers_is_told_too(tmp_path):
                 assert (await reader.next())[0] == "removed"
                 await turn.ended()
                 await viewer.until("TurnEnded")
+
+
+class Counted:
+    """Something that is asked, and how often it was."""
+
+    def __init__(self, ask):
+        self.ask, self.times = ask, 0
+
+    def __call__(self, *args):
+        self.times += 1
+        return self.ask(*args)
+
+
+@story
+async def test_however_much_others_commit_all_that_waits_is_read_now_and_then_and_no_change_is_missed():
+    """B87"""
+    store = MemoryStore()
+    async with (
+        site(store=store) as s,
+        s.events("/api/pending/events") as reader,
+        Runtime(desk(*["hi"] * 10_000, name="busy"), store=store.sibling()) as others,
+        Runtime(refunding(), store=store.sibling()) as other,
+    ):
+        await reader.next()
+        store.pending = looks = Counted(store.pending)
+        began = time.monotonic()
+        while looks.times < 4:
+            await (await others.send("busy", "x")).ended()
+        assert time.monotonic() - began >= 3 * waiting.REST
+        turn = await other.send("c", "x")
+        assert (await reader.next())[0] == "added"
+        await other.resolve("c", (await turn.rest()).pending[0].call, Deny("no"))
+        assert (await reader.next())[0] == "removed"
+
+
+@story
+async def test_of_all_that_waits_only_what_has_changed_is_decoded():
+    store = MemoryStore()
+    async with Runtime(store=store) as rt, Runtime(refunding(), store=store.sibling()) as other:
+        for n in range(5):
+            await (await other.send(f"c{n}", "x")).rest()
+        home = rt.home.waiting
+        home._decode = decoded = Counted(home._decode)
+        changes = home.changes()
+        entries = (await anext(changes)).added
+        assert len(entries) == decoded.times == 5
+        await other.resolve("c1", entries[1].call, Deny("no"))
+        assert (await anext(changes)) == waiting.Changes([], [("c1", entries[1].call)])
+        await (await other.send("c5", "x")).rest()
+        assert [entry.conversation for entry in (await anext(changes)).added] == ["c5"]
+        assert decoded.times == 6
+        await changes.aclose()
+
+
+@story
+async def test_while_all_that_waits_is_looked_through_the_others_have_their_turn(monkeypatch):
+    monkeypatch.setattr(waiting, "STRETCH", 2)
+    turns = 0
+
+    async def other():
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async with Runtime(refunding()) as rt:
+        for n in range(20):
+            await (await rt.send(f"c{n}", "x")).rest()
+        changes, ticking = rt.home.waiting.changes(), asyncio.ensure_future(other())
+        assert len((await anext(changes)).added) == 20
+        assert turns > 5
+        ticking.cancel()
+        await changes.aclose()
 
 
 @story

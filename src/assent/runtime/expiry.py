@@ -1,11 +1,13 @@
 """Deadlines pass here. They are rows of the store, so they outlive every process: whichever process is there fires
-them, on time, whether anybody has touched the conversation or not.
+them, on time, whether anybody has touched the conversation or not. Each has a task of its own, so that one that is
+held up holds up no other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,6 +28,10 @@ MANUAL_EVERY = 0.02
 """The same where the clock is not the wall's: it may be moved at any moment."""
 RETRY_AFTER = 5.0
 """Seconds before an entry whose conversation cannot be loaded or written is looked at again."""
+AT_ONCE = 200
+"""Entries that are seen to at the same time: their appends share commits."""
+
+Key = tuple[str, str]
 
 
 class Expiry:
@@ -34,46 +40,63 @@ class Expiry:
         self._every = MANUAL_EVERY if manual else LOOK_EVERY
         self._kicked = asyncio.Event()
         self._pending = msgspec.json.Decoder(Pending)
+        self._under_way: set[Key] = set()
+        self._avoided: dict[Key, float] = {}
+        """Until when what could not be seen to is left alone."""
 
     def kick(self) -> None:
-        """There is a new deadline, or an earlier one."""
+        """There is a new deadline, or an earlier one, or room for one."""
         self._kicked.set()
 
     async def run(self) -> None:
-        home = self._home
-        while True:
-            wait = self._every
-            try:
+        self._under_way.clear()  # a task that was cancelled before it began has not said that it ended
+        async with asyncio.TaskGroup() as tasks:
+            while True:
                 self._kicked.clear()
-                rows, upcoming = await home.store.due(home.now())
-                for row in rows:
-                    await self._overdue(row)
-                if rows:
-                    continue  # there may be more
-                if upcoming is not None:
-                    wait = min(wait, max(0.0, upcoming - home.now()))
-            except Exception:
-                log.exception("looking at deadlines failed")
-            try:
-                async with asyncio.timeout(wait + 0.001):
-                    await self._kicked.wait()
-            except TimeoutError:
-                pass
+                wait = self._every
+                try:
+                    upcoming = await self._look(tasks)
+                    if upcoming is not None:
+                        wait = min(wait, max(0.0, upcoming - self._home.now()))
+                except Exception:
+                    log.exception("looking at deadlines failed")
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait + 0.001):
+                        await self._kicked.wait()
 
-    async def _overdue(self, row: PendingRow) -> None:
-        """One entry is due. Whatever goes wrong with it, the others still pass."""
-        home = self._home
+    async def _look(self, tasks: asyncio.TaskGroup) -> float | None:
+        """See to what is due and is not seen to yet, as far as there is room; when the next one is due."""
+        now = self._home.now()
+        self._avoided = {key: until for key, until in self._avoided.items() if until > now}
+        known = {*self._under_way, *self._avoided}  # what ends while we look may still be among what is found
+        found, upcoming = await self._home.store.due(now, AT_ONCE + len(known))
+        fresh = [row for row in found if (row.conversation, row.call) not in known]
+        for row in fresh[: AT_ONCE - len(self._under_way)]:  # whoever ends looks for the others
+            self._under_way.add((row.conversation, row.call))
+            tasks.create_task(self._see_to(row), name="assent:deadline")
+        return upcoming
+
+    async def _see_to(self, row: PendingRow) -> None:
+        key = row.conversation, row.call
         try:
-            entry = self._pending.decode(row.body)
-            if home.now() >= entry.deadline:
-                await home.tell(row.conversation, DeadlinePassed(call=row.call))
-            elif entry.kind == "client_exec":
-                await home.clients.look(entry)
-            else:
-                await home.store.postpone(row.conversation, row.call, entry.deadline)
+            await self._overdue(row)
         except Refused:
             # Somebody else was first. If the entry is still there, the clocks differ: look again soon.
-            await home.store.postpone(row.conversation, row.call, home.now() + LOOK_EVERY)
+            self._avoided[key] = self._home.now() + LOOK_EVERY
         except Exception:
-            log.exception("%s: the deadline of call %s could not pass", row.conversation, row.call)
-            await home.store.postpone(row.conversation, row.call, home.now() + RETRY_AFTER)
+            # Not postponed in the store: what keeps this one from being written would keep that from it as well.
+            log.exception("%s: the deadline of call %s could not pass", *key)
+            self._avoided[key] = self._home.now() + RETRY_AFTER
+        finally:
+            self._under_way.discard(key)
+            self.kick()
+
+    async def _overdue(self, row: PendingRow) -> None:
+        home = self._home
+        entry = self._pending.decode(row.body)
+        if home.now() >= entry.deadline:
+            await home.tell(row.conversation, DeadlinePassed(call=row.call))
+        elif entry.kind == "client_exec":
+            await home.clients.look(entry)
+        else:
+            await home.store.postpone(row.conversation, row.call, entry.deadline)

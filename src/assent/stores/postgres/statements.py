@@ -98,7 +98,7 @@ async def heads(link: Link, names: list[str]) -> dict[str, int]:
 ENTRIES = """SELECT c.name, p.call, p.body, p.due, p.deadline
              FROM pending p JOIN conversations c ON c.id = p.conversation"""
 PENDING_OF = f"{ENTRIES} WHERE c.name = $1 ORDER BY p.deadline, p.call"
-PAGE = 2000
+PAGE = 500
 PENDING = f"""SELECT c.name, p.call, p.body, p.due, p.deadline, p.conversation
               FROM (SELECT * FROM pending WHERE (conversation, call) > ($1, $2)
                     ORDER BY conversation, call LIMIT {PAGE}) p
