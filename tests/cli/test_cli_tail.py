@@ -1,10 +1,17 @@
 """``assent tail``: each event once, in order, also those of other processes; resumed where one left off."""
 
+import io
 import json
 import signal
 
 import desk as agents
+from rich.console import Console
 from terminal import DESK, refused, until
+
+from assent.cli.commands import Commands
+from assent.cli.passing import Passing
+from assent.cli.screen import Screen
+from assent.core.live import TextDelta
 
 
 def test_tail_prints_what_log_prints_and_ends(desk):
@@ -51,3 +58,19 @@ def test_live_events_come_only_when_asked_for(desk):
 def test_what_no_terminal_should_be_sent_is_escaped(desk):
     desk.waiting("c", agents.evil)
     assert not set(desk("tail", "c").out) & {"\x1b", "\x07", "\u202e", "\u200b", "\x9b"}
+
+
+def test_a_reply_that_is_begun_anew_is_not_printed_behind_what_was_said_before():
+    printed = io.StringIO()
+    screen = Screen(Console(file=printed), Commands("sqlite:///a.db"))
+    passing = Passing(screen, screen.line, lambda: screen.line("agent:"), lambda: (None, False))
+    for epoch, words in ((1, ["Good ", "mor"]), (2, ["Hello ", "there"])):
+        for n, text in enumerate(words, 1):
+            passing.take(TextDelta(conversation="c", message_id="m1.1", text=text, n=n, epoch=epoch), {})
+    assert printed.getvalue().splitlines() == [
+        "agent:",
+        "Good mor",
+        "  (begun anew: who said this is gone)",
+        "agent:",
+        "Hello there",
+    ]

@@ -159,6 +159,8 @@ class Passing:
             return
         if self._open == "thinking":
             self._screen.end_line()
+        if event.n == 1 and self._told.pop(event.message_id, None) is not None:
+            self._dim("  (begun anew: who said this is gone)")
         self._fold(event.message_id, self._thought.get(event.message_id, ""))
         if event.message_id not in self._told:
             self._told[event.message_id] = ""
