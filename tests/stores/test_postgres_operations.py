@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import os
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 import asyncpg
 import pg
@@ -13,7 +13,7 @@ from pgproxy import Proxy
 from test_postgres_faults import opened
 
 from assent.errors import Conflict, StoreError
-from assent.stores.postgres import PostgresStore, driver, keeper, reader, statements, writer
+from assent.stores.postgres import PostgresStore, appending, driver, keeper, reader, statements, writer
 from assent.stores.postgres.store import LOOK_SECONDS
 from assent.testing.store_contract import entry, step, the_lease
 
@@ -360,3 +360,52 @@ async def test_a_clock_that_was_ahead_for_a_moment_is_followed_back(url):
         now = store.now()
         await asyncio.sleep(0.05)
         assert 0.04 < store.now() - now < 0.5
+
+
+@contextmanager
+def cancelled_once(beginning):
+    """The server gives up the next statement that begins so."""
+    fetch, struck = driver.Link.fetch, []
+
+    async def giving_up(link, sql, *values, **more):
+        if sql.startswith(beginning) and not struck:
+            struck.append(sql)
+            raise driver.server_error.QueryCanceledError("canceling statement due to statement timeout")
+        return await fetch(link, sql, *values, **more)
+
+    driver.Link.fetch = giving_up
+    try:
+        yield struck
+    finally:
+        driver.Link.fetch = fetch
+
+
+@story
+async def test_an_append_is_done_also_where_the_server_gives_up_what_was_asked_about_another_of_its_group(url):
+    """B47: of two appends that went together one is written and the other refused; why, cannot be found out at first"""
+    async with opened(url) as store, opened(url) as other:
+        for name in ("ada", "bob"):
+            await store.append(step(name, 0))
+        await other.append(step("bob", 1, b"quicker"))
+        with cancelled_once(appending.ROWS) as struck:
+            done, refused = await asyncio.gather(
+                store.append(step("ada", 1, b"two")), store.append(step("bob", 1, b"two")), return_exceptions=True
+            )
+        assert struck
+        assert done is None
+        assert isinstance(refused, Conflict)
+        assert len(await store.read("ada")) == 2
+
+
+@story
+async def test_a_new_connection_whose_first_question_the_server_gives_up_is_replaced(url):
+    async with opened(url) as store:
+        await store.append(step("ada", 0))
+        with cancelled_once(writer.ME) as struck:
+            await pg.asked(url, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+            for n in range(1, 9):
+                await store.append(step("ada", n))
+        assert struck
+    with cancelled_once(writer.ME), pytest.raises(StoreError) as failure:
+        await PostgresStore(url).open()
+    assert failure.value.details["outcome"] == "nothing"

@@ -257,6 +257,7 @@ class Appending:
                 if head.id in done:
                     self._heads.set(job.conversation, end)
                     outcomes[job] = None
+                    job.doubt = True  # should what follows fail, it comes again, and is recognised
                     if job.what.step.release:
                         self._keeper.gave_up(job.conversation, job.what.step.epoch)
                 else:

@@ -24,7 +24,7 @@ class Job:
         self.until = until
         """By the loop's clock: when to give up a database that is away."""
         self.doubt = False
-        """It was sent, and the reply was lost: it may have been written."""
+        """It was sent, and its caller has not been told: it may have been written."""
         self.company: int | None = None
         """In a group of how many it may go, once groups with it have failed: it may be the one to blame."""
         self.stuck = False

@@ -23,7 +23,7 @@ from typing import Any
 from assent.errors import AssentError
 from assent.stores.postgres.address import Address
 from assent.stores.postgres.appending import PLAN
-from assent.stores.postgres.driver import Away, Cancelled, Deadlock, Link, Locked, Lost, connect
+from assent.stores.postgres.driver import Away, Cancelled, Deadlock, Link, Locked, Lost, PostgresError, connect
 from assent.stores.postgres.faults import explained, shared
 from assent.stores.postgres.jobs import AGAIN, Job, Kind
 
@@ -244,7 +244,8 @@ class _Hand:
             if self._me is not None:
                 await self._bury(link, self._me)
             self._me = tuple((await link.fetch(ME))[0])
-        except Lost as fault:
+        except (Lost, PostgresError) as fault:
+            link.drop()
             raise Away(str(fault)) from fault  # nothing of a group was sent
         except BaseException:
             link.drop()
