@@ -48,10 +48,11 @@ def test_a_card_survives_kill_9_and_is_edited_and_approved_by_keyboard(visit, st
     expect(card.get_by_text("5.50 EUR to the card that ends in 4242")).to_be_visible()
     expect(card.locator(".diff .removed")).to_contain_text("9.95")
     expect(card.locator(".diff .added")).to_contain_text("5.5")
+    expect(card.locator("header")).to_contain_text("The question is as it was before your edit.")
     expect(card.get_by_role("button", name="Approve as edited")).to_be_enabled()
     page.keyboard.press("Control+Enter")
     expect(page.get_by_text("Done: refund went well.")).to_be_visible()
-    expect(page.locator(".who")).to_have_text("approved by alice")
+    expect(page.locator(".who")).to_have_text("approved as edited by alice")
     returned = next(event for event in stage.log(conversation) if event["type"] == "CallReturned")
     assert returned["value"] == {"refunded": 5.5, "approved_by": "alice"}
     assert returned["edited"]["amount"] == 5.5
@@ -193,6 +194,7 @@ def test_a_denial_carries_its_reason(visit, stage: Stage):
     expect(page.get_by_role("button", name="Deny", exact=True)).to_be_enabled()
     page.keyboard.press("Enter")
     expect(page.get_by_text("Done: refund gave denied.")).to_be_visible()
+    expect(page.locator(".who")).to_have_text("denied by alice: not without a photo")
     decided = next(event for event in stage.log(conversation) if event["type"] == "CallResolved")
     assert decided["decision"] == {"type": "deny", "reason": "not without a photo"}
 
@@ -252,6 +254,17 @@ def test_the_second_of_two_people_sees_who_won(visit, stage: Stage):
     expect(carol.locator(".stale")).to_contain_text("Too late")
     expect(carol.locator(".stale")).to_contain_text("alice")
     expect(carol.locator("assent-approval .approve")).to_have_count(0)
+
+
+def test_who_edits_a_card_that_somebody_else_denies_is_told_so(visit, stage: Stage):
+    conversation = stage.conversation("refund")
+    page = visit().page(f"c/{conversation}")
+    page.locator("assent-approval .edit").click()
+    page.get_by_label("amount", exact=True).fill("5")
+    denial = {"type": "deny", "reason": "no thanks"}
+    path = f"conversations/{conversation}/calls/{stage.waiting(conversation)['call']}/resolve"
+    stage.ask("POST", path, {"decision": denial}, who="bob")
+    expect(page.locator(".who")).to_have_text("While you were editing: denied by bob: no thanks")
 
 
 def test_a_plan_that_has_changed_is_asked_about_again_and_the_card_shows_what_changed(visit, stage: Stage):

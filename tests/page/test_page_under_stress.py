@@ -53,7 +53,9 @@ def test_what_is_no_number_cannot_be_approved_as_the_number_before(visit, stage:
     amount = card.get_by_label("amount", exact=True)
     amount.fill("50 EUR")
     expect(card.get_by_text("Must be a number.")).to_be_visible()
-    expect(card.locator(".approve")).to_be_disabled()
+    expect(card.get_by_text("These arguments are not valid yet.")).to_be_visible()
+    expect(card.locator(".preview, .diff, table")).to_have_count(0)
+    expect(card.get_by_role("button", name="Approve as edited")).to_be_disabled()
     page.wait_for_timeout(400)  # the guard is over
     amount.press("Control+Enter")
     assert stage.waiting(conversation)["tool"] == "refund"

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from assent.errors import KINDS, AssentError, StoreError, ToolError, known_kind
+from assent.errors import KINDS, AssentError, Stale, StoreError, ToolError, known_kind
 
 log = logging.getLogger("assent")
 
@@ -22,7 +22,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     """The page about this kind, below the root of the documentation."""
     title: str
-    """What the kind means."""
+    """What the kind means, or what it means here where it stands for several things."""
     status: int
     kind: str
     detail: str
@@ -42,7 +42,10 @@ def problem_of(error: BaseException) -> Problem:
     """The document for an error. What we did not foresee is logged, and told without its inside."""
     match error:
         case HTTPProblem():
-            return _problem(error.status, error.kind, error.detail, {})
+            title = "there is one of that name already" if error.kind == "conflict" else ""
+            return _problem(error.status, error.kind, error.detail, {}, title)
+        case Stale(reason="unknown"):  # nobody was first: there is nothing to be first at
+            return _problem(error.http_status, error.kind, error.message, error.details, KINDS["not_found"])
         case ToolError():  # a preview says what the run would say: the request was understood
             return _problem(422, error.kind, error.message, error.details)
         case StoreError() if _away(error):
@@ -70,10 +73,15 @@ def _away(error: StoreError) -> bool:
     return error.kind == "log_read_failed" or error.details.get("outcome") == "nothing"
 
 
-def _problem(status: int, kind: str, detail: str, details: dict[str, Any]) -> Problem:
+def _problem(status: int, kind: str, detail: str, details: dict[str, Any], title: str = "") -> Problem:
     text = detail.encode("utf-8", "replace").decode()  # it may quote what is no real text
     return Problem(
-        type=f"errors/{kind}/", title=KINDS[kind], status=status, kind=kind, detail=text, details=_plain(details)
+        type=f"errors/{kind}/",
+        title=title or KINDS[kind],
+        status=status,
+        kind=kind,
+        detail=text,
+        details=_plain(details),
     )
 
 

@@ -90,7 +90,7 @@ export class Client extends EventTarget {
   }
 
   async request(method, path, body, options = {}) {
-    const init = { method, credentials: "same-origin", headers: { Accept: "application/json" }, ...options };
+    const init = { method, headers: { Accept: "application/json" }, ...options };
     if (body !== undefined) Object.assign(init, { body: json(body, 0), headers: { ...init.headers, "Content-Type": "application/json" } });
     const reply = await this.fetch(path, init);
     return reply.status === 204 ? null : parse(await reply.text());
@@ -208,7 +208,7 @@ class Stream {
     this.#closed.signal.addEventListener("abort", stop);
     let silence = setTimeout(stop, SILENCE);
     try {
-      const reply = await this.client.fetch(await this.path(), { headers: { Accept: "text/event-stream" }, credentials: "same-origin", cache: "no-store", signal: gone.signal });
+      const reply = await this.client.fetch(await this.path(), { headers: { Accept: "text/event-stream" }, cache: "no-store", signal: gone.signal });
       const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
       for (let rest = ""; ; ) {
         const { value, done } = await reader.read();
@@ -369,7 +369,7 @@ export class Conversation extends View {
     for (const event of this.#events) apply(this.view, event);
     for (const [id, old] of calls) {
       const call = this.view.calls.get(id);
-      if (call) call.progress = old.progress;
+      if (call) Object.assign(call, { progress: old.progress, lost: old.lost });
       else if (old.pending) this.view.calls.set(id, old);
     }
   }

@@ -11,7 +11,7 @@ export function emptyView(conversation) {
   return { conversation, items: [], calls: new Map(), queue: [], turn: null, agent: "", seen: new Set(), title: "" };
 }
 
-const STOPPED = { step_limit: "its limit of steps", token_limit: "its limit of tokens", cost_limit: "its limit of cost", time_limit: "its limit of time" };
+const STOPPED = { step_limit: "steps", token_limit: "tokens", cost_limit: "cost", time_limit: "time" };
 
 export function apply(view, event) {
   const note = (text, tone = "info", details = "") =>
@@ -82,7 +82,7 @@ export function apply(view, event) {
       for (const call of view.calls.values())
         if (call.phase !== "done") Object.assign(call, { phase: "done", pending: null, ok: false, error: { kind: "cancelled", message: "the turn has ended" } });
       if (event.reason === "failed") note(`The turn failed: ${event.error?.message ?? "no reason was given"}`, "bad", event.error?.kind ?? "");
-      else if (event.reason in STOPPED) note(`The turn has reached ${STOPPED[event.reason]}.`, "warn");
+      else if (event.reason in STOPPED) note(`The turn has reached its limit of ${STOPPED[event.reason]}.`, "warn");
       else if (event.halted) note(`The turn was halted: ${event.reason}`, "warn");
       break;
     case "GrantGiven":

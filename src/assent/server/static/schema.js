@@ -3,7 +3,6 @@
 import { isObject, same, json } from "./text.js";
 
 export function resolve(schema, root, depth = 0) {
-  if (schema === true || schema === undefined || schema === null) return {};
   if (!isObject(schema) || depth > 20) return {};
   if (typeof schema.$ref === "string" && schema.$ref.startsWith("#")) {
     let target = root;
@@ -35,8 +34,7 @@ export const branches = (schema, root) => (schema.oneOf ?? schema.anyOf)?.map((b
 export function branchOf(options, value, root) {
   const fits = options.findIndex((option) => !check(option, value, root).size);
   if (fits >= 0) return fits;
-  const kind = options.findIndex((option) => option.type === typeOf(value));
-  return Math.max(0, kind);
+  return Math.max(0, options.findIndex((option) => option.type === typeOf(value)));
 }
 
 export const typeOf = (value) => (value === null ? "null" : Array.isArray(value) ? "array" : typeof value === "bigint" ? "number" : typeof value);
@@ -86,7 +84,7 @@ export function check(given, value, root, path = "", errors = new Map(), depth =
   if (schema.enum && !schema.enum.some((choice) => same(choice, value))) wrong("Choose one of the values.");
   const type = typeOf(value);
   const wanted = schema.type === "integer" ? "number" : schema.type;
-  if (wanted && wanted !== type) return wrong({ number: "Must be a number.", integer: "Must be a whole number.", string: "Must be text.", boolean: "Must be yes or no." }[wanted] ?? `Must be ${wanted}.`), errors;
+  if (wanted && wanted !== type) return wrong({ number: "Must be a number.", string: "Must be text.", boolean: "Must be yes or no." }[wanted] ?? `Must be ${wanted}.`), errors;
   if (type === "number") {
     if (schema.type === "integer" && typeof value !== "bigint" && !Number.isInteger(value)) wrong("Must be a whole number.");
     if (value < schema.minimum) wrong(`Must be at least ${schema.minimum}.`);
@@ -108,7 +106,7 @@ export function check(given, value, root, path = "", errors = new Map(), depth =
     if (schema.uniqueItems && value.some((item, i) => value.slice(0, i).some((other) => same(item, other)))) wrong("Each only once.");
     value.forEach((item, i) => check(schema.items, item, root, `${path}[${i}]`, errors));
   } else if (type === "object") {
-    for (const name of schema.required ?? []) if (!(name in value)) check(schema.properties?.[name], undefined, root, join(path, name), errors), errors.set(join(path, name), "This is required.");
+    for (const name of schema.required ?? []) if (!(name in value)) errors.set(join(path, name), "This is required.");
     for (const [name, item] of Object.entries(value)) if (schema.properties?.[name]) check(schema.properties[name], item, root, join(path, name), errors);
   }
   return errors;

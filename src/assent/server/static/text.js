@@ -128,10 +128,10 @@ export function ago(at, now) {
   return new Date(at * 1000).toLocaleDateString(undefined, { day: "numeric", month: "short" });
 }
 
-/** What was decided, and by whom. */
-export function outcome({ type }, by) {
-  const words = { approve: "approved", deny: "denied", answer: "answered", client_result: "run in a browser", submit: "done by hand", failed: "tried", expired: "expired: nobody answered in time", detached: "no page was there" };
-  return `${words[type] ?? type}${by === "system" ? "" : ` by ${by}`}`;
+/** What was decided, by whom, and why. */
+export function outcome({ type, args, reason }, by) {
+  const words = { approve: args ? "approved as edited" : "approved", deny: "denied", answer: "answered", client_result: "run in a browser", submit: "done by hand", failed: "tried", expired: "expired: nobody answered in time", detached: "no page was there" };
+  return `${words[type] ?? type}${by === "system" ? "" : ` by ${by}`}${reason ? `: ${reason}` : ""}`;
 }
 
 /** What silence leads to. */

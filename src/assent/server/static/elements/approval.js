@@ -81,7 +81,7 @@ class Approval extends Card {
 
   #look() {
     const box = this.box;
-    if (!this.seen && box?.isConnected && box.clientHeight > 0 && box.scrollTop + box.clientHeight >= box.scrollHeight - 6) this.seen = true;
+    if (!this.seen && box?.isConnected && this.settled && box.clientHeight > 0 && box.scrollTop + box.clientHeight >= box.scrollHeight - 6) this.seen = true;
   }
 
   get off() {
@@ -98,12 +98,16 @@ class Approval extends Card {
   }
 
   get mayApprove() {
-    if (this.off || !this.seen || this.problem?.final || (this.editing && this.form?.unread)) return false;
-    return !this.changes || (same(this.plan?.args, this.edited) && !this.planProblem);
+    return !this.off && this.seen && !this.problem?.final && this.settled;
   }
 
   get changes() {
-    return this.editing && !same(this.edited, this.pending.args);
+    return this.editing && (this.form?.unread || !same(this.edited, this.pending.args));
+  }
+
+  // What is shown is what would run: not while an edit is wrong, or is being tried.
+  get settled() {
+    return !this.changes || (!this.form?.unread && !this.planProblem && same(this.plan?.args, this.edited));
   }
 
   #key(event) {
@@ -116,13 +120,12 @@ class Approval extends Card {
       event.stopPropagation();
       this.mode = "";
       this.querySelector(".card").focus();
-    } else if (!writing && { a: 1, e: 1, d: 1 }[event.key]) {
+    } else if (!writing && /^[aed]$/.test(event.key)) {
       event.preventDefault();
       event.stopPropagation();
       if (!this.armed || event.repeat) return;
       if (event.key === "a") this.#approve();
-      else if (event.key === "d") this.mode = "deny";
-      else this.mode = "edit";
+      else this.mode = event.key === "d" ? "deny" : "edit";
     }
   }
 
@@ -159,7 +162,7 @@ class Approval extends Card {
   }
 
   #deny(stop) {
-    if (!this.off) this.decide({ type: "deny", reason: this.reason.trim(), ...(stop ? { stop } : {}) });
+    if (!this.off) this.decide({ type: "deny", reason: this.reason.trim(), stop });
   }
 
   card() {
@@ -169,12 +172,13 @@ class Approval extends Card {
         <h3>${shown(pending.prompt || `Run ${pending.tool}?`)}</h3>
         ${this.about(html`<span class="chip risk ${pending.risk}">${pending.risk} risk</span>`)}
         ${warnings(this.changes ? { ...pending, preview_error: null } : pending)}
+        ${this.changes ? html`<p class="notice warn">The question is as it was before your edit.</p>` : nothing}
         ${this.before ? html`<p class="notice warn" role="status">What it would do has changed since it was first shown. Please read it again.</p>` : nothing}
       </header>
       ${this.editing ? html`<assent-form label="Arguments of ${pending.tool}" .schema=${pending.schema ?? {}} .value=${this.edited} .problems=${this.planProblem?.details?.problems ?? []}
           @edited=${(event) => { event.stopPropagation(); this.#edit(event.detail.value); }}></assent-form>` : nothing}
       ${this.#content()}
-      ${this.seen || this.expired ? nothing : html`<p class="gate">Scroll to the end to approve.</p>`}
+      ${this.seen || this.expired || !this.settled ? nothing : html`<p class="gate">Scroll to the end to approve.</p>`}
       ${this.refusal()}
       ${this.problem?.final ? nothing : mode === "deny" ? this.#denial() : mode === "result" ? this.#result() : this.#actions()}
       <footer>${this.expiry()}
@@ -183,17 +187,16 @@ class Approval extends Card {
   }
 
   #content() {
-    const { pending, edited } = this;
-    const changed = this.changes;
-    const preview = changed ? (same(this.plan?.args, edited) ? this.plan.preview : undefined) : pending.preview;
+    const { pending, edited, settled, changes: changed } = this;
+    const wrong = !settled && this.form?.errors.size;
+    const preview = settled ? (changed ? this.plan : pending).preview : undefined;
     const plain = plainPreview({ tool: pending.tool, args: changed ? edited : pending.args, preview });
-    const waiting = changed && preview === undefined && !this.planProblem;
     return html`<div class="content" tabindex="0" role="group" aria-label="What would happen" @scroll=${() => this.#look()}><div>
       ${this.planProblem ? html`<p class="notice bad" role="alert">This would fail: ${shown(this.planProblem.message)}</p>` : nothing}
-      ${waiting ? html`<p class="notice">Trying the edited arguments…</p>` : nothing}
+      ${settled || this.planProblem ? nothing : html`<p class="notice">${wrong ? "These arguments are not valid yet." : "Trying the edited arguments…"}</p>`}
       ${plain || preview === undefined ? nothing : html`<section><h4>What would happen</h4><div class="preview">${this.asJson ? raw(preview) : value(preview)}</div></section>`}
       ${this.before && !changed ? html`<section class="since"><h4>What has changed since it was first shown</h4>${jsonDiff(told(this.before), told(pending))}</section>` : nothing}
-      ${changed ? html`<section><h4>Your changes</h4>${jsonDiff(pending.args, edited)}</section>`
+      ${wrong ? nothing : changed ? html`<section><h4>Your changes</h4>${jsonDiff(pending.args, edited)}</section>`
         : html`<section><h4>Arguments</h4>${this.asJson ? raw(pending.args) : table(pending.args)}</section>`}
     </div></div>`;
   }

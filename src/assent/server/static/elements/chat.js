@@ -27,6 +27,11 @@ class Chat extends Element {
   willUpdate(changed) {
     super.willUpdate(changed);
     if (changed.has("conversation") || changed.has("client")) this.#open();
+    // Whose card somebody else has settled is told so.
+    for (const { mode, busy, pending } of this.querySelectorAll("assent-approval")) {
+      const call = this.live?.view.calls.get(pending.call);
+      if (mode && !busy && call && !call.pending) call.lost = true;
+    }
   }
 
   #close() {

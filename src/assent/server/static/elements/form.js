@@ -133,7 +133,7 @@ class Form extends Element {
     const type = { date: "date", email: "email", uri: "url" }[schema.format] ?? "text";
     const input = this.#input(field, "This is not complete.", (text) => (text === "" && (!required || schema.minLength || schema.format) ? undefined : text));
     if (type === "text" && (schema.maxLength > 200 || value.length > 80 || /\n/.test(value)))
-      return html`<textarea id=${id} rows="4" .value=${value} aria-describedby=${described} aria-invalid=${invalid} ?aria-required=${required} @input=${input}></textarea>`;
+      return html`<textarea id=${id} rows="4" .value=${value} aria-describedby=${described} aria-invalid=${invalid} @input=${input}></textarea>`;
     return html`<input id=${id} type=${type} .value=${value} aria-describedby=${described} aria-invalid=${invalid} placeholder=${schema.examples?.[0] ?? nothing} @input=${input}>`;
   }
 

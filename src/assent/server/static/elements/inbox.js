@@ -83,7 +83,7 @@ class InboxView extends Element {
     const act = {
       j: () => this.#move(rows, at + 1), k: () => this.#move(rows, at - 1), ArrowDown: () => this.#move(rows, at + 1), ArrowUp: () => this.#move(rows, at - 1),
       x: () => on && this.#choose(on), "?": () => (this.help = !this.help), "/": () => this.querySelector(".filter").focus(),
-      Enter: () => on && event.target.closest(".row, body") && !event.target.closest("button, a, summary") && this.#show(keyOf(on) === this.open ? null : on),
+      Enter: () => on && !event.target.closest("button, a, summary") && this.#show(keyOf(on) === this.open ? null : on),
       a: () => (this.chosen.size ? this.#batch() : on && this.#show(on)), e: () => on && this.#show(on, "edit"), d: () => on && this.#show(on, "deny"),
     }[event.key];
     if (!act || (event.key.startsWith("Arrow") && event.target.closest(".content"))) return;

@@ -38,7 +38,7 @@ class Tool extends Element {
         ${call.executor === "provider" ? html`<span class="chip">provider</span>` : call.executor === "client" ? html`<span class="chip">browser</span>` : nothing}
         <span class="state">${words}</span></summary>
       ${this.open ? html`<div class="inside">
-        ${decisions.map((each) => html`<p class="about">${shown(outcome(each, each.by))}${each.reason ? html`: ${shown(each.reason)}` : nothing}</p>`)}
+        ${decisions.map((each) => html`<p class="about">${shown(outcome(each, each.by))}</p>`)}
         ${call.grant ? html`<p class="about">allowed by a remembered approval</p>` : nothing}
         ${section("Arguments", this.asJson ? raw(call.args) : table(call.args ?? {}))}
         ${call.original ? section("Edited before it ran", jsonDiff(call.original, call.args)) : nothing}
@@ -47,7 +47,7 @@ class Tool extends Element {
         ${call.data !== undefined && call.data !== null ? section("Data", show(call.data)) : nothing}
         <button type="button" class="quiet" aria-pressed=${Boolean(this.asJson)} @click=${() => (this.asJson = !this.asJson)}>Raw JSON</button></div>` : nothing}
       </details>
-      ${decisions.length && !this.open ? html`<p class="who">${decisions.map((each) => html`<span>${shown(outcome(each, each.by))}</span>`)}</p>` : nothing}
+      ${decisions.length && !this.open ? html`<p class="who">${call.lost ? "While you were editing: " : nothing}${decisions.map((each) => html`<span>${shown(outcome(each, each.by))}</span>`)}</p>` : nothing}
       ${call.phase !== "done" && call.progress !== undefined && call.progress !== null ? this.#progress(call.progress) : nothing}
       ${(state === "error" || decisions.at(-1)?.type === "failed") && !this.open ? html`<p class="why ${state}">${oneLine(call.error?.message ?? "", 300)}</p>` : nothing}`;
   }
