@@ -243,7 +243,8 @@ class _Exchange:
         reads = request.method in SAFE and "text/html" in request.headers.get("accept", "")
         if problem.status == 401 and reads and self.parts[:1] != ["api"]:
             token, tried = hasattr(self._app.auth, "login"), "token" in request.query_params
-            body, headers = stranger(request.scope.get("root_path", ""), token, tried), {**headers, **STRANGER_HEADERS}
+            root = None if self.parts == [""] else request.scope.get("root_path", "")
+            body, headers = stranger(root, token, tried), {**headers, **STRANGER_HEADERS}
         await self.reply(problem.status, body, headers)
 
     async def send(self, message: MutableMapping[str, Any]) -> None:

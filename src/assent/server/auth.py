@@ -132,7 +132,9 @@ class Origins:
         host = headers.get("host", "").lower()
         if not self._known(host):
             raise HTTPProblem(
-                421, "permission_denied", f"{host[:200]!r} is not served here; name it in hosts=[...] of the app"
+                421,
+                "permission_denied",
+                f"{host[:200]!r} is not served here: name it with `assent serve --allow-host`, or in hosts=[...] of the app",
             )
         if request.method in SAFE:
             return

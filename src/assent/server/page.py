@@ -57,19 +57,20 @@ STRANGER_HEADERS = {
 }
 
 
-def stranger(root: str, token: bool, tried: bool) -> bytes:
+def stranger(root: str | None, token: bool, tried: bool) -> bytes:
     """For people in a browser whom nobody knows: what to do.
 
-    root:   where the page is
+    root:   where the page is; None: here, and what follows the # in the address is kept
     token:  whether a token opens it; ``tried``: one was given, and it did not
     """
+    place = "" if root is None else f' action="{html.escape(root)}/"'
     if not token:
         said = "<p>Nobody is signed in here. Sign in where you usually do, or ask whoever runs this server."
     else:
         said = (
             f"<p>{'That is not the right token, or no longer.' if tried else 'This page opens with a token.'} "
             "Open the address that the server printed when it started, or ask whoever runs it.\n"
-            f'<form action="{html.escape(root)}/"><label>Token <input name="token" type="password" required '
+            f'<form{place}><label>Token <input name="token" type="password" required '
             'autocomplete="off" autofocus></label> <button>Open</button></form>'
         )
     return (
