@@ -107,6 +107,11 @@ def known_kind(kind: str) -> str:
     return kind
 
 
+def install(extra: str) -> str:
+    """The command that gets an extra which is not there."""
+    return f"pip install 'assent[{extra}]' (in a clone: pip install '.[{extra}]')"
+
+
 class AssentError(Exception):
     """The root: a kind from the vocabulary, a sentence for people, details for programs."""
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from assent.errors import Invalid
+from assent.errors import Invalid, install
 
 if TYPE_CHECKING:
     from assent.models.base import Model
@@ -102,7 +102,7 @@ def _check_postgres(url: str) -> None:
     if not url.startswith(("postgresql://", "postgres://")):
         raise Invalid(f"unknown store {_begins(url)!r}; use {STORES}")
     if find_spec("asyncpg") is None:
-        raise Invalid("a PostgreSQL store needs asyncpg: pip install 'assent[postgres]'", kind="resource_missing")
+        raise Invalid(f"a PostgreSQL store needs asyncpg: {install('postgres')}", kind="resource_missing")
 
 
 def _begins(url: str) -> str:

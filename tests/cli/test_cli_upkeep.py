@@ -216,7 +216,7 @@ def test_the_doctor_looks_at_a_server_and_makes_nothing(desk):
     assert pg.sql(url, "SELECT 1 FROM pg_namespace WHERE nspname = $1", pg.schema_of(url)) == []
     send(url, "c", agent="someone")
     found = checks(desk("doctor", "--json", "--store", url))
-    assert found["store"]["detail"].startswith("1 conversations, 0 other processes")
+    assert found["store"]["detail"].startswith("1 conversation, 0 other processes")
     assert found["leases"]["status"] == found["deadlines"]["status"] == "ok"
 
 

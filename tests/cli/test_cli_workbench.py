@@ -50,6 +50,19 @@ def test_a_dry_run_gives_the_error_that_the_run_would_give(desk):
     refused(desk("dry-run", SHOP, "refund", "--args", args), 1, "[not_found]", "no order 7")
 
 
+def test_arguments_that_are_not_given_as_such_are_told_how(desk):
+    refused(desk("dry-run", SHOP, "refund", '{"order": 7}'), 2, """--args '{"order": 7}'""")
+    refused(desk("serve", SHOP, "--port", "abc"), 2, "'abc' is not a valid whole number")
+
+
+@pytest.mark.parametrize("amount", [999, 59.86, 0.0, -1])
+def test_the_demo_gives_no_more_back_than_was_paid(desk, amount):
+    args = f'{{"order": 1042, "amount": {amount}, "reason": "x"}}'
+    refused(desk("dry-run", SHOP, "refund", "--args", args), 1 if amount > 0 else 2, "[invalid_args]")
+    whole = desk("dry-run", SHOP, "refund", "--args", args.replace(str(amount), "59.85"), "--json")
+    assert whole.objects[0]["keeps"] == "0.00 EUR of 59.85 EUR"
+
+
 def test_grants_are_listed_and_revoked(desk):
     [entry] = desk.waiting("c", agents.gated)
     assert "no approval" in desk("grants").out
@@ -209,7 +222,8 @@ def test_the_doctor_names_what_nobody_runs_and_leaves_it_so(desk):
     for _ in range(2):
         found = checks(desk("doctor", "--json"))
         assert found["leases"]["status"] == "warn"
-        assert "d (agent gated)" in found["leases"]["detail"]
+        assert found["leases"]["detail"] == "1 conversation has work to do and nobody runs it: d (agent gated)"
+        assert found["store"]["detail"] == "1 conversation, 0 other processes have it open"
         assert "--conversation d" in found["leases"]["fix"]
 
 
@@ -232,9 +246,20 @@ def test_a_check_that_fails_is_1_and_no_store_is_made(desk):
     assert told.code == 1
     assert checks(told)["store"]["status"] == "fail"
     assert checks(told)["schema"]["status"] == "fail"
+    assert "choose another path" in checks(told)["schema"]["detail"]
+    assert "if it is not, see --store" in checks(told)["schema"]["fix"]
     (desk.path / "assent.db").unlink()
     desk.waiting("c", agents.plain)
     change(desk, "PRAGMA user_version = 99")
     told = desk("doctor", "--json")
     assert told.code == 1
     assert "update Assent" in checks(told)["schema"]["fix"]
+
+
+def test_a_directory_that_takes_no_file_is_told_of_the_store_and_not_of_the_clock(desk):
+    told = desk("doctor", "--store", "sqlite:///nowhere/assent.db", "--json")
+    assert told.code == 1
+    found = checks(told)
+    assert (found["clock"]["status"], found["store"]["status"]) == ("warn", "fail")
+    assert "no file can be made in nowhere: No such file or directory" in found["store"]["detail"]
+    assert "make the directory" in found["store"]["fix"]

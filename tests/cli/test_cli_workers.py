@@ -177,7 +177,7 @@ def test_workers_are_listed_with_what_they_hold_and_what_nobody_holds(desk, kind
         one.kill()
         until(lambda: not {each["pid"]: each for each in crew(desk, url)[0]}.get(one.process.pid, {}).get("alive"))
         told = desk("workers", "--store", url)
-        assert "2 owe something and nobody holds them; the oldest has waited" in told.out
+        assert "2 conversations owe something and nobody holds them; the oldest has waited" in told.out
         assert "nobody runs digger, someone: " in told.out
         if kind == "postgres":  # on SQLite the dead are forgotten as soon as somebody opens the store
             assert re.search(rf"{mine['pid']} .* dead for \d s +1\n", told.out)

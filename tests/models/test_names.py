@@ -8,7 +8,7 @@ import sys
 import pytest
 from asking import ask, story
 
-from assent.errors import ModelError
+from assent.errors import ModelError, install
 from assent.models.providers import PROVIDERS, ProviderModel, check, names
 from assent.urls import open_model
 
@@ -57,7 +57,7 @@ def test_a_missing_extra_is_told_with_the_command_that_installs_it(monkeypatch):
         open_model("groq:x")
     assert problem.value.kind == "model_not_supported"
     assert "pip install 'assent[groq]'" in problem.value.message
-    assert ("extra", False, "pip install 'assent[groq]'") in check("groq:x")
+    assert ("extra", False, "pip install 'assent[groq]' (in a clone: pip install '.[groq]')") in check("groq:x")
     open_model("anthropic:x")
 
 
@@ -76,7 +76,7 @@ def test_a_missing_key_is_told_with_the_variable_that_holds_it(provider):
 def test_a_model_is_checked_without_asking_anybody(monkeypatch):
     assert check("anthropic:x") == [
         ("name", True, ""),
-        ("extra", True, "pip install 'assent[anthropic]'"),
+        ("extra", True, install("anthropic")),
         ("key", False, "set ANTHROPIC_API_KEY"),
     ]
     monkeypatch.setenv("ANTHROPIC_API_KEY", "k")

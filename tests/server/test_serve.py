@@ -206,6 +206,7 @@ def test_without_the_extra_the_exact_command_is_told(tmp_path):
     )
     code, said = run(tmp_path, "-c", hide)
     assert code == 2
-    assert (
-        said == "assent: error [resource_missing]: the server needs uvicorn, httptools: pip install 'assent[server]'\n"
+    assert said == (
+        "assent: error [resource_missing]: the server needs uvicorn, httptools: "
+        "pip install 'assent[server]' (in a clone: pip install '.[server]')\n"
     )

@@ -2,16 +2,19 @@
 
 import asyncio
 import os
-import re
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pg
 import pytest
+from asyncpg.exceptions import TooManyConnectionsError
 
 from assent.errors import Invalid, StoreError
 from assent.stores.postgres import PostgresStore, address, migrate, plan
+from assent.stores.postgres.address import parse
+from assent.stores.postgres.faults import explained
 from assent.urls import open_store
 
 
@@ -19,9 +22,13 @@ from assent.urls import open_store
     ("change", "says"),
     [
         (lambda server: server.url(database="nowhere"), "no such database"),
-        (lambda server: server.url(tcp=True).replace("postgres@", "somebody@"), "this user"),
+        (lambda server: server.url(tcp=True).replace("postgres@", "somebody@"), 'role "somebody" does not exist'),
         (lambda server: server.url(tcp=True).replace(f":{server.port}", ":1"), "nothing listens there"),
         (lambda server: server.url(host="/nowhere"), "no such socket"),
+        (
+            lambda server: server.url(tcp=True, sslmode="verify-full", sslrootcert="/nowhere/x"),
+            "no such file of a cert",
+        ),
         (lambda server: server.url(tcp=True).replace("127.0.0.1", "no.such.host.invalid"), "cannot be reached"),
     ],
 )
@@ -39,6 +46,50 @@ def test_a_user_who_may_not_create_the_schema_is_told_what_to_grant():
             asyncio.run(PostgresStore(url.replace("postgres@", "reader@")).open())
     finally:
         pg.sql(url, "DROP ROLE reader")
+
+
+@contextmanager
+def role(url, name, such):
+    pg.sql(url, f"CREATE ROLE {name} LOGIN {such}")
+    try:
+        yield url.replace("postgres@", f"{name}@")
+    finally:
+        pg.sql(url, f"DROP ROLE {name}")
+
+
+def test_the_connection_limit_that_is_reached_is_named():
+    with role(pg.fresh(tcp=True), "few", "CONNECTION LIMIT 0") as url, pytest.raises(StoreError) as failure:
+        asyncio.run(plan(url))
+    assert "raise the connection limit of user few (ALTER ROLE" in failure.value.message
+    assert "max_connections" not in failure.value.message
+    crowd = explained(TooManyConnectionsError("sorry, too many clients already"), parse(url), writing=False)
+    assert "(sorry, too many clients already)" in crowd.message
+    assert "raise max_connections" in crowd.message
+
+
+def test_a_password_that_is_missing_or_wrong_is_told_as_either():
+    """The server says the same of both."""
+    server = pg.server()
+    rules = server.home / "data" / "pg_hba.conf"
+    before = rules.read_text()
+    rules.write_text(f"host all keyed 127.0.0.1/32 scram-sha-256\n{before}")
+    server.restart()
+    try:
+        with role(pg.fresh(tcp=True), "keyed", "PASSWORD 'right'") as url:
+            for given in (url, url.replace("keyed@", "keyed:wrong@")):
+                with pytest.raises(StoreError, match="no password was given, or it is not this user's"):
+                    asyncio.run(plan(given))
+            asyncio.run(plan(url.replace("keyed@", "keyed:right@")))
+    finally:
+        rules.write_text(before)
+
+
+def test_who_asks_for_a_verified_server_without_a_root_certificate_is_told_in_one_line(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("PGSSLROOTCERT", raising=False)
+    with pytest.raises(StoreError, match=r"root certificate .*sslrootcert=FILE") as failure:
+        asyncio.run(plan(pg.server().url(tcp=True, sslmode="verify-full")))
+    assert "\n" not in failure.value.message
 
 
 def test_a_password_is_never_shown():
@@ -201,4 +252,4 @@ def test_without_the_driver_it_is_said_how_to_install_it():
         capture_output=True, text=True, check=True,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")},
     ).stdout  # fmt: skip
-    assert re.search(r"pip install 'assent\[postgres\]' resource_missing", said.replace("\n", " ").strip()), said
+    assert "pip install 'assent[postgres]' (in a clone: pip install '.[postgres]') resource_missing" in said

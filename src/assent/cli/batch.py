@@ -13,7 +13,7 @@ from assent.cli import inbox
 from assent.cli.commands import Commands
 from assent.cli.output import say
 from assent.cli.reading import missing, no_store
-from assent.cli.text import cut, shown, value_text
+from assent.cli.text import count, cut, shown, value_text
 from assent.core.decisions import Approve, Pending
 from assent.errors import AssentError, Invalid
 from assent.runtime.runtime import Runtime
@@ -61,7 +61,7 @@ async def approve(url: str, matches: Matches, decision: Approve, by: str, *, dry
             say("nothing matches")
             return 0
         if dry_run:
-            say(f"{_count(entries)} would be approved; nothing was done")
+            say(f"{count(len(entries), 'call')} would be approved; nothing was done")
             return 0
         if not yes and not _confirmed(entries):
             say("nothing was done")
@@ -88,10 +88,6 @@ def _listed(entry: Pending) -> str:
     risk = f", {entry.risk} risk" if entry.risk != "low" else ""
     args = " ".join(f"{name}={value_text(value)}" for name, value in entry.args.items())
     return shown(f"{entry.tool} ({entry.conversation}/{entry.call}{risk}): {entry.prompt}  {cut(args, LONG)}".rstrip())
-
-
-def _count(entries: list[Pending]) -> str:
-    return "1 call" if len(entries) == 1 else f"{len(entries)} calls"
 
 
 def _confirmed(entries: list[Pending]) -> bool:

@@ -8,6 +8,7 @@ import click
 
 from assent.cli.group import (
     MANY,
+    Whole,
     after_option,
     cli,
     complete_conversation,
@@ -72,7 +73,7 @@ def import_(file: str, name: str | None, store: str | None) -> int:
 
 @cli.command(epilog=example("assent replay support --to 12", "assent replay support.jsonl --json | jq .pending"))
 @click.argument("source", metavar="CONVERSATION|FILE", shell_complete=complete_conversation)
-@click.option("--to", type=click.IntRange(1, MANY), metavar="N", help="As it was right after this event.")
+@click.option("--to", type=Whole(1, MANY), metavar="N", help="As it was right after this event.")
 @json_option
 @store_option
 def replay(source: str, to: int | None, as_json: bool, store: str | None) -> int:
@@ -87,8 +88,8 @@ def replay(source: str, to: int | None, as_json: bool, store: str | None) -> int
 
 @cli.command(epilog=example("assent request support", "assent request support --turn 3 --step 1 --json | jq .request"))
 @conversation_argument
-@click.option("--turn", type=click.IntRange(1, MANY), metavar="N", help="Of this turn [default: the last].")
-@click.option("--step", type=click.IntRange(1, MANY), metavar="K", help="Of this step [default: the turn's last].")
+@click.option("--turn", type=Whole(1, MANY), metavar="N", help="Of this turn [default: the last].")
+@click.option("--step", type=Whole(1, MANY), metavar="K", help="Of this step [default: the turn's last].")
 @json_option
 @store_option
 def request(conversation: str, turn: int | None, step: int | None, as_json: bool, store: str | None) -> int:

@@ -29,6 +29,9 @@ ORDERS: dict[int, dict[str, Any]] = {
 SHOPS = {"Amsterdam": (52.37, 4.90), "Lisbon": (38.72, -9.14), "Munich": (48.14, 11.58), "New York": (40.71, -74.01)}
 
 
+Amount = Annotated[float, Meta(gt=0)]
+
+
 class Position(msgspec.Struct):
     latitude: Annotated[float, Meta(ge=-90, le=90)]
     longitude: Annotated[float, Meta(ge=-180, le=180)]
@@ -46,6 +49,15 @@ def _order(order: int) -> dict[str, Any]:
     if order not in ORDERS:
         raise ToolError("not_found", f"there is no order {order}")
     return ORDERS[order]
+
+
+def _within(order: int, amount: float) -> tuple[dict[str, Any], float]:
+    """The order and what it cost: no more than that goes back."""
+    paid = _order(order)
+    total = round(paid["price"] + paid["delivery"], 2)
+    if amount > total:
+        raise ToolError("invalid_args", f"order {order} cost {total:.2f} EUR: {amount:.2f} EUR cannot be given back")
+    return paid, total
 
 
 @tool
@@ -68,18 +80,15 @@ def choose_remedy(item: str) -> Literal["refund", "replacement"]:  # pyright: ig
     risk="high",
     recovery="fail",
 )
-async def refund(order: int, amount: float, reason: str, call: Call) -> dict[str, Any]:
+async def refund(order: int, amount: Amount, reason: str, call: Call) -> dict[str, Any]:
     """Give money back to the customer's card."""
-    paid = _order(order)
-    if amount > paid["price"] + paid["delivery"]:
-        raise ToolError("invalid_args", f"order {order} cost less than {amount}")
+    paid, _ = _within(order, amount)
     return {"refunded": amount, "card": paid["card"], "approved_by": str(call.approver), "receipt": f"R-{order}"}
 
 
 @refund.preview
-async def _(order: int, amount: float, reason: str, call: Call) -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction]
-    paid = _order(order)
-    total = paid["price"] + paid["delivery"]
+async def _(order: int, amount: Amount, reason: str, call: Call) -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction]
+    paid, total = _within(order, amount)
     return {
         "pays": f"{amount:.2f} EUR to the card that {paid['card']}",
         "keeps": f"{total - amount:.2f} EUR of {total:.2f} EUR",

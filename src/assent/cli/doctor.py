@@ -25,7 +25,7 @@ from assent.cli.loading import lacking, load_agent
 from assent.cli.output import FAILED, json_lines
 from assent.cli.passing import named
 from assent.cli.reading import no_file
-from assent.cli.text import shown, span
+from assent.cli.text import count, shown, span
 from assent.cli.verification import PAGE, opened
 from assent.errors import AssentError, StoreError
 from assent.models.providers import names
@@ -71,6 +71,8 @@ class Examination:
         self._path = url.removeprefix("sqlite:///") if url.startswith("sqlite:///") else None
         self._file = self._path is not None or url == MEMORY
         """It needs no server."""
+        self._barred: str | None = None
+        """Why no file can be made where the store is to be."""
         self._health: Health | None = None
         self._plan: Plan | None = None
         self._store: LogStore | None = None
@@ -108,7 +110,7 @@ class Examination:
             return None
         return {
             "store_newer": "update Assent",
-            "corrupt_log_line": "restore the file from a copy; `assent verify` says what is damaged",
+            "corrupt_log_line": "if it is the store, restore it from a copy; if it is not, see --store",
             "log_write_failed": "check free space, and that this user may write the file and its directory",
         }.get(failure.kind, "check --store" if isinstance(failure, StoreError) else None)
 
@@ -178,7 +180,12 @@ class Examination:
         if not self._file:
             return self._their_clock()
         folder = os.path.dirname(self._path or "") or "."
-        now, disk = time.time(), _disk_time(folder)
+        now = time.time()
+        try:
+            disk = _disk_time(folder)
+        except OSError as barred:
+            self._barred = f"no file can be made in {folder}: {barred.strerror or barred}"
+            return _Result("warn", f"it was not compared with the disk's: {self._barred}")
         if abs(disk - now) > SKEW:
             detail = f"the disk of {folder} is {span(abs(disk - now))} {'ahead' if disk > now else 'behind'}"
             return _Result("warn", detail, "set the clock (NTP): deadlines are kept by it")
@@ -206,6 +213,9 @@ class Examination:
 
     async def _opens(self) -> _Result:
         if no_file(self._url):
+            if self._barred is not None:
+                fix = "make the directory, let this user write to it, or see --store"
+                return _Result("fail", f"there is no store {self._url} yet, and {self._barred}", fix)
             return _Result(
                 "warn", f"there is no store {self._url} yet", "the first `assent run` makes it; or see --store"
             )
@@ -217,7 +227,8 @@ class Examination:
         self._store = await self._stack.enter_async_context(opened(self._url))
         number, newest = await self._extent(self._store)
         others = [each for each in await self._store.owners() if each.alive and each.owner != self._store.owner]
-        detail = f"{number} conversations, {len(others)} other processes have it open"
+        opened_by = count(len(others), "other process has it open", "other processes have it open")
+        detail = f"{count(number, 'conversation')}, {opened_by}"
         now = self._store.now()
         if newest > now + SKEW:
             ahead = span(newest - now)
@@ -243,11 +254,21 @@ class Examination:
         stuck = [row for row in rows if row is not None and row.updated < late]
         if not stuck:
             busy = sum(each.holds for each in await self._store.owners())
-            return _Result("ok", f"{busy} conversations are at work" if busy else "nothing is left undone")
+            return _Result(
+                "ok",
+                count(busy, "conversation is at work", "conversations are at work")
+                if busy
+                else "nothing is left undone",
+            )
         first = stuck[0]
         fix = self._commands.go_on(None, first.conversation)
         names = ", ".join(f"{row.conversation} (agent {row.agent})" for row in stuck[:5])
-        return _Result("warn", f"{len(stuck)} conversations have work to do and nobody runs them: {names}", fix)
+        undone = count(
+            len(stuck),
+            "conversation has work to do and nobody runs it",
+            "conversations have work to do and nobody runs them",
+        )
+        return _Result("warn", f"{undone}: {names}", fix)
 
     async def _deadlines(self) -> _Result:
         assert self._store is not None
@@ -257,7 +278,8 @@ class Examination:
         if not late:
             return _Result("ok", "no call is overdue")
         oldest = span(now - min(entry.deadline for entry in late))
-        detail = f"{len(late)} calls are overdue, the oldest by {oldest}: no process was there to act"
+        overdue = count(len(late), "call is overdue, by", "calls are overdue, the oldest by")
+        detail = f"{overdue} {oldest}: no process was there to act"
         return _Result("warn", detail, self._commands.write("pending", "--wait", "1"))
 
 
@@ -289,10 +311,13 @@ def served(health: Health) -> Iterator[tuple[str, _Result]]:
     if health.standby:
         yield "standby", _Result("fail", "this server follows another and takes no writes", "connect to the primary")
     elif health.replicas and not health.waits:
-        detail = f"{health.replicas} standbys follow, and no commit waits for them: a fail-over loses the last ones"
+        follow = count(health.replicas, "standby follows", "standbys follow")
+        detail = f"{follow}, and no commit waits for that: a fail-over loses the last ones"
         yield "standby", _Result("warn", detail, "set synchronous_standby_names, if that must not be")
     else:
-        follow = f"{health.replicas} standbys follow" if health.replicas else "no standby follows"
+        follow = (
+            count(health.replicas, "standby follows", "standbys follow") if health.replicas else "no standby follows"
+        )
         yield "standby", _Result("ok", follow)
 
 

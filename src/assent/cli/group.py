@@ -36,6 +36,12 @@ SECTIONS = {
 """The order of ``assent --help``. A command that is in none comes last."""
 
 
+class Whole(click.IntRange):
+    """click calls it an integer range, which nobody has typed wrongly."""
+
+    name = "whole number"
+
+
 @dataclass
 class Settings:
     store: str | None
@@ -63,9 +69,7 @@ def store_option(command: F) -> F:
 
 by_option = click.option("--by", metavar="NAME", help="Who you are, for the log [default: your login name].")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line, nothing else.")
-after_option = click.option(
-    "--after", type=click.IntRange(0, MANY), default=0, metavar="N", help="Only events after this one."
-)
+after_option = click.option("--after", type=Whole(0, MANY), default=0, metavar="N", help="Only events after this one.")
 
 
 def _calls(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -18,6 +18,7 @@ from assent.cli import custody, operations, output, serve, ui, workbench
 from assent.cli.commands import DEMO, DEMO_STORE, Commands
 from assent.cli.group import (
     MANY,
+    Whole,
     after_option,
     by_option,
     call_argument,
@@ -119,7 +120,7 @@ def run(
 @click.option("--page", is_flag=True, help="On a web page: needs pip install 'assent[server]'.")
 @click.option(
     "--port",
-    type=click.IntRange(0, 65535),
+    type=Whole(0, 65535),
     metavar="N",
     help=f"Of the page [default: {serve.PORT}, or any free one if that is in use].",
 )
@@ -402,7 +403,7 @@ def pending(as_json: bool, wait: float | None, conversation: str | None, store: 
 @maybe_conversation
 @json_option
 @after_option
-@click.option("--limit", type=click.IntRange(1, MANY), metavar="N", help="At most so many.")
+@click.option("--limit", type=Whole(1, MANY), metavar="N", help="At most so many.")
 @store_option
 def log(conversation: str | None, as_json: bool, after: int, limit: int | None, store: str | None) -> int:
     """What happened in a conversation.

@@ -6,7 +6,7 @@ import asyncio
 
 import click
 
-from assent.cli.group import cli, example, json_option, seconds, store_option, store_url
+from assent.cli.group import Whole, cli, example, json_option, seconds, store_option, store_url
 
 
 @cli.command(
@@ -17,7 +17,7 @@ from assent.cli.group import cli, example, json_option, seconds, store_option, s
 )
 @click.argument("specs", metavar="MODULE:AGENT...", nargs=-1, required=True)
 @click.option(
-    "--at-once", type=click.IntRange(1), metavar="N", help="Run at most so many conversations at a time [default: all]."
+    "--at-once", type=Whole(1), metavar="N", help="Run at most so many conversations at a time [default: all]."
 )
 @click.option(
     "--drain",

@@ -6,12 +6,15 @@ import asyncio
 import os
 import re
 import secrets
+import time
 from collections.abc import Awaitable, Callable
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 import click
 
 from assent.cli.group import (
+    Whole,
     by_option,
     cli,
     example,
@@ -22,7 +25,7 @@ from assent.cli.group import (
     store_url,
 )
 from assent.cli.workbench import maybe_spec
-from assent.errors import Invalid
+from assent.errors import Invalid, install
 from assent.urls import place
 
 if TYPE_CHECKING:
@@ -32,7 +35,10 @@ if TYPE_CHECKING:
     from assent.runtime.runtime import Runtime
 
 HOST = "127.0.0.1"
+ANYWHERE = ("0.0.0.0", "::")
 PORT = 8642
+BROWSER_SECONDS = 3.0
+"""So soon whoever opens it has found none; some stay as long as the browser."""
 NEEDED = ("starlette", "uvicorn", "httptools")
 TOKEN = "ASSENT_TOKEN"
 NAME = re.compile(r"[\w-]+(\.[\w-]+)*|\*|[0-9a-f:]*:[0-9a-f:.]*", re.ASCII | re.IGNORECASE)
@@ -62,9 +68,7 @@ def host_names(ctx: click.Context, param: click.Parameter, given: tuple[str, ...
 @model_option
 @instructions_option
 @click.option("--host", metavar="ADDRESS", default=HOST, show_default=True, help="Where to listen.")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), metavar="N", default=PORT, show_default=True, help="0: any free one."
-)
+@click.option("--port", type=Whole(0, 65535), metavar="N", default=PORT, show_default=True, help="0: any free one.")
 @click.option(
     "--allow-host",
     "names",
@@ -120,7 +124,7 @@ def check_installed() -> None:
 
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        raise Invalid(f"the server needs {', '.join(missing)}: pip install 'assent[server]'", kind="resource_missing")
+        raise Invalid(f"the server needs {', '.join(missing)}: {install('server')}", kind="resource_missing")
 
 
 def start(
@@ -155,9 +159,11 @@ def start(
     async def show() -> None:
         shown = f"{address}#/c/{await begin(runtime)}" if begin is not None else address
         click.echo(f"{agent.name if agent else place(store)} is served at {shown}")
+        for line in abroad(host, listening.getsockname()[1], names):
+            click.echo(line)
         click.echo("Ctrl-C stops it; what waits is kept." if runs else "It runs nothing: workers on the same store do.")
         if open_page:
-            click.launch(shown)
+            await open_browser(shown)
 
     def ready(stop: serving.Stop) -> None:
         serving.until_signalled(stop)
@@ -180,8 +186,48 @@ def _usual(host: str) -> socket.socket:
 
 def page_address(host: str, port: int, token: str) -> str:
     """The address to open; one that stands for all addresses is reached on this machine."""
-    shown = {"0.0.0.0": HOST, "::": "[::1]", "": HOST}.get(host, f"[{host}]" if ":" in host else host)
+    shown = {ANYWHERE[0]: HOST, ANYWHERE[1]: "[::1]", "": HOST}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{shown}:{port}/?token={token}"
+
+
+def abroad(host: str, port: int, names: tuple[str, ...]) -> list[str]:
+    """What to know where others than this machine can reach it."""
+    import socket
+
+    try:
+        here = ip_address(host or ANYWHERE[0])
+    except ValueError:
+        here = None  # a name: of whatever address it is
+    if host == "localhost" or (here is not None and here.is_loopback):
+        return []
+    own = socket.gethostname()
+    lines: list[str] = []
+    if here is not None and here.is_unspecified:
+        lines.append(f"From other machines: http://ADDRESS:{port}/ with any address of this one, and the same token.")
+    if here is not None and not {own, "*"} & set(names):
+        lines.append(f"A name is answered only where it was given, such as: --allow-host {own}")
+    lines.append("There is no TLS: whoever listens on the way reads the token. Put a proxy with TLS in front.")
+    return lines
+
+
+async def open_browser(address: str) -> None:
+    """In the browser of whoever sits here, if there is one. What it has to say does not belong on our terminal."""
+    import subprocess
+    import sys
+
+    program = "open" if sys.platform == "darwin" else "xdg-open"
+    nothing = subprocess.DEVNULL
+    try:
+        opening = subprocess.Popen(  # noqa: ASYNC220  (asyncio would end it with us)
+            [program, address], stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
+        )
+        ends = time.monotonic() + BROWSER_SECONDS
+        while (failed := opening.poll()) is None and time.monotonic() < ends:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    except OSError:
+        failed = True
+    if failed:
+        click.echo("no browser could be opened: open the address yourself")
 
 
 def token_for(store: str) -> str:

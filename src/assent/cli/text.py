@@ -58,6 +58,11 @@ def value_text(value: Any) -> str:
         return repr(value)
 
 
+def count(number: int, one: str, many: str | None = None) -> str:
+    """``1 call``, ``2 calls``."""
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
+
+
 def cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: max(0, limit - 1)]}…"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 
 import click
 
@@ -39,6 +40,7 @@ def tools(spec: str, as_json: bool) -> int:
 
 @cli.command(
     "dry-run",
+    context_settings={"allow_extra_args": True},
     epilog=example("""assent dry-run hello:agent send_mail --args '{"to": "ada@x.org", "text": "Hi"}'"""),
 )
 @spec_argument
@@ -46,7 +48,8 @@ def tools(spec: str, as_json: bool) -> int:
 @click.option("--args", metavar="JSON", default="{}", help="The arguments, as the model would give them.")
 @by_option
 @json_option
-def dry_run(spec: str, tool: str, args: str, by: str | None, as_json: bool) -> int:
+@click.pass_context
+def dry_run(ctx: click.Context, spec: str, tool: str, args: str, by: str | None, as_json: bool) -> int:
     """What a call would do, without doing it.
 
     That is its preview, on a store in memory; the error that the run would give is given here, too.
@@ -55,6 +58,8 @@ def dry_run(spec: str, tool: str, args: str, by: str | None, as_json: bool) -> i
     from assent.cli.loading import load_agent
     from assent.core.schema import parse_object
 
+    if ctx.args:
+        raise Invalid(f"the arguments are given with --args: --args {shlex.quote(' '.join(ctx.args))}")
     given = parse_object(args, "--args")
     return asyncio.run(toolbox.dry_run(load_agent(spec), tool, given, login_or(by), as_json))
 

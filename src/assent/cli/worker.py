@@ -11,7 +11,7 @@ from contextlib import suppress
 import click
 
 from assent.cli.commands import MEMORY
-from assent.cli.text import shown
+from assent.cli.text import count, shown
 from assent.errors import Invalid, StoreError
 from assent.runtime.agent import Agent
 from assent.runtime.runtime import Runtime
@@ -34,7 +34,7 @@ async def work(agents: Sequence[Agent], url: str, at_once: int | None, drain: fl
     watching = asyncio.create_task(_watch(runtime.store, url))
     try:
         _on_signals(runtime, stopped, drain)
-        most = "" if at_once is None else f", {at_once} conversations at once"
+        most = "" if at_once is None else f", {count(at_once, 'conversation')} at once"
         _say(f"worker {runtime.store.owner} runs {', '.join(runtime.agents)} on {place(url)}{most}")
         await stopped.wait()
     finally:
@@ -53,7 +53,7 @@ def _on_signals(runtime: Runtime, stopped: asyncio.Event, drain: float) -> None:
             return
         calls = runtime.home.begun()
         patience = f", at most {drain:g} s; a second signal does not wait" if calls else ""
-        _say(f"finishing {calls} running call{'' if calls == 1 else 's'}{patience}")
+        _say(f"finishing {count(calls, 'running call')}{patience}")
         stopped.set()
 
     for each in (signal.SIGINT, signal.SIGTERM):

@@ -92,8 +92,11 @@ def _worker(row: OwnerRow, now: float) -> Worker:
 def _told(left: Unheld) -> str:
     if not left.unheld:
         return "nothing is owed that nobody holds"
+    waited = span(left.lag)
+    if left.unheld == 1:
+        return f"1 conversation owes something and nobody holds it; it has waited {waited}"
     many = f"{left.unheld} or more" if left.unheld >= COUNTED else str(left.unheld)
-    return f"{many} owe something and nobody holds them; the oldest has waited {span(left.lag)}"
+    return f"{many} conversations owe something and nobody holds them; the oldest has waited {waited}"
 
 
 def _somebody(found: list[Worker], left: Unheld) -> bool:

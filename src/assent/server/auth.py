@@ -134,7 +134,7 @@ class Origins:
             raise HTTPProblem(
                 421,
                 "permission_denied",
-                f"{host[:200]!r} is not served here: name it with `assent serve --allow-host`, or in hosts=[...] of the app",
+                f"{host[:200]!r} is not served here; name it: assent serve --allow-host, or hosts=[...] of the app",
             )
         if request.method in SAFE:
             return

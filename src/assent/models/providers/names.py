@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 import msgspec
 
-from assent.errors import ModelError
+from assent.errors import ModelError, install
 
 
 class Provider(msgspec.Struct, frozen=True):
@@ -101,7 +101,8 @@ def installed(name: Name) -> bool:
 
 def need_extra(name: Name) -> None:
     if not installed(name):
-        raise ModelError(f"the model {name.provider}:{name.model} needs: {_install(name)}", kind="model_not_supported")
+        needs = install(name.needs.extra)
+        raise ModelError(f"the model {name.provider}:{name.model} needs: {needs}", kind="model_not_supported")
 
 
 def no_key(name: Name) -> ModelError:
@@ -119,10 +120,6 @@ def check(name: str) -> list[tuple[str, bool, str]]:
         return [("name", False, error.message)]
     return [
         ("name", True, ""),
-        ("extra", installed(parsed), _install(parsed)),
+        ("extra", installed(parsed), install(parsed.needs.extra)),
         ("key", bool(key_of(parsed) or base_url(parsed)), f"set {' or '.join(parsed.needs.keys)}"),
     ]
-
-
-def _install(name: Name) -> str:
-    return f"pip install 'assent[{name.needs.extra}]'"

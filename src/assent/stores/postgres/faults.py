@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 from assent.errors import StoreDamaged, StoreError
@@ -37,15 +38,19 @@ _DAMAGE: tuple[type[Exception], ...] = (
 )
 
 _REMEDY: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str], ...] = (
-    (server_error.InvalidPasswordError, "the password is wrong; correct it in the URL, PGPASSWORD or ~/.pgpass"),
+    (
+        server_error.InvalidPasswordError,
+        "no password was given, or it is not this user's ({cause}); give it in the URL, PGPASSWORD or ~/.pgpass",
+    ),
     (
         server_error.InvalidAuthorizationSpecificationError,
-        "this user may not connect; check the user in the URL, and pg_hba.conf on the server",
+        "this user may not connect: {cause}; correct the user in the URL (else PGUSER), or change that on the server",
     ),
     (server_error.InvalidCatalogNameError, "there is no such database; create it (createdb) or correct the URL"),
     (
         server_error.TooManyConnectionsError,
-        f"it has no connection left; each process needs {CONNECTIONS}: raise max_connections, or run fewer processes",
+        f"it has no connection left ({{cause}}); each process needs {CONNECTIONS}: raise {{limit}}, or run fewer "
+        "processes",
     ),
     (
         server_error.InsufficientPrivilegeError,
@@ -85,10 +90,14 @@ _REMEDY: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str], ...] =
         "a name holds a character that this database cannot store; choose another name, or a database in UTF-8",
     ),
     ((Unfit, UnicodeError), "a name holds a character that cannot be stored; choose another name"),
+    (
+        server_error.ClientConfigurationError,
+        "{cause}; for a root certificate give sslrootcert=FILE in the URL, or PGSSLROOTCERT",
+    ),
     (TimeoutError, "it did not answer in time; check that it runs and can be reached from here"),
     (asyncio.TimeoutError, "it did not answer in time; check that it runs and can be reached from here"),
     (ConnectionRefusedError, f"nothing listens there; start it, or correct {WAY}"),
-    (FileNotFoundError, f"there is no such socket; start it, or correct {WAY}"),
+    (FileNotFoundError, f"there is no such socket, or no such file of a certificate; start it, or correct {WAY}"),
     (Lost, "the connection broke; check that it runs and can be reached from here"),
     (OSError, f"it cannot be reached; check {WAY}, and the network"),
 )
@@ -114,7 +123,8 @@ def explained(fault: Exception, address: Address, *, writing: bool, settled: boo
             details=details,
         )
     remedies = (remedy for cls, remedy in _REMEDY if isinstance(cause, cls))
-    remedy = next(remedies, f"{{cause}} ({type(cause).__name__})").replace("{cause}", str(cause))
+    remedy = next(remedies, f"{{cause}} ({type(cause).__name__})")
+    remedy = remedy.replace("{limit}", _limit(str(cause))).replace("{cause}", _line(cause))
     did = "written" if writing else "read"
     outcome = ""
     if writing:
@@ -125,3 +135,18 @@ def explained(fault: Exception, address: Address, *, writing: bool, settled: boo
         kind="log_write_failed" if writing else "log_read_failed",
         details=details,
     )
+
+
+def _line(cause: Exception) -> str:
+    """What it says, without the hints that the driver adds in lines of their own: ours follow."""
+    return str(cause).partition("\n")[0]
+
+
+def _limit(said: str) -> str:
+    """Which limit is reached, where the server says of whom; as ``health`` calls them."""
+    match re.search(r'for (role|database) "(.+)"', said):
+        case None:
+            return "max_connections"
+        case found:
+            whom = "user" if found[1] == "role" else "database"
+            return f"the connection limit of {whom} {found[2]} (ALTER {found[1].upper()} ... CONNECTION LIMIT ...)"
