@@ -351,7 +351,12 @@ async def test_a_wire_whose_connections_are_ended_asks_again_by_itself(url):
     async with ends(url, 3) as (owner, viewer, third):
         await heard_by(viewer, owner, "c")
         await until(lambda: third.wire.listened("c"))
+
+        async def all_there():
+            return len(await pg.asked(url, f"SELECT pid {WIRES}")) == 3
+
         for round in range(2, 5):
+            await until(all_there)
             assert len(await pg.asked(url, f"SELECT pg_terminate_backend(pid) {WIRES}")) == 3
             await until(lambda round=round: len(owner.asked) >= round and owner.wire.listened("c"))
             owner.wire.send("c", b"%d" % round)
