@@ -44,6 +44,7 @@ log = logging.getLogger("assent")
 WRITE_RETRIES = (0.1, 0.5, 2.0)
 """An owner holds results that nobody else has: it tries again before it gives up."""
 BEHIND = "the log has less than this process has read of it: was its file replaced while it was in use?"
+TOO_LATE = "the runtime was closed before this was recorded"
 CLOSED = "the runtime was closed while this was being recorded: the log says whether it was"
 
 
@@ -99,7 +100,7 @@ class Conversation:
         self._inbox.append(Item(input, reply, effect))
         self.poke(behind=False)
         if self._loop is None:
-            self._inbox.pop().answer(StoreError("the runtime was closed before this was recorded"))
+            self._inbox.pop().answer(StoreError(TOO_LATE))
         return reply
 
     async def report(self, input: Input, effect: Effect) -> None:
@@ -209,7 +210,7 @@ class Conversation:
             with suppress(StoreError):  # else with all others, when the store is closed
                 await self.home.store.release(self.name, epoch)
         for item in self._inbox:
-            item.answer(StoreError("the runtime was closed before this was recorded"))
+            item.answer(StoreError(TOO_LATE))
 
     # --- the loop ---
 
