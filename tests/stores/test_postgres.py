@@ -20,7 +20,7 @@ from assent.stores.postgres.driver import Link
 from assent.stores.postgres.faults import CONNECTIONS
 from assent.testing.store_contract import StoreContract, entry, on_a_loop, step, the_lease, the_row
 
-LEASE = 1.0
+LEASE = 2.0
 
 
 class TestPostgresStore(StoreContract):

@@ -157,6 +157,18 @@ async def test_others_go_on_while_two_rows_are_locked(url):
 
 
 @story
+async def test_a_store_opens_while_a_row_that_it_would_tidy_is_locked(url):
+    async with opened(url) as store:
+        await store.append(step("c", 0, owes=True))
+        await pg.asked(url, "UPDATE conversations SET owner = 'nobody'")
+        async with locked(url, "c"), opened(url) as other:
+            await other.append(step("d", 0))
+        async with opened(url) as third:
+            while not await third.take(("agent",)):
+                await asyncio.sleep(0.02)
+
+
+@story
 async def test_a_dbas_lock_timeout_does_not_fail_an_append(url):
     async with opened(url):  # the tables are there
         pass

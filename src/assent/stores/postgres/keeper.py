@@ -88,6 +88,7 @@ class Keeper:
         self._stopping = False
         self._end = float("inf")  # by the steady clock: when to give up a database that is away
         self._registered = False
+        self._untidy = False
         self._until = 0.0  # by the steady clock: until then this owner is alive
         self._renew_at = 0.0
         self._time = (0.0, 0.0)  # the database's, and the steady clock's when it arrived
@@ -221,6 +222,8 @@ class Keeper:
                 await self._register(link)
             elif now >= self._renew_at:
                 await self._renew(link)
+            elif self._untidy:
+                await self._tidy(link)
             elif self._telling and now >= said + QUIET_SECONDS:
                 self._telling = False
                 await self._say(link)
@@ -239,9 +242,14 @@ class Keeper:
                 self._rename()  # it may have been entered: then it is nobody's, and runs out
             raise
         self._registered = True
+        self._untidy = True
         self._renewed(told, sent)
-        await link.fetch(FORGET, max(FORGOTTEN_SECONDS, 10 * lease))
-        await link.fetch(ORPHANS)
+
+    async def _tidy(self, link: Link) -> None:
+        self._untidy = False
+        with suppress(PostgresError):  # a server too busy for it: whoever starts next does it
+            await link.fetch(FORGET, max(FORGOTTEN_SECONDS, 10 * self._address.lease))
+            await link.fetch(ORPHANS)
 
     async def _renew(self, link: Link) -> None:
         name, sent = self.owner, steady()
