@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 STAGE = Path(__file__).with_name("stage.py")
 
@@ -149,6 +149,12 @@ def until(page: Page, fact: str | Callable[[], object]) -> None:
     while not (page.evaluate(fact) if isinstance(fact, str) else fact()):
         assert time.monotonic() < end, fact
         page.wait_for_timeout(20)
+
+
+def begin(page: Page) -> None:
+    """A new conversation, which is open and listens."""
+    page.get_by_role("button", name="New conversation").first.click()
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
 
 
 def say(page: Page, text: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Demo, Stage, Visitor, register, say, until
+from browser import Demo, Stage, Visitor, begin, register, say, until
 from playwright.sync_api import Page, expect
 
 import assent.server
@@ -22,7 +22,7 @@ HOWTO = Path(__file__).parents[2] / "docs" / "howto" / "page.md"
 
 def test_a_card_survives_kill_9_and_is_edited_and_approved_by_keyboard(visit, stage: Stage):
     page = visit().page()
-    page.get_by_role("button", name="New conversation").first.click()
+    begin(page)
     say(page, "refund the delivery")
     card = page.locator("assent-approval")
     expect(card.get_by_role("heading", name="Give 9.95 EUR of order 1042 back?")).to_be_visible()
@@ -499,7 +499,7 @@ def test_the_demos_visitor_meets_a_card_a_question_a_position_and_a_file(visit, 
 def test_a_refused_position_and_a_file_that_was_not_chosen_are_told_as_what_they_are(visit, demo: tuple[Demo, str]):
     stage, address = demo
     page = visit(stage=stage).at(address)
-    page.get_by_role("button", name="New conversation").first.click()
+    begin(page)
     say(page, "Is there a shop near me?")
     located = page.locator("assent-tool", has_text="locate")
     expect(located.locator(".tool.denied .state")).to_have_text("denied")

@@ -1,7 +1,7 @@
 // What people read: hidden characters made visible, differences, durations, exact JSON.
 
 // Bidirectional, zero-width and other invisible characters, and controls other than tab and newline.
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffc\ud800-\udfff\u{1bca0}-\u{1bca3}\u{1d173}-\u{1d17a}\u{e0000}-\u{e0fff}]/gu;
+const HIDDEN = /(?![\t\n])[\p{Cc}\p{Cs}\p{DI}\u2028\u2029\u2800\ufff9-\ufffc]/gu;
 const PICTURE = /\p{Extended_Pictographic}|[\u{1f3fb}-\u{1f3ff}]/u;
 
 /** Pieces of a text: strings, and {code} where a character would not be seen. */

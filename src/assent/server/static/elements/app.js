@@ -107,14 +107,16 @@ class App extends Element {
   }
 
   async #new() {
+    const main = this.querySelector("main");
+    main.inert = true; // what is typed now is not for the old one
     try {
-      const id = await this.client.open();
-      location.hash = `#/c/${encodeURIComponent(id)}`;
+      location.hash = `#/c/${encodeURIComponent(await this.client.open())}`;
       await this.#load();
-      this.querySelector(".composer textarea")?.focus();
     } catch (problem) {
       this.problem = problem;
     }
+    main.inert = false;
+    this.querySelector(".composer textarea")?.focus();
   }
 
   #theme(theme) {
@@ -159,7 +161,7 @@ class App extends Element {
     const { connection } = this.client;
     if (connection === "offline") return html`<p class="banner" role="status">The server cannot be reached. The page reconnects by itself; nothing is lost.</p>`;
     if (connection === "refused") return html`<p class="banner" role="status">The server does not know you any more. Open the link that it printed when it started.</p>`;
-    return this.problem && this.problem.status ? html`<p class="banner" role="status">${shown(this.problem.message)}</p>` : nothing;
+    return this.problem?.status ? html`<p class="banner" role="status">${shown(this.problem.message)}</p>` : nothing;
   }
 }
 
