@@ -64,7 +64,7 @@ class Sizes(NamedTuple):
 
 
 FULL = Sizes(15, 200, 20, 14, 2000, 2000, 1000, (10_000, 50_000), 9)
-QUICK = Sizes(3, 40, 10, 1, 300, 300, 100, (200, 1_000), 2)
+QUICK = Sizes(2, 40, 10, 1, 200, 100, 100, (200, 1_000), 1)
 
 Progress = Callable[[str], None]
 

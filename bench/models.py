@@ -190,7 +190,7 @@ class Weighs:
 
 
 async def long_memory(size: Sizes, progress: Progress) -> list[Row]:
-    short, long = (200, 2_000) if size is QUICK else (1_000, 20_000)
+    short, long = (100, 500) if size is QUICK else (1_000, 20_000)
     with tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as name:
         directory = Path(name)
         small, large = directory / "short.db", directory / "long.db"
