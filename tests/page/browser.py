@@ -16,6 +16,9 @@ from typing import Any
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 STAGE = Path(__file__).with_name("stage.py")
+PATIENCE = 20
+"""Seconds for which something is waited for: machines are slow at times."""
+expect.set_options(timeout=PATIENCE * 1000)
 
 
 def chromium() -> str:
@@ -64,6 +67,10 @@ class Stage:
         self.process.stdout.close()
         self.process = None
 
+    def cue(self, name: str) -> None:
+        """A scene waits for this."""
+        (self.folder / name).touch()
+
     def ask(self, method: str, path: str, body: Any = None, who: str = "alice") -> Any:
         import msgspec
 
@@ -89,7 +96,7 @@ class Stage:
 
     def waiting(self, conversation: str, who: str = "alice") -> dict[str, Any]:
         """The one call that waits, as soon as it does."""
-        end = time.monotonic() + 10
+        end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             found = self.ask("GET", f"pending?conversation={conversation}", who=who)["pending"]
             if found:
@@ -117,7 +124,7 @@ class Visitor:
         self.stage = stage
         self.context: BrowserContext = launched.new_context(**options)
         self.context.add_cookies([{"name": "who", "value": who, "url": stage.url, "sameSite": "Strict"}])
-        self.context.set_default_timeout(10_000)
+        self.context.set_default_timeout(PATIENCE * 1000)
         self.own = stage.url  # whatever else is asked is a stranger
         self.strangers: list[str] = []
         self.complaints: list[str] = []
@@ -145,7 +152,7 @@ class Visitor:
 
 def until(page: Page, fact: str | Callable[[], object]) -> None:
     """Wait for a fact, of the page or of the test; the page's policy forbids what playwright would do for that."""
-    end = time.monotonic() + 5
+    end = time.monotonic() + PATIENCE
     while not (page.evaluate(fact) if isinstance(fact, str) else fact()):
         assert time.monotonic() < end, fact
         page.wait_for_timeout(20)

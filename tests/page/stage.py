@@ -1,11 +1,13 @@
 """A server with an agent that does what the page has to show: one scene for each first word of a message.
 
 ``python stage.py STORE PORT [MOUNT [idle]]``: whoever has a cookie ``who`` is that person. A conversation whose name
-begins with ``private-NAME-`` is that person's alone. Where it is idle, it serves and runs nothing.
+begins with ``private-NAME-`` is that person's alone. Where it is idle, it serves and runs nothing. Some scenes wait for
+a cue: a file of that name beside the store.
 """
 
 import asyncio
 import sys
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -166,12 +168,18 @@ def gated_whereabouts() -> dict[str, float]:
     """Where the browser is, once somebody said yes."""
 
 
+async def cue(name: str) -> None:
+    folder = Path(sys.argv[1].removeprefix("sqlite:///")).parent
+    while not (folder / name).exists():
+        await asyncio.sleep(0.02)
+
+
 @tool(streaming=True)
-async def count(to: int, pause: float, call: Call) -> int:
+async def count(to: int, call: Call, on_cue: bool = False) -> int:
     """Count, and say how far it is."""
     for n in range(1, to + 1):
         await call.progress({"done": n, "total": to, "message": f"{n} of {to}"})
-        await asyncio.sleep(pause)
+        await (cue(f"counted-{n}") if on_cue else asyncio.sleep(0.1))
     return to
 
 
@@ -200,7 +208,7 @@ CALLS: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
     "where": ("", [("whereabouts", {})]),
     "gated": ("", [("gated_whereabouts", {})]),
     "file": ("With pleasure.", [("pick_file", {"accept": ".txt,.pdf,image/*"})]),
-    "count": ("", [("count", {"to": 40, "pause": 0.1})]),
+    "count": ("", [("count", {"to": 400})]),
     "evil": (
         EVIL,
         [("evil", {}), ("sign", {"contract": "pay \u202e0001\u202c to <script>window.pwned = 4</script>\u200b"})],
@@ -243,9 +251,10 @@ class Player:
                 await asyncio.sleep(0.05)
                 yield TextPart(f"word{n} ")
         elif word == "write":
-            for n, piece in enumerate(('{"to": 2, ', '"pau', 'se": ', "1.2}")):
-                yield ToolCallPart(0, None, None if n else "count", piece)
-                await asyncio.sleep(0.25)
+            yield ToolCallPart(0, None, "count", '{"to": 2, ')
+            yield ToolCallPart(0, None, None, '"on_')
+            await cue("written")
+            yield ToolCallPart(0, None, None, 'cue": true}')
         elif word in CALLS:
             text, calls = CALLS[word]
             for part in text.split(" ") if text else []:
