@@ -2,8 +2,11 @@
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import re
+import sys
+from collections import defaultdict
 
 import httpx
 import pytest
@@ -15,6 +18,7 @@ from assent import Agent, Invalid, NotAllowed, Runtime, ScriptedModel, ToolCall,
 from assent.errors import StoreError
 from assent.server import Limits, app, serving
 from assent.server.routes import ENDPOINTS
+from assent.server.sse import CHUNK
 
 JSON = {"content-type": "application/json"}
 
@@ -295,6 +299,61 @@ async def test_bodies_that_do_not_come_hold_up_nobody_but_whoever_sends_them():
             writer.close()
         while (await s.http.post("/api/conversations", json={}, headers=eve)).status_code == 503:
             await asyncio.sleep(0.01)
+
+
+@story
+async def test_answers_that_nobody_reads_are_held_up_in_pieces_and_hold_up_nobody_else(monkeypatch):
+    monkeypatch.setattr(sys.modules["assent.server.app"], "STALL", 0.5)
+    handed = defaultdict(list)
+
+    async def ask(who, send):
+        async def receive():
+            return {"type": "http.request", "body": b""}
+
+        path, headers = "/api/conversations/c/log", [(b"host", b"localhost"), (b"x-who", who)]
+        scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b""}
+        await served({**scope, "headers": headers, "root_path": "", "scheme": "http"}, receive, send)
+
+    async def never(message):
+        if message.get("body"):
+            mine = handed[asyncio.current_task()]
+            mine.append(len(message["body"]))
+            if len(mine) > 1:
+                await asyncio.Event().wait()
+
+    statuses = []
+
+    async def taken(message):
+        if "status" in message:
+            statuses.append(message["status"])
+
+    async with Runtime(desk("x")) as rt:
+        served = app(rt, auth=lambda r: r.headers.get("x-who"), limits=Limits(requests=4))
+        await (await rt.send("c", "x" * 200_000)).rest()
+        unread = [asyncio.create_task(ask(b"eve", never)) for _ in range(4)]
+        await asyncio.sleep(0.05)
+        await ask(b"eve", taken)
+        await ask(b"bo", taken)
+        assert statuses == [503, 200]
+        await asyncio.gather(*unread)  # they are given up
+        assert list(handed.values()) == [[CHUNK, CHUNK]] * 4
+        await ask(b"eve", taken)
+        assert statuses == [503, 200, 200]
+
+
+@story
+async def test_whoever_connects_and_says_no_whole_request_is_sent_away(monkeypatch):
+    monkeypatch.setattr(serving, "HEAD_SECONDS", 0.5)
+    async with site(desk("x")) as s, s.events("/api/pending/events") as stream:
+        host, port = s.base.removeprefix("http://").split(":")
+        for said in (b"", b"GET / HT", b"GET /api/health HTTP/1.1\r\nhost: localhost\r\n\r\nGET / HTTP/1.1\r\nho"):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(said)
+            with contextlib.suppress(ConnectionResetError):
+                await reader.read()
+            writer.close()
+        assert await stream.next()  # a stream that is open stays open
+        await s.get("/api/me")
 
 
 @story

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+from itertools import chain
 
 from webdesk import desk, locate, refunding, site, story
 
 from assent import Agent, Principal, Runtime, ScriptedModel, ToolCall
 from assent.models import FinishPart, TextPart
+from assent.server import routes
 from assent.testing import ManualClock
 
 C = "/api/conversations/c"
@@ -43,6 +45,9 @@ async def test_conversations_and_the_log_are_paged():
         rest = await s.get("/api/conversations", params={"limit": 3, "cursor": first["next"]})
         assert [c["conversation"] for c in first["conversations"] + rest["conversations"]] == list("abdef")
         assert rest["next"] is None
+        newest = await s.get("/api/conversations", params={"limit": 2, "order": "newest"})
+        older = await s.get("/api/conversations", params={"order": "newest", "cursor": newest["next"]})
+        assert [c["conversation"] for c in newest["conversations"] + older["conversations"]] == list("fedba")
         assert (await s.get("/api/conversations", params={"status": "streaming"}))["conversations"] == []
         await s.begin()
         head = (await s.idle())["seq"]
@@ -103,6 +108,42 @@ async def test_a_message_to_a_busy_conversation_is_409_unless_it_queues_or_inter
         assert problem["kind"] == "busy"
         await s.post(f"{C}/messages", {"text": "more", "when_busy": "queue"}, 202)
         assert (await s.get(C))["queued"] == 1
+
+
+@story
+async def test_a_page_of_the_log_is_bounded_in_bytes_and_has_an_event_at_least(monkeypatch):
+    monkeypatch.setattr(routes, "PAGE_BYTES", 5000)
+    async with site(desk("hello")) as s:
+        await s.post("/api/conversations", {"id": "c"}, 201)
+        for n in (1000, 3000, 9000, 10, 2000):
+            await s.post(f"{C}/messages", {"text": "x" * n, "when_busy": "queue"}, 202)
+            head = (await s.idle())["seq"]
+        pages, after = [], 0
+        while after is not None:
+            page = await s.get(f"{C}/log", params={"after": after})
+            pages.append([e["seq"] for e in page["events"]])
+            after = page["next"]
+        assert [*chain(*pages)] == list(range(1, head + 1))
+        assert len(pages) > 2
+        back, before = [], {}
+        while before is not None:
+            page = await s.get(f"{C}/log", params={"last": "true"} | before)
+            back.insert(0, [e["seq"] for e in page["events"]])
+            before = {"before": page["next"]} if page["next"] else None
+        assert [*chain(*back)] == list(range(1, head + 1))
+        assert len(back) > 2
+
+
+@story
+async def test_nobody_opens_a_conversation_under_a_name_that_they_may_not_see():
+    def may_see(principal, conversation):
+        return conversation.startswith(f"{principal.id}-")
+
+    async with site(desk("hello"), auth=lambda r: r.headers.get("x-who"), may_see=may_see) as s:
+        await s.post("/api/conversations", {"id": "bo-1"}, 404, headers={"x-who": "ada"})
+        await s.post("/api/conversations", {"id": "bo-1"}, 201, headers={"x-who": "bo"})
+        await s.post("/api/conversations", {"id": "bo-1"}, 404, headers={"x-who": "ada"})
+        await s.post("/api/conversations", {"id": "bo-1"}, 409, headers={"x-who": "bo"})
 
 
 @story

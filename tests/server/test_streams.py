@@ -12,7 +12,7 @@ from assent.core.live import ToolProgress
 from assent.errors import StoreError
 from assent.models import FinishPart, TextPart
 from assent.runtime import waiting
-from assent.server import Limits, sse, wire
+from assent.server import Limits, app, sse, wire
 from assent.stores.memory import MemoryStore
 
 C = "/api/conversations/c"
@@ -567,3 +567,23 @@ async def test_a_reader_that_leaves_leaves_nothing_behind():
                     await asyncio.sleep(0.001)
             while s.runtime.home.bus.heard("c"):
                 await asyncio.sleep(0.001)
+
+
+@story
+async def test_a_reader_that_is_gone_before_its_first_byte_leaves_nothing_behind():
+    """Some servers say so by an error: of ours, no task is left, which ``story`` looks for."""
+
+    async def receive():
+        await asyncio.Event().wait()
+
+    async def send(message):
+        if message["type"] == "http.response.body":
+            raise OSError("nobody reads")
+
+    async with Runtime(desk("x")) as rt:
+        await rt.open("c")
+        path = "/api/conversations/c/events"
+        scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b""}
+        headers = [(b"host", b"localhost")]
+        served = app(rt, auth=lambda request: "ada")
+        await served({**scope, "headers": headers, "root_path": "", "scheme": "http"}, receive, send)

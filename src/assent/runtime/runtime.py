@@ -313,14 +313,14 @@ class Runtime:
         return await self.home.pending(conversation)
 
     async def conversations(
-        self, status: str | None = None, cursor: str | None = None, limit: int = 100
+        self, status: str | None = None, cursor: str | None = None, limit: int = 100, *, newest: bool = False
     ) -> list[ConversationInfo]:
-        """Conversations by id, those after ``cursor``."""
+        """Conversations by id, those after ``cursor``; ``newest``: those that were made last first."""
         return [
             ConversationInfo(
                 conversation=row.conversation, state=row.status, agent=row.agent, seq=row.seq, updated=row.updated
             )
-            for row in await self.home.store.rows(status, cursor, limit)
+            for row in await self.home.store.rows(status, cursor, limit, newest=newest)
         ]
 
     async def grants(self, conversation: str) -> list[Grant]:

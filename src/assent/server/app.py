@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -21,7 +22,7 @@ from assent.server.hub import Hub
 from assent.server.page import INDEX, LOGIN, LOGIN_HEADERS, STRANGER_HEADERS, Files, policy, stranger
 from assent.server.problems import AGAIN, CONTENT_TYPE, HTTPProblem, headers_of, problem_of
 from assent.server.routes import ENDPOINTS, Asked, Endpoint, Streaming
-from assent.server.sse import Gone, Receive, Send, Stream
+from assent.server.sse import CHUNK, STALL, Gone, Receive, Send, Stream
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 BODY_SECONDS = 30.0
@@ -41,7 +42,7 @@ FRESH = (b"cache-control", b"no-store")
 class Limits:
     """How much is done at once; what is more is refused with 503 and when to come again.
 
-    requests:  requests that are being answered; and bodies on their way, for each principal
+    requests:  requests that are being answered; and bodies, and answers, on their way, for each principal
     streams:   open streams of events
     """
 
@@ -65,8 +66,8 @@ class App:
         self._may_see, self._origins, self._limits, self._files = may_see, origins, limits, files
         self._hub = Hub(runtime)
         self._requests = self._streams = 0
-        self._bodies: Counter[str] = Counter()
-        """Those that are on their way, by whose they are."""
+        self._shares: Counter[tuple[str, str]] = Counter()
+        """Bodies and answers that are on their way, by whose they are."""
         self._document: bytes | None = None
 
     @property
@@ -148,30 +149,35 @@ class App:
     async def _run(self, exchange: _Exchange, asked: Asked, endpoint: Endpoint) -> None:
         assert endpoint.run is not None
         if endpoint.takes is not None:
-            asked.body = wire.decode(await self._body(exchange, endpoint.limit, asked.by.id), endpoint.takes)
-        if self._requests >= self._limits.requests:
-            raise _come_again("too many requests at once")
-        self._requests += 1
-        try:
-            value = await endpoint.run(asked)
-        finally:
-            self._requests -= 1
-        if endpoint.gives is None:
-            await exchange.reply(endpoint.status, b"", {})
-        else:
-            await exchange.reply(endpoint.status, wire.encode(value), {"content-type": "application/json"})
+            with self._share("body", asked.by):
+                body = await exchange.json(endpoint.limit)
+            asked.body = wire.decode(body, endpoint.takes)
+        with self._share("answer", asked.by):
+            if self._requests >= self._limits.requests:
+                raise _come_again("too many requests at once")
+            self._requests += 1
+            try:
+                value = await endpoint.run(asked)
+            finally:
+                self._requests -= 1
+            if endpoint.gives is None:
+                await exchange.reply(endpoint.status, b"", {})
+            else:
+                await exchange.reply(endpoint.status, wire.encode(value), {"content-type": "application/json"})
 
-    async def _body(self, exchange: _Exchange, limit: int, whose: str) -> bytes:
-        """A body on its way is no request yet: many slow ones hold up whoever sends them, and nobody else."""
-        if self._bodies[whose] >= self._limits.requests:
+    @contextmanager
+    def _share(self, what: str, by: Principal) -> Generator[None, None, None]:
+        """Who sends or reads slowly, often at once, holds up themselves and nobody else."""
+        key = (what, by.id)
+        if self._shares[key] >= self._limits.requests:
             raise _come_again("too many requests of yours at once")
-        self._bodies[whose] += 1
+        self._shares[key] += 1
         try:
-            return await exchange.json(limit)
+            yield
         finally:
-            self._bodies[whose] -= 1
-            if not self._bodies[whose]:
-                del self._bodies[whose]
+            self._shares[key] -= 1
+            if not self._shares[key]:
+                del self._shares[key]
 
     async def _stream(self, exchange: _Exchange, asked: Asked, make: Callable[[Asked], Awaitable[Streaming]]) -> None:
         if self.closing or self._streams >= self._limits.streams:
@@ -227,6 +233,8 @@ class _Exchange:
         try:
             self.parts = _parts(self.request.scope)
             await self._app.answer(self)
+        except Gone:
+            pass
         except asyncio.CancelledError:
             if not self._app.closing:
                 raise
@@ -263,7 +271,15 @@ class _Exchange:
         if status not in (204, 304):
             raw.append((b"content-length", b"%d" % len(body)))
         await self.send({"type": "http.response.start", "status": status, "headers": raw})
-        await self.send({"type": "http.response.body", "body": body if self.request.method != "HEAD" else b""})
+        if self.request.method == "HEAD":
+            body = b""
+        try:
+            for start in range(0, len(body) or 1, CHUNK):  # a reader that never reads holds up one piece
+                piece, more = body[start : start + CHUNK], start + CHUNK < len(body)
+                async with asyncio.timeout(STALL if start else None):
+                    await self.send({"type": "http.response.body", "body": piece, "more_body": more})
+        except TimeoutError:
+            raise Gone from None
 
     async def json(self, limit: int) -> bytes:
         """The body, which is JSON and no larger than it may be: what is larger is refused before it is read."""

@@ -91,7 +91,7 @@ class OpenedBy:
             try:
                 opener = (await self._runtime.history(conversation, limit=1))[0].by.id
             except NotFound:
-                return False
+                return True  # whoever opens it
             while len(self._openers) >= self.KEPT:
                 del self._openers[next(iter(self._openers))]
             self._openers[conversation] = opener

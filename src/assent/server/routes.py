@@ -32,6 +32,8 @@ SMALL = 64 * 1024
 ANSWER = 2 * ANSWER_LIMIT
 MESSAGE = 2 * MESSAGE_LIMIT
 """Text may be longer as JSON; the runtime holds the limits themselves."""
+PAGE_BYTES = 1024 * 1024
+"""Of a page of the log: what a reader that never reads can hold up."""
 PAUSE = 0.05
 """Seconds before a reader that a channel has overtaken reads on in the log."""
 
@@ -112,24 +114,25 @@ class Endpoint:
 async def open_conversation(asked: Asked) -> wire.Opened:
     """Open a conversation."""
     new: wire.NewConversation = asked.body
+    if new.id is not None:
+        await asked.seen(new.id)  # nobody opens what they may not see: it could be somebody else's
     try:
         return wire.Opened(await asked.runtime.open(new.id, agent=new.agent, by=asked.by, metadata=new.metadata))
     except Invalid:
-        if new.id is None or await asked.runtime.store.row(conversation_id(new.id)) is None:
+        if new.id is None or await asked.runtime.store.row(new.id) is None:
             raise
-    await asked.seen(new.id)
     raise HTTPProblem(409, "conflict", f"conversation {new.id!r} exists already")
 
 
 async def list_conversations(asked: Asked) -> wire.Conversations:
-    """Conversations by id, page by page."""
+    """Conversations by id, or those that were made last first, page by page."""
     which: wire.WhichConversations = asked.query
     if which.cursor is not None:
         check_plain(which.cursor, "cursor")
     found: list[ConversationInfo] = []
     cursor, size = which.cursor, which.limit if asked.may_see is None else wire.PAGE
     while True:  # as far as it takes: a cursor is always the id of one that they may see
-        rows = await asked.runtime.conversations(which.status, cursor, size)
+        rows = await asked.runtime.conversations(which.status, cursor, size, newest=which.order == "newest")
         for row in rows:
             cursor = row.conversation
             if await asked.sees(row.conversation):
@@ -172,20 +175,31 @@ async def show_worker(asked: Asked) -> wire.Worker:
 
 
 async def read_log(asked: Asked) -> wire.RawLog:
-    """What happened, event by event: after < seq < before."""
+    """What happened, event by event: after < seq < before; as many as fit into a page."""
     which: wire.WhichEvents = asked.query
     row = await asked.row(asked.conversation)
     after, before = which.after, which.before
     if which.last:
         before = row.seq + 1 if before is None else min(before, row.seq + 1)
         after = max(after, before - 1 - which.limit)
-    bodies = await asked.runtime.store.read(row.conversation, after, before, which.limit)
-    place: int | None = None
+    found = await asked.runtime.store.read(row.conversation, after, before, which.limit)
+    bodies, place = _page(found, newest=which.last), None
     if which.last:
+        after += len(found) - len(bodies)
         place = after + 1 if bodies and after > which.after else None
-    elif len(bodies) == which.limit:
+    elif len(bodies) == which.limit or len(bodies) < len(found):
         place = after + len(bodies)
     return wire.RawLog([msgspec.Raw(wire.current(body)) for body in bodies], place)
+
+
+def _page(bodies: list[bytes], *, newest: bool) -> list[bytes]:
+    """The first or the last of them, as many as fit, and at least one."""
+    size = 0
+    for n, body in enumerate(reversed(bodies) if newest else bodies):
+        size += len(body)
+        if n and size > PAGE_BYTES:
+            return bodies[-n:] if newest else bodies[:n]
+    return bodies
 
 
 async def follow(asked: Asked) -> Streaming:

@@ -6,12 +6,16 @@ import asyncio
 import contextlib
 import errno
 import gc
+import logging
+import resource
 import signal
 import socket
 from collections.abc import Callable, Generator
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from assent.errors import Invalid
 from assent.server.app import App
@@ -19,8 +23,18 @@ from assent.server.app import App
 Stop = Callable[[], None]
 BACKLOG = 2048
 PEER_MILLISECONDS = 60_000
+HEAD_SECONDS = 10.0
+"""A request whose head takes longer to arrive is given up: whoever says nothing holds no place."""
+FILES = 65_536
+"""Open files that this process asks for, where it may have so many: each connection is one."""
+SPARE = 200
+"""Files that are left for the store and others."""
+FULL_SECONDS = 60.0
+"""How often it is said that there is no room for more connections."""
 DRAIN = 10
 """Seconds that requests have to end after the streams were ended."""
+
+log = logging.getLogger("assent")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -47,6 +61,26 @@ def listen(host: str, port: int) -> socket.socket:
         raise Invalid(what, kind="resource_missing") from None
 
 
+class _Connection(HttpToolsProtocol):
+    """Knows since when the head of a request is awaited."""
+
+    head_since: float | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.head_since = self.loop.time()
+        if len(self.connections) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE:
+            transport.abort()
+
+    def on_message_begin(self) -> None:
+        self.head_since = self.loop.time()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self.head_since = None
+        super().on_headers_complete()
+
+
 class _Server(uvicorn.Server):
     """Ends streams before it waits for connections, and leaves signals to its caller."""
 
@@ -58,9 +92,31 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 10 == 0:
+            long_ago = asyncio.get_running_loop().time() - HEAD_SECONDS
+            for each in list(self.server_state.connections):
+                if isinstance(each, _Connection) and each.head_since is not None and each.head_since < long_ago:
+                    each.transport.abort()
+        return await super().on_tick(counter)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.close_streams()
         await super().shutdown(sockets)
+
+
+class _Faults:
+    """asyncio says two thousand times a second that it cannot take a connection: once a minute is enough."""
+
+    def __init__(self) -> None:
+        self._said = -FULL_SECONDS
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if "out of system resource" not in context["message"]:
+            loop.default_exception_handler(context)
+        elif loop.time() - self._said >= FULL_SECONDS:
+            self._said = loop.time()
+            log.error("no room for more connections: this process may have no more open files (ulimit -n)")
 
 
 async def serve(app: App, listening: socket.socket, ready: Callable[[Stop], None], host: ASGIApp | None = None) -> None:
@@ -71,7 +127,7 @@ async def serve(app: App, listening: socket.socket, ready: Callable[[Stop], None
     """
     config = uvicorn.Config(
         host or app,
-        http="httptools",
+        http=_Connection,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -86,6 +142,9 @@ async def serve(app: App, listening: socket.socket, ready: Callable[[Stop], None
         server.force_exit = server.should_exit
         server.should_exit = True
 
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, FILES)), hard))
+    asyncio.get_running_loop().set_exception_handler(_Faults())
     with listening:
         async with app.runtime:
             gc.freeze()  # what is loaded stays: looking it over for garbage would hold up a request now and then

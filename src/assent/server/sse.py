@@ -126,19 +126,26 @@ class Stream:
         self._watch = loop.create_task(self._watching(), name="assent:stream")
         self._watch.add_done_callback(lambda _: self._wake.set())
         self._timer = loop.call_later(HEARTBEAT, self._tick)
-        await self.write(RETRY)
+        try:
+            await self.write(RETRY)
+        except BaseException:
+            self._rest()
+            raise
         return self
 
     async def __aexit__(self, *error: object) -> bool:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._watch is not None:
-            self._watch.cancel()
+        self._rest()
         if isinstance(error[1], Gone):
             return True
         if error[1] is None and not self.gone:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
         return False
+
+    def _rest(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
 
     async def _watching(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

@@ -117,6 +117,7 @@ class WhichConversations(Request, frozen=True, kw_only=True):
     status: Status | None = None
     cursor: str | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=PAGE)] = 100
+    order: Literal["id", "newest"] = "id"
 
 
 class WhichEvents(Request, frozen=True, kw_only=True):

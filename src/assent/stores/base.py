@@ -212,8 +212,13 @@ class LogStore(Protocol):
         """The conversation's row, or None."""
         ...
 
-    async def rows(self, status: str | None = None, cursor: str | None = None, limit: int = 100) -> list[Row]:
-        """Conversations ordered by id, those after ``cursor`` (an id), optionally of one status."""
+    async def rows(
+        self, status: str | None = None, cursor: str | None = None, limit: int = 100, *, newest: bool = False
+    ) -> list[Row]:
+        """Conversations ordered by id, those after ``cursor`` (an id), optionally of one status.
+
+        ``newest``: those that were made last first; where several processes make them, only roughly so.
+        """
         ...
 
     async def heads(self, conversations: list[str]) -> dict[str, int]:

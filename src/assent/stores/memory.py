@@ -258,18 +258,20 @@ class MemoryStore:
         found = self._data.conversations.get(conversation)
         return _row(conversation, found) if found else None
 
-    async def rows(self, status: str | None = None, cursor: str | None = None, limit: int = 100) -> list[Row]:
+    async def rows(
+        self, status: str | None = None, cursor: str | None = None, limit: int = 100, *, newest: bool = False
+    ) -> list[Row]:
         if self._state != "open":
             await self._unusable()
-        names = self._data.names
-        found: list[Row] = []
-        for i in range(bisect_right(names, cursor) if cursor else 0, len(names)):
-            if len(found) >= limit:
-                break
-            conversation = self._data.conversations[names[i]]
-            if status is None or conversation.status == status:
-                found.append(_row(names[i], conversation))
-        return found
+        names, known = self._data.names, self._data.conversations
+        if newest:
+            left = reversed(known)
+            if cursor:
+                any(name == cursor for name in left)  # go past it
+        else:
+            left = islice(names, bisect_right(names, cursor) if cursor else 0, None)
+        rows = (_row(name, known[name]) for name in left if status is None or known[name].status == status)
+        return list(islice(rows, limit))
 
     async def heads(self, conversations: list[str]) -> dict[str, int]:
         if self._state != "open":

@@ -171,8 +171,10 @@ class SQLiteStore:
     async def row(self, conversation: str) -> Row | None:
         return await self._read(partial(statements.row, name=conversation))
 
-    async def rows(self, status: str | None = None, cursor: str | None = None, limit: int = 100) -> list[Row]:
-        return await self._read(partial(statements.rows, status=status, cursor=cursor, limit=limit))
+    async def rows(
+        self, status: str | None = None, cursor: str | None = None, limit: int = 100, *, newest: bool = False
+    ) -> list[Row]:
+        return await self._read(partial(statements.rows, status=status, cursor=cursor, limit=limit, newest=newest))
 
     async def heads(self, conversations: list[str]) -> dict[str, int]:
         return await self._read(partial(statements.heads, names=conversations))

@@ -151,16 +151,15 @@ def row(db: Connection, name: str) -> Row | None:
     return _row(found[1:]) if found else None
 
 
-ROWS = f"SELECT {COLUMNS} FROM conversations WHERE name > ? ORDER BY name LIMIT ?"
-ROWS_OF_STATUS = f"SELECT {COLUMNS} FROM conversations WHERE name > ? AND status = ? ORDER BY name LIMIT ?"
+ROWS = f"""SELECT {COLUMNS} FROM conversations WHERE name > coalesce(?1, '') AND (?2 IS NULL OR status = ?2)
+           ORDER BY name LIMIT ?3"""
+NEWEST = f"""SELECT {COLUMNS} FROM conversations
+             WHERE id < CASE WHEN ?1 IS NULL THEN {2**63 - 1} ELSE (SELECT id FROM conversations WHERE name = ?1) END
+             AND (?2 IS NULL OR status = ?2) ORDER BY id DESC LIMIT ?3"""
 
 
-def rows(db: Connection, status: str | None, cursor: str | None, limit: int) -> list[Row]:
-    if status is None:
-        found = _all(db, ROWS, (cursor or "", limit))
-    else:
-        found = _all(db, ROWS_OF_STATUS, (cursor or "", status, limit))
-    return [_row(values) for values in found]
+def rows(db: Connection, status: str | None, cursor: str | None, limit: int, newest: bool) -> list[Row]:
+    return [_row(values) for values in _all(db, NEWEST if newest else ROWS, (cursor, status, limit))]
 
 
 HEADS = "SELECT name, seq FROM conversations WHERE name IN (SELECT value FROM json_each(?))"

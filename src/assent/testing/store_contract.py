@@ -352,7 +352,7 @@ class StoreContract:
         assert await store.read("unknown") == await store.hashes("unknown") == []
 
     @on_a_loop
-    async def test_rows_are_ordered_by_id_and_paged_by_cursor_and_status(self) -> None:
+    async def test_rows_are_ordered_by_id_or_newest_first_and_paged_by_cursor_and_status(self) -> None:
         store = await self.store()
         for n in (3, 1, 4, 0, 2):
             await store.append(step(f"c{n}", 0, status="odd" if n % 2 else "even"))
@@ -366,6 +366,10 @@ class StoreContract:
         assert await ids("even") == ["c0", "c2", "c4"]
         assert await ids("even", cursor="c0", limit=1) == ["c2"]
         assert await ids("nothing") == await ids(cursor="c4") == []
+        assert await ids(newest=True) == ["c2", "c0", "c4", "c1", "c3"]
+        assert await ids(newest=True, cursor="c4", limit=1) == ["c1"]
+        assert await ids("even", newest=True, cursor="c2") == ["c0", "c4"]
+        assert await ids(newest=True, cursor="c3") == await ids(newest=True, cursor="unknown") == []
         assert (await store.rows(limit=1))[0] == await store.row("c0")
         assert await store.row("unknown") is None
 

@@ -83,9 +83,13 @@ async def row(link: Link, name: str) -> tuple[int, Row] | None:
 ROWS = f"""SELECT {COLUMNS} FROM conversations c WHERE c.name > $1 AND ($2::text IS NULL OR c.status = $2)
            ORDER BY c.name LIMIT $3"""
 
+NEWEST = f"""SELECT {COLUMNS} FROM conversations c
+             WHERE c.id < CASE WHEN $1 = '' THEN {2**63 - 1} ELSE (SELECT id FROM conversations WHERE name = $1) END
+             AND ($2::text IS NULL OR c.status = $2) ORDER BY c.id DESC LIMIT $3"""
 
-async def rows(link: Link, status: str | None, cursor: str | None, limit: int) -> list[Row]:
-    return [_row(values) for values in await link.fetch(ROWS, cursor or "", status, limit)]
+
+async def rows(link: Link, status: str | None, cursor: str | None, limit: int, newest: bool) -> list[Row]:
+    return [_row(values) for values in await link.fetch(NEWEST if newest else ROWS, cursor or "", status, limit)]
 
 
 HEADS = "SELECT name, seq FROM conversations WHERE name = ANY($1)"
