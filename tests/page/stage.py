@@ -158,6 +158,18 @@ def book(city: str) -> Booking:
     """Ask for what a booking needs."""
 
 
+class Essay(msgspec.Struct):
+    text: str
+    amount: float
+    copies: int = 3
+    newsletter: bool = True
+
+
+@tool(executor="human", prompt="What shall be printed?")
+def essay() -> Essay:
+    """Ask for a text, and what may be left out."""
+
+
 @tool(executor="client", streaming=True)
 def whereabouts() -> dict[str, float]:
     """Where the browser is."""
@@ -219,6 +231,10 @@ CALLS: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
     "pay": ("", [("pay", {"account": 9007199254740993, "amount": 10.0})]),
     "wipe": ("", [("wipe", {"disk": "sda"}), ("wipe", {"disk": "sdb"})]),
     "folder": ("", [("folder", {"name": "out"})]),
+    "override": ("", [("wipe", {"disk": "a\u202eb"})]),
+    "essay": ("", [("essay", {})]),
+    "twins": ("", [("sign", {"contract": "first"}), ("sign", {"contract": "second"})]),
+    "disguise": ("", [("folder", {"name": "out", "k" * 300: "rm -rf /", "log": {"before": "x", "after": DIFF}})]),
 }
 
 
@@ -282,6 +298,7 @@ agent = Agent(
         wipe,
         folder,
         book,
+        essay,
         whereabouts,
         gated_whereabouts,
         pick_file,

@@ -325,7 +325,7 @@ def test_an_invalid_answer_is_told_beside_its_field_and_a_valid_one_is_taken(vis
     form.get_by_label("business", exact=True).check()
     form.get_by_label("Invoice", exact=True).check()
     form.get_by_label("company", exact=True).fill("Engines Ltd")
-    form.get_by_label("window", exact=True).check()
+    form.get_by_role("group", name="window").get_by_label("yes").check()
     form.get_by_role("button", name="Add meals").click()
     form.get_by_label("fish", exact=True).check()
     form.get_by_role("button", name="Send the answer").click()

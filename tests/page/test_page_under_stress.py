@@ -531,6 +531,10 @@ def test_the_newest_of_many_conversations_is_listed_and_a_replaced_store_is_show
         until(page, lambda n=n: len(asked) >= n * 20)
         page.wait_for_timeout(100)
     assert len(asked) == len(set(asked)), "who has no title is asked once"
+    page.evaluate("document.querySelector('assent-app').most = 1")  # of more than are listed, the newest are
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    expect(page.locator(".side li")).to_have_count(500)
+    expect(page.locator(".side li").first).to_contain_text("hello")
 
     expect(page.get_by_text("You said: hello")).to_be_visible()
     backup = Stage(tmp_path / "backup")

@@ -22,12 +22,14 @@ const FRAME = 16; // views tell of their changes at most this often
 const RENEW = 10_000; // a lease on a client call holds for 30 s
 const UNSEEN = 5000; // milliseconds after which a page that nobody sees lets its conversation's stream go
 const QUIET = 3000; // milliseconds without news after which a page asks whether anybody is at work
+const LONGEST_MESSAGE = 2000; // characters of what a tool threw
+const LARGEST = 2 * 1024 * 1024; // bytes of a result: beyond them the server hangs up, as if it were away
 const HAND_OVER = 1000; // how often a page asks for a call that another page has
 
 export class Problem extends Error {
   constructor({ status = 0, kind = "failed", detail, title, details = {} }) {
     super(detail ?? title ?? `the server answered ${status}`);
-    Object.assign(this, { status, kind, details });
+    Object.assign(this, { status, kind, details: details ?? {} });
   }
 }
 
@@ -43,30 +45,39 @@ export class Client extends EventTarget {
   #skew = 0;
   #inbox;
   #tools = new Map();
-  #attached = new Map(); // conversation -> Attachment
+  #attached = new Map(); // conversation -> Attachment, also where this page is no client any more
+  #approved = new Set(); // calls that were approved here
+  #gone = false; // the page was left; the browser may keep it, and show it again
+  principal = null; // who looks at this page, as soon as it is known
   connection = "connecting"; // "connecting" | "online" | "offline" | "refused"
 
   constructor({ base = document.baseURI } = {}) {
     super();
     this.base = new URL("api/", new URL(base, location.href).href.replace(/[?#].*$/, ""));
     this.id = [...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
-    addEventListener("pagehide", () => this.#attached.forEach((each) => each.leave()));
-    addEventListener("pageshow", (event) => event.persisted && this.#attached.forEach((each) => each.announce()));
+    addEventListener("pagehide", () => {
+      this.#gone = true;
+      this.#attached.forEach((each) => each.leave());
+    });
+    addEventListener("pageshow", () => {
+      this.#gone = false;
+      this.#look();
+    });
   }
 
   // --- the verbs ---
 
   me = () => this.request("GET", "me");
-  conversations = ({ status, cursor, limit = 100 } = {}) => this.request("GET", `conversations?${query({ status, cursor, limit })}`);
+  conversations = ({ status, order, cursor, limit = 100 } = {}) => this.request("GET", `conversations?${query({ status, order, cursor, limit })}`);
   snapshot = (id) => this.request("GET", `conversations/${enc(id)}`);
   worker = (id) => this.request("GET", `conversations/${enc(id)}/worker`);
   open = (options = {}) => this.request("POST", "conversations", options).then((reply) => reply.conversation);
   send = (id, text, options = {}) => this.request("POST", `conversations/${enc(id)}/messages`, { text, ...options });
   cancel = (id, reason) => this.request("POST", `conversations/${enc(id)}/cancel`, reason ? { reason } : {});
   log = (id, range) => this.request("GET", `conversations/${enc(id)}/log?${query(range)}`).then((reply) => reply.events);
-  resolve = ({ conversation, call }, decision) => this.request("POST", `conversations/${enc(conversation)}/calls/${enc(call)}/resolve`, { decision });
+  resolve = ({ conversation, call }, decision) => this.#decide([{ conversation, call, decision }], `conversations/${enc(conversation)}/calls/${enc(call)}/resolve`, { decision });
   preview = ({ conversation, call }, args) => this.request("POST", `conversations/${enc(conversation)}/calls/${enc(call)}/preview`, { args });
-  resolveAll = (decisions) => this.request("POST", "pending/resolve", { decisions }).then((reply) => reply.results);
+  resolveAll = (decisions) => this.#decide(decisions, "pending/resolve", { decisions }).then((reply) => reply.results);
   grants = (conversation) => this.request("GET", `grants?${query({ conversation })}`).then((reply) => reply.grants);
   revoke = (conversation, grant) => this.request("DELETE", `grants/${enc(conversation)}/${enc(grant)}`);
 
@@ -84,7 +95,7 @@ export class Client extends EventTarget {
   get inbox() {
     if (!this.#inbox) {
       this.#inbox = new Inbox(this);
-      this.#inbox.addEventListener("change", () => this.#attached.forEach((each) => each.look()));
+      this.#inbox.addEventListener("change", () => this.#look());
     }
     return this.#inbox;
   }
@@ -93,7 +104,16 @@ export class Client extends EventTarget {
     const init = { method, headers: { Accept: "application/json" }, ...options };
     if (body !== undefined) Object.assign(init, { body: json(body, 0), headers: { ...init.headers, "Content-Type": "application/json" } });
     const reply = await this.fetch(path, init);
-    return reply.status === 204 ? null : parse(await reply.text());
+    try {
+      return reply.status === 204 ? null : parse(await reply.text());
+    } catch {
+      throw new Problem({ kind: "unreachable", detail: "what came back is not the server's answer" }); // or not all of it
+    }
+  }
+
+  #decide(decisions, path, body) {
+    for (const each of decisions) if (each.decision.type === "approve") this.#approved.add(keyOf(each));
+    return this.request("POST", path, body);
   }
 
   async fetch(path, init) {
@@ -125,36 +145,60 @@ export class Client extends EventTarget {
   /** `fn(args, {progress, signal})` runs calls of the client tool `name`. With a label it waits for a person's click. */
   registerTool(name, fn, { label = null } = {}) {
     this.#tools.set(name, { fn, label });
-    this.#attached.forEach((each) => each.announce());
-    return () => this.#tools.delete(name);
+    this.#attached.forEach((each) => each.tell());
+    this.#look();
+    return () => {
+      this.#tools.delete(name);
+      this.#attached.forEach((each) => each.tell());
+    };
   }
 
   tool = (name) => this.#tools.get(name);
   toolNames = () => [...this.#tools.keys()];
 
-  /** This page runs the conversation's client tools from now on; the function that is returned ends that. */
+  /** This page runs all of the conversation's client tools from now on; the function that is returned ends that. */
   attach(id) {
-    let attachment = this.#attached.get(id);
-    if (!attachment) this.#attached.set(id, (attachment = new Attachment(this, id)));
+    const attachment = this.#attachment(id);
     attachment.users++;
+    this.inbox; // calls are heard of there
+    this.#look();
     return () => {
-      if (--attachment.users) return;
-      this.#attached.delete(id);
-      attachment.leave();
+      attachment.users--;
+      this.#look();
     };
+  }
+
+  #attachment(id) {
+    if (!this.#attached.has(id)) this.#attached.set(id, new Attachment(this, id, () => this.#look()));
+    return this.#attached.get(id);
+  }
+
+  // Whatever it shows, this page runs what its person has asked for, and what was approved here. All else is run where
+  // it is looked at: nobody's browser tells where somebody else is.
+  #look() {
+    if (this.#gone) return;
+    const waiting = new Map([...this.#attached.keys()].map((id) => [id, []]));
+    for (const entry of this.#inbox?.pending ?? []) {
+      if (entry.kind !== "client_exec" || !this.tool(entry.tool)) continue;
+      const { users, calls } = this.#attached.get(entry.conversation) ?? {};
+      if (users || calls?.get(entry.call)?.state === "running" || entry.principal?.id === this.principal || this.#approved.has(keyOf(entry)))
+        waiting.set(entry.conversation, [...(waiting.get(entry.conversation) ?? []), entry]);
+    }
+    waiting.forEach((entries, id) => this.#attachment(id).look(entries));
   }
 
   /** What this page does about a client call: undefined, or {state: "asking" | "elsewhere" | "running" | "click", run}. */
   clientCall = (pending) => this.#attached.get(pending.conversation)?.calls.get(pending.call);
 }
 
-/** A view that others watch: "change" at most once a frame. */
+/** A view that others watch: "change" at most once a frame, and never after it was closed. */
 class View extends EventTarget {
   #timer = 0;
+  closed = false;
   changed() {
     this.#timer ||= setTimeout(() => {
       this.#timer = 0;
-      this.dispatchEvent(new Event("change"));
+      if (!this.closed) this.dispatchEvent(new Event("change"));
     }, FRAME);
   }
 }
@@ -263,6 +307,7 @@ export class Conversation extends View {
     Object.assign(this, { client, id, view: emptyView(id) });
     document.addEventListener("visibilitychange", this.#seen);
     this.#open();
+    this.#seen();
   }
 
   #open() {
@@ -282,6 +327,7 @@ export class Conversation extends View {
   }
 
   close() {
+    this.closed = true;
     document.removeEventListener("visibilitychange", this.#seen);
     clearTimeout(this.#unseen);
     this.#stop();
@@ -328,7 +374,7 @@ export class Conversation extends View {
     this.reading = true;
     try {
       const first = this.#events[0].seq;
-      const before = await this.client.log(this.id, { after: Math.max(0, first - 1 - PAGE), before: first, limit: PAGE });
+      const before = await this.client.log(this.id, { before: first, limit: PAGE, last: true });
       this.#events = [...before, ...this.#events];
       this.#fold();
     } finally {
@@ -346,7 +392,7 @@ export class Conversation extends View {
     }
     if (snapshot.seq < this.seq) return; // the stream was faster
     if (!this.ready) {
-      this.#events = await this.client.log(this.id, { after: Math.max(0, snapshot.seq - PAGE), before: snapshot.seq + 1, limit: PAGE });
+      this.#events = await this.client.log(this.id, { before: snapshot.seq + 1, limit: PAGE, last: true });
       this.#fold();
       this.seq = snapshot.seq;
       this.ready = true;
@@ -418,14 +464,20 @@ export class Conversation extends View {
       this.seq = data.seq;
       this.#events.push(data);
       apply(this.view, data);
-      this.#count(data);
-      if (data.type === "TurnEnded" || (data.type === "MessageReceived" && this.idle)) this.state = this.view.queue.length ? "preparing" : "idle";
+      if (data.seq > this.#liveFrom) this.#news(data);
       if (data.type.startsWith("Grant")) this.#readGrants();
-      if (data.seq > this.#liveFrom && ["AssistantSaid", "TurnEnded", "OutputRejected"].includes(data.type)) Object.assign(this, { live: null, hosted: [], retrying: null });
       if (data.type === "CallSuspended") this.dispatchEvent(new CustomEvent("suspended", { detail: this.view.calls.get(data.call_id).pending }));
     } else this.#lively(data);
     this.#quiet();
     this.changed();
+  }
+
+  // What the snapshot did not know yet.
+  #news({ type, attempts = [] }) {
+    if (type === "TurnEnded" || (type === "MessageReceived" && this.idle)) this.state = this.view.queue.length ? "preparing" : "idle";
+    if (["AssistantSaid", "TurnEnded", "OutputRejected"].includes(type)) Object.assign(this, { live: null, hosted: [], retrying: null });
+    for (const { usage } of attempts)
+      for (const [name, n] of Object.entries(usage ?? {})) if (n !== null) this.usage[name] = (this.usage[name] ?? 0) + n;
   }
 
   #lively(data) {
@@ -481,12 +533,6 @@ export class Conversation extends View {
     if (this.live?.id !== id || this.live.epoch < epoch) this.live = { id, epoch, text: "", thinking: "", drafts: [], n: 0, m: 0 };
     return this.live;
   }
-
-  #count(event) {
-    if (event.seq <= this.#liveFrom) return;
-    for (const { usage } of event.attempts ?? [])
-      for (const [name, n] of Object.entries(usage ?? {})) if (n !== null) this.usage[name] = (this.usage[name] ?? 0) + n;
-  }
 }
 
 /** Everything that waits for somebody. Read pending (the next to expire first) and ready; listen to "change", "added".
@@ -507,7 +553,7 @@ export class Inbox extends View {
     const who = async () => (await client.me()).principal;
     for (;;) {
       try {
-        const me = await who();
+        const me = (client.principal = await who());
         client.connected("online");
         await this.#share(client, `assent ${client.base} ${me}`, async () => (await who()) === me);
       } catch (problem) {
@@ -574,52 +620,67 @@ export class Inbox extends View {
 }
 
 /** This page as a client of one conversation: it is there while it beats, and it runs a call while it holds its lease. */
+// It is there for as long as somebody uses it or something waits for it.
 class Attachment {
   users = 0;
   calls = new Map();
+  #there = false;
+  #told = []; // the tools that the server knows of
+  #line = Promise.resolve(); // the server has to take what it is told in that order
   #beating = 0;
-  #gone = false;
 
-  constructor(client, id) {
-    Object.assign(this, { client, id, at: `conversations/${enc(id)}/` });
-    this.announce();
-    client.inbox; // calls are heard of there
+  /** told(): it is time to look again. */
+  constructor(client, id, told) {
+    Object.assign(this, { client, told, at: `conversations/${enc(id)}/` });
   }
 
-  async announce() {
-    const tools = this.client.toolNames();
-    if (!tools.length) return;
-    this.#gone = false;
+  tell() {
+    this.#line = this.#line.then(() => this.#tell());
+  }
+
+  // Announcing again is a heartbeat that also survives a server that has forgotten us.
+  async #tell() {
     clearTimeout(this.#beating);
+    const tools = this.#there ? this.client.toolNames() : [];
+    if (!tools.length) return this.#told.length && this.#goodbye();
     let again = 2000;
     try {
       const { heartbeat } = await this.client.request("POST", `${this.at}clients`, { client: this.client.id, tools });
       again = heartbeat * 1000;
-      this.look();
+      this.#told = tools;
     } catch (problem) {
       if (problem.status === 404) return;
     }
-    // Announcing again is a heartbeat that also survives a server that has forgotten us.
-    if (!this.#gone) this.#beating = setTimeout(() => this.announce(), again);
+    this.#beating = setTimeout(() => this.tell(), again);
+    this.told();
   }
 
+  #goodbye() {
+    this.#told = [];
+    return this.client.request("DELETE", `${this.at}clients/${this.client.id}`, undefined, { keepalive: true }).catch(() => {});
+  }
+
+  /** The page goes: there is no time to stand in line. */
   leave() {
-    this.#gone = true;
-    clearTimeout(this.#beating);
+    if (this.#there || this.#told.length) this.#goodbye();
+    this.#there = false;
     this.calls.forEach((call) => call.abort.abort());
     this.calls.clear();
-    this.client.request("DELETE", `${this.at}clients/${this.client.id}`, undefined, { keepalive: true }).catch(() => {});
   }
 
-  look() {
-    const waiting = this.client.inbox.pending.filter((entry) => entry.kind === "client_exec" && entry.conversation === this.id && this.client.tool(entry.tool));
+  look(waiting) {
     for (const [id, call] of this.calls)
       if (!waiting.some((entry) => entry.call === id)) {
         call.abort.abort();
         this.calls.delete(id);
       }
+    const needed = this.users + waiting.length > 0;
+    if (needed !== this.#there) {
+      this.#there = needed;
+      this.tell();
+    }
     for (const entry of waiting)
-      if (!this.calls.has(entry.call)) {
+      if (!this.calls.has(entry.call) && this.#told.includes(entry.tool)) {
         const { label } = this.client.tool(entry.tool);
         const call = { entry, label, abort: new AbortController(), state: label ? "click" : "asking", run: () => this.#run(call) };
         this.calls.set(entry.call, call);
@@ -640,13 +701,17 @@ class Attachment {
     const { fn, label } = this.client.tool(entry.tool);
     // A picker needs a fresh click: such a tool starts at once, while the lease is asked for.
     const started = label ? this.#start(fn, entry, path, abort) : null;
-    while (!(await lease())) {
+    // Pages that show the conversation come first.
+    let wait = HAND_OVER;
+    if (!label && !this.users) await pause(wait);
+    while (!abort.signal.aborted && !(await lease())) {
       if (abort.signal.aborted) return;
       this.#state(call, "elsewhere");
       if (label) return;
-      await pause(HAND_OVER);
-      if (abort.signal.aborted) return;
+      await pause(wait);
+      wait = this.users ? HAND_OVER : Math.min(2 * wait, RENEW);
     }
+    if (abort.signal.aborted) return;
     this.#state(call, "running");
     const renewing = setInterval(lease, RENEW);
     try {
@@ -663,20 +728,26 @@ class Attachment {
     try {
       return { type: "client_result", value: (await fn(entry.args, { progress, signal: abort.signal })) ?? null };
     } catch (failure) {
-      return { type: "failed", kind: failure.kind ?? "handler_failed", message: String(failure.message ?? failure) };
+      const kind = failure instanceof ToolFailed ? failure.kind : "handler_failed";
+      return { type: "failed", kind, message: String(failure?.message ?? failure).slice(0, LONGEST_MESSAGE).replace(/\p{Cs}/gu, "\ufffd") };
     }
   }
 
-  // What was done is not done again: where the server is away, its result is kept for it.
+  // What was done is not done again: where the server is away, its result is kept for it. What the server does not take
+  // ends the call as an error.
   async #settle(entry, decision, { signal }) {
-    for (let wait = FIRST_WAIT; !signal.aborted; wait = Math.min(wait * 2, LONGEST_WAIT))
+    for (let wait = FIRST_WAIT; !signal.aborted; )
       try {
+        if (json(decision, 0).length > LARGEST) throw new Problem({ status: 413, detail: `the result has more than ${LARGEST} bytes` });
         return await this.client.resolve(entry, decision);
       } catch (problem) {
-        const { status, message } = problem;
-        if (status === 422 && decision.type === "client_result") decision = { type: "failed", kind: "invalid_result", message };
-        else if ([404, 409, 410].includes(status)) return;
-        else if (status === 0 || status >= 500) await pause(wait);
+        const { status, kind, message } = problem;
+        if ([404, 409, 410].includes(status)) return;
+        if ([0, 408, 429].includes(status) || status >= 500) {
+          await pause(wait);
+          wait = Math.min(wait * 2, LONGEST_WAIT);
+        } else if (decision.type === "client_result") decision = { type: "failed", kind: status === 413 || kind === "too_large" ? "too_large" : "invalid_result", message };
+        else if (decision.kind !== "handler_failed") decision = { ...decision, kind: "handler_failed" };
         else throw problem;
       }
   }

@@ -23,7 +23,7 @@ export function resolve(schema, root, depth = 0) {
   if (Array.isArray(schema.type)) {
     const { type, ...rest } = schema;
     if (type.length === 1) return { ...rest, type: type[0] };
-    return { title: schema.title, description: schema.description, anyOf: type.map((one) => ({ ...rest, title: undefined, description: undefined, type: one })) };
+    return { title: schema.title, description: schema.description, default: schema.default, anyOf: type.map((one) => ({ ...rest, title: undefined, description: undefined, default: undefined, type: one })) };
   }
   return schema;
 }
@@ -39,23 +39,24 @@ export function branchOf(options, value, root) {
 
 export const typeOf = (value) => (value === null ? "null" : Array.isArray(value) ? "array" : typeof value === "bigint" ? "number" : typeof value);
 
-/** What a field begins with: the schema's own word, or what is empty of its type; undefined: nothing yet. */
-export function initial(given, root, depth = 0) {
+// What a field begins with: the schema's own word, or what is empty of its type; undefined: nothing yet.
+// `branch`: of a choice, where also a constant that may be left out tells which it is.
+export function initial(given, root, branch = false, depth = 0) {
   if (depth > 6) return undefined;
   const schema = resolve(given, root);
   if (schema.default !== undefined) return schema.default;
   if (schema.const !== undefined) return schema.const;
   const options = branches(schema, root);
-  if (options) return options.some((option) => option.type === "null") ? null : initial(options[0], root, depth + 1);
+  if (options) return options.some((option) => option.type === "null") ? null : initial(options[0], root, true, depth + 1);
   if (schema.type === "object") {
     const value = {};
-    for (const name of schema.required ?? []) {
-      const first = initial(schema.properties?.[name] ?? {}, root, depth + 1);
+    for (const [name, property] of Object.entries(schema.properties ?? {})) {
+      const first = schema.required?.includes(name) || (branch && resolve(property, root).const !== undefined) ? initial(property, root, false, depth + 1) : undefined;
       if (first !== undefined) value[name] = first;
     }
     return value;
   }
-  if (schema.type === "array") return Array.from({ length: schema.minItems ?? 0 }, () => initial(schema.items, root, depth + 1) ?? null);
+  if (schema.type === "array") return Array.from({ length: schema.minItems ?? 0 }, () => initial(schema.items, root, false, depth + 1) ?? null);
   if (schema.type === "boolean") return false;
   return schema.type === "null" ? null : undefined;
 }

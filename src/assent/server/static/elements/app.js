@@ -4,7 +4,7 @@
 import { Element, html, nothing, shown } from "./base.js";
 import { repeat } from "lit/directives/repeat.js";
 import { ago } from "../text.js";
-import "./chat.js";
+import { spoken, aloud } from "./chat.js";
 import "./inbox.js";
 
 const REFRESH = 10_000; // milliseconds
@@ -43,7 +43,7 @@ class App extends Element {
       this.#soon();
       this.requestUpdate();
     });
-    this.watch(inbox, "added", ({ detail }) => detail.conversation !== this.route.id && (this.spoken = `Waiting: ${detail.prompt || detail.tool}`)); // the open one speaks for itself
+    this.watch(inbox, "added", ({ detail }) => detail.conversation !== this.route.id && (this.spoken = spoken(this.spoken, `Waiting: ${detail.prompt || detail.tool}`))); // the open one speaks for itself
     const online = () => {
       this.client.me().then(({ principal }) => (this.me = principal), () => {});
       this.#load();
@@ -74,7 +74,7 @@ class App extends Element {
       const list = [];
       let cursor;
       do {
-        const { conversations, next } = await this.client.conversations({ cursor, limit: PAGE });
+        const { conversations, next } = await this.client.conversations({ order: "newest", cursor, limit: PAGE });
         list.push(...conversations);
         cursor = next;
       } while (cursor && list.length < this.most);
@@ -134,7 +134,7 @@ class App extends Element {
     const next = { auto: "light", light: "dark", dark: "auto" }[this.theme];
     return html`<div class="app ${this.drawer || place === "home" ? "drawer" : ""}">
       <header class="sr"><h1>Assent</h1></header>
-      <div class="sr" role="status" aria-live="polite">${this.spoken ?? ""}</div>
+      ${aloud(this.spoken)}
       <nav class="side" aria-label="Conversations">
         <div class="brand"><span class="mark" aria-hidden="true"></span><b>Assent</b>
           <button type="button" class="quiet theme" title="Colours: ${this.theme}" aria-label="Colours: ${this.theme}; change to ${next}" @click=${() => this.#theme(next)}>${{ auto: "◐", light: "☀", dark: "☾" }[this.theme]}</button></div>

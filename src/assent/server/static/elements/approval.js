@@ -1,19 +1,20 @@
 // <assent-approval>: one call that waits for a person's yes or no.
 //   properties  client: Client   pending: Pending   mode: "" | "edit" | "deny" | "result"   place: boolean (name the conversation)
 //   events      decided, with detail {pending, decision, seq}    refused, with detail {pending, problem}
-// Approve is never focused by itself; for 350 ms after the card or its content appears nothing can be pressed; long
-// content must have been seen to its end. A decision carries the digest of what was shown.
-import { Card, html, nothing, shown, value, table, raw, jsonDiff, plainPreview, warnings, lost } from "./base.js";
+// Approve is never focused by itself; for 350 ms after the card or its content appears, and for 700 ms after another card
+// came or went, nothing can be pressed; long content must have been seen to its end. A decision carries the digest of
+// what was shown.
+import { Card, html, nothing, shown, value, table, raw, jsonDiff, plainPreview, warnings, lost, atEnd } from "./base.js";
 import { keyOf } from "../client.js";
 import { same, spelled, json, parse } from "../text.js";
 import "./form.js";
 
-export const GUARD = 350; // milliseconds
+export { GUARD } from "./base.js";
 const PREVIEW_AFTER = 300; // milliseconds of quiet before edited arguments are tried
 
 class Approval extends Card {
   static properties = {
-    mode: { type: String }, armed: { state: true }, seen: { state: true }, asJson: { state: true },
+    mode: { type: String }, seen: { state: true }, asJson: { state: true },
     edited: { state: true }, plan: { state: true }, planProblem: { state: true }, remember: { state: true }, span: { state: true },
     reason: { state: true },
   };
@@ -31,7 +32,6 @@ class Approval extends Card {
 
   disconnectedCallback() {
     super.disconnectedCallback();
-    clearTimeout(this.guard);
     clearTimeout(this.trying);
     this.sizes.disconnect();
   }
@@ -43,15 +43,12 @@ class Approval extends Card {
     this.before = pending.before ?? (old && keyOf(old) === keyOf(pending) && old.digest !== pending.digest ? old : null);
     Object.assign(this, { seen: false, edited: null, plan: null, planProblem: null, remember: "", span: "", reason: "" });
     if (old) this.mode = "";
-    this.#arm();
   }
 
   willUpdate(now) {
     super.willUpdate(now);
-    if (now.has("client")) this.#arm();
     if (now.has("mode") && this.editing && !this.edited) this.edited = parse(json(this.pending.args)); // a framework may have made a proxy of it
-    // What can be pressed has moved: a press that was meant for something else must not count.
-    if (now.has("mode") && now.get("mode") !== undefined) this.#arm();
+    if (now.has("mode") && now.get("mode") !== undefined) this.arm();
   }
 
   back() {
@@ -73,19 +70,8 @@ class Approval extends Card {
     }
   }
 
-  #arm() {
-    this.armed = false;
-    clearTimeout(this.guard);
-    this.guard = setTimeout(() => (this.armed = true), GUARD);
-  }
-
   #look() {
-    const box = this.box;
-    if (!this.seen && box?.isConnected && this.settled && box.clientHeight > 0 && box.scrollTop + box.clientHeight >= box.scrollHeight - 6) this.seen = true;
-  }
-
-  get off() {
-    return !this.armed || super.off;
+    if (!this.seen && this.box?.isConnected && this.settled && atEnd(this.box)) this.seen = true;
   }
 
   // What was interrupted runs again as it is, or not at all.
@@ -120,7 +106,7 @@ class Approval extends Card {
       event.stopPropagation();
       this.mode = "";
       this.querySelector(".card").focus();
-    } else if (!writing && /^[aed]$/.test(event.key)) {
+    } else if (!writing && !this.mode && /^[aed]$/.test(event.key)) {
       event.preventDefault();
       event.stopPropagation();
       if (!this.armed || event.repeat) return;
@@ -142,7 +128,7 @@ class Approval extends Card {
     try {
       const { preview, digest } = await this.client.preview(this.pending, args);
       if (!same(this.edited, args)) return;
-      if (digest !== this.plan?.digest) this.#arm();
+      if (digest !== this.plan?.digest) this.arm();
       this.seen = false;
       this.plan = { args, preview, digest };
       this.planProblem = null;

@@ -1,9 +1,12 @@
 // What the elements share: light DOM, which style sheets reach, and how values are shown.
 import { LitElement, html, nothing } from "lit";
-import { keyOf } from "../client.js";
+import { keyOf, Problem } from "../client.js";
+import "../writing.js";
 import { visible, unifiedDiff, lineDiff, isObject, json, brief, same, duration, atZero } from "../text.js";
 
 export { html, nothing };
+
+export const GUARD = 350; // milliseconds
 
 export class Element extends LitElement {
   createRenderRoot() {
@@ -51,23 +54,46 @@ export class Element extends LitElement {
 
 export const lost = (problem) => problem?.status === 0 || problem?.status >= 500;
 
+const cards = new Set(); // those in the page
+// One that comes or goes moves the others, perhaps under a pointer that is about to press, or half-way in a double click.
+const moved = () => cards.forEach((card) => card.arm(2 * GUARD));
+
 /** A card about a call that waits: what approvals and questions have in common. */
 export class Card extends Element {
-  static properties = { client: {}, pending: {}, place: { type: Boolean }, busy: { state: true }, problem: { state: true } };
+  static properties = { client: {}, pending: {}, place: { type: Boolean }, busy: { state: true }, problem: { state: true }, armed: { state: true } };
 
   connectedCallback() {
     super.connectedCallback();
     this.tick(1000);
+    moved();
+    cards.add(this);
+  }
+
+  disconnectedCallback() {
+    super.disconnectedCallback();
+    clearTimeout(this.guard);
+    cards.delete(this);
+    moved();
+  }
+
+  /** What can be pressed is new, or elsewhere: a press that was meant for something else must not count. */
+  arm(wait = GUARD) {
+    if (this.querySelector(".actions button:focus")) this.querySelector(".card").focus({ preventScroll: true }); // what is disabled would lose it
+    this.armed = false;
+    clearTimeout(this.guard);
+    this.guard = setTimeout(() => (this.armed = true), wait);
   }
 
   // One element may be given call after call: nothing of the last one may stay on the next.
   willUpdate(now) {
     super.willUpdate(now);
+    if (now.has("client")) this.arm();
     if (!this.pending) return;
     const { digest, since } = this.pending;
     const key = `${keyOf(this.pending)} ${digest} ${since}`;
     if (key === this.key) return;
     Object.assign(this, { key, busy: false, problem: null });
+    this.arm();
     this.renew(now.get("pending"));
   }
 
@@ -85,17 +111,19 @@ export class Card extends Element {
 
   /** Nothing can be pressed. */
   get off() {
-    return Boolean(this.busy || this.expired);
+    return Boolean(!this.armed || this.busy || this.expired);
   }
 
   async decide(decision) {
     const { pending, key } = this;
+    this.arm();
     this.busy = true;
     this.problem = null;
     try {
       const { seq } = await this.client.resolve(pending, decision);
       this.emit("decided", { pending, decision, seq });
-    } catch (problem) {
+    } catch (error) {
+      const problem = error?.details ? error : new Problem({ status: error?.status, detail: `What came of it is not known: ${error?.message ?? error}` });
       if (key === this.key) Object.assign(this, { busy: false, problem });
       problem.final = [404, 410].includes(problem.status) || (problem.status === 409 && problem.details.reason !== "superseded");
       this.emit("refused", { pending, problem });
@@ -140,30 +168,34 @@ export const diffLines = (lines) => html`<div class="diff" role="group" aria-lab
 
 export const jsonDiff = (before, after) => diffLines(lineDiff(json(before), json(after)));
 
-/** A JSON value for people: text as text, differences as differences, objects as tables. */
-export function value(it, depth = 0) {
+/** Whether a box was scrolled to its end, where also nothing is left beside it. */
+export const atEnd = (box) => box.clientHeight > 0 && box.scrollTop + box.clientHeight >= box.scrollHeight - 6 && Math.abs(box.scrollLeft) + box.clientWidth >= box.scrollWidth - 6;
+
+/** A JSON value for people: text as text, objects as tables; `diffs`: differences as such, where it is a tool's own word. */
+export function value(it, diffs = true, depth = 0) {
   if (it === null || it === undefined) return html`<span class="null">${it === null ? "null" : "nothing"}</span>`;
   if (typeof it === "string") {
-    const diff = unifiedDiff(it);
+    const diff = diffs && unifiedDiff(it);
     if (diff) return diffLines(diff);
     if (it === "") return html`<span class="null">empty</span>`;
     return it.includes("\n") ? html`<pre class="text">${shown(it)}</pre>` : html`<span class="text">${shown(it)}</span>`;
   }
   if (typeof it !== "object") return html`<span class="scalar">${String(it)}</span>`;
   if (depth > 3) return html`<pre class="text">${shown(json(it))}</pre>`;
-  if (Array.isArray(it)) return it.length ? html`<ol class="values">${it.map((item) => html`<li>${value(item, depth + 1)}</li>`)}</ol>` : html`<span class="null">none</span>`;
-  if (typeof it.before === "string" && typeof it.after === "string") {
+  if (Array.isArray(it)) return it.length ? html`<ol class="values">${it.map((item) => html`<li>${value(item, diffs, depth + 1)}</li>`)}</ol>` : html`<span class="null">none</span>`;
+  if (diffs && typeof it.before === "string" && typeof it.after === "string") {
     const { before, after, ...rest } = it;
-    return html`${Object.keys(rest).length ? table(rest, depth) : nothing}${diffLines(lineDiff(before, after))}`;
+    return html`${Object.keys(rest).length ? table(rest, diffs, depth) : nothing}${diffLines(lineDiff(before, after))}`;
   }
-  return table(it, depth);
+  return table(it, diffs, depth);
 }
 
-export function table(object, depth = 0) {
+/** What a model wrote may look like anything: it is shown as it is. */
+export function table(object, diffs = false, depth = 0) {
   const rows = Object.entries(object);
   if (!rows.length) return html`<span class="null">none</span>`;
   return html`<table class="values"><tbody>${rows.map(([key, item]) =>
-    html`<tr><th scope="row">${shown(key)}</th><td>${value(item, depth + 1)}</td></tr>`)}</tbody></table>`;
+    html`<tr><th scope="row">${shown(key)}</th><td>${value(item, diffs, depth + 1)}</td></tr>`)}</tbody></table>`;
 }
 
 export const raw = (it) => html`<pre class="raw">${shown(json(it))}</pre>`;

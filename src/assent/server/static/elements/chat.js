@@ -4,6 +4,7 @@
 // The draft of a message is kept in this browser. Enter sends, Shift+Enter is a new line.
 import { Element, html, nothing, shown } from "./base.js";
 import { repeat } from "lit/directives/repeat.js";
+import { spelled } from "../text.js";
 import "./markdown.js";
 import "./tool.js";
 import "./approval.js";
@@ -11,6 +12,7 @@ import "./question.js";
 import "./grants.js";
 
 const STATES = { idle: "", preparing: "Thinking…", streaming: "Writing…", executing_tools: "Running tools…", awaiting_input: "Waiting for somebody" };
+const CARDS = "assent-approval, assent-question";
 const NEAR = 80; // pixels from the end that still count as being there
 const HOLD = 400; // milliseconds for which earlier messages settle
 
@@ -28,9 +30,11 @@ class Chat extends Element {
     super.willUpdate(changed);
     if (changed.has("conversation") || changed.has("client")) this.#open();
     // Whose card somebody else has settled is told so.
-    for (const { mode, busy, pending } of this.querySelectorAll("assent-approval")) {
+    for (const card of this.querySelectorAll(CARDS)) {
+      const { mode, busy, pending } = card;
       const call = this.live?.view.calls.get(pending.call);
-      if (mode && !busy && call && !call.pending) call.lost = true;
+      if ((mode || card.querySelector("form :focus")) && !busy && call && !call.pending) call.lost = true;
+      if (card.contains(document.activeElement)) this.had = pending.call;
     }
   }
 
@@ -54,17 +58,16 @@ class Chat extends Element {
       if (this.live.view.title && this.heading !== this.live.view.title && !this.live.earlier) this.emit("titled", { conversation: this.conversation, title: (this.heading = this.live.view.title) });
       this.requestUpdate();
     });
-    this.live.addEventListener("suspended", ({ detail }) => (this.spoken = `${detail.kind === "approval" ? "Approval needed" : "Waiting for you"}: ${detail.prompt || detail.tool}`));
+    this.live.addEventListener("suspended", ({ detail }) => (this.spoken = spoken(this.spoken, `${detail.kind === "approval" ? "Approval needed" : "Waiting for you"}: ${detail.prompt || detail.tool}`)));
   }
 
   get #key() {
     return `assent.draft.${this.conversation}`;
   }
 
-  #write(text, key = this.#key) {
-    if (key === this.#key) this.draft = text;
-    if (text) localStorage.setItem(key, text);
-    else localStorage.removeItem(key);
+  #write(text) {
+    this.draft = text;
+    keep(this.#key, text);
   }
 
   async #send(when_busy) {
@@ -76,14 +79,15 @@ class Chat extends Element {
     this.atEnd = true;
     try {
       await this.client.send(conversation, draft.trim(), this.live.idle ? { when_busy: "queue" } : { when_busy });
-      // What was written meanwhile, here or in another conversation, stays.
-      const written = localStorage.getItem(key) ?? "";
-      if (written.startsWith(draft)) this.#write(written.slice(draft.length).trimStart(), key);
+      // What was written meanwhile, here, in another conversation or in another tab, stays.
+      const rest = (written) => (written.startsWith(draft) ? written.slice(draft.length).trimStart() : written);
+      if (key === this.#key) this.draft = rest(this.draft);
+      keep(key, rest(localStorage.getItem(key) ?? ""));
     } catch (problem) {
       if (key === this.#key) this.problem = problem; // the draft stays
     }
     this.sending.delete(key);
-    if (key === this.#key) this.querySelector(".composer textarea")?.focus();
+    if (key === this.#key && !this.box?.contains(document.activeElement)) this.querySelector(".composer textarea")?.focus();
   }
 
   async #stop() {
@@ -122,7 +126,15 @@ class Chat extends Element {
     card?.focus();
   }
 
+  // Where a card goes that has the focus, what is there instead of it has it: never another card.
+  #refocus(id) {
+    this.had = null;
+    const instead = [...this.querySelectorAll(`${CARDS}, assent-tool`)].find(({ call, pending }) => (pending?.call ?? call?.id) === id);
+    instead?.updateComplete.then(() => document.activeElement === document.body && instead.querySelector("summary, .card")?.focus({ preventScroll: true }));
+  }
+
   updated() {
+    if (this.had) this.#refocus(this.had);
     const box = this.querySelector(".scroll");
     if (box && box !== this.box) {
       // Cards render after us, and grow: whoever was at the end stays there.
@@ -154,7 +166,7 @@ class Chat extends Element {
     if (it.problem) return html`<div class="empty"><h2>Not found</h2><p>${shown(it.problem.message)}</p></div>`;
     const { view } = it;
     const waiting = it.pending;
-    return html`<div class="sr" role="status" aria-live="polite">${this.spoken ?? ""}</div>
+    return html`${aloud(this.spoken)}
       <div class="scroll" tabindex="0" role="region" aria-label="Conversation" @scroll=${this.#scrolled} @decided=${this.#toEnd}><div class="thread">
         ${it.earlier ? html`<button type="button" class="quiet earlier" @click=${this.#earlier}>Earlier messages</button>` : nothing}
         ${it.ready && !view.items.length && !view.queue.length && !it.live ? html`<div class="empty"><h2>${shown(view.agent || "Assent")}</h2><p>Write a message to begin.</p></div>` : nothing}
@@ -221,6 +233,15 @@ class Chat extends Element {
     return html`<assent-question .client=${this.client} .pending=${pending}></assent-question>${call.progress ? html`<assent-tool .client=${this.client} .call=${call}></assent-tool>` : nothing}`;
   }
 }
+
+function keep(key, draft) {
+  if (draft) localStorage.setItem(key, draft);
+  else localStorage.removeItem(key);
+}
+
+/** What is said comes as a line of its own, so that the same words are said again. */
+export const spoken = (lines = [], text) => [...lines.slice(-4), { text: spelled(text) }];
+export const aloud = (lines = []) => html`<div class="sr" role="status" aria-live="polite">${repeat(lines, (line) => line, ({ text }) => html`<p>${text}</p>`)}</div>`;
 
 function usage({ input_tokens, output_tokens, cost } = {}) {
   const tokens = (input_tokens ?? 0) + (output_tokens ?? 0);

@@ -4,7 +4,7 @@
 //               reset(): from the schema again    unread -> whether a field has what is no value of its type
 //   events      edited, with detail {value}
 // What has no form of its own is written as JSON. The server checks again, and its word is shown beside the field.
-import { Element, html, nothing, shown } from "./base.js";
+import { Element, html, nothing, shown, oneLine } from "./base.js";
 import { resolve, branches, branchOf, initial, check, join } from "../schema.js";
 import { same, json, brief, number, parse, spelled } from "../text.js";
 
@@ -15,6 +15,7 @@ class Form extends Element {
   #id = `form${++forms}`;
   #unread = new Map(); // path -> what was typed that is no value of its type
   #branch = new Map(); // path -> the branch that was chosen
+  #long = new Map(); // path -> whether it is written in many lines: a field that changes under the cursor would lose it
 
   constructor() {
     super();
@@ -37,11 +38,15 @@ class Form extends Element {
   }
 
   reset() {
-    this.#unread.clear();
-    this.#branch.clear();
+    this.#forget("");
     this.touched = new Set();
     this.value = undefined;
     this.requestUpdate("schema");
+  }
+
+  #forget(path) {
+    for (const map of [this.#unread, this.#branch, this.#long])
+      for (const key of map.keys()) if (!path || (key.startsWith(path) && /^([.[]|$)/.test(key.slice(path.length)))) map.delete(key);
   }
 
   check(focus = true) {
@@ -78,10 +83,10 @@ class Form extends Element {
     if (schema.const !== undefined && !schema.oneOf) return nothing; // there is nothing to choose
     const options = bare > 6 ? null : branches(schema, this.schema); // a choice among choices may have no end
     const said = html`${hint ? html`<p class="hint" id="${id}-hint">${shown(hint)}</p>` : nothing}${error ? html`<p class="wrong" id="${id}-error">${shown(error)}</p>` : nothing}`;
-    const head = html`${shown(label)}${required || bare ? nothing : html` <span class="optional">optional</span>`}`;
+    const head = html`${shown(label)}${required || bare ? nothing : html` <span class="optional">optional${schema.default === undefined ? nothing : html`, default: ${word(schema.default)}`}</span>`}`;
     if (options && !options.every((option) => option.const !== undefined)) return html`<fieldset class="field"><legend>${head}</legend>${this.#choice(field, options)}${said}</fieldset>`;
     const consts = options?.map((option) => ({ value: option.const, label: option.title }));
-    const choices = schema.enum?.map((each) => ({ value: each })) ?? consts;
+    const choices = schema.enum?.map((each) => ({ value: each })) ?? consts ?? (schema.type === "boolean" && !required ? [{ value: true, label: "yes" }, { value: false, label: "no" }] : null);
     if (choices) return choices.length <= 5
       ? html`<fieldset class="field choices" aria-describedby=${described}><legend>${head}</legend>${this.#radios(field, choices)}${said}</fieldset>`
       : html`<div class="field"><label for=${id}>${head}</label>${this.#select(field, choices)}${said}</div>`;
@@ -128,11 +133,13 @@ class Form extends Element {
   }
 
   #string(field) {
-    const { schema, id, required, described, invalid } = field;
+    const { schema, path, id, required, described, invalid } = field;
     const value = field.value ?? "";
     const type = { date: "date", email: "email", uri: "url" }[schema.format] ?? "text";
     const input = this.#input(field, "This is not complete.", (text) => (text === "" && (!required || schema.minLength || schema.format) ? undefined : text));
-    if (type === "text" && (schema.maxLength > 200 || value.length > 80 || /\n/.test(value)))
+    const lines = /\n/.test(value);
+    if (lines || !this.#long.has(path)) this.#long.set(path, lines || schema.maxLength > 200 || value.length > 80);
+    if (type === "text" && this.#long.get(path))
       return html`<textarea id=${id} rows="4" .value=${value} aria-describedby=${described} aria-invalid=${invalid} @input=${input}></textarea>`;
     return html`<input id=${id} type=${type} .value=${value} aria-describedby=${described} aria-invalid=${invalid} placeholder=${schema.examples?.[0] ?? nothing} @input=${input}>`;
   }
@@ -140,8 +147,13 @@ class Form extends Element {
   #number(field) {
     const { schema, value, id, described, invalid } = field;
     const bounds = [schema.minimum !== undefined && `from ${schema.minimum}`, schema.maximum !== undefined && `to ${schema.maximum}`].filter(Boolean).join(" ");
-    const input = this.#input(field, "Must be a number.", (text) => (text.trim() ? number(text.trim().replace(",", ".")) : undefined));
-    return html`<input id=${id} inputmode=${schema.type === "integer" ? "numeric" : "decimal"} .value=${String(this.#text(field, value ?? ""))} aria-describedby=${described} aria-invalid=${invalid}
+    const whole = schema.type === "integer";
+    const input = this.#input(field, "Must be a number. Write it as 1000 or 0.5.", (given) => {
+      const text = given.trim();
+      if ((whole ? /[.,]\d{3}$/ : /,\d{3}$/).test(text)) throw 0; // a thousand to some, one to others
+      return text ? number(text.replace(",", ".")) : undefined;
+    });
+    return html`<input id=${id} inputmode=${whole ? "numeric" : "decimal"} .value=${String(this.#text(field, value ?? ""))} aria-describedby=${described} aria-invalid=${invalid}
       placeholder=${bounds || nothing} @input=${input}>`;
   }
 
@@ -183,7 +195,7 @@ class Form extends Element {
       return html`<div class="options">${item.enum.map((choice) => html`<label><input type="checkbox" .checked=${items.some((each) => same(each, choice))}
         @change=${(event) => set(event.target.checked ? [...items, choice] : items.filter((each) => !same(each, choice)))}> <span>${shown(brief(choice))}</span></label>`)}</div>`;
     return html`${items.map((each, i) => html`<div class="item">${this.#field(item, each, `${path}[${i}]`, `${name} ${i + 1}`, true, (next) => put(items.map((old, j) => (j === i ? next ?? null : old))), 1)}
-        <button type="button" class="quiet" aria-label="Remove ${name} ${i + 1}" @click=${() => { this.#unread.clear(); set(items.filter((_, j) => j !== i)); }}>Remove</button></div>`)}
+        <button type="button" class="quiet" aria-label="Remove ${name} ${i + 1}" @click=${() => { this.#forget(path); set(items.filter((_, j) => j !== i)); }}>Remove</button></div>`)}
       <button type="button" class="quiet" ?disabled=${items.length >= schema.maxItems} @click=${() => set([...items, initial(item, this.schema) ?? (item.type === "string" ? "" : null)])}>Add ${name}</button>`;
   }
 
@@ -192,14 +204,16 @@ class Form extends Element {
     const at = options[chosen] ? chosen : required ? 0 : -1;
     const label = (option) => option.title ?? (option.const !== undefined ? brief(option.const) : { null: "none", string: "text", boolean: "yes or no", integer: "whole number", object: "details", array: "list" }[option.type] ?? option.type ?? "JSON");
     const pick = (i) => {
+      this.#forget(path);
       this.#branch.set(path, i);
-      this.#unread.clear();
-      set(i < 0 ? undefined : initial(options[i], this.schema) ?? (options[i].type === "string" ? "" : undefined));
+      set(i < 0 ? undefined : initial(options[i], this.schema, true) ?? (options[i].type === "string" ? "" : undefined));
     };
     return html`<div class="options">${options.map((option, i) => html`<label><input type="radio" name=${id} .checked=${i === at} @change=${() => pick(i)}> <span>${shown(label(option))}</span></label>`)}
       ${required ? nothing : html`<label><input type="radio" name=${id} .checked=${at < 0} @change=${() => pick(-1)}> <span class="optional">leave out</span></label>`}</div>
       ${at >= 0 && options[at].type !== "null" && options[at].const === undefined ? this.#field({ ...options[at], title: undefined }, value, path, label(options[at]), true, put, bare + 1) : nothing}`;
   }
 }
+
+const word = (it) => (it === null ? "none" : typeof it === "boolean" ? (it ? "yes" : "no") : it.length === 0 ? "empty" : oneLine(it, 60));
 
 customElements.define("assent-form", Form);

@@ -36,7 +36,7 @@ class Grants extends Element {
             <small class="about">allowed by <b>${shown(by.id)}</b> on ${when(at)}${until ? `, until ${when(until)}` : ""}</small></span>
           <button type="button" class="danger outline" @click=${() => this.#revoke(id)}>Revoke</button></li>`)}</ul>
         ${this.problem ? html`<p class="notice bad" role="alert">${shown(this.problem.message)}</p>` : nothing}
-        <div class="actions"><button type="button" @click=${close}>Close</button></div></dialog>` : nothing}`;
+        <div class="actions"><button type="button" @click=${(event) => event.target.closest("dialog").close()}>Close</button></div></dialog>` : nothing}`;
   }
 }
 customElements.define("assent-grants", Grants);

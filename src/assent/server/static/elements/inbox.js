@@ -1,22 +1,24 @@
 // <assent-inbox>: everything that waits for somebody, in all conversations.
 //   properties  client: Client
 //   events      those of the cards inside (decided, refused)
-// What was not seen cannot be approved: on a closed row, a opens the card; a batch shows every row in full.
-import { Element, html, nothing, shown, table, value, plainPreview, warnings } from "./base.js";
+// What was not seen cannot be approved: on a closed row, a opens the card; a batch shows every row in full. Keys that
+// decide, or lead to it, are for the row or the card that has the focus.
+import { Element, html, nothing, shown, table, value, plainPreview, warnings, atEnd } from "./base.js";
 import { repeat } from "lit/directives/repeat.js";
 import { duration, outcome, brief, spelled } from "../text.js";
 import { keyOf } from "../client.js";
+import { FIELD, adrift } from "../writing.js";
 import { GUARD } from "./approval.js";
 import "./question.js";
 
 const KEYS = [["j / k", "down / up"], ["x", "select for a batch"], ["Enter", "open or close"], ["a", "open, then approve; with a selection: the batch"], ["e", "edit"], ["d", "deny"], ["/", "filter"], ["Esc", "back"], ["?", "this help"]];
 
 class InboxView extends Element {
-  static properties = { client: {}, filter: { state: true }, kind: { state: true }, at: { state: true }, open: { state: true }, mode: { state: true }, chosen: { state: true }, batch: { state: true }, help: { state: true }, gone: { state: true }, refused: { state: true }, seen: { state: true }, armed: { state: true }, results: { state: true }, reason: { state: true } };
+  static properties = { client: {}, filter: { state: true }, kind: { state: true }, at: { state: true }, open: { state: true }, chosen: { state: true }, batch: { state: true }, help: { state: true }, gone: { state: true }, refused: { state: true }, seen: { state: true }, armed: { state: true }, results: { state: true }, reason: { state: true } };
 
   constructor() {
     super();
-    Object.assign(this, { filter: "", kind: "", at: null, open: null, mode: "", chosen: new Set(), batch: null, help: false, reason: "" });
+    Object.assign(this, { filter: "", kind: "", at: null, open: null, spot: 0, chosen: new Set(), batch: null, help: false, reason: "" });
   }
 
   connectedCallback() {
@@ -27,6 +29,8 @@ class InboxView extends Element {
 
   willUpdate(changed) {
     if (changed.has("client") && this.client) this.watch(this.client.inbox, "change", () => this.#changed());
+    const focused = this.contains(document.activeElement) && document.activeElement;
+    this.had = focused && (focused.closest(".card") ? ".row.at .card" : ".row.at .head");
   }
 
   #changed() {
@@ -46,7 +50,7 @@ class InboxView extends Element {
     this.gone = "It no longer waits.";
     try {
       const { seq } = await this.client.snapshot(entry.conversation);
-      const events = await this.client.log(entry.conversation, { after: Math.max(0, seq - 100), before: seq + 1 });
+      const events = await this.client.log(entry.conversation, { before: seq + 1, limit: 100, last: true });
       const found = events.findLast((event) => event.type === "CallResolved" && event.call_id === entry.call);
       const told = found ? outcome(found.decision, found.by.id) : "cancelled";
       if (this.gone && this.shownOpen === entry) this.gone = `${told[0].toUpperCase()}${told.slice(1)}.`;
@@ -60,34 +64,39 @@ class InboxView extends Element {
     const rows = (this.client?.inbox.pending ?? []).filter((entry) =>
       (!this.kind || entry.kind === this.kind) &&
       (!needle || [entry.tool, entry.prompt, entry.conversation, entry.agent, entry.principal?.id, brief(entry.args)].join(" ").toLowerCase().includes(needle)));
-    if (this.shownOpen && keyOf(this.shownOpen) === this.open && !rows.some((entry) => keyOf(entry) === this.open)) rows.unshift(this.shownOpen);
+    if (this.shownOpen && keyOf(this.shownOpen) === this.open && !rows.some((entry) => keyOf(entry) === this.open)) {
+      const later = rows.findIndex((entry) => entry.deadline > this.shownOpen.deadline); // it stays where it was
+      rows.splice(later < 0 ? rows.length : later, 0, this.shownOpen);
+    }
     return rows;
   }
 
   #key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
-    if (event.target.closest?.("input, textarea, select")) {
-      if (event.key === "Escape" && event.target.classList.contains("filter")) event.target.blur();
-      return;
-    }
-    if (event.key === "Escape") {
+    const { key, target } = event;
+    if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented || adrift()) return;
+    const writes = target.closest?.(FIELD);
+    if (writes && (key !== "Escape" || !this.contains(target))) return;
+    if (key === "Escape") {
       if (this.help) this.help = false;
       else if (this.batch) this.batch = null;
-      else this.#show(null);
+      else if (writes) (target.closest(".card") ?? this.firstElementChild).focus();
+      else if (this.open) this.#show(null);
       return;
     }
-    if (this.batch || (this.help && event.key !== "?")) return;
+    if (this.batch || (this.help && key !== "?")) return;
     const rows = this.rows;
     const at = rows.findIndex((entry) => keyOf(entry) === this.at);
-    const on = rows[at];
+    const on = target.closest(".row") && this.contains(target) && rows[at] && this.client.inbox.get(rows[at]);
+    const bar = target.closest(".bar") && on; // a card has its own keys
+    const down = () => this.#move(rows, at < 0 ? this.spot : at + 1), up = () => this.#move(rows, (at < 0 ? this.spot : at) - 1);
     const act = {
-      j: () => this.#move(rows, at + 1), k: () => this.#move(rows, at - 1), ArrowDown: () => this.#move(rows, at + 1), ArrowUp: () => this.#move(rows, at - 1),
+      j: down, k: up, ArrowDown: down, ArrowUp: up,
       x: () => on && this.#choose(on), "?": () => (this.help = !this.help), "/": () => this.querySelector(".filter").focus(),
-      Enter: () => on && !event.target.closest("button, a, summary") && this.#show(keyOf(on) === this.open ? null : on),
-      a: () => (this.chosen.size ? this.#batch() : on && this.#show(on)), e: () => on && this.#show(on, "edit"), d: () => on && this.#show(on, "deny"),
-    }[event.key];
-    if (!act || (event.key.startsWith("Arrow") && event.target.closest(".content"))) return;
-    if (event.key !== "Enter") event.preventDefault();
+      Enter: () => on && !target.closest("button, a, summary") && this.#show(keyOf(on) === this.open ? null : on),
+      a: () => bar && (this.chosen.size ? this.#batch() : this.#show(on)), e: () => bar && this.#show(on, "edit"), d: () => bar && this.#show(on, "deny"),
+    }[key];
+    if (!act || (key.startsWith("Arrow") && target.closest(".content"))) return;
+    if (key !== "Enter") event.preventDefault();
     act();
   }
 
@@ -110,15 +119,31 @@ class InboxView extends Element {
 
   async #show(entry, mode = "") {
     if (entry) this.at = keyOf(entry);
-    this.open = entry && keyOf(entry);
-    this.shownOpen = entry;
-    this.gone = "";
-    this.mode = entry?.kind === "approval" && !(mode === "edit" && entry.recovery) ? mode : "";
+    Object.assign(this, { open: entry && keyOf(entry), shownOpen: entry, gone: "" });
+    this.#changed();
     await this.updateComplete;
-    const card = this.querySelector(".row.at assent-approval, .row.at assent-question");
+    const { card } = this;
+    if (card) card.mode = "";
     await card?.updateComplete;
-    if (!this.mode) (card?.querySelector(".card") ?? this.querySelector(".row.at .head"))?.focus({ preventScroll: true });
+    if (card && mode && entry.kind === "approval" && !(mode === "edit" && entry.recovery)) card.mode = mode;
+    else this.#focus(card ? ".row.at .card" : ".row.at .head");
     this.querySelector(".row.at")?.scrollIntoView({ block: "nearest" });
+  }
+
+  get card() {
+    return this.querySelector(".row.open assent-approval, .row.open assent-question");
+  }
+
+  #focus(place) {
+    (this.querySelector(".row.at .stale") ?? this.querySelector(place) ?? this.querySelector(".row.at .head") ?? this.firstElementChild)?.focus({ preventScroll: true });
+  }
+
+  // What had the focus may have gone: it is never nowhere, nor on what somebody has not chosen.
+  async #refocus(place) {
+    await this.card?.updateComplete;
+    if (document.activeElement !== document.body) return;
+    this.#focus(place);
+    this.requestUpdate();
   }
 
   #batch() {
@@ -132,12 +157,16 @@ class InboxView extends Element {
   updated() {
     for (const dialog of this.querySelectorAll("dialog")) if (!dialog.open) dialog.showModal();
     const list = this.querySelector(".batch .content");
-    if (list && !this.seen && list.scrollTop + list.clientHeight >= list.scrollHeight - 6) this.seen = true;
+    if (list && !this.seen && atEnd(list)) this.seen = true;
+    const at = this.rows.findIndex((entry) => keyOf(entry) === this.at);
+    if (at >= 0) this.spot = at;
+    if (this.had) this.#refocus(this.had);
   }
 
   async #decide(decision) {
     const decisions = this.batch.map((entry) => ({ conversation: entry.conversation, call: entry.call, decision: decision(entry) }));
     this.armed = false;
+    this.querySelector("dialog.batch").focus(); // what is disabled would lose it
     try {
       this.results = new Map((await this.client.resolveAll(decisions)).map((result) => [keyOf(result), result]));
       if (this.results.size && [...this.results.values()].every((result) => !result.problem)) Object.assign(this, { batch: null, chosen: new Set() });
@@ -149,7 +178,7 @@ class InboxView extends Element {
   render() {
     if (!this.client) return nothing;
     const rows = this.rows;
-    return html`<div class="inbox">
+    return html`<div class="inbox" tabindex="-1">
       <div class="tools"><label class="grow"><span class="sr">Filter</span><input class="filter" type="search" placeholder="Filter" .value=${this.filter} @input=${(event) => (this.filter = event.target.value)}></label>
         <label><span class="sr">Kind</span><select @change=${(event) => (this.kind = event.target.value)}><option value="">Everything</option><option value="approval">Approvals</option><option value="elicitation">Questions</option><option value="manual">By hand</option><option value="client_exec">Browser</option></select></label>
         ${this.chosen.size ? html`<button type="button" class="primary" @click=${this.#batch}>Review ${this.chosen.size} selected</button>` : nothing}
@@ -165,15 +194,15 @@ class InboxView extends Element {
     const key = keyOf(entry);
     const open = key === this.open;
     const left = entry.deadline - this.client.now();
-    return html`<li class="row ${key === this.at ? "at" : ""} ${open ? "open" : ""}">
+    return html`<li class="row ${key === this.at ? "at" : ""} ${open ? "open" : ""}" @focusin=${() => (this.at = key)}>
       <div class="bar">${entry.kind === "approval" ? html`<input type="checkbox" aria-label="Select ${spelled(entry.tool)}" .checked=${this.chosen.has(key)} @change=${() => this.#choose(entry)}>` : html`<span class="nobox"></span>`}
-        <button type="button" class="head" aria-expanded=${open} @click=${() => this.#show(open ? null : entry)} @focus=${() => (this.at = key)}>
+        <button type="button" class="head" aria-expanded=${open} @click=${() => this.#show(open ? null : entry)}>
           <span class="what">${shown(entry.prompt || entry.tool)}</span>
           <span class="where">${{ approval: html`<span class="chip risk ${entry.risk}">${entry.risk}</span>`, elicitation: html`<span class="chip">question</span>`, manual: html`<span class="chip">by hand</span>`, client_exec: html`<span class="chip">browser</span>` }[entry.kind]}
             ${shown(entry.tool)} · ${shown(entry.principal?.id ?? "")} · ${shown(entry.conversation)}</span>
           <time class=${left < 60 ? "soon" : ""}>${left > 0 ? duration(Math.ceil(left)) : "expired"}</time></button></div>
-      ${open ? this.gone ? html`<p class="notice stale" role="status">${shown(this.gone)}</p>`
-        : entry.kind === "approval" ? html`<assent-approval place .client=${this.client} .pending=${entry} .mode=${this.mode}></assent-approval>` : html`<assent-question place .client=${this.client} .pending=${entry}></assent-question>` : nothing}</li>`;
+      ${open ? this.gone ? html`<p class="notice stale" role="status" tabindex="-1">${shown(this.gone)}${adrift() ? " What you write goes nowhere: press Esc." : nothing}</p>`
+        : entry.kind === "approval" ? html`<assent-approval place .client=${this.client} .pending=${entry}></assent-approval>` : html`<assent-question place .client=${this.client} .pending=${entry}></assent-question>` : nothing}</li>`;
   }
 
   #batchDialog() {

@@ -2,6 +2,7 @@
 //   properties  call: as in fold.js (id, tool, args, phase, ...)   client: Client   draft: string (arguments as they are written)
 import { Element, html, nothing, shown, value, table, raw, oneLine, jsonDiff } from "./base.js";
 import { duration, outcome } from "../text.js";
+import { adrift } from "../writing.js";
 
 class Tool extends Element {
   static properties = { call: { hasChanged: () => true }, client: {}, draft: {}, open: { state: true }, asJson: { state: true } };
@@ -12,7 +13,7 @@ class Tool extends Element {
   }
 
   shouldUpdate(changed) {
-    return changed.size > 0 || this.call?.phase === "running";
+    return changed.size > 0 || this.call?.phase === "running" || this.call?.lost;
   }
 
   get status() {
@@ -48,6 +49,7 @@ class Tool extends Element {
         <button type="button" class="quiet" aria-pressed=${Boolean(this.asJson)} @click=${() => (this.asJson = !this.asJson)}>Raw JSON</button></div>` : nothing}
       </details>
       ${decisions.length && !this.open ? html`<p class="who">${call.lost ? "While you were editing: " : nothing}${decisions.map((each) => html`<span>${shown(outcome(each, each.by))}</span>`)}</p>` : nothing}
+      ${call.lost && adrift() ? html`<p class="why">What you write goes nowhere: press Esc.</p>` : nothing}
       ${call.phase !== "done" && call.progress !== undefined && call.progress !== null ? this.#progress(call.progress) : nothing}
       ${(state === "error" || decisions.at(-1)?.type === "failed") && !this.open ? html`<p class="why ${state}">${oneLine(call.error?.message ?? "", 300)}</p>` : nothing}`;
   }

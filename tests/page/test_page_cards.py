@@ -1,0 +1,191 @@
+"""What a card shows is what is decided: by whoever meant to decide it, about all that there is to see."""
+
+from typing import Any
+
+from browser import Stage, until
+from playwright.sync_api import Page, expect
+
+from assent.core.schema import check
+
+
+def decided(stage: Stage, conversation: str) -> list[dict[str, Any]]:
+    return [event["decision"] for event in stage.log(conversation) if event["type"] == "CallResolved"]
+
+
+def form(page: Page, schema: dict[str, Any]) -> None:
+    """A form for this schema, and nothing else."""
+    until(page, "customElements.get('assent-form') !== undefined")
+    page.evaluate(
+        "schema => document.body.replaceChildren(Object.assign(document.createElement('assent-form'), {schema}))",
+        schema,
+    )
+
+
+# --- answers ---
+
+
+def test_a_field_keeps_the_cursor_however_much_is_written(visit, stage: Stage):
+    conversation = stage.conversation("essay")
+    page = visit().page(f"c/{conversation}")
+    page.get_by_label("text", exact=True).click()
+    text = "The quick brown fox jumps over the lazy dog and then it goes home, as a fox does. " * 3
+    page.keyboard.type(text)
+    expect(page.get_by_label("text", exact=True)).to_be_focused()
+    expect(page.get_by_label("text", exact=True)).to_have_value(text)
+    page.get_by_label("amount", exact=True).fill("1")
+    page.get_by_role("button", name="Send the answer").click()
+    until(page, lambda: decided(stage, conversation))
+    assert decided(stage, conversation)[0]["value"] == {"text": text, "amount": 1}
+
+
+def test_text_of_many_lines_keeps_them_when_the_field_before_it_goes(visit, stage: Stage):
+    page = visit().page("inbox")
+    form(page, {"type": "array", "items": {"type": "string"}})
+    page.evaluate("document.querySelector('assent-form').value = ['short', 'of\\ntwo lines']")
+    expect(page.locator("textarea")).to_have_value("of\ntwo lines")
+    page.get_by_role("button", name="Remove Answer 1").click()
+    expect(page.locator(".item")).to_have_count(1)
+    expect(page.locator(".item textarea")).to_have_value("of\ntwo lines")
+
+
+def test_a_number_that_can_be_read_in_two_ways_is_not_guessed(visit, stage: Stage):
+    conversation = stage.conversation("essay")
+    page = visit().page(f"c/{conversation}")
+    page.get_by_label("text", exact=True).fill("x")
+    amount, copies = page.get_by_label("amount", exact=True), page.get_by_label("copies")
+    send = page.get_by_role("button", name="Send the answer")
+    for field, text in ((amount, "1,000"), (amount, "1,000.50"), (copies, "1.000"), (copies, "1,000")):
+        amount.fill("9,5")
+        copies.fill("")
+        field.fill(text)
+        send.click()
+        expect(page.get_by_text("Must be a number. Write it as 1000 or 0.5.")).to_be_visible()
+        expect(field).to_be_focused()
+    copies.fill("1000")
+    send.click()
+    until(page, lambda: decided(stage, conversation))
+    assert decided(stage, conversation)[0]["value"] == {"text": "x", "amount": 9.5, "copies": 1000}
+
+
+def test_what_is_left_out_is_shown_as_left_out_and_with_what_holds_then(visit, stage: Stage):
+    conversation = stage.conversation("essay")
+    page = visit().page(f"c/{conversation}")
+    newsletter = page.get_by_role("group", name="newsletter optional, default: yes")
+    expect(newsletter.get_by_label("leave out")).to_be_checked()
+    expect(page.get_by_text("copies optional, default: 3")).to_be_visible()
+    newsletter.get_by_label("no").check()
+    value = "document.querySelector('assent-form').value"
+    until(page, f"{value}.newsletter === false")
+    newsletter.get_by_label("leave out").check()
+    until(page, f"!('newsletter' in {value})")
+    page.get_by_label("text", exact=True).fill("x")
+    page.get_by_label("amount", exact=True).fill("1")
+    page.get_by_role("button", name="Send the answer").click()
+    until(page, lambda: decided(stage, conversation))
+    assert decided(stage, conversation)[0]["value"] == {"text": "x", "amount": 1}
+
+
+def test_a_choice_says_which_it_is_also_where_its_tag_may_be_left_out(visit, stage: Stage):
+    def option(kind: str) -> dict[str, Any]:
+        tag = {"type": "string", "const": kind, "default": kind}
+        properties = {"kind": tag, "n": {"type": "integer"}, "sure": {"type": "boolean", "default": False}}
+        return {"type": "object", "title": kind.title(), "properties": properties, "required": ["n"]}
+
+    schema = {"oneOf": [option("card"), option("invoice")]}
+    page = visit().page("inbox")
+    form(page, schema)
+    for kind in ("card", "invoice"):
+        page.get_by_role("radio", name=kind.title()).check()
+        page.get_by_label("n", exact=True).fill("5")
+        until(page, "document.querySelector('assent-form').value.n === 5")
+        value = page.evaluate("document.querySelector('assent-form').value")
+        assert value == {"kind": kind, "n": 5}
+        check(schema, value, "the answer")
+
+
+# --- decisions ---
+
+
+def test_a_press_meant_for_a_card_that_goes_does_not_decide_the_next(visit, stage: Stage):
+    conversation = stage.conversation("twins")
+    page = visit().page(f"c/{conversation}")
+    approve = page.locator("assent-approval .approve")
+    expect(approve).to_have_count(2)
+    for n in range(2):
+        expect(approve.nth(n)).to_be_enabled()
+    page.evaluate(
+        """() => {
+            const [first, next] = document.querySelectorAll('assent-approval');
+            next.querySelector('.card').focus();
+            next.querySelector('.deny').focus();
+            new MutationObserver(() => {
+                if (first.isConnected || window.gone) return;
+                window.gone = performance.now();
+                next.querySelector('.approve').click();
+                window.held = next.contains(document.activeElement);
+            }).observe(document.body, {subtree: true, childList: true});
+            first.querySelector('.approve').click();
+        }"""
+    )
+    until(page, "window.gone !== undefined")
+    expect(approve).to_have_count(1)
+    expect(approve).to_be_enabled()
+    assert page.evaluate("performance.now() - window.gone") >= 600, "longer than a double click"
+    assert page.evaluate("window.held && document.activeElement.matches('.card')"), "the keyboard is where it was"
+    assert len(decided(stage, conversation)) == 1
+    approve.click()
+    until(page, lambda: len(decided(stage, conversation)) == 2)
+
+
+def test_what_stands_beside_the_box_was_not_seen(visit, stage: Stage):
+    conversation = stage.conversation("disguise")
+    stage.waiting(conversation)
+    page = visit().page(f"c/{conversation}")
+    card = page.locator("assent-approval")
+    expect(card.get_by_text("rm -rf /")).to_be_visible()
+    right = "text => text.getBoundingClientRect().right <= text.closest('.content').getBoundingClientRect().right"
+    assert card.get_by_text("rm -rf /").evaluate(right), "a long name does not push its value away"
+    expect(card.get_by_label("Differences")).to_have_count(0)  # what a model wrote is no difference
+    expect(card.get_by_text("+daily = 5000")).to_be_visible()
+
+    page.evaluate("location.hash = '#/inbox'")
+    page.evaluate(
+        """() => {
+            const sheet = new CSSStyleSheet();
+            sheet.replaceSync('table.values th { white-space: nowrap; max-width: none !important }');
+            document.adoptedStyleSheets = [sheet];
+        }"""
+    )
+    row = page.locator(".row", has_text=conversation)
+    row.locator(".head").click()
+    batch = page.locator("dialog.batch")
+    for box, gated in ((row, row.locator(".approve")), (batch, batch.locator(".primary"))):
+        if box is batch:
+            row.get_by_role("checkbox").check()
+            page.get_by_role("button", name="Review 1 selected").click()
+        content = box.locator(".content")
+        content.evaluate("box => box.scrollTo(0, box.scrollHeight)")
+        expect(box.locator(".gate")).to_be_visible()
+        page.wait_for_timeout(400)  # the guard is over
+        expect(gated).to_be_disabled()
+        content.evaluate("box => box.scrollTo(box.scrollWidth, box.scrollHeight)")
+        expect(gated).to_be_enabled()
+
+
+def test_a_card_outlives_whatever_comes_back(visit, stage: Stage):
+    conversation = stage.conversation("refund")
+    page = visit().page(f"c/{conversation}")
+    card = page.locator("assent-approval")
+    page.route("**/resolve", lambda route: route.fulfill(content_type="text/html", body="<h1>Welcome to our wifi</h1>"))
+    card.locator(".approve").click()
+    expect(card.get_by_role("alert")).to_be_visible()
+    page.unroute("**/resolve")
+    page.evaluate("void (window.resolve = assent.resolve)")
+    for thrown in ("undefined", "'words'", "{details: null}", "new TypeError('odd')"):
+        page.evaluate(f"void (assent.resolve = async () => {{ throw {thrown} }})")
+        card.locator(".approve").click()
+        expect(card.get_by_role("alert")).to_contain_text("What came of it is not known")
+        expect(card.locator(".approve")).to_be_enabled()
+    page.evaluate("void (assent.resolve = window.resolve)")
+    card.locator(".approve").click()
+    expect(page.get_by_text("Done: refund went well.")).to_be_visible()

@@ -1,0 +1,220 @@
+"""People at the page: who writes while others decide, who works by keyboard alone, who listens, who has two tabs."""
+
+from typing import Any
+
+import pytest
+from browser import Stage, until
+from playwright.sync_api import Page, expect
+
+ARMED = 900
+"""Milliseconds after which a card that has moved can be pressed: what decides nothing by then decides nothing."""
+
+
+def settle(stage: Stage, call: dict[str, Any], who: str = "bob") -> None:
+    path = f"conversations/{call['conversation']}/calls/{call['call']}/resolve"
+    stage.ask("POST", path, {"decision": {"type": "deny", "reason": "no"}}, who)
+
+
+def decided(stage: Stage, conversation: str) -> list[tuple[str, str]]:
+    events = [event for event in stage.log(conversation) if event["type"] == "CallResolved"]
+    return [(event["by"]["id"], event["decision"]["type"]) for event in events]
+
+
+def filtered(page: Page, text: str, rows: int) -> None:
+    page.get_by_label("Filter").fill(text)
+    expect(page.locator(".row")).to_have_count(rows)
+    page.keyboard.press("Escape")
+
+
+def press(page: Page, keys: str, pause: float = 0) -> None:
+    for key in keys.split():
+        page.keyboard.press(key)
+        if key == "a" and pause:
+            page.wait_for_timeout(pause)
+
+
+def approve(page: Page) -> None:
+    """The open card, by its key, as soon as it can be pressed."""
+    expect(page.locator("assent-approval .approve")).to_be_enabled()
+    page.keyboard.press("a")
+
+
+# --- keys that were typed into a field that has gone ---
+
+
+def test_the_rest_of_a_sentence_decides_nothing_when_its_card_goes_from_the_inbox(visit, stage: Stage):
+    first, second = (stage.waiting(stage.conversation("refund", name=f"gone-{n}")) for n in (1, 2))
+    page = visit().page("inbox")
+    filtered(page, "gone-", 2)
+    press(page, "j d")
+    expect(page.get_by_label("Reason")).to_be_focused()
+    page.keyboard.type("not today: ")
+    settle(stage, first)
+    expect(page.locator(".row.open .stale")).to_have_text("Denied by bob: no. What you write goes nowhere: press Esc.")
+    expect(page.locator(".row.open .stale")).to_be_focused()
+    press(page, "j a a Space Enter Tab a Tab Enter a Space a a", ARMED)
+    assert decided(stage, second["conversation"]) == []
+    expect(page.locator("assent-approval")).to_have_count(0)
+    press(page, "Escape j a")  # who has looked up goes on
+    approve(page)
+    expect(page.locator(".row.open .stale")).to_have_text("Approved by alice.")
+
+
+def test_the_rest_of_a_sentence_decides_nothing_when_its_card_goes_from_a_conversation(visit, stage: Stage):
+    name = stage.conversation("twins")
+    page = visit().page(f"c/{name}")
+    expect(page.locator("assent-approval")).to_have_count(2)
+    page.locator("assent-approval .edit").first.click()
+    expect(page.get_by_role("textbox", name="contract")).to_be_focused()
+    page.keyboard.type("my ")
+    pending = stage.ask("GET", f"pending?conversation={name}")["pending"]
+    settle(stage, next(call for call in pending if call["args"] == {"contract": "first"}))
+    expect(page.locator("assent-approval")).to_have_count(1)
+    expect(page.locator("assent-tool summary").first).to_be_focused()
+    expect(page.get_by_text("What you write goes nowhere: press Esc.")).to_be_visible()
+    expect(page.locator("assent-approval .approve")).to_be_enabled()
+    for _ in range(6):
+        press(page, "Tab a Enter Space")
+    page.wait_for_timeout(ARMED)
+    assert decided(stage, name) == [("bob", "deny")]
+    page.keyboard.press("Escape")
+    expect(page.get_by_text("What you write goes nowhere: press Esc.")).to_be_hidden()
+    page.locator("assent-approval .card").press("a")
+    until(page, lambda: decided(stage, name) == [("bob", "deny"), ("alice", "approve")])
+
+
+def test_a_reason_that_goes_on_after_a_tab_approves_nothing(visit, stage: Stage):
+    name = stage.conversation("refund")
+    page = visit().page("inbox")
+    filtered(page, name, 1)
+    press(page, "j d")
+    page.keyboard.type("too much ")
+    expect(page.get_by_role("button", name="Deny", exact=True)).to_be_enabled()
+    press(page, "Tab a j x a", ARMED)
+    assert decided(stage, name) == []
+
+
+# --- by keyboard alone ---
+
+
+def test_a_full_inbox_is_worked_through_by_keyboard_and_the_focus_is_never_lost(visit, stage: Stage):
+    names = [stage.conversation("refund", name=f"full-{n}") for n in range(6)]
+    page = visit().page("inbox")
+    filtered(page, "full-", 6)
+    stale, card = page.locator(".row.open .stale"), page.locator(".row .card")
+
+    press(page, "j")
+    page.keyboard.press("Enter")
+    expect(card).to_be_focused()
+    approve(page)
+    expect(stale).to_be_focused()
+    expect(stale).to_have_text("Approved by alice.")
+    press(page, "a e d x Enter", ARMED)  # what is settled stays so
+    expect(stale).to_have_text("Approved by alice.")
+
+    press(page, "j d")
+    expect(page.get_by_label("Reason")).to_be_focused()
+    press(page, "Escape")
+    expect(card).to_be_focused()
+    press(page, "Escape d")  # closed, and opened anew by its row
+    expect(page.get_by_label("Reason")).to_be_focused()
+    page.locator(".row.at .head").focus()
+    page.keyboard.press("d")
+    expect(page.get_by_label("Reason")).to_be_focused()
+    page.keyboard.type("aj")
+    expect(page.get_by_role("button", name="Deny", exact=True)).to_be_enabled()
+    page.keyboard.press("Enter")
+    expect(stale).to_be_focused()
+    expect(stale).to_have_text("Denied by alice: aj.")
+
+    press(page, "j e")
+    expect(page.get_by_role("textbox", name="order")).to_be_focused()
+    expect(page.locator("assent-approval .approve")).to_be_enabled()
+    page.keyboard.press("Control+Enter")
+    expect(stale).to_be_focused()
+
+    press(page, "j x j j k j x")
+    page.keyboard.press("a")
+    dialog = page.get_by_role("dialog", name="Decide 2 together")
+    expect(dialog).to_be_focused()
+    page.keyboard.press("Tab")
+    page.keyboard.press("End")
+    expect(dialog.get_by_role("button", name="Approve 2")).to_be_enabled()
+    press(page, "Tab Enter")
+    expect(dialog).to_be_hidden()
+    until(page, "document.activeElement.closest('assent-inbox') !== null")
+    press(page, "Escape k a")
+    approve(page)
+    expect(stale).to_be_focused()
+    assert [decided(stage, name)[0][1] for name in names] == ["approve", "deny", *["approve"] * 4]
+
+
+def test_a_row_that_goes_takes_no_key_for_the_next_one(visit, stage: Stage):
+    calls = [stage.waiting(stage.conversation("refund", name=f"slips-{n}")) for n in range(3)]
+    page = visit().page("inbox")
+    filtered(page, "slips-", 3)
+    press(page, "j j")
+    settle(stage, calls[1])
+    expect(page.locator(".row")).to_have_count(2)
+    expect(page.locator(".inbox")).to_be_focused()
+    press(page, "a d e x")
+    expect(page.locator(".row.open, .row :checked")).to_have_count(0)
+    press(page, "j")
+    expect(page.locator(".row", has_text="slips-2").locator(".head")).to_be_focused()
+
+
+def test_after_a_decision_by_key_the_focus_is_on_the_calls_line(visit, stage: Stage):
+    page = visit().page(f"c/{stage.conversation('twins')}")
+    expect(page.locator("assent-approval .approve:enabled")).to_have_count(2)
+    page.locator("assent-approval .card").first.press("a")
+    expect(page.locator("assent-tool summary").first).to_be_focused()
+    expect(page.locator("assent-approval .approve")).to_be_enabled()
+    page.locator("assent-approval .approve").press("Enter")
+    expect(page.locator("assent-tool summary").nth(1)).to_be_focused()
+
+
+# --- by ear ---
+
+
+@pytest.mark.parametrize("place", ["assent-chat", "assent-app"])
+def test_each_call_that_waits_is_spoken_of_also_in_the_same_words_and_without_overrides(
+    visit, stage: Stage, place: str
+):
+    name = stage.conversation()
+    page = visit().page(f"c/{name}" if place == "assent-chat" else "inbox")
+    region = page.locator(f"{place} [aria-live]").first
+    expect(region).to_be_attached()
+    until(page, "window.assent.connection === 'online' && window.assent.inbox.ready")
+    region.evaluate(
+        """region => {
+            window.told = [];
+            const hear = ({textContent}) => textContent && window.told.push(textContent);
+            new MutationObserver((changes) => changes.forEach(({addedNodes}) => addedNodes.forEach(hear)))
+                .observe(region, {childList: true, subtree: true});
+        }"""
+    )
+    for n in (1, 2):
+        stage.ask("POST", f"conversations/{name}/messages", {"text": "override", "when_busy": "queue"})
+        call = stage.waiting(name)
+        until(page, f"window.told.length === {n}")
+        settle(stage, call)
+        until(page, lambda: stage.ask("GET", f"conversations/{name}")["state"] == "idle")
+    told = page.evaluate("window.told")
+    assert told[0] == told[1]
+    assert told[0].endswith(": Wipe aU+202Eb?")
+
+
+# --- in two tabs ---
+
+
+def test_what_was_sent_leaves_the_composer_whatever_another_tab_has_written(visit, stage: Stage):
+    name, alice = stage.conversation(), visit()
+    one, two = (alice.page(f"c/{name}").get_by_label("Message", exact=True) for _ in range(2))
+    one.fill("hello from one")
+    two.fill("something else")
+    one.press("Enter")
+    expect(one).to_have_value("")
+    one.press("Enter")
+    two.page.reload()
+    expect(two).to_have_value("something else")
+    assert [event["text"] for event in stage.log(name) if event["type"] == "MessageReceived"] == ["hello from one"]
