@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 }
 
 
-def imports(path: Path) -> set[str]:
+@cache
+def imports(path: Path) -> frozenset[str]:
     """Every module that a file imports, also inside functions, but not for type checking only."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
@@ -71,7 +73,7 @@ def imports(path: Path) -> set[str]:
             assert node.level == 0, f"{path}: relative import"
             module = node.module or ""
             found |= {full if is_module(full := f"{module}.{alias.name}") else module for alias in node.names}
-    return found
+    return frozenset(found)
 
 
 def is_module(name: str) -> bool:
