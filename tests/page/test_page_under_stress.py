@@ -221,6 +221,7 @@ def test_that_the_server_could_not_be_reached_is_no_news_once_it_is_back(visit, 
     for notice in (card.locator(".stale"), page.locator(".below .notice")):
         expect(notice).to_have_count(0)
     expect(field).to_have_value("hello?")
+    page.wait_for_timeout(500)  # what the edit would do is not asked while nobody edits: it is when somebody does again
     card.locator(".edit").click()
     expect(card.get_by_text("5.50 EUR to the card that ends in 4242")).to_be_visible()
     card.get_by_role("button", name="Approve as edited").click()

@@ -47,7 +47,8 @@ class Approval extends Card {
 
   willUpdate(now) {
     super.willUpdate(now);
-    if (now.has("mode") && this.editing && !this.edited) this.edited = parse(json(this.pending.args)); // a framework may have made a proxy of it
+    // An edit that was left is tried again, by the form that is there now. A framework may have made a proxy of the arguments.
+    if (now.has("mode") && this.editing) this.edited ? this.#edit(this.edited) : (this.edited = parse(json(this.pending.args)));
     if (now.has("mode") && now.get("mode") !== undefined) this.arm();
   }
 
