@@ -189,3 +189,20 @@ def test_a_card_outlives_whatever_comes_back(visit, stage: Stage):
     page.evaluate("void (assent.resolve = window.resolve)")
     card.locator(".approve").click()
     expect(page.get_by_text("Done: refund went well.")).to_be_visible()
+
+
+def test_none_is_a_value_and_a_choice_within_a_choice_leaves_it_as_it_is(visit, stage: Stage):
+    page = visit().page("inbox")
+    nothing = {"type": "null"}
+    colour = {"anyOf": [{"enum": ["red", "green"]}, nothing]}
+    properties = {"note": {"anyOf": [{"type": "string"}, nothing], "default": "hello"}, "colour": colour}
+    form(page, {"type": "object", "properties": properties, "required": ["colour"]})
+    value = "JSON.stringify(document.querySelector('assent-form').value)"
+    for group in ("note", "colour"):
+        page.get_by_role("group", name=group).get_by_label("none", exact=True).check()
+    until(page, lambda: page.evaluate(value) == '{"note":null,"colour":null}')
+    page.get_by_label("red or green").check()
+    page.get_by_label("green", exact=True).check()
+    expect(page.get_by_label("red or green")).to_be_checked()
+    page.get_by_label("green", exact=True).press("ArrowUp")
+    until(page, lambda: page.evaluate(value) == '{"note":null,"colour":"red"}')

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from browser import Stage, until
+from browser import Stage, say, until
 from playwright.sync_api import Page, expect
 
 ARMED = 900
@@ -218,3 +218,18 @@ def test_what_was_sent_leaves_the_composer_whatever_another_tab_has_written(visi
     two.page.reload()
     expect(two).to_have_value("something else")
     assert [event["text"] for event in stage.log(name) if event["type"] == "MessageReceived"] == ["hello from one"]
+
+
+def test_who_has_written_elsewhere_or_sent_a_message_is_heard_again(visit, stage: Stage):
+    name = stage.conversation("refund")
+    stage.waiting(name)
+    page = visit().page("inbox")
+    filtered(page, name, 1)
+    expect(page.get_by_label("Filter")).to_have_value(name)  # the list is still that of what the field says
+    page.goto(f"{stage.url}#/c/{name}")
+    say(page, "and another thing")
+    expect(page.locator(".said.queued")).to_be_visible()
+    page.go_back()
+    expect(page.locator(".row").first).to_be_visible()
+    press(page, "j Enter")
+    expect(page.locator(".row.open assent-approval")).to_have_count(1)

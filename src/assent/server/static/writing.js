@@ -9,11 +9,13 @@ let field = null; // where somebody writes, until they leave it themselves
 /** The field has gone, and who wrote in it has not looked up yet. */
 export const adrift = () => Boolean(field) && !field.matches(":focus");
 
-const writes = (element) => (field = element.closest?.(FIELD) ? element : null);
+const writes = (element) => (field = element.closest?.(FIELD) && element.closest(DEAF) ? element : null);
+addEventListener("hashchange", () => (field = null));
 const listen = (type, heard) => document.addEventListener(type, heard, true);
 
 listen("pointerdown", () => (field = null));
 listen("focusin", ({ target, relatedTarget }) => (!adrift() || relatedTarget === field) && writes(target));
+listen("input", ({ target }) => !target.closest(DEAF) && (field = null));
 // A button that was pressed may take itself, or the whole card, away; one of a form's own does so at once.
 listen("click", ({ target }) => {
   if (adrift()) return;

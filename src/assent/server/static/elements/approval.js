@@ -5,6 +5,7 @@
 // came or went, nothing can be pressed; long content must have been seen to its end. A decision carries the digest of
 // what was shown.
 import { Card, html, nothing, shown, value, table, raw, jsonDiff, plainPreview, warnings, lost, atEnd } from "./base.js";
+import { adrift } from "../writing.js";
 import { keyOf } from "../client.js";
 import { same, spelled, json, parse } from "../text.js";
 import "./form.js";
@@ -160,7 +161,7 @@ class Approval extends Card {
         ${this.about(html`<span class="chip risk ${pending.risk}">${pending.risk} risk</span>`)}
         ${warnings(this.changes ? { ...pending, preview_error: null } : pending)}
         ${this.changes ? html`<p class="notice warn">The question is as it was before your edit.</p>` : nothing}
-        ${this.before ? html`<p class="notice warn" role="status">What it would do has changed since it was first shown. Please read it again.</p>` : nothing}
+        ${this.before ? html`<p class="notice warn" role="status">What it would do has changed since it was first shown. Please read it again.${adrift() ? " What you write goes nowhere: press Esc." : nothing}</p>` : nothing}
       </header>
       ${this.editing ? html`<assent-form label="Arguments of ${pending.tool}" .schema=${pending.schema ?? {}} .value=${this.edited} .problems=${this.planProblem?.details?.problems ?? []}
           @edited=${(event) => { event.stopPropagation(); this.#edit(event.detail.value); }}></assent-form>` : nothing}
@@ -193,7 +194,7 @@ class Approval extends Card {
     return html`<div class="actions">
       <button type="button" class="primary approve" ?disabled=${!this.mayApprove} @click=${this.#approve}>
         ${this.changes ? "Approve as edited" : pending.recovery ? "Run it again" : "Approve once"}</button>
-      ${this.editing ? html`<button type="button" ?disabled=${off} @click=${() => (this.mode = "")}>Back</button>`
+      ${this.editing ? html`<button type="button" class="back" @click=${() => (this.mode = "")}>Back</button>`
         : pending.recovery ? html`<button type="button" ?disabled=${off} @click=${() => (this.mode = "result")}>Give its result</button>` : html`<button type="button" class="edit" ?disabled=${off} @click=${() => (this.mode = "edit")}>Edit</button>`}
       <button type="button" class="deny" ?disabled=${off} @click=${() => (this.mode = "deny")}>Deny</button>
       <label class="remember"><span>Remember</span> <select .value=${this.remember} @change=${(event) => (this.remember = event.target.value)}>

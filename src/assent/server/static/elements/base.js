@@ -78,7 +78,7 @@ export class Card extends Element {
 
   /** What can be pressed is new, or elsewhere: a press that was meant for something else must not count. */
   arm(wait = GUARD) {
-    if (this.querySelector(".actions button:focus")) this.querySelector(".card").focus({ preventScroll: true }); // what is disabled would lose it
+    if (this.querySelector(".actions button:focus:not(.back)")) this.querySelector(".card").focus({ preventScroll: true }); // what is disabled would lose it
     this.armed = false;
     clearTimeout(this.guard);
     this.guard = setTimeout(() => (this.armed = true), wait);

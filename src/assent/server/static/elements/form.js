@@ -202,14 +202,16 @@ class Form extends Element {
   #choice({ value, path, id, required, set, put, bare }, options) {
     const chosen = value === undefined ? (this.#branch.get(path) ?? -1) : (this.#branch.get(path) ?? branchOf(options, value, this.schema));
     const at = options[chosen] ? chosen : required ? 0 : -1;
-    const label = (option) => option.title ?? (option.const !== undefined ? brief(option.const) : { null: "none", string: "text", boolean: "yes or no", integer: "whole number", object: "details", array: "list" }[option.type] ?? option.type ?? "JSON");
+    const label = (option) => option.title ?? (option.const !== undefined ? brief(option.const) : { null: "none", string: "text", boolean: "yes or no", integer: "whole number", object: "details", array: "list" }[option.enum ? "" : option.type] ?? option.enum?.map(brief).join(" or ") ?? option.type ?? (option.anyOf || option.oneOf ? "a choice" : "JSON"));
+    const name = `${id}/${bare}`; // what is chosen within has names of its own
     const pick = (i) => {
       this.#forget(path);
       this.#branch.set(path, i);
-      set(i < 0 ? undefined : initial(options[i], this.schema, true) ?? (options[i].type === "string" ? "" : undefined));
+      const begun = i < 0 ? undefined : initial(options[i], this.schema, true);
+      set(begun === undefined && options[i]?.type === "string" ? "" : begun);
     };
-    return html`<div class="options">${options.map((option, i) => html`<label><input type="radio" name=${id} .checked=${i === at} @change=${() => pick(i)}> <span>${shown(label(option))}</span></label>`)}
-      ${required ? nothing : html`<label><input type="radio" name=${id} .checked=${at < 0} @change=${() => pick(-1)}> <span class="optional">leave out</span></label>`}</div>
+    return html`<div class="options">${options.map((option, i) => html`<label><input type="radio" name=${name} .checked=${i === at} @change=${() => pick(i)}> <span>${shown(label(option))}</span></label>`)}
+      ${required ? nothing : html`<label><input type="radio" name=${name} .checked=${at < 0} @change=${() => pick(-1)}> <span class="optional">leave out</span></label>`}</div>
       ${at >= 0 && options[at].type !== "null" && options[at].const === undefined ? this.#field({ ...options[at], title: undefined }, value, path, label(options[at]), true, put, bare + 1) : nothing}`;
   }
 }

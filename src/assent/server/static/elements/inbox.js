@@ -79,7 +79,10 @@ class InboxView extends Element {
     if (key === "Escape") {
       if (this.help) this.help = false;
       else if (this.batch) this.batch = null;
-      else if (writes) (target.closest(".card") ?? this.firstElementChild).focus();
+      else if (writes) {
+        event.preventDefault(); // or the browser would empty the filter, and tell nobody
+        (target.closest(".card") ?? this.firstElementChild).focus();
+      }
       else if (this.open) this.#show(null);
       return;
     }

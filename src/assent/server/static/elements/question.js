@@ -65,7 +65,7 @@ class Question extends Card {
   #browser() {
     const call = this.client.clientCall(this.pending);
     if (!call) return html`<p class="notice">It waits for a page that can run <code>${shown(this.pending.tool)}</code>.</p>`;
-    if (call.label && call.state !== "running") return html`<div class="actions"><button type="button" class="primary" @click=${call.run}>${call.label}</button>
+    if (call.label && call.state !== "running") return html`<div class="actions"><button type="button" class="primary" @click=${() => { this.querySelector(".card").focus(); call.run(); }}>${call.label}</button>
       ${call.state === "elsewhere" ? html`<span class="notice">Another page is running it.</span>` : call.message ? html`<span class="notice bad">${shown(call.message)}</span>` : nothing}</div>`;
     return html`<p class="notice" role="status">${{ running: "Running in this page…", elsewhere: "Another page is running it.", asking: "Starting…" }[call.state] ?? shown(call.message)}</p>`;
   }
