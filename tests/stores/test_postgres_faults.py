@@ -13,7 +13,7 @@ from assent.stores.base import GENESIS, chain
 from assent.stores.postgres import PostgresStore, keeper
 from assent.testing.store_contract import entry, step, the_lease, the_row
 
-LEASE = 1.0
+LEASE = 2.0
 APPEND, CLAIM, TAKE = "INSERT INTO events", "FROM unnest($2::text[]) AS i (name)", "SKIP LOCKED"
 story = pg.story(lease=LEASE, tcp=True)
 
