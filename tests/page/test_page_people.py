@@ -233,3 +233,15 @@ def test_who_has_written_elsewhere_or_sent_a_message_is_heard_again(visit, stage
     expect(page.locator(".row").first).to_be_visible()
     press(page, "j Enter")
     expect(page.locator(".row.open assent-approval")).to_have_count(1)
+
+
+def test_back_can_be_pressed_while_the_edit_is_tried_and_leaves_the_focus_on_the_card(visit, stage: Stage):
+    page = visit().page(f"c/{stage.conversation('refund')}")
+    card = page.locator("assent-approval")
+    card.locator(".edit").click()
+    card.get_by_label("amount", exact=True).fill("7")
+    card.get_by_role("button", name="Back").focus()
+    expect(card.get_by_text("7.00 EUR to the card that ends in 4242")).to_be_visible()
+    expect(card.get_by_role("button", name="Back")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(card.locator(".card")).to_be_focused()

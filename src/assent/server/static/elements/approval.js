@@ -106,8 +106,7 @@ class Approval extends Card {
     if (event.key === "Escape" && this.mode) {
       event.preventDefault();
       event.stopPropagation();
-      this.mode = "";
-      this.querySelector(".card").focus();
+      this.#leave();
     } else if (!writing && !this.mode && /^[aed]$/.test(event.key)) {
       event.preventDefault();
       event.stopPropagation();
@@ -115,6 +114,11 @@ class Approval extends Card {
       if (event.key === "a") this.#approve();
       else this.mode = event.key === "d" ? "deny" : "edit";
     }
+  }
+
+  #leave() {
+    this.mode = "";
+    this.querySelector(".card").focus();
   }
 
   #edit(args) {
@@ -194,7 +198,7 @@ class Approval extends Card {
     return html`<div class="actions">
       <button type="button" class="primary approve" ?disabled=${!this.mayApprove} @click=${this.#approve}>
         ${this.changes ? "Approve as edited" : pending.recovery ? "Run it again" : "Approve once"}</button>
-      ${this.editing ? html`<button type="button" class="back" @click=${() => (this.mode = "")}>Back</button>`
+      ${this.editing ? html`<button type="button" class="back" @click=${this.#leave}>Back</button>`
         : pending.recovery ? html`<button type="button" ?disabled=${off} @click=${() => (this.mode = "result")}>Give its result</button>` : html`<button type="button" class="edit" ?disabled=${off} @click=${() => (this.mode = "edit")}>Edit</button>`}
       <button type="button" class="deny" ?disabled=${off} @click=${() => (this.mode = "deny")}>Deny</button>
       <label class="remember"><span>Remember</span> <select .value=${this.remember} @change=${(event) => (this.remember = event.target.value)}>
