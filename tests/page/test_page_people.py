@@ -231,7 +231,9 @@ def test_who_has_written_elsewhere_or_sent_a_message_is_heard_again(visit, stage
     expect(page.locator(".said.queued")).to_be_visible()
     page.go_back()
     expect(page.locator(".row").first).to_be_visible()
-    press(page, "j Enter")
+    press(page, "j")
+    expect(page.locator(".row.at .head")).to_be_focused()
+    press(page, "Enter")
     expect(page.locator(".row.open assent-approval")).to_have_count(1)
 
 
