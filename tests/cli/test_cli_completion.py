@@ -10,14 +10,14 @@ from terminal import environment, refused
 
 def offered(desk, *words, store=None):
     """What bash would be offered for the last word."""
-    env = environment(
-        _ASSENT_COMPLETE="bash_complete", COMP_WORDS=" ".join(["assent", *words]), COMP_CWORD=str(len(words))
-    )
-    env |= {"ASSENT_STORE": store} if store else {}
-    line = "import sys; from assent.cli.main import main; sys.exit(main([]))"
-    done = subprocess.run([sys.executable, "-c", line], cwd=desk.path, env=env, capture_output=True, text=True)
-    assert done.stderr == ""
-    return [each.partition(",")[2] for each in done.stdout.splitlines() if each.startswith("plain,")]
+    env = {
+        "_ASSENT_COMPLETE": "bash_complete",
+        "COMP_WORDS": " ".join(["assent", *words]),
+        "COMP_CWORD": str(len(words)),
+    }
+    told = desk(env=env | ({"ASSENT_STORE": store} if store else {}))
+    assert told.err == ""
+    return [each.partition(",")[2] for each in told.out.splitlines() if each.startswith("plain,")]
 
 
 def test_calls_that_wait_for_the_command_are_offered(desk):

@@ -11,12 +11,14 @@ import rich.panel
 import rich.table  # noqa: F401
 
 import assent.cli.cards
+import assent.cli.copying
 import assent.cli.live
 import assent.cli.logs
 import assent.cli.main
 import assent.cli.reading
 import assent.cli.running
 import assent.cli.values
+import assent.stores.postgres.store
 import assent.stores.sqlite
 
 

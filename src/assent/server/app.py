@@ -22,7 +22,7 @@ from assent.server.hub import Hub
 from assent.server.page import INDEX, LOGIN, LOGIN_HEADERS, STRANGER_HEADERS, Files, policy, stranger
 from assent.server.problems import AGAIN, CONTENT_TYPE, HTTPProblem, headers_of, problem_of
 from assent.server.routes import ENDPOINTS, Asked, Endpoint, Streaming
-from assent.server.sse import CHUNK, STALL, Gone, Receive, Send, Stream
+from assent.server.sse import Gone, Receive, Send, Stream, hand_over
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 BODY_SECONDS = 30.0
@@ -271,15 +271,7 @@ class _Exchange:
         if status not in (204, 304):
             raw.append((b"content-length", b"%d" % len(body)))
         await self.send({"type": "http.response.start", "status": status, "headers": raw})
-        if self.request.method == "HEAD":
-            body = b""
-        try:
-            for start in range(0, len(body) or 1, CHUNK):  # a reader that never reads holds up one piece
-                piece, more = body[start : start + CHUNK], start + CHUNK < len(body)
-                async with asyncio.timeout(STALL if start else None):
-                    await self.send({"type": "http.response.body", "body": piece, "more_body": more})
-        except TimeoutError:
-            raise Gone from None
+        await hand_over(self.send, b"" if self.request.method == "HEAD" else body, ends=True)
 
     async def json(self, limit: int) -> bytes:
         """The body, which is JSON and no larger than it may be: what is larger is refused before it is read."""

@@ -33,17 +33,20 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 class HTTPProblem(Exception):
     """A refusal that only HTTP knows: no such page, too many requests, a foreign origin."""
 
-    def __init__(self, status: int, kind: str, detail: str, headers: dict[str, str] | None = None):
+    def __init__(
+        self, status: int, kind: str, detail: str, headers: dict[str, str] | None = None, *, title: str = ""
+    ):
         super().__init__(detail)
         self.status, self.kind, self.detail, self.headers = status, known_kind(kind), detail, headers or {}
+        self.title = title
+        """What the kind means here, where it stands for several things."""
 
 
 def problem_of(error: BaseException) -> Problem:
     """The document for an error. What we did not foresee is logged, and told without its inside."""
     match error:
         case HTTPProblem():
-            title = "there is one of that name already" if error.kind == "conflict" else ""
-            return _problem(error.status, error.kind, error.detail, {}, title)
+            return _problem(error.status, error.kind, error.detail, {}, error.title)
         case Stale(reason="unknown"):  # nobody was first: there is nothing to be first at
             return _problem(error.http_status, error.kind, error.message, error.details, KINDS["not_found"])
         case ToolError():  # a preview says what the run would say: the request was understood

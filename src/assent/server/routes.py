@@ -121,7 +121,8 @@ async def open_conversation(asked: Asked) -> wire.Opened:
     except Invalid:
         if new.id is None or await asked.runtime.store.row(new.id) is None:
             raise
-    raise HTTPProblem(409, "conflict", f"conversation {new.id!r} exists already")
+    detail = f"conversation {new.id!r} exists already"
+    raise HTTPProblem(409, "conflict", detail, title="there is one of that name already")
 
 
 async def list_conversations(asked: Asked) -> wire.Conversations:

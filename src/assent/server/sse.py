@@ -108,6 +108,18 @@ class Gone(Exception):
     """Nobody reads any more."""
 
 
+async def hand_over(send: Send, body: bytes, *, ends: bool) -> None:
+    """Give a body to a connection, a bounded piece at a time; Gone if nobody takes it."""
+    try:
+        for start in range(0, len(body) or 1, CHUNK):
+            piece = body if len(body) <= CHUNK else body[start : start + CHUNK]
+            more = not ends or start + CHUNK < len(body)
+            async with asyncio.timeout(STALL):
+                await send({"type": "http.response.body", "body": piece, "more_body": more})
+    except (TimeoutError, OSError):
+        raise Gone from None
+
+
 class Stream:
     """One response that goes on until somebody ends it."""
 
@@ -158,18 +170,12 @@ class Stream:
         self._timer = asyncio.get_running_loop().call_later(HEARTBEAT, self._tick)
 
     async def write(self, data: bytes) -> None:
-        """Hand it to the connection, a bounded piece at a time; Gone if nobody takes it."""
+        """Hand it to whoever reads; Gone if nobody does."""
         if not data:
             return
-        try:
-            for start in range(0, len(data), CHUNK):
-                if self.gone:
-                    raise Gone
-                piece = data if len(data) <= CHUNK else data[start : start + CHUNK]
-                async with asyncio.timeout(STALL):
-                    await self._send({"type": "http.response.body", "body": piece, "more_body": True})
-        except (TimeoutError, OSError):
-            raise Gone from None
+        if self.gone:
+            raise Gone
+        await hand_over(self._send, data, ends=False)
         self._sent = asyncio.get_running_loop().time()
 
     async def fail(self, failure: Exception) -> None:

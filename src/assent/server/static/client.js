@@ -738,7 +738,7 @@ class Attachment {
   async #settle(entry, decision, { signal }) {
     for (let wait = FIRST_WAIT; !signal.aborted; )
       try {
-        if (json(decision, 0).length > LARGEST) throw new Problem({ status: 413, detail: `the result has more than ${LARGEST} bytes` });
+        if (new Blob([json(decision, 0)]).size > LARGEST) throw new Problem({ status: 413, detail: `the result has more than ${LARGEST} bytes` });
         return await this.client.resolve(entry, decision);
       } catch (problem) {
         const { status, kind, message } = problem;

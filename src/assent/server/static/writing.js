@@ -1,6 +1,6 @@
 // Whoever writes may look at their hands. If the field goes from under them (somebody else has decided, the question has
 // changed), the rest of what they type is no shortcut and presses no button: cards and the inbox hear no keys until
-// Escape, or a pointer, says that they have looked up.
+// they have looked up: Escape, a pointer, another view, or something written elsewhere says so.
 export const FIELD = "input:not([type=checkbox]), textarea, select, form, assent-form";
 const DEAF = "assent-inbox, assent-approval, assent-question, assent-tool";
 

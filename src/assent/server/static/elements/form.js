@@ -202,7 +202,6 @@ class Form extends Element {
   #choice({ value, path, id, required, set, put, bare }, options) {
     const chosen = value === undefined ? (this.#branch.get(path) ?? -1) : (this.#branch.get(path) ?? branchOf(options, value, this.schema));
     const at = options[chosen] ? chosen : required ? 0 : -1;
-    const label = (option) => option.title ?? (option.const !== undefined ? brief(option.const) : { null: "none", string: "text", boolean: "yes or no", integer: "whole number", object: "details", array: "list" }[option.enum ? "" : option.type] ?? option.enum?.map(brief).join(" or ") ?? option.type ?? (option.anyOf || option.oneOf ? "a choice" : "JSON"));
     const name = `${id}/${bare}`; // what is chosen within has names of its own
     const pick = (i) => {
       this.#forget(path);
@@ -210,10 +209,20 @@ class Form extends Element {
       const begun = i < 0 ? undefined : initial(options[i], this.schema, true);
       set(begun === undefined && options[i]?.type === "string" ? "" : begun);
     };
-    return html`<div class="options">${options.map((option, i) => html`<label><input type="radio" name=${name} .checked=${i === at} @change=${() => pick(i)}> <span>${shown(label(option))}</span></label>`)}
+    return html`<div class="options">${options.map((option, i) => html`<label><input type="radio" name=${name} .checked=${i === at} @change=${() => pick(i)}> <span>${shown(called(option))}</span></label>`)}
       ${required ? nothing : html`<label><input type="radio" name=${name} .checked=${at < 0} @change=${() => pick(-1)}> <span class="optional">leave out</span></label>`}</div>
-      ${at >= 0 && options[at].type !== "null" && options[at].const === undefined ? this.#field({ ...options[at], title: undefined }, value, path, label(options[at]), true, put, bare + 1) : nothing}`;
+      ${at >= 0 && options[at].type !== "null" && options[at].const === undefined ? this.#field({ ...options[at], title: undefined }, value, path, called(options[at]), true, put, bare + 1) : nothing}`;
   }
+}
+
+const TYPES = { null: "none", string: "text", boolean: "yes or no", integer: "whole number", object: "details", array: "list" };
+
+/** What one of several choices is called. */
+function called({ title, const: only, enum: several, type, anyOf, oneOf }) {
+  if (title !== undefined) return title;
+  if (only !== undefined) return brief(only);
+  if (several) return several.map(brief).join(" or ");
+  return TYPES[type] ?? type ?? (anyOf || oneOf ? "a choice" : "JSON");
 }
 
 const word = (it) => (it === null ? "none" : typeof it === "boolean" ? (it ? "yes" : "no") : it.length === 0 ? "empty" : oneLine(it, 60));
