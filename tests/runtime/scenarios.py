@@ -119,6 +119,11 @@ RICH = {
 
 def _classics():
     """Kills and take-overs at moments that matter, for whoever wants to see something go wrong soon."""
+    once = {**RICH, "script": [[[("gated", 1)]]], "jitter": [0], "second": False, "parallel": 64, "drain": None}
+    sent = ("send", 0, "refuse", None, None)
+    yield {**once, "steps": [sent, ("submit", 0, 0, 0), ("decide", 0, 0, 0, 0)]}  # decided twice
+    yield {**once, "steps": [sent, ("decide", 0, 0, 2, None), sent, ("revoke", 0, None), sent]}  # a grant that ends
+    yield {**once, "steps": [sent, ("decide", 0, 0, 5, None)]}  # a denial
     for writes in range(2, 26, 3):
         yield {**RICH, "steps": [("kill", 0, writes, True, 0), *RICH["steps"]]}
     first, second, *more = RICH["steps"]

@@ -33,9 +33,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 class HTTPProblem(Exception):
     """A refusal that only HTTP knows: no such page, too many requests, a foreign origin."""
 
-    def __init__(
-        self, status: int, kind: str, detail: str, headers: dict[str, str] | None = None, *, title: str = ""
-    ):
+    def __init__(self, status: int, kind: str, detail: str, headers: dict[str, str] | None = None, *, title: str = ""):
         super().__init__(detail)
         self.status, self.kind, self.detail, self.headers = status, known_kind(kind), detail, headers or {}
         self.title = title
