@@ -206,3 +206,24 @@ def test_none_is_a_value_and_a_choice_within_a_choice_leaves_it_as_it_is(visit, 
     expect(page.get_by_label("red or green")).to_be_checked()
     page.get_by_label("green", exact=True).press("ArrowUp")
     until(page, lambda: page.evaluate(value) == '{"note":null,"colour":"red"}')
+
+
+def test_nothing_moves_under_a_press_that_follows_an_edit(visit, stage: Stage):
+    page = visit().page(f"c/{stage.conversation('pay')}")
+    card, approve = page.locator("assent-approval"), page.locator("assent-approval .approve")
+    card.locator(".edit").click()
+    card.get_by_label("amount", exact=True).fill("11")
+    expect(card.locator(".diff .added")).to_have_count(1)
+    expect(approve).to_be_enabled()
+    box = page.locator(".scroll")
+    # As far as it takes to see the button, and not to the end.
+    box.evaluate("box => (box.scrollTop = box.scrollHeight - box.clientHeight - 50)")
+    place = approve.bounding_box()
+    assert place
+    page.mouse.move(place["x"] + 5, place["y"] + 5)
+    page.mouse.down()
+    page.evaluate("document.querySelector('assent-chat').requestUpdate()")
+    page.wait_for_timeout(100)
+    assert approve.bounding_box() == place
+    page.mouse.up()
+    expect(page.get_by_text("Done: pay went well.")).to_be_visible()

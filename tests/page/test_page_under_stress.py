@@ -25,8 +25,6 @@ def test_a_number_that_a_double_would_round_is_shown_and_sent_back_digit_by_digi
     expect(card.get_by_label("account", exact=True)).to_have_value(str(HUGE))
     card.get_by_label("amount", exact=True).fill("11")
     expect(card.locator(".diff .added")).to_have_count(1)
-    expect(card.get_by_text("Trying the edited arguments")).to_have_count(0)
-    page.wait_for_timeout(500)  # what the edit would do has been read
     card.locator(".approve").click()
     expect(page.get_by_text("Done: pay went well.")).to_be_visible()
     returned = next(event for event in stage.log(conversation) if event["type"] == "CallReturned")

@@ -303,7 +303,7 @@ async def test_bodies_that_do_not_come_hold_up_nobody_but_whoever_sends_them():
 
 @story
 async def test_answers_that_nobody_reads_are_held_up_in_pieces_and_hold_up_nobody_else(monkeypatch):
-    monkeypatch.setattr(sys.modules["assent.server.app"], "STALL", 0.5)
+    monkeypatch.setattr(sys.modules["assent.server.sse"], "STALL", 0.5)
     handed = defaultdict(list)
 
     async def ask(who, send):

@@ -21,6 +21,11 @@ class Chat extends Element {
 
   sending = new Set();
 
+  connectedCallback() {
+    super.connectedCallback();
+    for (const type of ["pointerup", "pointercancel"]) this.watch(window, type, () => (this.pressed = false));
+  }
+
   disconnectedCallback() {
     super.disconnectedCallback();
     this.#close();
@@ -51,7 +56,7 @@ class Chat extends Element {
     if (!this.client || !this.conversation) return;
     this.live = this.client.conversation(this.conversation);
     this.detach = this.client.attach(this.conversation);
-    this.atEnd = true;
+    this.#toEnd();
     this.problem = null;
     this.draft = localStorage.getItem(this.#key) ?? "";
     this.live.addEventListener("change", () => {
@@ -76,7 +81,7 @@ class Chat extends Element {
     if (!draft.trim() || this.sending.has(key)) return;
     this.sending.add(key);
     this.problem = null;
-    this.atEnd = true;
+    this.#toEnd();
     try {
       await this.client.send(conversation, draft.trim(), this.live.idle ? { when_busy: "queue" } : { when_busy });
       // What was written meanwhile, here, in another conversation or in another tab, stays.
@@ -152,12 +157,17 @@ class Chat extends Element {
     }
   }
 
+  // Whoever is at the end goes with it as it moves, and only then: nothing moves under who writes or presses.
   #stay() {
     const { box } = this;
-    if (!box || !(this.atEnd || this.held)) return;
-    if (document.activeElement?.matches("input, textarea, select") && box.contains(document.activeElement)) return; // nothing moves under who writes
-    box.scrollTop = box.scrollHeight - (this.held ?? 0);
-    this.stayedAt = box.scrollTop;
+    if (!box || this.pressed || !(this.atEnd || this.held)) return;
+    const end = box.scrollHeight - box.clientHeight;
+    const writes = document.activeElement?.matches("input, textarea, select") && box.contains(document.activeElement);
+    if (this.held || (end !== this.end && !writes)) {
+      box.scrollTop = box.scrollHeight - (this.held ?? 0);
+      this.stayedAt = box.scrollTop;
+    }
+    this.end = end;
   }
 
   render() {
@@ -167,7 +177,7 @@ class Chat extends Element {
     const { view } = it;
     const waiting = it.pending;
     return html`${aloud(this.spoken)}
-      <div class="scroll" tabindex="0" role="region" aria-label="Conversation" @scroll=${this.#scrolled} @decided=${this.#toEnd}><div class="thread">
+      <div class="scroll" tabindex="0" role="region" aria-label="Conversation" @scroll=${this.#scrolled} @pointerdown=${() => (this.pressed = true)} @decided=${this.#toEnd}><div class="thread">
         ${it.earlier ? html`<button type="button" class="quiet earlier" @click=${this.#earlier}>Earlier messages</button>` : nothing}
         ${it.ready && !view.items.length && !view.queue.length && !it.live ? html`<div class="empty"><h2>${shown(view.agent || "Assent")}</h2><p>Write a message to begin.</p></div>` : nothing}
         ${repeat(view.items, (item) => item.key, (item) => this.#item(item))}
@@ -210,6 +220,7 @@ class Chat extends Element {
   #toEnd() {
     this.atEnd = true;
     this.away = false;
+    this.end = null;
   }
 
   #thought(text, open) {
