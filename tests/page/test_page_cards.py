@@ -38,11 +38,36 @@ def test_a_field_keeps_the_cursor_however_much_is_written(visit, stage: Stage):
     assert decided(stage, conversation)[0]["value"] == {"text": text, "amount": 1}
 
 
+def test_an_answer_may_have_lines_and_enter_sends_it_as_it_sends_a_message(visit, stage: Stage):
+    conversation = stage.conversation("essay")
+    page = visit().page(f"c/{conversation}")
+    page.get_by_label("amount", exact=True).fill("1")
+    text = page.get_by_label("text", exact=True)
+    text.click()
+    page.keyboard.type("Dear Ann,")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("no.")
+    expect(text).to_have_attribute("rows", "2")
+    expect(text).to_be_focused()
+    page.keyboard.press("Enter")
+    until(page, lambda: decided(stage, conversation))
+    assert decided(stage, conversation)[0]["value"] == {"text": "Dear Ann,\nno.", "amount": 1}
+
+    page = visit().page(f"c/{stage.conversation('refund')}")
+    page.locator("assent-approval .edit").click()
+    order = page.get_by_label("order", exact=True)
+    expect(order).to_be_focused()
+    page.keyboard.press("End")
+    page.keyboard.press("Enter")  # nothing is sent by it, and nothing is written
+    page.keyboard.type("7")
+    expect(order).to_have_value("10427")
+
+
 def test_text_of_many_lines_keeps_them_when_the_field_before_it_goes(visit, stage: Stage):
     page = visit().page("inbox")
     form(page, {"type": "array", "items": {"type": "string"}})
     page.evaluate("document.querySelector('assent-form').value = ['short', 'of\\ntwo lines']")
-    expect(page.locator("textarea")).to_have_value("of\ntwo lines")
+    expect(page.locator("textarea").last).to_have_value("of\ntwo lines")
     page.get_by_role("button", name="Remove Answer 1").click()
     expect(page.locator(".item")).to_have_count(1)
     expect(page.locator(".item textarea")).to_have_value("of\ntwo lines")

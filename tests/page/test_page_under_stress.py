@@ -265,7 +265,7 @@ def test_a_schema_that_refers_to_itself_has_a_form_and_its_words_hide_nothing(vi
     page = visit().page(f"c/{stage.conversation('folder')}")
     card = page.locator("assent-approval")
     card.locator(".edit").click()
-    expect(card.locator("assent-form input").first).to_be_visible()
+    expect(card.locator("assent-form textarea").first).to_be_visible()
     words = card.locator("assent-form").inner_text()
     assert all(code in words for code in ("U+202E", "U+2028", "U+200B"))
     assert not re.search("[\u202e\u2028\u200b]", words)

@@ -15,7 +15,7 @@ class Form extends Element {
   #id = `form${++forms}`;
   #unread = new Map(); // path -> what was typed that is no value of its type
   #branch = new Map(); // path -> the branch that was chosen
-  #long = new Map(); // path -> whether it is written in many lines: a field that changes under the cursor would lose it
+  #long = new Map(); // path -> whether it was long from the beginning: then Enter is a new line
 
   constructor() {
     super();
@@ -137,11 +137,13 @@ class Form extends Element {
     const value = field.value ?? "";
     const type = { date: "date", email: "email", uri: "url" }[schema.format] ?? "text";
     const input = this.#input(field, "This is not complete.", (text) => (text === "" && (!required || schema.minLength || schema.format) ? undefined : text));
-    const lines = /\n/.test(value);
-    if (lines || !this.#long.has(path)) this.#long.set(path, lines || schema.maxLength > 200 || value.length > 80);
-    if (type === "text" && this.#long.get(path))
-      return html`<textarea id=${id} rows="4" .value=${value} aria-describedby=${described} aria-invalid=${invalid} @input=${input}></textarea>`;
-    return html`<input id=${id} type=${type} .value=${value} aria-describedby=${described} aria-invalid=${invalid} placeholder=${schema.examples?.[0] ?? nothing} @input=${input}>`;
+    const hint = schema.examples?.[0] ?? nothing;
+    if (type !== "text") return html`<input id=${id} type=${type} .value=${value} aria-describedby=${described} aria-invalid=${invalid} placeholder=${hint} @input=${input}>`;
+    const lines = value.split("\n").length;
+    if (!this.#long.has(path)) this.#long.set(path, lines > 1 || schema.maxLength > 200 || value.length > 80);
+    const long = this.#long.get(path);
+    return html`<textarea id=${id} class=${long ? nothing : "line"} rows=${Math.min(10, Math.max(lines, long ? 4 : 1))} .value=${value} aria-describedby=${described} aria-invalid=${invalid} placeholder=${hint}
+      @input=${input} @keydown=${long ? nothing : sends}></textarea>`;
   }
 
   #number(field) {
@@ -223,6 +225,13 @@ function called({ title, const: only, enum: several, type, anyOf, oneOf }) {
   if (only !== undefined) return brief(only);
   if (several) return several.map(brief).join(" or ");
   return TYPES[type] ?? type ?? (anyOf || oneOf ? "a choice" : "JSON");
+}
+
+// As where messages are written: Enter sends what can be sent, Shift+Enter is a new line.
+function sends(event) {
+  if (event.key !== "Enter" || event.shiftKey || event.ctrlKey || event.metaKey || event.isComposing) return;
+  event.preventDefault();
+  event.target.form?.requestSubmit();
 }
 
 const word = (it) => (it === null ? "none" : typeof it === "boolean" ? (it ? "yes" : "no") : it.length === 0 ? "empty" : oneLine(it, 60));
