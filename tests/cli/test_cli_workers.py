@@ -169,7 +169,7 @@ def test_workers_are_listed_with_what_they_hold_and_what_nobody_holds(desk, kind
         assert (mine["agents"], mine["holds"], mine["alive"]) == (["digger"], 1, True)
         assert (other["agents"], other["holds"], other["alive"]) == (["filler"], 0, True)
         if kind == "postgres":
-            assert 0 < mine["lapses_in"] <= LEASE
+            assert 0 < mine["lapses_in"] < LEASE + 1  # by the database's clock, as far as it is known here
         else:
             assert mine["lapses_in"] is None
         assert (left["unheld"], left["agents"]) == (1, ["someone"])
