@@ -71,6 +71,7 @@ def test_an_agent_that_cannot_be_loaded(desk, spec, kind, word):
         (["approve", "x", "--store", "sqlite:///none.db"], 3, "not_found"),
         (["run", f"{DESK}:plain", "hi", "--store", "sqlite:////nowhere/x.db"], 1, "log_read_failed"),
         (["pending", "--store", "sqlite:////"], 1, "log_read_failed"),
+        (["serve", "--no-run", "--store", "memory:"], 2, "invalid_args"),
         (["serve", "--no-run", "--allow-host", "*", "--allow-host", "desk.example:80"], 2, "invalid_args"),
     ],
 )

@@ -244,18 +244,24 @@ def test_a_server_without_an_agent_shows_and_decides_what_others_run(desk):
         assert http.post("/api/conversations", json={"id": "d"}).status_code == 422
 
 
-def test_a_store_that_is_away_is_said_at_the_start_and_later_once_and_the_worker_goes_on_when_it_is_back(desk):
+def test_a_store_that_is_away_is_said_at_the_start_and_later_once_and_all_goes_on_when_it_is_back(desk):
     nowhere = f"postgresql://postgres@127.0.0.1:{pg.server().port + 1}/postgres?assent_lease={LEASE}"
     refused(desk("worker", AGENTS[0], "--store", nowhere), 1, "[log_read_failed]", "nothing listens there")
     refused(desk("worker", AGENTS[0], "--store", "sqlite:///no/where.db"), 1, "[log_read_failed]", "create it")
     url = url_of("postgres", desk)
-    with worker(desk, url) as one:
+    with worker(desk, url) as one, desk.start("serve", "--no-run", "--port", 0, "--store", url) as page:
+        page.until("It runs nothing")
         pg.server().halt()
         try:
-            one.until("; trying on\n")
+            for each in (one, page):
+                each.until("; trying on\n")
         finally:
             pg.server().start()
-        one.until(" is back\n")
+        for each in (one, page):
+            each.until(" is back\n")
+        signalled(page, signal.SIGTERM)
+        assert page.end() == 0
+        assert page.out.count("trying on") == page.out.count("is back") == 1
         (desk.path / "c").touch()
         send(url, "c")
         assert until_over(url, "c")[-1].reason == "completed"

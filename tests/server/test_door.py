@@ -16,7 +16,7 @@ from webdesk import TOKEN, desk, refunding, site, story
 
 from assent import Agent, Invalid, NotAllowed, Runtime, ScriptedModel, ToolCall, tool
 from assent.errors import StoreError
-from assent.server import Limits, app, serving
+from assent.server import Limits, app, routes, serving
 from assent.server.routes import ENDPOINTS
 from assent.server.sse import CHUNK
 
@@ -400,7 +400,9 @@ async def test_every_answer_is_guarded():
 
 
 @story
-async def test_while_the_store_is_away_the_same_request_may_come_again_unless_it_may_have_been_recorded():
+async def test_while_the_store_is_away_the_same_request_may_come_again_unless_it_may_have_been_recorded(
+    monkeypatch, caplog
+):
     async with site(refunding()) as s:
         await s.begin()
         [entry] = await s.pending()
@@ -413,18 +415,24 @@ async def test_while_the_store_is_away_the_same_request_may_come_again_unless_it
         async def told(request):
             answer = await request
             problem = answer.json()
+            assert "there" not in problem["detail"]  # where it is, is not for everybody
+            assert set(problem["details"]) <= {"outcome"}
             outcome = problem["details"].get("outcome")
             return answer.status_code, answer.headers.get("retry-after"), problem["kind"], outcome
 
-        faults.append(StoreError("nothing listens there", kind="log_read_failed"))
+        faults.append(StoreError("nothing listens there", kind="log_read_failed", details={"place": "there"}))
         store.rows = away
+        assert await told(s.http.get("/api/health")) == (503, "1", "log_read_failed", None)
+        assert "refused: nothing listens there" in caplog.text
+        monkeypatch.setattr(routes, "HEALTHY", 0.1)
+        store.rows = lambda **_: asyncio.Event().wait()
         assert await told(s.http.get("/api/health")) == (503, "1", "log_read_failed", None)
         store.rows = read
         decision = {"decision": {"type": "approve", "digest": entry["digest"]}}
         path = f"/api/conversations/c/calls/{entry['call']}/resolve"
         store.append = away
         for outcome, status, again in (("nothing", 503, "1"), ("unknown", 500, None)):
-            faults.append(StoreError("the connection broke", details={"outcome": outcome}))
+            faults.append(StoreError("the connection to there broke", details={"outcome": outcome, "place": "there"}))
             assert await told(s.http.post(path, json=decision)) == (status, again, "log_write_failed", outcome)
             item = {"conversation": "c", "call": entry["call"], **decision}
             [result] = (await s.post("/api/pending/resolve", {"decisions": [item]}))["results"]

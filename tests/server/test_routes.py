@@ -18,6 +18,9 @@ def approval(entry, **more):
     return {"decision": {"type": "approve", "digest": entry["digest"], **more}}
 
 
+JSON = {"content-type": "application/json"}
+
+
 @story
 async def test_a_conversation_is_opened_talked_to_listed_and_read():
     async with site(desk("hello there")) as s:
@@ -643,3 +646,34 @@ async def test_requests_run_beside_each_other():
             *(s.post(f"/api/conversations/{e['conversation']}/calls/{e['call']}/resolve", approval(e)) for e in entries)
         )
         assert {r["status"] for r in results} == {"accepted"}
+
+
+@story
+async def test_a_slip_in_a_decision_is_refused_and_decides_nothing():
+    """What was meant as an edit, or as a reason, must not be lost on the way."""
+    async with site(refunding()) as s:
+        await s.begin()
+        [entry] = await s.pending()
+        digest, call = entry["digest"], entry["call"]
+        told = "Object contains unknown field"
+        words = "one of approve, deny, answer, client_result, submit, failed"
+        for decision, what in (
+            ({"type": "approve", "digest": digest, "arguments": {"amount": 1}}, f"{told} `arguments`"),
+            ({"type": "deny", "reson": "no"}, f"{told} `reson`"),
+            ({"type": "aprove", "digest": digest}, words),
+            ({"type": "approve", "digest": digest, "remember": "ever"}, "one of args, tool"),
+        ):
+            item = {"conversation": "c", "call": call, "decision": decision}
+            for path, body in (
+                (f"/api/conversations/c/calls/{call}/resolve", {"decision": decision}),
+                ("/api/pending/resolve", {"decisions": [item]}),
+            ):
+                answer = await s.http.post(path, json=body)
+                assert answer.status_code == 422
+                assert what in answer.json()["detail"]
+        assert await s.pending() == [entry]
+        answer = await s.http.get("/api/conversations?status=foo")
+        assert "one of awaiting_input, executing_tools, idle" in answer.json()["detail"]
+        message = b'{"text": "half \\ud800"}'
+        answer = await s.http.post("/api/conversations/c/messages", content=message, headers=JSON)
+        assert "half of a surrogate pair" in answer.json()["detail"]

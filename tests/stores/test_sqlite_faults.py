@@ -335,12 +335,15 @@ def test_a_file_that_may_not_be_written_is_refused_when_it_is_opened(path):
         subprocess.run(["chattr", "-i", str(path)], check=True)
 
 
-def test_a_file_that_was_moved_away_is_noticed_before_anything_is_acknowledged(path):
+def test_a_file_that_was_moved_away_is_noticed_before_anything_is_acknowledged_or_read(path):
     async def body(store):
         await store.append(step("c", 0))
         path.rename(path.with_suffix(".away"))
         with pytest.raises(StoreError, match="deleted, moved or replaced"):
             await store.append(step("c", 1))
+        with pytest.raises(StoreError, match="deleted, moved or replaced") as refusal:
+            await store.read("c")
+        assert refusal.value.kind == "log_read_failed"
         path.with_suffix(".away").rename(path)
         await store.append(step("c", 1))
 

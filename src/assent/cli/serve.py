@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from assent.cli.commands import MEMORY
 from assent.cli.group import (
     Whole,
     by_option,
@@ -143,18 +144,21 @@ def start(
     """Serve this agent until it is stopped. ``port=None``: the usual one, or another that is free. ``begin``: what is
     done first; the page opens at the conversation."""
     from assent.cli.ui import OWN
+    from assent.cli.vigil import watch
     from assent.runtime.runtime import Runtime
     from assent.server import serving
     from assent.server.app import LOOPBACK, app
     from assent.server.auth import TokenAuth
 
+    if store == MEMORY and not runs:
+        raise Invalid("workers elsewhere do not see a store in memory: give --store, or leave --no-run out")
     runtime = Runtime(*([] if agent is None else [agent]), store=store, only=None if runs else ())
     auth = TokenAuth(token_for(store), by)
     served = app(runtime, auth, hosts=(*LOOPBACK, host, *names), origins=origins, ui=OWN)
     listening = _usual(host) if port is None else serving.listen(host, port)
     address = page_address(host, listening.getsockname()[1], auth.token)
 
-    first: list[asyncio.Task[None]] = []
+    tasks: list[asyncio.Task[None]] = []
 
     async def show() -> None:
         shown = f"{address}#/c/{await begin(runtime)}" if begin is not None else address
@@ -166,8 +170,15 @@ def start(
             await open_browser(shown)
 
     def ready(stop: serving.Stop) -> None:
-        serving.until_signalled(stop)
-        first.append(asyncio.get_running_loop().create_task(show()))
+        loop = asyncio.get_running_loop()
+        watching = loop.create_task(watch(runtime.store, store))
+        tasks.extend((loop.create_task(show()), watching))
+
+        def end() -> None:
+            watching.cancel()  # that it is closed is no news
+            stop()
+
+        serving.until_signalled(end)
 
     asyncio.run(serving.serve(served, listening, ready))
     return 0

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import msgspec
 
-from assent.errors import KINDS, AssentError, Stale, StoreError, ToolError, known_kind
+from assent.errors import KINDS, AssentError, Conflict, Fenced, Stale, StoreError, ToolError, known_kind
 
 log = logging.getLogger("assent")
 
 CONTENT_TYPE = "application/problem+json"
 AGAIN = "1"
 """Seconds after which to come again."""
+SAME_SECONDS = 60.0
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,8 +51,8 @@ def problem_of(error: BaseException) -> Problem:
             return _problem(error.http_status, error.kind, error.message, error.details, KINDS["not_found"])
         case ToolError():  # a preview says what the run would say: the request was understood
             return _problem(422, error.kind, error.message, error.details)
-        case StoreError() if _away(error):
-            return _problem(503, error.kind, error.message, error.details)
+        case StoreError() if not isinstance(error, Conflict | Fenced):
+            return _stored(error)
         case AssentError():
             return _problem(error.http_status, error.kind, error.message, error.details)
         case _:
@@ -64,6 +66,30 @@ def headers_of(error: BaseException) -> dict[str, str]:
     if isinstance(error, HTTPProblem):
         return error.headers
     return {"retry-after": AGAIN} if isinstance(error, StoreError) and _away(error) else {}
+
+
+def _stored(error: StoreError) -> Problem:
+    """Where the store is and what is wrong with it is for whoever runs it; for all others, what they can do."""
+    _told(error.message)
+    if _away(error):
+        status, detail = 503, "the store cannot be reached now: nothing was recorded; try again"
+    elif error.details.get("outcome") == "unknown":
+        status, detail = 500, "whether this was recorded is not known: look before you try again"
+    else:
+        status, detail = 500, "the store refused this: nothing was recorded; the server's log says why"
+    return _problem(status, error.kind, detail, {k: v for k, v in error.details.items() if k == "outcome"})
+
+
+_last = ("", 0.0)
+
+
+def _told(what: str) -> None:
+    """Log it, and the same only now and then: while a store is away, every open page asks again and again."""
+    global _last
+    now = time.monotonic()
+    if what != _last[0] or now - _last[1] >= SAME_SECONDS:
+        _last = what, now
+        log.warning("refused: %s", what)
 
 
 def _away(error: StoreError) -> bool:

@@ -15,7 +15,7 @@ from assent.core.decisions import Accepted, Approve, Decision, Pending, Principa
 from assent.core.live import Snapshot
 from assent.core.results import ANSWER_LIMIT, MESSAGE_LIMIT
 from assent.core.schema import check, check_plain, digest
-from assent.errors import Invalid, NotFound, Stale
+from assent.errors import Invalid, NotFound, Stale, StoreError
 from assent.runtime.clients import BEAT, Client
 from assent.runtime.deciding import permit
 from assent.runtime.intake import conversation_id
@@ -34,6 +34,8 @@ MESSAGE = 2 * MESSAGE_LIMIT
 """Text may be longer as JSON; the runtime holds the limits themselves."""
 PAGE_BYTES = 1024 * 1024
 """Of a page of the log: what a reader that never reads can hold up."""
+HEALTHY = 5.0
+"""Seconds that the store may take to answer whoever asks after its health."""
 PAUSE = 0.05
 """Seconds before a reader that a channel has overtaken reads on in the log."""
 
@@ -253,7 +255,7 @@ def joined(bodies: list[bytes]) -> tuple[int, bytes] | None:
 
 async def resolve(asked: Asked) -> Accepted:
     """Decide a waiting call: accepted means durable."""
-    return await _decided(asked, asked.conversation, asked.path["call"], shown(asked.body.decision))
+    return await _decided(asked, asked.conversation, asked.path["call"], shown(wire.given(asked.body.decision)))
 
 
 async def _decided(asked: Asked, conversation: str, call: str, decision: Decision) -> Accepted:
@@ -280,13 +282,13 @@ async def resolve_batch(asked: Asked) -> wire.Results:
     if len(set(keys)) != len(keys):
         raise Invalid("the batch decides one call twice")
     for item in batch.decisions:
-        shown(item.decision)
+        shown(wire.given(item.decision))
     return wire.Results([await _resolved(asked, item) for item in batch.decisions])
 
 
 async def _resolved(asked: Asked, item: wire.BatchItem) -> wire.Result:
     try:
-        done = await _decided(asked, item.conversation, item.call, item.decision)
+        done = await _decided(asked, item.conversation, item.call, wire.given(item.decision))
     except Exception as error:  # whatever it is: others of the batch are decided
         return wire.Result(conversation=item.conversation, call=item.call, problem=problem_of(error))
     return wire.Result(conversation=item.conversation, call=item.call, status=done.status, seq=done.seq)
@@ -436,8 +438,11 @@ async def _client(asked: Asked, name: str) -> Client:
 
 async def health(asked: Asked) -> wire.Health:
     """Is the store there?"""
-    async with asyncio.timeout(5):
-        await asked.runtime.store.rows(limit=1)
+    try:
+        async with asyncio.timeout(HEALTHY):
+            await asked.runtime.store.rows(limit=1)
+    except TimeoutError:
+        raise StoreError(f"the store did not answer within {HEALTHY:g} s", kind="log_read_failed") from None
     return wire.Health()
 
 

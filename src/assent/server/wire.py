@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast
 
 import msgspec
+import msgspec.inspect
 
 from assent.core import codec
 from assent.core.decisions import Accepted, Decision, Pending, Principal
@@ -28,6 +30,27 @@ ToolName = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is asked: a word that we do not know is refused, never ignored."""
+
+
+# --- decisions ---
+# The log takes what a later version has added to a decision; a caller's slip must not pass for it.
+
+_GIVEN: dict[type, Any] = {
+    msgspec.defstruct(f"Given{kind.__name__}", [], bases=(kind,), frozen=True, forbid_unknown_fields=True): kind
+    for kind in cast("tuple[type[msgspec.Struct], ...]", Decision.__args__)  # type: ignore[attr-defined]
+}
+for _strict, _kind in _GIVEN.items():
+    _strict.__doc__ = _kind.__doc__
+if TYPE_CHECKING:
+    Given = Decision
+else:
+    Given = Union[tuple(_GIVEN)]  # noqa: UP007
+
+
+def given(decision: Any) -> Decision:
+    """The decision that was given."""
+    kind = _GIVEN[type(decision)]
+    return kind(*(getattr(decision, name) for name in kind.__struct_fields__))
 
 
 # --- bodies ---
@@ -59,7 +82,7 @@ class Cancelling(Request, frozen=True, kw_only=True):
 class Resolving(Request, frozen=True, kw_only=True):
     """Decide a waiting call. An approval carries the digest of what was shown."""
 
-    decision: Decision
+    decision: Given
 
 
 class Previewing(Request, frozen=True, kw_only=True):
@@ -97,7 +120,7 @@ class BatchItem(Request, frozen=True, kw_only=True):
 
     conversation: Name
     call: str
-    decision: Decision
+    decision: Given
 
 
 class BatchResolving(Request, frozen=True, kw_only=True):
@@ -263,7 +286,9 @@ def decode(body: bytes, into: type) -> Any:
     except RecursionError:
         raise Invalid("the body is nested too deeply; flatten it") from None
     except (msgspec.MsgspecError, UnicodeError, ValueError, OverflowError) as problem:
-        raise Invalid(f"the body does not fit: {problem}") from None
+        if _HALF.search(body) and "truncated" in str(problem):
+            raise Invalid("the body does not fit: half of a surrogate pair (such as \\ud800) is no text") from None
+        raise Invalid(f"the body does not fit: {_explained(problem, into)}") from None
 
 
 def decode_query(query: Sequence[tuple[str, str]], into: type) -> Any:
@@ -274,7 +299,40 @@ def decode_query(query: Sequence[tuple[str, str]], into: type) -> Any:
     try:
         return msgspec.convert(given, cast(Any, into), strict=False)
     except (msgspec.ValidationError, ValueError, OverflowError) as problem:
-        raise Invalid(f"the query does not fit: {problem}") from None
+        raise Invalid(f"the query does not fit: {_explained(problem, into)}") from None
+
+
+_HALF = re.compile(rb"\\u[dD][89abAB]")
+
+
+def _explained(problem: Exception, into: type) -> str:
+    """What does not fit; where one of several words was expected, which."""
+    text = str(problem)
+    place = text.rpartition(" - at `")[2]
+    found = [msgspec.inspect.type_info(into)] if text.startswith(("Invalid value", "Invalid enum value")) else []
+    for key in re.findall(r"\.(\w+)", place):
+        structs = [each for each in _within(found) if isinstance(each, msgspec.inspect.StructType)]
+        tags = [str(each.tag) for each in structs if each.tag_field == key]
+        if tags:
+            return f"{text}; one of {', '.join(tags)}"
+        found = [field.type for each in structs for field in each.fields if field.encode_name == key]
+    literals = [each for each in _within(found) if isinstance(each, msgspec.inspect.LiteralType)]
+    words = [str(word) for each in literals for word in each.values]
+    return f"{text}; one of {', '.join(words)}" if words else text
+
+
+def _within(types: Sequence[msgspec.inspect.Type]) -> list[msgspec.inspect.Type]:
+    """Them, or what they are made of."""
+    found: list[msgspec.inspect.Type] = []
+    for each in types:
+        match each:
+            case msgspec.inspect.UnionType():
+                found += _within(each.types)
+            case msgspec.inspect.ListType():
+                found += _within([each.item_type])
+            case _:
+                found.append(each)
+    return found
 
 
 # --- server-sent events ---

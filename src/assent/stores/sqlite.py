@@ -133,6 +133,7 @@ class SQLiteStore:
 
     async def _read(self, work: Callable[[Connection], T]) -> T:
         await self._usable()
+        self._writer.check_place(writing=False)
         return await self._reader.run(work)
 
     # --- the log -----------------------------------------------------------------------------------------

@@ -221,7 +221,7 @@ class Writer:
         """One transaction: what went wrong, if anything, and whether that is settled."""
         db = self._db
         try:
-            self._check_place()
+            self.check_place(writing=True)
             if crash:
                 crash("append:before_begin")
             db.execute("BEGIN IMMEDIATE")
@@ -250,16 +250,18 @@ class Writer:
             crash("append:after_commit")
         return None, True
 
-    def _check_place(self) -> None:
-        # SQLite would go on writing into a file that was deleted or replaced, and acknowledge it.
+    def check_place(self, *, writing: bool) -> None:
+        """Raise if the file is not where it was: SQLite would go on with one that was deleted, and acknowledge it."""
         try:
             file = os.stat(self._path)
         except FileNotFoundError:
             file = None
         if file is None or (file.st_dev, file.st_ino) != self._file:
+            what = f"{self._path} was deleted, moved or replaced while it was open"
             raise StoreError(
-                f"{self._path} was deleted, moved or replaced while it was open; nothing was recorded: "
-                "put it back, or restart to begin with the file that is there now"
+                f"{what}{'; nothing was recorded' if writing else ''}: "
+                "put it back, or restart to begin with the file that is there now",
+                kind="log_write_failed" if writing else "log_read_failed",
             )
 
     def _roll_back(self, db: Connection) -> None:

@@ -189,8 +189,8 @@ class Chat extends Element {
         ${it.retrying ? html`<p class="note warn" role="status">The model did not answer (${it.retrying.error.kind}); the next try is in ${Math.ceil(it.retrying.delay)} s.</p>` : nothing}
         ${view.queue.map((item) => html`<div class="said user queued"><p class="words">${shown(item.text)}</p><p class="meta">queued</p></div>`)}
       </div></div>
+      ${this.away ? html`<div class="float"><button type="button" class="pill" aria-label="To the end" title="To the end" @click=${this.#toEnd}>↓</button></div>` : nothing}
       <div class="below">
-        ${this.away ? html`<div class="float"><button type="button" class="pill" aria-label="To the end" title="To the end" @click=${this.#toEnd}>↓</button></div>` : nothing}
         ${this.problem ? html`<p class="notice bad" role="alert">${shown(this.problem.message)}</p>` : nothing}
         <form class="composer" @submit=${(event) => { event.preventDefault(); this.#send("queue"); }}>
           <textarea rows="1" aria-label="Message" placeholder=${it.idle ? "Write a message" : "Write the next message"} .value=${this.draft ?? ""}
