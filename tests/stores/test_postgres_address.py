@@ -38,6 +38,20 @@ def test_a_url_that_leads_nowhere_says_what_to_do(change, says):
     assert failure.value.kind in ("log_read_failed", "log_write_failed")
 
 
+def test_where_something_else_listens_it_is_asked_whether_that_is_postgresql():
+    async def asked():
+        def serve(reader, writer):
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as other:
+            port = other.sockets[0].getsockname()[1]
+            with pytest.raises(StoreError, match=r"it hung up .*; check that PostgreSQL listens there"):
+                await PostgresStore(f"postgresql://ada@127.0.0.1:{port}/desk").open()
+
+    asyncio.run(asked())
+
+
 def test_a_user_who_may_not_create_the_schema_is_told_what_to_grant():
     url = pg.fresh()
     pg.sql(url, "CREATE ROLE reader LOGIN")

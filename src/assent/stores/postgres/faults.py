@@ -98,6 +98,10 @@ _REMEDY: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str], ...] =
     (asyncio.TimeoutError, "it did not answer in time; check that it runs and can be reached from here"),
     (ConnectionRefusedError, f"nothing listens there; start it, or correct {WAY}"),
     (FileNotFoundError, f"there is no such socket, or no such file of a certificate; start it, or correct {WAY}"),
+    (
+        ConnectionError,
+        f"it hung up ({{cause}}); check that PostgreSQL listens there, with TLS if the URL asks for it: {WAY}",
+    ),
     (Lost, "the connection broke; check that it runs and can be reached from here"),
     (OSError, f"it cannot be reached; check {WAY}, and the network"),
 )
