@@ -250,7 +250,7 @@ def test_a_store_that_is_away_is_said_at_the_start_and_later_once_and_all_goes_o
     refused(desk("worker", AGENTS[0], "--store", "sqlite:///no/where.db"), 1, "[log_read_failed]", "create it")
     url = url_of("postgres", desk)
     with worker(desk, url) as one, desk.start("serve", "--no-run", "--port", 0, "--store", url) as page:
-        page.until("It runs nothing")
+        page.until("Its token is another at each start: $ASSENT_TOKEN gives one that stays.\nIt runs nothing")
         pg.server().halt()
         try:
             for each in (one, page):

@@ -376,8 +376,9 @@ def _print(found: list[Finding]) -> None:
     from assent.cli.cards import console
 
     out = console()
+    width = max(len(each.id) for each in found)
     for each in found:
-        head = Text.assemble((f"{each.status:<5}", STYLES[each.status]), f"{each.id:<10} ", shown(each.detail))
+        head = Text.assemble((f"{each.status:<5}", STYLES[each.status]), f"{each.id:<{width}} ", shown(each.detail))
         out.print(head.append(f"  {each.duration * 1000:.0f} ms", style="dim"), soft_wrap=True)
         if each.fix is not None:
             out.print(Text(f"     → {shown(each.fix)}", style="bold"), soft_wrap=True)

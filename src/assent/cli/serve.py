@@ -165,6 +165,8 @@ def start(
         click.echo(f"{agent.name if agent else place(store)} is served at {shown}")
         for line in abroad(host, listening.getsockname()[1], names):
             click.echo(line)
+        if store.startswith("postgres") and not os.environ.get(TOKEN):
+            click.echo(f"Its token is another at each start: ${TOKEN} gives one that stays.")
         click.echo("Ctrl-C stops it; what waits is kept." if runs else "It runs nothing: workers on the same store do.")
         if open_page:
             await open_browser(shown)
