@@ -29,10 +29,12 @@ def chromium() -> str:
 
 
 @contextlib.contextmanager
-def browser() -> Iterator[Browser]:
+def browser(scrollbars: bool = False) -> Iterator[Browser]:
+    """scrollbars: they take space, as on most desktops"""
     with sync_playwright() as playwright:
         flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        launched = playwright.chromium.launch(executable_path=chromium(), args=flags)
+        without = ["--hide-scrollbars"] if scrollbars else None
+        launched = playwright.chromium.launch(executable_path=chromium(), args=flags, ignore_default_args=without)
         yield launched
         launched.close()
 

@@ -9,7 +9,7 @@ from playwright.sync_api import Browser
 
 @pytest.fixture(scope="module")  # while it runs, no other test of this process can have an event loop
 def chromium() -> Iterator[Browser]:
-    with browser() as launched:
+    with browser(scrollbars=True) as launched:
         yield launched
 
 

@@ -41,6 +41,9 @@ DIFF = """--- a/config/limits.toml
 -needs_approval = true
 +needs_approval = false
 """
+LONG_DIFF = "--- a/all.toml\n+++ b/all.toml\n@@ -1,60 +1,60 @@\n" + "".join(
+    f"-limit_{n} = {n}\n+limit_{n} = {10 * n}\n" for n in range(1, 61)
+)
 
 
 @tool(approval="required", prompt="Give {amount} EUR of order {order} back?", risk="high", recovery="fail")
@@ -77,7 +80,7 @@ async def patch(path: str) -> str:
 
 @patch.preview
 async def _(path: str, call: Call) -> str:
-    return DIFF
+    return DIFF if path == "config/limits.toml" else LONG_DIFF
 
 
 @tool(approval="required", prompt="Buy a lamp?")
@@ -216,6 +219,7 @@ CALLS: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
     "quick": ("One moment.", [("announce", {"text": "lunch is ready"})]),
     "sign": ("Here it is.", [("sign", {"contract": LONG})]),
     "patch": ("I would raise the limit.", [("patch", {"path": "config/limits.toml"})]),
+    "rewrite": ("", [("patch", {"path": "all.toml"})]),
     "book": ("", [("book", {"city": "Lisbon"})]),
     "where": ("", [("whereabouts", {})]),
     "gated": ("", [("gated_whereabouts", {})]),

@@ -214,19 +214,26 @@ def test_a_denial_can_stop_the_turn(visit, stage: Stage):
 def test_a_remembered_approval_needs_no_second_one(visit, stage: Stage):
     conversation = stage.conversation("refund")
     page = visit().page(f"c/{conversation}")
+    approve = page.locator("assent-approval .approve")
+    expect(approve).to_have_text("Approve once")
     page.get_by_label("Remember").select_option("args")
-    page.locator("assent-approval .approve").click()
+    expect(approve).to_have_text("Approve and remember")
+    approve.click()
     expect(page.get_by_text("allowed refund with the same arguments from now on")).to_be_visible()
     say(page, "refund again")
     expect(page.get_by_text("Done: refund went well.")).to_have_count(2)
+    expect(page.locator(".who")).to_have_text(["approved by alice", "allowed by a remembered approval"])
     assert [event["type"] for event in stage.log(conversation)].count("CallResolved") == 1
 
 
 def test_a_remembered_tool_is_listed_and_asks_again_once_it_is_revoked(visit, stage: Stage):
     conversation = stage.conversation("refund")
     page = visit().page(f"c/{conversation}")
+    page.locator("assent-approval .edit").click()
+    page.get_by_label("amount", exact=True).fill("5")
     page.get_by_label("Remember").select_option("tool")
-    page.locator("assent-approval .approve").click()
+    page.get_by_role("button", name="Approve as edited and remember").click()
+    expect(page.get_by_text("Done: refund went well.")).to_be_visible()
     page.reload()
     page.get_by_role("button", name="1 remembered").click()
     listed = page.get_by_role("dialog", name="Remembered approvals")
@@ -563,6 +570,36 @@ def test_the_inbox_is_worked_by_keyboard(visit, stage: Stage):
     expect(page.locator(".row.open .stale")).to_have_text("Denied by alice.")
     page.keyboard.press("?")
     expect(page.get_by_role("dialog", name="Keyboard")).to_be_visible()
+
+
+def test_the_inbox_names_a_conversation_as_the_sidebar_does_and_finds_it_by_that_name(visit, stage: Stage):
+    first = "Refund the lamp that came seven days late, please"
+    name = stage.conversation(first, name="b8ad019948c8")
+    stage.waiting(name)
+    for width in (1200, 390):
+        page = visit(viewport={"width": width, "height": 800}).page("inbox")
+        page.get_by_label("Filter").fill("LAMP THAT CAME")
+        row = page.locator(".row")
+        expect(row).to_have_count(1)
+        where = row.locator(".where")
+        expect(where).to_contain_text(f"{first} {name}")
+        assert where.evaluate("where => where.scrollWidth <= where.clientWidth"), "it can be read"
+        row.get_by_role("checkbox").check()
+        page.get_by_role("button", name="Review 1 selected").click()
+        expect(page.locator("dialog.batch .about")).to_contain_text(f"{first} {name}")
+        page.keyboard.press("Escape")
+        row.locator(".head").click()
+        expect(row.locator(".card").get_by_role("link", name=first)).to_have_attribute("href", f"#/c/{name}")
+    stage.ask("POST", f"conversations/{name}/cancel")
+
+
+def test_a_filter_without_a_match_does_not_say_that_nothing_waits(visit, stage: Stage):
+    stage.waiting(stage.conversation("refund"))
+    page = visit().page("inbox")
+    expect(page.locator(".row").first).to_be_visible()
+    page.get_by_label("Filter").fill("no such thing anywhere")
+    expect(page.get_by_role("heading", name="Nothing matches")).to_be_visible()
+    expect(page.get_by_text("Nothing waits")).to_have_count(0)
 
 
 def test_a_batch_shows_every_row_and_decides_them_together(visit, stage: Stage):

@@ -3,7 +3,7 @@
 from typing import Any
 
 from browser import Stage, until
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from assent.core.schema import check
 
@@ -214,6 +214,45 @@ def test_a_card_outlives_whatever_comes_back(visit, stage: Stage):
     page.evaluate("void (assent.resolve = window.resolve)")
     card.locator(".approve").click()
     expect(page.get_by_text("Done: refund went well.")).to_be_visible()
+
+
+def test_a_decision_that_a_store_was_away_for_can_be_pressed_again_at_once(visit, stage: Stage):
+    conversation = stage.conversation("refund")
+    page = visit().page(f"c/{conversation}")
+    card = page.locator("assent-approval")
+    told = "the store cannot be reached now: nothing was recorded, try again"
+    problem = {"type": "about:blank", "status": 503, "kind": "store_unavailable", "detail": told}
+    page.route("**/resolve", lambda route: route.fulfill(status=503, json=problem))
+    for _ in range(2):
+        card.locator(".approve").click()
+        expect(card.get_by_role("alert")).to_have_text(told)
+        expect(card.locator("button:disabled")).to_have_count(0, timeout=1000)
+    held: list[Route] = []
+    page.unroute("**/resolve")
+    page.route("**/resolve", lambda route: held.append(route))
+    card.locator(".approve").click()
+    until(page, lambda: held)
+    expect(card.get_by_role("alert")).to_have_count(0)
+    held.pop().continue_()
+    expect(page.get_by_text("Done: refund went well.")).to_be_visible()
+    assert len(decided(stage, conversation)) == 1
+
+
+def test_how_long_is_left_is_rounded_only_where_it_is_days(visit, stage: Stage):
+    page = visit().page("inbox")
+    hour, day = 3600, 86_400
+    left = {
+        7 * day: "7 days",
+        7 * day - 60: "7 days",
+        6 * day + 12 * hour: "6 days",
+        2 * day - 1: "2 days",
+        day + 22 * hour: "46:00:00",
+        hour - 1: "59:59",
+        59: "59 s",
+        9.4: "9.4 s",
+    }
+    said = page.evaluate("async (all) => all.map((await import('./static/text.js')).duration)", list(left))
+    assert said == list(left.values())
 
 
 def test_none_is_a_value_and_a_choice_within_a_choice_leaves_it_as_it_is(visit, stage: Stage):

@@ -65,6 +65,21 @@ def test_a_page_runs_its_own_persons_calls_on_any_view_and_nobody_elses(visit, s
     assert page.evaluate("window.ran") == 1
 
 
+def test_a_page_that_attaches_before_there_is_a_conversation_runs_its_calls_once_there_is(visit, stage: Stage):
+    page = visit().page("inbox")
+    register(page, "whereabouts", "return {latitude: 48.1};")
+    answers: list[int] = []
+    page.on("response", lambda reply: answers.append(reply.status) if reply.url.endswith("/later/clients") else None)
+    page.evaluate("void assent.attach('later')")
+    until(page, lambda: answers == [404])
+    other = stage.conversation("refund")
+    expect(page.locator(".row", has_text=other)).to_be_visible()
+    stage.conversation("where", name="later", who="bob")
+    until(page, lambda: returned(stage, "later"))
+    assert returned(stage, "later")[0]["value"] == {"latitude": 48.1}
+    assert answers == [404, 200], "it asks when there is a reason to"
+
+
 def test_whatever_a_client_tool_gives_or_throws_ends_its_call(visit, stage: Stage):
     """B43, B45: none waits for its deadline."""
     conversation = stage.conversation()

@@ -173,6 +173,42 @@ def test_after_a_decision_by_key_the_focus_is_on_the_calls_line(visit, stage: St
     expect(page.locator("assent-tool summary").nth(1)).to_be_focused()
 
 
+def test_revoking_what_was_remembered_leaves_the_focus_in_its_list_and_then_where_it_came_from(visit, stage: Stage):
+    name = stage.conversation("twins")
+    for _ in range(2):
+        call = stage.waiting(name)
+        path = f"conversations/{name}/calls/{call['call']}/resolve"
+        stage.ask("POST", path, {"decision": {"type": "approve", "digest": call["digest"], "remember": "args"}})
+    page = visit().page(f"c/{name}")
+    dialog = page.get_by_role("dialog", name="Remembered approvals")
+    page.get_by_role("button", name="2 remembered").click()
+    dialog.get_by_role("button", name="Revoke").first.press("Enter")
+    expect(dialog.locator("li")).to_have_count(1)
+    expect(dialog).to_be_focused()  # not on what a second press would revoke
+    dialog.get_by_role("button", name="Close").press("Enter")
+    opener = page.get_by_role("button", name="1 remembered")
+    expect(opener).to_be_focused()
+    opener.press("Enter")
+    dialog.get_by_role("button", name="Revoke").press("Enter")
+    expect(dialog.get_by_text("Nothing is remembered any more")).to_be_visible()
+    expect(dialog).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(opener).to_have_count(0)
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
+
+
+def test_on_a_phone_the_list_of_conversations_is_opened_and_left_by_keyboard(visit, stage: Stage):
+    name = stage.conversation()
+    page = visit(viewport={"width": 390, "height": 800}).page(f"c/{name}")
+    menu, side = page.get_by_role("button", name="Conversations"), page.locator(".side")
+    for leave in ("Enter", "Escape"):
+        menu.press("Enter")
+        expect(side.get_by_role("link", name="Inbox")).to_be_focused()
+        side.locator(".link.here").press(leave)
+        expect(side).to_be_hidden()
+        expect(menu).to_be_focused()
+
+
 # --- by ear ---
 
 

@@ -138,12 +138,21 @@ def test_a_batch_warns_as_its_cards_do_and_knows_what_it_does_not_know(visit, st
     dialog = page.get_by_role("dialog", name="Decide 2 together")  # also what the filter hides
     expect(dialog.get_by_text("could not be found out: the preview failed: RuntimeError")).to_have_count(2)
 
+    def away(route: Route) -> None:
+        problem = {"status": 503, "title": "away", "detail": "the store cannot be reached now"}
+        asked = route.request.post_data_json["decisions"]
+        route.fulfill(json={"results": [{**each, "problem": problem} for each in asked]})
+
     def cut(route: Route) -> None:
         route.fetch()
         route.abort()
 
-    page.route("**/pending/resolve", cut)
+    page.route("**/pending/resolve", away)
     dialog.locator(".content").evaluate("box => box.scrollTo(0, box.scrollHeight)")
+    dialog.get_by_role("button", name="Approve 2").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("the store cannot be reached now: nothing was decided.")
+    page.unroute("**/pending/resolve")
+    page.route("**/pending/resolve", cut)
     dialog.get_by_role("button", name="Approve 2").click()
     expect(dialog.get_by_role("alert")).to_contain_text("what was decided is not known")
     assert [event["type"] for event in stage.log(name)].count("CallResolved") == 2
@@ -509,6 +518,18 @@ def test_where_no_worker_runs_the_agent_the_page_says_so_until_one_does(visit, c
     expect(page.get_by_text("You said: hello")).to_be_visible()
     expect(status).to_have_text("")
     worker.kill()
+
+
+def test_of_many_conversations_those_that_wait_are_the_first_to_have_their_names(visit, crowd: Stage):
+    crowd.waiting(crowd.conversation("refund the old lamp", name="a-waiting"))
+    for n in range(45):
+        crowd.conversation(name=f"b{n}")
+    alice = visit(stage=crowd)
+    asked: list[str] = []
+    alice.context.on("request", lambda request: asked.append(request.url) if "/log?limit=5" in request.url else None)
+    page = alice.page("inbox")
+    expect(page.locator(".row")).to_contain_text("refund the old lamp")
+    assert len(asked) <= 40
 
 
 def test_the_newest_of_many_conversations_is_listed_and_a_replaced_store_is_shown_as_it_is(

@@ -156,7 +156,7 @@ export class Client extends EventTarget {
   tool = (name) => this.#tools.get(name);
   toolNames = () => [...this.#tools.keys()];
 
-  /** This page runs all of the conversation's client tools from now on; the function that is returned ends that. */
+  /** This page runs all of the conversation's client tools, from now on or from when it is opened; the function that is returned ends that. */
   attach(id) {
     const attachment = this.#attachment(id);
     attachment.users++;
@@ -628,6 +628,7 @@ class Attachment {
   #told = []; // the tools that the server knows of
   #line = Promise.resolve(); // the server has to take what it is told in that order
   #beating = 0;
+  #unknown = false; // to the server, the conversation is
 
   /** told(): it is time to look again. */
   constructor(client, id, told) {
@@ -649,7 +650,7 @@ class Attachment {
       again = heartbeat * 1000;
       this.#told = tools;
     } catch (problem) {
-      if (problem.status === 404) return;
+      if (problem.status === 404) return (this.#unknown = true); // until something of it waits
     }
     this.#beating = setTimeout(() => this.tell(), again);
     this.told();
@@ -675,8 +676,9 @@ class Attachment {
         this.calls.delete(id);
       }
     const needed = this.users + waiting.length > 0;
-    if (needed !== this.#there) {
+    if (needed !== this.#there || (this.#unknown && waiting.length)) {
       this.#there = needed;
+      this.#unknown = false;
       this.tell();
     }
     for (const entry of waiting)

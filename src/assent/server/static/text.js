@@ -105,13 +105,14 @@ export function same(a, b) {
   return keys.length === Object.keys(b).length && keys.every((key) => key in b && same(a[key], b[key]));
 }
 
-/** 12 ms, 9.4 s, 9 s, 1:05, 2:03:04, 6 days. */
+/** 12 ms, 9.4 s, 9 s, 1:05, 2:03:04, 6 days; what lacks less than an hour of a day counts as one. */
 export function duration(seconds) {
   const s = Math.max(0, seconds);
   if (s > 0 && s < 0.1) return `${Math.ceil(s * 1000)} ms`;
   if (s < 10) return `${Number.isInteger(s) ? s : s.toFixed(1)} s`;
   if (s < 60) return `${Math.floor(s)} s`;
-  if (s >= 172_800) return `${Math.floor(s / 86_400)} days`;
+  const days = Math.floor((s + 3600) / 86_400);
+  if (days > 1) return `${days} days`;
   const pad = (n) => String(Math.floor(n)).padStart(2, "0");
   return s < 3600 ? `${Math.floor(s / 60)}:${pad(s % 60)}` : `${Math.floor(s / 3600)}:${pad((s / 60) % 60)}:${pad(s % 60)}`;
 }

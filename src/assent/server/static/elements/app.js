@@ -55,6 +55,11 @@ class App extends Element {
     online();
   }
 
+  // Where the list of conversations covers everything, the focus goes there, and comes back.
+  updated(now) {
+    if (now.has("drawer") && (this.drawer || now.get("drawer"))) this.querySelector(this.drawer ? ".side .link" : ".menu").focus();
+  }
+
   #go() {
     const [, place, id] = location.hash.split("/");
     this.route = place === "c" && id ? { place: "chat", id: decoded(id) } : { place: place === "inbox" ? "inbox" : "home" };
@@ -81,7 +86,9 @@ class App extends Element {
       this.list = list.sort((a, b) => b.updated - a.updated);
       this.more = cursor;
       this.problem = null;
-      this.#name(this.list.slice(0, MOST).filter(({ conversation, updated }) => !this.titles.has(conversation) && this.untitled.get(conversation) !== updated).slice(0, NAMED));
+      const waits = new Set(this.client.inbox.pending.map(({ conversation }) => conversation)); // the inbox shows their names too
+      const unnamed = this.list.slice(0, MOST).filter(({ conversation, updated }) => !this.titles.has(conversation) && this.untitled.get(conversation) !== updated);
+      this.#name(unnamed.sort((a, b) => waits.has(b.conversation) - waits.has(a.conversation)).slice(0, NAMED));
       if (this.route.place === "home" && this.list.length && !matchMedia("(max-width: 760px)").matches) location.replace(`#/c/${encodeURIComponent(this.list[0].conversation)}`);
     } catch (problem) {
       this.problem = problem;
@@ -131,11 +138,12 @@ class App extends Element {
     const waiting = this.client.inbox.pending;
     const counts = waiting.reduce((all, { conversation }) => all.set(conversation, (all.get(conversation) ?? 0) + 1), new Map());
     const { place, id } = this.route;
+    const close = () => (this.drawer = false);
     const next = { auto: "light", light: "dark", dark: "auto" }[this.theme];
     return html`<div class="app ${this.drawer || place === "home" ? "drawer" : ""}">
       <header class="sr"><h1>Assent</h1></header>
       ${aloud(this.spoken)}
-      <nav class="side" aria-label="Conversations">
+      <nav class="side" aria-label="Conversations" @click=${({ target }) => target.closest("a") && close()} @keydown=${({ key }) => key === "Escape" && close()}>
         <div class="brand"><span class="mark" aria-hidden="true"></span><b>Assent</b>
           <button type="button" class="quiet theme" title="Colours: ${this.theme}" aria-label="Colours: ${this.theme}; change to ${next}" @click=${() => this.#theme(next)}>${{ auto: "◐", light: "☀", dark: "☾" }[this.theme]}</button></div>
         <a class="link ${place === "inbox" ? "here" : ""}" href="#/inbox" aria-current=${place === "inbox" ? "page" : nothing}>Inbox ${waiting.length ? html`<span class="badge">${waiting.length}<span class="sr"> waiting</span></span>` : nothing}</a>
@@ -151,7 +159,7 @@ class App extends Element {
           <h2>${place === "inbox" ? "Inbox" : id ? shown(this.titles.get(id) ?? id) : "Assent"}</h2>
           ${waiting.length && place !== "inbox" ? html`<a class="pill strong" href="#/inbox">${waiting.length} waiting</a>` : nothing}</div>
         ${this.#connection()}
-        ${place === "inbox" ? html`<assent-inbox .client=${this.client}></assent-inbox>`
+        ${place === "inbox" ? html`<assent-inbox .client=${this.client} .titles=${this.titles}></assent-inbox>`
           : id ? html`<assent-chat .client=${this.client} .conversation=${id}></assent-chat>`
           : html`<div class="empty"><h2>Welcome</h2><p>Open a conversation, or begin a new one.</p><button type="button" class="primary" @click=${this.#new}>New conversation</button></div>`}
       </main></div>`;

@@ -1,5 +1,5 @@
 // <assent-approval>: one call that waits for a person's yes or no.
-//   properties  client: Client   pending: Pending   mode: "" | "edit" | "deny" | "result"   place: boolean (name the conversation)
+//   properties  client: Client   pending: Pending   mode: "" | "edit" | "deny" | "result"   place: boolean (name the conversation), or what it is called
 //   events      decided, with detail {pending, decision, seq}    refused, with detail {pending, problem}
 // Approve is never focused by itself; for 350 ms after the card or its content appears, and for 700 ms after another card
 // came or went, nothing can be pressed; long content must have been seen to its end. A decision carries the digest of
@@ -197,7 +197,7 @@ class Approval extends Card {
     const { pending, off } = this;
     return html`<div class="actions">
       <button type="button" class="primary approve" ?disabled=${!this.mayApprove} @click=${this.#approve}>
-        ${this.changes ? "Approve as edited" : pending.recovery ? "Run it again" : "Approve once"}</button>
+        ${this.changes ? "Approve as edited" : pending.recovery ? "Run it again" : this.remember ? "Approve" : "Approve once"}${this.remember ? " and remember" : nothing}</button>
       ${this.editing ? html`<button type="button" class="back" @click=${this.#leave}>Back</button>`
         : pending.recovery ? html`<button type="button" ?disabled=${off} @click=${() => (this.mode = "result")}>Give its result</button>` : html`<button type="button" class="edit" ?disabled=${off} @click=${() => (this.mode = "edit")}>Edit</button>`}
       <button type="button" class="deny" ?disabled=${off} @click=${() => (this.mode = "deny")}>Deny</button>

@@ -133,7 +133,7 @@ export class Card extends Element {
   about(chip) {
     const { tool, principal, agent, conversation } = this.pending;
     return html`<p class="about">${chip} <span><code>${shown(tool)}</code> for <b>${shown(principal?.id ?? "somebody")}</b>${agent ? html`, asked by <b>${shown(agent)}</b>` : nothing}${
-      this.place ? html` in <a href="#/c/${encodeURIComponent(conversation)}">${shown(conversation)}</a>` : nothing}</span></p>`;
+      this.place ? html` in <a href="#/c/${encodeURIComponent(conversation)}">${named(conversation, this.place)}</a>` : nothing}</span></p>`;
   }
 
   refusal() {
@@ -161,6 +161,9 @@ export const warnings = ({ executor, recovery, reason, preview_error }) => html`
 export const shown = (text) =>
   visible(String(text)).map((piece) =>
     typeof piece === "string" ? piece : html`<span class="unseen" title="invisible character">${piece.code}</span>`);
+
+/** A conversation: its id, after what it is called where that is known. */
+export const named = (id, title) => (typeof title === "string" ? html`${shown(title)} <small>${shown(id)}</small>` : shown(id));
 
 export const diffLines = (lines) => html`<div class="diff" role="group" aria-label="Differences">${lines.map(([mark, line]) =>
   html`<div class=${{ "+": "added", "-": "removed", "@": "about" }[mark] ?? "kept"}><span class="mark" aria-hidden="true">${mark === "@" ? "" : mark}</span>${

@@ -92,8 +92,10 @@ class Chat extends Element {
       if (key === this.#key) this.problem = problem; // the draft stays
     }
     this.sending.delete(key);
-    if (key === this.#key && !this.box?.contains(document.activeElement)) this.querySelector(".composer textarea")?.focus();
+    if (key === this.#key && !this.box?.contains(document.activeElement)) this.#focus();
   }
+
+  #focus = () => this.querySelector(".composer textarea")?.focus();
 
   async #stop() {
     try {
@@ -197,7 +199,7 @@ class Chat extends Element {
             @input=${(event) => this.#write(event.target.value)} @keydown=${this.#typed}></textarea>
           <div class="buttons"><span class="status" role="status">${this.#status()}</span>
             ${waiting.length ? html`<button type="button" class="quiet jump" @click=${this.#jump}>Jump to it</button>` : nothing}
-            <assent-grants .client=${this.client} .conversation=${this.conversation} .grants=${it.grants}></assent-grants>
+            <assent-grants .client=${this.client} .conversation=${this.conversation} .grants=${it.grants} @closed=${() => document.activeElement === document.body && this.#focus()}></assent-grants>
             <span class="usage">${usage(it.usage)}</span>
             ${it.idle || !it.ready ? nothing : html`<button type="button" class="stop" @click=${this.#stop}>Stop</button>`}
             ${it.idle ? html`<button class="primary" ?disabled=${!this.draft?.trim()}>Send</button>`

@@ -1,6 +1,6 @@
 // <assent-grants>: the remembered approvals of one conversation, behind a button that is there if there are any.
 //   properties  client: Client   conversation: string (its id)   grants: [Grant], as a Conversation has them
-//   events      revoked, with detail {conversation, grant}
+//   events      revoked, with detail {conversation, grant}    closed, once its dialog is
 import { Element, html, nothing, shown } from "./base.js";
 import { when } from "../text.js";
 
@@ -10,6 +10,7 @@ class Grants extends Element {
   async #revoke(grant) {
     const { conversation } = this;
     this.problem = null;
+    this.querySelector("dialog").focus(); // what is pressed will go: a second press is not for the next one
     try {
       await this.client.revoke(conversation, grant);
       this.emit("revoked", { conversation, grant });
@@ -27,9 +28,13 @@ class Grants extends Element {
     const now = this.client?.now();
     const grants = (this.grants ?? []).filter(({ until }) => !until || until > now);
     if (!grants.length && !this.open) return nothing;
-    const close = () => (this.open = false);
+    const close = async () => {
+      this.open = false;
+      await this.updateComplete;
+      this.emit("closed");
+    };
     return html`<button type="button" class="quiet" @click=${() => (this.open = true)}>${grants.length} remembered</button>
-      ${this.open ? html`<dialog class="grants" aria-label="Remembered approvals" @close=${close}><h2>Remembered approvals</h2>
+      ${this.open ? html`<dialog class="grants" tabindex="-1" aria-label="Remembered approvals" @close=${close}><h2>Remembered approvals</h2>
         <p class="about">${grants.length ? "In this conversation these run without asking." : "Nothing is remembered any more: the next call asks again."}</p>
         <ul class="rows">${grants.map(({ id, tool, scope, by, at, until }) => html`<li class="bar">
           <span class="grow"><code>${shown(tool)}</code> ${scope === "args" ? "with the same arguments" : "with any arguments"}

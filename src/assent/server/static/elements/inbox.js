@@ -1,12 +1,12 @@
 // <assent-inbox>: everything that waits for somebody, in all conversations.
-//   properties  client: Client
+//   properties  client: Client   titles: Map (optional: what conversations are called, by their ids)
 //   events      those of the cards inside (decided, refused)
 // What was not seen cannot be approved: on a closed row, a opens the card; a batch shows every row in full. Keys that
 // decide, or lead to it, are for the row or the card that has the focus.
-import { Element, html, nothing, shown, table, value, plainPreview, warnings, atEnd } from "./base.js";
+import { Element, html, nothing, shown, named, table, value, plainPreview, warnings, atEnd } from "./base.js";
 import { repeat } from "lit/directives/repeat.js";
 import { duration, outcome, brief, spelled } from "../text.js";
-import { keyOf } from "../client.js";
+import { Problem, keyOf } from "../client.js";
 import { FIELD, adrift } from "../writing.js";
 import { GUARD } from "./approval.js";
 import "./question.js";
@@ -14,7 +14,7 @@ import "./question.js";
 const KEYS = [["j / k", "down / up"], ["x", "select for a batch"], ["Enter", "open or close"], ["a", "open, then approve; with a selection: the batch"], ["e", "edit"], ["d", "deny"], ["/", "filter"], ["Esc", "back"], ["?", "this help"]];
 
 class InboxView extends Element {
-  static properties = { client: {}, filter: { state: true }, kind: { state: true }, at: { state: true }, open: { state: true }, chosen: { state: true }, batch: { state: true }, help: { state: true }, gone: { state: true }, refused: { state: true }, seen: { state: true }, armed: { state: true }, results: { state: true }, reason: { state: true } };
+  static properties = { client: {}, titles: {}, filter: { state: true }, kind: { state: true }, at: { state: true }, open: { state: true }, chosen: { state: true }, batch: { state: true }, help: { state: true }, gone: { state: true }, refused: { state: true }, seen: { state: true }, armed: { state: true }, results: { state: true }, reason: { state: true } };
 
   constructor() {
     super();
@@ -63,13 +63,15 @@ class InboxView extends Element {
     const needle = this.filter.trim().toLowerCase();
     const rows = (this.client?.inbox.pending ?? []).filter((entry) =>
       (!this.kind || entry.kind === this.kind) &&
-      (!needle || [entry.tool, entry.prompt, entry.conversation, entry.agent, entry.principal?.id, brief(entry.args)].join(" ").toLowerCase().includes(needle)));
+      (!needle || [entry.tool, entry.prompt, entry.conversation, this.#title(entry), entry.agent, entry.principal?.id, brief(entry.args)].join(" ").toLowerCase().includes(needle)));
     if (this.shownOpen && keyOf(this.shownOpen) === this.open && !rows.some((entry) => keyOf(entry) === this.open)) {
       const later = rows.findIndex((entry) => entry.deadline > this.shownOpen.deadline); // it stays where it was
       rows.splice(later < 0 ? rows.length : later, 0, this.shownOpen);
     }
     return rows;
   }
+
+  #title = ({ conversation }) => this.titles?.get(conversation);
 
   #key(event) {
     const { key, target } = event;
@@ -171,7 +173,9 @@ class InboxView extends Element {
     this.armed = false;
     this.querySelector("dialog.batch").focus(); // what is disabled would lose it
     try {
-      this.results = new Map((await this.client.resolveAll(decisions)).map((result) => [keyOf(result), result]));
+      const results = await this.client.resolveAll(decisions);
+      if (results.every(({ problem }) => problem?.status === 503)) throw new Problem(results[0].problem);
+      this.results = new Map(results.map((result) => [keyOf(result), result]));
       if (this.results.size && [...this.results.values()].every((result) => !result.problem)) Object.assign(this, { batch: null, chosen: new Set() });
     } catch (problem) {
       Object.assign(this, { refused: problem, armed: true });
@@ -187,7 +191,8 @@ class InboxView extends Element {
         ${this.chosen.size ? html`<button type="button" class="primary" @click=${this.#batch}>Review ${this.chosen.size} selected</button>` : nothing}
         <button type="button" class="quiet help-button" aria-label="Keyboard help" @click=${() => (this.help = true)}>?</button></div>
       ${rows.length ? html`<ul class="rows">${repeat(rows, keyOf, (entry) => this.#row(entry))}</ul>`
-        : html`<div class="empty"><h2>${this.client.inbox.ready ? "Nothing waits" : "Opening…"}</h2><p>${this.filter || this.kind ? "Nothing matches the filter." : "When a call needs somebody, it shows up here by itself."}</p></div>`}
+        : this.client.inbox.pending.length ? html`<div class="empty"><h2>Nothing matches</h2><p>The filter hides what waits.</p></div>`
+        : html`<div class="empty"><h2>${this.client.inbox.ready ? "Nothing waits" : "Opening…"}</h2><p>When a call needs somebody, it shows up here by itself.</p></div>`}
       ${this.batch ? this.#batchDialog() : nothing}
       ${this.help ? html`<dialog class="help" aria-label="Keyboard" @close=${() => (this.help = false)}><h2>Keyboard</h2><dl>${KEYS.map(([key, what]) => html`<dt><kbd>${key}</kbd></dt><dd>${what}</dd>`)}</dl><button type="button" @click=${() => (this.help = false)}>Close</button></dialog>` : nothing}
     </div>`;
@@ -202,10 +207,10 @@ class InboxView extends Element {
         <button type="button" class="head" aria-expanded=${open} @click=${() => this.#show(open ? null : entry)}>
           <span class="what">${shown(entry.prompt || entry.tool)}</span>
           <span class="where">${{ approval: html`<span class="chip risk ${entry.risk}">${entry.risk}</span>`, elicitation: html`<span class="chip">question</span>`, manual: html`<span class="chip">by hand</span>`, client_exec: html`<span class="chip">browser</span>` }[entry.kind]}
-            ${shown(entry.tool)} · ${shown(entry.principal?.id ?? "")} · ${shown(entry.conversation)}</span>
+            ${shown(entry.tool)} · ${shown(entry.principal?.id ?? "")} · ${named(entry.conversation, this.#title(entry))}</span>
           <time class=${left < 60 ? "soon" : ""}>${left > 0 ? duration(Math.ceil(left)) : "expired"}</time></button></div>
       ${open ? this.gone ? html`<p class="notice stale" role="status" tabindex="-1">${shown(this.gone)}${adrift() ? " What you write goes nowhere: press Esc." : nothing}</p>`
-        : entry.kind === "approval" ? html`<assent-approval place .client=${this.client} .pending=${entry}></assent-approval>` : html`<assent-question place .client=${this.client} .pending=${entry}></assent-question>` : nothing}</li>`;
+        : entry.kind === "approval" ? html`<assent-approval .place=${this.#title(entry) || true} .client=${this.client} .pending=${entry}></assent-approval>` : html`<assent-question .place=${this.#title(entry) || true} .client=${this.client} .pending=${entry}></assent-question>` : nothing}</li>`;
   }
 
   #batchDialog() {
@@ -214,11 +219,11 @@ class InboxView extends Element {
     return html`<dialog class="batch" tabindex="-1" aria-label="Decide ${n} together" @close=${() => (this.batch = null)}><h2>Decide ${n} together</h2>
       <div class="content" tabindex="0" role="group" aria-label="All of them, in full" @scroll=${() => this.requestUpdate()}><div>${this.batch.map((entry) => {
         const result = this.results?.get(keyOf(entry));
-        return html`<section class="entry"><h3>${shown(entry.prompt || entry.tool)}</h3><p class="about"><span class="chip risk ${entry.risk}">${entry.risk} risk</span> <code>${shown(entry.tool)}</code> for <b>${shown(entry.principal?.id ?? "")}</b> in ${shown(entry.conversation)}</p>${warnings(entry)}
+        return html`<section class="entry"><h3>${shown(entry.prompt || entry.tool)}</h3><p class="about"><span class="chip risk ${entry.risk}">${entry.risk} risk</span> <code>${shown(entry.tool)}</code> for <b>${shown(entry.principal?.id ?? "")}</b> in ${named(entry.conversation, this.#title(entry))}</p>${warnings(entry)}
           ${plainPreview(entry) ? nothing : html`<h4>What would happen</h4>${value(entry.preview)}`}<h4>Arguments</h4>${table(entry.args)}
           ${result ? html`<p class="notice ${result.problem ? "bad" : "good"}">${result.problem ? shown(result.problem.detail ?? result.problem.title) : "Accepted."}</p>` : nothing}</section>`;
       })}</div></div>
-      ${this.refused ? html`<p class="notice bad" role="alert">${shown(this.refused.message)}: ${this.refused.status > 0 && this.refused.status < 500 ? "nothing was decided." : "what was decided is not known. What still waits is in the inbox."}</p>` : nothing}
+      ${this.refused ? html`<p class="notice bad" role="alert">${shown(this.refused.message)}: ${(this.refused.status > 0 && this.refused.status < 500) || this.refused.status === 503 ? "nothing was decided." : "what was decided is not known. What still waits is in the inbox."}</p>` : nothing}
       ${this.seen ? nothing : html`<p class="gate">Scroll to the end to decide.</p>`}
       <div class="actions"><button type="button" class="primary" ?disabled=${off} @click=${() => this.#decide((entry) => ({ type: "approve", digest: entry.digest }))}>Approve ${n}</button>
         <label class="grow"><span class="sr">Reason for denying</span><input class="reason" placeholder="Reason for denying" .value=${this.reason} @input=${(event) => (this.reason = event.target.value)}></label>

@@ -1,5 +1,5 @@
 // <assent-question>: a question to a person, a call to be done by hand, or a call that waits for a browser.
-//   properties  client: Client   pending: Pending (kind elicitation, manual or client_exec)   place: boolean
+//   properties  client: Client   pending: Pending (kind elicitation, manual or client_exec)   place: as an approval has it
 //   events      decided, with detail {pending, decision, seq}    refused, with detail {pending, problem}
 import { Card, html, nothing, shown, table } from "./base.js";
 import { same, brief, spelled } from "../text.js";

@@ -32,6 +32,8 @@ class Tool extends Element {
     if (!call) return nothing;
     const [state, words] = this.status;
     const decisions = call.decisions ?? [];
+    const who = decisions.map((each) => outcome(each, each.by));
+    if (call.grant) who.push("allowed by a remembered approval");
     const show = this.asJson ? raw : value;
     return html`<details class="tool ${state}" ?open=${this.open} @toggle=${(event) => (this.open = event.target.open)}>
       <summary><span class="dot" aria-hidden="true"></span><b>${shown(call.tool || "tool")}</b>
@@ -39,8 +41,7 @@ class Tool extends Element {
         ${call.executor === "provider" ? html`<span class="chip">provider</span>` : call.executor === "client" ? html`<span class="chip">browser</span>` : nothing}
         <span class="state">${words}</span></summary>
       ${this.open ? html`<div class="inside">
-        ${decisions.map((each) => html`<p class="about">${shown(outcome(each, each.by))}</p>`)}
-        ${call.grant ? html`<p class="about">allowed by a remembered approval</p>` : nothing}
+        ${who.map((each) => html`<p class="about">${shown(each)}</p>`)}
         ${section("Arguments", this.asJson ? raw(call.args) : table(call.args ?? {}))}
         ${call.original ? section("Edited before it ran", jsonDiff(call.original, call.args)) : nothing}
         ${call.phase !== "done" ? nothing : call.ok ? section("Result", show(call.value)) : section("Error", html`<p class="text">${shown(call.error?.message ?? "")}</p>`)}
@@ -48,7 +49,7 @@ class Tool extends Element {
         ${call.data !== undefined && call.data !== null ? section("Data", show(call.data)) : nothing}
         <button type="button" class="quiet" aria-pressed=${Boolean(this.asJson)} @click=${() => (this.asJson = !this.asJson)}>Raw JSON</button></div>` : nothing}
       </details>
-      ${decisions.length && !this.open ? html`<p class="who">${call.lost ? "While you were editing: " : nothing}${decisions.map((each) => html`<span>${shown(outcome(each, each.by))}</span>`)}</p>` : nothing}
+      ${who.length && !this.open ? html`<p class="who">${call.lost ? "While you were editing: " : nothing}${who.map((each) => html`<span>${shown(each)}</span>`)}</p>` : nothing}
       ${call.lost && adrift() ? html`<p class="why">What you write goes nowhere: press Esc.</p>` : nothing}
       ${call.phase !== "done" && call.progress !== undefined && call.progress !== null ? this.#progress(call.progress) : nothing}
       ${(state === "error" || decisions.at(-1)?.type === "failed") && !this.open ? html`<p class="why ${state}">${oneLine(call.error?.message ?? "", 300)}</p>` : nothing}`;

@@ -1,0 +1,112 @@
+"""Where things are: what scrolls keeps to itself what is in it, and nothing moves under a pointer."""
+
+import pytest
+from browser import Stage, say, until
+from playwright.sync_api import Page, Route, expect
+
+WIDE, NARROW = {"width": 1200, "height": 720}, {"width": 390, "height": 720}
+
+ESCAPED = """() => [...document.querySelectorAll('.sr')].filter((words) => {
+    let box = words.parentElement;
+    while (box && !/auto|scroll/.test(getComputedStyle(box).overflowY)) box = box.parentElement;
+    return box && words.checkVisibility() && !box.contains(words.offsetParent);
+}).map((words) => words.parentElement.outerHTML)"""
+"""Words for those who listen that what scrolls would not clip."""
+
+SCROLLS = """(selector) => {
+    const { scrollHeight, clientHeight } = document.querySelector(selector);
+    return scrollHeight > clientHeight;
+}"""
+
+
+def keeps_to_itself(page: Page) -> None:
+    assert page.evaluate("document.scrollingElement.scrollHeight <= innerHeight")
+    assert page.evaluate(ESCAPED) == []
+
+
+def edges(page: Page, selector: str) -> tuple[float, float]:
+    box = page.locator(selector).first.bounding_box()
+    assert box
+    return box["x"], box["x"] + box["width"]
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+def test_however_long_a_difference_is_only_its_own_place_scrolls(visit, stage: Stage, size: dict[str, int]):
+    page = visit(viewport=size).page(f"c/{stage.conversation('refund')}")
+    card = page.locator("assent-approval")
+    card.locator(".edit").click()
+    card.get_by_label("reason", exact=True).fill("so late that it was no present any more")
+    expect(card.get_by_role("button", name="Approve as edited")).to_be_enabled()
+    keeps_to_itself(page)
+    card.locator(".approve").click()
+    page.locator("assent-tool summary").click()
+    expect(page.locator("assent-tool .diff")).to_be_visible()
+    keeps_to_itself(page)
+
+    name = stage.conversation("rewrite")
+    page.evaluate(f"location.hash = '#/c/{name}'")
+    expect(page.get_by_text("limit_60 = 600")).to_be_attached()
+    keeps_to_itself(page)
+    page.evaluate("location.hash = '#/inbox'")
+    row = page.locator(".row", has_text=name)
+    row.locator(".head").click()
+    expect(row.get_by_text("limit_60 = 600")).to_be_attached()
+    keeps_to_itself(page)
+    row.get_by_role("checkbox").check()
+    page.get_by_role("button", name="Review 1 selected").click()
+    expect(page.locator("dialog.batch").get_by_text("limit_60 = 600")).to_be_attached()
+    keeps_to_itself(page)
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+def test_neither_the_scrollbar_that_an_opened_row_brings_nor_a_selection_moves_it(
+    visit, stage: Stage, size: dict[str, int]
+):
+    name = stage.conversation("rewrite")
+    page = visit(viewport=size).page("inbox")
+    page.get_by_label("Filter").fill(name)
+    expect(page.locator(".row")).to_have_count(1)
+    places = """() => ['.filter', '.tools select', '.row .head'].map((selector) => {
+        const { x, y, width } = document.querySelector(selector).getBoundingClientRect();
+        return [x, y - document.querySelector('.inbox').getBoundingClientRect().y, width];
+    })"""
+    before = page.evaluate(places)
+    assert before[0][1] == pytest.approx(before[1][1], abs=8), "in one line"
+    assert not page.evaluate(SCROLLS, "assent-inbox")
+    page.locator(".row .head").click()
+    until(page, lambda: page.evaluate(SCROLLS, "assent-inbox"))
+    assert page.evaluate(places) == before
+    page.locator(".row").get_by_role("checkbox").check()
+    expect(page.get_by_role("button", name="Review 1 selected")).to_be_visible()
+    assert page.evaluate(places)[2] == before[2]
+
+
+@pytest.mark.parametrize("size", [WIDE, {"width": 900, "height": 720}, NARROW])
+def test_the_conversation_stays_in_line_with_the_message_field_whether_it_scrolls_or_not(
+    visit, stage: Stage, size: dict[str, int]
+):
+    page = visit(viewport=size).page(f"c/{stage.conversation()}")
+    expect(page.locator(".thread .empty")).to_be_visible()
+    assert not page.evaluate(SCROLLS, ".scroll")
+    before = edges(page, ".thread")
+    assert before == edges(page, ".composer")
+    say(page, "rewrite")
+    expect(page.locator("assent-approval")).to_be_visible()
+    until(page, lambda: page.evaluate(SCROLLS, ".scroll"))
+    assert edges(page, ".thread") == edges(page, "assent-approval .card") == edges(page, ".composer") == before
+
+
+def test_a_script_that_cannot_be_loaded_leaves_no_empty_page(visit, stage: Stage):
+    def broken(route: Route) -> None:
+        route.fulfill(body="const = ;", content_type="text/javascript")
+
+    alice = visit()
+    page = alice.page("inbox")
+    shown = "getComputedStyle(document.querySelector('assent-app'), '::before')"
+    assert page.evaluate(f"{shown}.content") == "none"
+    page.route("**/elements/approval.js", broken)
+    page.reload()
+    until(page, f"{shown}.opacity === '1'")
+    assert "a script of the page could not be loaded" in page.evaluate(f"{shown}.content")
+    assert len(alice.complaints) == 1
+    alice.complaints.clear()  # it was broken on purpose
