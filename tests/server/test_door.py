@@ -423,7 +423,7 @@ async def test_while_the_store_is_away_the_same_request_may_come_again_unless_it
         faults.append(StoreError("nothing listens there", kind="log_read_failed", details={"place": "there"}))
         store.rows = away
         assert await told(s.http.get("/api/health")) == (503, "1", "log_read_failed", None)
-        assert "refused: nothing listens there" in caplog.text
+        assert "a request was refused: nothing listens there" in caplog.text
         monkeypatch.setattr(routes, "HEALTHY", 0.1)
         store.rows = lambda **_: asyncio.Event().wait()
         assert await told(s.http.get("/api/health")) == (503, "1", "log_read_failed", None)

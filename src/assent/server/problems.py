@@ -70,7 +70,7 @@ def headers_of(error: BaseException) -> dict[str, str]:
 
 def _stored(error: StoreError) -> Problem:
     """Where the store is and what is wrong with it is for whoever runs it; for all others, what they can do."""
-    _told(error.message)
+    _tell(error)
     if _away(error):
         status, detail = 503, "the store cannot be reached now: nothing was recorded; try again"
     elif error.details.get("outcome") == "unknown":
@@ -83,13 +83,13 @@ def _stored(error: StoreError) -> Problem:
 _last = ("", 0.0)
 
 
-def _told(what: str) -> None:
+def _tell(error: StoreError) -> None:
     """Log it, and the same only now and then: while a store is away, every open page asks again and again."""
     global _last
     now = time.monotonic()
-    if what != _last[0] or now - _last[1] >= SAME_SECONDS:
-        _last = what, now
-        log.warning("refused: %s", what)
+    if error.message != _last[0] or now - _last[1] >= SAME_SECONDS:
+        _last = error.message, now
+        log.warning("a request was refused: %s", error)
 
 
 def _away(error: StoreError) -> bool:
