@@ -1,7 +1,6 @@
 """The memory store keeps the contract, and dies as a process does."""
 
 import asyncio
-import time
 
 import pytest
 
@@ -42,12 +41,3 @@ class TestMemoryStore(StoreContract):
 
         asyncio.run(first())
         asyncio.run(second())
-
-    @on_a_loop
-    async def test_an_append_costs_microseconds(self):
-        store = await self.store()
-        steps = [step(f"c{n % 50}", n // 50) for n in range(5000)]
-        started = time.perf_counter()
-        for each in steps:
-            await store.append(each)
-        assert (time.perf_counter() - started) / len(steps) < 50e-6  # measured: about 2
