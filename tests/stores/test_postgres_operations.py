@@ -313,7 +313,7 @@ async def test_a_writer_that_cannot_connect_leaves_the_work_to_the_one_that_can(
             for n in range(20):
                 started = time.monotonic()
                 await store.append(step(f"c{n}", 0))
-                assert time.monotonic() - started < 0.5
+                assert time.monotonic() - started < 2
             assert not lame.connected
         finally:
             await db.close()
