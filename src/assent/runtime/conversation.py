@@ -270,7 +270,7 @@ class Conversation:
                 await self._commit([woke])
         except BaseException as failure:
             # Only we cancel this loop, when the runtime closes: whoever asked was not cancelled, and is told so.
-            told = failure if isinstance(failure, Exception) else StoreError(CLOSED)
+            told = failure if isinstance(failure, Exception) else StoreError(CLOSED, details={"outcome": "unknown"})
             for item in items:
                 item.answer(told)
             raise

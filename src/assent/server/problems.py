@@ -16,6 +16,7 @@ CONTENT_TYPE = "application/problem+json"
 AGAIN = "1"
 """Seconds after which to come again."""
 SAME_SECONDS = 60.0
+"""How often the same trouble of the store is logged."""
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +77,7 @@ def _stored(error: StoreError) -> Problem:
     elif error.details.get("outcome") == "unknown":
         status, detail = 500, "whether this was recorded is not known: look before you try again"
     else:
-        status, detail = 500, "the store refused this: nothing was recorded; the server's log says why"
+        status, detail = 500, "the store failed at this; the server's log says why"
     return _problem(status, error.kind, detail, {k: v for k, v in error.details.items() if k == "outcome"})
 
 

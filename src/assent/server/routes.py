@@ -281,17 +281,16 @@ async def resolve_batch(asked: Asked) -> wire.Results:
     keys = [(item.conversation, item.call) for item in batch.decisions]
     if len(set(keys)) != len(keys):
         raise Invalid("the batch decides one call twice")
-    for item in batch.decisions:
-        shown(wire.given(item.decision))
-    return wire.Results([await _resolved(asked, item) for item in batch.decisions])
+    given = [shown(wire.given(item.decision)) for item in batch.decisions]
+    return wire.Results([await _resolved(asked, *key, each) for key, each in zip(keys, given, strict=True)])
 
 
-async def _resolved(asked: Asked, item: wire.BatchItem) -> wire.Result:
+async def _resolved(asked: Asked, conversation: str, call: str, decision: Decision) -> wire.Result:
     try:
-        done = await _decided(asked, item.conversation, item.call, wire.given(item.decision))
+        done = await _decided(asked, conversation, call, decision)
     except Exception as error:  # whatever it is: others of the batch are decided
-        return wire.Result(conversation=item.conversation, call=item.call, problem=problem_of(error))
-    return wire.Result(conversation=item.conversation, call=item.call, status=done.status, seq=done.seq)
+        return wire.Result(conversation=conversation, call=call, problem=problem_of(error))
+    return wire.Result(conversation=conversation, call=call, status=done.status, seq=done.seq)
 
 
 async def preview(asked: Asked) -> wire.Previewed:
