@@ -369,7 +369,7 @@ async def babbles(call, args):
 def test_a_before_tool_hook_that_fails_keeps_the_call_from_running(fn, kind, complaint):
     @story
     async def main():
-        guard = before_tool(name="guard", timeout=0.05)(fn)
+        guard = before_tool(name="guard", timeout=0.05 if kind == "timeout" else 5)(fn)
         log, (result,), ran, end = await told(guard)
         assert (result["error"]["kind"], result["error"]["details"], ran) == (kind, {"hook": "guard"}, [])
         assert result["error"]["message"].startswith(f"hook 'guard' {complaint}")
@@ -462,7 +462,7 @@ def test_the_result_is_withheld_when_the_hook_that_should_have_hidden_it_fails(f
             return SECRET
 
         log, (result,), _, _ = await told(
-            after_tool(name="mask", timeout=0.05)(fn), tools=[read], calls=[ToolCall("read")]
+            after_tool(name="mask", timeout=0.05 if fn is hangs else 5)(fn), tools=[read], calls=[ToolCall("read")]
         )
         assert result["error"]["message"].startswith("read has run; its result is withheld: hook 'mask' ")
         assert result["error"]["details"] == {"hook": "mask"}
@@ -768,7 +768,7 @@ def test_a_parallel_hook_that_fails_is_skipped_and_reported(said, complaint, cap
         async def good(request):
             return "weather: fine"
 
-        bad = before_model(name="bad", timeout=0.05, parallel=True)(act)
+        bad = before_model(name="bad", timeout=0.05 if said == 60.0 else 5, parallel=True)(act)
         prepared = await run_before_model(hooks_of(bad, good), request())
         assert prepared.request.injected == ("weather: fine",)
         skipped, injected = prepared.verdicts
@@ -800,7 +800,7 @@ def test_an_ordered_hook_that_fails_fails_the_turn_with_an_error_that_names_it(s
 
     @story
     async def main():
-        bad = before_model(name="bad", timeout=0.05)(act)
+        bad = before_model(name="bad", timeout=0.05 if said == 60.0 else 5)(act)
         with pytest.raises(AssentError) as caught:
             await run_before_model(hooks_of(bad), request())
         assert (caught.value.kind, caught.value.details) == (kind, {"hook": "bad"})
