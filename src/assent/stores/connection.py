@@ -48,4 +48,4 @@ class Connection(Protocol):
 
 def connect(path: str, *, write: bool) -> Connection:
     flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE if write else apsw.SQLITE_OPEN_READONLY
-    return apsw.Connection(path, flags=flags)
+    return apsw.Connection(path, flags=flags, statementcachesize=200)

@@ -7,27 +7,55 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
+from assent.stores.appending import Wanted, appended
 from assent.stores.connection import Connection
+
+Landed = Callable[[Connection], bool | None]
+"""Did it take effect? Asked when the reply to COMMIT was an error; None: it has left nothing to tell by."""
 
 
 class Job:
-    """One piece of work on a connection, and who waits for it.
+    """Something to be done on a connection, and who waits for it.
 
     The waiter may be gone by then (cancelled, its loop closed): the work is done all the same, because an
     append that was begun is either in the log or not, and its task's fate has no say in that.
     """
 
-    __slots__ = ("error", "future", "landed", "result", "run")
+    __slots__ = ("error", "future", "result")
 
-    def __init__(
-        self, run: Callable[[Connection], Any], landed: Callable[[Connection], bool | None] | None = None
-    ) -> None:
-        self.run = run
-        self.landed = landed
-        """Did it take effect? Asked when the reply to COMMIT was an error; None: it has left nothing to tell by."""
+    def __init__(self) -> None:
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.result: Any = None
         self.error: Exception | None = None
+
+    def landed(self, db: Connection) -> bool | None:
+        return None
+
+
+class Work(Job):
+    """Done by itself."""
+
+    __slots__ = ("_landed", "run")
+
+    def __init__(self, run: Callable[[Connection], Any], landed: Landed | None = None) -> None:
+        super().__init__()
+        self.run, self._landed = run, landed
+
+    def landed(self, db: Connection) -> bool | None:
+        return None if self._landed is None else self._landed(db)
+
+
+class Appending(Job):
+    """Done together with those that it waits with."""
+
+    __slots__ = ("wanted",)
+
+    def __init__(self, wanted: Wanted) -> None:
+        super().__init__()
+        self.wanted = wanted
+
+    def landed(self, db: Connection) -> bool | None:
+        return appended(db, self.wanted.step)
 
 
 def reply(jobs: Iterable[Job]) -> None:

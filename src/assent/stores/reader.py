@@ -1,4 +1,7 @@
-"""Threads that read, so that neither the event loop nor a reader ever waits behind the writer's fsync."""
+"""Reads: in threads of their own, or at once where that takes no longer than a trip to a thread and back.
+
+No reader waits for the writer and its fsync: that is what the write-ahead log is for.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+import apsw
+
 from assent.errors import AssentError
 from assent.stores.connection import Connection
 from assent.stores.faults import explained
-from assent.stores.jobs import Job, reply
+from assent.stores.jobs import Work, reply
 
 T = TypeVar("T")
 
@@ -28,32 +33,44 @@ class Reader:
     def __init__(self, path: str, connect: Callable[[], Connection], threads: int = 2):
         self._path = path
         self._connect = connect
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()  # None: one thread ends
+        self._jobs: SimpleQueue[Work | None] = SimpleQueue()  # None: one thread ends
         self._threads = [
             threading.Thread(target=self._serve, name=f"assent-reader-{n}", daemon=True) for n in range(threads)
         ]
         self._dead = False
-        self._ended: list[Job] = []
+        self._ended: list[Work] = []
+        self._near: Connection | None = None
 
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
 
     async def run(self, work: Callable[[Connection], T]) -> T:
-        job = Job(work)
+        job = Work(work)
         self._jobs.put(job)
         return await job.future
 
+    async def at_once(self, work: Callable[[Connection], T]) -> T:
+        """In the caller's thread; only where something else would have to be waited for, in another."""
+        try:
+            if self._near is None:
+                self._near = self._connect()
+                self._near.set_busy_timeout(0)
+            return work(self._near)
+        except apsw.BusyError:  # such as a log that somebody recovers after a power cut
+            return await self.run(work)
+        except apsw.Error as fault:
+            raise explained(fault, self._path, writing=False) from fault
+
     async def stop(self) -> None:
         """Finish what is queued, close the connections, end the threads."""
-        self._ended = [Job(lambda db: None) for _ in self._threads]
+        self._ended = [Work(lambda db: None) for _ in self._threads]
         waiting = [job.future for job in self._ended]
         for _ in self._threads:
             self._jobs.put(None)
         for future in waiting:
             await future
-        for thread in self._threads:
-            thread.join()
+        self._end()
 
     def abandon(self) -> None:
         """End soon; whoever waits goes on waiting."""
@@ -64,13 +81,18 @@ class Reader:
     def kill(self) -> None:
         """For tests: ``abandon``, and wait until it is so."""
         self.abandon()
+        self._end()
+
+    def _end(self) -> None:
         for thread in self._threads:
             thread.join()
+        if self._near is not None:
+            self._near.close()
 
     def _serve(self) -> None:
         # Opened with the first read: a process that only writes has no use for it.
         db: Connection | None = None
-        done: list[Job] = []
+        done: list[Work] = []
         while (job := self._jobs.get()) is not None and not self._dead:
             until = time.monotonic() + TOGETHER_SECONDS
             while True:

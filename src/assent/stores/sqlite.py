@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from assent.errors import StoreDamaged, StoreError
 from assent.stores import statements
+from assent.stores.appending import Wanted
 from assent.stores.base import Append, ClientRow, Loaded, LogStore, OwnerRow, PendingRow, Row, artifact_name, for_ever
 from assent.stores.connection import Connection
 from assent.stores.database import checked_path, inspect, reader_connection, writer_connection
@@ -139,14 +140,15 @@ class SQLiteStore:
     # --- the log -----------------------------------------------------------------------------------------
 
     async def append(self, append: Append) -> None:
-        artifacts = [(artifact_name(sha), body) for sha, body in append.artifacts]
-        await self._write(
-            partial(statements.append, step=append, artifacts=artifacts),
-            partial(statements.appended, step=append),
-        )
+        wanted = Wanted(append, [(artifact_name(sha), body) for sha, body in append.artifacts])
+        await self._usable()
+        await self._writer.append(wanted)
 
     async def load(self, conversation: str) -> Loaded | None:
-        return await self._read(partial(statements.load, name=conversation))
+        await self._usable()
+        self._writer.check_place(writing=False)
+        # A snapshot and the few events after it: to fold them takes longer than to read them.
+        return await self._reader.at_once(in_one_snapshot(partial(statements.load, name=conversation)))
 
     async def read(
         self, conversation: str, after: int = 0, before: int | None = None, limit: int | None = None

@@ -11,102 +11,30 @@ import random
 from collections.abc import Callable, Collection
 from typing import Any
 
-from assent.errors import Conflict, Fenced, StoreDamaged, StoreError
-from assent.stores.base import GENESIS, Append, ClientRow, Loaded, OwnerRow, PendingRow, Row, chain
+from assent.errors import StoreDamaged
+from assent.stores.appending import SPAN
+from assent.stores.base import ClientRow, Loaded, OwnerRow, PendingRow, Row
 from assent.stores.connection import Connection
-from assent.stores.packing import packed, unpacked
-
-SPAN = 1 << 24
-"""Events that one conversation can have: an event's key is conversation * SPAN + seq."""
+from assent.stores.packing import unpacked
 
 CLIENT_MEMORY = 3600.0
 """Seconds after which a lapsed client is forgotten, counted from the newest one's end."""
 
 # --- the log -------------------------------------------------------------------------------------------
 
-HEAD = "SELECT id, seq, hash, epoch, agent, owes FROM conversations WHERE name = ?"
-CREATE = """INSERT INTO conversations (name, seq, hash, status, agent, owes, owner, epoch, updated)
-            VALUES (?, ?, ?, ?, ?, ?, NULL, 0, ?)"""
-# Two forms: an UPDATE that names an indexed column rewrites its index entry even if the value stays.
-ADVANCE = "UPDATE conversations SET seq = ?, hash = ?, status = ?, updated = ? WHERE id = ?"
-TURN = """UPDATE conversations SET seq = ?, hash = ?, status = ?, updated = ?, agent = ?, owes = ?
-          WHERE id = ?"""
-LET_GO = "UPDATE conversations SET owner = NULL WHERE id = ? AND owner IS NOT NULL"
-EVENT = "INSERT INTO events (id, hash, body) VALUES (?, ?, ?)"
-CLOSE = "DELETE FROM pending WHERE conversation = ? AND call = ?"
-CLOSE_LEASE = "DELETE FROM call_leases WHERE conversation = ? AND call = ?"
-OPEN = """INSERT INTO pending (conversation, call, due, deadline, body) VALUES (?, ?, ?, ?, ?)
-          ON CONFLICT (conversation, call)
-          DO UPDATE SET due = excluded.due, deadline = excluded.deadline, body = excluded.body"""
-ARTIFACT = "INSERT INTO artifacts (sha256, body) VALUES (?, ?) ON CONFLICT (sha256) DO NOTHING"
-SNAPSHOT = """INSERT INTO snapshots (conversation, seq, body) VALUES (?, ?, ?)
-              ON CONFLICT (conversation) DO UPDATE SET seq = excluded.seq, body = excluded.body"""
-
-
-def append(db: Connection, step: Append, artifacts: list[tuple[bytes, bytes]]) -> None:
-    name = step.conversation
-    found = db.execute(HEAD, (name,)).get
-    key, seq, head, epoch, agent, owes = found or (0, 0, GENESIS, 0, None, None)
-    if seq != step.expected:
-        raise Conflict(name, expected=step.expected, actual=seq)
-    if step.epoch is not None and step.epoch != epoch:
-        raise Fenced(name, epoch=step.epoch, actual=epoch)
-    end = seq + len(step.events)
-    if end >= SPAN:
-        raise StoreError(f"conversation {name!r} would have {end} events; a store holds {SPAN - 1} of each")
-
-    hashes = chain(head, step.events)
-    head = hashes[-1] if hashes else head
-    if not found:
-        db.execute(CREATE, (name, end, head, step.status, step.agent, int(step.owes), step.at))
-        key = db.last_insert_rowid()
-    elif agent == step.agent and owes == step.owes:
-        db.execute(ADVANCE, (end, head, step.status, step.at, key))
-    else:
-        db.execute(TURN, (end, head, step.status, step.at, step.agent, int(step.owes), key))
-    place = key * SPAN + seq
-    for hash_, body in zip(hashes, step.events, strict=True):
-        place += 1
-        db.execute(EVENT, (place, hash_, packed(body)))
-    for call in step.closed:
-        db.execute(CLOSE, (key, call))
-        db.execute(CLOSE_LEASE, (name, call))
-    for entry in step.opened:
-        db.execute(OPEN, (key, entry.call, entry.due, entry.deadline, packed(entry.body)))
-    for sha, body in artifacts:
-        db.execute(ARTIFACT, (sha, body))
-    if step.snapshot is not None:
-        db.execute(SNAPSHOT, (key, end, step.snapshot))
-    if step.release:
-        db.execute(LET_GO, (key,))
-
-
-LAST_EVENT = """SELECT e.hash FROM conversations c JOIN events e ON e.id = c.id * 16777216 + ?
-                WHERE c.name = ?"""
-
-
-def appended(db: Connection, step: Append) -> bool:
-    """Is exactly this in the log? The hash says so: it covers the events and all that is before them."""
-    if not step.events:
-        return False
-    before = db.execute(LAST_EVENT, (step.expected, step.conversation)).get if step.expected else GENESIS
-    last = db.execute(LAST_EVENT, (step.expected + len(step.events), step.conversation)).get
-    return before is not None and last is not None and chain(before, step.events)[-1] == last
-
-
 COLUMNS = "name, seq, hash, status, agent, owes, owner, epoch, updated"
 ROW = f"SELECT id, {COLUMNS} FROM conversations WHERE name = ?"
-FOUND = f"""SELECT s.seq, s.body, id, {COLUMNS.replace("seq", "c.seq")} FROM conversations c
-            LEFT JOIN snapshots s ON s.conversation = c.id WHERE name = ?"""
+SNAPSHOT = "SELECT seq, body FROM snapshots WHERE conversation = ?"
 TAIL = "SELECT body FROM events WHERE id > ? AND id <= ? ORDER BY id"
 
 
 def load(db: Connection, name: str) -> Loaded | None:
-    found = db.execute(FOUND, (name,)).get
+    """Three looks, at one moment: inside somebody's transaction."""
+    found = db.execute(ROW, (name,)).get
     if found is None:
         return None
-    seq, snapshot, key = found[0] or 0, found[1], found[2]
-    row = _row(found[3:])
+    key, row = found[0], _row(found[1:])
+    seq, snapshot = db.execute(SNAPSHOT, (key,)).get or (0, None)
     events = [unpacked(body) for (body,) in _all(db, TAIL, (key * SPAN + seq, key * SPAN + row.seq))]
     if len(events) != row.seq - seq:
         raise StoreDamaged(

@@ -11,23 +11,30 @@ shared (disk full, lock), all fail; if one job is to blame, each is tried again 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import groupby
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import apsw
 
 from assent.errors import AssentError, StoreError
+from assent.stores import appending
+from assent.stores.appending import Wanted
 from assent.stores.connection import Connection
 from assent.stores.faults import explained, shared
-from assent.stores.jobs import Job, reply
+from assent.stores.jobs import Appending, Job, Landed, Work, reply
 
+TURNS = 3
+"""Of the event loop, before what is to be written goes to the thread, where several write at a time: who comes
+meanwhile goes along. What a request asks for comes after as many."""
 GROUP = 512
-"""Jobs in one transaction at most, so that the first of many does not wait for the last."""
+"""Once there are so many jobs in a transaction it takes no more, so that the first does not wait for the last."""
 
 LOOK_SECONDS = 0.05
 """How often to look for other processes' commits while somebody wants to know."""
@@ -50,8 +57,12 @@ class Writer:
         self._path = path
         self._connect = connect
         self._noticed = noticed  # called on the loop when another connection has committed
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()  # None: look at your flags
+        self._jobs: SimpleQueue[list[Job]] = SimpleQueue()  # an empty one: look at your flags
         self._watches: list[Any] = []  # the loops that want to hear of foreign commits, one entry each
+        self._next: list[Job] = []
+        """They go to the thread together."""
+        self._alone = True
+        """So went the last one: then the next is not made to wait either."""
         self._stopping = self._dead = False
         self._thread = threading.Thread(target=self._serve, name="assent-writer", daemon=True)
         self._started: Job | None = None
@@ -59,7 +70,7 @@ class Writer:
 
     async def start(self) -> None:
         """Open the connection on the writer's thread; raises what ``connect`` raises."""
-        self._started = Job(lambda db: None)
+        self._started = Work(lambda db: None)
         self._thread.start()
         try:
             await self._started.future
@@ -67,26 +78,45 @@ class Writer:
             self._thread.join()
             raise
 
-    async def run(
-        self, work: Callable[[Connection], Any], landed: Callable[[Connection], bool | None] | None = None
-    ) -> Any:
+    async def run(self, work: Callable[[Connection], Any], landed: Landed | None = None) -> Any:
         """Run ``work`` inside a transaction; returns its result once that is durable."""
-        job = Job(work, landed)
-        self._jobs.put(job)
-        return await job.future
+        return await self._done(Work(work, landed))
+
+    async def append(self, wanted: Wanted) -> None:
+        """Append inside a transaction; returns once that is durable."""
+        await self._done(Appending(wanted))
+
+    def _done(self, job: Job) -> asyncio.Future[Any]:
+        loop = job.future.get_loop()
+        if not self._next or loop is not self._next[-1].future.get_loop():  # that one may have been closed
+            self._hand_over(loop, 1 if self._alone else TURNS)
+        self._next.append(job)
+        return job.future
+
+    def _hand_over(self, loop: asyncio.AbstractEventLoop, turns: int) -> None:
+        """Wait for those who are about to join: a loop that has nothing to do turns in no time."""
+        if turns:
+            loop.call_soon(self._hand_over, loop, turns - 1)
+        else:
+            self._alone = len(self._next) == 1
+            self._send()
+
+    def _send(self) -> None:
+        jobs, self._next = self._next, []
+        self._jobs.put(jobs)
 
     async def stop(self) -> None:
         """Finish what is queued, close the connection, end the thread."""
-        self._ended = ended = Job(lambda db: None)
+        self._ended = ended = Work(lambda db: None)
         self._stopping = True
-        self._jobs.put(None)
+        self._send()
         await ended.future
         self._thread.join()
 
     def abandon(self) -> None:
         """End soon, without touching what is queued. A commit under way comes to its end."""
         self._dead = self._stopping = True
-        self._jobs.put(None)
+        self._jobs.put([])
 
     def kill(self) -> None:
         """For tests: ``abandon``, and wait until it is so."""
@@ -96,7 +126,7 @@ class Writer:
     def watch(self, loop: Any) -> None:
         """Look for foreign commits, soon and then regularly, until ``unwatch``."""
         self._watches.append(loop)
-        self._jobs.put(None)
+        self._jobs.put([])
 
     def unwatch(self, loop: Any) -> None:
         self._watches.remove(loop)
@@ -169,13 +199,9 @@ class Writer:
     def _gather(self) -> list[Job]:
         group: list[Job] = []
         try:
-            job = self._jobs.get(timeout=LOOK_SECONDS if self._watches else None)
-            while True:
-                if job is not None:
-                    group.append(job)
-                if len(group) == GROUP:
-                    break
-                job = self._jobs.get_nowait()
+            group += self._jobs.get(timeout=LOOK_SECONDS if self._watches else None)
+            while len(group) < GROUP:
+                group += self._jobs.get_nowait()
         except Empty:
             pass
         return group
@@ -225,12 +251,11 @@ class Writer:
             if crash:
                 crash("append:before_begin")
             db.execute("BEGIN IMMEDIATE")
-            for job in group:
-                job.error = None
-                try:
-                    job.result = job.run(db)
-                except AssentError as refusal:
-                    job.error = refusal
+            for kind, jobs in groupby(group, type):
+                if kind is Appending:
+                    _append(db, list(jobs))
+                else:
+                    _run(db, jobs)
             if crash:
                 crash("append:before_commit")
         except Exception as fault:
@@ -273,7 +298,7 @@ class Writer:
         """After a COMMIT that failed: is it in the log all the same? All of it or nothing is, so one job
         that can tell tells for all. None: that could not be read either."""
         for job in group:
-            if job.error is None and job.landed is not None:
+            if job.error is None:
                 try:
                     landed = job.landed(self._db)
                 except apsw.Error:
@@ -281,6 +306,21 @@ class Writer:
                 if landed is not None:
                     return landed
         return False  # nothing in it but what may be done twice
+
+
+def _append(db: Connection, jobs: list[Any]) -> None:
+    """Those that follow each other go together."""
+    for job, refusal in zip(jobs, appending.append(db, [job.wanted for job in jobs]), strict=True):
+        job.error = refusal
+
+
+def _run(db: Connection, jobs: Iterable[Any]) -> None:
+    for job in jobs:
+        job.error = None
+        try:
+            job.result = job.run(db)
+        except AssentError as refusal:
+            job.error = refusal
 
 
 def _data_version(db: Connection) -> int:

@@ -1,0 +1,189 @@
+"""The group append of the SQLite store: any number of conversations in a few statements.
+
+Each append is judged by itself, by what its conversation's row says inside the transaction, and one that is refused
+has touched nothing: the group commit has no savepoints and relies on that.
+
+A statement takes any number of rows where its VALUES stand. At each one Python's lock goes from the writer's thread to
+the event loop and back, which costs more than most statements do: so a group makes a few, not a few for each append.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from itertools import chain as joined
+from typing import Any, NamedTuple
+
+import msgspec
+
+from assent.errors import AssentError, Conflict, Fenced, StoreError
+from assent.stores.base import GENESIS, Append, chain
+from assent.stores.connection import Connection
+from assent.stores.packing import packed
+
+SPAN = 1 << 24
+"""Events that one conversation can have: an event's key is conversation * SPAN + seq."""
+
+HEAD = """SELECT json_group_array(json_array(c.name, c.id, c.seq, hex(c.hash), c.epoch, c.agent, c.owes))
+          FROM (VALUES (?)) AS v CROSS JOIN conversations c ON c.name = v.column1"""
+LAST = "SELECT coalesce(max(id), 0) FROM conversations"
+CREATE = """INSERT INTO conversations (id, seq, hash, status, updated, agent, owes, name, owner, epoch)
+            VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, 0)"""
+# Two forms: an UPDATE that names an indexed column rewrites its index entry even if the value stays.
+ADVANCE = """UPDATE conversations SET seq = v.column2, hash = v.column3, status = v.column4, updated = v.column5
+             FROM (VALUES (?, ?, ?, ?, ?)) AS v WHERE id = v.column1"""
+TURN = """UPDATE conversations SET seq = v.column2, hash = v.column3, status = v.column4, updated = v.column5,
+                                   agent = v.column6, owes = v.column7
+          FROM (VALUES (?, ?, ?, ?, ?, ?, ?)) AS v WHERE id = v.column1"""
+EVENT = "INSERT INTO events (id, hash, body) VALUES (?, ?, ?)"
+CLOSE = "DELETE FROM pending WHERE (conversation, call) IN (VALUES (?, ?))"
+CLOSE_LEASE = "DELETE FROM call_leases WHERE (conversation, call) IN (VALUES (?, ?))"
+OPEN = """INSERT INTO pending (conversation, call, due, deadline, body) VALUES (?, ?, ?, ?, ?)
+          ON CONFLICT (conversation, call)
+          DO UPDATE SET due = excluded.due, deadline = excluded.deadline, body = excluded.body"""
+ARTIFACT = "INSERT INTO artifacts (sha256, body) VALUES (?, ?) ON CONFLICT (sha256) DO NOTHING"
+SNAPSHOT = """INSERT INTO snapshots (conversation, seq, body) VALUES (?, ?, ?)
+              ON CONFLICT (conversation) DO UPDATE SET seq = excluded.seq, body = excluded.body"""
+LET_GO = "UPDATE conversations SET owner = NULL WHERE id IN (VALUES (?)) AND owner IS NOT NULL"
+
+MOST = 64
+"""Rows that one statement takes: what is prepared grows with them."""
+_VALUES = re.compile(r"VALUES (\([^)]*\))")
+
+
+class Wanted(NamedTuple):
+    """What an append's job carries."""
+
+    step: Append
+    artifacts: list[tuple[bytes, bytes]]
+
+
+class _Head(msgspec.Struct, array_like=True, gc=False):
+    """A conversation's row."""
+
+    name: str
+    id: int
+    seq: int
+    hash: str
+    epoch: int
+    agent: str
+    owes: int
+
+
+_NONE = _Head("", 0, 0, GENESIS.hex(), 0, "", 0)
+_heads = msgspec.json.Decoder(list[_Head])
+
+
+def append(db: Connection, group: Sequence[Wanted]) -> list[AssentError | None]:
+    """Why each of these is refused; None: it was appended."""
+    outcomes: list[AssentError | None] = []
+    names: set[str] = set()
+    start = 0
+    for n, wanted in enumerate(group):
+        if wanted.step.conversation in names:  # it follows one that is not written yet
+            outcomes += _append(db, group[start:n])
+            names.clear()
+            start = n
+        names.add(wanted.step.conversation)
+    return outcomes + _append(db, group[start:])
+
+
+def _append(db: Connection, group: Sequence[Wanted]) -> list[AssentError | None]:
+    """They are of different conversations."""
+    asked = [(wanted.step.conversation,) for wanted in group]
+    heads = {head.name: head for found in _many(db, HEAD, asked) for head in _heads.decode(found)}
+    outcomes = [_refusal(step, heads.get(step.conversation, _NONE)) for step, _ in group]
+    created: list[Any] = []
+    advanced: list[Any] = []
+    turned: list[Any] = []
+    events: list[Any] = []
+    closed: list[Any] = []
+    leases: list[Any] = []
+    opened: list[Any] = []
+    artifacts: list[Any] = []
+    pictures: list[Any] = []
+    released: list[Any] = []
+    last: int = db.execute(LAST).get if len(heads) < len(group) else 0
+    for (step, stored), refusal in zip(group, outcomes, strict=True):
+        if refusal is not None:
+            continue
+        name, seq = step.conversation, step.expected
+        head = heads.get(name, _NONE)
+        key, hash_ = head.id, bytes.fromhex(head.hash)
+        hashes = chain(hash_, step.events)
+        if head is _NONE:
+            key = last = last + 1
+        place = key * SPAN + seq
+        for body, hash_ in zip(step.events, hashes, strict=True):
+            seq, place = seq + 1, place + 1
+            events.append((place, hash_, packed(body)))
+        moved = (key, seq, hash_, step.status, step.at)
+        if head is _NONE:
+            created.append((*moved, step.agent, int(step.owes), name))
+        elif head.agent == step.agent and head.owes == step.owes:
+            advanced.append(moved)
+        else:
+            turned.append((*moved, step.agent, int(step.owes)))
+        for call in step.closed:
+            closed.append((key, call))
+            leases.append((name, call))
+        for entry in step.opened:
+            opened.append((key, entry.call, entry.due, entry.deadline, packed(entry.body)))
+        artifacts += stored
+        if step.snapshot is not None:
+            pictures.append((key, seq, step.snapshot))
+        if step.release:
+            released.append((key,))
+    _many(db, CREATE, created)
+    _many(db, ADVANCE, advanced)
+    _many(db, TURN, turned)
+    _many(db, EVENT, events)
+    _many(db, CLOSE, closed)
+    _many(db, CLOSE_LEASE, leases)
+    _many(db, OPEN, opened)
+    _many(db, ARTIFACT, artifacts)
+    _many(db, SNAPSHOT, pictures)
+    _many(db, LET_GO, released)
+    return outcomes
+
+
+def _refusal(step: Append, head: _Head) -> AssentError | None:
+    if head.seq != step.expected:
+        return Conflict(step.conversation, expected=step.expected, actual=head.seq)
+    if step.epoch is not None and step.epoch != head.epoch:
+        return Fenced(step.conversation, epoch=step.epoch, actual=head.epoch)
+    end = head.seq + len(step.events)
+    if end >= SPAN:
+        return StoreError(f"conversation {head.name!r} would have {end} events; a store holds {SPAN - 1} of each")
+    return None
+
+
+def _many(db: Connection, sql: str, rows: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """The answers for so many rows: of one statement for each power of two, so that only a few are ever prepared."""
+    answers: list[Any] = []
+    start = 0
+    while start < len(rows):
+        size = min(MOST, 1 << (len(rows) - start).bit_length() - 1)
+        values = tuple(joined.from_iterable(rows[start : start + size]))
+        answers.append(db.execute(for_rows(sql, size), values).get)
+        start += size
+    return answers
+
+
+@cache
+def for_rows(sql: str, rows: int) -> str:
+    return _VALUES.sub(lambda found: "VALUES " + ", ".join([found[1]] * rows), sql)
+
+
+LAST_EVENT = """SELECT e.hash FROM conversations c JOIN events e ON e.id = c.id * 16777216 + ?
+                WHERE c.name = ?"""
+
+
+def appended(db: Connection, step: Append) -> bool:
+    """Is exactly this in the log? The hash says so: it covers the events and all that is before them."""
+    if not step.events:
+        return False
+    before = db.execute(LAST_EVENT, (step.expected, step.conversation)).get if step.expected else GENESIS
+    last = db.execute(LAST_EVENT, (step.expected + len(step.events), step.conversation)).get
+    return before is not None and last is not None and chain(before, step.events)[-1] == last
