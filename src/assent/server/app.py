@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Iterable, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -109,10 +108,10 @@ class App:
     async def answer(self, exchange: _Exchange) -> None:
         """Answer a request that may be answered."""
         request, parts = exchange.request, exchange.parts
-        exchange.shared = self._origins.shared(request)
-        self._origins.check(request)
+        exchange.shared = self._origins.shared(exchange.headers)
+        self._origins.check(request.method, exchange.headers)
         if ALLOWED in exchange.shared and request.method == "OPTIONS":
-            await exchange.reply(204, b"", self._origins.preflight(request))
+            await exchange.reply(204, b"", self._origins.preflight(exchange.headers))
             return
         if not parts and request.method in SAFE:  # the address without its last slash
             query = f"?{request.url.query}" if request.url.query else ""
@@ -149,10 +148,10 @@ class App:
     async def _run(self, exchange: _Exchange, asked: Asked, endpoint: Endpoint) -> None:
         assert endpoint.run is not None
         if endpoint.takes is not None:
-            with self._share("body", asked.by):
+            with _Share(self._shares, self._limits.requests, ("body", asked.by.id)):
                 body = await exchange.json(endpoint.limit)
             asked.body = wire.decode(body, endpoint.takes)
-        with self._share("answer", asked.by):
+        with _Share(self._shares, self._limits.requests, ("answer", asked.by.id)):
             if self._requests >= self._limits.requests:
                 raise _come_again("too many requests at once")
             self._requests += 1
@@ -164,20 +163,6 @@ class App:
                 await exchange.reply(endpoint.status, b"", {})
             else:
                 await exchange.reply(endpoint.status, wire.encode(value), {"content-type": "application/json"})
-
-    @contextmanager
-    def _share(self, what: str, by: Principal) -> Generator[None, None, None]:
-        """Who sends or reads slowly, often at once, holds up themselves and nobody else."""
-        key = (what, by.id)
-        if self._shares[key] >= self._limits.requests:
-            raise _come_again("too many requests of yours at once")
-        self._shares[key] += 1
-        try:
-            yield
-        finally:
-            self._shares[key] -= 1
-            if not self._shares[key]:
-                del self._shares[key]
 
     async def _stream(self, exchange: _Exchange, asked: Asked, make: Callable[[Asked], Awaitable[Streaming]]) -> None:
         if self.closing or self._streams >= self._limits.streams:
@@ -210,12 +195,31 @@ class App:
             "vary": "accept-encoding",
             "content-security-policy": policy(file.inline),
         }
-        if file.etag in request.headers.get("if-none-match", ""):
+        if file.etag in exchange.headers.get("if-none-match", ""):
             await exchange.reply(304, b"", headers)
-        elif file.packed is not None and "gzip" in request.headers.get("accept-encoding", ""):
+        elif file.packed is not None and "gzip" in exchange.headers.get("accept-encoding", ""):
             await exchange.reply(200, file.packed, {**headers, "content-encoding": "gzip"})
         else:
             await exchange.reply(200, file.body, headers)
+
+
+@dataclass(slots=True)
+class _Share:
+    """Who sends or reads slowly, often at once, holds up themselves and nobody else."""
+
+    shares: Counter[tuple[str, str]]
+    most: int
+    key: tuple[str, str]
+
+    def __enter__(self) -> None:
+        if self.shares[self.key] >= self.most:
+            raise _come_again("too many requests of yours at once")
+        self.shares[self.key] += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.shares[self.key] -= 1
+        if not self.shares[self.key]:
+            del self.shares[self.key]
 
 
 class _Exchange:
@@ -224,6 +228,9 @@ class _Exchange:
     def __init__(self, app: App, scope: MutableMapping[str, Any], receive: Receive, send: Send):
         self._app, self.receive, self._send = app, receive, send
         self.request = Request(scope, receive)
+        raw: list[tuple[bytes, bytes]] = scope["headers"]
+        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(raw)}
+        """Of the request; what was sent twice, as it was first."""
         self.started = False
         self.parts: list[str] = []
         self.shared: dict[str, str] = {}
@@ -248,7 +255,7 @@ class _Exchange:
     async def _refuse(self, error: Exception) -> None:
         problem, request = problem_of(error), self.request
         body, headers = wire.encode(problem), {"content-type": CONTENT_TYPE, **headers_of(error)}
-        reads = request.method in SAFE and "text/html" in request.headers.get("accept", "")
+        reads = request.method in SAFE and "text/html" in self.headers.get("accept", "")
         if problem.status == 401 and reads and self.parts[:1] != ["api"]:
             token, tried = hasattr(self._app.auth, "login"), "token" in request.query_params
             root = None if self.parts == [""] else request.scope.get("root_path", "")
@@ -275,9 +282,9 @@ class _Exchange:
 
     async def json(self, limit: int) -> bytes:
         """The body, which is JSON and no larger than it may be: what is larger is refused before it is read."""
-        if self.request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        if self.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise HTTPProblem(415, "invalid_args", "send JSON, as content type application/json")
-        said = self.request.headers.get("content-length", "")
+        said = self.headers.get("content-length", "")
         if said.isdigit() and int(said) > limit:
             raise _too_large(limit)
         chunks: list[bytes] = []

@@ -10,7 +10,8 @@ import hmac
 import inspect
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import lru_cache
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -102,7 +103,7 @@ async def identify(auth: Auth, request: Request) -> Principal:
     """Who asks; 401 if nobody can tell."""
     try:
         who = auth(request)
-        if inspect.isawaitable(who):
+        if not isinstance(who, Principal) and inspect.isawaitable(who):
             who = await who
     except NotAllowed:
         who = None
@@ -121,14 +122,14 @@ class Origins:
 
     def __init__(self, hosts: Iterable[str], origins: Iterable[str]):
         self._hosts = {host.lower() for host in hosts}
+        self._known = lru_cache(1024)(self._serves)
         self._origins = {origin.lower().rstrip("/") for origin in origins}
         for origin in self._origins:
             if not _ORIGIN.fullmatch(origin):
                 raise Invalid(f"an origin is as https://desk.example, not {origin!r}")
 
-    def check(self, request: Request) -> None:
+    def check(self, method: str, headers: Mapping[str, str]) -> None:
         """Refuse a request that was not meant for us, or that another site has made."""
-        headers = request.headers
         host = headers.get("host", "").lower()
         if not self._known(host):
             raise HTTPProblem(
@@ -136,7 +137,7 @@ class Origins:
                 "permission_denied",
                 f"{host[:200]!r} is not served here; name it: assent serve --allow-host, or hosts=[...] of the app",
             )
-        if request.method in SAFE:
+        if method in SAFE:
             return
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         if origin is not None:
@@ -146,11 +147,13 @@ class Origins:
         if not same:
             raise HTTPProblem(403, "permission_denied", "this came from another site; name it in origins=[...]")
 
-    def shared(self, request: Request) -> dict[str, str]:
+    def shared(self, headers: Mapping[str, str]) -> dict[str, str]:
         """The headers that let a page of one of the other origins read the answer; nobody else's."""
-        origin = request.headers.get("origin", "")
+        if not self._origins:
+            return {}
+        origin = headers.get("origin", "")
         if origin.lower() not in self._origins:
-            return {"vary": "origin"} if self._origins else {}
+            return {"vary": "origin"}
         return {
             ALLOWED: origin,
             "access-control-allow-credentials": "true",
@@ -158,15 +161,15 @@ class Origins:
             "vary": "origin",
         }
 
-    def preflight(self, request: Request) -> dict[str, str]:
+    def preflight(self, headers: Mapping[str, str]) -> dict[str, str]:
         """What such a page may do: all that ours can, with whatever headers its sign-in needs."""
         return {
             "access-control-allow-methods": "GET, POST, DELETE",
-            "access-control-allow-headers": request.headers.get("access-control-request-headers", ""),
+            "access-control-allow-headers": headers.get("access-control-request-headers", ""),
             "access-control-max-age": "600",
         }
 
-    def _known(self, host: str) -> bool:
+    def _serves(self, host: str) -> bool:
         try:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:

@@ -30,9 +30,9 @@ from assent.stores.connection import Connection
 from assent.stores.faults import explained, shared
 from assent.stores.jobs import Appending, Job, Landed, Work, reply
 
-TURNS = 3
+TURNS = 2
 """Of the event loop, before what is to be written goes to the thread, where several write at a time: who comes
-meanwhile goes along. What a request asks for comes after as many."""
+meanwhile goes along."""
 GROUP = 512
 """Once there are so many jobs in a transaction it takes no more, so that the first does not wait for the last."""
 
