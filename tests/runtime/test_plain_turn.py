@@ -31,12 +31,14 @@ from assent.core.events import (
     TurnEnded,
     TurnStarted,
 )
+from assent.core.inputs import Say
 from assent.core.live import StateChanged, TextDelta
 from assent.core.transcript import AssistantMessage, ToolResult, UserMessage
 from assent.errors import Backpressure
 from assent.models.base import FinishPart, ProviderPart, TextPart, ToolCallPart
 from assent.models.scripted import Drip, Hang
 from assent.runtime.bus import Bus
+from assent.runtime.home import PAGE
 from assent.stores.memory import MemoryStore
 
 
@@ -1060,3 +1062,31 @@ async def test_drips_are_told_as_they_fall_and_the_snapshot_has_what_has_fallen(
             assert (snapshot.state, snapshot.partial, snapshot.turn) == ("streaming", "a b", 1)
             assert of(tape.items, TurnStarted)
             assert not of(tape.items, TurnEnded)
+
+
+@story
+async def test_while_a_long_log_is_read_others_have_their_turn_and_every_event_is_there_once():
+    events = 2 * PAGE + 3
+    async with Runtime(agent([])) as rt:
+        await rt.open("c")
+        for n in range(events - 1):
+            await rt.home.tell("c", Say(text=str(n), by=Principal("user"), agent="elsewhere", when_busy="queue"))
+        turns = 0
+
+        async def others():
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        busy = asyncio.create_task(others())
+        assert [event.seq for event in await rt.history("c")] == [*range(1, events + 1)]
+        assert turns >= 2
+        turns = 0
+        shown = await rt.snapshot("c")
+        assert (shown.seq, shown.queued) == (events, events - 1)
+        assert turns >= 2
+        assert [e.seq for e in await rt.history("c", after=3, before=events, limit=PAGE + 1)] == [*range(4, PAGE + 5)]
+        assert [e.seq for e in await rt.history("c", limit=PAGE)] == [*range(1, PAGE + 1)]
+        assert await rt.history("c", after=events) == []
+        busy.cancel()

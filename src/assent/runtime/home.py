@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, cast
 from weakref import WeakValueDictionary
@@ -42,6 +43,8 @@ log = logging.getLogger("assent")
 
 Scope = Callable[[Principal], AbstractAsyncContextManager[Any]]
 DECISIONS = cast("tuple[type, ...]", Decision.__args__)  # type: ignore[attr-defined]
+PAGE = 500
+"""Events that are read at a time."""
 TAKEN = 100
 """Conversations that are taken up in one go."""
 IDLE_KEPT = 64
@@ -215,10 +218,27 @@ class Home:
         self, conversation: str, after: int = 0, before: int | None = None, limit: int | None = None
     ) -> list[AnyEvent]:
         """Canonical events with after < seq < before, oldest first."""
-        bodies = await self.store.read(conversation_id(conversation), after, before, limit)
-        if not bodies and await self.store.row(conversation) is None:
-            raise unknown(conversation)
-        return [codec.decode(body) for body in bodies]
+        name = conversation_id(conversation)
+        events = [event async for page in self.pages(name, after, before, limit) for event in page]
+        if not events and await self.store.row(name) is None:
+            raise unknown(name)
+        return events
+
+    async def pages(
+        self, conversation: str, after: int = 0, before: int | None = None, limit: int | None = None
+    ) -> AsyncIterator[list[AnyEvent]]:
+        """The same, as many at a time as hold nobody else up."""
+        left = sys.maxsize if limit is None else limit
+        while left > 0:
+            bodies = await self.store.read(conversation, after, before, min(PAGE, left))
+            if not bodies:
+                return
+            page = [codec.decode(body) for body in bodies]
+            yield page
+            if len(page) < PAGE:
+                return
+            after, left = page[-1].seq, left - PAGE
+            await asyncio.sleep(0)  # a store in memory waits for nothing
 
     async def pending(self, conversation: str | None = None) -> list[Pending]:
         """What waits for somebody, in all conversations or in one; the next to expire first."""

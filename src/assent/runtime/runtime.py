@@ -31,9 +31,6 @@ from assent.stores.base import LogStore, OwnerRow
 from assent.tools.call import Call
 from assent.urls import open_store
 
-PAGE = 500
-"""Events that are read at a time."""
-
 
 class ConversationInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the list of conversations."""
@@ -243,8 +240,9 @@ class Runtime:
         transcript = Transcript()
         # One moment for all of it, the live parts included: the conversation goes on while its log is read.
         while transcript.seq < conv.state.seq:
-            for body in await self.home.store.read(conversation, after=transcript.seq, before=conv.state.seq + 1):
-                transcript.apply(codec.decode(body))
+            async for page in self.home.pages(conversation, transcript.seq, conv.state.seq + 1):
+                for event in page:
+                    transcript.apply(event)
         state = conv.state
         turn = state.turn
         flying = [
@@ -290,14 +288,10 @@ class Runtime:
         conv = await self.home.loaded(conversation)  # held here: nobody lets it go while we listen
         with self.home.bus.subscribe(conv.name) as reader:
             seq = after
-            while True:
-                bodies = await self.home.store.read(conversation, after=seq, limit=PAGE)
-                for body in bodies:
-                    event = codec.decode(body)
+            async for page in self.home.pages(conversation, seq):
+                for event in page:
                     seq = event.seq
                     yield event
-                if len(bodies) < PAGE:
-                    break
             while True:
                 item = await reader.next(after=seq)
                 if item.seq is None:
