@@ -230,7 +230,7 @@ class Home:
         """The same, as many at a time as hold nobody else up."""
         left = sys.maxsize if limit is None else limit
         while left > 0:
-            bodies = await self.store.read(conversation, after, before, min(PAGE, left))
+            bodies = await self.store.read(conversation, after=after, before=before, limit=min(PAGE, left))
             if not bodies:
                 return
             page = [codec.decode(body) for body in bodies]
