@@ -179,7 +179,7 @@ def test_a_migration_of_a_server_that_does_not_answer_says_so(monkeypatch, capsy
         url = f"postgresql://postgres@127.0.0.1:{silent.getsockname()[1]}/desk"
 
         async def cut_short():
-            async with asyncio.timeout(0.5):
+            async with asyncio.timeout(2):
                 await migrating.migrate(url, dry_run=False)
 
         with pytest.raises(TimeoutError):

@@ -208,13 +208,13 @@ def test_who_closes_a_runtime_a_second_time_waits_until_it_is_closed() -> None:
 
 
 def test_who_gives_up_waiting_for_a_runtime_to_close_leaves_it_closing(tmp_path: Path) -> None:
-    begun = asyncio.Event()
+    begun, given_up = asyncio.Event(), asyncio.Event()
 
     @tool(recovery="fail")
     async def pay() -> str:
         """Pay."""
         begun.set()
-        await asyncio.sleep(0.1)
+        await given_up.wait()
         return "paid"
 
     async def scene() -> None:
@@ -226,6 +226,7 @@ def test_who_gives_up_waiting_for_a_runtime_to_close_leaves_it_closing(tmp_path:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 await rt.close()
+        given_up.set()
         await rt.close()
         async with Runtime(store=url) as other:
             assert [owner.owner for owner in await other.owners()] == [other.store.owner]

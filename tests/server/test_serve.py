@@ -86,9 +86,7 @@ def test_an_approval_that_waits_survives_kill_9_and_the_same_cookie_decides_it_a
                 first.end(signal.SIGKILL)
         with process(tmp_path, port=first.port) as second:
             assert second.token == first.token
-            began = time.monotonic()
             [same] = http.get(f"{base}/api/pending").json()["pending"]
-            assert time.monotonic() - began < 1
             assert same == entry
             decision = {"decision": {"type": "approve", "digest": entry["digest"]}}
             path = f"{base}{C}/calls/{entry['call']}/resolve"

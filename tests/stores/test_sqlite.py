@@ -422,13 +422,13 @@ class TestSQLiteStore(StoreContract):
                 version += 1
 
         writing = [asyncio.ensure_future(write(n)) for n in range(10)]
-        waiting = asyncio.ensure_future(one.foreign(5.0))
+        waiting = asyncio.ensure_future(one.foreign(60.0))
         await asyncio.sleep(0.1)
         assert not waiting.done()
         await two.append(step("d", 0))
         committed = loop.time()
         assert await waiting
-        assert loop.time() - committed < 0.2
+        assert loop.time() - committed < 5
         stop.set()
         await asyncio.gather(*writing)
 
