@@ -617,6 +617,7 @@ def test_a_batch_shows_every_row_and_decides_them_together(visit, stage: Stage):
     dialog.locator(".content").evaluate("box => box.scrollTo(0, box.scrollHeight)")
     dialog.get_by_role("button", name="Approve 3").click()
     expect(page.locator(".row")).to_have_count(0)
+    expect(page.get_by_role("status").filter(has_text="3 approved.")).to_be_visible()
     assert all(stage.ask("GET", f"pending?conversation={name}")["pending"] == [] for name in names)
 
 

@@ -14,7 +14,7 @@ import "./question.js";
 const KEYS = [["j / k", "down / up"], ["x", "select for a batch"], ["Enter", "open or close"], ["a", "open, then approve; with a selection: the batch"], ["e", "edit"], ["d", "deny"], ["/", "filter"], ["Esc", "back"], ["?", "this help"]];
 
 class InboxView extends Element {
-  static properties = { client: {}, titles: {}, filter: { state: true }, kind: { state: true }, at: { state: true }, open: { state: true }, chosen: { state: true }, batch: { state: true }, help: { state: true }, gone: { state: true }, refused: { state: true }, seen: { state: true }, armed: { state: true }, results: { state: true }, reason: { state: true } };
+  static properties = { client: {}, titles: {}, filter: { state: true }, kind: { state: true }, at: { state: true }, open: { state: true }, chosen: { state: true }, batch: { state: true }, help: { state: true }, gone: { state: true }, refused: { state: true }, seen: { state: true }, armed: { state: true }, results: { state: true }, done: { state: true }, reason: { state: true } };
 
   constructor() {
     super();
@@ -124,6 +124,7 @@ class InboxView extends Element {
 
   async #show(entry, mode = "") {
     if (entry) this.at = keyOf(entry);
+    this.done = null;
     Object.assign(this, { open: entry && keyOf(entry), shownOpen: entry, gone: "" });
     this.#changed();
     await this.updateComplete;
@@ -153,7 +154,7 @@ class InboxView extends Element {
 
   #batch() {
     this.batch = this.client.inbox.pending.filter((entry) => this.chosen.has(keyOf(entry))); // also what the filter hides
-    this.results = this.refused = null;
+    this.results = this.refused = this.done = null;
     this.seen = this.armed = false;
     setTimeout(() => (this.armed = true), GUARD);
     this.updateComplete.then(() => this.querySelector("dialog.batch")?.focus());
@@ -176,7 +177,7 @@ class InboxView extends Element {
       const results = await this.client.resolveAll(decisions);
       if (results.every(({ problem }) => problem?.status === 503)) throw new Problem(results[0].problem);
       this.results = new Map(results.map((result) => [keyOf(result), result]));
-      if (this.results.size && [...this.results.values()].every((result) => !result.problem)) Object.assign(this, { batch: null, chosen: new Set() });
+      if (this.results.size && [...this.results.values()].every((result) => !result.problem)) Object.assign(this, { batch: null, chosen: new Set(), done: `${decisions.length} ${decisions[0].decision.type === "deny" ? "denied" : "approved"}.` });
     } catch (problem) {
       Object.assign(this, { refused: problem, armed: true });
     }
@@ -190,6 +191,7 @@ class InboxView extends Element {
         <label><span class="sr">Kind</span><select @change=${(event) => (this.kind = event.target.value)}><option value="">Everything</option><option value="approval">Approvals</option><option value="elicitation">Questions</option><option value="manual">By hand</option><option value="client_exec">Browser</option></select></label>
         ${this.chosen.size ? html`<button type="button" class="primary" @click=${this.#batch}>Review ${this.chosen.size} selected</button>` : nothing}
         <button type="button" class="quiet help-button" aria-label="Keyboard help" @click=${() => (this.help = true)}>?</button></div>
+      <p role="status" class=${this.done ? "notice good" : "sr"}>${this.done}</p>
       ${rows.length ? html`<ul class="rows">${repeat(rows, keyOf, (entry) => this.#row(entry))}</ul>`
         : this.client.inbox.pending.length ? html`<div class="empty"><h2>Nothing matches</h2><p>The filter hides what waits.</p></div>`
         : html`<div class="empty"><h2>${this.client.inbox.ready ? "Nothing waits" : "Opening…"}</h2><p>When a call needs somebody, it shows up here by itself.</p></div>`}
