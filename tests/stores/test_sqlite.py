@@ -153,10 +153,11 @@ class TestSQLiteStore(StoreContract):
         questions = {
             **{
                 sql: (None,) * sql.count("?")
-                for rows in (1, 64)
+                for rows in (2, 64)
                 for one in (appending.HEAD, appending.ADVANCE, appending.TURN, appending.CLOSE, appending.CLOSE_LEASE)
                 for sql in (appending.for_rows(one, rows),)
             },
+            **{sql: (None,) * max(sql.count("?"), 1) for sql in appending.ALONE.values()},
             statements.ROW: ("c",),
             statements.TAIL: (1, 2),
             statements.READ: ("c", 0, 9, 1),

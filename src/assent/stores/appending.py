@@ -47,6 +47,16 @@ SNAPSHOT = """INSERT INTO snapshots (conversation, seq, body) VALUES (?, ?, ?)
               ON CONFLICT (conversation) DO UPDATE SET seq = excluded.seq, body = excluded.body"""
 LET_GO = "UPDATE conversations SET owner = NULL WHERE id IN (VALUES (?)) AND owner IS NOT NULL"
 
+ALONE = {
+    HEAD: "SELECT name, id, seq, hex(hash), epoch, agent, owes FROM conversations WHERE name = ?",
+    ADVANCE: "UPDATE conversations SET seq = ?2, hash = ?3, status = ?4, updated = ?5 WHERE id = ?1",
+    TURN: """UPDATE conversations SET seq = ?2, hash = ?3, status = ?4, updated = ?5, agent = ?6, owes = ?7
+             WHERE id = ?1""",
+    CLOSE: "DELETE FROM pending WHERE conversation = ? AND call = ?",
+    CLOSE_LEASE: "DELETE FROM call_leases WHERE conversation = ? AND call = ?",
+    LET_GO: "UPDATE conversations SET owner = NULL WHERE id = ? AND owner IS NOT NULL",
+}
+"""The same for one row: SQLite takes twice as long for a list of one."""
 MOST = 64
 """Rows that one statement takes: what is prepared grows with them."""
 _VALUES = re.compile(r"VALUES (\([^)]*\))")
@@ -91,8 +101,7 @@ def append(db: Connection, group: Sequence[Wanted]) -> list[AssentError | None]:
 
 def _append(db: Connection, group: Sequence[Wanted]) -> list[AssentError | None]:
     """They are of different conversations."""
-    asked = [(wanted.step.conversation,) for wanted in group]
-    heads = {head.name: head for found in _many(db, HEAD, asked) for head in _heads.decode(found)}
+    heads = {head.name: head for head in _where(db, [(wanted.step.conversation,) for wanted in group])}
     outcomes = [_refusal(step, heads.get(step.conversation, _NONE)) for step, _ in group]
     created: list[Any] = []
     advanced: list[Any] = []
@@ -135,17 +144,31 @@ def _append(db: Connection, group: Sequence[Wanted]) -> list[AssentError | None]
             pictures.append((key, seq, step.snapshot))
         if step.release:
             released.append((key,))
-    _many(db, CREATE, created)
-    _many(db, ADVANCE, advanced)
-    _many(db, TURN, turned)
-    _many(db, EVENT, events)
-    _many(db, CLOSE, closed)
-    _many(db, CLOSE_LEASE, leases)
-    _many(db, OPEN, opened)
-    _many(db, ARTIFACT, artifacts)
-    _many(db, SNAPSHOT, pictures)
-    _many(db, LET_GO, released)
+    for sql, rows in (
+        (CREATE, created),
+        (ADVANCE, advanced),
+        (TURN, turned),
+        (EVENT, events),
+        (CLOSE, closed),
+        (CLOSE_LEASE, leases),
+        (OPEN, opened),
+        (ARTIFACT, artifacts),
+        (SNAPSHOT, pictures),
+        (LET_GO, released),
+    ):
+        if len(rows) == 1:
+            db.execute(ALONE.get(sql, sql), rows[0])
+        elif rows:
+            _many(db, sql, rows)
     return outcomes
+
+
+def _where(db: Connection, names: list[tuple[str]]) -> list[_Head]:
+    """Where those logs end that there are."""
+    if len(names) == 1:
+        found = db.execute(ALONE[HEAD], names[0]).get
+        return [_Head(*found)] if found else []
+    return [head for found in _many(db, HEAD, names) for head in _heads.decode(found)]
 
 
 def _refusal(step: Append, head: _Head) -> AssentError | None:

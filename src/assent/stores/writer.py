@@ -62,7 +62,7 @@ class Writer:
         self._next: list[Job] = []
         """They go to the thread together."""
         self._alone = True
-        """So went the last one: then the next is not made to wait either."""
+        """The last group was of one: then nobody is waited for."""
         self._stopping = self._dead = False
         self._thread = threading.Thread(target=self._serve, name="assent-writer", daemon=True)
         self._started: Job | None = None
@@ -89,8 +89,10 @@ class Writer:
     def _done(self, job: Job) -> asyncio.Future[Any]:
         loop = job.future.get_loop()
         if not self._next or loop is not self._next[-1].future.get_loop():  # that one may have been closed
-            self._hand_over(loop, 1 if self._alone else TURNS)
-        self._next.append(job)
+            self._next.append(job)
+            self._hand_over(loop, 0 if self._alone else TURNS)
+        else:
+            self._next.append(job)
         return job.future
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop, turns: int) -> None:
@@ -98,18 +100,14 @@ class Writer:
         if turns:
             loop.call_soon(self._hand_over, loop, turns - 1)
         else:
-            self._alone = len(self._next) == 1
-            self._send()
-
-    def _send(self) -> None:
-        jobs, self._next = self._next, []
-        self._jobs.put(jobs)
+            jobs, self._next = self._next, []
+            self._jobs.put(jobs)
 
     async def stop(self) -> None:
         """Finish what is queued, close the connection, end the thread."""
         self._ended = ended = Work(lambda db: None)
         self._stopping = True
-        self._send()
+        self._hand_over(ended.future.get_loop(), 0)
         await ended.future
         self._thread.join()
 
@@ -182,6 +180,7 @@ class Writer:
         if self._dead:
             return
         if group:
+            self._alone = len(group) == 1
             try:
                 self._commit(group)
             except Exception as fault:  # ours: the thread must outlive it, or everyone waits for ever
