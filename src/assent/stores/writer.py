@@ -33,6 +33,8 @@ from assent.stores.jobs import Appending, Job, Landed, Work, reply
 TURNS = 2
 """Of the event loop, before what is to be written goes to the thread, where several write at a time: who comes
 meanwhile goes along."""
+ALONE = 8
+"""After so many groups of one, nobody is waited for."""
 GROUP = 512
 """Once there are so many jobs in a transaction it takes no more, so that the first does not wait for the last."""
 
@@ -61,8 +63,8 @@ class Writer:
         self._watches: list[Any] = []  # the loops that want to hear of foreign commits, one entry each
         self._next: list[Job] = []
         """They go to the thread together."""
-        self._alone = True
-        """The last group was of one: then nobody is waited for."""
+        self._alone = ALONE
+        """So many groups in a row were of one."""
         self._stopping = self._dead = False
         self._thread = threading.Thread(target=self._serve, name="assent-writer", daemon=True)
         self._started: Job | None = None
@@ -90,7 +92,7 @@ class Writer:
         loop = job.future.get_loop()
         if not self._next or loop is not self._next[-1].future.get_loop():  # that one may have been closed
             self._next.append(job)
-            self._hand_over(loop, 0 if self._alone else TURNS)
+            self._hand_over(loop, TURNS if self._alone < ALONE else 0)
         else:
             self._next.append(job)
         return job.future
@@ -180,7 +182,7 @@ class Writer:
         if self._dead:
             return
         if group:
-            self._alone = len(group) == 1
+            self._alone = self._alone + 1 if len(group) == 1 else 0
             try:
                 self._commit(group)
             except Exception as fault:  # ours: the thread must outlive it, or everyone waits for ever
