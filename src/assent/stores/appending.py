@@ -46,7 +46,7 @@ ARTIFACT = "INSERT INTO artifacts (sha256, body) VALUES (?, ?) ON CONFLICT (sha2
 SNAPSHOT = """INSERT INTO snapshots (conversation, seq, body) VALUES (?, ?, ?)
               ON CONFLICT (conversation) DO UPDATE SET seq = excluded.seq, body = excluded.body"""
 LET_GO = "UPDATE conversations SET owner = NULL WHERE id IN (VALUES (?)) AND owner IS NOT NULL"
-
+IN_ORDER = (CREATE, ADVANCE, TURN, EVENT, CLOSE, CLOSE_LEASE, OPEN, ARTIFACT, SNAPSHOT, LET_GO)
 ALONE = {
     HEAD: "SELECT name, id, seq, hex(hash), epoch, agent, owes FROM conversations WHERE name = ?",
     ADVANCE: "UPDATE conversations SET seq = ?2, hash = ?3, status = ?4, updated = ?5 WHERE id = ?1",
@@ -103,18 +103,9 @@ def _append(db: Connection, group: Sequence[Wanted]) -> list[AssentError | None]
     """They are of different conversations."""
     heads = {head.name: head for head in _where(db, [(wanted.step.conversation,) for wanted in group])}
     outcomes = [_refusal(step, heads.get(step.conversation, _NONE)) for step, _ in group]
-    created: list[Any] = []
-    advanced: list[Any] = []
-    turned: list[Any] = []
-    events: list[Any] = []
-    closed: list[Any] = []
-    leases: list[Any] = []
-    opened: list[Any] = []
-    artifacts: list[Any] = []
-    pictures: list[Any] = []
-    released: list[Any] = []
+    rows: dict[str, list[Any]] = {sql: [] for sql in IN_ORDER}
     last: int = db.execute(LAST).get if len(heads) < len(group) else 0
-    for (step, stored), refusal in zip(group, outcomes, strict=True):
+    for (step, artifacts), refusal in zip(group, outcomes, strict=True):
         if refusal is not None:
             continue
         name, seq = step.conversation, step.expected
@@ -126,40 +117,29 @@ def _append(db: Connection, group: Sequence[Wanted]) -> list[AssentError | None]
         place = key * SPAN + seq
         for body, hash_ in zip(step.events, hashes, strict=True):
             seq, place = seq + 1, place + 1
-            events.append((place, hash_, packed(body)))
+            rows[EVENT].append((place, hash_, packed(body)))
         moved = (key, seq, hash_, step.status, step.at)
         if head is _NONE:
-            created.append((*moved, step.agent, int(step.owes), name))
+            rows[CREATE].append((*moved, step.agent, int(step.owes), name))
         elif head.agent == step.agent and head.owes == step.owes:
-            advanced.append(moved)
+            rows[ADVANCE].append(moved)
         else:
-            turned.append((*moved, step.agent, int(step.owes)))
+            rows[TURN].append((*moved, step.agent, int(step.owes)))
         for call in step.closed:
-            closed.append((key, call))
-            leases.append((name, call))
+            rows[CLOSE].append((key, call))
+            rows[CLOSE_LEASE].append((name, call))
         for entry in step.opened:
-            opened.append((key, entry.call, entry.due, entry.deadline, packed(entry.body)))
-        artifacts += stored
+            rows[OPEN].append((key, entry.call, entry.due, entry.deadline, packed(entry.body)))
+        rows[ARTIFACT] += artifacts
         if step.snapshot is not None:
-            pictures.append((key, seq, step.snapshot))
+            rows[SNAPSHOT].append((key, seq, step.snapshot))
         if step.release:
-            released.append((key,))
-    for sql, rows in (
-        (CREATE, created),
-        (ADVANCE, advanced),
-        (TURN, turned),
-        (EVENT, events),
-        (CLOSE, closed),
-        (CLOSE_LEASE, leases),
-        (OPEN, opened),
-        (ARTIFACT, artifacts),
-        (SNAPSHOT, pictures),
-        (LET_GO, released),
-    ):
-        if len(rows) == 1:
-            db.execute(ALONE.get(sql, sql), rows[0])
-        elif rows:
-            _many(db, sql, rows)
+            rows[LET_GO].append((key,))
+    for sql, some in rows.items():
+        if len(some) == 1:
+            db.execute(ALONE.get(sql, sql), some[0])
+        elif some:
+            _many(db, sql, some)
     return outcomes
 
 
@@ -178,7 +158,9 @@ def _refusal(step: Append, head: _Head) -> AssentError | None:
         return Fenced(step.conversation, epoch=step.epoch, actual=head.epoch)
     end = head.seq + len(step.events)
     if end >= SPAN:
-        return StoreError(f"conversation {head.name!r} would have {end} events; a store holds {SPAN - 1} of each")
+        return StoreError(
+            f"conversation {step.conversation!r} would have {end} events; a store holds {SPAN - 1} of each"
+        )
     return None
 
 
