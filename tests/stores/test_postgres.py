@@ -10,6 +10,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import asyncpg
 import pg
 import pytest
 
@@ -75,6 +76,72 @@ class TestPostgresStore(StoreContract):
         assert "choose another name" in outcomes[1].message
         assert "choose another name" in outcomes[3].message
         assert [row.conversation for row in await store.rows()] == ["a", "b", "c"]
+
+    @on_a_loop
+    async def test_each_of_a_group_is_written_with_its_own_values(self):
+        store = await self.store()
+        names = [f"c{n}" for n in range(60)]
+        await asyncio.gather(*(store.append(step(name, 0)) for name in names))
+        epochs = [await store.claim(name) for name in names]
+        asked = []
+        for n, (name, epoch) in enumerate(zip(names, epochs, strict=True)):
+            own = {"epoch": epoch, "release": n % 4 == 1} if n % 2 else {}
+            long = b"of %d, which is so long that it is packed" % n * 20
+            asked.append(
+                step(name, 1, *(b"one", b"", long)[: n % 3 + 1], status=f"s{n % 5}", agent=f"a{n % 7}",
+                     owes=n % 3 == 0, at=n + 0.1, **own)
+            )  # fmt: skip
+        before = store.commits
+        await asyncio.gather(*map(store.append, asked), store.append(step("new", 0, status="s1")))
+        assert store.commits - before <= 2
+        for each in asked:
+            row, events = await the_row(store, each.conversation), await store.read(each.conversation)
+            assert events == [b"event 1", *each.events]
+            assert await store.hashes(each.conversation) == chain(GENESIS, events)
+            assert row.hash == chain(GENESIS, events)[-1]
+            assert (row.seq, row.status, row.agent) == (len(events), each.status, each.agent)
+            assert (row.owes, row.updated) == (each.owes, each.at)
+            assert row.owner == (None if each.release else store.owner)
+        assert (await the_row(store, "new")).status == "s1"
+
+    @on_a_loop
+    async def test_an_append_that_waited_for_a_row_is_compared_with_what_was_left_there(self):
+        store = await self.store()
+
+        async def waited(name, change, others):
+            names = [name, *(f"{name}-{n}" for n in range(others))]
+            await asyncio.gather(*(store.append(step(each, 0)) for each in names))
+            db = await asyncpg.connect(pg.server().url(), server_settings={"search_path": pg.schema_of(self.url)})
+            async with db.transaction():
+                await db.execute(f"UPDATE conversations SET {change} WHERE name = $1", name)
+                group = [step(each, 1, b"mine", status="busy") for each in names]
+                waiting = asyncio.gather(*map(store.append, group), return_exceptions=True)
+                while not await self.ask("SELECT FROM pg_locks WHERE NOT granted"):
+                    await asyncio.sleep(0.002)
+            await db.close()
+            first, *rest = await waiting
+            assert rest == [None] * others
+            return first, await the_row(store, name)
+
+        for others in (0, 3):
+            refusal, row = await waited(f"same{others}", "agent = 'left'", others)
+            assert refusal is None
+            assert (row.seq, row.status, row.hash) == (2, "busy", chain(GENESIS, [b"event 1", b"mine"])[-1])
+            refusal, row = await waited(f"moved{others}", "seq = 7", others)
+            assert isinstance(refusal, Conflict)
+            assert (row.seq, row.status) == (7, "idle")
+
+    @on_a_loop
+    async def test_a_damaged_hash_keeps_nobody_else_from_being_written(self):
+        store = await self.store()
+        names = [f"c{n}" for n in range(5)]
+        await asyncio.gather(*(store.append(step(name, 0)) for name in names))
+        await self.ask("UPDATE conversations SET hash = 'short' WHERE name = 'c2'")
+        assert (await the_row(store, "c2")).hash == b"short"
+        await asyncio.gather(*(store.append(step(name, 1)) for name in names))
+        hashes = {row.conversation: row.hash for row in await store.rows()}
+        assert hashes.pop("c2") == chain(b"short", [b"event 2"])[-1]
+        assert set(hashes.values()) == {chain(GENESIS, [b"event 1", b"event 2"])[-1]}
 
     @on_a_loop
     async def test_an_artifact_that_two_appends_share_is_stored_if_one_of_them_is(self):

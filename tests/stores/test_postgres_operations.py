@@ -7,6 +7,7 @@ import time
 from contextlib import asynccontextmanager, contextmanager
 
 import asyncpg
+import msgspec
 import pg
 import pytest
 from pgproxy import Proxy
@@ -14,6 +15,7 @@ from test_postgres_faults import opened
 
 from assent.errors import Conflict, StoreError
 from assent.stores.postgres import PostgresStore, appending, driver, keeper, reader, statements, writer
+from assent.stores.postgres.address import parse
 from assent.stores.postgres.store import LOOK_SECONDS
 from assent.testing.store_contract import entry, step, the_lease
 
@@ -119,7 +121,7 @@ async def test_an_append_that_could_go_again_for_ever_gives_up_like_any_other(ur
 
         async def changed(link, jobs, outcomes):  # between reading and writing somebody else is always quicker
             await judge(link, jobs, outcomes)
-            store._heads.set("ada", store._heads.get("ada")._replace(hash=others["hash"][::-1]))
+            store._heads.set("ada", msgspec.structs.replace(store._heads.get("ada"), hash=others["hash"][::-1]))
 
         store._appending._judge = changed
         with pytest.raises(StoreError) as failure:
@@ -210,6 +212,16 @@ async def test_after_a_large_append_the_server_is_as_strict_as_before(url):
         (hand,) = [hand for hand in store._writer._hands if hand._link._grace]
         limit = await hand._link.fetch("SHOW statement_timeout")
         assert limit == [(f"{driver.milliseconds(store.address.patience)}ms",)]
+
+
+@story
+async def test_a_connection_that_falls_silent_after_a_large_statement_is_given_up_as_soon_as_any_other(url):
+    link = await driver.connect(parse(url), patience=0.3)
+    await link.fetch("SELECT pg_sleep(0.5)", weight=100 << 20)  # for which there were minutes
+    await link.fetch("SELECT 1")
+    with pg.server().frozen(), pytest.raises(driver.Lost):
+        await link.fetch("SELECT 1")
+    assert link.closed
 
 
 @story

@@ -9,7 +9,7 @@ is judged by itself, and per conversation the order is that in which its row was
 The other parts see the database as it was when the statement began. That is enough: who expects seq n has read n, or
 was told of it, after its commit; so all that belongs to n was there before the statement was sent.
 
-Rows are locked in the order of names (the arrays are sorted, and the plan is a loop over them: see ``PLAN``), here as
+Rows are locked in the order of names (what is sent is sorted, and the plan is a loop over it: see ``PLAN``), here as
 in ``leasing``, so that two groups never wait for each other.
 
 The hash of what is appended needs the hash before it: ``Heads`` remembers those of conversations that were lately
@@ -18,6 +18,7 @@ written or read. It may be behind; the statement compares the hash, too.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cache
@@ -49,7 +50,7 @@ BLOCK = 256
 """Ids that one step of the sequence ``blocks`` is good for."""
 
 
-class Head(NamedTuple):
+class Head(msgspec.Struct, frozen=True, gc=False):
     id: int
     seq: int
     hash: bytes
@@ -80,91 +81,89 @@ class Heads:
         self._known.pop(name, None)
 
 
-# ``IS TRUE`` keeps the planner from making a join of it: each of these is a look into a small hash table.
-_DONE = "(x.id IN (SELECT id FROM done)) IS TRUE"
-
 MOVED = """
-WITH item AS MATERIALIZED (
-    SELECT * FROM json_to_recordset($1::text::json)
-        AS i (id bigint, name text, expected int, before bytea, seq int, hash bytea, status text, agent text,
-              owes boolean, updated float8, epoch int, release boolean)
-), moved AS (
+WITH moved AS (
     UPDATE conversations c
     SET seq = i.seq, hash = i.hash, status = i.status, agent = i.agent, owes = i.owes, updated = i.updated,
         owner = CASE WHEN i.release THEN NULL ELSE c.owner END
-    FROM item i
+    FROM ("""
+
+_COMPARED = """
+    ) AS i (id, expected, seq, epoch, before, hash, updated, status, agent, owes, release, guest)
     WHERE c.id = i.id AND c.seq = i.expected AND c.hash = i.before
-      AND (i.epoch IS NULL OR (c.epoch = i.epoch AND (c.owner IS NULL OR c.owner = $2)))
+      AND (i.guest OR (c.epoch = i.epoch AND (c.owner IS NULL OR c.owner = $1)))
     RETURNING c.id
 )"""
 
-_MADE = """, made AS (
+# A ``$`` is the next value's. One alone needs no loop, and takes the server a tenth less.
+_ONE = """
+        SELECT $::bigint, $::int, $::int, $::int, $::bytea, $::bytea, $::float8,
+               $::text, $::text, $::boolean, $::boolean, $::boolean"""
+
+# Numbers come as one text, bytes as one value: the driver takes long for the elements of arrays. What many have in
+# common is sent once, and each says which it has. The first ``OFFSET 0`` has the text read once; the second keeps it
+# out of what is remembered of each row, in case that has to be compared again.
+_MANY = """
+        SELECT a[5*n-4], a[5*n-3]::int, a[5*n-2]::int, a[5*n-1]::int, substr(b, 64*n-63, 32), substr(b, 64*n-31, 32),
+               t[n], ($::text[])[a[5*n]], ($::text[])[a[5*n]],
+               ($::boolean[])[a[5*n]], ($::boolean[])[a[5*n]], ($::boolean[])[a[5*n]]
+        FROM (SELECT $::text::bigint[] AS a, $::bytea AS b, $::float8[] AS t OFFSET 0) g,
+             LATERAL generate_series(1, cardinality(a) / 5) AS n OFFSET 0"""
+
+# ``IS TRUE`` keeps the planner from making a join of it: each of these is a look into a small hash table.
+_DONE = "(x.id IN (SELECT id FROM done)) IS TRUE"
+
+_MADE = """
     INSERT INTO conversations (id, name, seq, hash, status, agent, owes, updated, epoch)
-    SELECT id, name, seq, hash, status, agent, owes, updated, 0 FROM item
-    WHERE expected = 0 ORDER BY name COLLATE "C"
+    SELECT x.*, 0
+    FROM unnest($::bigint[], $::text[], $::int[], $::bytea[], $::text[], $::text[], $::boolean[], $::float8[])
+        AS x (id, name, seq, hash, status, agent, owes, updated)
+    ORDER BY name COLLATE "C"
     ON CONFLICT (name) DO NOTHING
-    RETURNING id
-)"""
-
-
-class _Part(NamedTuple):
-    """What else an append may do."""
-
-    types: tuple[str, ...]
-    """Of the columns that it is given."""
-    sql: str
-    """With ``rows`` for what it is given."""
-
+    RETURNING id"""
 
 _PARTS = {
-    "logged": _Part(
-        ("bigint", "int", "bytea", "bytea"),
-        f"""INSERT INTO events (conversation, seq, hash, body)
-            SELECT * FROM rows AS x (id, seq, hash, body) WHERE {_DONE}""",
-    ),
-    "closed": _Part(
-        ("bigint", "text"),
-        f"""DELETE FROM pending p USING rows AS x (id, call)
-            WHERE p.conversation = x.id AND p.call = x.call AND {_DONE}""",
-    ),
-    "ended": _Part(
-        ("bigint", "text", "text"),
-        f"""DELETE FROM call_leases l USING rows AS x (id, name, call)
-            WHERE l.conversation = x.name AND l.call = x.call AND {_DONE}""",
-    ),
-    "opened": _Part(
-        ("bigint", "text", "float8", "float8", "bytea"),
-        f"""INSERT INTO pending (conversation, call, due, deadline, body)
-            SELECT * FROM rows AS x (id, call, due, deadline, body) WHERE {_DONE}
-            ON CONFLICT (conversation, call)
-            DO UPDATE SET due = excluded.due, deadline = excluded.deadline, body = excluded.body""",
-    ),
-    "pictured": _Part(
-        ("bigint", "int", "bytea"),
-        f"""INSERT INTO snapshots (conversation, seq, body)
-            SELECT * FROM rows AS x (id, seq, body) WHERE {_DONE}
-            ON CONFLICT (conversation) DO UPDATE SET seq = excluded.seq, body = excluded.body""",
-    ),
-    "stored": _Part(
-        ("bigint", "bytea", "bytea"),
-        f"""INSERT INTO artifacts (sha256, body)
-            SELECT sha256, body FROM rows AS x (id, sha256, body) WHERE {_DONE} ORDER BY sha256
-            ON CONFLICT (sha256) DO NOTHING""",
-    ),
+    "logged": f"""
+    INSERT INTO events (conversation, seq, hash, body)
+    SELECT * FROM (
+        SELECT a[4*n-3], a[4*n-2]::int, substr(b, a[4*n-1]::int, 32), substr(b, a[4*n-1]::int + 32, a[4*n]::int)
+        FROM (SELECT $::text::bigint[] AS a, $::bytea AS b OFFSET 0) g,
+             LATERAL generate_series(1, cardinality(a) / 4) AS n
+    ) AS x (id, seq, hash, body) WHERE {_DONE}""",
+    "closed": f"""
+    DELETE FROM pending p USING unnest($::bigint[], $::text[]) AS x (id, call)
+    WHERE p.conversation = x.id AND p.call = x.call AND {_DONE}""",
+    "ended": f"""
+    DELETE FROM call_leases l USING unnest($::bigint[], $::text[], $::text[]) AS x (id, name, call)
+    WHERE l.conversation = x.name AND l.call = x.call AND {_DONE}""",
+    "opened": f"""
+    INSERT INTO pending (conversation, call, due, deadline, body)
+    SELECT * FROM unnest($::bigint[], $::text[], $::float8[], $::float8[], $::bytea[])
+        AS x (id, call, due, deadline, body) WHERE {_DONE}
+    ON CONFLICT (conversation, call)
+    DO UPDATE SET due = excluded.due, deadline = excluded.deadline, body = excluded.body""",
+    "pictured": f"""
+    INSERT INTO snapshots (conversation, seq, body)
+    SELECT * FROM unnest($::bigint[], $::int[], $::bytea[]) AS x (id, seq, body) WHERE {_DONE}
+    ON CONFLICT (conversation) DO UPDATE SET seq = excluded.seq, body = excluded.body""",
+    "stored": f"""
+    INSERT INTO artifacts (sha256, body)
+    SELECT sha256, body FROM unnest($::bigint[], $::bytea[], $::bytea[]) AS x (id, sha256, body)
+    WHERE {_DONE} ORDER BY sha256
+    ON CONFLICT (sha256) DO NOTHING""",
 }
+"""What else an append may do."""
 
 
 @cache
-def _statement(new: bool, names: tuple[str, ...]) -> str:
+def _statement(one: bool, new: bool, names: tuple[str, ...]) -> str:
     """With these parts and no others: each costs the server about 20 us, also where it is given nothing."""
-    numbers = count(3)
-    text = MOVED + (_MADE if new else "") + ", done AS MATERIALIZED (SELECT id FROM moved"
-    text += " UNION ALL SELECT id FROM made)" if new else ")"
-    for name in names:
-        part = _PARTS[name]
-        rows = "unnest(" + ", ".join(f"${next(numbers)}::{type_}[]" for type_ in part.types) + ")"
-        text += f", {name} AS ({part.sql.replace('rows', rows)})"
-    return f"{text} SELECT id FROM done"
+    numbers = count(2)
+    text = MOVED + (_ONE if one else _MANY) + _COMPARED
+    text += f", made AS ({_MADE})" if new else ""
+    text += ", done AS NOT MATERIALIZED (SELECT id FROM moved" + (" UNION ALL SELECT id FROM made)" if new else ")")
+    text += "".join(f", {name} AS ({_PARTS[name]})" for name in names)
+    return re.sub(r"\$(?!\d)", lambda _: f"${next(numbers)}", f"{text} SELECT array_agg(id) FROM done")
 
 
 ROWS = "SELECT name, id, seq, hash, epoch, owner FROM conversations WHERE name = ANY($1)"
@@ -179,33 +178,13 @@ LEFT JOIN events b ON b.conversation = c.id AND b.seq = i.before"""
 IDS = "SELECT nextval('blocks') FROM generate_series(1, $1)"
 
 
-class Wanted(NamedTuple):
+class Wanted(msgspec.Struct, frozen=True, gc=False):
     """What an append's job carries."""
 
     step: Append
     owner: str
     """Under which name it was asked for."""
     artifacts: list[tuple[bytes, bytes]]
-
-
-class _Item(msgspec.Struct, gc=False):
-    """One append's part of ``item``. As JSON, because the driver takes four times as long for twelve arrays."""
-
-    id: int
-    name: str
-    expected: int
-    before: str
-    seq: int
-    hash: str
-    status: str
-    agent: str
-    owes: bool
-    updated: float
-    epoch: int | None
-    release: bool
-
-
-_encoded = msgspec.json.Encoder().encode
 
 
 class _Row(NamedTuple):
@@ -246,12 +225,10 @@ class Appending:
         ready = await self._placed(link, jobs, outcomes)
         if ready:
             ready.sort(key=lambda placed: placed[0].conversation)
-            items, parts, ends = _values(ready)
-            columns = [column for rows in parts.values() for column in zip(*rows, strict=True)]
+            statement, values, ends = _composed(ready)
             weight = sum(job.weight for job, _ in ready)
-            statement = _statement(any(head.seq == 0 for _, head in ready), tuple(parts))
-            found = await link.fetch(statement, items, self._keeper.owner, *columns, weight=weight)
-            done = {key for (key,) in found}
+            ((found,),) = await link.fetch(statement, self._keeper.owner, *values, weight=weight)
+            done = set[int](found or ())
             refused: list[Job] = []
             for (job, head), end in zip(ready, ends, strict=True):
                 if head.id in done:
@@ -276,9 +253,9 @@ class Appending:
         late: list[Job] = []
         living = self._keeper.owner if self._keeper.alive else None
         for job in jobs:
-            step: Append = job.what.step
-            head = self._heads.get(job.conversation)
-            if step.epoch is not None and job.what.owner != living:
+            what: Wanted = job.what
+            step, head = what.step, self._heads.get(job.conversation)
+            if step.epoch is not None and what.owner != living:
                 outcomes[job] = _lapsed(step.conversation, step.epoch)
                 late.append(job)
             elif head is not None and head.seq == step.expected:
@@ -358,11 +335,16 @@ def refusal(step: Append, row: _Row, owner: str) -> AssentError | None:
     return None
 
 
-def _values(ready: Sequence[tuple[Job, Head]]) -> tuple[str, dict[str, list[Any]], list[Head]]:
-    """What the statement is given: its items, and the rows of each part that has some; and where each log ends if it
-    is done."""
-    items: list[_Item] = []
-    events: list[Any] = []
+def _composed(ready: Sequence[tuple[Job, Head]]) -> tuple[str, list[Any], list[Head]]:
+    """The statement, and what it is given after the owner; and where each log ends if it is done."""
+    numbers: list[int] = []
+    hashes: list[bytes] = []
+    times: list[float] = []
+    common: dict[tuple[str, str, bool, bool, bool], int] = {}
+    places: list[int] = []
+    written: list[bytes] = []
+    start = 1
+    made: list[Any] = []
     closed: list[Any] = []
     ended: list[Any] = []
     opened: list[Any] = []
@@ -373,11 +355,18 @@ def _values(ready: Sequence[tuple[Job, Head]]) -> tuple[str, dict[str, list[Any]
         step: Append = job.what.step
         name, key, seq, hash_ = step.conversation, head.id, head.seq, head.hash
         for next_, body in zip(chain(hash_, step.events), step.events, strict=True):
-            seq, hash_ = seq + 1, next_
-            events.append((key, seq, hash_, packed(body)))
+            seq, hash_, stored = seq + 1, next_, packed(body)
+            places += (key, seq, start, len(stored))
+            written += (hash_, stored)
+            start += len(hash_) + len(stored)
         ends.append(Head(key, seq, hash_))
-        place = (key, name, head.seq, "\\x" + head.hash.hex(), seq, "\\x" + hash_.hex())
-        items.append(_Item(*place, step.status, step.agent, step.owes, step.at, step.epoch, step.release))
+        if head.seq:
+            kind = (step.status, step.agent, step.owes, step.release, step.epoch is None)
+            numbers += (key, head.seq, seq, step.epoch or 0, common.setdefault(kind, len(common) + 1))
+            hashes += (head.hash, hash_)
+            times.append(step.at)
+        else:
+            made.append((key, name, seq, hash_, step.status, step.agent, step.owes, step.at))
         if step.closed or step.opened:
             entries = {entry.call: entry for entry in step.opened}
             calls = dict.fromkeys(step.closed)
@@ -388,12 +377,32 @@ def _values(ready: Sequence[tuple[Job, Head]]) -> tuple[str, dict[str, list[Any]
             pictures.append((key, seq, step.snapshot))
         if job.what.artifacts:
             artifacts += [(key, sha, body) for sha, body in job.what.artifacts]
-    parts = {
-        "logged": events,
-        "closed": closed,
-        "ended": ended,
-        "opened": opened,
-        "pictured": pictures,
-        "stored": artifacts,
-    }
-    return _encoded(items).decode(), {name: rows for name, rows in parts.items() if rows}, ends
+    values: list[Any]
+    if one := len(times) == 1:
+        values = [*numbers[:4], *hashes, *times, *next(iter(common))]
+    else:
+        columns = [[kind[n] for kind in common] for n in range(5)]
+        values = [*columns, _array(numbers), _joined(hashes), times]
+    values += zip(*made, strict=True)
+    parts = {"closed": closed, "ended": ended, "opened": opened, "pictured": pictures, "stored": artifacts}
+    given = {name: list(zip(*rows, strict=True)) for name, rows in parts.items() if rows}
+    if places:
+        given = {"logged": [_array(places), b"".join(written)], **given}
+    for columns in given.values():
+        values += columns
+    return _statement(one, bool(made), tuple(given)), values, ends
+
+
+def _joined(hashes: list[bytes]) -> bytes:
+    joined = b"".join(hashes)
+    if len(joined) != 32 * len(hashes):
+        raise ValueError("a hash that has not 32 bytes")  # then each goes by itself
+    return joined
+
+
+def _array(numbers: list[int]) -> str:
+    """As PostgreSQL reads it."""
+    return f"{{{_encoded(numbers)[1:-1].decode()}}}"
+
+
+_encoded = msgspec.json.Encoder().encode

@@ -9,15 +9,17 @@ reply arrives it is not silent, however long that takes; what is sent is given t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
-from typing import Any, Protocol, cast
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar, cast
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 from assent.stores.postgres.address import Address
 
+T = TypeVar("T")
 Records = list[Any]
+NEVER = float("inf")
 
 LONGEST_CONNECT = 10.0
 """Seconds."""
@@ -102,6 +104,8 @@ class Link:
         transport.set_protocol(cast(asyncio.BaseProtocol, self._ear))
         self._listening = False
         self._grace = 0.0  # what the server's limit has been raised by
+        self._until = NEVER  # by the loop's clock: when what was asked last must have been answered
+        self._alarm: asyncio.TimerHandle | None = None
 
     @property
     def closed(self) -> bool:
@@ -117,41 +121,44 @@ class Link:
         if grace != self._grace:
             await self.run(f"SET statement_timeout TO {milliseconds(self._patience + grace)}")
             self._grace = grace
-        async with self._patiently(grace):
-            return await self._db.fetch(sql, *values)
+        return await self._patiently(self._db.fetch(sql, *values), grace)
 
     async def run(self, script: str) -> None:
         """Statements without values, in one round trip."""
-        async with self._patiently():
-            await self._db.execute(script)
+        await self._patiently(self._db.execute(script))
 
     async def listen(self, channel: str, heard: Callable[[str], None], ended: Callable[[], None]) -> None:
         self._listening = True
         self._db.add_termination_listener(lambda _: ended())
-        async with self._patiently():
-            await self._db.add_listener(channel, lambda _db, _pid, _channel, payload: heard(payload))
+        await self._patiently(self._db.add_listener(channel, lambda _db, _pid, _channel, payload: heard(payload)))
 
-    @asynccontextmanager
-    async def _patiently(self, grace: float = 0.0) -> AsyncGenerator[None]:
-        alarm: asyncio.TimerHandle
-        until = self._loop.time() + self._patience + grace
-
-        def look() -> None:
-            nonlocal alarm
-            # What others say is no reply: it may go on while nothing of ours arrives there any more.
-            later = until if self._listening else max(until, self._ear.heard + self._patience)
-            if later > self._loop.time():
-                alarm = self._loop.call_at(later, look)
-            else:
-                self._db.terminate()
-
-        alarm = self._loop.call_at(until, look)
+    async def _patiently(self, asked: Awaitable[T], grace: float = 0.0) -> T:
+        self._until = self._loop.time() + self._patience + grace
+        if self._alarm is None or self._until < self._alarm.when():
+            self._watch(self._until)
         try:
-            yield
+            return await asked
         except Exception as fault:
             raise self._judged(fault) from fault
         finally:
-            alarm.cancel()
+            self._until = NEVER
+
+    def _watch(self, until: float) -> None:
+        """One alarm for all that is asked before it goes off: to set one for each statement takes longer."""
+        if self._alarm:
+            self._alarm.cancel()
+        self._alarm = self._loop.call_at(until, self._look)
+
+    def _look(self) -> None:
+        self._alarm = None
+        if self._until == NEVER or self.closed:
+            return
+        # What others say is no reply: it may go on while nothing of ours arrives there any more.
+        later = self._until if self._listening else max(self._until, self._ear.heard + self._patience)
+        if later > self._loop.time():
+            self._watch(later)
+        else:
+            self._db.terminate()
 
     def _judged(self, fault: Exception) -> Exception:
         if type(fault) is _pg.DataError:  # the driver's own: the server's are finer

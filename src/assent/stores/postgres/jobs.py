@@ -6,31 +6,30 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from assent.stores.postgres.driver import Link
 
 AGAIN: Any = object()
 """A job's outcome: nothing was written and nothing speaks against it any more; put it into the next group."""
 
 
-class Job:
+class Job(msgspec.Struct, eq=False):
     """One write that a caller waits for. At most one of a conversation is on its way at a time."""
 
-    __slots__ = ("company", "conversation", "doubt", "future", "kind", "stuck", "until", "weight", "what")
-
-    def __init__(self, kind: Kind, conversation: str, what: Any, until: float, future: asyncio.Future[Any]):
-        self.kind = kind
-        self.conversation = conversation
-        self.what = what
-        self.until = until
-        """By the loop's clock: when to give up a database that is away."""
-        self.doubt = False
-        """It was sent, and its caller has not been told: it may have been written."""
-        self.company: int | None = None
-        """In a group of how many it may go, once groups with it have failed: it may be the one to blame."""
-        self.stuck = False
-        """The server gave up a group with it: it may wait for a lock that somebody keeps."""
-        self.weight = kind.weight(what)
-        self.future = future
+    kind: Kind
+    conversation: str
+    what: Any
+    weight: int
+    until: float
+    """By the loop's clock: when to give up a database that is away."""
+    future: asyncio.Future[Any]
+    doubt: bool = False
+    """It was sent, and its caller has not been told: it may have been written."""
+    company: int | None = None
+    """In a group of how many it may go, once groups with it have failed: it may be the one to blame."""
+    stuck: bool = False
+    """The server gave up a group with it: it may wait for a lock that somebody keeps."""
 
     def settle(self, outcome: Any) -> None:
         if self.future.done():  # its caller was cancelled; what was written stays

@@ -114,8 +114,9 @@ class Keeper:
 
     def tell(self) -> None:
         """Something was committed that others may want to know."""
-        self._telling = True
-        self._stir.set()
+        if not self._telling:
+            self._telling = True
+            asyncio.get_running_loop().call_soon(self._stir.set)  # after those who waited for that commit
 
     def got(self, owner: str, epochs: Mapping[str, int]) -> Mapping[str, int]:
         """Leases that were acquired under this name: none of them counts if it has lapsed since."""

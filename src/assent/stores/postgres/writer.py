@@ -72,7 +72,8 @@ class Writer:
     def run(self, kind: Kind, conversation: str, what: Any) -> asyncio.Future[Any]:
         """Write it; done once that is durable."""
         loop = asyncio.get_running_loop()
-        job = Job(kind, conversation, what, loop.time() + self._address.endurance, loop.create_future())
+        until = loop.time() + self._address.endurance
+        job = Job(kind, conversation, what, kind.weight(what), until, loop.create_future())
         if refusal := kind.void(what):
             job.settle(refusal)
         else:
@@ -135,32 +136,33 @@ class Writer:
         if not self._busy and len(self._waiting) >= WORTH_SPLITTING:
             most = min(GROUP, -(-len(self._waiting) // WRITERS))  # the other one writes the other half meanwhile
         group: list[Job] = []
-        left: deque[Job] = deque()
+        left: list[Job] = []
         passed: set[str] = set()  # what is behind one of these must not overtake it
-        while self._waiting:
+        first: Job | None = None
+        while self._waiting and len(group) < most:
             job = self._waiting.popleft()
             name = job.conversation
-            fits = name not in self._busy and name not in passed and len(group) < most
-            if fits and group:
-                first = group[0]
+            if name in self._busy or name in passed:
+                fits = False
+            elif first is None:
+                if fits := not (job.stuck and self._sticking):
+                    first, most = job, min(most, job.company or most)
+            else:
                 fits = (
                     job.kind is first.kind
                     and job.company == first.company
                     and job.stuck == first.stuck
                     and job.weight <= room
                 )
-            elif fits and job.stuck:
-                fits = not self._sticking
             if fits:
                 group.append(job)
                 room -= job.weight
                 self._busy.add(name)
-                most = min(most, job.company or most)
             else:
                 left.append(job)
                 passed.add(name)
-        self._waiting = left
-        self._sticking = self._sticking or (bool(group) and group[0].stuck)
+        self._waiting.extendleft(reversed(left))
+        self._sticking = self._sticking or (first is not None and first.stuck)
         return group
 
     async def _commit(self, hand: _Hand, group: Sequence[Job]) -> None:
@@ -190,11 +192,14 @@ class Writer:
         else:
             self.commits += 1
             hand.rested()
+            again: list[Job] = []
             for job, outcome in zip(group, outcomes, strict=True):
-                if outcome is not AGAIN:
+                if outcome is AGAIN:
+                    again.append(job)
+                else:
                     job.settle(outcome)
-            again = [job for job, outcome in zip(group, outcomes, strict=True) if outcome is AGAIN]
-            self._again(again, Away("others change the same conversations all the time"))
+            if again:
+                self._again(again, Away("others change the same conversations all the time"))
 
     def _again(self, group: Collection[Job], fault: Exception, *, apart: bool = False) -> None:
         """Back into the queue, unless it has been there for too long, or makes no sense any more."""
