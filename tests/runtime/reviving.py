@@ -12,6 +12,7 @@ from harness import until
 
 from assent import Agent, Runtime
 from assent.core.draft import Draft
+from assent.core.effects import owed
 from assent.core.events import AssistantSaid, CallReturned, TurnEnded, TurnStarted
 from assent.core.state import State
 from assent.runtime.record import appended
@@ -96,7 +97,7 @@ async def rewrite(store, conversation, events):
     for event in events:
         draft = Draft(state, event.at)
         draft.take(event)
-        await store.append(appended(state, draft, epoch=None, release=False))
+        await store.append(appended(state, draft, owes=bool(owed(draft.state)), epoch=None, release=False))
         state = draft.state
     return state
 

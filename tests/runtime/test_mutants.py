@@ -355,7 +355,7 @@ def model_called_with_a_call_open():
                 return frozenset([effects.CallModel(turn.number, turn.step + 1)])
         return owed(now)
 
-    return [(module, "owed", impatient) for module in (effects, machine, replying, conversation, drafting)]
+    return [(module, "owed", impatient) for module in (effects, machine, replying, conversation)]
 
 
 @mutant("never comes to rest")

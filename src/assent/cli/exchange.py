@@ -272,7 +272,8 @@ def recorded(state: State, bodies: list[bytes], artifacts: Mapping[str, bytes], 
     draft = Draft(state, at)
     draft.bodies.extend(bodies)
     draft.artifacts.extend(artifacts.items())
-    return appended(State(conversation=state.conversation), draft, epoch=None, release=False)
+    owes = bool(owed(state))
+    return appended(State(conversation=state.conversation), draft, owes=owes, epoch=None, release=False)
 
 
 def _taken(conversation: str, seq: int) -> Conflict:

@@ -78,6 +78,7 @@ class Conversation:
         self.rendering = Rendering()
         self.tasks = Tasks(name, home.slots, self._nudge)
         self._inbox: list[Item] = []
+        self._owed: tuple[State, frozenset[Effect]] = (self.state, frozenset())
         self._loaded = False
         self._behind = False
         self._paused = False
@@ -169,6 +170,12 @@ class Conversation:
     async def history(self, agent: Agent) -> History:
         """What a model may be shown, up to the present state; read from the log once, then kept."""
         return await self._window.at(self.home.store, lambda: self.state, agent.context, summarised=self.state.summary)
+
+    def owed(self, state: State) -> frozenset[Effect]:
+        """What is owed in this state, which is asked for again and again while nothing happens."""
+        if state is not self._owed[0]:
+            self._owed = (state, owed(state))
+        return self._owed[1]
 
     def call(self, call_id: str) -> CallState | None:
         turn = self.state.turn
@@ -310,7 +317,8 @@ class Conversation:
                 break
             release = owner and not self._can_run(draft.state)
             try:
-                await self.home.store.append(appended(self.state, draft, epoch=epoch, release=release))
+                owes = bool(self.owed(draft.state))
+                await self.home.store.append(appended(self.state, draft, owes=owes, epoch=epoch, release=release))
             except Conflict:
                 give_back(self, held)
                 if not await self._catch_up():
@@ -421,8 +429,7 @@ class Conversation:
 
     def _can_run(self, state: State) -> bool:
         """Something is owed, and this process can do it: closing needs no agent."""
-        effects = owed(state)
-        if not effects:
+        if not self.owed(state):
             return False
         if state.turn is not None and state.turn.cancelling:
             return True
@@ -433,7 +440,7 @@ class Conversation:
 
     def _reconcile(self) -> None:
         """Cancel what runs and is not owed; start what is owed and does not run."""
-        effects = owed(self.state) if self.epoch is not None else frozenset[Effect]()
+        effects = self.owed(self.state) if self.epoch is not None else frozenset[Effect]()
         self.tasks.keep(effects)
         if not effects or self.home.closing:
             return

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from assent.core.draft import Draft
-from assent.core.effects import CallModel, CloseTurn, Effect, RunPreview, RunTool, StartTurn, owed
+from assent.core.effects import CallModel, CloseTurn, Effect, RunPreview, RunTool, StartTurn
 from assent.core.inputs import BeginTurn, Claim, Close, Input, ModelReplied
 from assent.core.machine import decide_into
 from assent.core.state import State
@@ -67,10 +67,10 @@ def _chase(conv: Conversation, draft: Draft) -> dict[str, str]:
     held: dict[str, str] = {}
     if conv.epoch is None or conv.home.closing:
         return held
-    effects = owed(draft.state)
+    effects = conv.owed(draft.state)
     while (move := _move(conv, draft.state, effects)) is not None:
         decide_into(draft, move, {})
-        effects = owed(draft.state)
+        effects = conv.owed(draft.state)
     _claim(conv, draft, effects, conv.epoch, held)
     return held
 

@@ -6,7 +6,6 @@ import msgspec
 
 from assent.core import codec
 from assent.core.draft import Draft
-from assent.core.effects import owed
 from assent.core.events import CallSuspended
 from assent.core.state import State, pending_of, status, suspended
 from assent.stores.base import Append, PendingRow
@@ -18,7 +17,7 @@ CLIENT_GRACE = 5.0
 _encoder = msgspec.json.Encoder()
 
 
-def appended(before: State, draft: Draft, *, epoch: int | None, release: bool) -> Append:
+def appended(before: State, draft: Draft, *, owes: bool, epoch: int | None, release: bool) -> Append:
     after = draft.state
     was, waits = _waiting(before), _waiting(after)
     turn = after.turn
@@ -30,7 +29,7 @@ def appended(before: State, draft: Draft, *, epoch: int | None, release: bool) -
         events=draft.bodies,
         status=status(after),
         agent=agent,
-        owes=bool(owed(after)),
+        owes=owes,
         at=draft.now,
         opened=[_row(after, event) for call, event in waits.items() if was.get(call) is not event],
         closed=[call for call, event in was.items() if waits.get(call) is not event],
