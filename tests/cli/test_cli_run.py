@@ -4,12 +4,14 @@ import asyncio
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import desk as agents
 import pytest
 from terminal import DESK, SRC, commands, environment, refused
 
-from assent import Approve, Runtime
+from assent import Agent, Approve, Runtime, ScriptedModel
+from assent.cli import running
 
 HELLO = SRC.parent / "examples"
 
@@ -185,3 +187,15 @@ def test_a_store_in_memory_is_not_waited_for(desk):
     told = desk("run", f"{DESK}:gated", "hi", "--store", "memory:", "--wait", "60")
     assert (told.code, "cannot see it" in told.out) == (75, True)
     assert commands(told.out, "approve") == []
+
+
+def test_that_a_tool_still_runs_is_said_only_where_one_does(monkeypatch, capsys):
+    monkeypatch.setattr(running, "LEAVING", 0)
+    job = SimpleNamespace(agent=Agent("plain", model=ScriptedModel(["hello"])), store="memory:")
+
+    async def leave():
+        async with running.run_agent(job, None) as rt:
+            await (await rt.send("c", "hi")).ended()
+
+    asyncio.run(leave())
+    assert capsys.readouterr().err == ""

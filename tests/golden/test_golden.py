@@ -148,7 +148,7 @@ def test_a_runtime_serves_it_without_the_agents_code(log: Path) -> None:
         for event in events:
             draft = Draft(state, event.at)
             draft.take(event)
-            await store.append(appended(state, draft, epoch=None, release=False))
+            await store.append(appended(state, draft, owes=bool(owed(draft.state)), epoch=None, release=False))
             state = draft.state
         await store.close()
         async with Runtime(store=store.sibling(), clock=ManualClock(events[-1].at)) as desk:

@@ -77,17 +77,18 @@ async def run_agent(job: Job, conversation: str | None) -> AsyncGenerator[Runtim
             try:
                 yield rt
             finally:
-                slow = asyncio.get_running_loop().call_later(LEAVING, _leaving)
+                slow = asyncio.get_running_loop().call_later(LEAVING, _leaving, rt)
     finally:
         if slow is not None:
             slow.cancel()
 
 
-def _leaving() -> None:
-    click.echo(
-        "a tool still runs: leaving when it is done, in 10 s at the latest; Ctrl-C leaves at once",
-        err=True,
-    )
+def _leaving(rt: Runtime) -> None:
+    if rt.home.begun():
+        click.echo(
+            "a tool still runs: leaving when it is done, in 10 s at the latest; Ctrl-C leaves at once",
+            err=True,
+        )
 
 
 async def state_of(rt: Runtime, name: str) -> State:
