@@ -16,7 +16,9 @@ from webdesk import TOKEN, desk, refunding, site, story
 
 from assent import Agent, Invalid, NotAllowed, Runtime, ScriptedModel, ToolCall, tool
 from assent.errors import StoreError
-from assent.server import Limits, app, routes, serving
+from assent.server import Limits, TokenAuth, app, routes, serving
+from assent.server.auth import Origins
+from assent.server.problems import HTTPProblem
 from assent.server.routes import ENDPOINTS
 from assent.server.sse import CHUNK
 
@@ -460,3 +462,32 @@ def test_the_two_ways_to_write_an_address_of_version_6_are_understood():
             assert answer.status_code == 401
 
     told()
+
+
+@story
+async def test_a_host_of_any_length_is_refused_and_not_remembered():
+    async with site(desk("x")) as s:
+        for n in range(3):
+            answer = await s.http.get("/api/me", headers={"host": f"{n}." + "x" * 20_000})
+            assert answer.status_code == 421
+    origins = Origins(["localhost"], [])
+    with pytest.raises(HTTPProblem):
+        origins.check("GET", {"host": "x" * 20_000})
+    assert origins._known.cache_info().currsize == 0
+
+
+@story
+async def test_headers_may_come_as_anything_that_can_be_gone_through_once():
+    said = []
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message):
+        said.append(message)
+
+    async with Runtime() as rt:
+        headers = iter([(b"host", b"localhost"), (b"authorization", f"Bearer {TOKEN}".encode())])
+        scope = {"type": "http", "method": "GET", "path": "/api/me", "query_string": b"", "headers": headers}
+        await app(rt, TokenAuth(TOKEN, "ada"))(scope, receive, send)
+    assert (said[0]["status"], b"ada" in said[1]["body"]) == (200, True)

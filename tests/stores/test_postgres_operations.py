@@ -159,6 +159,26 @@ async def test_others_go_on_while_two_rows_are_locked(url):
 
 
 @story
+async def test_however_many_rows_are_locked_others_wait_once_and_what_is_freed_goes_on(url):
+    async with opened(url) as store:
+        names = [f"c{n:02}" for n in range(40)]
+        await asyncio.gather(*(store.append(step(name, 0)) for name in names))
+        async with locked(url, *names[20:25]):
+            async with locked(url, *names[:20]):
+                started = time.monotonic()
+                tries = [asyncio.ensure_future(store.append(step(name, 1))) for name in names]
+                await asyncio.gather(*tries[25:])
+                assert time.monotonic() - started < 5 * store.address.patience
+                for seq in range(2, 8):
+                    await store.append(step("c30", seq))
+                assert not any(each.done() for each in tries[:25])
+            await asyncio.gather(*tries[:20])  # these are free now
+            tried = await asyncio.gather(*tries[20:25], return_exceptions=True)
+        assert all("another transaction" in failure.message for failure in tried)
+        assert [row.seq for row in await store.rows()] == [2] * 20 + [1] * 5 + [2] * 5 + [8] + [2] * 9
+
+
+@story
 async def test_a_store_opens_while_a_row_that_it_would_tidy_is_locked(url):
     async with opened(url) as store:
         await store.append(step("c", 0, owes=True))

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 
 import apsw
+import msgspec
 import pytest
 
 from assent.errors import KINDS, StoreDamaged, StoreError, StoreNewer
@@ -487,3 +488,87 @@ def test_every_error_of_sqlite_is_put_into_our_words():
     assert not shared(apsw.ConstraintError())
     assert explained(apsw.BusyError(), "f", writing=False).kind == "log_read_failed"
     assert "not known" in explained(apsw.IOError(), "f", writing=True, settled=False).message
+
+
+class FlakyFile(apsw.VFSFile):
+    failing = False
+
+    def __init__(self, *given):
+        super().__init__("unix", *given)
+
+    def xRead(self, amount, offset):
+        if self.failing:
+            raise apsw.IOError("once")
+        return super().xRead(amount, offset)
+
+
+class FlakyDisk(apsw.VFS):
+    def __init__(self):
+        super().__init__("flaky", "unix", makedefault=True)
+
+    def xOpen(self, name, flags):
+        return FlakyFile(name, flags)
+
+
+def test_a_disk_that_fails_once_is_no_damage_and_the_next_look_succeeds(path, monkeypatch):
+    async def fill(store):
+        for n in range(100):
+            await store.append(step("c", n, noise(3000)))
+
+    async def body(store):
+        await store.append(step("d", 0))
+        assert await store.load("d")
+        monkeypatch.setattr(FlakyFile, "failing", True)
+        for look in (store.load, store.read):
+            with pytest.raises(StoreError, match="reported an error") as failure:
+                await look("c")
+            assert not isinstance(failure.value, StoreDamaged)
+        monkeypatch.setattr(FlakyFile, "failing", False)
+        assert len((await store.load("c")).events) == 100
+
+    with_store(path, fill)
+    disk = FlakyDisk()
+    try:
+        with_store(path, body)
+    finally:
+        disk.unregister()
+
+
+def test_a_name_that_is_no_text_is_refused_by_every_look(path):
+    async def body(store):
+        for look in (store.load, store.read, store.row):
+            with pytest.raises(StoreError):
+                await look("\ud800")
+
+    with_store(path, body)
+
+
+def test_a_commit_that_failed_and_landed_is_known_by_those_of_the_group_who_can_tell(path):
+    class Mute:
+        """A connection of which COMMIT is done and its reply is an error."""
+
+        def __init__(self, db):
+            self.db, self.loses = db, True
+
+        def __getattr__(self, name):
+            return getattr(self.db, name)
+
+        def execute(self, sql, *values):
+            done = self.db.execute(sql, *values)
+            if sql == "COMMIT" and self.loses:
+                self.loses = False
+                raise apsw.FullError("the reply is lost")
+            return done
+
+    async def body(store):
+        await asyncio.gather(store.append(step("a", 0)), store.append(step("b", 0)))
+        store._writer._db = Mute(store._writer._db)
+        outcomes = await asyncio.gather(
+            store.append(msgspec.structs.replace(step("a", 1), events=[])),
+            store.append(step("b", 1)),
+            return_exceptions=True,
+        )
+        assert outcomes == [None, None]
+        assert await store.heads(["a", "b"]) == {"a": 1, "b": 2}
+
+    with_store(path, body)

@@ -228,7 +228,8 @@ class _Exchange:
     def __init__(self, app: App, scope: MutableMapping[str, Any], receive: Receive, send: Send):
         self._app, self.receive, self._send = app, receive, send
         self.request = Request(scope, receive)
-        raw: list[tuple[bytes, bytes]] = scope["headers"]
+        raw: list[tuple[bytes, bytes]] = list(scope["headers"])  # it may be anything that can be gone through, once
+        scope["headers"] = raw
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(raw)}
         """Of the request; what was sent twice, as it was first."""
         self.started = False

@@ -27,6 +27,8 @@ Auth = Callable[[Request], Principal | str | Awaitable[Principal | str | None] |
 MaySee = Callable[[Principal, str], bool | Awaitable[bool]]
 """May they see this conversation? If not, it does not exist for them."""
 
+HOST = 300
+"""Characters of a name and a port."""
 ALLOWED = "access-control-allow-origin"
 COOKIE_DAYS = 30
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[^\s/?#@:\[\]]+)(:\d{1,5})?")
@@ -131,7 +133,7 @@ class Origins:
     def check(self, method: str, headers: Mapping[str, str]) -> None:
         """Refuse a request that was not meant for us, or that another site has made."""
         host = headers.get("host", "").lower()
-        if not self._known(host):
+        if len(host) > HOST or not self._known(host):  # what is longer is not remembered either
             raise HTTPProblem(
                 421,
                 "permission_denied",

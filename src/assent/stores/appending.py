@@ -26,18 +26,23 @@ SPAN = 1 << 24
 """Events that one conversation can have: an event's key is conversation * SPAN + seq."""
 
 HEAD = """SELECT json_group_array(json_array(c.name, c.id, c.seq, hex(c.hash), c.epoch, c.agent, c.owes))
-          FROM (VALUES (?)) AS v CROSS JOIN conversations c ON c.name = v.column1"""
+          FROM (VALUES (?)) AS v CROSS JOIN conversations c
+          INDEXED BY sqlite_autoindex_conversations_1 ON c.name = v.column1"""
 LAST = "SELECT coalesce(max(id), 0) FROM conversations"
 CREATE = """INSERT INTO conversations (id, seq, hash, status, updated, agent, owes, name, owner, epoch)
             VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, 0)"""
-# Two forms: an UPDATE that names an indexed column rewrites its index entry even if the value stays.
-ADVANCE = """UPDATE conversations SET seq = v.column2, hash = v.column3, status = v.column4, updated = v.column5
-             FROM (VALUES (?, ?, ?, ?, ?)) AS v WHERE id = v.column1"""
-TURN = """UPDATE conversations SET seq = v.column2, hash = v.column3, status = v.column4, updated = v.column5,
-                                   agent = v.column6, owes = v.column7
-          FROM (VALUES (?, ?, ?, ?, ?, ?, ?)) AS v WHERE id = v.column1"""
+# Inserts that always meet their row, and elsewhere the name of an index: after an ANALYZE while the store was small,
+# all conversations would be looked through for a few. Two forms, because an update that names an indexed column
+# rewrites its index entry even if the value stays.
+ADVANCE = """INSERT INTO conversations (id, seq, hash, status, updated, name, agent, owes, epoch)
+             VALUES (?, ?, ?, ?, ?, '', '', 0, 0) ON CONFLICT (id) DO UPDATE
+             SET seq = excluded.seq, hash = excluded.hash, status = excluded.status, updated = excluded.updated"""
+TURN = """INSERT INTO conversations (id, seq, hash, status, updated, agent, owes, name, epoch)
+          VALUES (?, ?, ?, ?, ?, ?, ?, '', 0) ON CONFLICT (id) DO UPDATE
+          SET seq = excluded.seq, hash = excluded.hash, status = excluded.status, updated = excluded.updated,
+              agent = excluded.agent, owes = excluded.owes"""
 EVENT = "INSERT INTO events (id, hash, body) VALUES (?, ?, ?)"
-CLOSE = "DELETE FROM pending WHERE (conversation, call) IN (VALUES (?, ?))"
+CLOSE = "DELETE FROM pending INDEXED BY sqlite_autoindex_pending_1 WHERE (conversation, call) IN (VALUES (?, ?))"
 CLOSE_LEASE = "DELETE FROM call_leases WHERE (conversation, call) IN (VALUES (?, ?))"
 OPEN = """INSERT INTO pending (conversation, call, due, deadline, body) VALUES (?, ?, ?, ?, ?)
           ON CONFLICT (conversation, call)
@@ -47,8 +52,8 @@ SNAPSHOT = """INSERT INTO snapshots (conversation, seq, body) VALUES (?, ?, ?)
               ON CONFLICT (conversation) DO UPDATE SET seq = excluded.seq, body = excluded.body"""
 LET_GO = "UPDATE conversations SET owner = NULL WHERE id IN (VALUES (?)) AND owner IS NOT NULL"
 IN_ORDER = (CREATE, ADVANCE, TURN, EVENT, CLOSE, CLOSE_LEASE, OPEN, ARTIFACT, SNAPSHOT, LET_GO)
+HEAD_ALONE = "SELECT name, id, seq, hex(hash), epoch, agent, owes FROM conversations WHERE name = ?"
 ALONE = {
-    HEAD: "SELECT name, id, seq, hex(hash), epoch, agent, owes FROM conversations WHERE name = ?",
     ADVANCE: "UPDATE conversations SET seq = ?2, hash = ?3, status = ?4, updated = ?5 WHERE id = ?1",
     TURN: """UPDATE conversations SET seq = ?2, hash = ?3, status = ?4, updated = ?5, agent = ?6, owes = ?7
              WHERE id = ?1""",
@@ -59,6 +64,8 @@ ALONE = {
 """The same for one row: SQLite takes twice as long for a list of one."""
 MOST = 64
 """Rows that one statement takes: what is prepared grows with them."""
+HEAVY = 1 << 16
+"""Bytes that several rows may have together: a prepared statement keeps them until it is used again."""
 _VALUES = re.compile(r"VALUES (\([^)]*\))")
 
 
@@ -136,17 +143,14 @@ def _append(db: Connection, group: Sequence[Wanted]) -> list[AssentError | None]
         if step.release:
             rows[LET_GO].append((key,))
     for sql, some in rows.items():
-        if len(some) == 1:
-            db.execute(ALONE.get(sql, sql), some[0])
-        elif some:
-            _many(db, sql, some)
+        _many(db, sql, some)
     return outcomes
 
 
 def _where(db: Connection, names: list[tuple[str]]) -> list[_Head]:
     """Where those logs end that there are."""
     if len(names) == 1:
-        found = db.execute(ALONE[HEAD], names[0]).get
+        found = db.execute(HEAD_ALONE, names[0]).get
         return [_Head(*found)] if found else []
     return [head for found in _many(db, HEAD, names) for head in _heads.decode(found)]
 
@@ -170,14 +174,24 @@ def _many(db: Connection, sql: str, rows: Sequence[tuple[Any, ...]]) -> list[Any
     start = 0
     while start < len(rows):
         size = min(MOST, 1 << (len(rows) - start).bit_length() - 1)
-        values = tuple(joined.from_iterable(rows[start : start + size]))
+        values = _flat(rows[start : start + size])
+        while size > 1 and sum(len(value) for value in values if isinstance(value, bytes)) > HEAVY:
+            size //= 2
+            values = _flat(rows[start : start + size])
         answers.append(db.execute(for_rows(sql, size), values).get)
         start += size
     return answers
 
 
+def _flat(rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    return tuple(joined.from_iterable(rows)) if len(rows) > 1 else rows[0]
+
+
 @cache
 def for_rows(sql: str, rows: int) -> str:
+    """The statement for so many rows."""
+    if rows == 1:
+        return ALONE.get(sql, sql)
     return _VALUES.sub(lambda found: "VALUES " + ", ".join([found[1]] * rows), sql)
 
 
@@ -185,10 +199,11 @@ LAST_EVENT = """SELECT e.hash FROM conversations c JOIN events e ON e.id = c.id 
                 WHERE c.name = ?"""
 
 
-def appended(db: Connection, step: Append) -> bool:
-    """Is exactly this in the log? The hash says so: it covers the events and all that is before them."""
+def appended(db: Connection, step: Append) -> bool | None:
+    """Is exactly this in the log? The hash says so: it covers the events and all that is before them. None: there
+    are none."""
     if not step.events:
-        return False
+        return None
     before = db.execute(LAST_EVENT, (step.expected, step.conversation)).get if step.expected else GENESIS
     last = db.execute(LAST_EVENT, (step.expected + len(step.events), step.conversation)).get
     return before is not None and last is not None and chain(before, step.events)[-1] == last

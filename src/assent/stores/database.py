@@ -20,6 +20,9 @@ from assent.stores.migrations import APPLICATION_ID, STEPS, VERSION, WHAT
 from assent.stores.upkeep import Plan
 
 _MAGIC = b"SQLite format 3\x00"
+_STATISTICS = ("sqlite_stat1", "sqlite_stat4")
+"""What somebody's ANALYZE has noted. Of a store that was small then it would have all of it read through, for ever; our
+statements need none."""
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 
 
@@ -122,6 +125,9 @@ def writer_connection(path: str, synchronous: str) -> Connection:
             db.execute("PRAGMA fullfsync=1")  # there, a plain fsync leaves it in the drive's cache
         db.execute("PRAGMA journal_size_limit=67108864")  # a burst must not leave a huge -wal file for ever
         _migrate(db, path)
+        for table in _STATISTICS:
+            if db.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (table,)).get:
+                db.execute(f"DROP TABLE IF EXISTS {table}")
     except BaseException:
         db.close()
         raise

@@ -59,7 +59,9 @@ class Reader:
             return work(self._near)
         except apsw.BusyError:  # such as a log that somebody recovers after a power cut
             return await self.run(work)
-        except apsw.Error as fault:
+        except AssentError:
+            raise
+        except Exception as fault:
             raise explained(fault, self._path, writing=False) from fault
 
     async def stop(self) -> None:
@@ -130,6 +132,7 @@ def in_one_snapshot(work: Callable[[Connection], Any]) -> Callable[[Connection],
         try:
             return work(db)
         finally:
-            db.execute("ROLLBACK")
+            if db.in_transaction:  # SQLite rolls back by itself where it cannot go on
+                db.execute("ROLLBACK")
 
     return run

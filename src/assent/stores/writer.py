@@ -103,7 +103,8 @@ class Writer:
             loop.call_soon(self._hand_over, loop, turns - 1)
         else:
             jobs, self._next = self._next, []
-            self._jobs.put(jobs)
+            for start in range(0, max(len(jobs), 1), GROUP):
+                self._jobs.put(jobs[start : start + GROUP])
 
     async def stop(self) -> None:
         """Finish what is queued, close the connection, end the thread."""

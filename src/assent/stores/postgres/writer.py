@@ -4,9 +4,10 @@ A connection takes all that waits of one kind (one job a conversation), writes i
 next group when the commit is done. With two of them one group is put together while the other one is synced. What
 cannot be sent at the moment waits; per conversation nothing overtakes anything. Who has no connection takes nothing.
 
-A group that took too long, or whose connection was lost, may have been spoilt by one of its jobs: these come again in
-smaller company, at last each by itself. Those that the server gave up, because somebody has their rows, come after all
-others and on one connection at a time: the other one is there for the rest.
+A group whose connection was lost may have been spoilt by one of its jobs: these come again in smaller company, at last
+each by itself. Where the server gave a group up, those whose rows somebody else holds are looked at again from time to
+time, after all others and on one connection at a time; the rest goes on. If no row is held it was something else that
+took too long, and they come in smaller company as well.
 
 A connection that breaks or falls silent leaves its group in doubt. The statement may even be running still: so the
 new connection first ends the old one's process in the server, and then the same jobs are written again. That is safe
@@ -37,10 +38,16 @@ HEAVIEST = 8 << 20
 SMALLER = 8
 """A group that failed as a whole is split into so many."""
 
+HELD_SECONDS = 0.1
+"""Between two looks at rows that somebody else holds, where there is nothing else to do."""
+
 WORTH_SPLITTING = 64
 """Jobs that wait while nobody writes: so many are shared between the connections."""
 
 ME = "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
+HELD = """
+WITH free AS MATERIALIZED (SELECT id FROM conversations WHERE name = ANY($1) FOR NO KEY UPDATE SKIP LOCKED)
+SELECT name FROM conversations WHERE name = ANY($1) AND id NOT IN (SELECT id FROM free)"""
 BURY = "SELECT pg_terminate_backend(pid, $3) FROM pg_stat_activity WHERE pid = $1 AND backend_start = $2"
 
 
@@ -167,6 +174,12 @@ class Writer:
 
     async def _commit(self, hand: _Hand, group: Sequence[Job]) -> None:
         kind = group[0].kind
+        if group[0].stuck and (held := await _held(hand, group)):
+            self._again([job for job in group if job.conversation in held], Locked("its row is locked"))
+            group = [job for job in group if job.conversation not in held]
+            if not group:
+                await asyncio.sleep(HELD_SECONDS)
+                return
         try:
             link = await hand.link()
             outcomes = await kind.write(link, group)
@@ -177,9 +190,10 @@ class Writer:
                 job.doubt = True
             self._again(group, fault, apart=True)
         except (Cancelled, Locked) as fault:
+            held = await _held(hand, group)
             for job in group:
-                job.stuck = True
-            self._again(group, fault, apart=True)
+                job.stuck = not held or job.conversation in held
+            self._again(group, fault, apart=not held)
         except Deadlock as fault:
             self._again(group, fault)
         except Exception as fault:
@@ -279,3 +293,12 @@ class _Hand:
     async def close(self) -> None:
         if self._link:
             await self._link.close()
+
+
+async def _held(hand: _Hand, group: Sequence[Job]) -> set[str]:
+    """Conversations of these whose rows somebody else has; none, if that cannot be found out."""
+    try:
+        link = await hand.link()
+        return {name for (name,) in await link.fetch(HELD, [job.conversation for job in group])}
+    except (Away, Lost, PostgresError):
+        return set()
