@@ -43,7 +43,7 @@ def story(test):
     @functools.wraps(test)
     def bounded(*args, **kwargs):
         async def main():
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):  # it only ends what hangs
                 await test(*args, **kwargs)
 
         asyncio.run(main())

@@ -16,7 +16,7 @@ def story(test):
     @functools.wraps(test)
     def bounded():
         async def main():
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):  # it only ends what hangs
                 await test()
             left = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("assent:")]
             assert not left, f"left running: {left}"

@@ -22,7 +22,7 @@ SOURCE = HERE.parent.parent / "src"
 PROCESS = HERE / "reviving_process.py"
 
 
-def run(main, *args, timeout=20):
+def run(main, *args, timeout=60):
     """Run a coroutine function; a hang is a failure."""
 
     async def bounded():
@@ -128,7 +128,7 @@ class Process:
         assert line, f"the process ended with {self._popen.wait()}"
         return line.split()
 
-    async def says(self, timeout=20):
+    async def says(self, timeout=60):
         """The next fact, without holding up the loop."""
         async with asyncio.timeout(timeout):
             return await asyncio.to_thread(self.line)

@@ -58,7 +58,7 @@ def story(test):
     @functools.wraps(test)
     def bounded(*args, **options):
         async def main():
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):  # it only ends what hangs
                 await test(*args, **options)
             left = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("assent:")]
             assert not left, f"left running: {left}"
