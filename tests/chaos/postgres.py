@@ -57,6 +57,8 @@ SILENCE = "silence"
 STRAYED = "a jump of a clock"
 CUT_ONE, CUT_ALL = "a connection terminated", "all connections terminated"
 RESTART = "a restart of PostgreSQL"
+STILL = 2.0
+"""Seconds without a pulse of this process, which nothing is done to: then the machine stood still."""
 WEATHER = [CUT_ONE, CUT_ONE, CUT_ALL, RESTART]
 LEFT = "a process that leaves"
 STREAM = "a stream cut"
@@ -268,7 +270,7 @@ class Storm(Trial):
     async def run(self, report=lambda run: None):
         clients = [asyncio.create_task(self.client(name)) for name in self.names]
         viewers = [asyncio.create_task(self.watch(viewer)) for viewer in self.viewers.values()]
-        reporter = asyncio.create_task(self.report(report))
+        beside = [asyncio.create_task(self.report(report)), asyncio.create_task(self.pulse())]
         started = time.monotonic()
         self.until = started + self.planned
         fates = [self.fate(random.Random(f"{self.seed}/fate/{n}")) for n in range(WORKERS)]
@@ -283,7 +285,8 @@ class Storm(Trial):
             await self.caught_up()
         self.watching = False
         await asyncio.gather(*viewers)
-        reporter.cancel()
+        for task in beside:
+            task.cancel()
         if self.control:
             await self.desk.close()
         else:
@@ -293,6 +296,14 @@ class Storm(Trial):
         while True:
             await asyncio.sleep(5.0)
             report(self)
+
+    async def pulse(self):
+        """A machine that stands still (a virtual one is, when it is copied) is nobody's being late."""
+        while True:
+            since = time.time()
+            await asyncio.sleep(0.2)
+            if time.time() - since > STILL:
+                self.outages.append((since, time.time()))
 
     async def healed(self):
         """Everything is well again: what is owed is done, and what waits is what the log says; then all is decided."""
