@@ -30,7 +30,7 @@ from assent.stores.connection import Connection
 from assent.stores.faults import explained, shared
 from assent.stores.jobs import Appending, Job, Landed, Work, reply
 
-TURNS = 2
+TURNS = 4
 """Of the event loop, before what is to be written goes to the thread, where several write at a time: who comes
 meanwhile goes along."""
 ALONE = 8
