@@ -95,7 +95,7 @@ _COMPARED = """
     RETURNING c.id
 )"""
 
-# A ``$`` is the next value's. One alone needs no loop, and takes the server a tenth less.
+# A ``$`` is the next value's. One alone needs no loop.
 _ONE = """
         SELECT $::bigint, $::int, $::int, $::int, $::bytea, $::bytea, $::float8,
                $::text, $::text, $::boolean, $::boolean, $::boolean"""
@@ -154,14 +154,23 @@ _PARTS = {
 }
 """What else an append may do."""
 
+FEW = 4
+"""Events of one conversation that are sent as they are: it takes the server 30 us less than to take them apart."""
+
+_EVENTS = """
+    INSERT INTO events (conversation, seq, hash, body)
+    SELECT done.id, x.* FROM done, (VALUES {}) AS x (seq, hash, body)"""
+
 
 @cache
-def _statement(one: bool, new: bool, names: tuple[str, ...]) -> str:
+def _statement(one: bool, new: bool, events: int, names: tuple[str, ...]) -> str:
     """With these parts and no others: each costs the server about 20 us, also where it is given nothing."""
     numbers = count(2)
     text = MOVED + (_ONE if one else _MANY) + _COMPARED
     text += f", made AS ({_MADE})" if new else ""
     text += ", done AS NOT MATERIALIZED (SELECT id FROM moved" + (" UNION ALL SELECT id FROM made)" if new else ")")
+    if events:
+        text += f", few AS ({_EVENTS.format(', '.join(['($::int, $::bytea, $::bytea)'] * events))})"
     text += "".join(f", {name} AS ({_PARTS[name]})" for name in names)
     return re.sub(r"\$(?!\d)", lambda _: f"${next(numbers)}", f"{text} SELECT array_agg(id) FROM done")
 
@@ -386,11 +395,15 @@ def _composed(ready: Sequence[tuple[Job, Head]]) -> tuple[str, list[Any], list[H
     values += zip(*made, strict=True)
     parts = {"closed": closed, "ended": ended, "opened": opened, "pictured": pictures, "stored": artifacts}
     given = {name: list(zip(*rows, strict=True)) for name, rows in parts.items() if rows}
-    if places:
+    few = len(ready) == 1 and len(written) <= 2 * FEW
+    if few:
+        for seq, hash_, body in zip(places[1::4], written[::2], written[1::2], strict=True):
+            values += (seq, hash_, body)
+    elif places:
         given = {"logged": [_array(places), b"".join(written)], **given}
     for columns in given.values():
         values += columns
-    return _statement(one, bool(made), tuple(given)), values, ends
+    return _statement(one, bool(made), len(written) // 2 if few else 0, tuple(given)), values, ends
 
 
 def _joined(hashes: list[bytes]) -> bytes:

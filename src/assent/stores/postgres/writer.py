@@ -61,7 +61,8 @@ class Writer:
         self._busy: set[str] = set()
         self._sticking = False  # one connection has a group of those that were given up before
         self._end = float("inf")  # by the loop's clock: when to give up all that waits
-        self._wake = asyncio.Event()
+        self._idle: list[asyncio.Future[None]] = []  # the last of them knows best what it did last: it comes first
+        self._coming = False  # one of them was called, and has not looked yet
         self._stopping = False
         self._hands = [_Hand(address) for _ in range(WRITERS)]
         self._tasks: list[asyncio.Task[None]] = []
@@ -85,14 +86,14 @@ class Writer:
             job.settle(refusal)
         else:
             self._waiting.append(job)
-            self._wake.set()
+            self._call()
         return job.future
 
     async def stop(self) -> None:
         """Finish what waits, then close. A database that is away now is not waited for any longer."""
         self._stopping = True
         self.hurry()
-        self._wake.set()
+        self._call()
         await asyncio.gather(*self._tasks)
         await asyncio.gather(*(hand.close() for hand in self._hands))
 
@@ -108,22 +109,37 @@ class Writer:
 
     async def _work(self, hand: _Hand) -> None:
         while True:
-            if self._waiting and not await self._connected(hand):
-                continue
+            if self._waiting and not hand.connected:
+                self._call()  # perhaps another one can
+                if not await self._connected(hand):
+                    continue
             group = self._gather()
             if group:
+                if self._waiting:
+                    self._call()
                 stuck = group[0].stuck
                 await self._commit(hand, group)
                 self._sticking = self._sticking and not stuck
                 self._busy.difference_update(job.conversation for job in group)
-                if self._waiting:
-                    self._wake.set()
             elif self._stopping and not self._waiting:
-                self._wake.set()  # the other one, too
+                self._call()
                 return
             else:
-                self._wake.clear()
-                await self._wake.wait()
+                await self._called()
+
+    def _call(self) -> None:
+        """One of those that have nothing to do, unless one is on its way. It calls the next if it cannot take all."""
+        while self._idle and not self._coming:
+            waiter = self._idle.pop()
+            if not waiter.done():
+                self._coming = True
+                waiter.set_result(None)
+
+    async def _called(self) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._idle.append(waiter)
+        await waiter
+        self._coming = False
 
     async def _connected(self, hand: _Hand) -> bool:
         try:
