@@ -351,6 +351,15 @@ async def test_a_writer_that_cannot_connect_leaves_the_work_to_the_one_that_can(
             await db.close()
 
 
+@story
+async def test_what_is_appended_one_after_the_other_goes_over_one_connection(url):
+    async with opened(url) as store:
+        for n in range(10):
+            await store.append(step("c", n))
+        wrote = "SELECT FROM pg_stat_activity WHERE application_name = 'assent' AND query LIKE '%moved AS%'"
+        assert len(await pg.asked(url, wrote)) == 1
+
+
 async def taking_its_place(url):
     while True:
         try:

@@ -92,7 +92,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         injected:  (hook, text) of what stands at the tail
         messages:  those that were sent, where a hook has changed them
         """
-        added = tuple((hook, tokens(text)) for hook, text in injected)
+        added = tuple([(hook, tokens(text)) for hook, text in injected])
+        if not added and messages is None:
+            return self
         tail = sum(size for _, size in added)
         counted = self.tokens
         estimate = self.estimate + tail

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -447,11 +447,11 @@ class Conversation:
         turn = self.state.turn
         if turn is None:
             return
-        wanted: list[Effect] = [CallModel(turn.number, turn.step + 1)]
-        for call_id, call in turn.calls.items():
-            if call.phase in ("ready", "running"):
-                wanted += (RunPreview(call_id), RunTool(call_id))
-        for effect in wanted:  # in call order; beginning and closing a turn is decided in ``drafting``
+        wanted: Iterable[Effect] = effects
+        if len(effects) > 1:  # in call order
+            calls = [call_id for call_id, call in turn.calls.items() if call.phase in ("ready", "running")]
+            wanted = [effect for call_id in calls for effect in (RunPreview(call_id), RunTool(call_id))]
+        for effect in wanted:  # beginning and closing a turn is decided in ``drafting``
             if effect in effects and effect not in self.tasks:
                 match effect:
                     case CallModel():

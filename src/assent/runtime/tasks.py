@@ -64,7 +64,7 @@ class Tasks:
             log.error("%s: %s ended %d times without a result", self._name, effect, count - 1)
             loop.call_later(min(30.0, 0.1 * 2**count), self._poke)
             return
-        task = loop.create_task(work(), name=f"assent:{self._name}:{effect}")
+        task = loop.create_task(work(), name=f"assent:{self._name}:{type(effect).__name__}")
         self._running[effect] = task
         task.add_done_callback(lambda ended: self._ended(effect, ended))
 

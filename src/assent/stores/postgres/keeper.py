@@ -11,7 +11,7 @@ arrive, so what is known here is behind the database's clock by that much, and n
 unless by more than a reply's delay explains: then the database's clock was ahead and has been set right.
 
 **The others.** Who has committed something says so with NOTIFY; not in the transaction itself, because PostgreSQL
-commits those one by one, but shortly after, once for all that was committed in 10 ms. It is a hint: what is lost with
+commits those one by one, but shortly after, once for all that was committed in 20 ms. It is a hint: what is lost with
 a connection is made good by counting each new connection as a sign, and by the runtime's looking from time to time.
 """
 
@@ -34,7 +34,7 @@ MARGIN = 0.1
 """Of a lease: by so much earlier than the database an owner counts itself as dead."""
 RENEWALS = 4
 """In a lease."""
-QUIET_SECONDS = 0.01
+QUIET_SECONDS = 0.02
 """Between two notifications."""
 SET_BACK_SECONDS = 2.0
 """By so much and more the time goes back: it would stand still for as long otherwise."""

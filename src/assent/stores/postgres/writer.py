@@ -155,6 +155,9 @@ class Writer:
 
     def _gather(self) -> list[Job]:
         """Of the kind that has waited longest: each conversation's first, if none of it is on its way."""
+        if len(self._waiting) == 1 and not self._busy and not self._waiting[0].stuck:
+            self._busy.add(self._waiting[0].conversation)
+            return [self._waiting.popleft()]
         most, room = GROUP, HEAVIEST
         if not self._busy and len(self._waiting) >= WORTH_SPLITTING:
             most = min(GROUP, -(-len(self._waiting) // WRITERS))  # the other one writes the other half meanwhile
