@@ -177,7 +177,7 @@ def _plain(events: int) -> str:
     rows = ", ".join(["($::int, $::bytea, $::bytea)"] * events)
     text = f"""{MOVED}{_ONE}{_COMPARED}, logged AS (
     INSERT INTO events (conversation, seq, hash, body)
-    SELECT moved.id, x.* FROM moved, (VALUES {rows}) AS x (seq, hash, body)) SELECT array_agg(id) FROM moved"""
+    SELECT moved.id, x.* FROM moved, (VALUES {rows}) AS x (seq, hash, body)) SELECT id FROM moved"""
     return _numbered(text)
 
 
@@ -249,8 +249,8 @@ class Appending:
                 ready.sort(key=lambda placed: placed[0].conversation)
             statement, values, ends = plain or _composed(ready)
             weight = sum([job.weight for job, _ in ready])
-            ((found,),) = await link.fetch(statement, self._keeper.owner, *values, weight=weight)
-            done = set[int](found or ())
+            found = await link.fetch(statement, self._keeper.owner, *values, weight=weight)
+            done = {key for (key,) in found} if plain else set[int](found[0][0] or ())
             refused: list[Job] = []
             for (job, head), end in zip(ready, ends, strict=True):
                 if head.id in done:
