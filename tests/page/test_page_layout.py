@@ -96,17 +96,27 @@ def test_the_conversation_stays_in_line_with_the_message_field_whether_it_scroll
     assert edges(page, ".thread") == edges(page, "assent-approval .card") == edges(page, ".composer") == before
 
 
-def test_a_script_that_cannot_be_loaded_leaves_no_empty_page(visit, stage: Stage):
+def test_a_script_that_is_wrong_is_named_with_its_line_where_the_page_would_be(visit, stage: Stage):
     def broken(route: Route) -> None:
-        route.fulfill(body="const = ;", content_type="text/javascript")
+        route.fulfill(body="// mine\nconst = ;", content_type="text/javascript")
 
+    alice = visit()
+    page = alice.page("inbox")
+    page.route("**/elements/approval.js", broken)
+    page.reload()
+    expect(page.locator("assent-app")).to_contain_text("SyntaxError")
+    expect(page.locator("assent-app")).to_contain_text(f"({stage.url}static/elements/approval.js:2)")
+    expect(page.locator("assent-app")).to_contain_text("assent ui diff")
+    assert len(alice.complaints) == 1
+    alice.complaints.clear()  # it was broken on purpose
+
+
+def test_a_script_that_cannot_be_loaded_leaves_no_empty_page(visit, stage: Stage):
     alice = visit()
     page = alice.page("inbox")
     shown = "getComputedStyle(document.querySelector('assent-app'), '::before')"
     assert page.evaluate(f"{shown}.content") == "none"
-    page.route("**/elements/approval.js", broken)
+    page.route("**/elements/approval.js", lambda route: route.abort())
     page.reload()
     until(page, f"{shown}.opacity === '1'")
     assert "a script of the page could not be loaded" in page.evaluate(f"{shown}.content")
-    assert len(alice.complaints) == 1
-    alice.complaints.clear()  # it was broken on purpose
