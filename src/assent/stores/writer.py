@@ -33,7 +33,7 @@ from assent.stores.jobs import Appending, Job, Landed, Work, reply
 TURNS = 4
 """Of the event loop, before what is to be written goes to the thread, where several write at a time: who comes
 meanwhile goes along."""
-ALONE = 8
+SINGLES = 8
 """After so many groups of one, nobody is waited for."""
 GROUP = 512
 """Once there are so many jobs in a transaction it takes no more, so that the first does not wait for the last."""
@@ -63,7 +63,7 @@ class Writer:
         self._watches: list[Any] = []  # the loops that want to hear of foreign commits, one entry each
         self._next: list[Job] = []
         """They go to the thread together."""
-        self._alone = ALONE
+        self._singles = SINGLES
         """So many groups in a row were of one."""
         self._stopping = self._dead = False
         self._thread = threading.Thread(target=self._serve, name="assent-writer", daemon=True)
@@ -92,7 +92,7 @@ class Writer:
         loop = job.future.get_loop()
         if not self._next or loop is not self._next[-1].future.get_loop():  # that one may have been closed
             self._next.append(job)
-            self._hand_over(loop, TURNS if self._alone < ALONE else 0)
+            self._hand_over(loop, TURNS if self._singles < SINGLES else 0)
         else:
             self._next.append(job)
         return job.future
@@ -183,7 +183,7 @@ class Writer:
         if self._dead:
             return
         if group:
-            self._alone = self._alone + 1 if len(group) == 1 else 0
+            self._singles = self._singles + 1 if len(group) == 1 else 0
             try:
                 self._commit(group)
             except Exception as fault:  # ours: the thread must outlive it, or everyone waits for ever
