@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check format bench chaos chaos-sqlite chaos-postgres docs screenshots clean
+.PHONY: help demo test check lint format bench chaos chaos-sqlite chaos-postgres docs screenshots clean
 
 N ?= 1000
 STORE ?= sqlite
@@ -25,13 +25,15 @@ help:
 demo: $(VENV)/.demo
 	@$(BIN)/assent demo --page || [ $$? = 130 ]  # 130: Ctrl-C, which is a fine way to leave
 
-test: check
-	scripts/test $(BIN)/python
+test: lint
+	scripts/test $(BIN)
 
-check: $(VENV)/.dev
+check: lint
+	$(BIN)/pyright
+
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
