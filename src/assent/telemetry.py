@@ -119,6 +119,11 @@ def saw(before: State, events: Sequence[AnyEvent], states: Sequence[State]) -> N
         before = after
 
 
+def traces() -> bool:
+    """Somebody wants traces."""
+    return _tracer() is not None
+
+
 def link(conversation: str, turn: TurnState) -> None:
     """Whoever decides within a span of their own finds the turn from it."""
     if _tracer() is not None:

@@ -14,6 +14,7 @@ import pytest
 from assent.errors import Conflict, Invalid, StoreError
 from assent.stores import appending, statements, writer
 from assent.stores.owners import OwnerLock
+from assent.stores.rows import for_rows
 from assent.stores.sqlite import SQLiteStore
 from assent.testing.store_contract import StoreContract, entry, on_a_loop, step, the_lease
 
@@ -170,15 +171,17 @@ class TestSQLiteStore(StoreContract):
     async def test_what_loops_ask_all_the_time_is_answered_from_indexes(self):
         store = await self.store()
         written = (appending.HEAD, appending.ADVANCE, appending.TURN, appending.CLOSE, appending.CLOSE_LEASE)
+        found = (statements.ROW_OF_EACH, statements.SNAPSHOT_OF_EACH)
         questions = {
             **{
                 sql: (None,) * sql.count("?")
                 for rows in (2, 64)
-                for one in written
-                for sql in (appending.for_rows(one, rows),)
+                for one in (*written, *found, statements.TAIL_OF_EACH)
+                for sql in (for_rows(one, rows),)
             },
             **{sql: (None,) * max(sql.count("?"), 1) for sql in appending.ALONE.values()},
             statements.ROW: ("c",),
+            statements.SNAPSHOT: (1,),
             statements.TAIL: (1, 2),
             statements.READ: ("c", 0, 9, 1),
             statements.HASHES: ("c",),
@@ -218,7 +221,7 @@ class TestSQLiteStore(StoreContract):
         await store._writer.run(lambda db: db.execute("ANALYZE").fetchall())  # of a store that is small
         misled = scans(await store._read(plans))
         assert [
-            sql for sql in misled if sql in {appending.for_rows(one, n) for one in written for n in (1, 2, 64)}
+            sql for sql in misled if sql in {for_rows(one, n) for one in (*written, *found) for n in (1, 2, 64)}
         ] == []
         await store.close()
         store = await self.store()

@@ -76,7 +76,7 @@ class Conversation:
         self.shown: Status = "idle"
         self._window = Window()
         self.rendering = Rendering()
-        self.tasks = Tasks(name, home.slots, self._nudge)
+        self.tasks = Tasks(name, home.slots)
         self._inbox: list[Item] = []
         self._owed: tuple[State, frozenset[Effect]] = (self.state, frozenset())
         self._loaded = False
@@ -145,6 +145,11 @@ class Conversation:
                     self._loaded = True
                     return True
         return False
+
+    async def latest(self) -> None:
+        """Be up to date: an owner hears of what others do, a guest has to look."""
+        if not await self.load() and self.epoch is None:
+            await self.refresh()
 
     async def refresh(self) -> None:
         """Take in what others have appended, without running anything."""
@@ -223,7 +228,8 @@ class Conversation:
 
     async def _run(self) -> None:
         try:
-            await self.load()
+            if not self._loaded:
+                await self.load()
             while True:
                 self._wake.clear()
                 async with self._one:
@@ -247,7 +253,8 @@ class Conversation:
 
     async def _settle(self) -> None:
         """Decide and append all that waits; become the owner if something is owed; reconcile."""
-        await self._release()
+        if self._unreleased is not None:
+            await self._release()
         if self._behind:
             self._behind = False
             await self._catch_up()
@@ -441,7 +448,7 @@ class Conversation:
     def _reconcile(self) -> None:
         """Cancel what runs and is not owed; start what is owed and does not run."""
         effects = self.owed(self.state) if self.epoch is not None else frozenset[Effect]()
-        self.tasks.keep(effects)
+        self.tasks.keep(effects, self._nudge)
         if not effects or self.home.closing:
             return
         turn = self.state.turn
@@ -470,7 +477,7 @@ class Conversation:
             with telemetry.inside(self.name, turn):
                 await run(self, effect)
 
-        self.tasks.start(effect, work, self.state.seq)
+        self.tasks.start(effect, work, self.state.seq, self._nudge)
 
     def _lose(self) -> None:
         """Somebody else runs it now: nothing of what was begun here counts any more."""

@@ -35,7 +35,7 @@ async def decide(
         while True:
             judged = await _permit(home, conv, decisions, by, may)
             try:
-                return await home.tell(conv.name, Resolve(decisions=decisions, by=by, judged=judged))
+                return await conv.submit(Resolve(decisions=decisions, by=by, judged=judged))
             except Stale:
                 # Our view may have been behind: then they have yet to be asked about what really waits.
                 if judged is None or judged == {e.call: e.digest for e in pending(conv.state) if e.call in decisions}:
@@ -43,6 +43,8 @@ async def decide(
     except Stale as stale:
         if stale.reason != "unknown":
             raise
+        if conv.state.seq == 0:
+            raise Stale(f"no conversation {conv.name!r}", reason="unknown") from None
         raise await who_won(home, conv, decisions, stale) from None
 
 

@@ -23,7 +23,7 @@ from assent.core.decisions import Accepted, Decision, Pending, Principal
 from assent.core.events import AnyEvent, CallResolved, CallSuspended
 from assent.core.inputs import Input
 from assent.core.live import AnyLive
-from assent.errors import DeclarationError, Invalid, NotFound, Stale, StoreError
+from assent.errors import DeclarationError, Invalid, NotFound, StoreError
 from assent.runtime.agent import NAME as AGENT_NAME
 from assent.runtime.agent import Agent
 from assent.runtime.bus import Bus
@@ -183,8 +183,7 @@ class Home:
     async def loaded(self, name: str) -> Conversation:
         """The conversation, up to date; NotFound if there is none."""
         conv = self.conversation(conversation_id(name))
-        if not await conv.load() and conv.epoch is None:  # an owner hears of what others do; a guest has to look
-            await conv.refresh()
+        await conv.latest()
         if conv.state.seq == 0:
             raise unknown(name)
         return conv
@@ -203,13 +202,13 @@ class Home:
                 raise Invalid(
                     f"call {call!r}: {decision!r} is no decision; use {', '.join(t.__name__ for t in DECISIONS)}"
                 )
-        try:
-            conv = await self.loaded(conversation)
-        except NotFound as nowhere:
-            raise Stale(nowhere.message, reason="unknown") from None
+        conv = self.conversation(conversation_id(conversation))
+        tracing = telemetry.traces()
+        if self.may_resolve is not None or tracing:
+            await conv.latest()  # else nobody looks at it before the machine does
         turn = conv.state.turn
         events = await decide(self, conv, dict(decisions), by, self.may_resolve)
-        if turn is not None:
+        if tracing and turn is not None:
             telemetry.link(conv.name, turn)
         last = [event for event in events if isinstance(event, CallResolved)][-1]
         return Accepted(last.seq)

@@ -18,9 +18,14 @@ TRIES = 3
 """How often a task may end without a trace before we pause."""
 
 
+Poke = Callable[[], None]
+"""What is told that something has ended. It is given along and not kept: it belongs to whoever holds these tasks, and a
+circle of the two would be left to the garbage collector, once for every conversation that is looked at."""
+
+
 class Tasks:
-    def __init__(self, name: str, slots: Slots, poke: Callable[[], None]):
-        self._name, self._slots, self._poke = name, slots, poke
+    def __init__(self, name: str, slots: Slots):
+        self._name, self._slots = name, slots
         self._running: dict[Effect, asyncio.Task[None]] = {}
         self._dying: set[asyncio.Task[None]] = set()
         self._starts: dict[Effect, tuple[int, int]] = {}
@@ -53,7 +58,7 @@ class Tasks:
         """It has reported: what is left of it is a reply."""
         self._running.pop(effect, None)
 
-    def start(self, effect: Effect, work: Callable[[], Coroutine[Any, Any, None]], seq: int) -> None:
+    def start(self, effect: Effect, work: Callable[[], Coroutine[Any, Any, None]], seq: int, poke: Poke) -> None:
         at, count = self._starts.get(effect, (-1, 0))
         count = count + 1 if at == seq else 1
         if len(self._starts) > 256:
@@ -62,21 +67,21 @@ class Tasks:
         loop = asyncio.get_running_loop()
         if count > TRIES:  # a task that ends without a trace must not spin
             log.error("%s: %s ended %d times without a result", self._name, effect, count - 1)
-            loop.call_later(min(30.0, 0.1 * 2**count), self._poke)
+            loop.call_later(min(30.0, 0.1 * 2**count), poke)
             return
         task = loop.create_task(work(), name=f"assent:{self._name}:{type(effect).__name__}")
         self._running[effect] = task
-        task.add_done_callback(lambda ended: self._ended(effect, ended))
+        task.add_done_callback(lambda ended: self._ended(effect, ended, poke))
 
-    def keep(self, effects: frozenset[Effect]) -> None:
+    def keep(self, effects: frozenset[Effect], poke: Poke) -> None:
         """Cancel whatever is not owed."""
         for effect in [effect for effect in self._running if effect not in effects]:
             task = self._running.pop(effect)
             task.cancel()
             if not task.done():
                 self._dying.add(task)
-                task.add_done_callback(self._died)
-                asyncio.get_running_loop().call_later(GRACE, self._died, task)
+                task.add_done_callback(lambda ended: self._died(ended, poke))
+                asyncio.get_running_loop().call_later(GRACE, self._died, task, poke)
 
     async def stop(self, also: asyncio.Task[None] | None = None) -> None:
         """The process goes away. A handler that will not be cancelled does not keep it from ending."""
@@ -87,16 +92,16 @@ class Tasks:
         if tasks:
             await asyncio.wait(tasks, timeout=GRACE)
 
-    def _ended(self, effect: Effect, task: asyncio.Task[None]) -> None:
+    def _ended(self, effect: Effect, task: asyncio.Task[None], poke: Poke) -> None:
         if not task.cancelled() and (failure := task.exception()) is not None:
             log.error("%s: %s failed", self._name, effect, exc_info=failure)
         if isinstance(effect, RunTool) and (tool := self.held.pop(effect.call, None)) is not None:
             self._slots.give(tool)  # it was stopped before it could take its slot over
         if self._running.get(effect) is task:
             del self._running[effect]
-            self._poke()
+            poke()
 
-    def _died(self, task: asyncio.Task[None]) -> None:
+    def _died(self, task: asyncio.Task[None], poke: Poke) -> None:
         if task in self._dying:
             self._dying.discard(task)
-            self._poke()
+            poke()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from assent.server import openapi, wire
 from assent.server.auth import ALLOWED, SAFE, Auth, MaySee, Origins, TokenAuth, identify
 from assent.server.hub import Hub
 from assent.server.page import INDEX, LOGIN, LOGIN_HEADERS, STRANGER_HEADERS, Files, policy, stranger
+from assent.server.patience import within
 from assent.server.problems import AGAIN, CONTENT_TYPE, HTTPProblem, headers_of, problem_of
 from assent.server.routes import ENDPOINTS, Asked, Endpoint, Streaming
 from assent.server.sse import Gone, Receive, Send, Stream, hand_over
@@ -35,6 +35,7 @@ GUARDS = [
 ]
 NOTHING_LOADS = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
 FRESH = (b"cache-control", b"no-store")
+JSON = (b"content-type", b"application/json")
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class App:
         self._may_see, self._origins, self._limits, self._files = may_see, origins, limits, files
         self._hub = Hub(runtime)
         self._requests = self._streams = 0
-        self._shares: Counter[tuple[str, str]] = Counter()
-        """Bodies and answers that are on their way, by whose they are."""
+        self._bodies, self._answers = _Shares(limits.requests), _Shares(limits.requests)
+        """That are on their way."""
         self._document: bytes | None = None
 
     @property
@@ -132,7 +133,7 @@ class App:
         request, parts = exchange.request, exchange.parts
         if parts == ["api", "openapi.json"] and request.method in ("GET", "HEAD"):
             self._document = self._document or wire.encode(openapi.document())
-            await exchange.reply(200, self._document, {"content-type": "application/json"})
+            await exchange.reply_json(200, self._document)
             return
         endpoint, path = _find(parts, request.method)
         asks = request.query_params.multi_items() if request.scope["query_string"] else []
@@ -147,11 +148,16 @@ class App:
 
     async def _run(self, exchange: _Exchange, asked: Asked, endpoint: Endpoint) -> None:
         assert endpoint.run is not None
+        who = asked.by.id
         if endpoint.takes is not None:
-            with _Share(self._shares, self._limits.requests, ("body", asked.by.id)):
+            self._bodies.take(who)
+            try:
                 body = await exchange.json(endpoint.limit)
+            finally:
+                self._bodies.give(who)
             asked.body = wire.decode(body, endpoint.takes)
-        with _Share(self._shares, self._limits.requests, ("answer", asked.by.id)):
+        self._answers.take(who)
+        try:
             if self._requests >= self._limits.requests:
                 raise _come_again("too many requests at once")
             self._requests += 1
@@ -162,7 +168,9 @@ class App:
             if endpoint.gives is None:
                 await exchange.reply(endpoint.status, b"", {})
             else:
-                await exchange.reply(endpoint.status, wire.encode(value), {"content-type": "application/json"})
+                await exchange.reply_json(endpoint.status, wire.encode(value))
+        finally:
+            self._answers.give(who)
 
     async def _stream(self, exchange: _Exchange, asked: Asked, make: Callable[[Asked], Awaitable[Streaming]]) -> None:
         if self.closing or self._streams >= self._limits.streams:
@@ -203,23 +211,25 @@ class App:
             await exchange.reply(200, file.body, headers)
 
 
-@dataclass(slots=True)
-class _Share:
+class _Shares:
     """Who sends or reads slowly, often at once, holds up themselves and nobody else."""
 
-    shares: Counter[tuple[str, str]]
-    most: int
-    key: tuple[str, str]
+    def __init__(self, most: int):
+        self._most = most
+        self._taken: dict[str, int] = {}
 
-    def __enter__(self) -> None:
-        if self.shares[self.key] >= self.most:
+    def take(self, who: str) -> None:
+        taken = self._taken.get(who, 0)
+        if taken >= self._most:
             raise _come_again("too many requests of yours at once")
-        self.shares[self.key] += 1
+        self._taken[who] = taken + 1
 
-    def __exit__(self, *_: object) -> None:
-        self.shares[self.key] -= 1
-        if not self.shares[self.key]:
-            del self.shares[self.key]
+    def give(self, who: str) -> None:
+        left = self._taken[who] - 1
+        if left:
+            self._taken[who] = left
+        else:
+            del self._taken[who]
 
 
 class _Exchange:
@@ -270,16 +280,29 @@ class _Exchange:
             given: list[tuple[bytes, bytes]] = message["headers"]
             names = {name for name, _ in given}
             own = [header for header in (NOTHING_LOADS, FRESH) if header[0] not in names]
-            shared = [(name.encode(), value.encode("latin-1")) for name, value in self.shared.items()]
-            message["headers"] = [*given, *GUARDS, *own, *shared]
+            message["headers"] = [*given, *own, *self._guards()]
         await self._send(message)
+
+    def _guards(self) -> list[tuple[bytes, bytes]]:
+        if not self.shared:
+            return GUARDS
+        return [*GUARDS, *((name.encode(), value.encode("latin-1")) for name, value in self.shared.items())]
+
+    async def reply_json(self, status: int, body: bytes) -> None:
+        headers = [JSON, (b"content-length", b"%d" % len(body)), NOTHING_LOADS, FRESH, *self._guards()]
+        await self._reply({"type": "http.response.start", "status": status, "headers": headers}, body)
 
     async def reply(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         raw = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
         if status not in (204, 304):
             raw.append((b"content-length", b"%d" % len(body)))
-        await self.send({"type": "http.response.start", "status": status, "headers": raw})
-        await hand_over(self.send, b"" if self.request.method == "HEAD" else body, ends=True)
+        raw += [header for header in (NOTHING_LOADS, FRESH) if header[0].decode() not in headers]
+        await self._reply({"type": "http.response.start", "status": status, "headers": [*raw, *self._guards()]}, body)
+
+    async def _reply(self, start: MutableMapping[str, Any], body: bytes) -> None:
+        self.started = True
+        await self._send(start)
+        await hand_over(self._send, b"" if self.request.method == "HEAD" else body, ends=True)
 
     async def json(self, limit: int) -> bytes:
         """The body, which is JSON and no larger than it may be: what is larger is refused before it is read."""
@@ -288,22 +311,24 @@ class _Exchange:
         said = self.headers.get("content-length", "")
         if said.isdigit() and int(said) > limit:
             raise _too_large(limit)
-        chunks: list[bytes] = []
-        size = 0
         try:
-            async with asyncio.timeout(BODY_SECONDS):
-                while True:
-                    message = await self.receive()
-                    if message["type"] == "http.disconnect":
-                        raise HTTPProblem(400, "invalid_args", "the body ended too early")
-                    chunks.append(message.get("body", b""))
-                    size += len(chunks[-1])
-                    if size > limit:
-                        raise _too_large(limit)
-                    if not message.get("more_body", False):
-                        return b"".join(chunks)
+            return await within(BODY_SECONDS, self._body(limit))
         except TimeoutError:
             raise HTTPProblem(408, "timeout", f"the body took longer than {BODY_SECONDS:.0f} seconds") from None
+
+    async def _body(self, limit: int) -> bytes:
+        chunks: list[bytes] = []
+        size = 0
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise HTTPProblem(400, "invalid_args", "the body ended too early")
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size > limit:
+                raise _too_large(limit)
+            if not message.get("more_body", False):
+                return b"".join(chunks)
 
 
 def _come_again(why: str) -> HTTPProblem:
@@ -327,27 +352,41 @@ def _parts(scope: MutableMapping[str, Any]) -> list[str]:
         raise Invalid("the path is not UTF-8") from None
 
 
-_TABLE: dict[int, list[tuple[Endpoint, list[str]]]] = {}
+class _Path:
+    """A line of the table as paths are compared with it."""
+
+    def __init__(self, endpoint: Endpoint):
+        self.endpoint = endpoint
+        pieces = endpoint.path.strip("/").split("/")
+        self.length = len(pieces)
+        self._names = [(n, piece[1:-1]) for n, piece in enumerate(pieces) if piece.startswith("{")]
+        self._words = [(n, piece) for n, piece in enumerate(pieces) if not piece.startswith("{")]
+        self._words.reverse()  # the last one tells more of them apart
+
+    def fits(self, parts: list[str]) -> dict[str, str] | None:
+        """What stands in its places, if it is this path."""
+        for n, word in self._words:
+            if parts[n] != word:
+                return None
+        path = {name: parts[n] for n, name in self._names}
+        return path if all(path.values()) else None
+
+
+_TABLE: dict[int, list[_Path]] = {}
 """By how many pieces a path has."""
-for _endpoint in ENDPOINTS:
-    _pattern = _endpoint.path.strip("/").split("/")
-    _TABLE.setdefault(len(_pattern), []).append((_endpoint, _pattern))
+for _path in map(_Path, ENDPOINTS):
+    _TABLE.setdefault(_path.length, []).append(_path)
 
 
 def _find(parts: list[str], method: str) -> tuple[Endpoint, dict[str, str]]:
     """The endpoint of a path and what stands in its places."""
     allowed: list[str] = []
-    for endpoint, pattern in _TABLE.get(len(parts), ()):
-        path: dict[str, str] = {}
-        for piece, part in zip(pattern, parts, strict=True):
-            if piece.startswith("{") and part:
-                path[piece[1:-1]] = part
-            elif piece != part:
-                break
-        else:
-            if endpoint.method == method:
-                return endpoint, path
-            allowed.append(endpoint.method)
+    for each in _TABLE.get(len(parts), ()):
+        path = each.fits(parts)
+        if path is not None:
+            if each.endpoint.method == method:
+                return each.endpoint, path
+            allowed.append(each.endpoint.method)
     if allowed:
         raise HTTPProblem(405, "invalid_args", f"use {' or '.join(allowed)} here", {"allow": ", ".join(allowed)})
     raise HTTPProblem(404, "not_found", f"there is no {'/' + '/'.join(parts)!r} here"[:300])

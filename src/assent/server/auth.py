@@ -55,9 +55,10 @@ class TokenAuth:
         self._kept = hmac.new(self.token.encode(), b"cookie", hashlib.sha256).hexdigest()
 
     def __call__(self, request: Request) -> Principal | None:
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            right = _same(given.strip(), self.token)
+        said = next((value for name, value in request.scope["headers"] if name == b"authorization"), b"")
+        scheme, _, given = said.partition(b" ")
+        if scheme.lower() == b"bearer":
+            right = hmac.compare_digest(given.strip(), self.token.encode())
         else:
             right = _same(request.cookies.get(self.cookie, ""), self._kept)
         return self.by if right else None

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, NamedTuple
 
 from assent.server import wire
+from assent.server.patience import within
 from assent.server.problems import problem_of
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -114,8 +115,7 @@ async def hand_over(send: Send, body: bytes, *, ends: bool) -> None:
         for start in range(0, len(body) or 1, CHUNK):
             piece = body if len(body) <= CHUNK else body[start : start + CHUNK]
             more = not ends or start + CHUNK < len(body)
-            async with asyncio.timeout(STALL):
-                await send({"type": "http.response.body", "body": piece, "more_body": more})
+            await within(STALL, send({"type": "http.response.body", "body": piece, "more_body": more}))
     except (TimeoutError, OSError):
         raise Gone from None
 

@@ -49,8 +49,7 @@ else:
 
 def given(decision: Any) -> Decision:
     """The decision that was given."""
-    kind = _GIVEN[type(decision)]
-    return kind(*(getattr(decision, name) for name in kind.__struct_fields__))
+    return _GIVEN[type(decision)](*msgspec.structs.astuple(decision))
 
 
 # --- bodies ---

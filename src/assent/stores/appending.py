@@ -2,17 +2,11 @@
 
 Each append is judged by itself, by what its conversation's row says inside the transaction, and one that is refused
 has touched nothing: the group commit has no savepoints and relies on that.
-
-A statement takes any number of rows where its VALUES stand. At each one Python's lock goes from the writer's thread to
-the event loop and back, which costs more than most statements do: so a group makes a few, not a few for each append.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from functools import cache
-from itertools import chain as joined
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,6 +15,7 @@ from assent.errors import AssentError, Conflict, Fenced, StoreError
 from assent.stores.base import GENESIS, Append, chain
 from assent.stores.connection import Connection
 from assent.stores.packing import packed
+from assent.stores.rows import many
 
 SPAN = 1 << 24
 """Events that one conversation can have: an event's key is conversation * SPAN + seq."""
@@ -61,12 +56,7 @@ ALONE = {
     CLOSE_LEASE: "DELETE FROM call_leases WHERE conversation = ? AND call = ?",
     LET_GO: "UPDATE conversations SET owner = NULL WHERE id = ? AND owner IS NOT NULL",
 }
-"""The same for one row: SQLite takes twice as long for a list of one."""
-MOST = 64
-"""Rows that one statement takes: what is prepared grows with them."""
-HEAVY = 1 << 16
-"""Bytes that several rows may have together: a prepared statement keeps them until it is used again."""
-_VALUES = re.compile(r"VALUES (\([^)]*\))")
+"""The same for one row."""
 
 
 class Wanted(NamedTuple):
@@ -143,7 +133,7 @@ def _append(db: Connection, group: Sequence[Wanted]) -> list[AssentError | None]
         if step.release:
             rows[LET_GO].append((key,))
     for sql, some in rows.items():
-        _many(db, sql, some)
+        many(db, sql, some, ALONE.get(sql))
     return outcomes
 
 
@@ -152,7 +142,7 @@ def _where(db: Connection, names: list[tuple[str]]) -> list[_Head]:
     if len(names) == 1:
         found = db.execute(HEAD_ALONE, names[0]).get
         return [_Head(*found)] if found else []
-    return [head for found in _many(db, HEAD, names) for head in _heads.decode(found)]
+    return [head for (found,) in many(db, HEAD, names) for head in _heads.decode(found)]
 
 
 def _refusal(step: Append, head: _Head) -> AssentError | None:
@@ -166,33 +156,6 @@ def _refusal(step: Append, head: _Head) -> AssentError | None:
             f"conversation {step.conversation!r} would have {end} events; a store holds {SPAN - 1} of each"
         )
     return None
-
-
-def _many(db: Connection, sql: str, rows: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """The answers for so many rows: of one statement for each power of two, so that only a few are ever prepared."""
-    answers: list[Any] = []
-    start = 0
-    while start < len(rows):
-        size = min(MOST, 1 << (len(rows) - start).bit_length() - 1)
-        values = _flat(rows[start : start + size])
-        while size > 1 and sum(len(value) for value in values if isinstance(value, bytes)) > HEAVY:
-            size //= 2
-            values = _flat(rows[start : start + size])
-        answers.append(db.execute(for_rows(sql, size), values).get)
-        start += size
-    return answers
-
-
-def _flat(rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-    return tuple(joined.from_iterable(rows)) if len(rows) > 1 else rows[0]
-
-
-@cache
-def for_rows(sql: str, rows: int) -> str:
-    """The statement for so many rows."""
-    if rows == 1:
-        return ALONE.get(sql, sql)
-    return _VALUES.sub(lambda found: "VALUES " + ", ".join([found[1]] * rows), sql)
 
 
 LAST_EVENT = """SELECT e.hash FROM conversations c JOIN events e ON e.id = c.id * 16777216 + ?

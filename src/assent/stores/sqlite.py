@@ -1,7 +1,7 @@
 """A store in one SQLite file, for any number of processes on one machine.
 
 Writes go through one thread (``writer``: group commit, one fsync for all that wait), reads through others
-(``reader``), what they say is in ``statements``, how the file is opened in ``database``, who is alive in
+(``reader``, ``loading``), what they say is in ``statements``, how the file is opened in ``database``, who is alive in
 ``owners``. This module puts them together and is what the contract speaks of.
 """
 
@@ -24,6 +24,7 @@ from assent.stores.appending import Wanted
 from assent.stores.base import Append, ClientRow, Loaded, LogStore, OwnerRow, PendingRow, Row, artifact_name, for_ever
 from assent.stores.connection import Connection
 from assent.stores.database import checked_path, inspect, reader_connection, writer_connection
+from assent.stores.loading import Loading
 from assent.stores.owners import OwnerLock, alive, bury
 from assent.stores.reader import Reader, in_one_snapshot
 from assent.stores.signal import Signal
@@ -51,6 +52,7 @@ class SQLiteStore:
         connect = partial(_connection, self.path, synchronous, self._lock)
         self._writer = Writer(self.path, connect, self._signal.set)
         self._reader = Reader(self.path, partial(reader_connection, self.path))
+        self._loading = Loading(self._reader, partial(self._writer.check_place, writing=False))
         self._taking = asyncio.Lock()
         self._unsure: set[tuple[str, int]] = set()
         """Leases, with their epochs, that may be ours without anybody's knowing: their take has told nobody yet."""
@@ -146,9 +148,7 @@ class SQLiteStore:
 
     async def load(self, conversation: str) -> Loaded | None:
         await self._usable()
-        self._writer.check_place(writing=False)
-        # A snapshot and the few events after it: to fold them takes longer than to read them.
-        return await self._reader.at_once(in_one_snapshot(partial(statements.load, name=conversation)))
+        return await self._loading.load(conversation)
 
     async def read(
         self, conversation: str, after: int = 0, before: int | None = None, limit: int | None = None

@@ -16,6 +16,7 @@ from assent.stores.appending import SPAN
 from assent.stores.base import ClientRow, Loaded, OwnerRow, PendingRow, Row
 from assent.stores.connection import Connection
 from assent.stores.packing import unpacked
+from assent.stores.rows import many
 
 CLIENT_MEMORY = 3600.0
 """Seconds after which a lapsed client is forgotten, counted from the newest one's end."""
@@ -24,24 +25,48 @@ CLIENT_MEMORY = 3600.0
 
 COLUMNS = "name, seq, hash, status, agent, owes, owner, epoch, updated"
 ROW = f"SELECT id, {COLUMNS} FROM conversations WHERE name = ?"
-SNAPSHOT = "SELECT seq, body FROM snapshots WHERE conversation = ?"
-TAIL = "SELECT body FROM events WHERE id > ? AND id <= ? ORDER BY id"
+ROW_OF_EACH = f"""SELECT id, {COLUMNS} FROM (VALUES (?)) AS v CROSS JOIN conversations c
+                  INDEXED BY sqlite_autoindex_conversations_1 ON c.name = v.column1"""
+SNAPSHOT = "SELECT conversation, seq, body FROM snapshots WHERE conversation = ?"
+SNAPSHOT_OF_EACH = """SELECT conversation, seq, body FROM (VALUES (?)) AS v CROSS JOIN snapshots s
+                      ON s.conversation = v.column1"""
+TAIL = "SELECT id, body FROM events WHERE id > ? AND id <= ? ORDER BY id"
+TAIL_OF_EACH = """SELECT id, body FROM (VALUES (?, ?)) AS v CROSS JOIN events e
+                  ON e.id > v.column1 AND e.id <= v.column2"""
+TOGETHER = 1000
+"""Events after which no further conversation is loaded along."""
 
 
-def load(db: Connection, name: str) -> Loaded | None:
-    """Three looks, at one moment: inside somebody's transaction."""
-    found = db.execute(ROW, (name,)).get
-    if found is None:
-        return None
-    key, row = found[0], _row(found[1:])
-    seq, snapshot = db.execute(SNAPSHOT, (key,)).get or (0, None)
-    events = [unpacked(body) for (body,) in _all(db, TAIL, (key * SPAN + seq, key * SPAN + row.seq))]
-    if len(events) != row.seq - seq:
-        raise StoreDamaged(
-            f"conversation {name!r} has {len(events)} events after {seq}, not {row.seq - seq}; nothing was "
-            "repaired: keep a copy, then restore a backup"
-        )
-    return Loaded(row=row, snapshot=snapshot, snapshot_seq=seq, events=events)
+def load(db: Connection, names: Collection[str]) -> dict[str, Loaded | StoreDamaged | None]:
+    """Three looks, at one moment: inside somebody's transaction. Of many conversations perhaps only the first few."""
+    loaded: dict[str, Loaded | StoreDamaged | None] = dict.fromkeys(names)
+    found = {values[0]: _row(values[1:]) for values in many(db, ROW_OF_EACH, [(name,) for name in names], ROW)}
+    snapshots: dict[int, tuple[int, bytes | None]] = {
+        key: (seq, body) for key, seq, body in many(db, SNAPSHOT_OF_EACH, [(key,) for key in found], SNAPSHOT)
+    }
+    bodies: dict[int, list[bytes]] = {}
+    tails: list[tuple[int, int]] = []
+    count = 0
+    for key, row in found.items():
+        if count > TOGETHER:
+            del loaded[row.conversation]
+            continue
+        seq, _ = snapshots.setdefault(key, (0, None))
+        tails.append((key * SPAN + seq, key * SPAN + row.seq))
+        bodies[key] = []
+        count += row.seq - seq
+    for place, body in many(db, TAIL_OF_EACH, tails, TAIL):
+        bodies[place // SPAN].append(unpacked(body))
+    for key, events in bodies.items():
+        row, (seq, snapshot) = found[key], snapshots[key]
+        if len(events) == row.seq - seq:
+            loaded[row.conversation] = Loaded(row=row, snapshot=snapshot, snapshot_seq=seq, events=events)
+        else:
+            loaded[row.conversation] = StoreDamaged(
+                f"conversation {row.conversation!r} has {len(events)} events after {seq}, not {row.seq - seq}; nothing "
+                "was repaired: keep a copy, then restore a backup"
+            )
+    return loaded
 
 
 READ = """SELECT e.id, e.body FROM conversations c
