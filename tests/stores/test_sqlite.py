@@ -11,7 +11,7 @@ from hashlib import sha256
 import apsw
 import pytest
 
-from assent.errors import Conflict, Invalid, StoreError
+from assent.errors import Conflict, Invalid, StoreDamaged, StoreError
 from assent.stores import appending, statements, writer
 from assent.stores.owners import OwnerLock
 from assent.stores.rows import for_rows
@@ -164,6 +164,71 @@ class TestSQLiteStore(StoreContract):
             await store.append(step(f"c{n}", 0, artifacts=[(name, artifact + bytes([n]))]))
         # It is reused from its beginning instead of growing with all that was ever written.
         assert os.stat(f"{store.path}-wal").st_size < 12 * 600_000
+
+    # --- loading -----------------------------------------------------------------------------------------
+
+    @on_a_loop
+    async def test_those_that_are_asked_for_in_one_turn_of_the_loop_are_read_together(self):
+        store = await self.store()
+        await asyncio.gather(*(store.append(step(name, 0, b"1", b"2")) for name in "abc"))
+        looks = []
+        load = statements.load
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(statements, "load", lambda db, names: looks.append([*names]) or load(db, names))
+            loaded = await asyncio.gather(*(store.load(name) for name in "abcb"))
+            assert looks == [["a", "b", "c"]]
+            assert [each.row.conversation for each in loaded] == ["a", "b", "c", "b"]
+            patched.setattr(statements, "TOGETHER", 3)  # of more than so many events, the rest comes later
+            assert await asyncio.gather(*(store.load(name) for name in "abcb")) == loaded
+            assert looks[1:] == [["a", "b", "c"], ["c"]]
+
+    @on_a_loop
+    async def test_what_is_wrong_with_one_conversation_keeps_no_other_from_being_loaded(self):
+        store = await self.store()
+        await asyncio.gather(*(store.append(step(name, 0, b"1", b"2")) for name in "abc"))
+        lost = "DELETE FROM events WHERE id = (SELECT id * 16777216 + 1 FROM conversations WHERE name = 'b')"
+        await store._writer.run(lambda db: db.execute(lost).fetchall())
+        a, b, c = await asyncio.gather(*(store.load(name) for name in "abc"), return_exceptions=True)
+        assert (a.events, c.events) == ([b"1", b"2"], [b"1", b"2"])
+        assert isinstance(b, StoreDamaged)
+        assert "'b' has 1 events after 0, not 2" in b.message
+
+        def unreadable(db, names):
+            if "b" in names:
+                raise apsw.CorruptError("a page is gone")
+            return load(db, names)
+
+        load = statements.load
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(statements, "load", unreadable)
+            outcomes = await asyncio.gather(*(store.load(name) for name in "abc"), return_exceptions=True)
+        assert [outcomes[0], outcomes[2]] == [a, c]
+        assert isinstance(outcomes[1], StoreError)
+
+    @on_a_loop
+    async def test_who_no_longer_waits_for_a_conversation_holds_up_nobody_who_does(self):
+        store = await self.store()
+        await store.append(step("c", 0, b"1"))
+        gone, waits = asyncio.ensure_future(store.load("c")), asyncio.ensure_future(store.load("c"))
+        await asyncio.sleep(0)
+        gone.cancel()
+        assert (await waits).events == [b"1"]
+        assert gone.cancelled()
+
+    def test_what_a_loop_that_has_ended_wanted_to_load_is_in_nobodys_way(self):
+        store = self.make()
+
+        async def ends():
+            await store.open()
+            await store.append(step("c", 0, b"1"))
+            store._loading.load("c")  # and nobody waits for it
+
+        async def goes_on():
+            assert (await store.load("c")).events == [b"1"]
+            await store.close()
+
+        asyncio.run(ends())
+        asyncio.run(asyncio.wait_for(goes_on(), 10))
 
     # --- what the file holds -----------------------------------------------------------------------------
 

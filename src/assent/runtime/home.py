@@ -47,8 +47,9 @@ PAGE = 500
 """Events that are read at a time."""
 TAKEN = 100
 """Conversations that are taken up in one go."""
-IDLE_KEPT = 64
-"""Conversations at rest whose state is kept in memory, to spare a reload; the others cost nothing."""
+IDLE_KEPT = 256
+"""Conversations at rest whose state is kept in memory (some 7 KB each): who has looked at one may soon decide something
+in it. The others cost nothing."""
 
 _pending = msgspec.json.Decoder(Pending)
 

@@ -137,7 +137,7 @@ class App:
             return
         endpoint, path = _find(parts, request.method)
         asks = request.query_params.multi_items() if request.scope["query_string"] else []
-        query = wire.decode_query(asks, endpoint.query)
+        query = wire.decode_query(asks, endpoint.query) if asks or endpoint.query is not wire.NoQuery else None
         if self.runtime.home.closing:
             raise _come_again("the server is starting or stopping")
         asked = Asked(self.runtime, self._hub, self.auth, self._may_see, request, by, path, query)
@@ -342,12 +342,13 @@ def _too_large(limit: int) -> HTTPProblem:
 def _parts(scope: MutableMapping[str, Any]) -> list[str]:
     """The path below where we are mounted, piece by piece: a conversation's id may have a slash in it."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode("utf-8", "surrogateescape")
-    pieces = raw.partition(b"?")[0].split(b"/")[1:]
+    raw = raw.partition(b"?")[0]
     root: str = scope.get("root_path", "").rstrip("/")
-    if root and (scope["path"] == root or scope["path"].startswith(f"{root}/")):
-        pieces = pieces[root.count("/") :]
+    above = root.count("/") if root and (scope["path"] == root or scope["path"].startswith(f"{root}/")) else 0
     try:
-        return [(unquote_to_bytes(piece) if b"%" in piece else piece).decode() for piece in pieces]
+        if b"%" not in raw:
+            return raw.decode().split("/")[1 + above :]
+        return [unquote_to_bytes(piece).decode() for piece in raw.split(b"/")[1 + above :]]
     except UnicodeDecodeError:
         raise Invalid("the path is not UTF-8") from None
 

@@ -313,6 +313,22 @@ class StoreContract:
         assert await store.load("unknown") is None
 
     @on_a_loop
+    async def test_many_that_are_loaded_at_once_are_each_as_they_are(self) -> None:
+        store = await self.store()
+        names = [f"c{n}" for n in range(70)]
+        for n, name in enumerate(names):
+            await store.append(step(name, 0, *(b"%d/%d" % (n, seq) for seq in range(n % 4 + 1))))
+        await store.append(step("c7", 4, b"7/4", snapshot=b"after 5"))
+        await store.append(step("c7", 5, b"7/5"))
+        alone = {name: await store.load(name) for name in names}
+        wanted = [*names, "unknown", "c7", "c1"]
+        loaded = await asyncio.gather(*(store.load(name) for name in wanted))
+        assert loaded == [alone.get(name) for name in wanted]
+        of_seven = alone["c7"]
+        assert of_seven is not None
+        assert (of_seven.snapshot, of_seven.events) == (b"after 5", [b"7/5"])
+
+    @on_a_loop
     async def test_load_is_consistent_while_others_append(self) -> None:
         one = await self.store()
         two = await self.other(one)
