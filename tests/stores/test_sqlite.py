@@ -215,20 +215,60 @@ class TestSQLiteStore(StoreContract):
         assert (await waits).events == [b"1"]
         assert gone.cancelled()
 
+    @on_a_loop
+    async def test_what_is_wrong_for_all_is_told_to_all_at_once(self):
+        store = await self.store()
+        await asyncio.gather(*(store.append(step(name, 0)) for name in "abc"))
+        looks = []
+
+        def unreadable(db, names):
+            looks.append([*names])
+            raise apsw.IOError("the cable was pulled")
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(statements, "load", unreadable)
+            outcomes = await asyncio.gather(*(store.load(name) for name in "abc"), return_exceptions=True)
+        assert all(isinstance(each, StoreError) for each in outcomes)
+        assert looks == [["a", "b", "c"]]
+
+    @on_a_loop
+    async def test_what_would_have_to_be_waited_for_is_read_in_a_thread(self):
+        store = await self.store()
+        await asyncio.gather(*(store.append(step(name, 0, b"1", b"2")) for name in "abc"))
+        threads = []
+        load = statements.load
+
+        def busy(db, names):
+            threads.append(threading.current_thread().name)
+            if len(threads) == 1:
+                raise apsw.BusyError("somebody recovers the log")
+            return load(db, names)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(statements, "load", busy)
+            patched.setattr(statements, "TOGETHER", 3)
+            loaded = await asyncio.gather(*(store.load(name) for name in "abc"))
+        assert [each.events for each in loaded] == [[b"1", b"2"]] * 3
+        assert threads[0] == threads[2] == "MainThread"
+        assert threads[1].startswith("assent-reader")
+
     def test_what_a_loop_that_has_ended_wanted_to_load_is_in_nobodys_way(self):
-        store = self.make()
+        store, told = self.make(), []
 
         async def ends():
             await store.open()
             await store.append(step("c", 0, b"1"))
-            store._loading.load("c")  # and nobody waits for it
+            store._loading.load("c").add_done_callback(told.append)
 
         async def goes_on():
             assert (await store.load("c")).events == [b"1"]
             await store.close()
 
-        asyncio.run(ends())
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(ends())
+        loop.close()
         asyncio.run(asyncio.wait_for(goes_on(), 10))
+        assert told == []
 
     # --- what the file holds -----------------------------------------------------------------------------
 
@@ -236,7 +276,7 @@ class TestSQLiteStore(StoreContract):
     async def test_what_loops_ask_all_the_time_is_answered_from_indexes(self):
         store = await self.store()
         written = (appending.HEAD, appending.ADVANCE, appending.TURN, appending.CLOSE, appending.CLOSE_LEASE)
-        found = (statements.ROW_OF_EACH, statements.SNAPSHOT_OF_EACH)
+        found = (statements.ROW_OF_EACH, statements.LATEST_OF_EACH, statements.SNAPSHOT_OF_EACH)
         questions = {
             **{
                 sql: (None,) * sql.count("?")
@@ -246,6 +286,7 @@ class TestSQLiteStore(StoreContract):
             },
             **{sql: (None,) * max(sql.count("?"), 1) for sql in appending.ALONE.values()},
             statements.ROW: ("c",),
+            statements.LATEST: (1,),
             statements.SNAPSHOT: (1,),
             statements.TAIL: (1, 2),
             statements.READ: ("c", 0, 9, 1),

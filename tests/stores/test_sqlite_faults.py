@@ -11,6 +11,7 @@ import apsw
 import msgspec
 import pytest
 
+from assent import Approve, Runtime
 from assent.errors import KINDS, StoreDamaged, StoreError, StoreNewer
 from assent.stores import statements
 from assent.stores.faults import explained, shared
@@ -572,3 +573,17 @@ def test_a_commit_that_failed_and_landed_is_known_by_those_of_the_group_who_can_
         assert await store.heads(["a", "b"]) == {"a": 1, "b": 2}
 
     with_store(path, body)
+
+
+def test_who_decides_in_a_damaged_conversation_is_told_so_and_nobody_tries_it_again_and_again(path, caplog):
+    async def body(store):
+        async with Runtime(store=store) as rt:
+            await store.append(step("c", 0, b"1", b"2"))
+            await store._writer.run(lambda db: db.execute("DELETE FROM events WHERE id % 16777216 = 1").fetchall())
+            with pytest.raises(StoreDamaged):
+                await rt.resolve("c", "k", Approve(), by="boss")
+            assert rt.home.conversation("c").all_tasks() == []
+            assert rt.home._watch._avoided == {}
+
+    asyncio.run(body(SQLiteStore(path)))
+    assert not caplog.records

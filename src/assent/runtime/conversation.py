@@ -96,7 +96,10 @@ class Conversation:
     # --- what others use ---
 
     def submit(self, input: Input, effect: Effect | None = None) -> asyncio.Future[list[AnyEvent]]:
-        """Decide and append; the future has the input's events once they are durable, or the refusal."""
+        """Decide and append; the future has the input's events once they are durable, or the refusal.
+
+        Whoever asks may be cancelled; what was handed over is still recorded.
+        """
         reply: asyncio.Future[list[AnyEvent]] = asyncio.get_running_loop().create_future()
         self._inbox.append(Item(input, reply, effect))
         self.poke(behind=False)

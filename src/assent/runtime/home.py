@@ -47,9 +47,8 @@ PAGE = 500
 """Events that are read at a time."""
 TAKEN = 100
 """Conversations that are taken up in one go."""
-IDLE_KEPT = 256
-"""Conversations at rest whose state is kept in memory (some 7 KB each): who has looked at one may soon decide something
-in it. The others cost nothing."""
+IDLE_KEPT = 64
+"""Conversations at rest whose state is kept in memory, to spare a reload; the others cost nothing."""
 
 _pending = msgspec.json.Decoder(Pending)
 
@@ -191,7 +190,6 @@ class Home:
 
     async def tell(self, name: str, input: Input) -> list[AnyEvent]:
         """Submit an input: what it led to, in the log."""
-        # Whoever asks may be cancelled; what was handed over is still recorded.
         return await self.conversation(name).submit(input)
 
     async def submit(self, conversation: str, decisions: Mapping[str, Decision], by: Principal) -> Accepted:
@@ -204,12 +202,13 @@ class Home:
                     f"call {call!r}: {decision!r} is no decision; use {', '.join(t.__name__ for t in DECISIONS)}"
                 )
         conv = self.conversation(conversation_id(conversation))
-        tracing = telemetry.traces()
-        if self.may_resolve is not None or tracing:
-            await conv.latest()  # else nobody looks at it before the machine does
+        if self.may_resolve is not None or telemetry.traces():
+            await conv.latest()
+        else:
+            await conv.load()  # the machine looks again before it refuses anything
         turn = conv.state.turn
         events = await decide(self, conv, dict(decisions), by, self.may_resolve)
-        if tracing and turn is not None:
+        if turn is not None:
             telemetry.link(conv.name, turn)
         last = [event for event in events if isinstance(event, CallResolved)][-1]
         return Accepted(last.seq)

@@ -67,7 +67,7 @@ class App:
         self._hub = Hub(runtime)
         self._requests = self._streams = 0
         self._bodies, self._answers = _Shares(limits.requests), _Shares(limits.requests)
-        """That are on their way."""
+        """That are on their way, by whose they are."""
         self._document: bytes | None = None
 
     @property
@@ -274,34 +274,29 @@ class _Exchange:
         await self.reply(problem.status, body, headers)
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        """Every answer has the headers that keep it from being framed, sniffed, cached or leaked."""
         if message["type"] == "http.response.start":
             self.started = True
-            given: list[tuple[bytes, bytes]] = message["headers"]
-            names = {name for name, _ in given}
-            own = [header for header in (NOTHING_LOADS, FRESH) if header[0] not in names]
-            message["headers"] = [*given, *own, *self._guards()]
+            message["headers"] = self._guarded(message["headers"])
         await self._send(message)
 
-    def _guards(self) -> list[tuple[bytes, bytes]]:
-        if not self.shared:
-            return GUARDS
-        return [*GUARDS, *((name.encode(), value.encode("latin-1")) for name, value in self.shared.items())]
+    def _guarded(self, given: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """Every answer has the headers that keep it from being framed, sniffed, cached or leaked."""
+        names = {name for name, _ in given}
+        own = [header for header in (NOTHING_LOADS, FRESH) if header[0] not in names]
+        shared = [(name.encode(), value.encode("latin-1")) for name, value in self.shared.items()]
+        return [*given, *GUARDS, *own, *shared]
 
     async def reply_json(self, status: int, body: bytes) -> None:
-        headers = [JSON, (b"content-length", b"%d" % len(body)), NOTHING_LOADS, FRESH, *self._guards()]
-        await self._reply({"type": "http.response.start", "status": status, "headers": headers}, body)
+        await self._reply(status, body, [JSON])
 
     async def reply(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         raw = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
-        if status not in (204, 304):
-            raw.append((b"content-length", b"%d" % len(body)))
-        raw += [header for header in (NOTHING_LOADS, FRESH) if header[0].decode() not in headers]
-        await self._reply({"type": "http.response.start", "status": status, "headers": [*raw, *self._guards()]}, body)
+        await self._reply(status, body, raw)
 
-    async def _reply(self, start: MutableMapping[str, Any], body: bytes) -> None:
-        self.started = True
-        await self._send(start)
+    async def _reply(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        if status not in (204, 304):
+            headers = [*headers, (b"content-length", b"%d" % len(body))]
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
         await hand_over(self._send, b"" if self.request.method == "HEAD" else body, ends=True)
 
     async def json(self, limit: int) -> bytes:
@@ -362,7 +357,6 @@ class _Path:
         self.length = len(pieces)
         self._names = [(n, piece[1:-1]) for n, piece in enumerate(pieces) if piece.startswith("{")]
         self._words = [(n, piece) for n, piece in enumerate(pieces) if not piece.startswith("{")]
-        self._words.reverse()  # the last one tells more of them apart
 
     def fits(self, parts: list[str]) -> dict[str, str] | None:
         """What stands in its places, if it is this path."""

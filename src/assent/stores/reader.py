@@ -5,13 +5,12 @@ No reader waits for the writer and its fsync: that is what the write-ahead log i
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
-
-import apsw
 
 from assent.errors import AssentError
 from assent.stores.connection import Connection
@@ -37,7 +36,7 @@ class Reader:
         self._threads = [
             threading.Thread(target=self._serve, name=f"assent-reader-{n}", daemon=True) for n in range(threads)
         ]
-        self._dead = False
+        self.dead = False
         self._ended: list[Work] = []
         self._near: Connection | None = None
 
@@ -46,23 +45,23 @@ class Reader:
             thread.start()
 
     async def run(self, work: Callable[[Connection], T]) -> T:
+        return await self.later(work)
+
+    def later(self, work: Callable[[Connection], T]) -> asyncio.Future[T]:
+        """In a thread."""
         job = Work(work)
         self._jobs.put(job)
-        return await job.future
+        return job.future
 
-    async def at_once(self, work: Callable[[Connection], T]) -> T:
-        """In the caller's thread; only where something else would have to be waited for, in another."""
-        try:
-            if self._near is None:
-                self._near = self._connect()
-                self._near.set_busy_timeout(0)
-            return work(self._near)
-        except apsw.BusyError:  # such as a log that somebody recovers after a power cut
-            return await self.run(work)
-        except AssentError:
-            raise
-        except Exception as fault:
-            raise explained(fault, self._path, writing=False) from fault
+    def at_once(self, work: Callable[[Connection], T]) -> T:
+        """In the caller's thread; raises BusyError where something else would have to be waited for."""
+        if self._near is None:
+            self._near = self._connect()
+            self._near.set_busy_timeout(0)
+        return work(self._near)
+
+    def explained(self, fault: Exception) -> AssentError:
+        return fault if isinstance(fault, AssentError) else explained(fault, self._path, writing=False)
 
     async def stop(self) -> None:
         """Finish what is queued, close the connections, end the threads."""
@@ -76,7 +75,7 @@ class Reader:
 
     def abandon(self) -> None:
         """End soon; whoever waits goes on waiting."""
-        self._dead = True
+        self.dead = True
         for _ in self._threads:
             self._jobs.put(None)
 
@@ -95,16 +94,14 @@ class Reader:
         # Opened with the first read: a process that only writes has no use for it.
         db: Connection | None = None
         done: list[Work] = []
-        while (job := self._jobs.get()) is not None and not self._dead:
+        while (job := self._jobs.get()) is not None and not self.dead:
             until = time.monotonic() + TOGETHER_SECONDS
             while True:
                 try:
                     db = db or self._connect()
                     job.result = job.run(db)
-                except AssentError as refusal:
-                    job.error = refusal
                 except Exception as fault:
-                    job.error = explained(fault, self._path, writing=False)
+                    job.error = self.explained(fault)
                 done.append(job)
                 if time.monotonic() >= until:
                     break

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Collection
+from operator import itemgetter
 from typing import Any
 
 from assent.errors import StoreDamaged
@@ -27,43 +28,44 @@ COLUMNS = "name, seq, hash, status, agent, owes, owner, epoch, updated"
 ROW = f"SELECT id, {COLUMNS} FROM conversations WHERE name = ?"
 ROW_OF_EACH = f"""SELECT id, {COLUMNS} FROM (VALUES (?)) AS v CROSS JOIN conversations c
                   INDEXED BY sqlite_autoindex_conversations_1 ON c.name = v.column1"""
-SNAPSHOT = "SELECT conversation, seq, body FROM snapshots WHERE conversation = ?"
-SNAPSHOT_OF_EACH = """SELECT conversation, seq, body FROM (VALUES (?)) AS v CROSS JOIN snapshots s
+LATEST = "SELECT conversation, seq FROM snapshots WHERE conversation = ?"
+LATEST_OF_EACH = """SELECT conversation, seq FROM (VALUES (?)) AS v CROSS JOIN snapshots s
+                    ON s.conversation = v.column1"""
+SNAPSHOT = "SELECT conversation, body FROM snapshots WHERE conversation = ?"
+SNAPSHOT_OF_EACH = """SELECT conversation, body FROM (VALUES (?)) AS v CROSS JOIN snapshots s
                       ON s.conversation = v.column1"""
-TAIL = "SELECT id, body FROM events WHERE id > ? AND id <= ? ORDER BY id"
+TAIL = "SELECT id, body FROM events WHERE id > ? AND id <= ?"
 TAIL_OF_EACH = """SELECT id, body FROM (VALUES (?, ?)) AS v CROSS JOIN events e
                   ON e.id > v.column1 AND e.id <= v.column2"""
-TOGETHER = 1000
+TOGETHER = 400
 """Events after which no further conversation is loaded along."""
 
+Found = dict[str, Loaded | StoreDamaged | None]
 
-def load(db: Connection, names: Collection[str]) -> dict[str, Loaded | StoreDamaged | None]:
-    """Three looks, at one moment: inside somebody's transaction. Of many conversations perhaps only the first few."""
-    loaded: dict[str, Loaded | StoreDamaged | None] = dict.fromkeys(names)
-    found = {values[0]: _row(values[1:]) for values in many(db, ROW_OF_EACH, [(name,) for name in names], ROW)}
-    snapshots: dict[int, tuple[int, bytes | None]] = {
-        key: (seq, body) for key, seq, body in many(db, SNAPSHOT_OF_EACH, [(key,) for key in found], SNAPSHOT)
-    }
-    bodies: dict[int, list[bytes]] = {}
-    tails: list[tuple[int, int]] = []
+
+def load(db: Connection, names: Collection[str]) -> Found:
+    """As they are at one moment: inside somebody's transaction. Of many events, perhaps only those of the first few."""
+    rows = {values[0]: _row(values[1:]) for values in many(db, ROW_OF_EACH, [(name,) for name in names], ROW)}
+    latest: dict[int, int] = dict(many(db, LATEST_OF_EACH, [(key,) for key in rows], LATEST))
+    events: dict[int, list[bytes]] = {}
     count = 0
-    for key, row in found.items():
-        if count > TOGETHER:
-            del loaded[row.conversation]
-            continue
-        seq, _ = snapshots.setdefault(key, (0, None))
-        tails.append((key * SPAN + seq, key * SPAN + row.seq))
-        bodies[key] = []
-        count += row.seq - seq
-    for place, body in many(db, TAIL_OF_EACH, tails, TAIL):
-        bodies[place // SPAN].append(unpacked(body))
-    for key, events in bodies.items():
-        row, (seq, snapshot) = found[key], snapshots[key]
-        if len(events) == row.seq - seq:
-            loaded[row.conversation] = Loaded(row=row, snapshot=snapshot, snapshot_seq=seq, events=events)
+    for key, row in rows.items():
+        if count <= TOGETHER:
+            events[key] = []
+            count += row.seq - latest.get(key, 0)
+    snapshots = dict(many(db, SNAPSHOT_OF_EACH, [(key,) for key in events if key in latest], SNAPSHOT))
+    tails = [(key * SPAN + latest.get(key, 0), key * SPAN + rows[key].seq) for key in events]
+    for place, body in sorted(many(db, TAIL_OF_EACH, tails, TAIL), key=itemgetter(0)):
+        events[place // SPAN].append(unpacked(body))
+    later = {row.conversation for key, row in rows.items() if key not in events}
+    loaded: Found = {name: None for name in names if name not in later}
+    for key, bodies in events.items():
+        row, seq = rows[key], latest.get(key, 0)
+        if len(bodies) == row.seq - seq:
+            loaded[row.conversation] = Loaded(row=row, snapshot=snapshots.get(key), snapshot_seq=seq, events=bodies)
         else:
             loaded[row.conversation] = StoreDamaged(
-                f"conversation {row.conversation!r} has {len(events)} events after {seq}, not {row.seq - seq}; nothing "
+                f"conversation {row.conversation!r} has {len(bodies)} events after {seq}, not {row.seq - seq}; nothing "
                 "was repaired: keep a copy, then restore a backup"
             )
     return loaded
