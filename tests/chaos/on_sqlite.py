@@ -12,6 +12,7 @@ from assent import Runtime
 from assent.core import machine
 from assent.core.decisions import Accepted
 from assent.errors import Stale
+from assent.runtime.home import Home
 from assent.stores import writer
 from assent.stores.jobs import reply
 from assent.stores.sqlite import SQLiteStore
@@ -69,7 +70,7 @@ def rerun(_):
 
 def winners(_):
     """Another: whoever comes second is told that they decided it."""
-    submit = Runtime.submit
+    submit = Home.submit
 
     async def polite(self, *args, **given):
         try:
@@ -79,7 +80,7 @@ def winners(_):
                 raise
             return Accepted(0)
 
-    Runtime.submit = polite
+    Home.submit = polite
 
 
 def greedy(order):

@@ -163,7 +163,7 @@ async def test_a_snapshot_that_is_read_while_its_conversation_cannot_be_written_
             found = await read(*args, **options)
             store.append = failing
             go.set()
-            await until(lambda: not conv._loaded)
+            await until(lambda: not conv.loaded)
             crashed.set()
             return found
 

@@ -79,7 +79,7 @@ class Conversation:
         self.tasks = Tasks(name, home.slots)
         self._inbox: list[Item] = []
         self._owed: tuple[State, frozenset[Effect]] = (self.state, frozenset())
-        self._loaded = False
+        self.loaded = False
         self._behind = False
         self._paused = False
         """After a crash nothing goes on by itself: it is looked at again in a while, or when somebody asks."""
@@ -141,11 +141,11 @@ class Conversation:
 
     async def load(self) -> bool:
         """Have the state as it was when this object first looked, or newer; True: it looked just now."""
-        if not self._loaded:
+        if not self.loaded:
             async with self._one:  # whoever came first may be cancelled or fail: then the next one loads
-                if not self._loaded:
+                if not self.loaded:
                     await self._load()
-                    self._loaded = True
+                    self.loaded = True
                     return True
         return False
 
@@ -231,7 +231,7 @@ class Conversation:
 
     async def _run(self) -> None:
         try:
-            if not self._loaded:
+            if not self.loaded:
                 await self.load()
             while True:
                 self._wake.clear()
@@ -493,7 +493,7 @@ class Conversation:
         log.error("conversation %s stopped: %s", self.name, failure)
         if self.epoch is not None:
             self._unreleased, self.epoch = self.epoch, None
-        self._loaded, self._paused = False, True
+        self.loaded, self._paused = False, True
         self._reconcile()
         self.partial = Partial()
         self._window.forget()

@@ -33,7 +33,7 @@ async def decide(
     """Record these decisions, all or none. Stale says who was first, also where that was long ago."""
     try:
         while True:
-            judged = await _permit(home, conv, decisions, by, may)
+            judged = None if may is None else await _permit(home, conv, decisions, by, may)
             try:
                 return await conv.submit(Resolve(decisions=decisions, by=by, judged=judged))
             except Stale:
@@ -53,11 +53,9 @@ async def _permit(
     conv: Conversation,
     decisions: Mapping[str, Decision],
     by: Principal,
-    may: MayResolve | None,
-) -> dict[str, str] | None:
+    may: MayResolve,
+) -> dict[str, str]:
     """Raise NotAllowed unless they may; what they were judged on, by call."""
-    if may is None:
-        return None
     waiting = {entry.call: entry for entry in pending(conv.state)}
     judged: dict[str, str] = {}
     for call, decision in decisions.items():

@@ -204,8 +204,10 @@ class Home:
         conv = self.conversation(conversation_id(conversation))
         if self.may_resolve is not None or telemetry.traces():
             await conv.latest()
-        else:
-            await conv.load()  # the machine looks again before it refuses anything
+        elif (
+            not conv.loaded
+        ):  # else it is decided on what is known: nothing is refused before somebody has looked again
+            await conv.load()
         turn = conv.state.turn
         events = await decide(self, conv, dict(decisions), by, self.may_resolve)
         if turn is not None:

@@ -173,7 +173,7 @@ class Runtime:
 
     async def resolve(self, conversation: str, call: str, decision: Decision, by: str | Principal = "user") -> Accepted:
         """Decide a waiting call. Durable when it returns; then the turn goes on by itself."""
-        return await self.submit(conversation, {call: decision}, by=by)
+        return await self.home.submit(conversation, {call: decision}, caller(by))
 
     async def submit(
         self, conversation: str, decisions: Mapping[str, Decision], by: str | Principal = "user"
