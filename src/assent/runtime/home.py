@@ -202,11 +202,10 @@ class Home:
                     f"call {call!r}: {decision!r} is no decision; use {', '.join(t.__name__ for t in DECISIONS)}"
                 )
         conv = self.conversation(conversation_id(conversation))
+        # What is known of it will do: nothing is refused, and nothing appended, on a state that others have moved on from.
         if self.may_resolve is not None or telemetry.traces():
             await conv.latest()
-        elif (
-            not conv.loaded
-        ):  # else it is decided on what is known: nothing is refused before somebody has looked again
+        elif not conv.loaded:
             await conv.load()
         turn = conv.state.turn
         events = await decide(self, conv, dict(decisions), by, self.may_resolve)
