@@ -202,7 +202,7 @@ class Home:
                     f"call {call!r}: {decision!r} is no decision; use {', '.join(t.__name__ for t in DECISIONS)}"
                 )
         conv = self.conversation(conversation_id(conversation))
-        # What is known of it will do: nothing is refused, and nothing appended, on a state that others have moved on from.
+        # What is known will do: nothing is refused, and nothing appended, on a state that others have moved on from.
         if self.may_resolve is not None or telemetry.traces():
             await conv.latest()
         elif not conv.loaded:
