@@ -28,6 +28,7 @@ from measures import Marks, Progress, Row, Sizes, alternate, clock, ratio, us
 
 from assent import Agent, Approve, Runtime
 from assent.models.base import Request, StreamPart
+from assent.runtime import garbage
 from assent.stores.base import GENESIS, Append, chain
 from assent.stores.packing import packed
 
@@ -128,6 +129,7 @@ async def appends(size: Sizes, progress: Progress) -> list[Row]:
     url = server().fresh()
     store = PostgresStore(url)
     await store.open(("bench",))
+    garbage.spare()  # as a worker does; both sides have it
     batch, seqs = many, dict[str, int]()
     spent: dict[str, list[Spent]] = {}
     names = [f"conversation-{n}" for n in range(many)]
@@ -272,6 +274,7 @@ async def durable_step(size: Sizes, progress: Progress) -> list[Row]:
     sample, url, n = await appended(), server().fresh(), 0
     async with Runtime(agent, store=url) as rt, connected(url) as db:
         await db.execute("CREATE TABLE bare (id bigserial PRIMARY KEY, body bytea NOT NULL)")
+        garbage.spare()
 
         async def ours() -> float:
             nonlocal n

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import signal
 from collections.abc import Sequence
 
@@ -11,6 +10,7 @@ from assent.cli.commands import MEMORY
 from assent.cli.text import count
 from assent.cli.vigil import say, watch
 from assent.errors import Invalid
+from assent.runtime import garbage
 from assent.runtime.agent import Agent
 from assent.runtime.runtime import Runtime
 from assent.urls import place
@@ -22,7 +22,7 @@ async def work(agents: Sequence[Agent], url: str, at_once: int | None, drain: fl
     runtime = Runtime(*agents, store=url, at_once=at_once, drain=drain)
     stopped = asyncio.Event()
     await runtime.start()
-    gc.freeze()  # as in a server: what is loaded stays
+    garbage.spare()
     watching = asyncio.create_task(watch(runtime.store, url))
     try:
         _on_signals(runtime, stopped, drain)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import gc
 import logging
 import resource
 import signal
@@ -18,6 +17,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from assent.errors import Invalid
+from assent.runtime import garbage
 from assent.server.app import App
 
 Stop = Callable[[], None]
@@ -31,8 +31,6 @@ SPARE = 200
 """Files that are left for the store and others."""
 FULL_SECONDS = 60.0
 """How often it is said that there is no room for more connections."""
-GARBAGE = 20_000
-"""New objects after which garbage is looked for. At the usual 700 that took 4% of the time of 6,000 decisions."""
 DRAIN = 10
 """Seconds that requests have to end after the streams were ended."""
 
@@ -149,8 +147,7 @@ async def serve(app: App, listening: socket.socket, ready: Callable[[Stop], None
     asyncio.get_running_loop().set_exception_handler(_Faults())
     with listening:
         async with app.runtime:
-            gc.freeze()  # what is loaded stays: looking it over for garbage would hold up a request now and then
-            gc.set_threshold(GARBAGE, *gc.get_threshold()[1:])
+            garbage.spare()
             ready(stop)
             await server.serve([listening])
 
