@@ -125,10 +125,12 @@ def _readable(decision: Decision, what: str) -> None:
 
 
 def _approval(suspension: CallSuspended, decision: Approve, what: str, *, planned: bool) -> None:
-    check_plain([decision.digest, decision.duration], what)
-    if not isinstance(decision.digest, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise Invalid(f"{what}: a digest is text, not {decision.digest!r}")
+    if decision.digest is not None:
+        check_plain(decision.digest, what)
+        if not isinstance(decision.digest, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise Invalid(f"{what}: a digest is text, not {decision.digest!r}")
     if decision.duration is not None:
+        check_plain(decision.duration, what)
         seconds(decision.duration)
         if decision.remember is None:
             raise Invalid(f'{what}: a duration goes with remember="args" or "tool"')

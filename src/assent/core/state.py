@@ -312,8 +312,11 @@ def _call(state: State, event: CallSuspended | CallResolved | CallStarted | Call
 
 def _waited(turn: TurnState, at: float) -> TurnState:
     """The wait that ends now: since the last one asked, or the last work was done, and not while there is work."""
-    since = max(turn.resumed, turn.started, *(call.suspension.at for call in turn.calls.values() if call.suspension))
-    working = any(call.phase in ("ready", "running") for call in turn.calls.values())
+    since, working = max(turn.resumed, turn.started), False
+    for call in turn.calls.values():
+        if call.suspension is not None:
+            since = max(since, call.suspension.at)
+        working = working or call.phase in ("ready", "running")
     waited = 0.0 if working else max(0.0, at - since)
     return replace(turn, waited=turn.waited + waited, resumed=at)
 

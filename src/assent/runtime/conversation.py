@@ -15,8 +15,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from assent import telemetry
 from assent.core import codec
@@ -44,17 +45,17 @@ log = logging.getLogger("assent")
 WRITE_RETRIES = (0.1, 0.5, 2.0)
 """An owner holds results that nobody else has: it tries again before it gives up."""
 BEHIND = "the log has less than this process has read of it: was its file replaced while it was in use?"
+NOTHING: frozenset[Effect] = frozenset()
 TOO_LATE = "the runtime was closed before this was recorded"
 CLOSED = "the runtime was closed while this was being recorded: the log says whether it was"
 
 
-@dataclass(slots=True)
-class Partial:
+class Partial(msgspec.Struct, eq=False):
     """A reply while it is streamed."""
 
     message_id: str = ""
-    text: list[str] = field(default_factory=list[str])
-    thinking: list[str] = field(default_factory=list[str])
+    text: list[str] = []
+    thinking: list[str] = []
     attempts: tuple[Attempt, ...] = ()
     streaming: bool = False
     epoch: int = 0
@@ -78,7 +79,7 @@ class Conversation:
         self.rendering = Rendering()
         self.tasks = Tasks(name, home.slots)
         self._inbox: list[Item] = []
-        self._owed: tuple[State, frozenset[Effect]] = (self.state, frozenset())
+        self._owed = (self.state, NOTHING)
         self.loaded = False
         self._behind = False
         self._paused = False
@@ -230,6 +231,7 @@ class Conversation:
     # --- the loop ---
 
     async def _run(self) -> None:
+        me = self._loop
         try:
             if not self.loaded:
                 await self.load()
@@ -247,7 +249,7 @@ class Conversation:
         except Exception as failure:
             await self._crash(failure)
         finally:
-            if self._loop is asyncio.current_task():
+            if self._loop is me:
                 self._loop = None
                 if self._inbox or self._behind:
                     self.poke(behind=False)
@@ -450,7 +452,7 @@ class Conversation:
 
     def _reconcile(self) -> None:
         """Cancel what runs and is not owed; start what is owed and does not run."""
-        effects = self.owed(self.state) if self.epoch is not None else frozenset[Effect]()
+        effects = self.owed(self.state) if self.epoch is not None else NOTHING
         self.tasks.keep(effects, self._nudge)
         if not effects or self.home.closing:
             return

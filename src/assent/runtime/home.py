@@ -203,13 +203,14 @@ class Home:
                 )
         conv = self.conversation(conversation_id(conversation))
         # What is known will do: nothing is refused, and nothing appended, on a state that others have moved on from.
-        if self.may_resolve is not None or telemetry.traces():
+        traced = telemetry.traces()
+        if self.may_resolve is not None or traced:
             await conv.latest()
         elif not conv.loaded:
             await conv.load()
         turn = conv.state.turn
         events = await decide(self, conv, dict(decisions), by, self.may_resolve)
-        if turn is not None:
+        if traced and turn is not None:
             telemetry.link(conv.name, turn)
         last = [event for event in events if isinstance(event, CallResolved)][-1]
         return Accepted(last.seq)
@@ -267,8 +268,10 @@ class Home:
     def recorded(self, name: str, events: list[AnyEvent]) -> None:
         """This process appended these."""
         self.waiting.moved(name)
-        if any(isinstance(event, CallSuspended) for event in events):
-            self._expiry.kick()
+        for event in events:
+            if isinstance(event, CallSuspended):
+                self._expiry.kick()
+                break
 
     def watched(self, conversation: str) -> bool:
         """Somebody looks at it, here or elsewhere."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+
+import msgspec
 
 from assent.core.effects import Effect
 from assent.core.events import AnyEvent, ErrorInfo
@@ -34,12 +35,11 @@ GUESTS = (Open, Say, Resolve, RefuseResolution, DeadlinePassed, ClientGone, Canc
 """What any process may append what follows from."""
 
 
-@dataclass(slots=True)
-class Item:
+class Item(msgspec.Struct, eq=False):
     input: Input
     reply: asyncio.Future[list[AnyEvent]]
     effect: Effect | None = None
-    events: list[AnyEvent] = field(default_factory=list[AnyEvent])
+    events: list[AnyEvent] = []
     refusal: AssentError | None = None
 
     def answer(self, failure: BaseException | None) -> None:

@@ -142,9 +142,10 @@ class SQLiteStore:
     # --- the log -----------------------------------------------------------------------------------------
 
     async def append(self, append: Append) -> None:
-        wanted = Wanted(append, [(artifact_name(sha), body) for sha, body in append.artifacts])
-        await self._usable()
-        await self._writer.append(wanted)
+        if self._state != "open" or self._process != os.getpid():
+            await self._usable()
+        artifacts = [(artifact_name(sha), body) for sha, body in append.artifacts] if append.artifacts else []
+        await self._writer.append(Wanted(append, artifacts))
 
     async def load(self, conversation: str) -> Loaded | None:
         await self._usable()

@@ -80,13 +80,13 @@ class Writer:
             self._thread.join()
             raise
 
-    async def run(self, work: Callable[[Connection], Any], landed: Landed | None = None) -> Any:
-        """Run ``work`` inside a transaction; returns its result once that is durable."""
-        return await self._done(Work(work, landed))
+    def run(self, work: Callable[[Connection], Any], landed: Landed | None = None) -> asyncio.Future[Any]:
+        """Run ``work`` inside a transaction; its result, once that is durable."""
+        return self._done(Work(work, landed))
 
-    async def append(self, wanted: Wanted) -> None:
-        """Append inside a transaction; returns once that is durable."""
-        await self._done(Appending(wanted))
+    def append(self, wanted: Wanted) -> asyncio.Future[None]:
+        """Append inside a transaction; done once that is durable."""
+        return self._done(Appending(wanted))
 
     def _done(self, job: Job) -> asyncio.Future[Any]:
         loop = job.future.get_loop()
