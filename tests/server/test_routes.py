@@ -290,6 +290,38 @@ async def test_a_batch_is_looked_at_as_a_whole_and_then_each_decision_has_its_ow
 
 
 @story
+async def test_the_conversations_of_a_batch_are_decided_at_once_and_share_their_commits(tmp_path):
+    path = f"sqlite:///{tmp_path}/desk.db"
+    async with site(refunding(), store=path) as s:
+        for n in range(40):
+            await s.begin(f"c{n}")
+        await s.pending(40)
+    async with site(store=path) as s:  # nobody runs it here: the only commits are those of the decisions
+        items = [{"conversation": e["conversation"], "call": e["call"], **approval(e)} for e in await s.pending(40)]
+        before = s.runtime.store.commits
+        results = (await s.post("/api/pending/resolve", {"decisions": items}))["results"]
+        assert [(r["conversation"], r["call"]) for r in results] == [(e["conversation"], e["call"]) for e in items]
+        assert {r["status"] for r in results} == {"accepted"}
+        assert s.runtime.store.commits - before < 10
+
+
+@story
+async def test_those_of_one_conversation_in_a_batch_are_decided_in_their_order():
+    calls = [ToolCall("refund", {"order": n, "amount": 5.0}) for n in (1, 2, 3)]
+    async with site(desk(calls, "done")) as s:
+        await s.begin()
+        entries = {entry["args"]["order"]: entry for entry in await s.pending(3)}
+        stop = {"decision": {"type": "deny", "reason": "enough", "stop": True}}
+        items = [approval(entries[1]), stop, approval(entries[3])]
+        batch = [
+            {"conversation": "c", "call": entries[n]["call"], **item} for n, item in zip((1, 2, 3), items, strict=True)
+        ]
+        results = (await s.post("/api/pending/resolve", {"decisions": batch}))["results"]
+        assert [r.get("status") for r in results] == ["accepted", "accepted", None]
+        assert results[2]["problem"]["status"] == 409
+
+
+@story
 async def test_a_turn_is_cancelled_once():
     """B60, B61"""
     async with site(refunding()) as s:

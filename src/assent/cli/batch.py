@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from operator import attrgetter
 
 import click
 from msgspec.structs import replace
@@ -16,6 +17,7 @@ from assent.cli.reading import missing, no_store
 from assent.cli.text import count, cut, shown, value_text
 from assent.core.decisions import Approve, Pending
 from assent.errors import AssentError, Invalid
+from assent.runtime.deciding import each_of
 from assent.runtime.runtime import Runtime
 
 KEYS = ("tool", "conversation", "agent", "risk", "for")
@@ -66,17 +68,18 @@ async def approve(url: str, matches: Matches, decision: Approve, by: str, *, dry
         if not yes and not _confirmed(entries):
             say("nothing was done")
             return 0
-        codes: list[int] = []
-        for entry in entries:
+
+        async def approved(entry: Pending) -> int:
             where = f"{entry.tool} ({entry.conversation}/{entry.call})"
             try:
                 await rt.resolve(entry.conversation, entry.call, replace(decision, digest=entry.digest), by=by)
             except AssentError as refusal:
-                codes.append(refusal.exit_code)
                 say(f"{where} not approved: [{refusal.kind}] {shown(refusal.message)}")
-            else:
-                codes.append(0)
-                say(f"{where} approved by {by}")
+                return refusal.exit_code
+            say(f"{where} approved by {by}")
+            return 0
+
+        codes = await each_of(entries, attrgetter("conversation"), approved)
         touched = {entry.conversation for entry in entries}
         for name in sorted(touched) if 0 in codes and len(touched) <= inbox.LISTED else []:
             for line in await inbox.idle_work(rt, name, Commands(url)):

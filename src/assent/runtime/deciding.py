@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from assent.core.decisions import PAST, Decision, Detached, Expired, Pending, Principal
 from assent.core.events import AnyEvent, AssistantSaid, CallResolved, CallReturned, ResolutionRefused
@@ -25,6 +25,10 @@ REFUSALS = 10
 """Refused attempts of one principal on one suspension that are logged: more would only push it out of sight."""
 PAGE = 200
 """Events that are read at once."""
+AT_ONCE = 100
+"""Decisions of a batch that are under way together."""
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 async def decide(
@@ -104,6 +108,31 @@ async def _refusal(may: MayResolve, by: Principal, entry: Pending) -> str | None
         log.exception("may_resolve failed for %s on %s", by.id, entry.tool)
         return f"whether {by.id} may resolve {entry.tool} could not be found out ({type(problem).__name__})"
     return None if verdict else f"{by.id} may not resolve {entry.tool}"
+
+
+async def each_of(many: Sequence[T], conversation: Callable[[T], str], decide: Callable[[T], Awaitable[R]]) -> list[R]:
+    """What each of many comes to: those of one conversation in their order, different ones at once, so that they share
+    their commits. ``decide`` keeps its refusals to itself."""
+    outcomes: list[R] = []
+    for start in range(0, len(many), AT_ONCE):
+        outcomes += await _at_once(many[start : start + AT_ONCE], conversation, decide)
+    return outcomes
+
+
+async def _at_once(some: Sequence[T], conversation: Callable[[T], str], decide: Callable[[T], Awaitable[R]]) -> list[R]:
+    outcomes: dict[int, R] = {}
+    lanes: dict[str, list[int]] = {}
+    for n, each in enumerate(some):
+        lanes.setdefault(conversation(each), []).append(n)
+
+    async def lane(numbers: list[int]) -> None:
+        for n in numbers:
+            outcomes[n] = await decide(some[n])
+
+    async with asyncio.TaskGroup() as group:
+        for numbers in lanes.values():
+            group.create_task(lane(numbers))
+    return [outcomes[n] for n in range(len(some))]
 
 
 async def who_won(home: Home, conv: Conversation, calls: Collection[str], stale: Stale) -> Stale:

@@ -6,6 +6,8 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -17,7 +19,7 @@ from assent.core.results import ANSWER_LIMIT, MESSAGE_LIMIT
 from assent.core.schema import check, check_plain, digest
 from assent.errors import Invalid, NotFound, Stale, StoreError
 from assent.runtime.clients import BEAT, Client
-from assent.runtime.deciding import permit
+from assent.runtime.deciding import each_of, permit
 from assent.runtime.intake import conversation_id
 from assent.runtime.runtime import ConversationInfo, Runtime
 from assent.server import wire
@@ -281,11 +283,12 @@ async def resolve_batch(asked: Asked) -> wire.Results:
     keys = [(item.conversation, item.call) for item in batch.decisions]
     if len(set(keys)) != len(keys):
         raise Invalid("the batch decides one call twice")
-    given = [shown(wire.given(item.decision)) for item in batch.decisions]
-    return wire.Results([await _resolved(asked, *key, each) for key, each in zip(keys, given, strict=True)])
+    given = [(*key, shown(wire.given(item.decision))) for key, item in zip(keys, batch.decisions, strict=True)]
+    return wire.Results(await each_of(given, itemgetter(0), partial(_resolved, asked)))
 
 
-async def _resolved(asked: Asked, conversation: str, call: str, decision: Decision) -> wire.Result:
+async def _resolved(asked: Asked, wanted: tuple[str, str, Decision]) -> wire.Result:
+    conversation, call, decision = wanted
     try:
         done = await _decided(asked, conversation, call, decision)
     except Exception as error:  # whatever it is: others of the batch are decided
