@@ -41,7 +41,7 @@ class Row(NamedTuple):
     limit: float | None
     """None: nothing is asked of it."""
     best: float | None = None
-    """The same from the quietest round, where noise only ever adds."""
+    """The same from the quietest rounds, where noise only ever adds."""
 
     @property
     def holds(self) -> bool:
@@ -160,7 +160,12 @@ async def alternate(rounds: int, progress: Progress, **sides: Timed) -> dict[str
 def ratio(ours: list[float], theirs: list[float]) -> tuple[float, float]:
     """The median of the rounds' ratios, and the ratio of the quietest rounds."""
     pairs = [a / b for a, b in zip(ours, theirs, strict=True)]
-    return statistics.median(pairs), min(ours) / min(theirs)
+    return statistics.median(pairs), quiet(ours) / quiet(theirs)
+
+
+def quiet(rounds: list[float]) -> float:
+    """The slowest of the fastest fifth: of many short rounds a single one is luck."""
+    return sorted(rounds)[(len(rounds) - 1) // 5]
 
 
 def us(seconds: float) -> str:

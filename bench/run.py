@@ -2,7 +2,7 @@
 """make bench: what Assent costs, as ratios to the least that could be done, all from one run.
 
 Each measure alternates with its yardstick, round by round, so that a busy machine slows both; a ratio is the median of
-the rounds' ratios, a time the median of the rounds, and "quietest" the same from each side's fastest round. A goal
+the rounds' ratios, a time the median of the rounds, and "quietest" the same from each side's fastest fifth. A goal
 holds only where both keep it.
 """
 
