@@ -206,32 +206,33 @@ class History:
     def apply(self, event: AnyEvent) -> None:
         self._transcript.apply(event)
         match event:
-            case TurnStarted():
-                self.number = event.turn
-                self._first = self._first or event.turn
-                self.turns.append(Turn(event.turn, self._ended))
             case AssistantSaid():
                 if event.calls:  # a retention of None: its tool leaves it to the context
                     self._kept = {made.id: made.retention or self.settings.retention for made in event.calls}
                 self._count(event)
+            case TurnStarted():
+                self.number = event.turn
+                self._first = self._first or event.turn
+                self.turns.append(Turn(event.turn, self._ended))
             case HistorySummarised():
                 self.summary = event
                 text = f"{SUMMARY}\n\n{event.text}"
                 self.leading = UserMessage(text=text, seq=event.upto, turn=0, by="system")
             case _:
                 pass
-        if self.turns and self._transcript.messages:
+        if self.turns:
             turn = self.turns[-1]
             for message in self._transcript.take():
                 entry = Entry(message, self._kept.get(message.call) if isinstance(message, ToolResult) else None)
                 turn.entries.append(entry)
                 self.numbered = self.numbered or (entry.retention is not None and entry.retention.kind == "last")
                 turn.least += entry.least
-        if isinstance(event, TurnEnded):
+        kind = type(event)
+        if kind is TurnEnded:
             self._ended = event.seq
             if self.turns:
                 self.turns[-1].ended = event.seq
-        if isinstance(event, TurnStarted | HistorySummarised):
+        elif kind is TurnStarted or kind is HistorySummarised:
             self._forget()
 
     def _count(self, event: AssistantSaid) -> None:

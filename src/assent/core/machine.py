@@ -103,13 +103,18 @@ def decide(state: State, input: Input, specs: Specs, now: float) -> list[AnyEven
 def decide_into(log: Draft, input: Input, specs: Specs) -> None:
     """``decide`` on top of what was decided already. After a refusal, go ``back`` to the mark."""
     state = log.state
-    match input:
-        case Open():
-            if state.seq:
-                raise Invalid(f"conversation {state.conversation!r} exists already")
-            log.add(ConversationOpened, input.by, agent=input.agent, metadata=input.metadata)
-        case Say():
-            _say(log, input)
+    match input:  # what a step is made of first: to tell that a class does not fit takes longer than that it does
+        case ModelReplied():
+            replying.replied(log, input, specs)
+            consequences(log)
+        case Claim():
+            gate.claim(log, _open_call(log, input.call), input)
+            if not isinstance(log.events[-1], CallStarted):
+                consequences(log)  # from a start nothing follows, and many calls may start at once
+        case Finished():
+            _finished(log, _open_call(log, input.call), input)
+            if log.turn().halt is not None:
+                consequences(log)  # from a result nothing follows for the others, and many may come in at once
         case Resolve():
             # All of them are looked at before any is recorded: one that stops the turn makes no other late.
             for call_id, decision in input.decisions.items():
@@ -117,6 +122,16 @@ def decide_into(log: Draft, input: Input, specs: Specs) -> None:
             for call_id, decision in input.decisions.items():
                 resolving.record(log, call_id, decision, input.by)
             consequences(log)
+        case Say():
+            _say(log, input)
+        case BeginTurn():
+            _begin(log, input)
+        case Close():
+            _close(log, input)
+        case Open():
+            if state.seq:
+                raise Invalid(f"conversation {state.conversation!r} exists already")
+            log.add(ConversationOpened, input.by, agent=input.agent, metadata=input.metadata)
         case RefuseResolution():
             resolving.waiting(log, input.call)
             log.add(ResolutionRefused, input.by, call_id=input.call, decision=input.decision, reason=input.reason)
@@ -140,11 +155,6 @@ def decide_into(log: Draft, input: Input, specs: Specs) -> None:
         case Woke():
             _woke(log, input.epoch)
             consequences(log)
-        case BeginTurn():
-            _begin(log, input)
-        case ModelReplied():
-            replying.replied(log, input, specs)
-            consequences(log)
         case ModelFailed() | ReplyRejected() | ModelHalted() | TimeUp():
             replying.unanswered(log, input)
         case Summarised():
@@ -153,18 +163,8 @@ def decide_into(log: Draft, input: Input, specs: Specs) -> None:
             log.add(HistorySummarised, upto=input.upto, text=input.text, attempts=input.attempts)
         case Planned():
             gate.planned(log, _open_call(log, input.call), input)
-        case Claim():
-            gate.claim(log, _open_call(log, input.call), input)
-            if not isinstance(log.events[-1], CallStarted):
-                consequences(log)  # from a start nothing follows, and many calls may start at once
-        case Finished():
-            _finished(log, _open_call(log, input.call), input)
-            if log.turn().halt is not None:
-                consequences(log)  # from a result nothing follows for the others, and many may come in at once
         case Reconciled():
             _reconciled(log, _open_call(log, input.call), input)
-        case Close():
-            _close(log, input)
         case _:
             assert_never(input)
 

@@ -70,8 +70,11 @@ def admit(log: Draft, call_id: str, decision: Decision, judged: Mapping[str, str
     if judged is not None and judged.get(call_id) != suspension.digest:
         # Whether they may was asked about something else, or could not be asked at all: ask again.
         raise Stale(f"what call {call_id!r} waits for has changed just now", reason="superseded")
-    late = isinstance(decision, Approve | Deny) and not isinstance(decision, ALLOWED[suspension.kind])
-    if late and call.approver is not None:
+    if (
+        call.approver is not None
+        and isinstance(decision, Approve | Deny)
+        and not isinstance(decision, ALLOWED[suspension.kind])
+    ):
         raise Stale(f"call {call_id!r} was approved by {call.approver}", reason="resolved", winner=call.approver.id)
     _fits(suspension, decision, planned=call.made.planned)
 

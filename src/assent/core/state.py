@@ -163,7 +163,11 @@ class State(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
 def evolve(state: State, event: AnyEvent) -> State:
     """The state after one more event."""
     seq = event.seq
-    match event:
+    match event:  # what a step is made of first
+        case CallStarted() | CallReturned() | CallSuspended() | CallResolved():
+            return _call(state, event)
+        case AssistantSaid():
+            return _said(state, event)
         case ConversationOpened():
             return replace(state, seq=seq, agent=event.agent)
         case MessageReceived():
@@ -184,8 +188,6 @@ def evolve(state: State, event: AnyEvent) -> State:
             )
             rest = tuple(q for q in state.queue if q.message != event.message)
             return replace(state, seq=seq, turn=turn, turns=event.turn, queue=rest)
-        case AssistantSaid():
-            return _said(state, event)
         case OutputRejected():
             turn = state.turn and replace(
                 state.turn,
@@ -199,8 +201,6 @@ def evolve(state: State, event: AnyEvent) -> State:
         case HistorySummarised():
             usage = _spent(state.usage, event.attempts)
             return replace(state, seq=seq, usage=usage, summary=seq, summarised=max(state.summarised, event.upto))
-        case CallSuspended() | CallResolved() | CallStarted() | CallReturned():
-            return _call(state, event)
         case CancelRequested():
             return replace(state, seq=seq, turn=state.turn and replace(state.turn, cancelling=True))
         case TurnEnded():
@@ -255,29 +255,6 @@ def _call(state: State, event: CallSuspended | CallResolved | CallStarted | Call
     halt, halt_value = turn.halt, turn.halt_value
     epoch = state.epoch
     match event:
-        case CallSuspended():
-            gate: Gate = "required" if event.kind == "approval" and not event.recovery else "auto"
-            misses = call.misses + (call.bound is not None)
-            phase = AWAITING[event.kind]
-            call = replace(
-                call,
-                phase=phase,
-                gate=gate,
-                args=event.args,
-                edited=call.edited or event.args != call.args,
-                suspension=event,
-                decided=None,
-                bound=None,
-                misses=misses,
-                recovering=event.recovery,
-            )
-        case CallResolved():
-            turn = _waited(turn, event.at)
-            call = _resolved(call, event)
-            if isinstance(event.decision, Deny) and event.decision.stop:
-                halt, halt_value = "halted", event.decision.reason
-            elif isinstance(event.decision, Expired) and call.made.on_expiry == "halt":
-                halt, halt_value = "halted", "nobody answered in time"
         case CallStarted():
             epoch = max(epoch, event.epoch)
             call = replace(
@@ -303,6 +280,29 @@ def _call(state: State, event: CallSuspended | CallResolved | CallStarted | Call
             if event.halt is not None:
                 kept = {"artifact": event.artifact, "size": event.size}
                 halt, halt_value = event.halt, kept if event.artifact else event.value
+        case CallSuspended():
+            gate: Gate = "required" if event.kind == "approval" and not event.recovery else "auto"
+            misses = call.misses + (call.bound is not None)
+            phase = AWAITING[event.kind]
+            call = replace(
+                call,
+                phase=phase,
+                gate=gate,
+                args=event.args,
+                edited=call.edited or event.args != call.args,
+                suspension=event,
+                decided=None,
+                bound=None,
+                misses=misses,
+                recovering=event.recovery,
+            )
+        case CallResolved():
+            turn = _waited(turn, event.at)
+            call = _resolved(call, event)
+            if isinstance(event.decision, Deny) and event.decision.stop:
+                halt, halt_value = "halted", event.decision.reason
+            elif isinstance(event.decision, Expired) and call.made.on_expiry == "halt":
+                halt, halt_value = "halted", "nobody answered in time"
         case _:
             assert_never(event)
     calls = {**turn.calls, event.call_id: call}

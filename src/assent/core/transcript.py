@@ -133,6 +133,10 @@ class Transcript:
     def apply(self, event: AnyEvent) -> None:
         self.seq = event.seq
         match event:
+            case AssistantSaid():
+                self._said(event)
+            case CallReturned():
+                self._returned(event)
             case MessageReceived():
                 self._queued[event.seq] = event  # it is said when its turn begins
             case TurnStarted():
@@ -142,16 +146,12 @@ class Transcript:
                     self._messages.append(
                         UserMessage(text=message.text, seq=message.seq, turn=event.turn, by=message.by.id)
                     )
-            case AssistantSaid():
-                self._said(event)
             case OutputRejected():
                 if event.text:
                     self._messages.append(
                         AssistantMessage(id=f"rejected-{event.seq}", turn=event.turn, text=event.text, seq=event.seq)
                     )
                 self._messages.append(UserMessage(text=event.message, seq=event.seq, turn=event.turn, by=event.by.id))
-            case CallReturned():
-                self._returned(event)
             case TurnEnded():
                 self._flush()  # a log cut and closed by an older version may end with calls open
             case _:

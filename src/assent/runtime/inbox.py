@@ -31,7 +31,7 @@ from assent.core.inputs import (
 )
 from assent.errors import AssentError, Stale
 
-GUESTS = (Open, Say, Resolve, RefuseResolution, DeadlinePassed, ClientGone, Cancel, Revoke, Summarised)
+GUESTS = (Resolve, Say, Open, RefuseResolution, DeadlinePassed, ClientGone, Cancel, Revoke, Summarised)
 """What any process may append what follows from."""
 
 
@@ -54,10 +54,13 @@ class Item(msgspec.Struct, eq=False):
 
 def guests(items: list[Item]) -> list[Item]:
     """Without the lease, what tasks report does not count: whoever has it finds out for itself."""
+    left: list[Item] = []
     for item in items:
-        if not isinstance(item.input, GUESTS):
+        if isinstance(item.input, GUESTS):
+            left.append(item)
+        else:
             item.answer(Stale("this process does not run it any more", reason="phase"))
-    return [item for item in items if isinstance(item.input, GUESTS)]
+    return left
 
 
 def instead(input: Input, problem: Exception) -> Input | None:
