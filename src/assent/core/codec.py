@@ -72,12 +72,17 @@ def _lift(body: bytes, problem: Exception | None) -> AnyEvent:
 
 
 def chain(head: bytes, bodies: Iterable[bytes]) -> list[bytes]:
-    """The hashes of events that follow ``head``, each SHA-256(previous hash + stored bytes)."""
+    """The hashes of events that follow ``head``."""
     hashes: list[bytes] = []
     for body in bodies:
-        head = hashlib.sha256(head + body).digest()
+        head = linked(head, body)
         hashes.append(head)
     return hashes
+
+
+def linked(head: bytes, body: bytes) -> bytes:
+    """The next hash of the chain: SHA-256(previous hash + stored bytes)."""
+    return hashlib.sha256(head + body).digest()
 
 
 STATE_VERSION = 2

@@ -20,6 +20,7 @@ import msgspec
 
 from assent.core.codec import GENESIS as GENESIS
 from assent.core.codec import chain as chain
+from assent.core.codec import linked as linked
 from assent.errors import Invalid
 
 

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from assent.errors import AssentError, Conflict, Fenced
-from assent.stores.base import GENESIS, Append, chain
+from assent.stores.base import GENESIS, Append, chain, linked
 from assent.stores.packing import packed
 from assent.stores.postgres.driver import Link
 from assent.stores.postgres.jobs import AGAIN, Job
@@ -45,6 +45,9 @@ PLAN = {
 
 REMEMBERED = 20_000
 """Conversations of which the head is remembered: about 250 bytes each."""
+
+HASH = len(GENESIS)
+"""Bytes of a hash."""
 
 BLOCK = 256
 """Ids that one step of the sequence ``blocks`` is good for."""
@@ -377,11 +380,12 @@ def _composed(ready: Sequence[tuple[Job, Head]]) -> tuple[str, list[Any], list[H
     for job, head in ready:
         step: Append = job.what.step
         name, key, seq, hash_ = step.conversation, head.id, head.seq, head.hash
-        for next_, body in zip(chain(hash_, step.events), step.events, strict=True):
-            seq, hash_, stored = seq + 1, next_, packed(body)
-            places += (key, seq, start, len(stored))
+        for body in step.events:
+            seq, hash_, stored = seq + 1, linked(hash_, body), packed(body)
+            size = len(stored)
+            places += (key, seq, start, size)
             written += (hash_, stored)
-            start += len(hash_) + len(stored)
+            start += HASH + size
         ends.append(Head(key, seq, hash_))
         if head.seq:
             kind = (step.status, step.agent, step.owes, step.release, step.epoch is None)
@@ -435,7 +439,7 @@ def _alone(what: Wanted, head: Head) -> tuple[str, list[Any], list[Head]] | None
 
 def _joined(hashes: list[bytes]) -> bytes:
     joined = b"".join(hashes)
-    if len(joined) != 32 * len(hashes):
+    if len(joined) != HASH * len(hashes):
         raise ValueError("a hash that has not 32 bytes")  # then each goes by itself
     return joined
 

@@ -34,7 +34,7 @@ class Job(msgspec.Struct, eq=False):
     def settle(self, outcome: Any) -> None:
         if self.future.done():  # its caller was cancelled; what was written stays
             return
-        if isinstance(outcome, Exception):
+        if outcome is not None and isinstance(outcome, Exception):
             self.future.set_exception(outcome)
         else:
             self.future.set_result(outcome)
