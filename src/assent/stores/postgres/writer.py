@@ -82,10 +82,8 @@ class Writer:
         loop = asyncio.get_running_loop()
         until = loop.time() + self._address.endurance
         job = Job(kind, conversation, what, kind.weight(what), until, loop.create_future())
-        if refusal := kind.void(what):
-            job.settle(refusal)
-        else:
-            self._waiting.append(job)
+        self._waiting.append(job)
+        if self._idle:
             self._call()
         return job.future
 
@@ -121,6 +119,8 @@ class Writer:
                 await self._commit(hand, group)
                 self._sticking = self._sticking and not stuck
                 self._busy.difference_update(job.conversation for job in group)
+                if len(group) > 1:
+                    await asyncio.sleep(0)  # those who waited for it may have more to write: it goes with what waits
             elif self._stopping and not self._waiting:
                 self._call()
                 return
