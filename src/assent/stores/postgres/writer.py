@@ -57,6 +57,7 @@ class Writer:
     def __init__(self, address: Address):
         self.commits = 0
         self._address = address
+        self._endurance = address.endurance
         self._waiting: deque[Job] = deque()
         self._busy: set[str] = set()
         self._sticking = False  # one connection has a group of those that were given up before
@@ -80,7 +81,7 @@ class Writer:
     def run(self, kind: Kind, conversation: str, what: Any) -> asyncio.Future[Any]:
         """Write it; done once that is durable."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._address.endurance
+        until = loop.time() + self._endurance
         job = Job(kind, conversation, what, kind.weight(what), until, loop.create_future())
         self._waiting.append(job)
         if self._idle:
@@ -118,7 +119,7 @@ class Writer:
                 stuck = group[0].stuck
                 await self._commit(hand, group)
                 self._sticking = self._sticking and not stuck
-                self._busy.difference_update(job.conversation for job in group)
+                self._busy.difference_update([job.conversation for job in group])
                 if len(group) > 1:
                     await asyncio.sleep(0)  # those who waited for it may have more to write: it goes with what waits
             elif self._stopping and not self._waiting:
