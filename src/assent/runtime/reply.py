@@ -76,33 +76,33 @@ class Reply:
         conv = self._conv
         if not self.wanted:
             raise Stale("this reply is no longer wanted", reason="phase")  # its cancel was ignored
-        match part:
+        match part:  # what there is most of first
+            case TextPart(text=text):
+                self._begin(model)
+                self._text(self._stream.text(clean(text)))
+            case ThinkingPart(text=text):
+                self._begin(model)
+                self._thought(self._stream.thinking(clean(text)))
+            case ToolCallPart():
+                self._begin(model)
+                self._piece(part)
+            case HostedPart():
+                self._begin(model)
+                if self._heard():
+                    self._tell(_hosted(conv.name, part))
             case UsagePart(usage=usage):
                 self.usage = usage = _usage(usage)
                 conv.partial.attempts = (*self._earlier, Attempt(model, usage))
-                return
             case FinishPart(reason=reason):
                 self.finish = clean(reason)
-                return
             case ProviderPart():
                 self.parts.append({"kind": clean(part.kind), "data": _verbatim(part.data)})
-                return
-            case _:
-                pass
+
+    def _begin(self, model: str) -> None:
         if not self.begun:
             self.begun = True
-            conv.partial.attempts = (*self._earlier, Attempt(model, self.usage))
-            conv.announce_streaming()
-        match part:
-            case TextPart(text=text):
-                self._text(self._stream.text(clean(text)))
-            case ThinkingPart(text=text):
-                self._thought(self._stream.thinking(clean(text)))
-            case ToolCallPart():
-                self._piece(part)
-            case HostedPart():
-                if self._heard():
-                    self._tell(_hosted(conv.name, part))
+            self._conv.partial.attempts = (*self._earlier, Attempt(model, self.usage))
+            self._conv.announce_streaming()
 
     def complete(self) -> None:
         """All of it is here: also what transformers held back."""
@@ -226,6 +226,8 @@ def clean(text: str) -> str:
     """Lone surrogates cannot be stored: they are replaced, and nothing is lost but them."""
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ModelError(f"the stream has {text!r:.80} where text is due", kind="invalid_response")
+    if text.isascii():
+        return text
     try:
         text.encode()
     except UnicodeEncodeError:

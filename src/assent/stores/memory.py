@@ -411,12 +411,12 @@ class MemoryWire:
         self._heard: list[Heard] = []
         self._signal = Signal()
 
-    def _others(self) -> Iterator[MemoryWire]:
-        for store in self._store.siblings():
-            yield store.wire
+    def _others(self) -> list[MemoryWire]:
+        return [store.wire for store in self._store.siblings()]
 
     def listened(self, conversation: str) -> bool:
-        return any(conversation in other._listening for other in self._others())
+        others = self._others()  # most often there is none, and it is asked for every piece of a reply
+        return bool(others) and any(conversation in other._listening for other in others)
 
     def send(self, conversation: str, item: bytes) -> None:
         for other in self._others():

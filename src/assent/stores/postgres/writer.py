@@ -120,8 +120,6 @@ class Writer:
                 await self._commit(hand, group)
                 self._sticking = self._sticking and not stuck
                 self._busy.difference_update([job.conversation for job in group])
-                if len(group) > 1:
-                    await asyncio.sleep(0)  # those who waited for it may have more to write: it goes with what waits
             elif self._stopping and not self._waiting:
                 self._call()
                 return
