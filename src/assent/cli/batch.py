@@ -22,6 +22,8 @@ from assent.runtime.runtime import Runtime
 
 KEYS = ("tool", "conversation", "agent", "risk", "for")
 LONG = 120
+AT_ONCE = 50
+"""Calls that are approved together: what became of them is said before the next."""
 Matches = dict[str, list[str]]
 
 
@@ -69,17 +71,19 @@ async def approve(url: str, matches: Matches, decision: Approve, by: str, *, dry
             say("nothing was done")
             return 0
 
-        async def approved(entry: Pending) -> int:
+        async def approved(entry: Pending) -> tuple[int, str]:
             where = f"{entry.tool} ({entry.conversation}/{entry.call})"
             try:
                 await rt.resolve(entry.conversation, entry.call, replace(decision, digest=entry.digest), by=by)
             except AssentError as refusal:
-                say(f"{where} not approved: [{refusal.kind}] {shown(refusal.message)}")
-                return refusal.exit_code
-            say(f"{where} approved by {by}")
-            return 0
+                return refusal.exit_code, f"{where} not approved: [{refusal.kind}] {shown(refusal.message)}"
+            return 0, f"{where} approved by {by}"
 
-        codes = await each_of(entries, attrgetter("conversation"), approved)
+        codes: list[int] = []
+        for start in range(0, len(entries), AT_ONCE):
+            for code, line in await each_of(entries[start : start + AT_ONCE], attrgetter("conversation"), approved):
+                codes.append(code)
+                say(line)
         touched = {entry.conversation for entry in entries}
         for name in sorted(touched) if 0 in codes and len(touched) <= inbox.LISTED else []:
             for line in await inbox.idle_work(rt, name, Commands(url)):

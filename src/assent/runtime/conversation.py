@@ -231,7 +231,6 @@ class Conversation:
     # --- the loop ---
 
     async def _run(self) -> None:
-        me = self._loop
         try:
             if not self.loaded:
                 await self.load()
@@ -249,7 +248,7 @@ class Conversation:
         except Exception as failure:
             await self._crash(failure)
         finally:
-            if self._loop is me:
+            if self._loop is asyncio.current_task():
                 self._loop = None
                 if self._inbox or self._behind:
                     self.poke(behind=False)

@@ -25,8 +25,6 @@ REFUSALS = 10
 """Refused attempts of one principal on one suspension that are logged: more would only push it out of sight."""
 PAGE = 200
 """Events that are read at once."""
-AT_ONCE = 100
-"""Decisions of a batch that are under way together."""
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -112,27 +110,21 @@ async def _refusal(may: MayResolve, by: Principal, entry: Pending) -> str | None
 
 async def each_of(many: Sequence[T], conversation: Callable[[T], str], decide: Callable[[T], Awaitable[R]]) -> list[R]:
     """What each of many comes to: those of one conversation in their order, different ones at once, so that they share
-    their commits. ``decide`` keeps its refusals to itself."""
-    outcomes: list[R] = []
-    for start in range(0, len(many), AT_ONCE):
-        outcomes += await _at_once(many[start : start + AT_ONCE], conversation, decide)
-    return outcomes
-
-
-async def _at_once(some: Sequence[T], conversation: Callable[[T], str], decide: Callable[[T], Awaitable[R]]) -> list[R]:
+    their commits. ``decide`` keeps its refusals to itself; what else it raises is raised when all others are done.
+    """
     outcomes: dict[int, R] = {}
     lanes: dict[str, list[int]] = {}
-    for n, each in enumerate(some):
+    for n, each in enumerate(many):
         lanes.setdefault(conversation(each), []).append(n)
 
     async def lane(numbers: list[int]) -> None:
         for n in numbers:
-            outcomes[n] = await decide(some[n])
+            outcomes[n] = await decide(many[n])
 
-    async with asyncio.TaskGroup() as group:
-        for numbers in lanes.values():
-            group.create_task(lane(numbers))
-    return [outcomes[n] for n in range(len(some))]
+    for failure in await asyncio.gather(*map(lane, lanes.values()), return_exceptions=True):
+        if failure is not None:
+            raise failure
+    return [outcomes[n] for n in range(len(many))]
 
 
 async def who_won(home: Home, conv: Conversation, calls: Collection[str], stale: Stale) -> Stale:

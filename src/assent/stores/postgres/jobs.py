@@ -44,7 +44,7 @@ class Kind(Protocol):
     """How jobs of one kind are written together."""
 
     def void(self, what: Any) -> Exception | None:
-        """What speaks against it by now, where the database was away."""
+        """What speaks against it before the database is asked."""
         ...
 
     def weight(self, what: Any) -> int:

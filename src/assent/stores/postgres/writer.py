@@ -83,9 +83,12 @@ class Writer:
         loop = asyncio.get_running_loop()
         until = loop.time() + self._endurance
         job = Job(kind, conversation, what, kind.weight(what), until, loop.create_future())
-        self._waiting.append(job)
-        if self._idle:
-            self._call()
+        if refusal := kind.void(what):
+            job.settle(refusal)
+        else:
+            self._waiting.append(job)
+            if self._idle:
+                self._call()
         return job.future
 
     async def stop(self) -> None:
