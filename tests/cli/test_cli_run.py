@@ -82,6 +82,14 @@ def test_busy_is_3_and_a_queued_message_waits_for_its_turn(desk):
     assert len([e for e in desk.log("c") if e["type"] == "MessageReceived"]) == 2
 
 
+def test_busy_with_a_turn_that_nobody_runs_says_how_to_finish_it(desk):
+    """B13"""
+    [entry] = desk.waiting("c", agents.gated)
+    assert desk("approve", entry.call).code == 0
+    busy = desk("run", f"{DESK}:plain", "more", "--conversation", "c")  # which does not run what is open
+    refused(busy, 3, "[busy]", "nobody runs it: finish it first", "--conversation c")
+
+
 def test_the_time_to_wait_is_bounded(desk):
     assert desk("run", f"{DESK}:gated", "hi", "--wait", "0.2").code == 75
 

@@ -27,6 +27,12 @@ HOLD = CHECKS.get_by_names(
 )
 
 
+def test_the_document_says_that_an_approval_carries_its_digest():
+    approve = DOCUMENT["components"]["schemas"]["GivenApprove"]
+    assert "digest" in approve["required"]
+    assert approve["properties"]["digest"] == {"type": "string"}
+
+
 @pytest.fixture(scope="module")
 def served():
     """A server in a thread, with a conversation in which every kind of call waits; (its address, real path pieces)."""

@@ -278,8 +278,11 @@ async def test_a_batch_is_looked_at_as_a_whole_and_then_each_decision_has_its_ow
         entries = {entry["conversation"]: entry for entry in await s.pending(3)}
         items = [{"conversation": n, "call": e["call"], **approval(e)} for n, e in sorted(entries.items())]
         broken = [*items[:2], {**items[2], "decision": {"type": "approve"}}]
-        await s.post("/api/pending/resolve", {"decisions": broken}, 422)
-        await s.post("/api/pending/resolve", {"decisions": [items[0], items[0]]}, 422)
+        problem = await s.post("/api/pending/resolve", {"decisions": broken}, 422)
+        assert "decisions[2]" in problem["detail"]
+        assert "digest" in problem["detail"]
+        problem = await s.post("/api/pending/resolve", {"decisions": [items[0], items[0]]}, 422)
+        assert "decisions[1] decides the same call as decisions[0]" in problem["detail"]
         await s.post("/api/pending/resolve", {"decisions": []}, 422)
         assert len(await s.pending(3)) == 3
         late = items[1]

@@ -58,7 +58,9 @@ async def find(rt: Runtime, given: str, verb: str) -> Found:
     if not conversation:
         conversation = await _logged(rt, prefix) or ""
     if not conversation:
-        raise Stale(f"no call {cut(prefix, 80)!r} waits, or ever did", reason="unknown")
+        raise Stale(
+            f"no call {cut(prefix, 80)!r} waits, or ever did; `assent pending` lists what waits", reason="unknown"
+        )
     return Found(conversation, prefix, None)
 
 

@@ -221,7 +221,7 @@ def approve(
             if len(digest) < DIGEST or not entry.digest.startswith(digest):
                 raise Stale(
                     f"the digest does not match what {entry.tool} ({entry.call}) waits to do now: it has changed since "
-                    f"it was shown, or these are not {DIGEST} or more characters of what `assent pending` shows",
+                    f"it was shown, or these are not {DIGEST} or more characters of what `assent pending --json` shows",
                     reason="superseded",
                 )
             whole = entry.digest

@@ -127,6 +127,8 @@ async def _busy(job: Job, rt: Runtime, name: str) -> Busy:
     if waiting:
         answers = "1 answer is awaited" if waiting == 1 else f"{waiting} answers are awaited"
         first = f"{answers}; give {'it' if waiting == 1 else 'them'} first ({job.commands.pending(name)})"
+    elif await inbox.unattended(rt, name):
+        first = f"nobody runs it: finish it first ({job.commands.go_on(await inbox.named_in(rt, name), name)})"
     else:
         first = "try again when it has ended"
     return Busy(f"a turn is in flight in {name}: {first}, or say it with --when-busy queue or --when-busy interrupt")

@@ -159,7 +159,7 @@ def _same(suspension: CallSuspended, given: str | None, wanted: str) -> None:
     if given is not None and given != wanted:
         raise Stale(
             f"the digest does not stand for what call {suspension.call_id!r} waits to do now: it has changed since "
-            "it was shown, or the digest is another one's",
+            "it was shown, or the digest is another one's; look at it again",
             reason="superseded",
             details={"digest": suspension.digest},
         )

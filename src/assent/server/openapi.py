@@ -34,6 +34,9 @@ def document() -> dict[str, Any]:
         types += [t for t in (endpoint.takes, endpoint.gives, endpoint.query) if t is not None]
     schemas, components = msgspec.json.schema_components(list(dict.fromkeys(types)), ref_template=REF)
     schema_of: dict[Any, Any] = dict(zip(dict.fromkeys(types), schemas, strict=True))
+    approve = cast("dict[str, Any]", components["GivenApprove"])  # its digest may be missing everywhere but here
+    approve["required"] = [*approve.get("required", []), "digest"]
+    approve["properties"]["digest"] = {"type": "string"}
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in ENDPOINTS:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, schema_of, components)

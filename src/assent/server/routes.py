@@ -280,10 +280,16 @@ def shown(decision: Decision) -> Decision:
 async def resolve_batch(asked: Asked) -> wire.Results:
     """Decide several calls: malformed, none is decided; else each has its own result."""
     batch: wire.BatchResolving = asked.body
-    keys = [(item.conversation, item.call) for item in batch.decisions]
-    if len(set(keys)) != len(keys):
-        raise Invalid("the batch decides one call twice")
-    given = [(*key, shown(wire.given(item.decision))) for key, item in zip(keys, batch.decisions, strict=True)]
+    places: dict[tuple[str, str], int] = {}
+    given: list[tuple[str, str, Decision]] = []
+    for n, item in enumerate(batch.decisions):
+        first = places.setdefault((item.conversation, item.call), n)
+        if first != n:
+            raise Invalid(f"decisions[{n}] decides the same call as decisions[{first}]")
+        try:
+            given.append((item.conversation, item.call, shown(wire.given(item.decision))))
+        except Invalid as problem:
+            raise Invalid(f"decisions[{n}]: {problem.message}") from None
     return wire.Results(await each_of(given, itemgetter(0), partial(_resolved, asked)))
 
 
