@@ -2,7 +2,7 @@
 """What a step, a decision and a bare POST take in instructions: the same on a busy machine as on a quiet one.
 
 Seconds tell what people wait for, and on shared cores they vary by half. Instructions vary by a hundredth, so they tell
-whether a change made anything better. Needs valgrind (``apt install valgrind``); takes three minutes. What the kernel
+whether a change made anything better. Needs valgrind (``apt install valgrind``); takes a minute. What the kernel
 does is not counted.
 
 ``python instructions.py step`` is what is measured of a step: it is run as a process of its own.
