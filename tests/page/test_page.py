@@ -559,6 +559,8 @@ def test_the_inbox_is_worked_by_keyboard(visit, stage: Stage):
     expect(page.locator("assent-approval .approve")).to_be_enabled()
     page.keyboard.press("a")
     expect(page.locator(".row.open .stale")).to_have_text("Approved by alice.")
+    expect(page.locator(".row.open .stale.good")).to_be_visible()  # by whoever looks: no warning
+    expect(page.locator(".row.open").get_by_role("checkbox")).to_be_disabled()  # nothing is left to decide
     page.get_by_label("Filter").fill(second)
     page.keyboard.press("Escape")
     page.keyboard.press("Escape")
@@ -590,6 +592,25 @@ def test_the_inbox_names_a_conversation_as_the_sidebar_does_and_finds_it_by_that
         page.keyboard.press("Escape")
         row.locator(".head").click()
         expect(row.locator(".card").get_by_role("link", name=first)).to_have_attribute("href", f"#/c/{name}")
+    stage.ask("POST", f"conversations/{name}/cancel")
+
+
+def test_an_open_row_of_the_inbox_shows_what_was_said_last(visit, stage: Stage):
+    first = "Refund the lamp: <b>it</b> came seven days late"
+    name = stage.conversation(first)
+    stage.waiting(name)
+    page = visit().page("inbox")
+    looks = []
+    page.on("request", lambda request: looks.append(request) if request.url.endswith(f"/{name}") else None)
+    page.get_by_label("Filter").fill("seven days late")
+    page.locator(".row .head").click()
+    said = page.get_by_role("region", name="Said last")
+    expect(said).to_contain_text(f"alice {first}")
+    assert len(looks) == 1, "and so the conversation is in memory where it is decided"
+    card = page.locator(".row.open .card")
+    assert said.bounding_box()["y"] > card.bounding_box()["y"], "nothing moves under a press"
+    page.locator(".row .head").click()
+    expect(said).to_have_count(0)
     stage.ask("POST", f"conversations/{name}/cancel")
 
 
@@ -686,6 +707,7 @@ def test_elements_that_a_framework_made_before_they_were_defined_take_their_prop
         }""",
         waiting,
     )
+    expect(page.locator("assent-chat assent-approval .approve")).to_be_enabled()  # where a card comes, no press counts
     page.locator("body > assent-approval .approve").click()
     until(page, "window.heard.length === 1")
     expect(page.locator("assent-chat").get_by_text("Done: refund went well.")).to_be_visible()
@@ -798,7 +820,13 @@ def test_the_page_weighs_less_than_60_kilobytes():
 
 
 def test_what_is_not_sent_is_only_for_people():
-    """No template's text begins a line as a remark does: between backticks, nothing is left out."""
+    """No template's text begins a line as a remark does: between backticks, nothing is left out. No rule of the style
+    has a remark inside of it, or a text that looks like one."""
+    for line in (STATIC / "style.css").read_text().splitlines():
+        if "/*" in line:
+            rule, _, remark = line.partition("/*")
+            assert rule.rstrip()[-1:] in ("", "{", "}", ";"), line
+            assert remark.index("*/") == len(remark) - 2, line
     for path in [*STATIC.glob("*.js"), *STATIC.glob("elements/*.js")]:
         inside = False
         for line in path.read_text().splitlines():

@@ -695,6 +695,7 @@ async def test_a_slip_in_a_decision_is_refused_and_decides_nothing():
         for decision, what in (
             ({"type": "approve", "digest": digest, "arguments": {"amount": 1}}, f"{told} `arguments`"),
             ({"type": "deny", "reson": "no"}, f"{told} `reson`"),
+            ({"type": "deny", "reson": "no"}, "approve: args, digest, remember, duration; deny: reason, stop;"),
             ({"type": "aprove", "digest": digest}, words),
             ({"type": "approve", "digest": digest, "remember": "ever"}, "one of args, tool"),
         ):
@@ -712,3 +713,7 @@ async def test_a_slip_in_a_decision_is_refused_and_decides_nothing():
         message = b'{"text": "half \\ud800"}'
         answer = await s.http.post("/api/conversations/c/messages", content=message, headers=JSON)
         assert "half of a surrogate pair" in answer.json()["detail"]
+        answer = await s.http.post("/api/conversations/c/messages", content=b'{"text": "half', headers=JSON)
+        assert "it ends too early" in answer.json()["detail"]
+        answer = await s.http.post("/api/conversations/c/messages", json={"txt": "half"})
+        assert "known: text, when_busy, mode, agent" in answer.json()["detail"]

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 
 from assent.errors import Conflict
 from assent.stores import writer
@@ -119,6 +120,12 @@ def use_in_child(store):
             store.row("c").send(None)
         except Exception as error:
             say("refused", error)
+        store._writer.abandon = store._reader.abandon = partial(say, "abandoned")
+        store.__del__()
+        try:
+            store.close().send(None)
+        except StopIteration:
+            say("left alone")
         os._exit(0)
     os.waitpid(child, 0)
 

@@ -58,6 +58,15 @@ def test_the_packed_form_is_pinned_for_it_is_read_for_ever():
     assert unpacked(stored) == b'{"type":"CallSuspended","kind":"approval"}' * 20
 
 
+def test_a_byte_that_has_changed_is_noticed_wherever_it_is():
+    stored = packed(LONG)
+    for at in range(2, len(stored)):
+        damaged = stored[:at] + bytes([stored[at] ^ 1]) + stored[at + 1 :]
+        assert unpacked(damaged) == damaged
+    assert unpacked(stored + b"more") == stored + b"more"
+    assert unpacked(stored) == LONG
+
+
 def test_damage_is_not_hidden_what_cannot_be_unpacked_fits_no_hash(tmp_path):
     async def run():
         store = SQLiteStore(tmp_path / "a.db")

@@ -16,7 +16,7 @@ import pytest
 
 from assent.errors import Conflict, Fenced, StoreDamaged, StoreError, StoreNewer
 from assent.stores.base import GENESIS, chain
-from assent.stores.postgres import PostgresStore, migrate, migrations, plan
+from assent.stores.postgres import PostgresStore, appending, migrate, migrations, plan
 from assent.stores.postgres.driver import Link
 from assent.stores.postgres.faults import CONNECTIONS
 from assent.testing.store_contract import StoreContract, entry, on_a_loop, step, the_lease, the_row
@@ -103,6 +103,70 @@ class TestPostgresStore(StoreContract):
             assert (row.owes, row.updated) == (each.owes, each.at)
             assert row.owner == (None if each.release else store.owner)
         assert (await the_row(store, "new")).status == "s1"
+
+    @on_a_loop
+    async def test_one_that_goes_on_is_written_together_with_many_that_are_new(self):
+        store = await self.store()
+        await store.append(step("old", 0))
+        before = store.commits
+        await asyncio.gather(*(store.append(step(f"c{n}", 0)) for n in range(9)), store.append(step("old", 1, b"on")))
+        assert store.commits - before <= 2
+        assert await store.read("old") == [b"event 1", b"on"]
+        assert await store.heads(["old", "c0", "c8"]) == {"old": 2, "c0": 1, "c8": 1}
+
+    @on_a_loop
+    async def test_whatever_is_asked_at_once_is_written_in_the_order_of_names_in_which_all_lock(self):
+        store = await self.store()
+        written = []
+        for kind in (store._appending, store._claiming, store._releasing):
+
+            def noted(link, jobs, write=kind.write):
+                written.append([job.conversation for job in jobs])
+                return write(link, jobs)
+
+            kind.write = noted
+        names = [f"c{n}" for n in range(200)]
+        random.shuffle(names)
+        for at in range(3):
+            await asyncio.gather(*(store.append(step(name, at)) for name in names))
+        epochs = await asyncio.gather(*map(store.claim, names))
+        await asyncio.gather(*map(store.release, names, epochs))
+        assert max(map(len, written)) >= 100
+        assert all(group == sorted(group) for group in written)
+
+    @on_a_loop
+    async def test_what_was_read_anew_is_sent_in_the_order_of_names_as_well(self):
+        store = await self.store()
+        names = [f"c{n}" for n in range(40)]
+        await asyncio.gather(*(store.append(step(name, 0)) for name in names))
+        for name in names[::3]:
+            del store._heads[name]
+        sent = []
+        placed = store._appending._placed
+
+        async def noted(*given):
+            ready = await placed(*given)
+            sent.append([job.conversation for job, _ in ready])
+            return ready
+
+        store._appending._placed = noted
+        await asyncio.gather(*(store.append(step(name, 1)) for name in names))
+        assert sorted(name for group in sent for name in group) == sorted(names)
+        assert all(group == sorted(group) for group in sent)
+
+    @on_a_loop
+    async def test_so_many_heads_are_remembered_and_the_others_are_read_again(self):
+        store = await self.store()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(appending, "REMEMBERED", 10)
+            for at in range(3):
+                for n in range(25):
+                    await store.append(step(f"c{n}", at))
+                    assert len(store._heads) <= 10
+                    assert f"c{n}" in store._heads
+            await asyncio.gather(*(store.append(step(f"c{n}", 3)) for n in range(25)))
+            assert len(store._heads) <= 10
+        assert [len(await store.read(f"c{n}")) for n in range(25)] == [4] * 25
 
     @on_a_loop
     async def test_an_append_that_waited_for_a_row_is_compared_with_what_was_left_there(self):
@@ -415,7 +479,10 @@ class TestPostgresStore(StoreContract):
             try:
                 store.append(step("c", 0)).send(None)
             except StoreError as refusal:
-                os._exit(0 if "fork" in refusal.message else 2)
+                with suppress(StopIteration):  # there is nothing to wait for
+                    store.close().send(None)
+                    os._exit(3)
+                os._exit(0 if "opened before a fork; open a new one in the child" in refusal.message else 2)
             os._exit(1)
         assert (await asyncio.to_thread(os.waitpid, child, 0))[1] == 0
         await store.append(step("c", 0))

@@ -354,6 +354,21 @@ async def test_an_owner_that_cannot_renew_counts_itself_as_dead_before_anybody_c
 
 
 @story
+async def test_an_owner_that_lapsed_is_refused_at_once_while_all_who_write_wait_for_the_database(url):
+    async with proxied(url) as (store, proxy):
+        await store.append(step("c", 0))
+        epoch = await the_lease(store, "c")
+        with proxy.silent():
+            others = [asyncio.ensure_future(store.append(step(f"c{n}", 0))) for n in range(100)]
+            await store.lapsed()
+            refused = asyncio.ensure_future(store.append(step("c", 1, epoch=epoch)))
+            await asyncio.sleep(0)
+            with pytest.raises(Fenced, match="could not show"):
+                refused.result()
+        await asyncio.gather(*others)
+
+
+@story
 async def test_an_owner_that_lapsed_goes_on_under_a_new_name_that_holds_nothing(url):
     async with proxied(url) as (store, proxy):
         await store.append(step("c", 0, owes=True))

@@ -121,7 +121,7 @@ async def test_an_append_that_could_go_again_for_ever_gives_up_like_any_other(ur
 
         async def changed(link, jobs, outcomes):  # between reading and writing somebody else is always quicker
             await judge(link, jobs, outcomes)
-            store._heads.set("ada", msgspec.structs.replace(store._heads.get("ada"), hash=others["hash"][::-1]))
+            store._heads["ada"] = msgspec.structs.replace(store._heads["ada"], hash=others["hash"][::-1])
 
         store._appending._judge = changed
         with pytest.raises(StoreError) as failure:

@@ -128,6 +128,7 @@ def test_a_killed_owner_is_dead_although_its_children_live_on(path):
 def test_a_forked_child_is_told_to_open_its_own_store_and_the_parent_goes_on(path):
     with process("use_after_fork", path) as other:
         assert "open a new one in the child" in other.stdout.readline()
+        assert other.stdout.readline() == "left alone\n"
         assert other.stdout.readline() == "parent at 2 [True]\n"
         assert other.wait(10) == 0
 

@@ -225,10 +225,16 @@ class OutputRejected(Event, frozen=True, kw_only=True):
     """As in AssistantSaid."""
 
 
-class CallSuspended(Event, frozen=True, kw_only=True):
-    """A call waits for somebody. Carries all that a process without the agent's code needs to show it."""
+class CallEvent(Event, frozen=True, kw_only=True):
+    """A move of one call."""
 
     call_id: str
+    """Which call."""
+
+
+class CallSuspended(CallEvent, frozen=True, kw_only=True):
+    """A call waits for somebody. Carries all that a process without the agent's code needs to show it."""
+
     tool: str
     executor: Executor
     kind: Kind
@@ -250,20 +256,18 @@ class CallSuspended(Event, frozen=True, kw_only=True):
     verdicts: tuple[Verdict, ...] = ()
 
 
-class CallResolved(Event, frozen=True, kw_only=True):
+class CallResolved(CallEvent, frozen=True, kw_only=True):
     """Somebody decided; or the deadline passed, or no client was there (by the system)."""
 
-    call_id: str
     kind: Kind
     decision: Recorded
     digest: str
     """What was shown to whoever decided."""
 
 
-class CallStarted(Event, frozen=True, kw_only=True):
+class CallStarted(CallEvent, frozen=True, kw_only=True):
     """The durable claim: appended before any side effect."""
 
-    call_id: str
     attempt: int
     epoch: int
     grant: str | None = None
@@ -278,10 +282,9 @@ class CallStarted(Event, frozen=True, kw_only=True):
 Source = Literal["server", "human", "client", "manual", "system"]
 
 
-class CallReturned(Event, frozen=True, kw_only=True):
+class CallReturned(CallEvent, frozen=True, kw_only=True):
     """The call's one result."""
 
-    call_id: str
     tool: str
     ok: bool
     value: Any = None

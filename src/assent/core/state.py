@@ -16,6 +16,7 @@ from assent.core.events import (
     AnyEvent,
     AssistantSaid,
     Attempt,
+    CallEvent,
     CallMade,
     CallResolved,
     CallReturned,
@@ -164,17 +165,15 @@ def evolve(state: State, event: AnyEvent) -> State:
     """The state after one more event."""
     seq = event.seq
     match event:  # what a step is made of first
-        case CallStarted() | CallReturned() | CallSuspended() | CallResolved():
+        case CallEvent():
             return _call(state, event)
         case AssistantSaid():
             return _said(state, event)
-        case ConversationOpened():
-            return replace(state, seq=seq, agent=event.agent)
         case MessageReceived():
             entry = Queued(message=seq, by=event.by, agent=event.agent, mode=event.mode, output=event.output)
             return replace(state, seq=seq, queue=(*state.queue, entry), agent=state.agent or event.agent)
         case TurnStarted():
-            entry = next((q for q in state.queue if q.message == event.message), None)
+            entry, rest = _taken(state.queue, event.message)
             turn = TurnState(
                 number=event.turn,
                 message=event.message,
@@ -186,8 +185,11 @@ def evolve(state: State, event: AnyEvent) -> State:
                 limits=event.limits,
                 started=event.at,
             )
-            rest = tuple(q for q in state.queue if q.message != event.message)
             return replace(state, seq=seq, turn=turn, turns=event.turn, queue=rest)
+        case ConversationOpened():
+            return replace(state, seq=seq, agent=event.agent)
+        case TurnEnded():
+            return replace(state, seq=seq, turn=None)
         case OutputRejected():
             turn = state.turn and replace(
                 state.turn,
@@ -203,8 +205,6 @@ def evolve(state: State, event: AnyEvent) -> State:
             return replace(state, seq=seq, usage=usage, summary=seq, summarised=max(state.summarised, event.upto))
         case CancelRequested():
             return replace(state, seq=seq, turn=state.turn and replace(state.turn, cancelling=True))
-        case TurnEnded():
-            return replace(state, seq=seq, turn=None)
         case GrantGiven():
             grant = Grant(
                 id=event.grant,
@@ -222,6 +222,14 @@ def evolve(state: State, event: AnyEvent) -> State:
             return replace(state, seq=seq)
         case _:
             assert_never(event)
+
+
+def _taken(queue: tuple[Queued, ...], message: int) -> tuple[Queued | None, tuple[Queued, ...]]:
+    """The entry of this message, if it is there, and the others."""
+    for n, entry in enumerate(queue):
+        if entry.message == message:
+            return entry, queue[:n] + queue[n + 1 :]
+    return None, queue
 
 
 def _said(state: State, event: AssistantSaid) -> State:
@@ -253,6 +261,7 @@ def _call(state: State, event: CallSuspended | CallResolved | CallStarted | Call
     if turn is None or call is None:
         return replace(state, seq=event.seq)
     halt, halt_value = turn.halt, turn.halt_value
+    waited, resumed = turn.waited, turn.resumed
     epoch = state.epoch
     match event:
         case CallStarted():
@@ -274,7 +283,7 @@ def _call(state: State, event: CallSuspended | CallResolved | CallStarted | Call
             cancelled = event.error is not None and event.error.kind == "cancelled"
             ended: StaleReason = "cancelled" if cancelled else call.ended
             if call.phase == "running":
-                turn = replace(turn, resumed=event.at)  # until now there was work
+                resumed = event.at  # until now there was work
             # What a late resolver is told needs no arguments, schemas or plans: drop them.
             call = replace(call, phase="done", suspension=None, decided=None, bound=None, ended=ended)
             if event.halt is not None:
@@ -297,7 +306,7 @@ def _call(state: State, event: CallSuspended | CallResolved | CallStarted | Call
                 recovering=event.recovery,
             )
         case CallResolved():
-            turn = _waited(turn, event.at)
+            waited, resumed = waited + _wait(turn, event.at), event.at
             call = _resolved(call, event)
             if isinstance(event.decision, Deny) and event.decision.stop:
                 halt, halt_value = "halted", event.decision.reason
@@ -306,19 +315,18 @@ def _call(state: State, event: CallSuspended | CallResolved | CallStarted | Call
         case _:
             assert_never(event)
     calls = {**turn.calls, event.call_id: call}
-    turn = replace(turn, calls=calls, halt=halt, halt_value=halt_value)
+    turn = replace(turn, calls=calls, halt=halt, halt_value=halt_value, waited=waited, resumed=resumed)
     return replace(state, seq=event.seq, epoch=epoch, turn=turn)
 
 
-def _waited(turn: TurnState, at: float) -> TurnState:
+def _wait(turn: TurnState, at: float) -> float:
     """The wait that ends now: since the last one asked, or the last work was done, and not while there is work."""
     since, working = max(turn.resumed, turn.started), False
     for call in turn.calls.values():
         if call.suspension is not None:
             since = max(since, call.suspension.at)
         working = working or call.phase in ("ready", "running")
-    waited = 0.0 if working else max(0.0, at - since)
-    return replace(turn, waited=turn.waited + waited, resumed=at)
+    return 0.0 if working else max(0.0, at - since)
 
 
 def _resolved(call: CallState, event: CallResolved) -> CallState:
@@ -341,12 +349,13 @@ def _resolved(call: CallState, event: CallResolved) -> CallState:
 
 def _used(turn: TurnState, attempts: tuple[Attempt, ...]) -> dict[str, Any]:
     """What a turn has used; a reply that says nothing of it makes that unknown."""
-    replies = [attempt.usage or Usage() for attempt in attempts if attempt.error is None]
-    return {
-        "usage": _spent(turn.usage, attempts),
-        "uncounted": turn.uncounted or any(None in (one.input_tokens, one.output_tokens) for one in replies),
-        "unpriced": turn.unpriced or any(one.cost is None for one in replies),
-    }
+    uncounted, unpriced = turn.uncounted, turn.unpriced
+    for attempt in attempts:
+        if attempt.error is None:
+            used = attempt.usage
+            uncounted = uncounted or used is None or used.input_tokens is None or used.output_tokens is None
+            unpriced = unpriced or used is None or used.cost is None
+    return {"usage": _spent(turn.usage, attempts), "uncounted": uncounted, "unpriced": unpriced}
 
 
 def _spent(usage: Usage, attempts: tuple[Any, ...]) -> Usage:

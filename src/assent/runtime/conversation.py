@@ -101,7 +101,7 @@ class Conversation:
 
         Whoever asks may be cancelled; what was handed over is still recorded.
         """
-        reply: asyncio.Future[list[AnyEvent]] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[list[AnyEvent]] = self.home.loop.create_future()
         self._inbox.append(Item(input, reply, effect))
         self.poke(behind=False)
         if self._loop is None:
@@ -119,7 +119,7 @@ class Conversation:
         self._wake.set()
         if self._loop is None and not self.home.closing:
             self._paused = False
-            self._loop = asyncio.get_running_loop().create_task(self._run(), name=f"assent:{self.name}")
+            self._loop = self.home.loop.create_task(self._run(), name=f"assent:{self.name}")
             self.home.started(self)
 
     def hand(self, epoch: int) -> None:
@@ -248,7 +248,7 @@ class Conversation:
         except Exception as failure:
             await self._crash(failure)
         finally:
-            if self._loop is asyncio.current_task():
+            if self._loop is asyncio.current_task(self.home.loop):
                 self._loop = None
                 if self._inbox or self._behind:
                     self.poke(behind=False)
@@ -283,7 +283,7 @@ class Conversation:
                     continue
                 self.epoch = epoch
                 self.begin_anew(epoch)  # what another owner had is not ours to record
-                woke = Item(Woke(epoch=epoch), asyncio.get_running_loop().create_future())
+                woke = Item(Woke(epoch=epoch), self.home.loop.create_future())
                 items.append(woke)
                 await self._commit([woke])
         except BaseException as failure:

@@ -109,7 +109,7 @@ class Home:
         self.closing, self._closed = False, None
         self.bus.open()
         self.waiting.open()
-        loop = asyncio.get_running_loop()
+        self.loop = loop = asyncio.get_running_loop()
         self._background = [
             loop.create_task(self._watch.run(), name="assent:watch"),
             loop.create_task(self._watch.take(), name="assent:take"),

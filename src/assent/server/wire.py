@@ -305,16 +305,24 @@ _HALF = re.compile(rb"\\u[dD][89abAB]")
 
 
 def _explained(problem: Exception, into: type) -> str:
-    """What does not fit; where one of several words was expected, which."""
+    """What does not fit; where one of several words or fields was expected, which."""
     text = str(problem)
+    if text == "Input data was truncated":
+        return "it is no whole JSON: it ends too early"
+    unknown = text.startswith("Object contains unknown field")
     place = text.rpartition(" - at `")[2]
-    found = [msgspec.inspect.type_info(into)] if text.startswith(("Invalid value", "Invalid enum value")) else []
+    known = unknown or text.startswith(("Invalid value", "Invalid enum value"))
+    found = [msgspec.inspect.type_info(into)] if known else []
     for key in re.findall(r"\.(\w+)", place):
         structs = [each for each in _within(found) if isinstance(each, msgspec.inspect.StructType)]
         tags = [str(each.tag) for each in structs if each.tag_field == key]
         if tags:
             return f"{text}; one of {', '.join(tags)}"
         found = [field.type for each in structs for field in each.fields if field.encode_name == key]
+    if unknown:
+        structs = [each for each in _within(found) if isinstance(each, msgspec.inspect.StructType)]
+        lists = [(each.tag, ", ".join(field.encode_name for field in each.fields)) for each in structs]
+        return f"{text}; known: {'; '.join(f'{tag}: {names}' if tag else names for tag, names in lists)}"
     literals = [each for each in _within(found) if isinstance(each, msgspec.inspect.LiteralType)]
     words = [str(word) for each in literals for word in each.values]
     return f"{text}; one of {', '.join(words)}" if words else text

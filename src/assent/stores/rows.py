@@ -1,7 +1,8 @@
 """One statement for any number of rows.
 
 At each statement Python's lock goes from a store's thread to the event loop and back, which costs more than most
-statements do: so what is alike is done in a few statements, not in one for each row.
+statements do: so what is alike is done in one statement, not in one for each row. A statement that is given too few
+rows gets empty ones, and passes over them, so that only a few sizes are ever prepared.
 """
 
 from __future__ import annotations
@@ -22,28 +23,35 @@ _VALUES = re.compile(r"VALUES (\([^)]*\))")
 
 
 def many(db: Connection, sql: str, rows: Sequence[tuple[Any, ...]], alone: str | None = None) -> list[Any]:
-    """The answers for so many rows: of one statement for each power of two, so that only a few are ever prepared.
+    """The answers for so many rows, of which none begins with NULL.
 
     ``alone`` says the same for a single row: SQLite takes twice as long for a list of one.
     """
     answers: list[Any] = []
     start = 0
     while start < len(rows):
-        size = min(MOST, 1 << (len(rows) - start).bit_length() - 1)
-        values = _flat(rows[start : start + size])
-        while size > 1 and sum([len(value) for value in values if isinstance(value, bytes)]) > HEAVY:
-            size //= 2
-            values = _flat(rows[start : start + size])
-        answers += db.execute(for_rows(sql, size) if size > 1 else alone or sql, values).fetchall()
-        start += size
+        some = rows[start : start + MOST]
+        values = list(chain.from_iterable(some))
+        while len(some) > 1 and sum([len(value) for value in values if isinstance(value, bytes)]) > HEAVY:
+            some = some[: len(some) // 2]
+            values = list(chain.from_iterable(some))
+        start += len(some)
+        if len(some) > 1:
+            size = 1 << (len(some) - 1).bit_length()
+            values += [None] * ((size - len(some)) * len(some[0]))
+            answers += db.execute(for_rows(sql, size), values).fetchall()
+        else:
+            answers += db.execute(alone or sql, values).fetchall()
     return answers
-
-
-def _flat(rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-    return tuple(chain.from_iterable(rows)) if len(rows) > 1 else rows[0]
 
 
 @cache
 def for_rows(sql: str, rows: int) -> str:
-    """The statement, whose VALUES are one row, for so many."""
-    return _VALUES.sub(lambda found: "VALUES " + ", ".join([found[1]] * rows), sql)
+    """The statement, whose VALUES are one row, for so many or fewer: a row of nothing but NULL counts for none."""
+
+    def given(found: re.Match[str]) -> str:
+        values = "VALUES " + ", ".join([found[1]] * rows)
+        # What is looked for, or deleted, is never equal to NULL; what is inserted would be.
+        return f"SELECT * FROM ({values}) WHERE column1 IS NOT NULL" if sql.startswith("INSERT") else values
+
+    return _VALUES.sub(given, sql)

@@ -19,7 +19,7 @@ from hashlib import sha256 as digest
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from assent.errors import StoreDamaged, StoreError
-from assent.stores import statements
+from assent.stores import forks, statements
 from assent.stores.appending import Wanted
 from assent.stores.base import Append, ClientRow, Loaded, LogStore, OwnerRow, PendingRow, Row, artifact_name, for_ever
 from assent.stores.connection import Connection
@@ -43,7 +43,7 @@ class SQLiteStore:
 
     def __init__(self, path: str | os.PathLike[str], *, synchronous: Literal["FULL", "NORMAL", "OFF"] = "FULL"):
         self.owner = f"{os.getpid()}-{secrets.token_hex(6)}"
-        self._state: Literal["new", "open", "closed", "dead"] = "new"
+        self._state: Literal["new", "open", "closed", "dead", "forked"] = "new"
         self.path = checked_path(os.fspath(path))
         self._homes = f"{self.path}-owners"
         self._lock = OwnerLock(self._homes, self.owner)
@@ -56,7 +56,6 @@ class SQLiteStore:
         self._taking = asyncio.Lock()
         self._unsure: set[tuple[str, int]] = set()
         """Leases, with their epochs, that may be ours without anybody's knowing: their take has told nobody yet."""
-        self._process = 0
         self._closing: asyncio.Future[None] | None = None
 
     def now(self) -> float:
@@ -82,7 +81,7 @@ class SQLiteStore:
         for owner in dead:
             bury(self._homes, owner)
         self._reader.start()
-        self._process = os.getpid()
+        forks.watch(self)
         self._state = "open"
 
     def hurry(self) -> None:
@@ -93,7 +92,7 @@ class SQLiteStore:
             await for_ever()
         if self._closing is not None:
             await asyncio.shield(self._closing)
-        if self._state != "open" or self._process != os.getpid():
+        if self._state != "open":
             return
         self._state = "closed"
         self._closing = asyncio.ensure_future(self._close())
@@ -114,19 +113,23 @@ class SQLiteStore:
             self._reader.kill()
             self._lock.drop(remove=False)
 
+    def forked(self) -> None:
+        if self._state == "open":
+            self._state = "forked"
+
     def __del__(self) -> None:
         # Dropped without close(): its threads must not stay, and its lock goes with it.
-        if self._state == "open" and self._process == os.getpid():
+        if self._state == "open":
             self._writer.abandon()
             self._reader.abandon()
 
     async def _usable(self) -> None:
         if self._state == "dead":
             await for_ever()
+        if self._state == "forked":
+            raise StoreError("this store was opened before a fork; open a new one in the child process")
         if self._state != "open":
             raise StoreError(f"this store is {'not open yet' if self._state == 'new' else 'closed'}")
-        if self._process != os.getpid():
-            raise StoreError("this store was opened before a fork; open a new one in the child process")
 
     async def _write(
         self, work: Callable[[Connection], T], landed: Callable[[Connection], bool | None] | None = None
@@ -142,7 +145,7 @@ class SQLiteStore:
     # --- the log -----------------------------------------------------------------------------------------
 
     async def append(self, append: Append) -> None:
-        if self._state != "open" or self._process != os.getpid():
+        if self._state != "open":
             await self._usable()
         artifacts = [(artifact_name(sha), body) for sha, body in append.artifacts] if append.artifacts else []
         await self._writer.append(Wanted(append, artifacts))

@@ -26,11 +26,10 @@ CLIENT_MEMORY = 3600.0
 
 COLUMNS = "name, seq, hash, status, agent, owes, owner, epoch, updated"
 ROW = f"SELECT id, {COLUMNS} FROM conversations WHERE name = ?"
-ROW_OF_EACH = f"""SELECT id, {COLUMNS} FROM (VALUES (?)) AS v CROSS JOIN conversations c
-                  INDEXED BY sqlite_autoindex_conversations_1 ON c.name = v.column1"""
-LATEST = "SELECT conversation, seq FROM snapshots WHERE conversation = ?"
-LATEST_OF_EACH = """SELECT conversation, seq FROM (VALUES (?)) AS v CROSS JOIN snapshots s
-                    ON s.conversation = v.column1"""
+_LATEST = "(SELECT s.seq FROM snapshots s WHERE s.conversation = c.id)"
+HEAD = f"SELECT id, {COLUMNS}, {_LATEST} FROM conversations c WHERE name = ?"
+HEAD_OF_EACH = f"""SELECT id, {COLUMNS}, {_LATEST} FROM (VALUES (?)) AS v CROSS JOIN conversations c
+                   INDEXED BY sqlite_autoindex_conversations_1 ON name = v.column1"""
 SNAPSHOT = "SELECT conversation, body FROM snapshots WHERE conversation = ?"
 SNAPSHOT_OF_EACH = """SELECT conversation, body FROM (VALUES (?)) AS v CROSS JOIN snapshots s
                       ON s.conversation = v.column1"""
@@ -45,14 +44,17 @@ Found = dict[str, Loaded | StoreDamaged | None]
 
 def load(db: Connection, names: Collection[str]) -> Found:
     """As they are at one moment: inside somebody's transaction. Of many events, perhaps only those of the first few."""
-    rows = {values[0]: _row(values[1:]) for values in many(db, ROW_OF_EACH, [(name,) for name in names], ROW)}
-    latest: dict[int, int] = dict(many(db, LATEST_OF_EACH, [(key,) for key in rows], LATEST))
+    rows: dict[int, Row] = {}
+    latest: dict[int, int] = {}
     events: dict[int, list[bytes]] = {}
     count = 0
-    for key, row in rows.items():
+    for key, *values, seq in many(db, HEAD_OF_EACH, [(name,) for name in names], HEAD):
+        rows[key] = row = _row(values)
+        if seq is not None:
+            latest[key] = seq
         if count <= TOGETHER:
             events[key] = []
-            count += row.seq - latest.get(key, 0)
+            count += row.seq - (seq or 0)
     snapshots = dict(many(db, SNAPSHOT_OF_EACH, [(key,) for key in events if key in latest], SNAPSHOT))
     tails = [(key * SPAN + latest.get(key, 0), key * SPAN + rows[key].seq) for key in events]
     for place, body in sorted(many(db, TAIL_OF_EACH, tails, TAIL), key=itemgetter(0)):

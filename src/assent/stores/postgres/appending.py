@@ -19,20 +19,20 @@ written or read. It may be behind; the statement compares the hash, too.
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
-from itertools import count
+from itertools import accumulate, count, islice
 from typing import Any, NamedTuple
 
 import msgspec
 
 from assent.errors import AssentError, Conflict, Fenced
-from assent.stores.base import GENESIS, Append, chain, linked
+from assent.stores.base import GENESIS, Append, artifact_name, chain, linked
 from assent.stores.packing import packed
 from assent.stores.postgres.driver import Link
 from assent.stores.postgres.jobs import AGAIN, Job
-from assent.stores.postgres.keeper import Keeper
+from assent.stores.postgres.keeper import Keeper, steady
 
 PLAN = {
     "plan_cache_mode": "force_generic_plan",
@@ -59,29 +59,21 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     hash: bytes
 
 
-class Heads:
-    """Where logs end, as far as is known here."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[str, Head] = OrderedDict()
-
-    def get(self, name: str) -> Head | None:
-        return self._known.get(name)
+class Heads(dict[str, Head]):
+    """Where logs end, as far as is known here. When these are too many, those that were met first are forgotten: the
+    next append to one of them reads it again."""
 
     def saw(self, name: str, head: Head) -> None:
         """Read at some time: what is known from a later one stays."""
-        known = self._known.get(name)
+        known = self.get(name)
         if known is None or known.seq <= head.seq:
-            self.set(name, head)
+            self.learn({name: head})
 
-    def set(self, name: str, head: Head) -> None:
-        self._known[name] = head
-        self._known.move_to_end(name)
-        if len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
-
-    def forget(self, name: str) -> None:
-        self._known.pop(name, None)
+    def learn(self, heads: dict[str, Head]) -> None:
+        self.update(heads)
+        if len(self) > REMEMBERED:
+            for name in [*islice(self, len(self) - REMEMBERED // 2)]:
+                del self[name]
 
 
 MOVED = """
@@ -103,15 +95,16 @@ _ONE = """
         SELECT $::bigint, $::int, $::int, $::int, $::bytea, $::bytea, $::float8,
                $::text, $::text, $::boolean, $::boolean, $::boolean"""
 
-# Numbers come as one text, bytes as one value: the driver takes long for the elements of arrays. What many have in
-# common is sent once, and each says which it has. The first ``OFFSET 0`` has the text read once; the second keeps it
-# out of what is remembered of each row, in case that has to be compared again.
+# A column of numbers comes as one text, one of bytes as one value: the driver takes long for the elements of arrays.
+# What many have in common is sent once, and each says which it has. An ``unnest`` that is selected, not selected from,
+# puts no rows aside; and what is kept of each, in case it has to be compared again, are its numbers alone.
 _MANY = """
-        SELECT a[5*n-4], a[5*n-3]::int, a[5*n-2]::int, a[5*n-1]::int, substr(b, 64*n-63, 32), substr(b, 64*n-31, 32),
-               t[n], ($::text[])[a[5*n]], ($::text[])[a[5*n]],
-               ($::boolean[])[a[5*n]], ($::boolean[])[a[5*n]], ($::boolean[])[a[5*n]]
-        FROM (SELECT $::text::bigint[] AS a, $::bytea AS b, $::float8[] AS t OFFSET 0) g,
-             LATERAL generate_series(1, cardinality(a) / 5) AS n OFFSET 0"""
+        SELECT id, expected, seq, epoch, substr($::bytea, 32*n-31, 32), substr($::bytea, 32*n-31, 32), updated,
+               ($::text[])[kind], ($::text[])[kind], ($::boolean[])[kind], ($::boolean[])[kind], ($::boolean[])[kind]
+        FROM (
+            SELECT generate_series(1, $::int), unnest($::text::bigint[]), unnest($::text::int[]),
+                   unnest($::text::int[]), unnest($::text::int[]), unnest($::float8[]), unnest($::text::int[])
+        ) AS g (n, id, expected, seq, epoch, updated, kind)"""
 
 # ``IS TRUE`` keeps the planner from making a join of it: each of these is a look into a small hash table.
 _DONE = "(x.id IN (SELECT id FROM done)) IS TRUE"
@@ -128,11 +121,11 @@ _MADE = """
 _PARTS = {
     "logged": f"""
     INSERT INTO events (conversation, seq, hash, body)
-    SELECT * FROM (
-        SELECT a[4*n-3], a[4*n-2]::int, substr(b, a[4*n-1]::int, 32), substr(b, a[4*n-1]::int + 32, a[4*n]::int)
-        FROM (SELECT $::text::bigint[] AS a, $::bytea AS b OFFSET 0) g,
-             LATERAL generate_series(1, cardinality(a) / 4) AS n
-    ) AS x (id, seq, hash, body) WHERE {_DONE}""",
+    SELECT id, seq, substr($::bytea, 32*n-31, 32), substr($::bytea, start, size)
+    FROM (
+        SELECT generate_series(1, $::int), unnest($::text::bigint[]), unnest($::text::int[]),
+               unnest($::text::int[]), unnest($::text::int[])
+    ) AS x (n, id, seq, start, size) WHERE {_DONE}""",
     "closed": f"""
     DELETE FROM pending p USING unnest($::bigint[], $::text[]) AS x (id, call)
     WHERE p.conversation = x.id AND p.call = x.call AND {_DONE}""",
@@ -161,9 +154,9 @@ _NUMBERS = re.compile(r"\$(?!\d)")
 
 
 @cache
-def _statement(one: bool, new: bool, names: tuple[str, ...]) -> str:
+def _statement(many: bool, new: bool, names: tuple[str, ...]) -> str:
     """With these parts and no others: each costs the server about 20 us, also where it is given nothing."""
-    text = MOVED + (_ONE if one else _MANY) + _COMPARED
+    text = MOVED + (_MANY if many else _ONE) + _COMPARED
     text += f", made AS ({_MADE})" if new else ""
     text += ", done AS NOT MATERIALIZED (SELECT id FROM moved" + (" UNION ALL SELECT id FROM made)" if new else ")")
     text += "".join(f", {name} AS ({_PARTS[name]})" for name in names)
@@ -201,15 +194,6 @@ LEFT JOIN events b ON b.conversation = c.id AND b.seq = i.before"""
 IDS = "SELECT nextval('blocks') FROM generate_series(1, $1)"
 
 
-class Wanted(msgspec.Struct, frozen=True, gc=False):
-    """What an append's job carries."""
-
-    step: Append
-    owner: str
-    """Under which name it was asked for."""
-    artifacts: list[tuple[bytes, bytes]]
-
-
 class _Row(NamedTuple):
     """A conversation as it is now; all zero: there is none."""
 
@@ -221,56 +205,56 @@ class _Row(NamedTuple):
 
 
 class Appending:
-    """The kind of job that ``append`` is."""
+    """The kind of job that ``append`` is: it carries the ``Append``."""
 
     def __init__(self, heads: Heads, keeper: Keeper):
         self._heads = heads
         self._keeper = keeper
         self._ids: list[int] = []
 
-    def void(self, what: Wanted) -> Fenced | None:
-        epoch = what.step.epoch
-        return None if epoch is None or self._keeper.holds(what.owner) else _lapsed(what.step.conversation, epoch)
-
-    def weight(self, what: Wanted) -> int:
-        step = what.step
-        size = sum(map(len, step.events))
-        if step.opened:
-            size += sum(len(entry.body) for entry in step.opened)
-        if step.snapshot is not None:
-            size += len(step.snapshot)
-        if what.artifacts:
-            size += sum(len(body) for _, body in what.artifacts)
+    def admit(self, what: Append) -> int:
+        if what.epoch is not None and steady() >= self._keeper.until:
+            raise _lapsed(what.conversation, what.epoch)
+        size = 0
+        for body in what.events:  # of few it takes less time than sum()
+            size += len(body)
+        if what.opened or what.artifacts or what.snapshot is not None:
+            size += sum([len(entry.body) for entry in what.opened])
+            size += sum([len(body) for _, body in what.artifacts])
+            size += len(what.snapshot or b"")
         return size
 
-    async def write(self, link: Link, jobs: Sequence[Job]) -> list[Any]:
-        outcomes: dict[Job, Any] = {}
+    def void(self, job: Job) -> Fenced | None:
+        epoch = job.what.epoch
+        return None if epoch is None or self._keeper.holds(job.owner) else _lapsed(job.conversation, epoch)
+
+    async def write(self, link: Link, jobs: Sequence[Job]) -> dict[str, Any]:
+        outcomes: dict[str, Any] = {}
         ready = await self._placed(link, jobs, outcomes)
         if ready:
-            plain = _alone(ready[0][0].what, ready[0][1]) if len(ready) == 1 else None
-            if plain is None:
-                ready.sort(key=lambda placed: placed[0].conversation)
+            plain = _alone(*ready[0]) if len(ready) == 1 else None
             statement, values, ends = plain or _composed(ready)
             weight = sum([job.weight for job, _ in ready])
             found = await link.fetch(statement, self._keeper.owner, *values, weight=weight)
             done = {key for (key,) in found} if plain else set[int](found[0][0] or ())
             refused: list[Job] = []
-            for (job, head), end in zip(ready, ends, strict=True):
-                if head.id in done:
-                    self._heads.set(job.conversation, end)
-                    outcomes[job] = None
-                    job.doubt = True  # should what follows fail, it comes again, and is recognised
-                    if job.what.step.release:
-                        self._keeper.gave_up(job.conversation, job.what.step.epoch)
-                else:
+            for job, head in ready:
+                if head.id not in done:
                     refused.append(job)
+                    del ends[job.conversation]
+                elif job.what.release:
+                    self._keeper.gave_up(job.conversation, job.what.epoch)
+            self._heads.learn(ends)
+            outcomes.update(dict.fromkeys(ends))
             if done:
                 self._keeper.tell()
             if refused:
+                for job, head in ready:
+                    job.doubt = job.doubt or head.id in done  # should this fail, it comes again, and is recognised
                 await self._judge(link, refused, outcomes)
-        return [outcomes[job] for job in jobs]
+        return outcomes
 
-    async def _placed(self, link: Link, jobs: Sequence[Job], outcomes: dict[Job, Any]) -> list[tuple[Job, Head]]:
+    async def _placed(self, link: Link, jobs: Sequence[Job], outcomes: dict[str, Any]) -> list[tuple[Job, Head]]:
         """Those that can be sent, each with the head that it follows; the others have got their outcomes."""
         ready: list[tuple[Job, Head]] = []
         unsure: list[Job] = []
@@ -278,10 +262,10 @@ class Appending:
         late: list[Job] = []
         living = self._keeper.owner if self._keeper.alive else None
         for job in jobs:
-            what: Wanted = job.what
-            step, head = what.step, self._heads.get(job.conversation)
-            if step.epoch is not None and what.owner != living:
-                outcomes[job] = _lapsed(step.conversation, step.epoch)
+            step: Append = job.what
+            head = self._heads.get(job.conversation)
+            if step.epoch is not None and job.owner != living:
+                outcomes[job.conversation] = _lapsed(step.conversation, step.epoch)
                 late.append(job)
             elif head is not None and head.seq == step.expected:
                 ready.append((job, head))
@@ -294,12 +278,13 @@ class Appending:
         if unsure:
             await self._judge(link, unsure, outcomes)
             for job in unsure:
-                if outcomes[job] is AGAIN:  # it fits what was just read
+                if outcomes[job.conversation] is AGAIN:  # it fits what was just read
                     head = self._heads.get(job.conversation)
                     if head is None:
                         new.append(job)
-                    elif head.seq == job.what.step.expected:  # else somebody here has read something older
+                    elif head.seq == job.what.expected:  # else somebody here has read something older
                         ready.append((job, head))
+            ready.sort(key=lambda placed: placed[0].conversation)
         if new:
             if len(self._ids) < len(new):
                 blocks = await link.fetch(IDS, -(-len(new) // BLOCK))
@@ -307,7 +292,7 @@ class Appending:
             ready += [(job, Head(self._ids.pop(), 0, GENESIS)) for job in new]
         return ready
 
-    async def _judge(self, link: Link, jobs: Sequence[Job], outcomes: dict[Job, Any]) -> None:
+    async def _judge(self, link: Link, jobs: Sequence[Job], outcomes: dict[str, Any]) -> None:
         """Why these cannot be appended, by what is there now; AGAIN: they can."""
         found = await link.fetch(ROWS, [job.conversation for job in jobs])
         rows = {values[0]: _Row(*values[1:]) for values in found}
@@ -315,21 +300,21 @@ class Appending:
         for job in jobs:
             row = rows.get(job.conversation, _Row())
             if row.id:
-                self._heads.set(job.conversation, Head(row.id, row.seq, row.hash))
+                self._heads.learn({job.conversation: Head(row.id, row.seq, row.hash)})
             else:  # there was none, or it was erased
-                self._heads.forget(job.conversation)
-            outcomes[job] = refusal(job.what.step, row, self._keeper.owner) or AGAIN
-            if outcomes[job] is not AGAIN:
+                self._heads.pop(job.conversation, None)
+            outcomes[job.conversation] = refusal(job.what, row, self._keeper.owner) or AGAIN
+            if outcomes[job.conversation] is not AGAIN:
                 refused.append(job)
         await self._recognise(link, refused, outcomes)
 
-    async def _recognise(self, link: Link, refused: Sequence[Job], outcomes: dict[Job, Any]) -> None:
+    async def _recognise(self, link: Link, refused: Sequence[Job], outcomes: dict[str, Any]) -> None:
         """Where a reply was lost, and now it is refused: perhaps that is because it is in the log itself.
         The hash says so: it covers the events and all that is before them."""
-        jobs = [job for job in refused if job.doubt and job.what.step.events]
+        jobs = [job for job in refused if job.doubt and job.what.events]
         if not jobs:
             return
-        steps: list[Append] = [job.what.step for job in jobs]
+        steps: list[Append] = [job.what for job in jobs]
         found = await link.fetch(
             LANDED,
             [step.conversation for step in steps],
@@ -341,7 +326,7 @@ class Appending:
             step = steps[n - 1]
             before = before if step.expected else GENESIS
             if before is not None and chain(before, step.events)[-1] == last:
-                outcomes[jobs[n - 1]] = None
+                outcomes[step.conversation] = None
 
 
 def _lapsed(conversation: str, epoch: int) -> Fenced:
@@ -361,37 +346,29 @@ def refusal(step: Append, row: _Row, owner: str) -> AssentError | None:
     return None
 
 
-def _composed(ready: Sequence[tuple[Job, Head]]) -> tuple[str, list[Any], list[Head]]:
+def _composed(ready: Sequence[tuple[Job, Head]]) -> tuple[str, list[Any], dict[str, Head]]:
     """The statement, and what it is given after the owner; and where each log ends if it is done."""
-    numbers: list[int] = []
-    hashes: list[bytes] = []
-    times: list[float] = []
-    common: dict[tuple[str, str, bool, bool, bool], int] = {}
-    places: list[int] = []
-    written: list[bytes] = []
-    start = 1
+    moved: list[Any] = []
+    kinds: dict[tuple[str, str, bool, bool, bool], int] = defaultdict(count(1).__next__)
     made: list[Any] = []
+    logged: list[Any] = []
     closed: list[Any] = []
     ended: list[Any] = []
     opened: list[Any] = []
     pictures: list[Any] = []
     artifacts: list[Any] = []
-    ends: list[Head] = []
+    ends: dict[str, Head] = {}
     for job, head in ready:
-        step: Append = job.what.step
+        step: Append = job.what
         name, key, seq, hash_ = step.conversation, head.id, head.seq, head.hash
         for body in step.events:
-            seq, hash_, stored = seq + 1, linked(hash_, body), packed(body)
-            size = len(stored)
-            places += (key, seq, start, size)
-            written += (hash_, stored)
-            start += HASH + size
-        ends.append(Head(key, seq, hash_))
+            seq += 1
+            hash_ = linked(hash_, body)
+            logged.append((key, seq, hash_, packed(body)))
+        ends[name] = Head(key, seq, hash_)
         if head.seq:
-            kind = (step.status, step.agent, step.owes, step.release, step.epoch is None)
-            numbers += (key, head.seq, seq, step.epoch or 0, common.setdefault(kind, len(common) + 1))
-            hashes += (head.hash, hash_)
-            times.append(step.at)
+            kind = kinds[step.status, step.agent, step.owes, step.release, step.epoch is None]
+            moved.append((key, head.seq, seq, step.epoch or 0, head.hash, hash_, step.at, kind))
         else:
             made.append((key, name, seq, hash_, step.status, step.agent, step.owes, step.at))
         if step.closed or step.opened:
@@ -402,29 +379,40 @@ def _composed(ready: Sequence[tuple[Job, Head]]) -> tuple[str, list[Any], list[H
             opened += [(key, e.call, e.due, e.deadline, packed(e.body)) for e in entries.values()]
         if step.snapshot is not None:
             pictures.append((key, seq, step.snapshot))
-        if job.what.artifacts:
-            artifacts += [(key, sha, body) for sha, body in job.what.artifacts]
+        if step.artifacts:
+            artifacts += [(key, artifact_name(sha), body) for sha, body in step.artifacts]
     values: list[Any]
-    if one := len(times) == 1:
-        values = [*numbers[:4], *hashes, *times, *next(iter(common))]
+    if many := len(moved) > 1:
+        keys, expected, seqs, epochs, before, after, times, which = zip(*moved, strict=True)
+        values = [_joined(before), _joined(after), *zip(*kinds, strict=True), len(moved)]
+        values += [*map(_array, (keys, expected, seqs, epochs)), times, _array(which)]
+    elif moved:
+        values = [*moved[0][:-1], *next(iter(kinds))]
     else:
-        columns = [[kind[n] for kind in common] for n in range(5)]
-        values = [*columns, _array(numbers), _joined(hashes), times]
+        values = [None] * 12  # nobody has that id
     values += zip(*made, strict=True)
     parts = {"closed": closed, "ended": ended, "opened": opened, "pictured": pictures, "stored": artifacts}
     given = {name: list(zip(*rows, strict=True)) for name, rows in parts.items() if rows}
-    if places:
-        given = {"logged": [_array(places), b"".join(written)], **given}
+    if logged:
+        given = {"logged": _logged(logged), **given}
     for columns in given.values():
         values += columns
-    return _statement(one, bool(made), tuple(given)), values, ends
+    return _statement(many, bool(made), tuple(given)), values, ends
 
 
-def _alone(what: Wanted, head: Head) -> tuple[str, list[Any], list[Head]] | None:
+def _logged(rows: Sequence[Any]) -> list[Any]:
+    keys, seqs, hashes, bodies = zip(*rows, strict=True)
+    sizes = [*map(len, bodies)]
+    starts = [*accumulate(sizes, initial=1)]
+    del starts[-1]  # where the next one would start
+    return [_joined(hashes), b"".join(bodies), len(rows), *map(_array, (keys, seqs, starts, sizes))]
+
+
+def _alone(job: Job, head: Head) -> tuple[str, list[Any], dict[str, Head]] | None:
     """The same for one that is plain."""
-    step = what.step
+    step: Append = job.what
     events = len(step.events)
-    other = step.closed or step.opened or step.snapshot is not None or what.artifacts
+    other = step.closed or step.opened or step.snapshot is not None or step.artifacts
     if other or not head.seq or not 0 < events <= FEW:
         return None
     hashes = chain(head.hash, step.events)
@@ -434,17 +422,17 @@ def _alone(what: Wanted, head: Head) -> tuple[str, list[Any], list[Head]] | None
     values += (step.status, step.agent, step.owes, step.release, epoch is None)
     for seq, hash_, body in zip(count(head.seq + 1), hashes, step.events):
         values += (seq, hash_, packed(body))
-    return _plain(events), values, [end]
+    return _plain(events), values, {step.conversation: end}
 
 
-def _joined(hashes: list[bytes]) -> bytes:
+def _joined(hashes: Sequence[bytes]) -> bytes:
     joined = b"".join(hashes)
     if len(joined) != HASH * len(hashes):
         raise ValueError("a hash that has not 32 bytes")  # then each goes by itself
     return joined
 
 
-def _array(numbers: list[int]) -> str:
+def _array(numbers: Sequence[int]) -> str:
     """As PostgreSQL reads it."""
     return f"{{{_encoded(numbers)[1:-1].decode()}}}"
 

@@ -20,9 +20,11 @@ class Job(msgspec.Struct, eq=False):
     kind: Kind
     conversation: str
     what: Any
+    owner: str
+    """Under which name it was asked for."""
     weight: int
     until: float
-    """By the loop's clock: when to give up a database that is away."""
+    """By the monotonic clock: when to give up a database that is away."""
     future: asyncio.Future[Any]
     doubt: bool = False
     """It was sent, and its caller has not been told: it may have been written."""
@@ -43,17 +45,18 @@ class Job(msgspec.Struct, eq=False):
 class Kind(Protocol):
     """How jobs of one kind are written together."""
 
-    def void(self, what: Any) -> Exception | None:
-        """What speaks against it before the database is asked."""
+    def admit(self, what: Any) -> int:
+        """How many bytes it is, about. Raises what speaks against it before the database is asked."""
         ...
 
-    def weight(self, what: Any) -> int:
-        """How many bytes it is, about."""
+    def void(self, job: Job) -> Exception | None:
+        """What speaks by now against one that was admitted."""
         ...
 
-    async def write(self, link: Link, jobs: Sequence[Job]) -> list[Any]:
-        """One statement for all of them, one commit; each one's outcome: its result, its refusal, or AGAIN.
+    async def write(self, link: Link, jobs: Sequence[Job]) -> dict[str, Any]:
+        """One statement for all of them, one commit; each conversation's outcome: a result, a refusal, or AGAIN.
 
+        They come in the order of conversations' names: in that order all lock rows, so that none wait in a ring.
         What it raises holds for all. It may be called again with a job whose first reply was lost.
         """
         ...

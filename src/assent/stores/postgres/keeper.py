@@ -24,6 +24,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 
 from assent.stores.postgres.address import Address
 from assent.stores.postgres.driver import FAREWELL_SECONDS, Away, Link, Lost, PostgresError, connect
@@ -42,12 +43,10 @@ FORGOTTEN_SECONDS = 3600.0
 """After so long a dead owner's row goes, unless something that it ran is still owed."""
 
 
-def steady() -> float:
-    """Seconds, which also pass while this process is stopped or the machine sleeps."""
-    return time.clock_gettime(_CLOCK)
-
-
 _CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+steady: Callable[[], float] = partial(time.clock_gettime, _CLOCK)
+"""Seconds, which also pass while this process is stopped or the machine sleeps."""
 
 _TIME = "extract(epoch FROM clock_timestamp())::float8"
 REGISTER = f"""INSERT INTO owners (owner, agents, pid, host, since, until)
@@ -67,7 +66,8 @@ LEAVE = "DELETE FROM owners WHERE owner = $1"
 
 
 class Keeper:
-    """This owner's life. ``held``: what it has the lease of, as far as it was told, with the epochs."""
+    """This owner's life: ``until`` then, by the steady clock; zero while the database does not know it.
+    ``held``: what it has the lease of, as far as it was told, with the epochs."""
 
     def __init__(self, address: Address, renamed: Callable[[str], None]):
         self._address = address
@@ -89,7 +89,7 @@ class Keeper:
         self._end = float("inf")  # by the steady clock: when to give up a database that is away
         self._registered = False
         self._untidy = False
-        self._until = 0.0  # by the steady clock: until then this owner is alive
+        self.until = 0.0
         self._renew_at = 0.0
         self._time = (0.0, 0.0)  # the database's, and the steady clock's when it arrived
         self._latest = 0.0
@@ -99,7 +99,7 @@ class Keeper:
 
     @property
     def alive(self) -> bool:
-        return self._registered and steady() < self._until
+        return steady() < self.until
 
     def holds(self, owner: str) -> bool:
         """Can what was asked under this name still be done?"""
@@ -265,7 +265,7 @@ class Keeper:
     def _renewed(self, told: float, sent: float) -> None:
         lease = self._address.lease
         self._time = (told, steady())
-        self._until = sent + lease * (1 - MARGIN)
+        self.until = sent + lease * (1 - MARGIN)
         self._renew_at = sent + lease / RENEWALS
         self._watch()
 
@@ -274,10 +274,10 @@ class Keeper:
         if self._alarm:
             self._alarm.cancel()
         loop = asyncio.get_running_loop()
-        self._alarm = loop.call_later(max(self._until - steady(), 0.0) + 0.001, self._look)
+        self._alarm = loop.call_later(max(self.until - steady(), 0.0) + 0.001, self._look)
 
     def _look(self) -> None:
-        if steady() >= self._until:
+        if steady() >= self.until:
             self._lapse()
         else:
             self._watch()
@@ -286,6 +286,7 @@ class Keeper:
         if self._registered:
             self._rename()
             self._registered = False
+            self.until = 0.0
             self.held.clear()
             self.lapses.set()
             self._stir.set()

@@ -68,21 +68,21 @@ class _Leasing:
     def __init__(self, keeper: Keeper):
         self._keeper = keeper
 
-    def void(self, what: Any) -> None:
-        return None
-
-    def weight(self, what: Any) -> int:
+    def admit(self, what: Any) -> int:
         return 0
+
+    def void(self, job: Job) -> None:
+        return None
 
 
 class Claiming(_Leasing):
     """The kind of job that ``claim`` is; its outcome is the new epoch, or None."""
 
-    async def write(self, link: Link, jobs: Sequence[Job]) -> list[Any]:
+    async def write(self, link: Link, jobs: Sequence[Job]) -> dict[str, Any]:
         owner = self._keeper.owner
-        found = await link.fetch(CLAIM, owner, sorted(job.conversation for job in jobs))
+        found = await link.fetch(CLAIM, owner, [job.conversation for job in jobs])
         epochs = self._keeper.got(owner, dict(found))
-        return [epochs.get(job.conversation) for job in jobs]
+        return {job.conversation: epochs.get(job.conversation) for job in jobs}
 
 
 class Wanted(NamedTuple):
@@ -97,24 +97,23 @@ class Wanted(NamedTuple):
 class Taking(_Leasing):
     """The kind of job that ``take`` is; its outcome is the epochs."""
 
-    async def write(self, link: Link, jobs: Sequence[Job]) -> list[Any]:
+    async def write(self, link: Link, jobs: Sequence[Job]) -> dict[str, Any]:
         owner = self._keeper.owner
-        outcomes: list[Any] = []
+        outcomes: dict[str, Any] = {}
         for job in jobs:  # there is one: all of them are of the same "conversation"
             wanted: Wanted = job.what
             but = [*wanted.but, *self._keeper.held] if job.doubt else wanted.but
             found = await link.fetch(TAKE, owner, list(wanted.agents), wanted.limit, but, wanted.only, job.doubt)
-            outcomes.append(self._keeper.got(owner, dict(found)))
+            outcomes[job.conversation] = self._keeper.got(owner, dict(found))
         return outcomes
 
 
 class Releasing(_Leasing):
     """The kind of job that ``release`` is. What is given up twice is given up."""
 
-    async def write(self, link: Link, jobs: Sequence[Job]) -> list[Any]:
-        ordered = sorted((job.conversation, job.what) for job in jobs)
-        await link.fetch(RELEASE, [name for name, _ in ordered], [epoch for _, epoch in ordered])
-        for name, epoch in ordered:
-            self._keeper.gave_up(name, epoch)
+    async def write(self, link: Link, jobs: Sequence[Job]) -> dict[str, Any]:
+        await link.fetch(RELEASE, [job.conversation for job in jobs], [job.what for job in jobs])
+        for job in jobs:
+            self._keeper.gave_up(job.conversation, job.what)
         self._keeper.tell()
-        return [None] * len(jobs)
+        return dict.fromkeys([job.conversation for job in jobs])

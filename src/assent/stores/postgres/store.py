@@ -10,7 +10,6 @@ hand them to others after each transaction (PgBouncer: ``pool_mode = session``).
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection
@@ -19,10 +18,11 @@ from hashlib import sha256 as digest
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from assent.errors import StoreDamaged, StoreError
+from assent.stores import forks
 from assent.stores.base import Append, ClientRow, Loaded, LogStore, OwnerRow, PendingRow, Row, artifact_name, for_ever
 from assent.stores.postgres import statements
 from assent.stores.postgres.address import parse
-from assent.stores.postgres.appending import Appending, Head, Heads, Wanted
+from assent.stores.postgres.appending import Appending, Head, Heads
 from assent.stores.postgres.driver import Link
 from assent.stores.postgres.keeper import Keeper
 from assent.stores.postgres.leasing import Claiming, Releasing, Taking
@@ -47,8 +47,7 @@ class PostgresStore:
     def __init__(self, url: str):
         self.address = parse(url)
         self.wire = PostgresWire(self.address)
-        self._state: Literal["new", "open", "closed", "dead"] = "new"
-        self._process = 0
+        self._state: Literal["new", "open", "closed", "dead", "forked"] = "new"
         self._closing: asyncio.Future[None] | None = None
         self._look_at = 0.0
         self._heads = Heads()
@@ -81,7 +80,7 @@ class PostgresStore:
         except BaseException:
             await self._closed()
             raise
-        self._process = os.getpid()
+        forks.watch(self)
         self._state = "open"
 
     async def close(self) -> None:
@@ -89,7 +88,7 @@ class PostgresStore:
             await for_ever()
         if self._closing is not None:
             await asyncio.shield(self._closing)
-        if self._state != "open" or self._process != os.getpid():
+        if self._state != "open":
             return
         self._state = "closed"
         await self._closed()
@@ -116,13 +115,17 @@ class PostgresStore:
             self._reader.kill()
             self._keeper.kill()
 
+    def forked(self) -> None:
+        if self._state == "open":
+            self._state = "forked"
+
     async def _usable(self) -> None:
         if self._state == "dead":
             await for_ever()
+        if self._state == "forked":
+            raise StoreError("this store was opened before a fork; open a new one in the child process")
         if self._state != "open":
             raise StoreError(f"this store is {'not open yet' if self._state == 'new' else 'closed'}")
-        if self._process != os.getpid():
-            raise StoreError("this store was opened before a fork; open a new one in the child process")
 
     def _renamed(self, owner: str) -> None:
         self.owner = owner
@@ -144,11 +147,12 @@ class PostgresStore:
     # --- the log -----------------------------------------------------------------------------------------
 
     async def append(self, append: Append) -> None:
-        if self._state != "open" or self._process != os.getpid():
+        if self._state != "open":
             await self._usable()
-        artifacts = [(artifact_name(sha), body) for sha, body in append.artifacts] if append.artifacts else []
-        job = Wanted(append, self._keeper.owner, artifacts)
-        await self._writer.run(self._appending, append.conversation, job)
+        if append.artifacts:
+            for sha, _ in append.artifacts:
+                artifact_name(sha)  # what cannot be one is refused here
+        await self._writer.run(self._appending, append.conversation, append, self.owner)
 
     async def load(self, conversation: str) -> Loaded | None:
         found = await self._read(partial(statements.load, name=conversation))
@@ -219,7 +223,7 @@ class PostgresStore:
         await asyncio.sleep(max(self._look_at - time(), 0.0))
         await self._usable()
         wanted = Takeable(agents, limit, None if only is None else list(only), list(but))
-        taken = await self._writer.run(self._taking, "", wanted)
+        taken = await self._writer.run(self._taking, "", wanted, self.owner)
         if not taken:
             self._look_at = time() + LOOK_SECONDS * (0.5 + random.random())  # not all processes at once
         return taken
@@ -227,11 +231,11 @@ class PostgresStore:
     async def claim(self, conversation: str) -> int | None:
         await self._usable()
         await self._keeper.ready()
-        return await self._writer.run(self._claiming, conversation, None)
+        return await self._writer.run(self._claiming, conversation, None, self.owner)
 
     async def release(self, conversation: str, epoch: int) -> None:
         await self._usable()
-        await self._writer.run(self._releasing, conversation, epoch)
+        await self._writer.run(self._releasing, conversation, epoch, self.owner)
 
     async def owners(self) -> list[OwnerRow]:
         return await self._read(statements.owners)

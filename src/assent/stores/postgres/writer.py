@@ -19,6 +19,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Collection, Sequence
+from operator import attrgetter
+from time import monotonic
 from typing import Any
 
 from assent.errors import AssentError
@@ -50,6 +52,8 @@ WITH free AS MATERIALIZED (SELECT id FROM conversations WHERE name = ANY($1) FOR
 SELECT name FROM conversations WHERE name = ANY($1) AND id NOT IN (SELECT id FROM free)"""
 BURY = "SELECT pg_terminate_backend(pid, $3) FROM pg_stat_activity WHERE pid = $1 AND backend_start = $2"
 
+_conversation = attrgetter("conversation")
+
 
 class Writer:
     """``commits`` counts groups that were written."""
@@ -61,15 +65,17 @@ class Writer:
         self._waiting: deque[Job] = deque()
         self._busy: set[str] = set()
         self._sticking = False  # one connection has a group of those that were given up before
-        self._end = float("inf")  # by the loop's clock: when to give up all that waits
+        self._end = float("inf")  # when to give up all that waits
         self._idle: list[asyncio.Future[None]] = []  # the last of them knows best what it did last: it comes first
         self._coming = False  # one of them was called, and has not looked yet
         self._stopping = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._hands = [_Hand(address) for _ in range(WRITERS)]
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Connect, so that what is wrong is said now."""
+        self._loop = asyncio.get_running_loop()
         try:
             for hand in self._hands:
                 await hand.link()
@@ -78,18 +84,15 @@ class Writer:
             raise explained(fault, self._address, writing=True) from fault
         self._tasks = [asyncio.create_task(self._work(hand), name="assent:writer") for hand in self._hands]
 
-    def run(self, kind: Kind, conversation: str, what: Any) -> asyncio.Future[Any]:
+    def run(self, kind: Kind, conversation: str, what: Any, owner: str) -> asyncio.Future[Any]:
         """Write it; done once that is durable."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self._endurance
-        job = Job(kind, conversation, what, kind.weight(what), until, loop.create_future())
-        if refusal := kind.void(what):
-            job.settle(refusal)
-        else:
-            self._waiting.append(job)
-            if self._idle:
-                self._call()
-        return job.future
+        weight = kind.admit(what)
+        # To ask for the running loop is to ask the system which process this is, in Python 3.11.
+        future: asyncio.Future[Any] = asyncio.Future(loop=self._loop)
+        self._waiting.append(Job(kind, conversation, what, owner, weight, monotonic() + self._endurance, future))
+        if self._idle:
+            self._call()
+        return future
 
     async def stop(self) -> None:
         """Finish what waits, then close. A database that is away now is not waited for any longer."""
@@ -101,7 +104,7 @@ class Writer:
 
     def hurry(self) -> None:
         """Do not wait long for a database that is away."""
-        self._end = min(self._end, asyncio.get_running_loop().time() + self._address.patience)
+        self._end = min(self._end, monotonic() + self._address.patience)
 
     def kill(self) -> None:
         for hand in self._hands:
@@ -166,31 +169,29 @@ class Writer:
         group: list[Job] = []
         left: list[Job] = []
         passed: set[str] = set()  # what is behind one of these must not overtake it
-        first: Job | None = None
-        while self._waiting and len(group) < most:
-            job = self._waiting.popleft()
+        kind, company, stuck = None, None, False
+        waiting, busy = self._waiting, self._busy
+        while waiting and len(group) < most:
+            job = waiting.popleft()
             name = job.conversation
-            if name in self._busy or name in passed:
+            if name in busy or name in passed:
                 fits = False
-            elif first is None:
+            elif not group:
                 if fits := not (job.stuck and self._sticking):
-                    first, most = job, min(most, job.company or most)
+                    kind, company, stuck = job.kind, job.company, job.stuck
+                    most = min(most, company or most)
             else:
-                fits = (
-                    job.kind is first.kind
-                    and job.company == first.company
-                    and job.stuck == first.stuck
-                    and job.weight <= room
-                )
+                fits = job.kind is kind and job.company == company and job.stuck == stuck and job.weight <= room
             if fits:
                 group.append(job)
                 room -= job.weight
-                self._busy.add(name)
+                busy.add(name)
             else:
                 left.append(job)
                 passed.add(name)
-        self._waiting.extendleft(reversed(left))
-        self._sticking = self._sticking or (first is not None and first.stuck)
+        waiting.extendleft(reversed(left))
+        self._sticking = self._sticking or stuck
+        group.sort(key=_conversation)
         return group
 
     async def _commit(self, hand: _Hand, group: Sequence[Job]) -> None:
@@ -228,7 +229,8 @@ class Writer:
             self.commits += 1
             hand.rested()
             again: list[Job] = []
-            for job, outcome in zip(group, outcomes, strict=True):
+            for job in group:
+                outcome = outcomes[job.conversation]
                 if outcome is AGAIN:
                     again.append(job)
                 else:
@@ -238,12 +240,12 @@ class Writer:
 
     def _again(self, group: Collection[Job], fault: Exception, *, apart: bool = False) -> None:
         """Back into the queue, unless it has been there for too long, or makes no sense any more."""
-        now = asyncio.get_running_loop().time()
+        now = monotonic()
         left: list[Job] = []
         for job in group:
             if apart:
                 job.company = max(len(group) // SMALLER, 1)
-            if not job.doubt and (refusal := job.kind.void(job.what)):
+            if not job.doubt and (refusal := job.kind.void(job)):
                 job.settle(refusal)
             elif min(job.until, self._end) <= now:
                 job.settle(self._failed(job, fault))

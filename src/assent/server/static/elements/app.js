@@ -97,8 +97,9 @@ class App extends Element {
 
   // A conversation is called by its first message, where it has one.
   async #name(unnamed) {
-    for (const { conversation, updated } of this.naming ? [] : unnamed) {
-      this.naming = true;
+    if (this.naming) return; // the next load names the rest
+    this.naming = true;
+    for (const { conversation, updated } of unnamed) {
       const [said] = await this.client.log(conversation, { limit: 5 }).then((events) => events.filter((event) => event.type === "MessageReceived"), () => []);
       if (said) this.#titled({ conversation, title: said.text });
       else this.untitled.set(conversation, updated);

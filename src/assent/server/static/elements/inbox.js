@@ -10,11 +10,12 @@ import { Problem, keyOf } from "../client.js";
 import { FIELD, adrift } from "../writing.js";
 import { GUARD } from "./approval.js";
 import "./question.js";
+import "./markdown.js";
 
 const KEYS = [["j / k", "down / up"], ["x", "select for a batch"], ["Enter", "open or close"], ["a", "open, then approve; with a selection: the batch"], ["e", "edit"], ["d", "deny"], ["/", "filter"], ["Esc", "back"], ["?", "this help"]];
 
 class InboxView extends Element {
-  static properties = { client: {}, titles: {}, filter: { state: true }, kind: { state: true }, at: { state: true }, open: { state: true }, chosen: { state: true }, batch: { state: true }, help: { state: true }, gone: { state: true }, refused: { state: true }, seen: { state: true }, armed: { state: true }, results: { state: true }, done: { state: true }, reason: { state: true } };
+  static properties = { client: {}, titles: {}, filter: { state: true }, kind: { state: true }, at: { state: true }, open: { state: true }, chosen: { state: true }, batch: { state: true }, help: { state: true }, gone: { state: true }, refused: { state: true }, seen: { state: true }, armed: { state: true }, results: { state: true }, done: { state: true }, reason: { state: true }, said: { state: true } };
 
   constructor() {
     super();
@@ -47,16 +48,23 @@ class InboxView extends Element {
 
   // It was settled while somebody looked at it: say by whom.
   async #whoWon(entry) {
-    this.gone = "It no longer waits.";
+    Object.assign(this, { gone: "It no longer waits.", mine: false });
     try {
       const { seq } = await this.client.snapshot(entry.conversation);
       const events = await this.client.log(entry.conversation, { before: seq + 1, limit: 100, last: true });
       const found = events.findLast((event) => event.type === "CallResolved" && event.call_id === entry.call);
       const told = found ? outcome(found.decision, found.by.id) : "cancelled";
-      if (this.gone && this.shownOpen === entry) this.gone = `${told[0].toUpperCase()}${told.slice(1)}.`;
+      if (this.gone && this.shownOpen === entry) Object.assign(this, { gone: `${told[0].toUpperCase()}${told.slice(1)}.`, mine: found?.by.id === this.client.principal });
     } catch {
       // what is known is shown already
     }
+  }
+
+  // What it comes from. To look also has it loaded where it will be decided.
+  async #look({ conversation }) {
+    const { open } = this;
+    const { messages } = await this.client.snapshot(conversation).catch(() => ({ messages: [] }));
+    if (open === this.open) this.said = messages.filter(({ role, text }) => role !== "tool" && text).slice(-2);
   }
 
   get rows() {
@@ -116,7 +124,7 @@ class InboxView extends Element {
   }
 
   #choose(entry) {
-    if (entry.kind !== "approval") return;
+    if (entry.kind !== "approval" || !this.client.inbox.get(entry)) return;
     const chosen = new Set(this.chosen);
     if (!chosen.delete(keyOf(entry))) chosen.add(keyOf(entry));
     this.chosen = chosen;
@@ -125,8 +133,9 @@ class InboxView extends Element {
   async #show(entry, mode = "") {
     if (entry) this.at = keyOf(entry);
     this.done = null;
-    Object.assign(this, { open: entry && keyOf(entry), shownOpen: entry, gone: "" });
+    Object.assign(this, { open: entry && keyOf(entry), shownOpen: entry, gone: "", said: [] });
     this.#changed();
+    if (entry) this.#look(entry);
     await this.updateComplete;
     const { card } = this;
     if (card) card.mode = "";
@@ -205,14 +214,15 @@ class InboxView extends Element {
     const open = key === this.open;
     const left = entry.deadline - this.client.now();
     return html`<li class="row ${key === this.at ? "at" : ""} ${open ? "open" : ""}" @focusin=${() => (this.at = key)}>
-      <div class="bar">${entry.kind === "approval" ? html`<input type="checkbox" aria-label="Select ${spelled(entry.tool)}" .checked=${this.chosen.has(key)} @change=${() => this.#choose(entry)}>` : html`<span class="nobox"></span>`}
+      <div class="bar">${entry.kind === "approval" ? html`<input type="checkbox" aria-label="Select ${spelled(entry.tool)}" .checked=${this.chosen.has(key)} ?disabled=${open && this.gone} @change=${() => this.#choose(entry)}>` : html`<span class="nobox"></span>`}
         <button type="button" class="head" aria-expanded=${open} @click=${() => this.#show(open ? null : entry)}>
           <span class="what">${shown(entry.prompt || entry.tool)}</span>
           <span class="where">${{ approval: html`<span class="chip risk ${entry.risk}">${entry.risk}</span>`, elicitation: html`<span class="chip">question</span>`, manual: html`<span class="chip">by hand</span>`, client_exec: html`<span class="chip">browser</span>` }[entry.kind]}
             ${shown(entry.tool)} · ${shown(entry.principal?.id ?? "")} · ${named(entry.conversation, this.#title(entry))}</span>
           <time class=${left < 60 ? "soon" : ""}>${left > 0 ? duration(Math.ceil(left)) : "expired"}</time></button></div>
-      ${open ? this.gone ? html`<p class="notice stale" role="status" tabindex="-1">${shown(this.gone)}${adrift() ? " What you write goes nowhere: press Esc." : nothing}</p>`
-        : entry.kind === "approval" ? html`<assent-approval .place=${this.#title(entry) || true} .client=${this.client} .pending=${entry}></assent-approval>` : html`<assent-question .place=${this.#title(entry) || true} .client=${this.client} .pending=${entry}></assent-question>` : nothing}</li>`;
+      ${open ? this.gone ? html`<p class="notice stale ${this.mine ? "good" : ""}" role="status" tabindex="-1">${shown(this.gone)}${adrift() ? " What you write goes nowhere: press Esc." : nothing}</p>`
+        : entry.kind === "approval" ? html`<assent-approval .place=${this.#title(entry) || true} .client=${this.client} .pending=${entry}></assent-approval>` : html`<assent-question .place=${this.#title(entry) || true} .client=${this.client} .pending=${entry}></assent-question>` : nothing}
+      ${open && !this.gone && this.said?.length ? html`<section class="said" aria-label="Said last">${this.said.map(({ by, text }) => by ? html`<p><b>${shown(by)}</b> ${shown(text.length > 300 ? "…" + text.slice(-300) : text)}</p>` : html`<assent-markdown .text=${text}></assent-markdown>`)}</section>` : nothing}</li>`;
   }
 
   #batchDialog() {
