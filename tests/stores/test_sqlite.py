@@ -143,10 +143,13 @@ class TestSQLiteStore(StoreContract):
         await store.append(step("c", 0, b"said"))
         copies = (self.path.with_name(f"copy{n}.db") for n in count())
 
+        def copied():  # by another process: to open and close the file in this one would drop SQLite's locks
+            target = next(copies)
+            subprocess.run(["cp", self.path, target], check=True)
+            return target
+
         async def whole() -> bool:
-            copied = next(copies)  # by another process: to open and close the file in this one would drop SQLite's locks
-            subprocess.run(["cp", self.path, copied], check=True)
-            copy = SQLiteStore(copied)
+            copy = SQLiteStore(copied())
             try:
                 await copy.open()
                 return await copy.read("c") == [b"said"]
