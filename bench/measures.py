@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -145,16 +145,21 @@ Timed = Callable[[], Awaitable[float]]
 
 
 async def alternate(rounds: int, progress: Progress, **sides: Timed) -> dict[str, list[float]]:
-    """A B A B ...: what disturbs the machine disturbs both."""
+    """A B B A A B ...: what disturbs the machine disturbs both, and neither is always measured after the same one."""
     found: dict[str, list[float]] = {name: [] for name in sides}
     for each in sides.values():
         await each()  # the first time costs more
     for n in range(rounds):
         progress(f"round {n + 1} of {rounds}")
-        for name, each in sides.items():
+        for name in there_and_back(sides, n):
             gc.collect()
-            found[name].append(await each())
+            found[name].append(await sides[name]())
     return found
+
+
+def there_and_back(sides: Iterable[str], n: int) -> list[str]:
+    """In which order they come in this round: a process that has just waited is slow, and so is its server."""
+    return list(sides)[:: -1 if n % 2 else 1]
 
 
 def ratio(ours: list[float], theirs: list[float]) -> tuple[float, float]:

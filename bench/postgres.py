@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -165,9 +165,9 @@ async def appends(size: Sizes, progress: Progress) -> list[Row]:
         spent.setdefault(name, []).append(Spent((time.process_time() - here) / count, (server_time() - there) / count))
         return took / count
 
-    async with connected(url, **PLAN) as first, connected(url, **PLAN) as second:
-        links = [first, second]
-        assert len(links) == WRITERS
+    async with AsyncExitStack() as open_links:
+        links = [await open_links.enter_async_context(connected(url, **PLAN)) for _ in range(WRITERS)]
+        first = links[0]
         await first.execute(TABLES)
         await first.execute(f"INSERT INTO raw_conversations SELECT n, 0, '', 0 FROM generate_series(1, {2 * many}) n")
         reached = {"insert": 0, "compared": 0, "waited": 0, "one": 0}
@@ -238,7 +238,7 @@ async def appends(size: Sizes, progress: Progress) -> list[Row]:
             return await timed("one", work, many // WRITERS * WRITERS)
 
         sides = {"ours": ours, "insert": insert, "compared": compared, "waited": waited, "one": one}
-        found = await alternate(size.rounds, progress, **sides)
+        found = await alternate(size.rounds * 3, progress, **sides)
         (stored,) = await first.fetchrow("SELECT count(*) FROM raw_events")
         assert stored == sum(reached.values()) * many - reached["one"] * (many - WRITERS)
     await store.close()
@@ -249,16 +249,16 @@ async def appends(size: Sizes, progress: Progress) -> list[Row]:
         there = statistics.median(each.there for each in spent[name])
         return f"{per_second:,.0f}/s, {us(here)} + {us(there)} of processor"
 
-    least = {
-        "insert": "bare inserts",
-        "compared": "bare compare-and-append",
-        "waited": f"the same with {many} who wait",
-    }
     rows = list[Row]()
-    for name, what in least.items():
+    for name, what, limit in (
+        ("waited", f"bare compare-and-append, {many} who wait", 1 / 0.6),
+        ("compared", "the same where all lies ready and nobody waits", None),
+        ("insert", "bare inserts, which compare nothing", None),
+    ):
         value, best = ratio(found["ours"], found[name])
         shown = f"{value:.2f}x ({1 / value:.0%}; {rate(name)})"
-        rows.append(Row(f"an append, {many} conversations, to {what}", "<= 1.67x (60%)", shown, value, 1 / 0.6, best))
+        goal = "<= 1.67x (60%)" if limit else ""
+        rows.append(Row(f"an append, {many} conversations, to {what}", goal, shown, value, limit, best))
     value, best = ratio(found["ours"], found["one"])
     shown = f"{value:.3f}x ({1 / value:.0f} times; {rate('one')}; ours {rate('ours')}, {batch} in a commit)"
     name = f"an append, {many} conversations, to bare inserts with a commit each"

@@ -491,3 +491,37 @@ async def test_headers_may_come_as_anything_that_can_be_gone_through_once():
         scope = {"type": "http", "method": "GET", "path": "/api/me", "query_string": b"", "headers": headers}
         await app(rt, TokenAuth(TOKEN, "ada"))(scope, receive, send)
     assert (said[0]["status"], b"ada" in said[1]["body"]) == (200, True)
+
+
+@story
+async def test_an_answer_that_goes_out_in_one_piece_says_what_every_answer_says():
+    async with site(refunding()) as direct, site(refunding(), wrap=lambda served: served) as hosted:
+        heads = []
+        for s in (direct, hosted):
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(s.base.rpartition(":")[2]))
+            ask = f"GET /api/me HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {TOKEN}\r\n\r\n".encode()
+            writer.write(ask)
+            whole = await reader.readuntil(b"}")  # all of it is there, and nothing follows
+            head, _, body = whole.partition(b"\r\n\r\n")
+            writer.write(ask + ask)  # two at once: two answers, in their order
+            assert [await reader.readexactly(len(whole)) for _ in "12"] == [whole, whole]
+            writer.write(ask.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
+            last = await reader.read()
+            assert last.endswith(body), "and the connection is closed behind it"
+            assert b"connection: close" in last
+            writer.close()
+            heads.append({line.partition(b": ")[::2] for line in head.split(b"\r\n") if not line.startswith(b"date")})
+        assert heads[0] == heads[1]
+
+
+@story
+async def test_an_answer_of_any_size_and_one_without_a_body_come_as_they_are_asked_for():
+    async with site(refunding()) as s:
+        whole = await s.http.get("/api/openapi.json")
+        assert len(whole.content) == int(whole.headers["content-length"]) > 10_000
+        head = await s.http.head("/api/openapi.json")
+        assert (head.content, head.headers["content-length"]) == (b"", whole.headers["content-length"])
+        await s.begin("c", "x" * 200_000)
+        await s.pending()
+        log = (await s.get("/api/conversations/c/log"))["events"]
+        assert "x" * 200_000 in {event.get("text") for event in log}

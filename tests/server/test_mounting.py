@@ -49,6 +49,24 @@ async def test_mounted_below_a_path_every_route_the_page_and_the_cookie_are_ther
 
 
 @story
+async def test_what_a_host_adds_to_every_answer_is_added_to_ours():
+    def signed(served):
+        async def host(scope, receive, send):
+            async def signing(message):
+                if message["type"] == "http.response.start":
+                    message["headers"] = [*message["headers"], (b"x-signed", b"by the host")]
+                await send(message)
+
+            await served(scope, receive, signing)
+
+        return host
+
+    async with site(refunding(), wrap=signed) as s:
+        answer = await s.http.get("/api/me")
+        assert (answer.status_code, answer.headers["x-signed"]) == (200, "by the host")
+
+
+@story
 async def test_the_address_without_its_last_slash_leads_to_the_page_and_keeps_its_token():
     async with Runtime(desk("x")) as runtime:
         transport = httpx.ASGITransport(app(runtime, TokenAuth(TOKEN)), root_path="/p")

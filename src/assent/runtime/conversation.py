@@ -81,6 +81,8 @@ class Conversation:
         self._inbox: list[Item] = []
         self._owed = (self.state, NOTHING)
         self.loaded = False
+        self.size = 0
+        """Bytes of the events that the state came from."""
         self._behind = False
         self._paused = False
         """After a crash nothing goes on by itself: it is looked at again in a while, or when somebody asks."""
@@ -141,13 +143,13 @@ class Conversation:
             self.poke(behind=False)
 
     async def load(self) -> bool:
-        """Have the state as it was when this object first looked, or newer; True: it looked just now."""
+        """Have the state as it was when this process last looked, or newer; True: it looked just now."""
         if not self.loaded:
             async with self._one:  # whoever came first may be cancelled or fail: then the next one loads
                 if not self.loaded:
-                    await self._load()
+                    looked = await self._load()
                     self.loaded = True
-                    return True
+                    return looked
         return False
 
     async def latest(self) -> None:
@@ -360,7 +362,7 @@ class Conversation:
                     self.epoch = None
             else:
                 give_back(self, held)  # the lease has lapsed meanwhile: nothing of it is begun here
-            before = self.state
+            before, self.size = self.state, sum(map(len, draft.bodies), self.size)
             self._absorb(draft.events, draft.states)
             self.home.recorded(self.name, draft.events)
             self.home.summaries.appended(self, draft.events, before.turn.by if before.turn else None)
@@ -379,10 +381,15 @@ class Conversation:
 
     # --- state ---
 
-    async def _load(self) -> None:
+    async def _load(self) -> bool:
+        kept = self.home.states.take(self.name)
+        if kept is not None:
+            self.state, self.size = kept
+            self.shown = status(self.state)
+            return False
         loaded = await self.home.store.load(self.name)
         if loaded is None:
-            return
+            return True
         state = codec.decode_state(loaded.snapshot) if loaded.snapshot else None
         bodies = loaded.events
         if state is None:
@@ -391,8 +398,9 @@ class Conversation:
                 bodies = await self.home.store.read(self.name)
         for body in bodies:
             state = evolve(state, codec.decode(body))
-        self.state = state
+        self.state, self.size = state, sum(map(len, bodies), len(loaded.snapshot or b""))
         self.shown = status(state)
+        return True
 
     async def _catch_up(self) -> bool:
         """Take in what others have appended; False if there was nothing."""
@@ -400,6 +408,7 @@ class Conversation:
         if not bodies:
             return False
         events = [codec.decode(body) for body in bodies]
+        self.size = sum(map(len, bodies), self.size)
         states: list[State] = []
         state = self.state
         for event in events:

@@ -34,6 +34,7 @@ from assent.runtime.expiry import Expiry
 from assent.runtime.intake import conversation_id
 from assent.runtime.relay import Relay
 from assent.runtime.slots import Slots
+from assent.runtime.states import States
 from assent.runtime.summaries import Summaries
 from assent.runtime.waiting import Waiting
 from assent.runtime.watch import Watch
@@ -48,7 +49,7 @@ PAGE = 500
 TAKEN = 100
 """Conversations that are taken up in one go."""
 IDLE_KEPT = 64
-"""Conversations at rest whose state is kept in memory, to spare a reload; the others cost nothing."""
+"""Conversations at rest that are kept in full; of those before them the state is, as far as there is room (``states``)."""
 
 _pending = msgspec.json.Decoder(Pending)
 
@@ -96,6 +97,7 @@ class Home:
         """One object a conversation, for as long as anybody holds it: two would not see each other's moves."""
         self._active: dict[str, Conversation] = {}
         self._idle: OrderedDict[str, Conversation] = OrderedDict()
+        self.states = States()
         self.summaries = Summaries()
         self._watch = Watch(self)
         self._expiry = Expiry(self, manual=manual)
@@ -138,6 +140,7 @@ class Home:
         alarm.cancel()
         self._active.clear()
         self._idle.clear()
+        self.states = States()
         closed = StoreError("the runtime was closed; the log goes on elsewhere")
         self.bus.close(closed)
         self.waiting.close(closed)
@@ -338,6 +341,8 @@ class Home:
             if self.bus.heard(name):
                 self._idle[name] = oldest
                 break
+            if oldest.loaded and oldest.state.seq:
+                self.states.put(oldest.state, oldest.size)
 
     def crashed(self, conv: Conversation, failure: Exception) -> None:
         """A conversation could not be written: it is left alone for a while, and its viewers are told."""

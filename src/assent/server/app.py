@@ -21,7 +21,7 @@ from assent.server.page import INDEX, LOGIN, LOGIN_HEADERS, STRANGER_HEADERS, Fi
 from assent.server.patience import within
 from assent.server.problems import AGAIN, CONTENT_TYPE, HTTPProblem, headers_of, problem_of
 from assent.server.routes import ENDPOINTS, Asked, Endpoint, Streaming
-from assent.server.sse import Gone, Receive, Send, Stream, hand_over
+from assent.server.sse import CHUNK, Gone, Receive, Send, Stream, hand_over
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 BODY_SECONDS = 30.0
@@ -36,6 +36,9 @@ GUARDS = [
 NOTHING_LOADS = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
 FRESH = (b"cache-control", b"no-store")
 JSON = (b"content-type", b"application/json")
+WHOLE = "assent.whole"
+"""What our server offers beyond ASGI: ``send``, a function of a status, headers as they are written, and a body."""
+_JSON_HEAD = b"".join([b"%s: %s\r\n" % each for each in (JSON, *GUARDS, NOTHING_LOADS, FRESH)])
 
 
 @dataclass(frozen=True)
@@ -287,7 +290,12 @@ class _Exchange:
         return [*given, *GUARDS, *own, *shared]
 
     async def reply_json(self, status: int, body: bytes) -> None:
-        await self._reply(status, body, [JSON])
+        whole = self.request.scope.get("extensions", {}).get(WHOLE)
+        plain = not self.shared and self.request.method != "HEAD" and len(body) <= CHUNK
+        if whole is not None and plain and whole["send"](status, _JSON_HEAD, body):
+            self.started = True
+        else:
+            await self._reply(status, body, [JSON])
 
     async def reply(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         raw = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]

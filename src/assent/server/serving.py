@@ -10,15 +10,16 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from assent.errors import Invalid
 from assent.runtime import garbage
-from assent.server.app import App
+from assent.server.app import WHOLE, App
 
 Stop = Callable[[], None]
 BACKLOG = 2048
@@ -81,6 +82,37 @@ class _Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
 
+class _Direct(_Connection):
+    """The same where nothing stands between it and our application, which then hands over small answers whole."""
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self.scope["extensions"] = {WHOLE: {"send": partial(_whole, self.cycle)}}
+
+
+_heads: dict[tuple[int, bytes], tuple[object, bytes]] = {}
+"""Status and headers -> uvicorn's own headers, which it makes anew every second, and how an answer begins with them."""
+
+
+def _whole(cycle: RequestResponseCycle, status: int, headers: bytes, body: bytes) -> bool:
+    """Send an answer with one write, if nothing has to be waited for; False: nothing was done.
+
+    uvicorn writes the head and the body by themselves, and looks through each header for characters that cannot be in one.
+    """
+    if cycle.response_started or cycle.disconnected or cycle.flow.write_paused or not cycle.keep_alive:
+        return False
+    own, head = _heads.get((status, headers), (None, b""))
+    if own is not cycle.default_headers:
+        given = b"".join([b"%s: %s\r\n" % each for each in cycle.default_headers])
+        head = STATUS_LINE[status] + given + headers + b"content-length: "
+        _heads[status, headers] = (cycle.default_headers, head)
+    cycle.response_started = cycle.response_complete = True
+    cycle.transport.write(b"%s%d\r\n\r\n%s" % (head, len(body), body))
+    cycle.message_event.set()
+    cycle.on_response()
+    return True
+
+
 class _Server(uvicorn.Server):
     """Ends streams before it waits for connections, and leaves signals to its caller."""
 
@@ -127,7 +159,7 @@ async def serve(app: App, listening: socket.socket, ready: Callable[[Stop], None
     """
     config = uvicorn.Config(
         host or app,
-        http=_Connection,
+        http=_Direct if host is None else _Connection,
         ws="none",
         lifespan="off",
         log_config=None,
