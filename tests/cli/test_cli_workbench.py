@@ -8,7 +8,7 @@ import sys
 import desk as agents
 import pexpect
 import pytest
-from terminal import DESK, environment, refused
+from terminal import DESK, environment, refused, until
 from test_cli_verify import change
 
 from assent.models.providers.names import PROVIDERS
@@ -107,7 +107,28 @@ def test_a_dry_run_of_a_batch_lists_and_does_nothing(desk):
     assert told.out.count("Give 2.5 back?") == 3
     assert "3 calls would be approved" in told.out
     assert len(open_calls(desk)) == 5
-    assert "nothing matches" in desk("approve", "--match", "tool=nope", "--yes").out
+
+
+def test_a_batch_that_matches_nothing_says_what_was_looked_for_and_how_to_see_what_waits(desk):
+    waiting(desk)
+    for words in (["--yes"], ["--dry-run"], []):  # nobody is asked, either, whether to approve nothing
+        told = desk("approve", "--match", "tool=refun", "--match", "risk=low", "--match", "risk=high", *words)
+        refused(told, 3, "[not_found]", "tool=refun, risk=low or risk=high", "assent pending")
+        assert told.out == ""
+    refused(desk("approve", "--match", "tool=how_many", "--yes"), 3, "waits for an approval")  # a question is none
+    assert len(open_calls(desk)) == 5
+
+
+def test_a_batch_of_which_all_were_interrupted_approves_nothing_and_says_so(desk):
+    ledger = desk.path / "ledger"
+    with desk.start("run", f"{DESK}:bank", "hi", "--conversation", "c", env={"LEDGER": str(ledger)}) as run:
+        until(lambda: ledger.exists() and ledger.read_text())
+        run.kill()
+    assert desk("run", f"{DESK}:bank").code == 75
+    told = desk("approve", "--match", "tool=wire", "--yes")
+    refused(told, 3, "no other call", "tool=wire")
+    assert told.out == "1 matched, but was interrupted: decide each by itself\n"
+    assert open_calls(desk) == {"c"}
 
 
 def test_a_batch_lists_first_approves_what_matches_and_says_each_result(desk):

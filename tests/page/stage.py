@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from assent import Agent, Call, Result, Runtime, tool
-from assent.cli.demo import pick_file
+from assent.cli.demo import choose_remedy, pick_file
 from assent.core.transcript import ToolResult, UserMessage
 from assent.models import FinishPart, HostedPart, ProviderPart, TextPart, ThinkingPart, ToolCallPart, Usage, UsagePart
 from assent.server import app
@@ -139,6 +139,12 @@ async def label(call: Call) -> str:
     return "printed"
 
 
+@tool(approval="required", prompt="Ship it?")
+async def ship(express: bool) -> str:
+    """Ship a parcel. Its arguments have no text."""
+    return "shipped"
+
+
 class Card(msgspec.Struct, tag="card", tag_field="by"):
     last_four: Annotated[str, Meta(pattern="^[0-9]{4}$", description="The last four digits")]
 
@@ -221,6 +227,8 @@ CALLS: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
     "patch": ("I would raise the limit.", [("patch", {"path": "config/limits.toml"})]),
     "rewrite": ("", [("patch", {"path": "all.toml"})]),
     "book": ("", [("book", {"city": "Lisbon"})]),
+    "remedy": ("", [("choose_remedy", {"item": "lamp"})]),
+    "ship": ("", [("ship", {"express": False})]),
     "where": ("", [("whereabouts", {})]),
     "gated": ("", [("gated_whereabouts", {})]),
     "file": ("With pleasure.", [("pick_file", {"accept": ".txt,.pdf,image/*"})]),
@@ -301,7 +309,9 @@ agent = Agent(
         pay,
         wipe,
         folder,
+        ship,
         book,
+        choose_remedy,
         essay,
         whereabouts,
         gated_whereabouts,

@@ -163,6 +163,98 @@ def test_a_row_that_goes_takes_no_key_for_the_next_one(visit, stage: Stage):
     expect(page.locator(".row", has_text="slips-2").locator(".head")).to_be_focused()
 
 
+SCENES = [("book", "j Enter", "economy"), ("ship", "j e", "express")]
+"""A radio button beside texts, in a question, and an edit of nothing but a checkbox: how to open it, and its label."""
+
+
+@pytest.mark.parametrize(("word", "keys", "label"), SCENES)
+def test_help_opens_also_on_a_radio_button_or_a_checkbox_and_gives_the_focus_back(
+    visit, stage: Stage, word: str, keys: str, label: str
+):
+    page = visit().page("inbox")
+    filtered(page, stage.conversation(word, name=f"helped-{word}"), 1)
+    press(page, keys)
+    box, dialog = page.locator(".row.open").get_by_label(label, exact=True), page.get_by_role("dialog", name="Keyboard")
+    for leave in ("Escape", "?", "Space"):  # which presses Close
+        box.focus()
+        page.keyboard.press("?")
+        expect(dialog).to_be_visible()
+        page.keyboard.press(leave)
+        expect(dialog).to_be_hidden()
+        expect(box).to_be_focused()
+    expect(box).not_to_be_checked()
+
+
+def test_what_is_written_into_a_text_is_no_key_also_where_it_is_another_applications(visit, stage: Stage):
+    page = visit().page("inbox")
+    filtered(page, stage.conversation("book"), 1)
+    press(page, "j Enter")
+    field = page.locator("assent-question").get_by_label("name", exact=True)
+    field.focus()
+    page.keyboard.type("who?")
+    expect(field).to_have_value("who?")
+    page.evaluate(
+        """() => {
+            const own = Object.assign(document.createElement("p"), {contentEditable: "true", id: "own"});
+            document.body.prepend(own);
+            own.focus();
+        }"""
+    )
+    page.keyboard.type("j?")
+    expect(page.locator("#own")).to_have_text("j?")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_where_nothing_is_written_letters_are_keys_and_arrows_space_and_enter_are_the_radio_buttons_own(
+    visit, stage: Stage
+):
+    question, refund = (
+        stage.waiting(stage.conversation(word, name=f"few-{word}"))["conversation"] for word in ("remedy", "refund")
+    )
+    page = visit().page("inbox")
+    filtered(page, "few-", 2)
+    asked = page.locator(".row", has_text=question)
+    asked.locator(".head").press("Enter")
+    first, second = (asked.get_by_label(word, exact=True) for word in ("refund", "replacement"))
+    first.focus()
+    press(page, "Space")
+    expect(first).to_be_checked()
+    press(page, "ArrowDown")
+    expect(second).to_be_focused()
+    expect(second).to_be_checked()
+    press(page, "a e d x", ARMED)  # a question has no such keys, and those of a row are for who is on it
+    expect(second).to_be_focused()
+    press(page, "j")
+    expect(page.locator(".row", has_text=refund).locator(".head")).to_be_focused()
+    press(page, "a")
+    approve(page)
+    expect(page.locator(".row.open .stale")).to_have_text("Approved by alice.")
+    assert decided(stage, question) == []
+    asked.locator(".head").press("Enter")
+    first.focus()
+    press(page, "Space")
+    expect(asked.get_by_role("button", name="Send the answer")).to_be_enabled()
+    first.press("Enter")
+    expect(asked.locator(".stale")).to_contain_text("alice")
+    assert decided(stage, question) == [("alice", "answer")]
+
+
+@pytest.mark.parametrize(("word", "keys", "label"), SCENES)
+def test_beside_a_text_and_in_an_edit_letters_on_a_radio_button_or_a_checkbox_lead_nowhere(
+    visit, stage: Stage, word: str, keys: str, label: str
+):
+    names = [stage.conversation(word, name=f"beside-{word}-{n}") for n in range(2)]
+    page = visit().page("inbox")
+    filtered(page, f"beside-{word}-", 2)
+    press(page, keys)
+    box = page.locator(".row.open").get_by_label(label, exact=True)
+    box.focus()
+    press(page, "j k x / a a e d", ARMED)
+    expect(box).to_be_focused()
+    expect(page.locator(".row .bar :checked")).to_have_count(0)
+    assert [decided(stage, name) for name in names] == [[], []]
+
+
 def test_after_a_decision_by_key_the_focus_is_on_the_calls_line(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('twins')}")
     expect(page.locator("assent-approval .approve:enabled")).to_have_count(2)

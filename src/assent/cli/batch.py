@@ -16,7 +16,7 @@ from assent.cli.output import say
 from assent.cli.reading import missing, no_store
 from assent.cli.text import count, cut, shown, value_text
 from assent.core.decisions import Approve, Pending
-from assent.errors import AssentError, Invalid
+from assent.errors import AssentError, Invalid, NotFound
 from assent.runtime.deciding import each_of
 from assent.runtime.runtime import Runtime
 
@@ -60,10 +60,10 @@ async def approve(url: str, matches: Matches, decision: Approve, by: str, *, dry
         for entry in entries:
             say(_listed(entry))
         if left := len(found) - len(entries):
-            say(f"{left} more matched, but {'was' if left == 1 else 'were'} interrupted: decide each by itself")
+            more = " more" if entries else ""
+            say(f"{left}{more} matched, but {'was' if left == 1 else 'were'} interrupted: decide each by itself")
         if not entries:
-            say("nothing matches")
-            return 0
+            raise _none(url, matches, "other call" if left else "call")
         if dry_run:
             say(f"{count(len(entries), 'call')} would be approved; nothing was done")
             return 0
@@ -89,6 +89,13 @@ async def approve(url: str, matches: Matches, decision: Approve, by: str, *, dry
             for line in await inbox.idle_work(rt, name, Commands(url)):
                 say(line)
     return max(codes)
+
+
+def _none(url: str, matches: Matches, call: str) -> NotFound:
+    """A pattern that was mistyped must not look like work that is done: neither to people nor to a script."""
+    wanted = ", ".join(" or ".join(f"{key}={value}" for value in values) for key, values in matches.items())
+    see = Commands(url).write("pending")
+    return NotFound(f"no {call} that waits for an approval matches {cut(wanted, LONG)}; to see what waits: {see}")
 
 
 def _listed(entry: Pending) -> str:

@@ -49,7 +49,7 @@ PAGE = 500
 TAKEN = 100
 """Conversations that are taken up in one go."""
 IDLE_KEPT = 64
-"""Conversations at rest that are kept in full; of those before them the state is, as far as there is room (``states``)."""
+"""Conversations at rest that are kept in full; of those before them the state is, where there is room (``states``)."""
 
 _pending = msgspec.json.Decoder(Pending)
 

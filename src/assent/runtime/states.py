@@ -1,8 +1,8 @@
 """The states of conversations that nobody holds any more: those of the latest, as far as they may weigh.
 
-A cache beside the log, for this process alone. What it has may be behind: nothing is refused, and nothing appended, on a
-state that others have moved on from. What it has not is read. A state is a few small objects that the garbage collector
-does not look at; a conversation in full, with its locks and what its model was sent, weighs much more.
+A cache beside the log, for this process alone. What it has may be behind: nothing is refused, and nothing appended, on
+a state that others have moved on from. What it has not is read. A state is a few small objects that the garbage
+collector does not look at; a conversation in full, with its locks and what its model was sent, weighs much more.
 """
 
 from __future__ import annotations

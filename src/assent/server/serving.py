@@ -97,7 +97,7 @@ _heads: dict[tuple[int, bytes], tuple[object, bytes]] = {}
 def _whole(cycle: RequestResponseCycle, status: int, headers: bytes, body: bytes) -> bool:
     """Send an answer with one write, if nothing has to be waited for; False: nothing was done.
 
-    uvicorn writes the head and the body by themselves, and looks through each header for characters that cannot be in one.
+    uvicorn writes head and body by themselves, and looks through each header for characters that cannot be in one.
     """
     if cycle.response_started or cycle.disconnected or cycle.flow.write_paused or not cycle.keep_alive:
         return False

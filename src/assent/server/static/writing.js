@@ -1,7 +1,8 @@
 // Whoever writes may look at their hands. If the field goes from under them (somebody else has decided, the question has
 // changed), the rest of what they type is no shortcut and presses no button: cards and the inbox hear no keys until
 // they have looked up: Escape, a pointer, another view, or something written elsewhere says so.
-export const FIELD = "input:not([type=checkbox]), textarea, select, form, assent-form";
+export const TEXT = "input:not([type=checkbox], [type=radio]), textarea, select, [contenteditable]";
+export const FIELD = `${TEXT}, form, assent-form`;
 const DEAF = "assent-inbox, assent-approval, assent-question, assent-tool";
 
 let field = null; // where somebody writes, until they leave it themselves

@@ -5,7 +5,7 @@
 // came or went, nothing can be pressed; long content must have been seen to its end. A decision carries the digest of
 // what was shown.
 import { Card, html, nothing, shown, value, table, raw, jsonDiff, plainPreview, warnings, lost, atEnd } from "./base.js";
-import { adrift } from "../writing.js";
+import { TEXT, adrift } from "../writing.js";
 import { keyOf } from "../client.js";
 import { same, spelled, json, parse } from "../text.js";
 import "./form.js";
@@ -102,7 +102,7 @@ class Approval extends Card {
     if (event.defaultPrevented) return;
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && this.editing) return this.armed && this.#approve();
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const writing = event.target.closest("input:not([type=radio]):not([type=checkbox]), textarea, select");
+    const writing = event.target.closest(TEXT);
     if (event.key === "Escape" && this.mode) {
       event.preventDefault();
       event.stopPropagation();

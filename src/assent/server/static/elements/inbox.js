@@ -7,7 +7,7 @@ import { Element, html, nothing, shown, named, table, value, plainPreview, warni
 import { repeat } from "lit/directives/repeat.js";
 import { duration, outcome, brief, spelled } from "../text.js";
 import { Problem, keyOf } from "../client.js";
-import { FIELD, adrift } from "../writing.js";
+import { TEXT, FIELD, adrift } from "../writing.js";
 import { GUARD } from "./approval.js";
 import "./question.js";
 import "./markdown.js";
@@ -39,7 +39,8 @@ class InboxView extends Element {
     const { shownOpen } = this;
     const entry = shownOpen && inbox.get(shownOpen);
     if (entry) {
-      if (entry.digest !== shownOpen.digest) entry.before ??= shownOpen; // it waits again, with another plan
+      // It waits again, with another plan.
+      if (entry.digest !== shownOpen.digest) entry.before ??= shownOpen;
       Object.assign(this, { shownOpen: entry, gone: "" });
     } else if (shownOpen && !this.gone) this.#whoWon(shownOpen);
     this.chosen = new Set(inbox.pending.map(keyOf).filter((key) => this.chosen.has(key)));
@@ -73,7 +74,8 @@ class InboxView extends Element {
       (!this.kind || entry.kind === this.kind) &&
       (!needle || [entry.tool, entry.prompt, entry.conversation, this.#title(entry), entry.agent, entry.principal?.id, brief(entry.args)].join(" ").toLowerCase().includes(needle)));
     if (this.shownOpen && keyOf(this.shownOpen) === this.open && !rows.some((entry) => keyOf(entry) === this.open)) {
-      const later = rows.findIndex((entry) => entry.deadline > this.shownOpen.deadline); // it stays where it was
+      // It stays where it was.
+      const later = rows.findIndex((entry) => entry.deadline > this.shownOpen.deadline);
       rows.splice(later < 0 ? rows.length : later, 0, this.shownOpen);
     }
     return rows;
@@ -84,13 +86,16 @@ class InboxView extends Element {
   #key(event) {
     const { key, target } = event;
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented || adrift()) return;
-    const writes = target.closest?.(FIELD);
+    // Who goes on writing after a Tab decides nothing and leaves nothing: beside a text only the help is heard, which gives the
+    // focus back. Where nothing is written, as in a question with a few choices, letters are keys; arrows and Enter are its own.
+    const writes = target.closest?.(key === "?" ? TEXT : key.length > 1 ? FIELD : `${TEXT}, form:has(${TEXT}), assent-approval assent-form`);
     if (writes && (key !== "Escape" || !this.contains(target))) return;
     if (key === "Escape") {
-      if (this.help) this.help = false;
+      if (this.help) this.#help();
       else if (this.batch) this.batch = null;
       else if (writes) {
-        event.preventDefault(); // or the browser would empty the filter, and tell nobody
+        // Or the browser would empty the filter, and tell nobody.
+        event.preventDefault();
         (target.closest(".card") ?? this.firstElementChild).focus();
       }
       else if (this.open) this.#show(null);
@@ -100,11 +105,12 @@ class InboxView extends Element {
     const rows = this.rows;
     const at = rows.findIndex((entry) => keyOf(entry) === this.at);
     const on = target.closest(".row") && this.contains(target) && rows[at] && this.client.inbox.get(rows[at]);
-    const bar = target.closest(".bar") && on; // a card has its own keys
+    // A card has its own keys.
+    const bar = target.closest(".bar") && on;
     const down = () => this.#move(rows, at < 0 ? this.spot : at + 1), up = () => this.#move(rows, (at < 0 ? this.spot : at) - 1);
     const act = {
       j: down, k: up, ArrowDown: down, ArrowUp: up,
-      x: () => on && this.#choose(on), "?": () => (this.help = !this.help), "/": () => this.querySelector(".filter").focus(),
+      x: () => on && this.#choose(on), "?": this.#help, "/": () => this.querySelector(".filter").focus(),
       Enter: () => on && !target.closest("button, a, summary") && this.#show(keyOf(on) === this.open ? null : on),
       a: () => bar && (this.chosen.size ? this.#batch() : this.#show(on)), e: () => bar && this.#show(on, "edit"), d: () => bar && this.#show(on, "deny"),
     }[key];
@@ -112,6 +118,12 @@ class InboxView extends Element {
     if (key !== "Enter") event.preventDefault();
     act();
   }
+
+  // A dialog that is closed, and not just gone, gives the focus back.
+  #help = () => {
+    this.querySelector(".help")?.close();
+    this.help = !this.help;
+  };
 
   async #move(rows, to) {
     const entry = rows[Math.max(0, Math.min(rows.length - 1, to))];
@@ -162,7 +174,8 @@ class InboxView extends Element {
   }
 
   #batch() {
-    this.batch = this.client.inbox.pending.filter((entry) => this.chosen.has(keyOf(entry))); // also what the filter hides
+    // Also what the filter hides.
+    this.batch = this.client.inbox.pending.filter((entry) => this.chosen.has(keyOf(entry)));
     this.results = this.refused = this.done = null;
     this.seen = this.armed = false;
     setTimeout(() => (this.armed = true), GUARD);
@@ -199,13 +212,13 @@ class InboxView extends Element {
       <div class="tools"><label class="grow"><span class="sr">Filter</span><input class="filter" type="search" placeholder="Filter" .value=${this.filter} @input=${(event) => (this.filter = event.target.value)}></label>
         <label><span class="sr">Kind</span><select @change=${(event) => (this.kind = event.target.value)}><option value="">Everything</option><option value="approval">Approvals</option><option value="elicitation">Questions</option><option value="manual">By hand</option><option value="client_exec">Browser</option></select></label>
         ${this.chosen.size ? html`<button type="button" class="primary" @click=${this.#batch}>Review ${this.chosen.size} selected</button>` : nothing}
-        <button type="button" class="quiet help-button" aria-label="Keyboard help" @click=${() => (this.help = true)}>?</button></div>
+        <button type="button" class="quiet help-button" aria-label="Keyboard help" @click=${this.#help}>?</button></div>
       <p role="status" class=${this.done ? "notice good" : "sr"}>${this.done}</p>
       ${rows.length ? html`<ul class="rows">${repeat(rows, keyOf, (entry) => this.#row(entry))}</ul>`
         : this.client.inbox.pending.length ? html`<div class="empty"><h2>Nothing matches</h2><p>The filter hides what waits.</p></div>`
         : html`<div class="empty"><h2>${this.client.inbox.ready ? "Nothing waits" : "Opening…"}</h2><p>When a call needs somebody, it shows up here by itself.</p></div>`}
       ${this.batch ? this.#batchDialog() : nothing}
-      ${this.help ? html`<dialog class="help" aria-label="Keyboard" @close=${() => (this.help = false)}><h2>Keyboard</h2><dl>${KEYS.map(([key, what]) => html`<dt><kbd>${key}</kbd></dt><dd>${what}</dd>`)}</dl><button type="button" @click=${() => (this.help = false)}>Close</button></dialog>` : nothing}
+      ${this.help ? html`<dialog class="help" aria-label="Keyboard" @close=${() => (this.help = false)}><h2>Keyboard</h2><dl>${KEYS.map(([key, what]) => html`<dt><kbd>${key}</kbd></dt><dd>${what}</dd>`)}</dl><button type="button" @click=${this.#help}>Close</button></dialog>` : nothing}
     </div>`;
   }
 
