@@ -21,7 +21,7 @@ The tree::
     └── ToolError                    raised by handlers: the call's error result
 
 A *kind* is a word that callers and models branch on. The set is closed: adding one is a deliberate
-change to this file, its docs page and its test. Domain codes go into ``details``.
+change to this file, to errors.toml (what its page says) and to its test. Domain codes go into ``details``.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class AssentError(Exception):
 
     @property
     def docs(self) -> str:
-        """The page about this kind, below the root of the documentation."""
+        """The page about this kind, below the root of the documentation or of a server."""
         return f"errors/{self.kind}/"
 
     def __str__(self) -> str:

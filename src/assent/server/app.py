@@ -14,10 +14,10 @@ from starlette.requests import Request
 from assent.core.decisions import Principal
 from assent.errors import Invalid
 from assent.runtime.runtime import Runtime
-from assent.server import openapi, wire
+from assent.server import explained, openapi, wire
 from assent.server.auth import ALLOWED, SAFE, Auth, MaySee, Origins, TokenAuth, identify
 from assent.server.hub import Hub
-from assent.server.page import INDEX, LOGIN, LOGIN_HEADERS, STRANGER_HEADERS, Files, policy, stranger
+from assent.server.page import INDEX, LOGIN, LOGIN_HEADERS, SHEET_HEADERS, Files, policy, stranger
 from assent.server.patience import within
 from assent.server.problems import AGAIN, CONTENT_TYPE, HTTPProblem, headers_of, problem_of
 from assent.server.routes import ENDPOINTS, Asked, Endpoint, Streaming
@@ -121,6 +121,9 @@ class App:
             query = f"?{request.url.query}" if request.url.query else ""
             await exchange.reply(308, b"", {"location": f"{request.scope.get('root_path', '')}/{query}"})
             return
+        if parts[:1] == ["errors"] and request.method in SAFE:  # also for whoever is not let in: they may read why
+            await exchange.reply(200, explained.page(request.scope, parts[1:]), SHEET_HEADERS)
+            return
         if parts == [""] and request.method == "GET" and (login := getattr(self.auth, "login", None)) is not None:
             headers = login(request)
             if headers is not None:
@@ -181,7 +184,7 @@ class App:
         self._streams += 1
         try:
             streaming = await make(asked)
-            async with Stream(exchange.receive, exchange.send) as stream:
+            async with Stream(exchange.request.scope, exchange.receive, exchange.send) as stream:
                 try:
                     await streaming(stream)
                 except Gone:
@@ -267,13 +270,14 @@ class _Exchange:
             await self._refuse(error)
 
     async def _refuse(self, error: Exception) -> None:
-        problem, request = problem_of(error), self.request
+        request = self.request
+        problem = problem_of(error, request.scope)
         body, headers = wire.encode(problem), {"content-type": CONTENT_TYPE, **headers_of(error)}
         reads = request.method in SAFE and "text/html" in self.headers.get("accept", "")
         if problem.status == 401 and reads and self.parts[:1] != ["api"]:
             token, tried = hasattr(self._app.auth, "login"), "token" in request.query_params
             root = None if self.parts == [""] else request.scope.get("root_path", "")
-            body, headers = stranger(root, token, tried), {**headers, **STRANGER_HEADERS}
+            body, headers = stranger(root, token, tried), {**headers, **SHEET_HEADERS}
         await self.reply(problem.status, body, headers)
 
     async def send(self, message: MutableMapping[str, Any]) -> None:

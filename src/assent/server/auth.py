@@ -1,6 +1,7 @@
 """Who asks, what they may see, and whether the request comes from where it says.
 
-Nothing is open, on loopback neither: other users of the machine and every page in the browser can reach it.
+Nothing is open, on loopback neither: other users of the machine and every page in the browser can reach it. What the
+kinds of errors mean is told to everybody (``explained``).
 """
 
 from __future__ import annotations

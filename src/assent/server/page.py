@@ -56,11 +56,21 @@ _LOOK = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:32rem;margin:15vh auto;padding:0 1rem}"
     "input,button{font:inherit;padding:.4rem .7rem}"
 )
-STRANGER_HEADERS = {
+SHEET_HEADERS = {
     "content-type": TYPES[".html"],
     "content-security-policy": f"default-src 'none'; style-src {_allowed(_LOOK.encode())}; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'",
 }
+
+
+def sheet(heading: str, said: str) -> bytes:
+    """A page of a few words that loads nothing; both are HTML. It goes with ``SHEET_HEADERS``."""
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        f"<title>{heading} - Assent</title>"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_LOOK}</style><main><h1>{heading}</h1>\n{said}</main></html>"
+    ).encode()
 
 
 def stranger(root: str | None, token: bool, tried: bool) -> bytes:
@@ -79,11 +89,7 @@ def stranger(root: str | None, token: bool, tried: bool) -> bytes:
             f'<form{place}><label>Token <input name="token" type="password" required '
             'autocomplete="off" autofocus></label> <button>Open</button></form>'
         )
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Assent</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_LOOK}</style><main><h1>Not signed in</h1>\n{said}</main></html>"
-    ).encode()
+    return sheet("Not signed in", said)
 
 
 class File(NamedTuple):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -23,7 +25,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """Why a request was refused."""
 
     type: str
-    """The page about this kind, below the root of the documentation."""
+    """The page about this kind: a path on this server, which it shows to everybody."""
     title: str
     """What the kind means, or what it means here where it stands for several things."""
     status: int
@@ -43,23 +45,29 @@ class HTTPProblem(Exception):
         """What the kind means here, where it stands for several things."""
 
 
-def problem_of(error: BaseException) -> Problem:
-    """The document for an error. What we did not foresee is logged, and told without its inside."""
+def page_of(scope: Mapping[str, Any], kind: str = "") -> str:
+    """The path of the page about a kind, or about all of them, from the root of the host: we may be mounted below."""
+    root = quote(scope.get("root_path", "").rstrip("/"), errors="replace")
+    return f"{root}/errors/{kind}/" if kind else f"{root}/errors/"
+
+
+def problem_of(error: BaseException, scope: Mapping[str, Any]) -> Problem:
+    """The document for an error of this request. What we did not foresee is logged, and told without its inside."""
     match error:
         case HTTPProblem():
-            return _problem(error.status, error.kind, error.detail, {}, error.title)
+            return _problem(scope, error.status, error.kind, error.detail, {}, error.title)
         case Stale(reason="unknown"):  # nobody was first: there is nothing to be first at
-            return _problem(error.http_status, error.kind, error.message, error.details, KINDS["not_found"])
+            return _problem(scope, error.http_status, error.kind, error.message, error.details, KINDS["not_found"])
         case ToolError():  # a preview says what the run would say: the request was understood
-            return _problem(422, error.kind, error.message, error.details)
+            return _problem(scope, 422, error.kind, error.message, error.details)
         case StoreError() if not isinstance(error, Conflict | Fenced):
-            return _stored(error)
+            return _stored(scope, error)
         case AssentError():
-            return _problem(error.http_status, error.kind, error.message, error.details)
+            return _problem(scope, error.http_status, error.kind, error.message, error.details)
         case _:
             log.error("a request failed", exc_info=error)
             detail = "the server failed at this; its log says why"
-            return _problem(500, "handler_failed", detail, {"type": type(error).__name__})
+            return _problem(scope, 500, "handler_failed", detail, {"type": type(error).__name__})
 
 
 def headers_of(error: BaseException) -> dict[str, str]:
@@ -69,7 +77,7 @@ def headers_of(error: BaseException) -> dict[str, str]:
     return {"retry-after": AGAIN} if isinstance(error, StoreError) and _away(error) else {}
 
 
-def _stored(error: StoreError) -> Problem:
+def _stored(scope: Mapping[str, Any], error: StoreError) -> Problem:
     """Where the store is and what is wrong with it is for whoever runs it; for all others, what they can do."""
     _tell(error)
     if _away(error):
@@ -78,7 +86,7 @@ def _stored(error: StoreError) -> Problem:
         status, detail = 500, "whether this was recorded is not known: look before you try again"
     else:
         status, detail = 500, "the store failed at this; the server's log says why"
-    return _problem(status, error.kind, detail, {k: v for k, v in error.details.items() if k == "outcome"})
+    return _problem(scope, status, error.kind, detail, {k: v for k, v in error.details.items() if k == "outcome"})
 
 
 _last = ("", 0.0)
@@ -101,10 +109,12 @@ def _away(error: StoreError) -> bool:
     return error.kind == "log_read_failed" or error.details.get("outcome") == "nothing"
 
 
-def _problem(status: int, kind: str, detail: str, details: dict[str, Any], title: str = "") -> Problem:
+def _problem(
+    scope: Mapping[str, Any], status: int, kind: str, detail: str, details: dict[str, Any], title: str = ""
+) -> Problem:
     text = detail.encode("utf-8", "replace").decode()  # it may quote what is no real text
     return Problem(
-        type=f"errors/{kind}/",
+        type=page_of(scope, kind),
         title=title or KINDS[kind],
         status=status,
         kind=kind,

@@ -298,7 +298,8 @@ async def _resolved(asked: Asked, wanted: tuple[str, str, Decision]) -> wire.Res
     try:
         done = await _decided(asked, conversation, call, decision)
     except Exception as error:  # whatever it is: others of the batch are decided
-        return wire.Result(conversation=conversation, call=call, problem=problem_of(error))
+        problem = problem_of(error, asked.request.scope)
+        return wire.Result(conversation=conversation, call=call, problem=problem)
     return wire.Result(conversation=conversation, call=call, status=done.status, seq=done.seq)
 
 

@@ -123,8 +123,8 @@ async def hand_over(send: Send, body: bytes, *, ends: bool) -> None:
 class Stream:
     """One response that goes on until somebody ends it."""
 
-    def __init__(self, receive: Receive, send: Send):
-        self._receive, self._send = receive, send
+    def __init__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send):
+        self._scope, self._receive, self._send = scope, receive, send
         self._wake = asyncio.Event()
         self._due = self.gone = False
         self._watch: asyncio.Task[None] | None = None
@@ -180,7 +180,7 @@ class Stream:
 
     async def fail(self, failure: Exception) -> None:
         """Say what is wrong: nothing more will come, and whoever reads comes again."""
-        await self.write(wire.frame("problem", wire.encode(problem_of(failure))))
+        await self.write(wire.frame("problem", wire.encode(problem_of(failure, self._scope))))
 
     async def follow(
         self, channel: Channel, position: int, still: Still, seq: int = 0, shows: Shows | None = None
