@@ -99,6 +99,8 @@ def _fits(suspension: CallSuspended, decision: Decision, *, planned: bool) -> No
     match decision:
         case Approve():
             _approval(suspension, decision, what, planned=planned)
+            if decision.args is None:
+                return  # each of the rest was looked at
         case Answer(value=value) | ClientResult(value=value) | Submit(value=value):
             check_plain(value, what)
             _bounded(value, what)

@@ -82,7 +82,7 @@ class Conversation:
         self._owed = (self.state, NOTHING)
         self.loaded = False
         self.size = 0
-        """Bytes of the events that the state came from."""
+        """Bytes of the open turn's events, about: what the state holds came from these."""
         self._behind = False
         self._paused = False
         """After a crash nothing goes on by itself: it is looked at again in a while, or when somebody asks."""
@@ -143,13 +143,13 @@ class Conversation:
             self.poke(behind=False)
 
     async def load(self) -> bool:
-        """Have the state as it was when this process last looked, or newer; True: it looked just now."""
+        """Have the state as it was when this object first looked, or newer; True: it looked just now."""
         if not self.loaded:
             async with self._one:  # whoever came first may be cancelled or fail: then the next one loads
                 if not self.loaded:
-                    looked = await self._load()
+                    await self._load()
                     self.loaded = True
-                    return looked
+                    return True
         return False
 
     async def latest(self) -> None:
@@ -162,6 +162,17 @@ class Conversation:
         async with self._one:
             if await self._catch_up() and self.epoch is not None:
                 self.poke(behind=False)  # it became ours while we waited: what came in has to be acted on
+
+    async def reread(self) -> None:
+        """The log was found to have less than is known of it."""
+        async with self._one:
+            if not await self._look_again(owner=self.epoch is not None):
+                raise StoreError(BEHIND)
+
+    def shed(self) -> None:
+        """It rests, and others have moved since: what its model was sent can be read again."""
+        self._window.forget()
+        self.rendering = Rendering()
 
     @property
     def ours(self) -> bool:
@@ -323,7 +334,7 @@ class Conversation:
             if not fresh and any(item.refusal for item in items):
                 # A refusal may rest on a state that others have moved on from: look before saying no.
                 fresh = True
-                if await self._catch_up() or self.epoch != epoch:  # an owner's draft is not a guest's
+                if await self._look_again(owner=owner) or self.epoch != epoch:  # an owner's draft is not a guest's
                     give_back(self, held)
                     continue
             if not draft.events:
@@ -334,7 +345,7 @@ class Conversation:
                 await self.home.store.append(appended(self.state, draft, owes=owes, epoch=epoch, release=release))
             except Conflict:
                 give_back(self, held)
-                if not await self._catch_up():
+                if not await self._look_again(owner=owner):
                     raise StoreError(BEHIND) from None
                 continue
             except Fenced:
@@ -362,8 +373,8 @@ class Conversation:
                     self.epoch = None
             else:
                 give_back(self, held)  # the lease has lapsed meanwhile: nothing of it is begun here
-            before, self.size = self.state, sum(map(len, draft.bodies), self.size)
-            self._absorb(draft.events, draft.states)
+            before = self.state
+            self._absorb(draft.events, draft.states, draft.bodies)
             self.home.recorded(self.name, draft.events)
             self.home.summaries.appended(self, draft.events, before.turn.by if before.turn else None)
             telemetry.saw(before, draft.events, draft.states)
@@ -381,15 +392,10 @@ class Conversation:
 
     # --- state ---
 
-    async def _load(self) -> bool:
-        kept = self.home.states.take(self.name)
-        if kept is not None:
-            self.state, self.size = kept
-            self.shown = status(self.state)
-            return False
+    async def _load(self) -> None:
         loaded = await self.home.store.load(self.name)
         if loaded is None:
-            return True
+            return
         state = codec.decode_state(loaded.snapshot) if loaded.snapshot else None
         bodies = loaded.events
         if state is None:
@@ -400,7 +406,6 @@ class Conversation:
             state = evolve(state, codec.decode(body))
         self.state, self.size = state, sum(map(len, bodies), len(loaded.snapshot or b""))
         self.shown = status(state)
-        return True
 
     async def _catch_up(self) -> bool:
         """Take in what others have appended; False if there was nothing."""
@@ -408,21 +413,35 @@ class Conversation:
         if not bodies:
             return False
         events = [codec.decode(body) for body in bodies]
-        self.size = sum(map(len, bodies), self.size)
         states: list[State] = []
         state = self.state
         for event in events:
             state = evolve(state, event)
             states.append(state)
-        self._absorb(events, states)
+        self._absorb(events, states, bodies)
         if self.epoch is not None and self.epoch < state.epoch:
             self._lose()  # a newer owner has begun calls: they run there, not here
         return True
 
-    def _absorb(self, events: list[AnyEvent], states: list[State]) -> None:
+    async def _look_again(self, *, owner: bool) -> bool:
+        """Take in what the log says now; False if that is known. A guest whose log was put back to an earlier state (a
+        stand-by that lagged was promoted, a backup was restored) reads it anew; an owner has begun things that are gone.
+        """
+        if await self._catch_up():
+            return True
+        if owner or (await self.home.store.heads([self.name])).get(self.name, 0) >= self.state.seq:
+            return False
+        log.warning("conversation %s: the log has less than this process has read of it; it is read anew", self.name)
+        self.state, self.size = State(conversation=self.name), 0
+        self._window.forget()
+        await self._load()
+        return True
+
+    def _absorb(self, events: list[AnyEvent], states: list[State], bodies: list[bytes]) -> None:
         """These events are in the log: take them over and tell viewers."""
         before = self.state
         self.state = states[-1]
+        self.size = sum(map(len, bodies), self.size) if self.state.turn is not None else 0
         self._window.absorb(events)
         # The turn counts too: one that is cut at its first step may be followed by the next in the same append.
         if before.turn is not None and _step(self.state) != _step(before):

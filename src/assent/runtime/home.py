@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, cast
@@ -33,8 +32,8 @@ from assent.runtime.deciding import MayResolve, decide
 from assent.runtime.expiry import Expiry
 from assent.runtime.intake import conversation_id
 from assent.runtime.relay import Relay
+from assent.runtime.resting import Resting
 from assent.runtime.slots import Slots
-from assent.runtime.states import States
 from assent.runtime.summaries import Summaries
 from assent.runtime.waiting import Waiting
 from assent.runtime.watch import Watch
@@ -48,8 +47,6 @@ PAGE = 500
 """Events that are read at a time."""
 TAKEN = 100
 """Conversations that are taken up in one go."""
-IDLE_KEPT = 64
-"""Conversations at rest that are kept in full; of those before them the state is, where there is room (``states``)."""
 
 _pending = msgspec.json.Decoder(Pending)
 
@@ -96,8 +93,7 @@ class Home:
         self._known: WeakValueDictionary[str, Conversation] = WeakValueDictionary()
         """One object a conversation, for as long as anybody holds it: two would not see each other's moves."""
         self._active: dict[str, Conversation] = {}
-        self._idle: OrderedDict[str, Conversation] = OrderedDict()
-        self.states = States()
+        self.resting = Resting(self.bus.heard)
         self.summaries = Summaries()
         self._watch = Watch(self)
         self._expiry = Expiry(self, manual=manual)
@@ -136,11 +132,10 @@ class Home:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         alarm = asyncio.get_running_loop().call_later(self._drain, self.hurry)
-        await asyncio.gather(*(self._leave(conv) for conv in [*self._active.values(), *self._idle.values()]))
+        await asyncio.gather(*(self._leave(conv) for conv in [*self._active.values(), *self.resting]))
         alarm.cancel()
         self._active.clear()
-        self._idle.clear()
-        self.states = States()
+        self.resting.clear()
         closed = StoreError("the runtime was closed; the log goes on elsewhere")
         self.bus.close(closed)
         self.waiting.close(closed)
@@ -180,7 +175,7 @@ class Home:
         conv = self._known.get(name)
         if conv is None:
             conv = self._known[name] = Conversation(self, name)
-            self._keep(conv)
+            self.resting.keep(conv)
         return conv
 
     async def loaded(self, name: str) -> Conversation:
@@ -300,13 +295,13 @@ class Home:
 
     def started(self, conv: Conversation) -> None:
         """A conversation's loop runs."""
-        self._idle.pop(conv.name, None)
+        self.resting.pop(conv.name)
         self._active[conv.name] = conv
 
     def rested(self, conv: Conversation) -> None:
         """A conversation's loop has ended: its state is kept for a while."""
         self._active.pop(conv.name, None)
-        self._keep(conv)
+        self.resting.keep(conv)
         if self._line:
             self._watch.kick()
 
@@ -332,17 +327,6 @@ class Home:
             log.warning("the store could not be reached in time: what ran here is stopped, and taken up again")
             for conv in list(self._active.values()):
                 conv.lapse()
-
-    def _keep(self, conv: Conversation) -> None:
-        self._idle[conv.name] = conv
-        self._idle.move_to_end(conv.name)
-        while len(self._idle) > IDLE_KEPT:
-            name, oldest = self._idle.popitem(last=False)
-            if self.bus.heard(name):
-                self._idle[name] = oldest
-                break
-            if oldest.loaded and oldest.state.seq:
-                self.states.put(oldest.state, oldest.size)
 
     def crashed(self, conv: Conversation, failure: Exception) -> None:
         """A conversation could not be written: it is left alone for a while, and its viewers are told."""

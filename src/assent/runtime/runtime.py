@@ -239,10 +239,13 @@ class Runtime:
         conv = await self.home.loaded(conversation)
         transcript = Transcript()
         # One moment for all of it, the live parts included: the conversation goes on while its log is read.
-        while transcript.seq < conv.state.seq:
-            async for page in self.home.pages(conversation, transcript.seq, conv.state.seq + 1):
+        while (seen := transcript.seq) < conv.state.seq:
+            async for page in self.home.pages(conversation, seen, conv.state.seq + 1):
                 for event in page:
                     transcript.apply(event)
+            if transcript.seq == seen:
+                await conv.reread()
+                conv, transcript = await self.home.loaded(conversation), Transcript()
         state = conv.state
         turn = state.turn
         flying = [

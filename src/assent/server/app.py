@@ -294,7 +294,8 @@ class _Exchange:
         return [*given, *GUARDS, *own, *shared]
 
     async def reply_json(self, status: int, body: bytes) -> None:
-        whole = self.request.scope.get("extensions", {}).get(WHOLE)
+        extensions: dict[str, Any] = self.request.scope.get("extensions") or {}
+        whole = extensions.get(WHOLE)
         plain = not self.shared and self.request.method != "HEAD" and len(body) <= CHUNK
         if whole is not None and plain and whole["send"](status, _JSON_HEAD, body):
             self.started = True

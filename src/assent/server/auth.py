@@ -56,7 +56,11 @@ class TokenAuth:
         self._kept = hmac.new(self.token.encode(), b"cookie", hashlib.sha256).hexdigest()
 
     def __call__(self, request: Request) -> Principal | None:
-        said = next((value for name, value in request.scope["headers"] if name == b"authorization"), b"")
+        said = b""
+        for name, value in request.scope["headers"]:
+            if name == b"authorization":
+                said = value
+                break
         scheme, _, given = said.partition(b" ")
         if scheme.lower() == b"bearer":
             right = hmac.compare_digest(given.strip(), self.token.encode())

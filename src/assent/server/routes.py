@@ -261,7 +261,8 @@ async def resolve(asked: Asked) -> Accepted:
 
 
 async def _decided(asked: Asked, conversation: str, call: str, decision: Decision) -> Accepted:
-    await asked.seen(conversation)
+    if asked.may_see is not None:
+        await asked.seen(conversation)
     try:
         return await asked.runtime.resolve(conversation, call, decision, by=asked.by)
     except Stale as stale:

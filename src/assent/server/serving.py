@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -87,19 +88,23 @@ class _Direct(_Connection):
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
-        self.scope["extensions"] = {WHOLE: {"send": partial(_whole, self.cycle)}}
+        parser: Any = self.parser
+        if parser.should_keep_alive():  # else the answer says that it is the last, in uvicorn's own way
+            # Held weakly: it holds the scope, and a circle of the two would wait for the garbage collector.
+            self.scope["extensions"] = {WHOLE: {"send": partial(_whole, ref(self.cycle))}}
 
 
 _heads: dict[tuple[int, bytes], tuple[object, bytes]] = {}
 """Status and headers -> uvicorn's own headers, which it makes anew every second, and how an answer begins with them."""
 
 
-def _whole(cycle: RequestResponseCycle, status: int, headers: bytes, body: bytes) -> bool:
+def _whole(held: ref[RequestResponseCycle], status: int, headers: bytes, body: bytes) -> bool:
     """Send an answer with one write, if nothing has to be waited for; False: nothing was done.
 
     uvicorn writes head and body by themselves, and looks through each header for characters that cannot be in one.
     """
-    if cycle.response_started or cycle.disconnected or cycle.flow.write_paused or not cycle.keep_alive:
+    cycle = held()
+    if cycle is None or cycle.response_started or cycle.disconnected or cycle.flow.write_paused or not cycle.keep_alive:
         return False
     own, head = _heads.get((status, headers), (None, b""))
     if own is not cycle.default_headers:
@@ -107,6 +112,7 @@ def _whole(cycle: RequestResponseCycle, status: int, headers: bytes, body: bytes
         head = STATUS_LINE[status] + given + headers + b"content-length: "
         _heads[status, headers] = (cycle.default_headers, head)
     cycle.response_started = cycle.response_complete = True
+    cycle.waiting_for_100_continue = False
     cycle.transport.write(b"%s%d\r\n\r\n%s" % (head, len(body), body))
     cycle.message_event.set()
     cycle.on_response()
