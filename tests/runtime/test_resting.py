@@ -1,18 +1,16 @@
-"""States of conversations that nobody holds any more: kept as far as there is room, right however old they are."""
+"""Conversations at rest: kept within bounds, and right however far others have moved on."""
+
+import copy
 
 import pytest
 from harness import agent, story, until
 
 from assent import Approve, Deny, Runtime, ScriptedModel, Stale, ToolCall, tool
-from assent.core.decisions import Principal
-from assent.core.state import Grant, State
 from assent.errors import StoreError
-from assent.runtime import states
-from assent.runtime.home import IDLE_KEPT
-from assent.runtime.states import States
+from assent.runtime import resting
 from assent.stores.memory import MemoryStore
 
-MANY = IDLE_KEPT + 20
+MANY = resting.IN_FULL + 20
 
 
 @tool(approval="required")
@@ -74,7 +72,6 @@ async def test_a_state_that_others_have_moved_on_from_neither_decides_nor_refuse
         async with Runtime(store=store.sibling()) as desk:  # it runs nothing, and has seen all of them
             for name in calls:
                 await desk.snapshot(name)
-            assert len(desk.home.states) == MANY - IDLE_KEPT
             await other.resolve("c0", calls["c0"], Approve(), by="first")
             with pytest.raises(Stale) as stale:
                 await desk.resolve("c0", calls["c0"], Deny("too late"), by="second")
@@ -114,26 +111,65 @@ async def test_a_conversation_that_could_not_be_written_is_read_anew():
         await ended(rt, "c0")
 
 
-def waiting(name, grants=1):
-    by = Principal(id="boss")
-    return State(
-        conversation=name,
-        seq=5,
-        grants=tuple(Grant(id="g", tool="t", scope="tool", by=by, at=1.0) for _ in range(grants)),
-    )
+@story
+async def test_of_conversations_at_rest_the_latest_are_kept_and_large_ones_only_while_they_are_new():
+    said = "x" * resting.SMALL
+    large = agent(ScriptedModel([[said, ToolCall("refund", {"order": 7})], "done"], follow=True), refund, name="large")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(resting, "MOST", 20)
+        patched.setattr(resting, "IN_FULL", 5)
+        async with Runtime(shop(), large, store=MemoryStore()) as rt:
+            names = [f"c{n}" for n in range(30)]
+            for name in names:
+                await (await rt.send(name, "hi", agent="a")).rest()
+            await until(lambda: [conv.name for conv in rt.home.resting] == names[10:])
+            await (await rt.send("large", "hi", agent="large")).rest()
+            await until(lambda: "large" in rt.home.resting)
+            for name in names[:5]:
+                assert "large" in rt.home.resting
+                await rt.snapshot(name)
+            assert "large" not in rt.home.resting, "five others came after it"
+            (entry,) = await rt.pending("large")
+            await rt.resolve("large", entry.call, Approve(), by="boss")
+            await ended(rt, "large")
+            for name in names:
+                await rt.snapshot(name)
+            assert len(list(rt.home.resting)) == 20
 
 
-def test_states_weigh_what_they_hold_and_the_oldest_go_first():
-    kept = States(10 * states.LEAST)
-    for n in range(4):
-        kept.put(waiting(f"c{n}"), size=states.LEAST // states.TIMES)  # two tenths of the room each
-    assert len(kept) == 4
-    kept.put(waiting("c0"), size=states.LEAST // states.TIMES)  # now it is the latest
-    kept.put(waiting("large"), size=2 * states.LEAST)  # seven tenths
-    assert (len(kept), kept.take("c0")) == (2, (waiting("c0"), states.LEAST // states.TIMES))
-    assert kept.take("c0") is None, "whoever takes it has it alone"
-    kept.put(waiting("too large"), size=10 * states.LEAST)
-    assert len(kept) == 0
-    for n in range(20):
-        kept.put(State(conversation=f"c{n}", seq=9), size=10**9)  # it holds nothing, however long its log is
-    assert len(kept) == 10
+@story
+async def test_a_turn_that_has_ended_weighs_nothing():
+    async with Runtime(shop(), store=MemoryStore()) as rt:
+        (entry,) = (await (await rt.send("c", "x" * 1000)).rest()).pending
+        conv = rt.home.conversation("c")
+        assert conv.size > 1000
+        await rt.resolve("c", entry.call, Approve(), by="boss")
+        await ended(rt, "c")
+        assert conv.size == 0
+
+
+PARTS = ("conversations", "names", "owing", "due")
+"""Of what a memory store holds: what a backup of it would."""
+
+
+@story
+async def test_a_log_that_was_put_back_to_an_earlier_moment_is_read_anew_by_whoever_knew_more_of_it():
+    """A stand-by that lagged was promoted, or a backup was restored."""
+    store = MemoryStore()
+    async with Runtime(shop(), store=store.sibling()) as rt:
+        for name in ("look", "decide", "cancel", "say"):
+            await (await rt.send(name, "hi")).rest()
+    async with Runtime(store=store) as desk:
+        backup = {part: copy.deepcopy(getattr(store._data, part)) for part in PARTS}
+        calls = {entry.conversation: entry.call for entry in await desk.pending()}
+        for name, call in calls.items():
+            assert (await desk.resolve(name, call, Approve(), by="boss")).seq == 6
+        for part, held in backup.items():
+            setattr(store._data, part, held)
+        looked = await desk.snapshot("look")
+        assert ([entry.call for entry in looked.pending], looked.seq) == ([calls["look"]], 5)
+        assert (await desk.resolve("decide", calls["decide"], Deny("no"), by="boss")).seq == 6
+        await desk.cancel("cancel", by="boss")
+        await desk.send("say", "more", when_busy="queue")
+        assert (await desk.history("say"))[-1].seq == 6
+        assert (await desk.history("cancel"))[5].type == "CancelRequested"

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+import gc
 import hashlib
 import re
 import sys
@@ -12,6 +13,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from webdesk import TOKEN, desk, refunding, site, story
 
 from assent import Agent, Invalid, NotAllowed, Runtime, ScriptedModel, ToolCall, tool
@@ -525,3 +527,20 @@ async def test_an_answer_of_any_size_and_one_without_a_body_come_as_they_are_ask
         await s.pending()
         log = (await s.get("/api/conversations/c/log"))["events"]
         assert "x" * 200_000 in {event.get("text") for event in log}
+
+
+@story
+async def test_a_request_that_is_over_leaves_nothing_to_the_garbage_collector():
+    """Whoever sends large heads, with a token or without, would fill the memory until it comes."""
+    async with site(refunding()) as s:
+        await s.get("/api/me")
+        gc.collect()
+        gc.disable()
+        try:
+            for headers in ({}, {"authorization": "Bearer nobody"}):
+                for _ in range(20):
+                    await s.http.get("/api/me", headers=headers)
+            left = [each for each in gc.get_objects() if isinstance(each, RequestResponseCycle)]
+        finally:
+            gc.enable()
+        assert len(left) <= 2  # the connection has its last one
