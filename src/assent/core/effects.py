@@ -48,21 +48,19 @@ def owed(state: State) -> frozenset[Effect]:
         return frozenset([StartTurn(state.queue[0].message)]) if state.queue else frozenset()
     if turn.cancelling or turn.answered:
         return frozenset([CloseTurn(turn.number)])
-    open_calls = [(call_id, call) for call_id, call in turn.calls.items() if call.phase != "done"]
     if turn.halt is not None:
         # Running siblings finish; the others are cancelled when the turn is closed, or before.
-        running = frozenset([RunTool(call_id) for call_id, call in open_calls if call.phase == "running"])
+        running = frozenset([RunTool(call_id) for call_id, call in turn.calls.items() if call.phase == "running"])
         return running or frozenset([CloseTurn(turn.number)])
-    if not open_calls:
-        spent = reached(turn)
-        return frozenset([CloseTurn(turn.number) if spent else CallModel(turn.number, turn.step + 1)])
-    return frozenset(
-        [
-            RunPreview(call_id) if wants_preview(call) else RunTool(call_id)
-            for call_id, call in open_calls
-            if call.phase in ("ready", "running")
-        ]
-    )
+    effects: list[Effect] = []
+    done = True
+    for call_id, call in turn.calls.items():
+        if call.phase in ("ready", "running"):
+            effects.append(RunPreview(call_id) if wants_preview(call) else RunTool(call_id))
+        done = done and call.phase == "done"
+    if done:
+        effects.append(CloseTurn(turn.number) if reached(turn) else CallModel(turn.number, turn.step + 1))
+    return frozenset(effects)
 
 
 def reached(turn: TurnState) -> str | None:

@@ -7,7 +7,7 @@ meaning brings a new ``v`` and an upcaster in ``codec``.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, final
 
 import msgspec
 
@@ -144,6 +144,7 @@ class ConversationOpened(Event, frozen=True, kw_only=True):
     """The caller's own: kept, never read."""
 
 
+@final
 class MessageReceived(Event, frozen=True, kw_only=True):
     """A user's message. It waits in the queue until a TurnStarted names it."""
 
@@ -157,6 +158,7 @@ class MessageReceived(Event, frozen=True, kw_only=True):
     """The JSON Schema of a structured answer, for this turn only."""
 
 
+@final
 class TurnStarted(Event, frozen=True, kw_only=True):
     """A message is being answered. One turn is open at a time, and it stays open until its TurnEnded."""
 
@@ -174,6 +176,7 @@ class TurnStarted(Event, frozen=True, kw_only=True):
     """What else it may use."""
 
 
+@final
 class AssistantSaid(Event, frozen=True, kw_only=True):
     """One reply of the model, whole: what it said, and the calls that it wants made."""
 
@@ -232,6 +235,7 @@ class CallEvent(Event, frozen=True, kw_only=True):
     """Which call."""
 
 
+@final
 class CallSuspended(CallEvent, frozen=True, kw_only=True):
     """A call waits for somebody. Carries all that a process without the agent's code needs to show it."""
 
@@ -256,6 +260,7 @@ class CallSuspended(CallEvent, frozen=True, kw_only=True):
     verdicts: tuple[Verdict, ...] = ()
 
 
+@final
 class CallResolved(CallEvent, frozen=True, kw_only=True):
     """Somebody decided; or the deadline passed, or no client was there (by the system)."""
 
@@ -265,6 +270,7 @@ class CallResolved(CallEvent, frozen=True, kw_only=True):
     """What was shown to whoever decided."""
 
 
+@final
 class CallStarted(CallEvent, frozen=True, kw_only=True):
     """The durable claim: appended before any side effect."""
 
@@ -282,6 +288,7 @@ class CallStarted(CallEvent, frozen=True, kw_only=True):
 Source = Literal["server", "human", "client", "manual", "system"]
 
 
+@final
 class CallReturned(CallEvent, frozen=True, kw_only=True):
     """The call's one result."""
 

@@ -5,7 +5,7 @@ Inputs are never stored: they are turned into events by ``machine.decide``, or r
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, final
 
 import msgspec
 
@@ -39,6 +39,7 @@ class Say(_Input, frozen=True, kw_only=True):
     output: Any = None
 
 
+@final
 class Resolve(_Input, frozen=True, kw_only=True):
     """All of these decisions, or none of them."""
 
@@ -97,6 +98,7 @@ class CallWanted(msgspec.Struct, frozen=True, kw_only=True):
     """JSON text, or an object."""
 
 
+@final
 class ModelReplied(_Input, frozen=True, kw_only=True):
     turn: int
     step: int
@@ -189,6 +191,7 @@ class Planned(_Input, frozen=True, kw_only=True):
     """It raised ToolError: the run could not succeed, nobody is asked."""
 
 
+@final
 class Claim(_Input, frozen=True, kw_only=True):
     """The owner is about to run the call."""
 
@@ -234,6 +237,7 @@ class Halted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 Outcome = Returned | Erred | Asked | Halted
 
 
+@final
 class Finished(_Input, frozen=True, kw_only=True):
     call: str
     attempt: int

@@ -103,25 +103,30 @@ def decide(state: State, input: Input, specs: Specs, now: float) -> list[AnyEven
 def decide_into(log: Draft, input: Input, specs: Specs) -> None:
     """``decide`` on top of what was decided already. After a refusal, go ``back`` to the mark."""
     state = log.state
-    match input:  # what a step is made of first: to tell that a class does not fit takes longer than that it does
-        case ModelReplied():
-            replying.replied(log, input, specs)
-            consequences(log)
-        case Claim():
-            gate.claim(log, _open_call(log, input.call), input)
-            if not isinstance(log.events[-1], CallStarted):
-                consequences(log)  # from a start nothing follows, and many calls may start at once
-        case Finished():
-            _finished(log, _open_call(log, input.call), input)
-            if log.turn().halt is not None:
-                consequences(log)  # from a result nothing follows for the others, and many may come in at once
-        case Resolve():
-            # All of them are looked at before any is recorded: one that stops the turn makes no other late.
-            for call_id, decision in input.decisions.items():
-                resolving.admit(log, call_id, decision, input.judged)
-            for call_id, decision in input.decisions.items():
-                resolving.record(log, call_id, decision, input.by)
-            consequences(log)
+    # What a step is made of first, by its very class: ``match`` takes ten times as long to tell that one does not fit.
+    if type(input) is ModelReplied:
+        replying.replied(log, input, specs)
+        consequences(log)
+        return
+    if type(input) is Claim:
+        gate.claim(log, _open_call(log, input.call), input)
+        if not isinstance(log.events[-1], CallStarted):
+            consequences(log)  # from a start nothing follows, and many calls may start at once
+        return
+    if type(input) is Finished:
+        _finished(log, _open_call(log, input.call), input)
+        if log.turn().halt is not None:
+            consequences(log)  # from a result nothing follows for the others, and many may come in at once
+        return
+    if type(input) is Resolve:
+        # All of them are looked at before any is recorded: one that stops the turn makes no other late.
+        for call_id, decision in input.decisions.items():
+            resolving.admit(log, call_id, decision, input.judged)
+        for call_id, decision in input.decisions.items():
+            resolving.record(log, call_id, decision, input.by)
+        consequences(log)
+        return
+    match input:
         case Say():
             _say(log, input)
         case BeginTurn():

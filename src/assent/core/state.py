@@ -16,7 +16,6 @@ from assent.core.events import (
     AnyEvent,
     AssistantSaid,
     Attempt,
-    CallEvent,
     CallMade,
     CallResolved,
     CallReturned,
@@ -164,28 +163,34 @@ class State(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
 def evolve(state: State, event: AnyEvent) -> State:
     """The state after one more event."""
     seq = event.seq
-    match event:  # what a step is made of first
-        case CallEvent():
-            return _call(state, event)
-        case AssistantSaid():
-            return _said(state, event)
-        case MessageReceived():
-            entry = Queued(message=seq, by=event.by, agent=event.agent, mode=event.mode, output=event.output)
-            return replace(state, seq=seq, queue=(*state.queue, entry), agent=state.agent or event.agent)
-        case TurnStarted():
-            entry, rest = _taken(state.queue, event.message)
-            turn = TurnState(
-                number=event.turn,
-                message=event.message,
-                agent=event.agent,
-                by=entry.by if entry else event.by,
-                output=entry.output if entry else None,
-                mode=event.mode,
-                steps=event.steps,
-                limits=event.limits,
-                started=event.at,
-            )
-            return replace(state, seq=seq, turn=turn, turns=event.turn, queue=rest)
+    # What a step is made of first, by its very class: ``match`` takes ten times as long to tell that one does not fit.
+    if (
+        type(event) is CallStarted
+        or type(event) is CallReturned
+        or type(event) is CallResolved
+        or type(event) is CallSuspended
+    ):
+        return _call(state, event)
+    if type(event) is AssistantSaid:
+        return _said(state, event)
+    if type(event) is MessageReceived:
+        entry = Queued(message=seq, by=event.by, agent=event.agent, mode=event.mode, output=event.output)
+        return replace(state, seq=seq, queue=(*state.queue, entry), agent=state.agent or event.agent)
+    if type(event) is TurnStarted:
+        entry, rest = _taken(state.queue, event.message)
+        turn = TurnState(
+            number=event.turn,
+            message=event.message,
+            agent=event.agent,
+            by=entry.by if entry else event.by,
+            output=entry.output if entry else None,
+            mode=event.mode,
+            steps=event.steps,
+            limits=event.limits,
+            started=event.at,
+        )
+        return replace(state, seq=seq, turn=turn, turns=event.turn, queue=rest)
+    match event:
         case ConversationOpened():
             return replace(state, seq=seq, agent=event.agent)
         case TurnEnded():
@@ -263,57 +268,57 @@ def _call(state: State, event: CallSuspended | CallResolved | CallStarted | Call
     halt, halt_value = turn.halt, turn.halt_value
     waited, resumed = turn.waited, turn.resumed
     epoch = state.epoch
-    match event:
-        case CallStarted():
-            epoch = max(epoch, event.epoch)
-            call = replace(
-                call,
-                phase="running",
-                attempt=event.attempt,
-                epoch=event.epoch,
-                suspension=None,
-                gate="auto",
-                args=call.args if event.args is None else event.args,
-                edited=call.edited or event.args is not None,
-                bound=None,
-                grant=event.grant or call.grant,
-                recovering=False,
-            )
-        case CallReturned():
-            cancelled = event.error is not None and event.error.kind == "cancelled"
-            ended: StaleReason = "cancelled" if cancelled else call.ended
-            if call.phase == "running":
-                resumed = event.at  # until now there was work
-            # What a late resolver is told needs no arguments, schemas or plans: drop them.
-            call = replace(call, phase="done", suspension=None, decided=None, bound=None, ended=ended)
-            if event.halt is not None:
-                kept = {"artifact": event.artifact, "size": event.size}
-                halt, halt_value = event.halt, kept if event.artifact else event.value
-        case CallSuspended():
-            gate: Gate = "required" if event.kind == "approval" and not event.recovery else "auto"
-            misses = call.misses + (call.bound is not None)
-            phase = AWAITING[event.kind]
-            call = replace(
-                call,
-                phase=phase,
-                gate=gate,
-                args=event.args,
-                edited=call.edited or event.args != call.args,
-                suspension=event,
-                decided=None,
-                bound=None,
-                misses=misses,
-                recovering=event.recovery,
-            )
-        case CallResolved():
-            waited, resumed = waited + _wait(turn, event.at), event.at
-            call = _resolved(call, event)
-            if isinstance(event.decision, Deny) and event.decision.stop:
-                halt, halt_value = "halted", event.decision.reason
-            elif isinstance(event.decision, Expired) and call.made.on_expiry == "halt":
-                halt, halt_value = "halted", "nobody answered in time"
-        case _:
-            assert_never(event)
+    if type(event) is CallStarted:
+        epoch = max(epoch, event.epoch)
+        call = replace(
+            call,
+            phase="running",
+            attempt=event.attempt,
+            epoch=event.epoch,
+            suspension=None,
+            gate="auto",
+            args=call.args if event.args is None else event.args,
+            edited=call.edited or event.args is not None,
+            bound=None,
+            grant=event.grant or call.grant,
+            recovering=False,
+        )
+    elif type(event) is CallReturned:
+        cancelled = event.error is not None and event.error.kind == "cancelled"
+        ended: StaleReason = "cancelled" if cancelled else call.ended
+        if call.phase == "running":
+            resumed = event.at  # until now there was work
+        # What a late resolver is told needs no arguments, schemas or plans: drop them.
+        call = replace(call, phase="done", suspension=None, decided=None, bound=None, ended=ended)
+        if event.halt is not None:
+            kept = {"artifact": event.artifact, "size": event.size}
+            halt, halt_value = event.halt, kept if event.artifact else event.value
+    elif type(event) is CallSuspended:
+        gate: Gate = "required" if event.kind == "approval" and not event.recovery else "auto"
+        misses = call.misses + (call.bound is not None)
+        phase = AWAITING[event.kind]
+        call = replace(
+            call,
+            phase=phase,
+            gate=gate,
+            args=event.args,
+            edited=call.edited or event.args != call.args,
+            suspension=event,
+            decided=None,
+            bound=None,
+            misses=misses,
+            recovering=event.recovery,
+        )
+    elif type(event) is CallResolved:
+        decision = event.decision
+        waited, resumed = waited + _wait(turn, event.at), event.at
+        call = _resolved(call, event)
+        if type(decision) is Deny and decision.stop:
+            halt, halt_value = "halted", decision.reason
+        elif type(decision) is Expired and call.made.on_expiry == "halt":
+            halt, halt_value = "halted", "nobody answered in time"
+    else:
+        assert_never(event)
     calls = {**turn.calls, event.call_id: call}
     turn = replace(turn, calls=calls, halt=halt, halt_value=halt_value, waited=waited, resumed=resumed)
     return replace(state, seq=event.seq, epoch=epoch, turn=turn)
@@ -321,22 +326,27 @@ def _call(state: State, event: CallSuspended | CallResolved | CallStarted | Call
 
 def _wait(turn: TurnState, at: float) -> float:
     """The wait that ends now: since the last one asked, or the last work was done, and not while there is work."""
-    since, working = max(turn.resumed, turn.started), False
+    since = turn.resumed if turn.resumed > turn.started else turn.started
     for call in turn.calls.values():
-        if call.suspension is not None:
-            since = max(since, call.suspension.at)
-        working = working or call.phase in ("ready", "running")
-    return 0.0 if working else max(0.0, at - since)
+        if call.phase in ("ready", "running"):
+            return 0.0
+        if call.suspension is not None and call.suspension.at > since:
+            since = call.suspension.at
+    return at - since if at > since else 0.0
 
 
 def _resolved(call: CallState, event: CallResolved) -> CallState:
-    call = replace(call, phase="ready", suspension=None, winner=event.by.id, verdict=PAST.get(type(event.decision)))
     decision: Recorded = event.decision
+    winner, verdict = event.by.id, PAST.get(type(decision))
     if isinstance(decision, Approve):
         edited = decision.args is not None
         binds = call.made.planned and (not edited or decision.digest is not None) and call.attempt == 0
         return replace(
             call,
+            phase="ready",
+            suspension=None,
+            winner=winner,
+            verdict=verdict,
             gate="auto",
             approver=event.by,
             args=decision.args if decision.args is not None else call.args,
@@ -344,7 +354,7 @@ def _resolved(call: CallState, event: CallResolved) -> CallState:
             bound=(decision.digest if edited else event.digest) if binds else None,
         )
     ended: StaleReason = "expired" if isinstance(decision, Expired | Detached) else "resolved"
-    return replace(call, decided=event, ended=ended)
+    return replace(call, phase="ready", suspension=None, winner=winner, verdict=verdict, decided=event, ended=ended)
 
 
 def _used(turn: TurnState, attempts: tuple[Attempt, ...]) -> dict[str, Any]:
@@ -369,24 +379,29 @@ def status(state: State) -> Status:
     turn = state.turn
     if turn is None:
         return "preparing" if state.queue else "idle"
-    phases = {call.phase for call in turn.calls.values()}
     if turn.cancelling or turn.halt is not None:
         return "executing_tools"  # what still waits is about to be cancelled
-    if "ready" in phases or "running" in phases:
-        return "executing_tools"
-    return "preparing" if phases <= {"done"} else "awaiting_input"
+    waits = False
+    for call in turn.calls.values():
+        if call.phase in ("ready", "running"):
+            return "executing_tools"
+        waits = waits or call.phase != "done"
+    return "awaiting_input" if waits else "preparing"
 
 
-def suspended(state: State) -> list[CallSuspended]:
-    """What waits for somebody, in call order; nothing while the turn is being ended."""
+def suspended(state: State) -> dict[str, CallSuspended]:
+    """What waits for somebody, by call and in call order; nothing while the turn is being ended."""
+    waiting: dict[str, CallSuspended] = {}
     turn = state.turn
-    if turn is None or turn.cancelling or turn.halt is not None:
-        return []
-    return [call.suspension for call in turn.calls.values() if call.suspension is not None]
+    if turn is not None and not turn.cancelling and turn.halt is None:
+        for call_id, call in turn.calls.items():
+            if call.suspension is not None:
+                waiting[call_id] = call.suspension
+    return waiting
 
 
 def pending(state: State) -> list[Pending]:
-    return [pending_of(state, event) for event in suspended(state)]
+    return [pending_of(state, event) for event in suspended(state).values()]
 
 
 def pending_of(state: State, event: CallSuspended) -> Pending:

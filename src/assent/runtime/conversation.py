@@ -33,7 +33,7 @@ from assent.runtime import dispatch, model_call
 from assent.runtime.agent import Agent
 from assent.runtime.context import Window
 from assent.runtime.drafting import drafted, give_back
-from assent.runtime.inbox import Item, guests
+from assent.runtime.inbox import Item, guests, refused
 from assent.runtime.record import appended
 from assent.runtime.tasks import Tasks
 
@@ -92,7 +92,9 @@ class Conversation:
         """An epoch that the lease was taken under, and that nothing has been done with yet."""
         self._claiming = False
         self._one = asyncio.Lock()
-        """State moves in one place at a time: the loop, or a reader that refreshes a resting conversation."""
+        """State moves in one place at a time: the loop, or a reader that refreshes a resting conversation. Where every
+        decision passes it is acquired by hand: it is nearly always free, and ``async with`` makes two more coroutines.
+        """
         self._wake = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
 
@@ -145,11 +147,14 @@ class Conversation:
     async def load(self) -> bool:
         """Have the state as it was when this object first looked, or newer; True: it looked just now."""
         if not self.loaded:
-            async with self._one:  # whoever came first may be cancelled or fail: then the next one loads
-                if not self.loaded:
+            await self._one.acquire()
+            try:
+                if not self.loaded:  # whoever came first may be cancelled or fail: then the next one loads
                     await self._load()
                     self.loaded = True
                     return True
+            finally:
+                self._one.release()
         return False
 
     async def latest(self) -> None:
@@ -182,7 +187,8 @@ class Conversation:
     @property
     def place(self) -> tuple[int, int]:
         """The open turn and its step."""
-        return _step(self.state) or (0, 0)
+        turn = self.state.turn
+        return (turn.number, turn.step) if turn else (0, 0)
 
     def status(self) -> Status:
         """As people see it, streaming included where this process streams."""
@@ -249,8 +255,11 @@ class Conversation:
                 await self.load()
             while True:
                 self._wake.clear()
-                async with self._one:
+                await self._one.acquire()
+                try:
                     await self._settle()
+                finally:
+                    self._one.release()
                 if self._inbox or self._behind:
                     continue
                 if self.tasks.none and not self._wake.is_set():
@@ -331,7 +340,7 @@ class Conversation:
             if not owner:
                 items = guests(items)
             draft, held = drafted(self, items)
-            if not fresh and any(item.refusal for item in items):
+            if not fresh and refused(items):
                 # A refusal may rest on a state that others have moved on from: look before saying no.
                 fresh = True
                 if await self._look_again(owner=owner) or self.epoch != epoch:  # an owner's draft is not a guest's
@@ -425,7 +434,7 @@ class Conversation:
 
     async def _look_again(self, *, owner: bool) -> bool:
         """Take in what the log says now; False if that is known. A guest whose log was put back to an earlier state (a
-        stand-by that lagged was promoted, a backup was restored) reads it anew; an owner has begun things that are gone.
+        stand-by that lagged was promoted, a backup was restored) reads it anew; an owner has begun what is gone.
         """
         if await self._catch_up():
             return True
@@ -439,12 +448,12 @@ class Conversation:
 
     def _absorb(self, events: list[AnyEvent], states: list[State], bodies: list[bytes]) -> None:
         """These events are in the log: take them over and tell viewers."""
-        before = self.state
-        self.state = states[-1]
-        self.size = sum(map(len, bodies), self.size) if self.state.turn is not None else 0
+        was, self.state = self.state.turn, states[-1]
+        turn = self.state.turn
+        self.size = sum(map(len, bodies), self.size) if turn is not None else 0
         self._window.absorb(events)
         # The turn counts too: one that is cut at its first step may be followed by the next in the same append.
-        if before.turn is not None and _step(self.state) != _step(before):
+        if was is not None and (turn is None or turn.step != was.step or turn.number != was.number):
             self.partial = Partial()
             self.progress.clear()
         if self.home.bus.heard(self.name):
@@ -453,7 +462,7 @@ class Conversation:
                 live = live_of(event, state)
                 if live is not None:
                     self.home.bus.publish(self.name, live)
-        if not isinstance(events[-1], MessageReceived):
+        if type(events[-1]) is not MessageReceived:
             self._show()
 
     def _show(self) -> None:
@@ -533,7 +542,3 @@ class Conversation:
         self.home.crashed(self, failure)
         with suppress(Exception):  # else when it is looked at again
             await self._release()
-
-
-def _step(state: State) -> tuple[int, int] | None:
-    return (state.turn.number, state.turn.step) if state.turn else None

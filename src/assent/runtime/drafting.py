@@ -46,7 +46,7 @@ def _try(conv: Conversation, draft: Draft, input: Input) -> AssentError | None:
     """Decide one input; whatever is wrong with it is its own affair."""
     mark = draft.mark()
     try:
-        decide_into(draft, input, _specs(conv, draft.state) if isinstance(input, ModelReplied) else {})
+        decide_into(draft, input, _specs(conv, draft.state) if type(input) is ModelReplied else {})
     except AssentError as refusal:
         draft.back(mark)
         return refusal

@@ -210,8 +210,10 @@ class Home:
         events = await decide(self, conv, dict(decisions), by, self.may_resolve)
         if traced and turn is not None:
             telemetry.link(conv.name, turn)
-        last = [event for event in events if isinstance(event, CallResolved)][-1]
-        return Accepted(last.seq)
+        for event in reversed(events):
+            if type(event) is CallResolved:
+                return Accepted(event.seq)
+        raise AssertionError("each decision is an event of its own")
 
     async def history(
         self, conversation: str, after: int = 0, before: int | None = None, limit: int | None = None
@@ -267,7 +269,7 @@ class Home:
         """This process appended these."""
         self.waiting.moved(name)
         for event in events:
-            if isinstance(event, CallSuspended):
+            if type(event) is CallSuspended:
                 self._expiry.kick()
                 break
 

@@ -63,6 +63,14 @@ def guests(items: list[Item]) -> list[Item]:
     return left
 
 
+def refused(items: list[Item]) -> bool:
+    """One of them was, at least. Asked at every append: a generator for ``any`` would cost more than the answer."""
+    found = False
+    for item in items:
+        found = found or item.refusal is not None
+    return found
+
+
 def instead(input: Input, problem: Exception) -> Input | None:
     """A report that cannot be recorded as it is: what is recorded in its place, so that the turn goes on."""
     words = f"it cannot be recorded: {problem}".encode("utf-8", "replace").decode()

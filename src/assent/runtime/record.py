@@ -19,7 +19,8 @@ _encoder = msgspec.json.Encoder()
 
 def appended(before: State, draft: Draft, *, owes: bool, epoch: int | None, release: bool) -> Append:
     after = draft.state
-    was, waits = _waiting(before), _waiting(after)
+    # The index is the difference of what waits in two states, so it cannot drift.
+    was, waits = suspended(before), suspended(after)
     turn = after.turn
     agent = turn.agent if turn else after.queue[0].agent if after.queue else after.agent
     crossed = after.seq // SNAPSHOT_EVERY > before.seq // SNAPSHOT_EVERY
@@ -38,11 +39,6 @@ def appended(before: State, draft: Draft, *, owes: bool, epoch: int | None, rele
         epoch=epoch,
         release=release,
     )
-
-
-def _waiting(state: State) -> dict[str, CallSuspended]:
-    """What is in the inbox in this state. The index is the difference of two of these, so it cannot drift."""
-    return {event.call_id: event for event in suspended(state)}
 
 
 def _row(state: State, event: CallSuspended) -> PendingRow:

@@ -75,7 +75,9 @@ class Tasks:
 
     def keep(self, effects: frozenset[Effect], poke: Poke) -> None:
         """Cancel whatever is not owed."""
-        for effect in [effect for effect in self._running if effect not in effects]:
+        for effect in list(self._running):
+            if effect in effects:
+                continue
             task = self._running.pop(effect)
             task.cancel()
             if not task.done():

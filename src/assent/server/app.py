@@ -36,6 +36,21 @@ GUARDS = [
 NOTHING_LOADS = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
 FRESH = (b"cache-control", b"no-store")
 JSON = (b"content-type", b"application/json")
+READ = {
+    name.encode(): name
+    for name in (
+        "accept",
+        "accept-encoding",
+        "access-control-request-headers",
+        "content-length",
+        "content-type",
+        "host",
+        "if-none-match",
+        "origin",
+        "sec-fetch-site",
+    )
+}
+"""The headers that an exchange knows of its request, by their names as they come; a browser sends many more."""
 WHOLE = "assent.whole"
 """What our server offers beyond ASGI: ``send``, a function of a status, headers as they are written, and a body."""
 _JSON_HEAD = b"".join([b"%s: %s\r\n" % each for each in (JSON, *GUARDS, NOTHING_LOADS, FRESH)])
@@ -111,46 +126,45 @@ class App:
 
     async def answer(self, exchange: _Exchange) -> None:
         """Answer a request that may be answered."""
-        request, parts = exchange.request, exchange.parts
+        request, parts, method = exchange.request, exchange.parts, exchange.method
         exchange.shared = self._origins.shared(exchange.headers)
-        self._origins.check(request.method, exchange.headers)
-        if ALLOWED in exchange.shared and request.method == "OPTIONS":
+        self._origins.check(method, exchange.headers)
+        if ALLOWED in exchange.shared and method == "OPTIONS":
             await exchange.reply(204, b"", self._origins.preflight(exchange.headers))
             return
-        if not parts and request.method in SAFE:  # the address without its last slash
+        if parts and parts[0] == "api":
+            await self._api(exchange, await identify(self.auth, request))
+            return
+        if not parts and method in SAFE:  # the address without its last slash
             query = f"?{request.url.query}" if request.url.query else ""
             await exchange.reply(308, b"", {"location": f"{request.scope.get('root_path', '')}/{query}"})
             return
-        if parts[:1] == ["errors"] and request.method in SAFE:  # also for whoever is not let in: they may read why
+        if parts[:1] == ["errors"] and method in SAFE:  # also for whoever is not let in: they may read why
             await exchange.reply(200, explained.page(request.scope, parts[1:]), SHEET_HEADERS)
             return
-        if parts == [""] and request.method == "GET" and (login := getattr(self.auth, "login", None)) is not None:
+        if parts == [""] and method == "GET" and (login := getattr(self.auth, "login", None)) is not None:
             headers = login(request)
             if headers is not None:
                 await exchange.reply(200, LOGIN, {**headers, **LOGIN_HEADERS})
                 return
-        by = await identify(self.auth, request)
-        if parts and parts[0] == "api":
-            await self._api(exchange, by)
-        else:
-            await self._page(exchange)
+        await identify(self.auth, request)
+        await self._page(exchange)
 
-    async def _api(self, exchange: _Exchange, by: Principal) -> None:
+    def _api(self, exchange: _Exchange, by: Principal) -> Awaitable[None]:
+        """The answer of an endpoint."""
         request, parts = exchange.request, exchange.parts
-        if parts == ["api", "openapi.json"] and request.method in ("GET", "HEAD"):
+        if parts == ["api", "openapi.json"] and exchange.method in SAFE:
             self._document = self._document or wire.encode(openapi.document())
-            await exchange.reply_json(200, self._document)
-            return
-        endpoint, path = _find(parts, request.method)
+            return exchange.reply_json(200, self._document)
+        endpoint, path = _find(parts, exchange.method)
         asks = request.query_params.multi_items() if request.scope["query_string"] else []
         query = wire.decode_query(asks, endpoint.query) if asks or endpoint.query is not wire.NoQuery else None
         if self.runtime.home.closing:
             raise _come_again("the server is starting or stopping")
         asked = Asked(self.runtime, self._hub, self.auth, self._may_see, request, by, path, query)
         if endpoint.stream is not None:
-            await self._stream(exchange, asked, endpoint.stream)
-        else:
-            await self._run(exchange, asked, endpoint)
+            return self._stream(exchange, asked, endpoint.stream)
+        return self._run(exchange, asked, endpoint)
 
     async def _run(self, exchange: _Exchange, asked: Asked, endpoint: Endpoint) -> None:
         assert endpoint.run is not None
@@ -158,7 +172,10 @@ class App:
         if endpoint.takes is not None:
             self._bodies.take(who)
             try:
-                body = await exchange.json(endpoint.limit)
+                body = await within(BODY_SECONDS, exchange.json(endpoint.limit))
+            except TimeoutError:
+                detail = f"the body took longer than {BODY_SECONDS:.0f} seconds"
+                raise HTTPProblem(408, "timeout", detail) from None
             finally:
                 self._bodies.give(who)
             asked.body = wire.decode(body, endpoint.takes)
@@ -196,7 +213,7 @@ class App:
 
     async def _page(self, exchange: _Exchange) -> None:
         request, parts = exchange.request, exchange.parts
-        if request.method not in SAFE:
+        if exchange.method not in SAFE:
             raise HTTPProblem(405, "invalid_args", "the page is read with GET", {"allow": "GET, HEAD"})
         names = [INDEX] if parts == [""] else parts[1:] if parts[0] == "static" else []
         file = self._files.find(names)
@@ -244,10 +261,14 @@ class _Exchange:
     def __init__(self, app: App, scope: MutableMapping[str, Any], receive: Receive, send: Send):
         self._app, self.receive, self._send = app, receive, send
         self.request = Request(scope, receive)
+        self.method: str = scope["method"]
         raw: list[tuple[bytes, bytes]] = list(scope["headers"])  # it may be anything that can be gone through, once
         scope["headers"] = raw
-        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(raw)}
-        """Of the request; what was sent twice, as it was first."""
+        self.headers: dict[str, str] = {}
+        """Of the request, those of ``READ``; what was sent twice, as it was first."""
+        for name, value in raw:
+            if name in READ:
+                self.headers.setdefault(READ[name], value.decode("latin-1"))
         self.started = False
         self.parts: list[str] = []
         self.shared: dict[str, str] = {}
@@ -273,7 +294,7 @@ class _Exchange:
         request = self.request
         problem = problem_of(error, request.scope)
         body, headers = wire.encode(problem), {"content-type": CONTENT_TYPE, **headers_of(error)}
-        reads = request.method in SAFE and "text/html" in self.headers.get("accept", "")
+        reads = self.method in SAFE and "text/html" in self.headers.get("accept", "")
         if problem.status == 401 and reads and self.parts[:1] != ["api"]:
             token, tried = hasattr(self._app.auth, "login"), "token" in request.query_params
             root = None if self.parts == [""] else request.scope.get("root_path", "")
@@ -296,7 +317,7 @@ class _Exchange:
     async def reply_json(self, status: int, body: bytes) -> None:
         extensions: dict[str, Any] = self.request.scope.get("extensions") or {}
         whole = extensions.get(WHOLE)
-        plain = not self.shared and self.request.method != "HEAD" and len(body) <= CHUNK
+        plain = not self.shared and self.method != "HEAD" and len(body) <= CHUNK
         if whole is not None and plain and whole["send"](status, _JSON_HEAD, body):
             self.started = True
         else:
@@ -310,7 +331,7 @@ class _Exchange:
         if status not in (204, 304):
             headers = [*headers, (b"content-length", b"%d" % len(body))]
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
-        await hand_over(self._send, b"" if self.request.method == "HEAD" else body, ends=True)
+        await hand_over(self._send, b"" if self.method == "HEAD" else body, ends=True)
 
     async def json(self, limit: int) -> bytes:
         """The body, which is JSON and no larger than it may be: what is larger is refused before it is read."""
@@ -319,12 +340,6 @@ class _Exchange:
         said = self.headers.get("content-length", "")
         if said.isdigit() and int(said) > limit:
             raise _too_large(limit)
-        try:
-            return await within(BODY_SECONDS, self._body(limit))
-        except TimeoutError:
-            raise HTTPProblem(408, "timeout", f"the body took longer than {BODY_SECONDS:.0f} seconds") from None
-
-    async def _body(self, limit: int) -> bytes:
         chunks: list[bytes] = []
         size = 0
         while True:
@@ -350,13 +365,12 @@ def _too_large(limit: int) -> HTTPProblem:
 def _parts(scope: MutableMapping[str, Any]) -> list[str]:
     """The path below where we are mounted, piece by piece: a conversation's id may have a slash in it."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode("utf-8", "surrogateescape")
-    raw = raw.partition(b"?")[0]
     root: str = scope.get("root_path", "").rstrip("/")
     above = root.count("/") if root and (scope["path"] == root or scope["path"].startswith(f"{root}/")) else 0
     try:
-        if b"%" not in raw:
-            return raw.decode().split("/")[1 + above :]
-        return [unquote_to_bytes(piece).decode() for piece in raw.split(b"/")[1 + above :]]
+        path = raw.partition(b"?")[0].decode()
+        pieces = path.split("/")[1 + above :]
+        return [unquote_to_bytes(piece).decode() for piece in pieces] if "%" in path else pieces
     except UnicodeDecodeError:
         raise Invalid("the path is not UTF-8") from None
 
@@ -376,8 +390,12 @@ class _Path:
         for n, word in self._words:
             if parts[n] != word:
                 return None
-        path = {name: parts[n] for n, name in self._names}
-        return path if all(path.values()) else None
+        path: dict[str, str] = {}
+        for n, name in self._names:
+            if not parts[n]:
+                return None
+            path[name] = parts[n]
+        return path
 
 
 _TABLE: dict[int, list[_Path]] = {}

@@ -255,9 +255,9 @@ def joined(bodies: list[bytes]) -> tuple[int, bytes] | None:
 # --- deciding ---
 
 
-async def resolve(asked: Asked) -> Accepted:
+def resolve(asked: Asked) -> Awaitable[Accepted]:
     """Decide a waiting call: accepted means durable."""
-    return await _decided(asked, asked.conversation, asked.path["call"], shown(wire.given(asked.body.decision)))
+    return _decided(asked, asked.conversation, asked.path["call"], shown(wire.given(asked.body.decision)))
 
 
 async def _decided(asked: Asked, conversation: str, call: str, decision: Decision) -> Accepted:

@@ -67,6 +67,8 @@ class _Connection(HttpToolsProtocol):
     """Knows since when the head of a request is awaited."""
 
     head_since: float | None = None
+    direct = False
+    """Whether nothing stands between it and our application, which then hands over small answers whole."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -81,17 +83,15 @@ class _Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self.head_since = None
         super().on_headers_complete()
+        parser: Any = self.parser
+        # That an answer is the last on its connection is said in uvicorn's own way: before 0.53 it is found out there.
+        if self.direct and parser.should_keep_alive():
+            # Held weakly: it holds the scope, and a circle of the two would wait for the garbage collector.
+            self.scope["extensions"] = {WHOLE: {"send": partial(_whole, ref(self.cycle))}}
 
 
 class _Direct(_Connection):
-    """The same where nothing stands between it and our application, which then hands over small answers whole."""
-
-    def on_headers_complete(self) -> None:
-        super().on_headers_complete()
-        parser: Any = self.parser
-        if parser.should_keep_alive():  # else the answer says that it is the last, in uvicorn's own way
-            # Held weakly: it holds the scope, and a circle of the two would wait for the garbage collector.
-            self.scope["extensions"] = {WHOLE: {"send": partial(_whole, ref(self.cycle))}}
+    direct = True
 
 
 _heads: dict[tuple[int, bytes], tuple[object, bytes]] = {}

@@ -7,12 +7,12 @@ has touched nothing: the group commit has no savepoints and relies on that.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from assent.errors import AssentError, Conflict, Fenced, StoreError
-from assent.stores.base import GENESIS, Append, chain
+from assent.stores.base import GENESIS, Append, artifact_name, chain, linked
 from assent.stores.connection import Connection
 from assent.stores.packing import packed
 from assent.stores.rows import many
@@ -39,6 +39,7 @@ TURN = """INSERT INTO conversations (id, seq, hash, status, updated, agent, owes
 EVENT = "INSERT INTO events (id, hash, body) VALUES (?, ?, ?)"
 CLOSE = "DELETE FROM pending INDEXED BY sqlite_autoindex_pending_1 WHERE (conversation, call) IN (VALUES (?, ?))"
 CLOSE_LEASE = "DELETE FROM call_leases WHERE (conversation, call) IN (VALUES (?, ?))"
+LEASED = "SELECT EXISTS (SELECT 1 FROM call_leases)"
 OPEN = """INSERT INTO pending (conversation, call, due, deadline, body) VALUES (?, ?, ?, ?, ?)
           ON CONFLICT (conversation, call)
           DO UPDATE SET due = excluded.due, deadline = excluded.deadline, body = excluded.body"""
@@ -59,13 +60,6 @@ ALONE = {
 """The same for one row."""
 
 
-class Wanted(NamedTuple):
-    """What an append's job carries."""
-
-    step: Append
-    artifacts: list[tuple[bytes, bytes]]
-
-
 class _Head(msgspec.Struct, array_like=True, gc=False):
     """A conversation's row."""
 
@@ -82,38 +76,40 @@ _NONE = _Head("", 0, 0, GENESIS.hex(), 0, "", 0)
 _heads = msgspec.json.Decoder(list[_Head])
 
 
-def append(db: Connection, group: Sequence[Wanted]) -> list[AssentError | None]:
+def append(db: Connection, group: Sequence[Append]) -> list[AssentError | None]:
     """Why each of these is refused; None: it was appended."""
     outcomes: list[AssentError | None] = []
     names: set[str] = set()
     start = 0
-    for n, wanted in enumerate(group):
-        if wanted.step.conversation in names:  # it follows one that is not written yet
+    for n, step in enumerate(group):
+        name = step.conversation
+        if name in names:  # it follows one that is not written yet
             outcomes += _append(db, group[start:n])
             names.clear()
             start = n
-        names.add(wanted.step.conversation)
+        names.add(name)
     return outcomes + _append(db, group[start:])
 
 
-def _append(db: Connection, group: Sequence[Wanted]) -> list[AssentError | None]:
+def _append(db: Connection, group: Sequence[Append]) -> list[AssentError | None]:
     """They are of different conversations."""
-    heads = {head.name: head for head in _where(db, [(wanted.step.conversation,) for wanted in group])}
-    outcomes = [_refusal(step, heads.get(step.conversation, _NONE)) for step, _ in group]
+    heads = {head.name: head for head in _where(db, [(step.conversation,) for step in group])}
+    outcomes: list[AssentError | None] = []
     rows: dict[str, list[Any]] = {sql: [] for sql in IN_ORDER}
     last: int = db.execute(LAST).get if len(heads) < len(group) else 0
-    for (step, artifacts), refusal in zip(group, outcomes, strict=True):
-        if refusal is not None:
-            continue
+    for step in group:
         name, seq = step.conversation, step.expected
         head = heads.get(name, _NONE)
+        refusal = _refusal(step, head)
+        outcomes.append(refusal)
+        if refusal is not None:
+            continue
         key, hash_ = head.id, bytes.fromhex(head.hash)
-        hashes = chain(hash_, step.events)
         if head is _NONE:
             key = last = last + 1
         place = key * SPAN + seq
-        for body, hash_ in zip(step.events, hashes, strict=True):
-            seq, place = seq + 1, place + 1
+        for body in step.events:
+            seq, place, hash_ = seq + 1, place + 1, linked(hash_, body)
             rows[EVENT].append((place, hash_, packed(body)))
         moved = (key, seq, hash_, step.status, step.at)
         if head is _NONE:
@@ -127,13 +123,17 @@ def _append(db: Connection, group: Sequence[Wanted]) -> list[AssentError | None]
             rows[CLOSE_LEASE].append((name, call))
         for entry in step.opened:
             rows[OPEN].append((key, entry.call, entry.due, entry.deadline, packed(entry.body)))
-        rows[ARTIFACT] += artifacts
+        for sha256, body in step.artifacts:
+            rows[ARTIFACT].append((artifact_name(sha256), body))
         if step.snapshot is not None:
             rows[SNAPSHOT].append((key, seq, step.snapshot))
         if step.release:
             rows[LET_GO].append((key,))
+    if rows[CLOSE_LEASE] and not db.execute(LEASED).get:
+        rows[CLOSE_LEASE].clear()  # most calls are no client's: to look for each of them would take longer
     for sql, some in rows.items():
-        many(db, sql, some, ALONE.get(sql))
+        if some:
+            many(db, sql, some, ALONE.get(sql))
     return outcomes
 
 

@@ -7,26 +7,30 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from assent.stores.appending import Wanted, appended
+import msgspec
+
+from assent.stores.appending import appended
+from assent.stores.base import Append
 from assent.stores.connection import Connection
 
 Landed = Callable[[Connection], bool | None]
 """Did it take effect? Asked when the reply to COMMIT was an error; None: it has left nothing to tell by."""
 
 
-class Job:
+def _future() -> asyncio.Future[Any]:
+    return asyncio.get_running_loop().create_future()
+
+
+class Job(msgspec.Struct, eq=False, kw_only=True):
     """Something to be done on a connection, and who waits for it.
 
     The waiter may be gone by then (cancelled, its loop closed): the work is done all the same, because an
     append that was begun is either in the log or not, and its task's fate has no say in that.
     """
 
-    __slots__ = ("error", "future", "result")
-
-    def __init__(self) -> None:
-        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.result: Any = None
-        self.error: Exception | None = None
+    future: asyncio.Future[Any] = msgspec.field(default_factory=_future)
+    result: Any = None
+    error: Exception | None = None
 
     def landed(self, db: Connection) -> bool | None:
         return None
@@ -35,27 +39,20 @@ class Job:
 class Work(Job):
     """Done by itself."""
 
-    __slots__ = ("_landed", "run")
-
-    def __init__(self, run: Callable[[Connection], Any], landed: Landed | None = None) -> None:
-        super().__init__()
-        self.run, self._landed = run, landed
+    run: Callable[[Connection], Any]
+    probe: Landed | None = None
 
     def landed(self, db: Connection) -> bool | None:
-        return None if self._landed is None else self._landed(db)
+        return None if self.probe is None else self.probe(db)
 
 
 class Appending(Job):
     """Done together with those that it waits with."""
 
-    __slots__ = ("wanted",)
-
-    def __init__(self, wanted: Wanted) -> None:
-        super().__init__()
-        self.wanted = wanted
+    step: Append
 
     def landed(self, db: Connection) -> bool | None:
-        return appended(db, self.wanted.step)
+        return appended(db, self.step)
 
 
 def reply(jobs: Iterable[Job]) -> None:

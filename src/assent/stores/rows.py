@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cache
-from itertools import chain
 from typing import Any
 
 from assent.stores.connection import Connection
@@ -18,7 +17,7 @@ from assent.stores.connection import Connection
 MOST = 64
 """Rows that one statement takes: what is prepared grows with them."""
 HEAVY = 1 << 16
-"""Bytes that several rows may have together: a prepared statement keeps them until it is used again."""
+"""Bytes that the bodies of several rows may have together: a prepared statement keeps them until it is used again."""
 _VALUES = re.compile(r"VALUES (\([^)]*\))")
 
 
@@ -31,11 +30,11 @@ def many(db: Connection, sql: str, rows: Sequence[tuple[Any, ...]], alone: str |
     start = 0
     while start < len(rows):
         some = rows[start : start + MOST]
-        values = list(chain.from_iterable(some))
-        while len(some) > 1 and sum([len(value) for value in values if isinstance(value, bytes)]) > HEAVY:
-            some = some[: len(some) // 2]
-            values = list(chain.from_iterable(some))
+        if isinstance(some[0][-1], bytes):  # a body, where there is one, comes last
+            while len(some) > 1 and sum([len(row[-1]) for row in some]) > HEAVY:
+                some = some[: len(some) // 2]
         start += len(some)
+        values = [value for row in some for value in row]
         if len(some) > 1:
             size = 1 << (len(some) - 1).bit_length()
             values += [None] * ((size - len(some)) * len(some[0]))

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from assent.errors import StoreDamaged, StoreError
 from assent.stores import forks, statements
-from assent.stores.appending import Wanted
 from assent.stores.base import Append, ClientRow, Loaded, LogStore, OwnerRow, PendingRow, Row, artifact_name, for_ever
 from assent.stores.connection import Connection
 from assent.stores.database import checked_path, inspect, reader_connection, writer_connection
@@ -147,8 +146,9 @@ class SQLiteStore:
     async def append(self, append: Append) -> None:
         if self._state != "open":
             await self._usable()
-        artifacts = [(artifact_name(sha), body) for sha, body in append.artifacts] if append.artifacts else []
-        await self._writer.append(Wanted(append, artifacts))
+        for sha256, _ in append.artifacts:
+            artifact_name(sha256)  # is refused here if it is none: in the thread it would be the whole group's fault
+        await self._writer.append(append)
 
     async def load(self, conversation: str) -> Loaded | None:
         await self._usable()

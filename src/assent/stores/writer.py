@@ -25,7 +25,7 @@ import apsw
 
 from assent.errors import AssentError, StoreError
 from assent.stores import appending
-from assent.stores.appending import Wanted
+from assent.stores.base import Append
 from assent.stores.connection import Connection
 from assent.stores.faults import explained, shared
 from assent.stores.jobs import Appending, Job, Landed, Work, reply
@@ -84,9 +84,9 @@ class Writer:
         """Run ``work`` inside a transaction; its result, once that is durable."""
         return self._done(Work(work, landed))
 
-    def append(self, wanted: Wanted) -> asyncio.Future[None]:
+    def append(self, step: Append) -> asyncio.Future[None]:
         """Append inside a transaction; done once that is durable."""
-        return self._done(Appending(wanted))
+        return self._done(Appending(step))
 
     def _done(self, job: Job) -> asyncio.Future[Any]:
         loop = job.future.get_loop()
@@ -312,7 +312,7 @@ class Writer:
 
 def _append(db: Connection, jobs: list[Any]) -> None:
     """Those that follow each other go together."""
-    for job, refusal in zip(jobs, appending.append(db, [job.wanted for job in jobs]), strict=True):
+    for job, refusal in zip(jobs, appending.append(db, [job.step for job in jobs]), strict=True):
         job.error = refusal
 
 
