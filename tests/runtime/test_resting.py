@@ -94,8 +94,8 @@ async def test_a_state_that_others_have_moved_on_from_neither_decides_nor_refuse
 
 
 @story
-async def test_a_conversation_that_could_not_be_written_is_read_anew():
-    store = Reading()
+async def test_a_decision_that_could_not_be_written_still_waits_and_can_be_made_again():
+    store = MemoryStore()
     async with Runtime(shop(), store=store) as rt:
         calls = await crowd(rt)
         append = store.append
@@ -107,6 +107,7 @@ async def test_a_conversation_that_could_not_be_written_is_read_anew():
         with pytest.raises(StoreError):
             await rt.resolve("c0", calls["c0"], Approve(), by="boss")
         store.append = append
+        assert [entry.call for entry in (await rt.snapshot("c0")).pending] == [calls["c0"]]
         await rt.resolve("c0", calls["c0"], Approve(), by="boss")
         await ended(rt, "c0")
 
