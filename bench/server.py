@@ -1,13 +1,16 @@
 """The server on loopback against bare Starlette: what readers weigh, and how many decisions a second it takes.
 
-``python server.py bare|ours FILE`` serves until its standard input ends, prints its port, and answers each line of
-input with its resident memory in bytes: it is run as a process of its own.
+``python server.py bare|ours|running FILE`` serves until its standard input ends, prints its port, and answers each line
+of input with its resident memory in bytes: it is run as a process of its own. ``ours`` has no agent: it records
+decisions, as ``serve --no-run`` does. ``running`` has the agent: what is approved runs in the same process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import shutil
 import socket
 import statistics
 import subprocess
@@ -80,7 +83,8 @@ async def serving(which: str, path: str) -> None:
     from assent.server import TokenAuth, app
     from assent.server.serving import listen, serve
 
-    served = app(Runtime(store=f"sqlite:///{path}"), TokenAuth(TOKEN))
+    agents = [parked.agent()] if which == "running" else []
+    served = app(Runtime(*agents, store=f"sqlite:///{path}"), TokenAuth(TOKEN))
     listening = listen("127.0.0.1", 0)
     loop = asyncio.get_running_loop()
 
@@ -214,35 +218,39 @@ def _mute(port: int) -> socket.socket:
 async def resolving(size: Sizes, progress: Progress) -> list[Row]:
     """Against bare POSTs: of conversations that the server has run or shown, and of some that it has yet to read.
 
-    Both servers stay up, as servers do, and the first round of each is not counted: a new process is slow at first, and
-    so are commits while the write-ahead log still grows. Whoever has waited for the others is slow at first, too: each
-    is woken before it is measured.
+    The last row is a server that also runs the agent: a decision counts when its tool has run and its turn has ended.
+
+    All servers stay up, as servers do, and the first round of each is not counted: a new process is slow at first, and
+    so are commits while the write-ahead log still grows. A server that has waited for the others is slow at first, too:
+    each gets some requests before it is measured.
     """
     count, rounds = ROUND[size is measures.QUICK]
-    sides = {
-        "bare": ("bare", _at_once),
-        "known": ("ours", _known),
-        "in batches": ("ours", _batches),
-        "not read yet": ("ours", _at_once),
-    }
-    rates: dict[str, list[float]] = {side: [] for side in sides}
     times: list[float] = []
-    with tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as name:
-        directory = Path(name)
+    async with contextlib.AsyncExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=".", prefix=".bench-")))
         entries, path = await _parked(directory, 3 * count * (rounds + 1))
-        left = {which: list(entries) for which in ("bare", "ours")}
-        with server("bare", measures.copied(path, directory)) as bare, server("ours", path) as ours:
-            ports = {"bare": bare.port, "ours": ours.port}
-            for n in range(rounds + 1):
-                for side in measures.there_and_back(sides, n):
-                    which, decide = sides[side]
-                    progress(f"{count} decisions by {CLIENTS} clients, {side}, round {n} of {rounds}")
-                    some = [left[which].pop() for _ in range(count)]
-                    await _shared(ports[which], AWAKE * [some[0]], Client.wake)
-                    seconds, each = await decide(ports[which], some)
-                    if n:
-                        rates[side].append(seconds / count)
-                        times += each if side == "not read yet" else ()
+        paths = {which: Path(shutil.copy(path, directory / f"{which}.db")) for which in ("bare", "ours", "running")}
+        ports = {which: stack.enter_context(server(which, paths[which])).port for which in paths}
+        left = {which: list(entries) for which in paths}
+        watching = await stack.enter_async_context(Runtime(store=f"sqlite:///{paths['running']}"))
+        sides = {
+            "bare": ("bare", _at_once),
+            "known": ("ours", _known),
+            "in batches": ("ours", _batches),
+            "not read yet": ("ours", _at_once),
+            "run": ("running", functools.partial(_until_ended, watching)),
+        }
+        rates: dict[str, list[float]] = {side: [] for side in sides}
+        for n in range(rounds + 1):
+            for side in measures.there_and_back(sides, n):
+                which, decide = sides[side]
+                progress(f"{count} decisions by {CLIENTS} clients, {side}, round {n} of {rounds}")
+                some = [left[which].pop() for _ in range(count)]
+                await _shared(ports[which], AWAKE * [some[0]], Client.wake)
+                seconds, each = await decide(ports[which], some)
+                if n:
+                    rates[side].append(seconds / count)
+                    times += each if side == "not read yet" else ()
     late = statistics.quantiles(times, n=100)[98] * 1e3
     what = f"durable decisions over HTTP to bare POSTs, {CLIENTS} clients"
     return [
@@ -250,6 +258,7 @@ async def resolving(size: Sizes, progress: Progress) -> list[Row]:
         _compared("... of what it has yet to read, 32 in a request", rates["in batches"], rates["bare"], 2.5),
         _compared("... of what it has yet to read, one in a request", rates["not read yet"], rates["bare"], None),
         Row(f"99th percentile of these, {CLIENTS} clients", "< 50 ms", f"{late:.1f} ms", late, 50),
+        _compared("decided, run and answered by the same process", rates["run"], rates["bare"], None),
     ]
 
 
@@ -330,6 +339,15 @@ async def _known(port: int, entries: list[Entry]) -> Decided:
     """The same after a look at each, which is not measured: the server has them in memory, as those that it ran."""
     await _shared(port, entries, Client.look)
     return await _at_once(port, entries)
+
+
+async def _until_ended(watching: Runtime, port: int, entries: list[Entry]) -> Decided:
+    """Each once, until the turn that each decision let go on has ended."""
+    began = clock()
+    times = await _shared(port, entries, Client.decide)
+    for conversation, _, _ in entries:
+        await measures.idle(watching, conversation)
+    return clock() - began, times
 
 
 async def _shared(port: int, entries: list[Entry], work: Callable[[Client, Entry], Awaitable[T]]) -> list[T]:

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize(("store", "count"), [("sqlite", 26), ("postgres", 14)])
+@pytest.mark.parametrize(("store", "count"), [("sqlite", 27), ("postgres", 14)])
 def test_every_measure_is_reported_with_a_positive_number(tmp_path, store, count):
     env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     run = subprocess.run(
