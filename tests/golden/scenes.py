@@ -57,6 +57,7 @@ from assent.core.inputs import (
     Woke,
 )
 from assent.core.machine import decide_into
+from assent.core.schema import digest
 from assent.core.state import State, evolve
 from assent.tools.toolset import Toolset
 
@@ -188,6 +189,10 @@ class Scene:
 
     def decide(self, tool: str, decision: Any, by: Principal = BOSS, nth: int = 0) -> None:
         self.tell(Resolve(decisions={self.call(tool, nth): decision}, by=by))
+
+    def digest(self, tool: str, args: dict[str, Any], preview: Any, nth: int = 0) -> str:
+        """What an approval of the call with these arguments carries."""
+        return digest(tool, args, preview)
 
     def silence(self, tool: str, seconds: float) -> None:
         self.now += seconds
@@ -548,6 +553,25 @@ def hooked(s: Scene) -> None:
     s.tell(Close())
 
 
+def edits(s: Scene) -> None:
+    """Edited arguments with the digest that was shown, with that of their own plan, and refused to somebody."""
+    s.turn("wire", "wire", "pay")
+    for nth in (0, 1):
+        s.plan("wire", {"from": 1, "to": nth}, nth)
+    shown = [s.state.turn.calls[s.call("wire", nth)].suspension.digest for nth in (0, 1)]
+    s.tell(RefuseResolution(call=s.call("wire"), decision="Cancel", by=USER, reason="user may not resolve wire"))
+    s.decide("wire", Approve(args={"n": 2}, digest=shown[0]))
+    s.claim("wire", plan=Planned(call=s.call("wire"), preview={"from": 2, "to": 0}))
+    s.finish("wire")
+    plan = {"from": 3, "to": 1}
+    s.decide("wire", Approve(args={"n": 3}, digest=s.digest("wire", {"n": 3}, plan, 1)), nth=1)
+    s.claim("wire", 1, plan=Planned(call=s.call("wire", 1), preview=plan))
+    s.finish("wire", nth=1)
+    s.decide("pay", Approve(args={"n": 4}, digest=s.state.turn.calls[s.call("pay")].suspension.digest))
+    s.run("pay")
+    s.end()
+
+
 SCENES: dict[str, Callable[[Scene], None]] = {
     "plain": plain,
     "approval": approval,
@@ -565,4 +589,5 @@ SCENES: dict[str, Callable[[Scene], None]] = {
     "waiting": waiting,
     "answers": answers,
     "hooked": hooked,
+    "edits": edits,
 }

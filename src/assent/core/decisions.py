@@ -170,6 +170,14 @@ class Pending(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Why it waits, where there is more to say: ``manual``, ``recovery``, ``plan changed``, a policy's verdict."""
 
 
+class Previewed(msgspec.Struct, frozen=True, gc=False):
+    """The plan of a waiting call with other arguments."""
+
+    preview: Any
+    digest: str
+    """What an approval of these arguments carries."""
+
+
 class Accepted(msgspec.Struct, frozen=True, gc=False):
     """A decision that is durable. ``seq`` is where it stands in the log."""
 

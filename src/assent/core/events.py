@@ -279,7 +279,9 @@ class CallStarted(CallEvent, frozen=True, kw_only=True):
     grant: str | None = None
     """The grant that stood in for an approval."""
     digest: str | None = None
-    """The digest of the plan that is about to run, where an approval is bound to one."""
+    """The digest of the plan that is about to run, where an approval is bound to one or the arguments were edited."""
+    preview: Any = None
+    """That plan, where nobody has seen it: the approver edited the arguments and gave no digest of their plan."""
     args: dict[str, Any] | None = None
     """The arguments that run, where a hook has just changed them."""
     verdicts: tuple[Verdict, ...] = ()

@@ -163,11 +163,14 @@ def claim(log: Draft, call: CallState, input: Claim) -> None:
     if call.approver is None:
         grant = grant or call.grant
     shown: str | None = None
-    if call.bound is not None:
+    unseen: Any = None
+    if wants_plan(call):
         preview = input.plan.preview if input.plan else None
         shown = digest(made.tool, call.args, preview)
         # A preview that failed is shown as no plan; approved so, it may go on failing.
-        if shown != call.bound or input.plan is None:
+        if call.bound is None:
+            unseen = preview
+        elif shown != call.bound or input.plan is None:
             _changed(log, call, input.plan)
             return
     if made.executor == "human":
@@ -184,9 +187,19 @@ def claim(log: Draft, call: CallState, input: Claim) -> None:
             epoch=input.epoch,
             grant=grant,
             digest=shown,
+            preview=unseen,
             args=input.args,
             verdicts=input.verdicts,
         )
+
+
+def wants_plan(call: CallState) -> bool:
+    """Whether the plan is made just before the call runs: to compare it with the approved one, or, where the approver
+    edited the arguments and saw no plan of them, to record it.
+    """
+    if not call.made.planned or call.attempt > 0:
+        return False
+    return call.bound is not None or (call.approver is not None and call.edited)
 
 
 def _refuse(log: Draft, call: CallState, input: Claim, error: ErrorInfo) -> None:
@@ -254,7 +267,7 @@ def suspend(
         log,
         call,
         kind,
-        prompt=_filled(made.prompt, call.args) or _QUESTION[kind].format(made.tool),
+        prompt=prompt_of(made, call.args) or _QUESTION[kind].format(made.tool),
         preview=preview,
         preview_error=plan.failure if plan else None,
         schema=made.schema if kind == "approval" else made.result_schema,
@@ -273,9 +286,9 @@ _QUESTION: dict[Kind, str] = {
 }
 
 
-def _filled(prompt: str | None, args: dict[str, Any]) -> str | None:
-    """``{order}`` in a prompt stands for that argument; one that was not given stays as it is."""
-    return prompt and FIELD.sub(lambda m: str(args.get(m[1], m[0])), prompt)
+def prompt_of(made: CallMade, args: dict[str, Any]) -> str | None:
+    """Return the tool's prompt with its ``{fields}`` filled in; one that was not given stays as it is."""
+    return made.prompt and FIELD.sub(lambda m: str(args.get(m[1], m[0])), made.prompt)
 
 
 def _suspended(log: Draft, call: CallState, kind: Kind, *, preview: Any, **fields: Any) -> None:

@@ -37,6 +37,8 @@ class Say(_Input, frozen=True, kw_only=True):
     when_busy: WhenBusy = "refuse"
     mode: Mode | None = None
     output: Any = None
+    judged: dict[str, str] | None = None
+    """Where it interrupts: as in Cancel."""
 
 
 @final
@@ -67,6 +69,8 @@ class ClientGone(_Input, frozen=True, kw_only=True):
 class Cancel(_Input, frozen=True, kw_only=True):
     by: Principal
     reason: str | None = None
+    judged: dict[str, str] | None = None
+    """call -> digest of what was judged when it was asked whether they may; None: nobody has to be asked."""
 
 
 class Revoke(_Input, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from assent.core import gate, replying, resolving
-from assent.core.decisions import Detached, Expired
+from assent.core.decisions import Deny, Detached, Expired
 from assent.core.draft import Draft
 from assent.core.effects import CloseTurn, owed, reached, spent
 from assent.core.events import (
@@ -122,6 +122,8 @@ def decide_into(log: Draft, input: Input, specs: Specs) -> None:
         # All of them are looked at before any is recorded: one that stops the turn makes no other late.
         for call_id, decision in input.decisions.items():
             resolving.admit(log, call_id, decision, input.judged)
+        if any(isinstance(decision, Deny) and decision.stop for decision in input.decisions.values()):
+            resolving.check_judged(log, input.judged)  # it ends every other waiting call of the turn as well
         for call_id, decision in input.decisions.items():
             resolving.record(log, call_id, decision, input.by)
         consequences(log)
@@ -152,6 +154,7 @@ def decide_into(log: Draft, input: Input, specs: Specs) -> None:
             _settle(log, suspension, Detached())
         case Cancel():
             if state.turn is not None and not state.turn.cancelling:
+                resolving.check_judged(log, input.judged)
                 log.add(CancelRequested, input.by, turn=state.turn.number, reason=input.reason)
         case Revoke():
             if not any(g.id == input.grant for g in state.grants):
@@ -183,6 +186,7 @@ def _say(log: Draft, input: Say) -> None:
         if input.when_busy == "refuse":
             raise Busy('a turn is in flight; wait for its end, or send with when_busy="queue" or "interrupt"')
         if input.when_busy == "interrupt" and state.turn is not None and not state.turn.cancelling:
+            resolving.check_judged(log, input.judged)
             log.add(CancelRequested, input.by, turn=state.turn.number, reason="interrupted by a message")
     if state.seq == 0:
         log.add(ConversationOpened, input.by, agent=agent)

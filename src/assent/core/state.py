@@ -35,6 +35,7 @@ from assent.core.events import (
     TurnStarted,
     Usage,
 )
+from assent.core.plain import sorted_json
 from assent.core.results import answer
 from assent.core.tool import Gate
 from assent.errors import StaleReason
@@ -340,7 +341,6 @@ def _resolved(call: CallState, event: CallResolved) -> CallState:
     winner, verdict = event.by.id, PAST.get(type(decision))
     if isinstance(decision, Approve):
         edited = decision.args is not None
-        binds = call.made.planned and (not edited or decision.digest is not None) and call.attempt == 0
         return replace(
             call,
             phase="ready",
@@ -351,10 +351,23 @@ def _resolved(call: CallState, event: CallResolved) -> CallState:
             approver=event.by,
             args=decision.args if decision.args is not None else call.args,
             edited=call.edited or edited,
-            bound=(decision.digest if edited else event.digest) if binds else None,
+            bound=_bound(call, decision, event.digest),
         )
     ended: StaleReason = "expired" if isinstance(decision, Expired | Detached) else "resolved"
     return replace(call, phase="ready", suspension=None, winner=winner, verdict=verdict, decided=event, ended=ended)
+
+
+def _bound(call: CallState, decision: Approve, shown: str) -> str | None:
+    """The digest of the plan that the approver saw: of the call as it was shown, or of its edited arguments.
+
+    None where there is no plan, or none of the edited arguments was seen: the digest that was shown is the original's.
+    """
+    if not call.made.planned or call.attempt > 0:
+        return None
+    if decision.args is None:
+        return shown
+    changed = sorted_json(decision.args) != sorted_json(call.args)
+    return None if changed and decision.digest == shown else decision.digest
 
 
 def _used(turn: TurnState, attempts: tuple[Attempt, ...]) -> dict[str, Any]:

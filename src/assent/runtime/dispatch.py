@@ -49,7 +49,7 @@ def plain(call: CallState) -> bool:
     return (
         call.phase == "ready"
         and call.gate == "auto"
-        and call.bound is None
+        and not gate.wants_plan(call)
         and call.decided is None
         and call.made.refused is None
         and call.made.executor == "server"
@@ -85,7 +85,7 @@ async def run(conv: Conversation, effect: RunTool) -> None:
 async def preview(conv: Conversation, effect: RunPreview) -> None:
     call = conv.call(effect.call)
     if call is not None:
-        await conv.report(await _plan(conv, call), effect)
+        await conv.report(await plan(conv, call), effect)
 
 
 class Slot:
@@ -122,9 +122,9 @@ async def _claim(conv: Conversation, call: CallState, epoch: int) -> CallState |
         wanted, verdict = await _policy(conv, call)
         required, verdicts = required or wanted, (*verdicts, verdict)
     revoked = gate.revoked(conv.state, call, conv.home.now())
-    plan: Planned | None = None
-    if call.made.planned and ruling.refused is None and (call.bound is not None or required or revoked):
-        plan = await _plan(conv, call)
+    planned: Planned | None = None
+    if call.made.planned and ruling.refused is None and (gate.wants_plan(call) or required or revoked):
+        planned = await plan(conv, call)
     if conv.home.closing:
         return None  # nothing begins that would have to be broken off
     claim = Claim(
@@ -135,7 +135,7 @@ async def _claim(conv: Conversation, call: CallState, epoch: int) -> CallState |
         refused=ruling.refused,
         halt=ruling.halt,
         verdicts=verdicts,
-        plan=plan,
+        plan=planned,
     )
     try:
         await conv.submit(claim)
@@ -205,7 +205,7 @@ async def _policy(conv: Conversation, call: CallState) -> tuple[bool, Verdict]:
     return True, Verdict("approval", "required", f"the approval function said {written(said)}")
 
 
-async def _plan(conv: Conversation, call: CallState) -> Planned:
+async def plan(conv: Conversation, call: CallState) -> Planned:
     """The preview, as it is now."""
     tool = _tool(conv, call)
     call_id = call.made.id
