@@ -59,6 +59,7 @@ from assent.core.inputs import (
 from assent.core.machine import decide_into
 from assent.core.schema import digest
 from assent.core.state import State, evolve
+from assent.core.tool import definition_of
 from assent.tools.toolset import Toolset
 
 ADA = Principal("ada", ("agent", "night shift"), {"tenant": "north", "level": 3})
@@ -192,7 +193,8 @@ class Scene:
 
     def digest(self, tool: str, args: dict[str, Any], preview: Any, nth: int = 0) -> str:
         """What an approval of the call with these arguments carries."""
-        return digest(tool, args, preview)
+        assert self.state.turn is not None
+        return digest(tool, args, preview, self.state.turn.calls[self.call(tool, nth)].fingerprint)
 
     def silence(self, tool: str, seconds: float) -> None:
         self.now += seconds
@@ -572,6 +574,40 @@ def edits(s: Scene) -> None:
     s.end()
 
 
+def redefined(s: Scene) -> None:
+    """The tools' definitions change: after an approval, under a grant, before a plan, and while a call runs."""
+    later = {
+        name: replace(spec, description=f"Tool {name}, anew.", version="2", planned=spec.planned)
+        for name, spec in SPECS.items()
+    }
+    now = {name: definition_of(spec) for name, spec in later.items()}
+    s.turn("pay", "wire", "wire", ("pay", {"n": 2}))
+    s.plan("wire", "plan 1")
+    s.plan("wire", "plan 1", 1, definition=now["wire"])
+    s.decide("pay", Approve(remember="tool"))
+    s.decide("wire", Approve())
+    s.decide("wire", Deny("not like this"), nth=1)
+    s.claim("pay", definition=now["pay"])
+    s.decide("pay", Approve())
+    s.run("pay", definition=now["pay"])
+    s.claim("wire", plan=Planned(call=s.call("wire"), preview="plan 1"), definition=now["wire"])
+    s.decide("wire", Approve())
+    s.run("wire", plan=Planned(call=s.call("wire"), preview="plan 1"), definition=now["wire"])
+    s.decide("pay", Approve(), nth=1)
+    narrow = replace(later["pay"], parameters='{"type":"object","properties":{"n":{"maximum":1}}}')
+    s.claim("pay", 1, definition=definition_of(narrow))
+    s.specs = later
+    s.reply("pay", "asked")
+    s.decide("pay", Approve(remember="args"))
+    s.run("pay", definition=now["pay"])
+    s.claim("asked")
+    s.epoch += 1
+    s.tell(Woke(epoch=s.epoch, definitions={"asked": definition_of(SPECS["asked"])}))
+    s.decide("asked", Approve())
+    s.run("asked", definition=definition_of(SPECS["asked"]))
+    s.end()
+
+
 SCENES: dict[str, Callable[[Scene], None]] = {
     "plain": plain,
     "approval": approval,
@@ -590,4 +626,5 @@ SCENES: dict[str, Callable[[Scene], None]] = {
     "answers": answers,
     "hooked": hooked,
     "edits": edits,
+    "redefined": redefined,
 }

@@ -123,7 +123,7 @@ async def test_the_pending_entry_carries_the_plan_and_an_approval_of_it_runs_it(
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.rest()).pending
         assert entry.preview == "10 -> 6"
-        assert entry.digest == digest("pay", {"amount": 4}, "10 -> 6")
+        assert entry.digest == digest("pay", {"amount": 4}, "10 -> 6", entry.fingerprint)
         await rt.resolve("c", entry.call, Approve(digest=entry.digest))
         await turn.ended()
         assert world.paid == [4]
@@ -287,7 +287,7 @@ async def test_edited_arguments_bind_the_plan_only_with_a_digest_of_their_own():
         async with Runtime(agent([[PAY], "done"], world.tool())) as rt:
             turn = await rt.send("c", "hi")
             (entry,) = (await turn.rest()).pending
-            own = digest("pay", edited, await rt.dry_run("pay", edited)) if bound else None
+            own = (await rt.preview("c", entry.call, edited)).digest if bound else None
             world.balance += 1  # it changes under the approver's hands
             await rt.resolve("c", entry.call, Approve(args=edited, digest=own))
             if bound:
@@ -308,7 +308,7 @@ async def test_edited_arguments_with_the_right_digest_run_at_once():
     async with Runtime(agent([[PAY], "done"], world.tool())) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.rest()).pending
-        own = digest("pay", edited, await rt.dry_run("pay", edited))
+        own = (await rt.preview("c", entry.call, edited)).digest
         await rt.resolve("c", entry.call, Approve(args=edited, digest=own))
         await turn.ended()
         assert world.paid == [5]
@@ -381,7 +381,7 @@ async def test_an_edit_with_the_digest_that_was_shown_runs_and_its_own_plan_is_r
         assert world.paid == [5]
         assert len(of(events, CallSuspended)) == 1, "it is not asked about again"
         (started,) = of(events, CallStarted)
-        assert (started.preview, started.digest) == ("11 -> 6", digest("pay", edited, "11 -> 6"))
+        assert (started.preview, started.digest) == ("11 -> 6", digest("pay", edited, "11 -> 6", entry.fingerprint))
         (resolved,) = of(events, CallResolved)
         assert (resolved.digest, resolved.decision.args) == (entry.digest, edited), "both versions are logged"
 

@@ -974,7 +974,7 @@ async def test_a_digest_that_stands_for_neither_the_original_nor_the_edit_is_sup
             await rt.resolve("c", entry.call, Approve(args={"n": 2}, digest="nonsense"))
         assert stale.value.reason == "superseded"
         assert await rt.pending() == [entry]
-        right = digest("gated", {"n": 2}, {"tool": "gated", "args": {"n": 2}})
+        right = digest("gated", {"n": 2}, {"tool": "gated", "args": {"n": 2}}, entry.fingerprint)
         await rt.resolve("c", entry.call, Approve(args={"n": 2}, digest=right))
         await turn.ended()
         assert sees(model)[0]["result"] == 2

@@ -482,7 +482,7 @@ async def test_an_approved_call_runs_once_on_exactly_what_was_shown():
         assert ran == []
         assert (entry.kind, entry.risk, entry.prompt) == ("approval", "high", "Refund 1?")
         assert entry.preview == {"tool": "refund", "args": {"order": 1, "amount": 2.5}}
-        assert entry.digest == digest("refund", {"order": 1, "amount": 2.5}, entry.preview)
+        assert entry.digest == digest("refund", {"order": 1, "amount": 2.5}, entry.preview, entry.fingerprint)
         await rt.resolve("c", entry.call, Approve(digest=entry.digest), by="boss")
         await turn.ended()
         assert ran == [(1, 2.5, "boss")]

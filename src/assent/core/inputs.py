@@ -11,7 +11,7 @@ import msgspec
 
 from assent.core.decisions import Decision, Principal
 from assent.core.events import Attempt, ErrorInfo, Limits, Mode, Verdict
-from assent.core.tool import DEFAULT_EXPIRY
+from assent.core.tool import DEFAULT_EXPIRY, Definition
 
 WhenBusy = Literal["refuse", "queue", "interrupt"]
 
@@ -85,6 +85,8 @@ class Woke(_Input, frozen=True, kw_only=True):
     """A new owner begins: whatever an earlier epoch left running is recovered as its event says."""
 
     epoch: int
+    definitions: dict[str, Definition] = {}
+    """tool -> its definition in this owner's code, of the open turn's calls."""
 
 
 class BeginTurn(_Input, frozen=True, kw_only=True):
@@ -193,6 +195,8 @@ class Planned(_Input, frozen=True, kw_only=True):
     """It raised: shown to the approver in the preview's place."""
     error: ErrorInfo | None = None
     """It raised ToolError: the run could not succeed, nobody is asked."""
+    definition: Definition | None = None
+    """The tool's, in the code that made the preview; None: unknown."""
 
 
 @final
@@ -212,6 +216,8 @@ class Claim(_Input, frozen=True, kw_only=True):
     verdicts: tuple[Verdict, ...] = ()
     plan: Planned | None = None
     """The preview made just now, where the call has one."""
+    definition: Definition | None = None
+    """The tool's, in the code that would run it; None: unknown, or the tool is gone."""
 
 
 class Returned(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -256,6 +262,8 @@ class Reconciled(_Input, frozen=True, kw_only=True):
     epoch: int
     verdict: Literal["redispatch", "fail", "ask"] | Returned | Erred
     verdicts: tuple[Verdict, ...] = ()
+    definition: Definition | None = None
+    """As in Claim."""
 
 
 class Close(_Input, frozen=True, kw_only=True):

@@ -67,6 +67,7 @@ from assent.core.inputs import (
 )
 from assent.core.replying import Specs
 from assent.core.state import CallState, Phase, State
+from assent.core.tool import Definition
 from assent.errors import Busy, Invalid, Stale
 
 TRANSITIONS: tuple[tuple[Phase | None, str, Phase], ...] = (
@@ -161,7 +162,7 @@ def decide_into(log: Draft, input: Input, specs: Specs) -> None:
                 raise Stale(f"no grant {input.grant!r} in this conversation", reason="unknown")
             log.add(GrantRevoked, input.by, grant=input.grant)
         case Woke():
-            _woke(log, input.epoch)
+            _woke(log, input)
             consequences(log)
         case ModelFailed() | ReplyRejected() | ModelHalted() | TimeUp():
             replying.unanswered(log, input)
@@ -235,30 +236,30 @@ def _reconciled(log: Draft, call: CallState, input: Reconciled) -> None:
         case Erred() as failed:
             log.returned(call, error=failed.error, data=failed.data, verdicts=input.verdicts)
         case "redispatch" | "fail" | "ask" as word:
-            _recover(log, call, word, input.epoch)
+            _recover(log, call, word, input.epoch, input.definition)
         case _:
             assert_never(input.verdict)
 
 
-def _woke(log: Draft, epoch: int) -> None:
+def _woke(log: Draft, input: Woke) -> None:
     turn = log.state.turn
     if turn is None or turn.cancelling:
         return
     for call in turn.calls.values():
-        if call.phase == "running" and call.epoch < epoch and call.made.recovery != "reconcile":
-            _recover(log, call, call.made.recovery, epoch)
+        if call.phase == "running" and call.epoch < input.epoch and call.made.recovery != "reconcile":
+            _recover(log, call, call.made.recovery, input.epoch, input.definitions.get(call.made.tool))
 
 
-def _recover(log: Draft, call: CallState, recovery: str, epoch: int) -> None:
+def _recover(log: Draft, call: CallState, recovery: str, epoch: int, definition: Definition | None) -> None:
     """An earlier owner died with this call running: whether it took effect is unknown."""
     if log.turn().halt is not None:
         recovery = "fail"  # the turn is ending: nothing is begun again, and nobody is asked
-    elif recovery == "redispatch" and gate.revoked(log.state, call, log.now):
-        recovery = "ask"  # it ran on a grant that no longer holds
+    elif recovery == "redispatch" and gate.lapsed(log.state, call, log.now, definition):
+        recovery = "ask"  # it ran on an approval or a grant that no longer holds
     if recovery == "redispatch":
         log.add(CallStarted, call_id=call.made.id, attempt=call.attempt + 1, epoch=epoch)
     elif recovery == "ask":
-        gate.ask_recovery(log, call)
+        gate.ask_recovery(log, call, definition)
     else:
         log.returned(call, error=resolving.INTERRUPTED, source="system")
 

@@ -159,7 +159,8 @@ def _approval(suspension: CallSuspended, decision: Approve, what: str, *, planne
         return  # the original was seen; an edit of it is not stale
     if not planned:  # else the plan of the edited arguments is made, and compared, before it runs
         plan = {"tool": suspension.tool, "args": decision.args}
-        _same(suspension, decision.digest, digest(suspension.tool, decision.args, plan))
+        wanted = digest(suspension.tool, decision.args, plan, suspension.fingerprint)
+        _same(suspension, decision.digest, wanted)
 
 
 def check_edit(suspension: CallSuspended | Pending, args: Any, what: str) -> None:
@@ -177,13 +178,14 @@ def check_edit(suspension: CallSuspended | Pending, args: Any, what: str) -> Non
 def edited(entry: Pending, call: CallState, args: dict[str, Any], plan: Planned) -> Pending:
     """Return the entry of the same call with edited arguments: their prompt, plan and digest."""
     failure = plan.error.message if plan.error is not None else plan.failure
+    same = call.fingerprint == call.made.fingerprint  # else the prompt is not the one that the call was made with
     return replace(
         entry,
         args=args,
-        prompt=prompt_of(call.made, args) or entry.prompt,
+        prompt=(prompt_of(call.made.prompt, args) if same else None) or entry.prompt,
         preview=plan.preview,
         preview_error=failure,
-        digest=digest(entry.tool, args, plan.preview),
+        digest=digest(entry.tool, args, plan.preview, entry.fingerprint),
     )
 
 

@@ -76,6 +76,8 @@ class CallState(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     grant: str | None = None
     """The grant that stood in for an approval."""
     edited: bool = False
+    fingerprint: str = ""
+    """Of the tool's definition that the call was made with, or that was shown last; empty: unknown."""
     ended: StaleReason = "resolved"
     """How it was settled, for whoever comes late."""
     winner: str | None = None
@@ -139,6 +141,8 @@ class Grant(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     until: float | None = None
     by: Principal
     at: float
+    fingerprint: str = ""
+    """Of the tool's definition that was approved: it covers no other. Empty: it covers any."""
 
 
 class State(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -220,6 +224,7 @@ def evolve(state: State, event: AnyEvent) -> State:
                 until=event.until,
                 by=event.by,
                 at=event.at,
+                fingerprint=event.fingerprint,
             )
             return replace(state, seq=seq, grants=(*state.grants, grant))
         case GrantRevoked():
@@ -242,7 +247,10 @@ def _said(state: State, event: AssistantSaid) -> State:
     usage = _spent(state.usage, event.attempts)
     if state.turn is None or event.partial:
         return replace(state, seq=event.seq, usage=usage)
-    calls = {made.id: CallState(made=made, args=made.args, gate=_gate(made), grant=made.grant) for made in event.calls}
+    calls = {
+        made.id: CallState(made=made, args=made.args, gate=_gate(made), grant=made.grant, fingerprint=made.fingerprint)
+        for made in event.calls
+    }
     turn = replace(
         state.turn,
         step=event.step,
@@ -296,7 +304,8 @@ def _call(state: State, event: CallSuspended | CallResolved | CallStarted | Call
             halt, halt_value = event.halt, kept if event.artifact else event.value
     elif type(event) is CallSuspended:
         gate: Gate = "required" if event.kind == "approval" and not event.recovery else "auto"
-        misses = call.misses + (call.bound is not None)
+        # Another definition is asked about again, too, and is no plan that changed.
+        misses = call.misses + (call.bound is not None and event.fingerprint == call.fingerprint)
         phase = AWAITING[event.kind]
         call = replace(
             call,
@@ -309,6 +318,7 @@ def _call(state: State, event: CallSuspended | CallResolved | CallStarted | Call
             bound=None,
             misses=misses,
             recovering=event.recovery,
+            fingerprint=event.fingerprint or call.fingerprint,
         )
     elif type(event) is CallResolved:
         decision = event.decision
@@ -441,4 +451,5 @@ def pending_of(state: State, event: CallSuspended) -> Pending:
         since=event.at,
         agent=turn.agent,
         reason=event.reason,
+        fingerprint=event.fingerprint,
     )
