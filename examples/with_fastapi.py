@@ -16,7 +16,7 @@ from assent.server import OpenedBy, app
 runtime = Runtime(
     agent,
     store=os.environ.get("ASSENT_STORE", "sqlite:///assent.db"),
-    may_resolve=lambda principal, pending: pending.risk != "high" or "boss" in principal.roles,
+    may_resolve=lambda principal, pending, decision: pending.risk != "high" or "boss" in principal.roles,
 )
 people = {"ada": Principal("ada", roles=("boss",)), "bo": Principal("bo")}
 sessions: dict[str, Principal] = {}

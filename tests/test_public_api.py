@@ -15,9 +15,9 @@ from assent import events, hooks, models
 
 PUBLIC = [
     "Accepted", "Agent", "Answer", "Approve", "Ask", "AssentError", "Busy", "Call", "ClientResult", "Context",
-    "Default", "Deny", "Failed", "Halt", "Invalid", "Limits", "NotAllowed", "NotFound", "Pending", "Principal",
-    "Result", "Retention", "Retry", "Runtime", "ScriptedModel", "Snapshot", "Stale", "Submit", "Tool", "ToolCall",
-    "ToolError", "Toolset", "Turn", "provider_tool", "tool",
+    "Default", "Deny", "Failed", "Halt", "Invalid", "Limits", "NotAllowed", "NotFound", "Pending", "Previewed",
+    "Principal", "Result", "Retention", "Retry", "Runtime", "ScriptedModel", "Snapshot", "Stale", "Submit", "Tool",
+    "ToolCall", "ToolError", "Toolset", "Turn", "provider_tool", "tool",
 ]  # fmt: skip
 
 
@@ -52,8 +52,8 @@ def test_a_public_module_is_sorted_says_what_it_is_and_has_every_member_of_its_u
     [
         (
             assent.Runtime,
-            "agents attach_client cancel close conversations dry_run events grants history open owners pending resolve "
-            "result revoke send snapshot start store submit",
+            "agents attach_client cancel close conversations dry_run events grants history open owners pending preview "
+            "resolve result revoke send snapshot start store submit",
         ),
         (assent.Agent, "from_json to_json"),
         (assent.Turn, "ended rest"),

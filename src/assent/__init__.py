@@ -12,6 +12,7 @@ from assent.core.decisions import (
     Deny,
     Failed,
     Pending,
+    Previewed,
     Principal,
     Submit,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "NotAllowed",
     "NotFound",
     "Pending",
+    "Previewed",
     "Principal",
     "Result",
     "Retention",

@@ -42,6 +42,8 @@ class Effect:
     """How long the log was in that moment, where that is known."""
     worker: int | None = None
     """Which process did it, where there are several."""
+    definition: str | None = None
+    """The fingerprint of the tool that did it, where that is known."""
     zombie: bool = False
     """Its process stood still in the middle of it, for longer than its lease: nobody could have kept it from it."""
 
@@ -187,7 +189,7 @@ def resolutions(events: list[Any]) -> None:
         match event:
             case CallSuspended():
                 assert event.call_id not in asked, f"{event.seq}: {event.call_id} is suspended already"
-                shown_ = digest(event.tool, event.args, event.preview)
+                shown_ = digest(event.tool, event.args, event.preview, event.fingerprint)
                 assert event.digest == shown_, f"{event.seq}: the digest is not of what is shown"
                 asked[event.call_id] = event
             case CallResolved():
@@ -243,6 +245,8 @@ class Leave:
     args: dict[str, Any]
     digest: str | None = None
     edited: bool = False
+    definitions: dict[int, str] = field(default_factory=dict[int, str])
+    """attempt -> the fingerprint of the tool's definition that was approved for it."""
 
 
 def gates(events: list[Any], truths: Mapping[str, Truth]) -> dict[str, Leave]:
@@ -251,6 +255,7 @@ def gates(events: list[Any], truths: Mapping[str, Truth]) -> dict[str, Leave]:
     asked: dict[str, CallSuspended] = {}
     leave: dict[str, Leave] = {}
     grants: dict[str, GrantGiven] = {}
+    approved: dict[str, str] = {}
     for event in events:
         match event:
             case GrantGiven():
@@ -263,6 +268,7 @@ def gates(events: list[Any], truths: Mapping[str, Truth]) -> dict[str, Leave]:
                     leave.pop(event.call_id, None)  # asked again: an earlier yes is void
             case CallResolved(decision=Approve() as yes):
                 suspension = asked[event.call_id]
+                approved[event.call_id] = suspension.fingerprint
                 if suspension.kind == "approval" and not suspension.recovery:
                     args = suspension.args if yes.args is None else yes.args
                     leave[event.call_id] = Leave(args, event.digest, yes.args is not None)
@@ -278,9 +284,13 @@ def gates(events: list[Any], truths: Mapping[str, Truth]) -> dict[str, Leave]:
                 covers = grant is not None and _covers(grant, call, event.at)
                 assert covers, f"{event.seq}: {call.tool} ({call.id}) without an approval or a grant"
                 leave[event.call_id] = Leave(call.args)
+                approved[event.call_id] = grant.fingerprint
             yes = leave.get(event.call_id)
+            if isinstance(event, CallStarted) and yes:
+                yes.definitions[event.attempt] = approved[event.call_id]
             if isinstance(event, CallStarted) and event.attempt == 1 and yes and yes.digest and truth.planned:
                 assert yes.edited or event.digest == yes.digest, f"{event.seq}: runs another plan than was approved"
+                assert event.digest, f"{event.seq}: runs an edited plan that is not recorded"
     return leave
 
 
@@ -356,6 +366,9 @@ def evidence(events: list[Any], effects: list[Effect], truths: Mapping[str, Trut
         assert yes or not truths[effect.tool].gated(call.args), f"a gated effect without leave: {effect}"
         args = yes.args if yes else call.args
         assert effect.args == args, f"it ran with other arguments than {args}: {effect}"
+        if yes and effect.definition is not None:
+            same = yes.definitions[effect.attempt] == effect.definition
+            assert same, f"it ran by another definition than was approved: {effect}"
     done = {(effect.call, effect.attempt) for effect in effects}
     latest = dict(started.keys())  # call -> its last attempt
     for event in events:

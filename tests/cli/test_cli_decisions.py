@@ -177,6 +177,17 @@ def test_an_approval_holds_only_for_what_was_shown(desk):
     assert desk("approve", entry.call, "--digest", entry.digest[:16]).code == 0
 
 
+def test_edited_arguments_go_with_the_beginning_of_the_digest_that_was_shown(desk):
+    """B36"""
+    [entry] = desk.waiting("c", agents.gated)
+    edited = ("--args", '{"order": 1, "amount": 1}')
+    refused(desk("approve", entry.call, *edited, "--digest", "0" * 64), 3, "[stale]")
+    told = desk("approve", entry.call, *edited, "--digest", entry.digest[:16])
+    assert told.code == 0, told.err
+    decision = next(e for e in desk.log("c") if e["type"] == "CallResolved")["decision"]
+    assert decision == {"type": "approve", "args": {"order": 1, "amount": 1}, "digest": entry.digest}
+
+
 def started(desk, name="c"):
     return [e["call_id"] for e in desk.log(name) if e["type"] == "CallStarted"]
 

@@ -57,7 +57,9 @@ from assent.core.inputs import (
     Woke,
 )
 from assent.core.machine import decide_into
+from assent.core.schema import digest
 from assent.core.state import State, evolve
+from assent.core.tool import definition_of
 from assent.tools.toolset import Toolset
 
 ADA = Principal("ada", ("agent", "night shift"), {"tenant": "north", "level": 3})
@@ -188,6 +190,11 @@ class Scene:
 
     def decide(self, tool: str, decision: Any, by: Principal = BOSS, nth: int = 0) -> None:
         self.tell(Resolve(decisions={self.call(tool, nth): decision}, by=by))
+
+    def digest(self, tool: str, args: dict[str, Any], preview: Any, nth: int = 0) -> str:
+        """What an approval of the call with these arguments carries."""
+        assert self.state.turn is not None
+        return digest(tool, args, preview, self.state.turn.calls[self.call(tool, nth)].fingerprint)
 
     def silence(self, tool: str, seconds: float) -> None:
         self.now += seconds
@@ -548,6 +555,59 @@ def hooked(s: Scene) -> None:
     s.tell(Close())
 
 
+def edits(s: Scene) -> None:
+    """Edited arguments with the digest that was shown, with that of their own plan, and refused to somebody."""
+    s.turn("wire", "wire", "pay")
+    for nth in (0, 1):
+        s.plan("wire", {"from": 1, "to": nth}, nth)
+    shown = [s.state.turn.calls[s.call("wire", nth)].suspension.digest for nth in (0, 1)]
+    s.tell(RefuseResolution(call=s.call("wire"), decision="Cancel", by=USER, reason="user may not resolve wire"))
+    s.decide("wire", Approve(args={"n": 2}, digest=shown[0]))
+    s.claim("wire", plan=Planned(call=s.call("wire"), preview={"from": 2, "to": 0}))
+    s.finish("wire")
+    plan = {"from": 3, "to": 1}
+    s.decide("wire", Approve(args={"n": 3}, digest=s.digest("wire", {"n": 3}, plan, 1)), nth=1)
+    s.claim("wire", 1, plan=Planned(call=s.call("wire", 1), preview=plan))
+    s.finish("wire", nth=1)
+    s.decide("pay", Approve(args={"n": 4}, digest=s.state.turn.calls[s.call("pay")].suspension.digest))
+    s.run("pay")
+    s.end()
+
+
+def redefined(s: Scene) -> None:
+    """The tools' definitions change: after an approval, under a grant, before a plan, and while a call runs."""
+    later = {
+        name: replace(spec, description=f"Tool {name}, anew.", version="2", planned=spec.planned)
+        for name, spec in SPECS.items()
+    }
+    now = {name: definition_of(spec) for name, spec in later.items()}
+    s.turn("pay", "wire", "wire", ("pay", {"n": 2}))
+    s.plan("wire", "plan 1")
+    s.plan("wire", "plan 1", 1, definition=now["wire"])
+    s.decide("pay", Approve(remember="tool"))
+    s.decide("wire", Approve())
+    s.decide("wire", Deny("not like this"), nth=1)
+    s.claim("pay", definition=now["pay"])
+    s.decide("pay", Approve())
+    s.run("pay", definition=now["pay"])
+    s.claim("wire", plan=Planned(call=s.call("wire"), preview="plan 1"), definition=now["wire"])
+    s.decide("wire", Approve())
+    s.run("wire", plan=Planned(call=s.call("wire"), preview="plan 1"), definition=now["wire"])
+    s.decide("pay", Approve(), nth=1)
+    narrow = replace(later["pay"], parameters='{"type":"object","properties":{"n":{"maximum":1}}}')
+    s.claim("pay", 1, definition=definition_of(narrow))
+    s.specs = later
+    s.reply("pay", "asked")
+    s.decide("pay", Approve(remember="args"))
+    s.run("pay", definition=now["pay"])
+    s.claim("asked")
+    s.epoch += 1
+    s.tell(Woke(epoch=s.epoch, definitions={"asked": definition_of(SPECS["asked"])}))
+    s.decide("asked", Approve())
+    s.run("asked", definition=definition_of(SPECS["asked"]))
+    s.end()
+
+
 SCENES: dict[str, Callable[[Scene], None]] = {
     "plain": plain,
     "approval": approval,
@@ -565,4 +625,6 @@ SCENES: dict[str, Callable[[Scene], None]] = {
     "waiting": waiting,
     "answers": answers,
     "hooked": hooked,
+    "edits": edits,
+    "redefined": redefined,
 }

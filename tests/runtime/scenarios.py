@@ -68,6 +68,7 @@ steps = st.lists(
         verb("kill", who, st.integers(1, 3), st.booleans()),
         verb("stall", who),
         verb("restart", who),
+        verb("deploy", who),
         verb("drift", st.none()),
         verb("forget", st.booleans()),
         verb("revoke", who),
@@ -124,6 +125,10 @@ def _classics():
     yield {**once, "steps": [sent, ("submit", 0, 0, 0), ("decide", 0, 0, 0, 0)]}  # decided twice
     yield {**once, "steps": [sent, ("decide", 0, 0, 2, None), sent, ("revoke", 0, None), sent]}  # a grant that ends
     yield {**once, "steps": [sent, ("decide", 0, 0, 5, None)]}  # a denial
+    yield {**once, "steps": [sent, ("deploy", 0, None), ("decide", 0, 0, 0, None)]}  # approved, and then redefined
+    yield {**once, "steps": [sent, ("decide", 0, 0, 2, None), ("deploy", 0, None), sent]}  # granted, then redefined
+    planned = {**once, "script": [[[("planned_once", 1)]]]}
+    yield {**planned, "steps": [sent, ("decide", 0, 0, 4, None)]}  # edited, and its plan was not seen
     for writes in range(2, 26, 3):
         yield {**RICH, "steps": [("kill", 0, writes, True, 0), *RICH["steps"]]}
     first, second, *more = RICH["steps"]

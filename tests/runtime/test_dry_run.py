@@ -5,10 +5,11 @@ import asyncio
 import pytest
 from harness import agent, of, paired, sees, story, until
 
-from assent import Approve, Call, Deny, Invalid, Runtime, ScriptedModel, Stale, Tool, ToolCall, ToolError
+from assent import Approve, Call, Deny, Invalid, NotFound, Runtime, ScriptedModel, Stale, Tool, ToolCall, ToolError
 from assent import tool as declare
 from assent.core.events import CallResolved, CallReturned, CallStarted, CallSuspended
 from assent.core.schema import digest
+from assent.stores.memory import MemoryStore
 
 
 class World:
@@ -122,7 +123,7 @@ async def test_the_pending_entry_carries_the_plan_and_an_approval_of_it_runs_it(
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.rest()).pending
         assert entry.preview == "10 -> 6"
-        assert entry.digest == digest("pay", {"amount": 4}, "10 -> 6")
+        assert entry.digest == digest("pay", {"amount": 4}, "10 -> 6", entry.fingerprint)
         await rt.resolve("c", entry.call, Approve(digest=entry.digest))
         await turn.ended()
         assert world.paid == [4]
@@ -286,7 +287,7 @@ async def test_edited_arguments_bind_the_plan_only_with_a_digest_of_their_own():
         async with Runtime(agent([[PAY], "done"], world.tool())) as rt:
             turn = await rt.send("c", "hi")
             (entry,) = (await turn.rest()).pending
-            own = digest("pay", edited, await rt.dry_run("pay", edited)) if bound else None
+            own = (await rt.preview("c", entry.call, edited)).digest if bound else None
             world.balance += 1  # it changes under the approver's hands
             await rt.resolve("c", entry.call, Approve(args=edited, digest=own))
             if bound:
@@ -307,7 +308,7 @@ async def test_edited_arguments_with_the_right_digest_run_at_once():
     async with Runtime(agent([[PAY], "done"], world.tool())) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.rest()).pending
-        own = digest("pay", edited, await rt.dry_run("pay", edited))
+        own = (await rt.preview("c", entry.call, edited)).digest
         await rt.resolve("c", entry.call, Approve(args=edited, digest=own))
         await turn.ended()
         assert world.paid == [5]
@@ -363,3 +364,138 @@ async def test_while_the_plan_is_made_nobody_waits_for_a_decision():
         (entry,) = (await turn.rest()).pending
         await rt.resolve("c", entry.call, Approve())
         await turn.ended()
+
+
+@story
+async def test_an_edit_with_the_digest_that_was_shown_runs_and_its_own_plan_is_recorded():
+    """B36: the digest binds what was seen; nobody saw the plan of the edit, so it is compared with nothing."""
+    world = World()
+    edited = {"amount": 5}
+    async with Runtime(agent([[PAY], "done"], world.tool())) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        world.balance += 1  # also where the world moved on meanwhile
+        await rt.resolve("c", entry.call, Approve(args=edited, digest=entry.digest))
+        await turn.ended()
+        events = await rt.history("c")
+        assert world.paid == [5]
+        assert len(of(events, CallSuspended)) == 1, "it is not asked about again"
+        (started,) = of(events, CallStarted)
+        assert (started.preview, started.digest) == ("11 -> 6", digest("pay", edited, "11 -> 6", entry.fingerprint))
+        (resolved,) = of(events, CallResolved)
+        assert (resolved.digest, resolved.decision.args) == (entry.digest, edited), "both versions are logged"
+
+
+@story
+async def test_an_edit_whose_plan_could_not_succeed_does_not_run():
+    """B36, B72: it is planned anew before it runs."""
+    world = World()
+    model = ScriptedModel([[PAY], "done"])
+    async with Runtime(agent(model, world.tool())) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        await rt.resolve("c", entry.call, Approve(args={"amount": 11}, digest=entry.digest))
+        await turn.ended()
+        assert world.paid == []
+        assert sees(model)[0]["error"]["kind"] == "resource_missing"
+
+
+@story
+async def test_arguments_that_were_given_again_unchanged_are_bound_to_the_plan_that_was_shown():
+    """B73: this is no edit"""
+    world = World()
+    async with Runtime(agent([[PAY], "done"], world.tool())) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        world.balance += 1
+        await rt.resolve("c", entry.call, Approve(args=entry.args, digest=entry.digest))
+        (again,) = (await turn.rest()).pending
+        assert (again.reason, world.paid) == ("plan changed", [])
+        await rt.resolve("c", entry.call, Approve(args=again.args, digest=again.digest))
+        await turn.ended()
+        assert world.paid == [4]
+
+
+@story
+async def test_an_edit_of_a_tool_without_a_preview_takes_the_digest_that_was_shown():
+    """B36: it never makes an edit stale"""
+    ran = []
+
+    @declare(approval="required")
+    async def act(n: int) -> int:
+        """Act."""
+        ran.append(n)
+        return n
+
+    async with Runtime(agent([[ToolCall("act", {"n": 1})], "done"], act)) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        own = await rt.preview("c", entry.call, {"n": 2})
+        assert own.preview == {"tool": "act", "args": {"n": 2}}
+        await rt.resolve("c", entry.call, Approve(args={"n": 2}, digest=entry.digest))
+        await turn.ended()
+        assert ran == [2]
+
+
+@story
+async def test_a_preview_of_edited_arguments_gives_the_digest_that_binds_their_plan():
+    """B36, B73: rt.preview, as the page asks for it over HTTP; the tool sees the call's own id."""
+    world, seen = World(), []
+
+    @declare(approval="required")
+    async def move(n: int) -> int:
+        """Move."""
+        world.paid.append(n)
+        return n
+
+    @move.preview
+    async def _(n: int, call: Call) -> str:
+        seen.append((call.id, call.attempt, call.dry_run))
+        return f"{call.key}: {world.balance} -> {n}"
+
+    async with Runtime(agent([[ToolCall("move", {"n": 1})], "done"], move)) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.rest()).pending
+        same = await rt.preview("c", entry.call, {"n": 1})
+        assert (same.preview, same.digest) == (entry.preview, entry.digest)
+        own = await rt.preview("c", entry.call, {"n": 2})
+        world.balance += 1
+        await rt.resolve("c", entry.call, Approve(args={"n": 2}, digest=own.digest))
+        (again,) = (await turn.rest()).pending
+        assert (again.reason, again.args, world.paid) == ("plan changed", {"n": 2}, [])
+        await rt.resolve("c", entry.call, Approve(digest=again.digest))
+        await turn.ended()
+        assert world.paid == [2]
+        assert {each[0] for each in seen} == {entry.call}
+
+
+@story
+async def test_a_preview_that_cannot_be_given_says_why():
+    """B72, B28, B34"""
+    world = World()
+
+    @declare(executor="human")
+    def choose() -> str:
+        """Ask."""
+
+    store = MemoryStore()
+    async with Runtime(agent([[PAY, ToolCall("choose")], "done"], world.tool(), choose), store=store) as rt:
+        pay, question = (await (await rt.send("c", "hi")).rest()).pending
+        with pytest.raises(ToolError, match="not enough money"):
+            await rt.preview("c", pay.call, {"amount": 11})
+        with pytest.raises(Invalid, match="amount"):
+            await rt.preview("c", pay.call, {"amount": "all"})
+        with pytest.raises(Invalid, match="elicitation"):
+            await rt.preview("c", question.call, {})
+        with pytest.raises(Stale) as unknown:
+            await rt.preview("c", "nope", {})
+        assert unknown.value.reason == "unknown"
+        with pytest.raises(NotFound):
+            await rt.preview("nowhere", pay.call, {})
+        world.problem = SystemExit(1)
+        with pytest.raises(ToolError, match="the preview failed"):
+            await rt.preview("c", pay.call, {"amount": 5})
+        async with Runtime(store=store.sibling()) as guest:
+            with pytest.raises(Invalid, match="does not run here"):
+                await guest.preview("c", pay.call, {"amount": 5})
+        assert world.paid == []

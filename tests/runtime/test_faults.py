@@ -945,11 +945,11 @@ async def test_nothing_is_pending_of_a_turn_that_is_being_cancelled():
         paired(await rt.history("c"))
 
 
-async def _later(by, entry):
+async def _later(by, entry, decision):
     raise ZeroDivisionError
 
 
-@pytest.mark.parametrize("may", [lambda by, entry: 1 / 0, _later], ids=["at once", "later"])
+@pytest.mark.parametrize("may", [lambda by, entry, decision: 1 / 0, _later], ids=["at once", "later"])
 @virtual
 async def test_a_rule_that_fails_lets_nobody_decide(may, caplog):
     """B33"""
@@ -964,18 +964,17 @@ async def test_a_rule_that_fails_lets_nobody_decide(may, caplog):
 
 
 @virtual
-async def test_a_digest_of_edited_arguments_must_be_theirs():
+async def test_a_digest_that_stands_for_neither_the_original_nor_the_edit_is_superseded():
     """B35, B36: also where a tool has no preview of its own"""
     model = ScriptedModel([[ToolCall("gated", {"n": 1})], "done"])
     async with Runtime(agent(model, gated)) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.rest()).pending
-        for wrong in ("nonsense", entry.digest):
-            with pytest.raises(Stale) as stale:
-                await rt.resolve("c", entry.call, Approve(args={"n": 2}, digest=wrong))
-            assert stale.value.reason == "superseded"
+        with pytest.raises(Stale) as stale:
+            await rt.resolve("c", entry.call, Approve(args={"n": 2}, digest="nonsense"))
+        assert stale.value.reason == "superseded"
         assert await rt.pending() == [entry]
-        right = digest("gated", {"n": 2}, {"tool": "gated", "args": {"n": 2}})
+        right = digest("gated", {"n": 2}, {"tool": "gated", "args": {"n": 2}}, entry.fingerprint)
         await rt.resolve("c", entry.call, Approve(args={"n": 2}, digest=right))
         await turn.ended()
         assert sees(model)[0]["result"] == 2

@@ -205,7 +205,7 @@ async def test_a_hooked_calls_preview_is_made_from_the_edited_arguments():
         turn = await rt.send("c", "pay")
         (entry,) = (await turn.rest()).pending
         assert entry.preview == "3 will go to shop"
-        assert entry.digest == digest("pay", {"amount": 3}, "3 will go to shop")
+        assert entry.digest == digest("pay", {"amount": 3}, "3 will go to shop", entry.fingerprint)
         await rt.resolve("c", entry.call, Approve(digest=entry.digest))
         assert (await turn.ended()).reason == "completed"
 

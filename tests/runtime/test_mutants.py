@@ -185,8 +185,8 @@ def interrupted_call_rerun():
     """Whatever the tool says, what was interrupted runs again."""
     recover = machine._recover
 
-    def again(log, call, recovery, epoch):
-        recover(log, call, "redispatch", epoch)
+    def again(log, call, recovery, epoch, definition):
+        recover(log, call, "redispatch", epoch, definition)
 
     return [(machine, "_recover", again)]
 
@@ -194,7 +194,7 @@ def interrupted_call_rerun():
 @mutant("it should run again")
 def interrupted_call_resumed_without_a_claim():
     """A new owner goes on with what an older one began, as if it had begun it itself."""
-    return [(machine, "_woke", lambda log, epoch: None)]
+    return [(machine, "_woke", lambda log, input: None)]
 
 
 @mutant("its own owner started it again|time stands still")
@@ -205,7 +205,7 @@ def woken_by_itself():
     def every_time(log, input, specs):
         decide(log, input, specs)
         if isinstance(input, DeadlinePassed | machine.Finished):
-            machine._woke(log, 10**6)
+            machine._woke(log, machine.Woke(epoch=10**6))
 
     return [(drafting, "decide_into", every_time)]
 
@@ -315,18 +315,42 @@ def grant_never_ends():
     given = {}
     covering = gate.covering
 
-    def remembered(now_state, tool, args, now):
+    def remembered(now_state, tool, args, now, fingerprint):
         for grant in now_state.grants:
             given[now_state.conversation, grant.id] = grant
-        found = covering(now_state, tool, args, now)
+        found = covering(now_state, tool, args, now, fingerprint)
         if found is not None:
             return found
         for (_, name), grant in given.items():
-            if grant.tool == tool and gate.holds(replace(grant, until=None), args, now):
+            same = gate.same_definition(grant.fingerprint, fingerprint)
+            if grant.tool == tool and same and gate.holds(replace(grant, until=None), args, now):
                 return name
         return None
 
     return [(gate, "covering", remembered)]
+
+
+@mutant("by another definition than was approved")
+def definition_not_compared():
+    """The tool that was approved is another one by now: it runs all the same."""
+    return [(gate, "redefined", lambda call, definition: False)]
+
+
+@mutant("by another definition than was approved")
+def grant_covers_another_definition():
+    """What was remembered of one definition of a tool opens the gate for another."""
+    covering = gate.covering
+
+    def any_definition(now_state, tool, args, now, fingerprint):
+        return covering(now_state, tool, args, now, "")
+
+    return [(gate, "covering", any_definition)]
+
+
+@mutant("an edited plan that is not recorded")
+def plan_of_an_edit_not_made():
+    """The arguments were edited by somebody who saw no plan of them, and none is made before they run."""
+    return [(gate, "wants_plan", lambda call: call.bound is not None)]
 
 
 @mutant("the inbox is not what the fold says")

@@ -308,7 +308,7 @@ async def test_somebody_without_the_right_is_refused_the_call_stays_pending_and_
     """B33"""
     asked = []
 
-    async def may(principal, pending):
+    async def may(principal, pending, decision):
         asked.append((principal.id, pending.tool))
         return "boss" in principal.roles
 
@@ -361,7 +361,7 @@ async def test_a_process_whose_view_is_behind_still_asks_whether_they_may():
     store = MemoryStore()
     asked = []
 
-    def may(principal, pending):
+    def may(principal, pending, decision):
         asked.append(pending.call)
         return False
 
@@ -390,7 +390,7 @@ async def test_of_several_decisions_one_that_is_not_allowed_refuses_all():
     """B33, B67"""
     model = ScriptedModel([[CHOOSE, REFUND], "done"])
 
-    def may(principal, pending):
+    def may(principal, pending, decision):
         return pending.tool == "choose"
 
     async with Runtime(agent(model, choose, gated()), may_resolve=may) as rt:
@@ -482,7 +482,7 @@ async def test_an_approved_call_runs_once_on_exactly_what_was_shown():
         assert ran == []
         assert (entry.kind, entry.risk, entry.prompt) == ("approval", "high", "Refund 1?")
         assert entry.preview == {"tool": "refund", "args": {"order": 1, "amount": 2.5}}
-        assert entry.digest == digest("refund", {"order": 1, "amount": 2.5}, entry.preview)
+        assert entry.digest == digest("refund", {"order": 1, "amount": 2.5}, entry.preview, entry.fingerprint)
         await rt.resolve("c", entry.call, Approve(digest=entry.digest), by="boss")
         await turn.ended()
         assert ran == [(1, 2.5, "boss")]

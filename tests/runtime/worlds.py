@@ -11,6 +11,7 @@ import logging
 import selectors
 import sys
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from unittest import mock
 
@@ -50,6 +51,7 @@ from assent.core.events import (
     TurnStarted,
 )
 from assent.core.state import State, evolve, pending, status
+from assent.core.tool import fingerprint
 from assent.core.transcript import AssistantMessage, ToolResult
 from assent.errors import AssentError, ModelError, Refused
 from assent.models.base import FinishPart, TextPart, ToolCallPart
@@ -112,7 +114,9 @@ async def act(name, n, call):
     if life.dead:
         await asyncio.get_running_loop().create_future()
     world = life.world
-    world.ledger.append(Effect(call.conversation, call.id, call.attempt, name, {"n": n}, at=world.length()))
+    definition = fingerprint(life.agent.tools.get(name).spec)
+    done = Effect(call.conversation, call.id, call.attempt, name, {"n": n}, at=world.length(), definition=definition)
+    world.ledger.append(done)
     await asyncio.sleep(0.003 * (n % 3))
     return {"did": name, "n": n, "attempt": call.attempt}
 
@@ -226,13 +230,19 @@ TRUTHS = {
 NAMES = (*TRUTHS, "nope", "!")
 """What the scripted model may call; ``nope`` does not exist, and at ``!`` the model itself fails."""
 
+
+def edit(entry):
+    """Other arguments, by somebody who has seen the original; or who says nothing of it."""
+    return Approve(args={"n": 2}, digest=entry.digest if "once" in entry.tool else None)
+
+
 DECISIONS = {
     "approval": (
         lambda entry: Approve(),
         lambda entry: Approve(digest=entry.digest),
         lambda entry: Approve(remember="args"),
         lambda entry: Approve(remember="tool", duration=30.0),
-        lambda entry: Approve(args={"n": 2}) if not entry.recovery else Submit({"by hand": 1}),
+        lambda entry: edit(entry) if not entry.recovery else Submit({"by hand": 1}),
         lambda entry: Deny("no"),
         lambda entry: Deny("stop", stop=True),
         lambda entry: Approve(digest="something else"),
@@ -270,7 +280,13 @@ class WorldModel:
 
 
 MODEL = WorldModel()
-AGENT = Agent("a", model=MODEL, tools=TOOLS, steps=3)
+
+
+@cache
+def deployed(version):
+    """The agent as the code of this version has it: what its tools do is the same, what they say is not."""
+    tools = [it.replaced(description=f"Tool {it.spec.name}, version {version}.") for it in TOOLS] if version else TOOLS
+    return Agent("a", model=MODEL, tools=tools, steps=3)
 
 
 # --- processes ---
@@ -356,8 +372,9 @@ class Mortal:
 class Life:
     """A process: a runtime, and whoever uses it."""
 
-    def __init__(self, world, inner, agents):
-        self.world, self.dead = world, False
+    def __init__(self, world, inner, agent):
+        self.world, self.dead, self.agent = world, False, agent
+        agents = () if agent is None else (agent,)
         self.store = Mortal(self, inner, world.jitter)
         self.rt = Runtime(*agents, store=self.store, clock=world.clock, scope=self.scope, parallel=world.parallel)
         self.users = set()
@@ -418,7 +435,7 @@ class World:
         self.root = MemoryStore()
         self.data = self.root._data
         self.clock = Clock()
-        self.plan = 0
+        self.plan = self.version = 0
         self.ledger, self.history, self.wrong = [], [], []
         self.seen = {}
         self.lives = [None, None]
@@ -469,8 +486,8 @@ class World:
             await life.end()
             life = None
         if life is None:
-            agents = (AGENT,) if who == 0 or self.second else ()
-            life = self.lives[who] = await Life(self, self.root.sibling(), agents).start()
+            agent = deployed(self.version) if who == 0 or self.second else None
+            life = self.lives[who] = await Life(self, self.root.sibling(), agent).start()
         return life
 
     async def end(self):
@@ -610,6 +627,11 @@ class World:
         life = await self.life(who)
         await life.end()
         self.lives[who] = None
+
+    async def deploy(self, who):
+        """New code: this process is started again with it, the other one when it is next started."""
+        self.version += 1
+        await self.restart(who)
 
     async def jump(self, seconds):
         self.clock.now += seconds

@@ -260,7 +260,7 @@ async def test_what_has_expired_is_410():
 @story
 async def test_whoever_may_not_resolve_gets_403_and_the_attempt_is_logged():
     """B33"""
-    async with site(refunding(), may_resolve=lambda principal, pending: principal.id == "boss") as s:
+    async with site(refunding(), may_resolve=lambda principal, pending, decision: principal.id == "boss") as s:
         await s.begin()
         [entry] = await s.pending()
         problem = await s.post(f"{C}/calls/{entry['call']}/resolve", approval(entry), 403)
@@ -489,7 +489,7 @@ async def test_the_list_names_nothing_that_they_may_not_see_however_much_that_is
 @story
 async def test_whoever_may_not_resolve_gets_no_preview_either():
     agent = refunding()
-    async with site(agent, auth=lambda r: r.headers.get("x-who"), may_resolve=lambda p, _: p.id == "boss") as s:
+    async with site(agent, auth=lambda r: r.headers.get("x-who"), may_resolve=lambda p, *_: p.id == "boss") as s:
         s.http.headers["x-who"] = "bo"
         await s.begin()
         [entry] = await s.pending()
@@ -504,7 +504,7 @@ async def test_whoever_may_not_resolve_gets_no_preview_either():
 
 @story
 async def test_of_one_principals_refused_attempts_at_a_call_the_first_ten_are_logged():
-    async with site(refunding(), auth=lambda r: r.headers.get("x-who"), may_resolve=lambda p, _: p.id == "boss") as s:
+    async with site(refunding(), auth=lambda r: r.headers.get("x-who"), may_resolve=lambda p, *_: p.id == "boss") as s:
         s.http.headers["x-who"] = "bo"
         await s.begin()
         [entry] = await s.pending()

@@ -217,14 +217,15 @@ def approve(
 
     def make(entry: Pending | None) -> Decision:
         whole = digest
-        if digest is not None and entry is not None and edited is None:
-            if len(digest) < DIGEST or not entry.digest.startswith(digest):
+        if digest is not None and entry is not None:
+            shown = len(digest) >= DIGEST and entry.digest.startswith(digest)
+            if not shown and edited is None:
                 raise Stale(
                     f"the digest does not match what {entry.tool} ({entry.call}) waits to do now: it has changed since "
                     f"it was shown, or these are not {DIGEST} or more characters of what `assent pending --json` shows",
                     reason="superseded",
                 )
-            whole = entry.digest
+            whole = entry.digest if shown else digest  # else it may be that of the edited arguments' plan
         return Approve(args=edited, digest=whole, remember=remember, duration=duration)
 
     return _decide(call, "approve", make, by, resume, store)

@@ -85,7 +85,7 @@ def linked(head: bytes, body: bytes) -> bytes:
     return hashlib.sha256(head + body).digest()
 
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 """Raised when State changes: older snapshots are then ignored and folded anew."""
 
 

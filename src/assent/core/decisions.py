@@ -152,7 +152,7 @@ class Pending(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The dry run: what would happen. For a tool without a preview of its own, ``{"tool", "args"}``."""
     preview_error: str | None = None
     digest: str
-    """SHA-256 of sorted JSON [tool, arguments, preview]: what an approval is an approval of."""
+    """SHA-256 of sorted JSON [tool, fingerprint, arguments, preview]: what an approval is an approval of."""
     schema: dict[str, Any] | bool | None
     """What the decision must fit: edited arguments (approval), the answer, the client's or manual result."""
     choices: list[Any] | None = None
@@ -168,6 +168,16 @@ class Pending(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     agent: str = ""
     reason: str | None = None
     """Why it waits, where there is more to say: ``manual``, ``recovery``, ``plan changed``, a policy's verdict."""
+    fingerprint: str = ""
+    """Of the tool's definition that is shown: its name, description, parameters and version."""
+
+
+class Previewed(msgspec.Struct, frozen=True, gc=False):
+    """The plan of a waiting call with other arguments."""
+
+    preview: Any
+    digest: str
+    """What an approval of these arguments carries."""
 
 
 class Accepted(msgspec.Struct, frozen=True, gc=False):

@@ -113,6 +113,8 @@ class CallMade(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_default
     """The arguments' schema, where a later suspension needs it."""
     result_schema: Any = None
     """The result's schema, where a later suspension needs it."""
+    fingerprint: str = ""
+    """Of the tool's definition when the model replied; empty: written by a version that took none."""
 
 
 class Event(
@@ -257,6 +259,8 @@ class CallSuspended(CallEvent, frozen=True, kw_only=True):
     risk: Risk = "low"
     recovery: bool = False
     reason: str | None = None
+    fingerprint: str = ""
+    """Of the tool's definition that is shown."""
     verdicts: tuple[Verdict, ...] = ()
 
 
@@ -279,7 +283,9 @@ class CallStarted(CallEvent, frozen=True, kw_only=True):
     grant: str | None = None
     """The grant that stood in for an approval."""
     digest: str | None = None
-    """The digest of the plan that is about to run, where an approval is bound to one."""
+    """The digest of the plan that is about to run, where an approval is bound to one or the arguments were edited."""
+    preview: Any = None
+    """That plan, where nobody has seen it: the approver edited the arguments and gave no digest of their plan."""
     args: dict[str, Any] | None = None
     """The arguments that run, where a hook has just changed them."""
     verdicts: tuple[Verdict, ...] = ()
@@ -357,6 +363,8 @@ class GrantGiven(Event, frozen=True, kw_only=True):
     """Of the arguments that it covers, where not any."""
     until: float | None = None
     """When it lapses; None: when it is revoked."""
+    fingerprint: str = ""
+    """Of the tool's definition that was approved: it covers no other. Empty: it covers any."""
 
 
 class GrantRevoked(Event, frozen=True, kw_only=True):

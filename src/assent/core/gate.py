@@ -16,10 +16,10 @@ from assent.core.decisions import SYSTEM, Approve, Kind
 from assent.core.draft import Draft
 from assent.core.events import CallMade, CallStarted, CallSuspended, ErrorInfo, GrantGiven, Verdict
 from assent.core.inputs import Asked, Claim, Planned
-from assent.core.schema import digest
+from assent.core.schema import check, digest
 from assent.core.state import CallState, Grant, State, TurnState
-from assent.core.tool import FIELD, ToolSpec, seconds
-from assent.errors import Stale
+from assent.core.tool import FIELD, Definition, ToolSpec, fingerprint, first_line, seconds
+from assent.errors import Invalid, Stale
 
 PLAN_MISSES = 3
 """The third plan that differs from the approved one is a conflict."""
@@ -30,7 +30,9 @@ def freeze(
 ) -> CallMade:
     """The call with everything about its tool that later steps need."""
     # A hook may edit the arguments: then it is the claim that looks for a grant.
-    grant = covering(state, spec.name, args, now) if spec.gate == "required" and not spec.hooked else None
+    definition = fingerprint(spec)
+    asks = spec.gate == "required" and not spec.hooked
+    grant = covering(state, spec.name, args, now, definition) if asks else None
     gate = "auto" if grant else spec.gate
     manual = spec.manual or (state.turn is not None and state.turn.mode == "manual")
     outside = spec.executor in ("human", "client") or manual or spec.recovery in ("ask", "reconcile")
@@ -55,6 +57,7 @@ def freeze(
         # Also under a grant: it may be revoked before the call runs, and then somebody may edit the arguments.
         schema=None if spec.gate == "auto" and not spec.hooked else _object(spec.parameters),
         result_schema=_object(spec.result) if outside and spec.result is not None else None,
+        fingerprint=definition,
     )
 
 
@@ -66,7 +69,7 @@ def _object(schema: str) -> Any:
 def _sentence(spec: ToolSpec) -> str | None:
     """Without a prompt of its own, the first line of its description; not kept where nobody would see it."""
     seen = spec.executor in ("human", "client") or spec.gate != "auto" or spec.manual or spec.hooked
-    return (spec.description.strip().splitlines() or [spec.name])[0] if seen else None
+    return first_line(spec) if seen else None
 
 
 def rename(made: CallMade) -> CallMade:
@@ -74,12 +77,17 @@ def rename(made: CallMade) -> CallMade:
     return replace(made, provider_id=made.id)
 
 
-def covering(state: State, tool: str, args: dict[str, Any], now: float) -> str | None:
-    """The grant that stands in for an approval of this call now."""
+def covering(state: State, tool: str, args: dict[str, Any], now: float, fingerprint: str) -> str | None:
+    """The grant that stands in for an approval of this call, by the tool's definition, now."""
     for grant in state.grants:
-        if grant.tool == tool and holds(grant, args, now):
+        if grant.tool == tool and holds(grant, args, now) and same_definition(grant.fingerprint, fingerprint):
             return grant.id
     return None
+
+
+def same_definition(approved: str, now: str) -> bool:
+    """Whether two fingerprints are of one definition. One that is not known (empty) is taken for the same."""
+    return not approved or not now or approved == now
 
 
 def holds(grant: Grant, args: dict[str, Any], now: float) -> bool:
@@ -88,10 +96,30 @@ def holds(grant: Grant, args: dict[str, Any], now: float) -> bool:
     return grant.scope == "tool" or grant.args_digest == digest(grant.tool, args, None)
 
 
-def revoked(state: State, call: CallState, now: float) -> bool:
-    """It was let through by a grant, and none covers it any more."""
-    granted = call.grant is not None and call.approver is None
-    return granted and covering(state, call.made.tool, call.args, now) is None
+def lapsed(state: State, call: CallState, now: float, definition: Definition | None) -> bool:
+    """Whether what let the call through holds no more: no grant covers it, or another definition was approved."""
+    if call.approver is not None:
+        return redefined(call, definition)
+    current = call.fingerprint if definition is None else definition.fingerprint
+    return call.grant is not None and covering(state, call.made.tool, call.args, now, current) is None
+
+
+def redefined(call: CallState, definition: Definition | None) -> bool:
+    """Whether the tool's definition in the code is another than the one that the call was made or shown with."""
+    return definition is not None and not same_definition(call.fingerprint, definition.fingerprint)
+
+
+def _why_asked(log: Draft, call: CallState, definition: Definition | None) -> str | None:
+    """The reason to ask, where that is a change of the tool's definition."""
+    if definition is not None and redefined(call, definition):
+        since = "the call was made" if call.approver is None else "it was approved"
+        return f"the tool's definition changed since {since}; it now says: {definition.description}"
+    current = call.fingerprint if definition is None else definition.fingerprint
+    for grant in log.state.grants:
+        void = grant.tool == call.made.tool and holds(grant, call.args, log.now)
+        if void and not same_definition(grant.fingerprint, current):
+            return f"the tool's definition changed since {grant.by.id} had an approval remembered (grant {grant.id})"
+    return None
 
 
 def remember(log: Draft, call: CallState, decision: Approve, by: Any) -> None:
@@ -107,6 +135,7 @@ def remember(log: Draft, call: CallState, decision: Approve, by: Any) -> None:
         scope=decision.remember,
         args_digest=digest(call.made.tool, args, None) if decision.remember == "args" else None,
         until=None if decision.duration is None else log.now + seconds(decision.duration),
+        fingerprint=call.fingerprint,
     )
 
 
@@ -120,7 +149,7 @@ def advance(log: Draft, call: CallState, turn: TurnState) -> None:
     elif call.gate == "auto" and made.executor == "human":
         suspend(log, call, "elicitation")
     elif call.gate == "required" and not made.planned:
-        suspend(log, call, "approval")
+        suspend(log, call, "approval", reason=_why_asked(log, call, None))
     elif call.gate == "auto" and made.manual:
         suspend(log, call, "manual", reason="manual")
     elif call.gate == "auto" and made.executor == "client":
@@ -133,8 +162,9 @@ def planned(log: Draft, call: CallState, plan: Planned) -> None:
         raise Stale("no preview is wanted", reason="phase")
     if plan.error is not None:
         log.returned(call, error=plan.error)
-    else:
-        suspend(log, call, "approval", plan=plan)
+    elif not _unfit(log, call, plan.definition):
+        why = _why_asked(log, call, plan.definition)
+        suspend(log, call, "approval", plan=plan, definition=plan.definition, reason=why)
 
 
 def claim(log: Draft, call: CallState, input: Claim) -> None:
@@ -151,31 +181,36 @@ def claim(log: Draft, call: CallState, input: Claim) -> None:
         log.returned(call, error=input.plan.error, verdicts=input.verdicts)
         return
     grant: str | None = None
+    definition = input.definition
+    current = call.fingerprint if definition is None else definition.fingerprint
     if call.gate == "policy" and (input.required or made.gate == "required"):
-        grant = covering(log.state, made.tool, call.args, log.now)
+        grant = covering(log.state, made.tool, call.args, log.now, current)
         if grant is None:
             why = next((v.reason for v in input.verdicts if v.reason and v.outcome == "required"), None)
-            suspend(log, call, "approval", plan=input.plan, verdicts=input.verdicts, reason=why)
+            _ask(log, call, input, why)
             return
-    if revoked(log.state, call, log.now):
-        suspend(log, call, "approval", plan=input.plan, reason="the grant no longer holds")
+    if lapsed(log.state, call, log.now, definition):
+        _ask(log, call, input, None if call.approver is not None else "the grant no longer holds")
         return
     if call.approver is None:
         grant = grant or call.grant
     shown: str | None = None
-    if call.bound is not None:
+    unseen: Any = None
+    if wants_plan(call):
         preview = input.plan.preview if input.plan else None
-        shown = digest(made.tool, call.args, preview)
+        shown = digest(made.tool, call.args, preview, call.fingerprint)
         # A preview that failed is shown as no plan; approved so, it may go on failing.
-        if shown != call.bound or input.plan is None:
-            _changed(log, call, input.plan)
+        if call.bound is None:
+            unseen = preview
+        elif shown != call.bound or input.plan is None:
+            _changed(log, call, input)
             return
     if made.executor == "human":
-        suspend(log, call, "elicitation", verdicts=input.verdicts)
+        suspend(log, call, "elicitation", definition=definition, verdicts=input.verdicts)
     elif made.executor == "client":
-        suspend(log, call, "client_exec", verdicts=input.verdicts)
+        suspend(log, call, "client_exec", definition=definition, verdicts=input.verdicts)
     elif made.manual:
-        suspend(log, call, "manual", verdicts=input.verdicts, reason="manual")
+        suspend(log, call, "manual", definition=definition, verdicts=input.verdicts, reason="manual")
     else:
         log.add(
             CallStarted,
@@ -184,9 +219,19 @@ def claim(log: Draft, call: CallState, input: Claim) -> None:
             epoch=input.epoch,
             grant=grant,
             digest=shown,
+            preview=unseen,
             args=input.args,
             verdicts=input.verdicts,
         )
+
+
+def wants_plan(call: CallState) -> bool:
+    """Whether the plan is made just before the call runs: to compare it with the approved one, or, where the approver
+    edited the arguments and saw no plan of them, to record it.
+    """
+    if not call.made.planned or call.attempt > 0:
+        return False
+    return call.bound is not None or (call.approver is not None and call.edited)
 
 
 def _refuse(log: Draft, call: CallState, input: Claim, error: ErrorInfo) -> None:
@@ -195,12 +240,39 @@ def _refuse(log: Draft, call: CallState, input: Claim, error: ErrorInfo) -> None
     log.returned(call, error=error, value=value, halt=halt, source="system", verdicts=input.verdicts)
 
 
-def _changed(log: Draft, call: CallState, plan: Planned | None) -> None:
+def _ask(log: Draft, call: CallState, input: Claim, reason: str | None) -> None:
+    """Nothing lets the call through, or nothing any more: ask a person, who is shown the tool as it is now."""
+    definition = input.definition
+    if call.attempt > 0:
+        ask_recovery(log, call, definition)
+    elif not _unfit(log, call, definition):
+        why = _why_asked(log, call, definition)
+        reason = "; ".join(words for words in (reason, why) if words) or None
+        plan, verdicts = input.plan, input.verdicts
+        suspend(log, call, "approval", plan=plan, definition=definition, verdicts=verdicts, reason=reason)
+
+
+def _unfit(log: Draft, call: CallState, definition: Definition | None) -> bool:
+    """Return an error for a call whose arguments the tool's new definition does not take: nobody is asked about it."""
+    if definition is None or not redefined(call, definition):
+        return False
+    try:
+        check(definition.parameters, call.args, f"arguments of {call.made.tool}")
+    except Invalid as problem:
+        message = f"the tool's definition changed since the call was made: {problem.message}"
+        log.returned(
+            call, error=ErrorInfo(kind=problem.kind, message=message, details=problem.details), source="system"
+        )
+        return True
+    return False
+
+
+def _changed(log: Draft, call: CallState, input: Claim) -> None:
     if call.misses + 1 >= PLAN_MISSES:
         message = f"the plan changed {PLAN_MISSES} times between its approval and its run; it was not run"
         log.returned(call, error=ErrorInfo(kind="conflict", message=message), source="system")
     else:
-        suspend(log, call, "approval", plan=plan, reason="plan changed")
+        suspend(log, call, "approval", plan=input.plan, definition=input.definition, reason="plan changed")
 
 
 def ask(log: Draft, call: CallState, asked: Asked) -> None:
@@ -218,7 +290,7 @@ def ask(log: Draft, call: CallState, asked: Asked) -> None:
     )
 
 
-def ask_recovery(log: Draft, call: CallState) -> None:
+def ask_recovery(log: Draft, call: CallState, definition: Definition | None = None) -> None:
     prompt = (
         f"{call.made.tool} was interrupted while it ran; whether it took effect is unknown. "
         "Approve runs it again, Submit gives its result, Deny reports it as interrupted."
@@ -233,7 +305,8 @@ def ask_recovery(log: Draft, call: CallState) -> None:
         result_schema=call.made.result_schema,
         deadline=log.now + call.made.expires,
         recovery=True,
-        reason="recovery",
+        reason=_why_asked(log, call, definition) if redefined(call, definition) else "recovery",
+        definition=definition,
     )
 
 
@@ -243,10 +316,14 @@ def suspend(
     kind: Kind,
     *,
     plan: Planned | None = None,
+    definition: Definition | None = None,
     verdicts: tuple[Verdict, ...] = (),
     reason: str | None = None,
 ) -> None:
     made = call.made
+    prompt, schema = made.prompt, made.schema
+    if definition is not None and not same_definition(made.fingerprint, definition.fingerprint):
+        prompt, schema = definition.prompt, _object(definition.parameters)
     preview: Any = {"tool": made.tool, "args": call.args} if kind in ("approval", "manual") else None
     if plan is not None:
         preview = plan.preview
@@ -254,14 +331,15 @@ def suspend(
         log,
         call,
         kind,
-        prompt=_filled(made.prompt, call.args) or _QUESTION[kind].format(made.tool),
+        prompt=prompt_of(prompt, call.args) or _QUESTION[kind].format(made.tool),
         preview=preview,
         preview_error=plan.failure if plan else None,
-        schema=made.schema if kind == "approval" else made.result_schema,
+        schema=schema if kind == "approval" else made.result_schema,
         result_schema=made.result_schema if kind == "approval" else None,
         deadline=log.now + made.expires,
         verdicts=verdicts,
         reason=reason,
+        definition=definition,
     )
 
 
@@ -273,13 +351,18 @@ _QUESTION: dict[Kind, str] = {
 }
 
 
-def _filled(prompt: str | None, args: dict[str, Any]) -> str | None:
-    """``{order}`` in a prompt stands for that argument; one that was not given stays as it is."""
+def prompt_of(prompt: str | None, args: dict[str, Any]) -> str | None:
+    """Return a tool's prompt with its ``{fields}`` filled in; one that was not given stays as it is."""
     return prompt and FIELD.sub(lambda m: str(args.get(m[1], m[0])), prompt)
 
 
-def _suspended(log: Draft, call: CallState, kind: Kind, *, preview: Any, **fields: Any) -> None:
+def _suspended(
+    log: Draft, call: CallState, kind: Kind, *, preview: Any, definition: Definition | None = None, **fields: Any
+) -> None:
     made = call.made
+    shown = call.fingerprint
+    if definition is not None and made.fingerprint:  # of a call that an older version made it stays unknown
+        shown = definition.fingerprint
     log.add(
         CallSuspended,
         SYSTEM,
@@ -289,7 +372,8 @@ def _suspended(log: Draft, call: CallState, kind: Kind, *, preview: Any, **field
         kind=kind,
         args=call.args,
         preview=preview,
-        digest=digest(made.tool, call.args, preview),
+        digest=digest(made.tool, call.args, preview, shown),
+        fingerprint=shown,
         on_expiry=made.on_expiry,
         risk=made.risk,
         **fields,

@@ -11,7 +11,7 @@ import msgspec
 
 from assent.core.decisions import Decision, Principal
 from assent.core.events import Attempt, ErrorInfo, Limits, Mode, Verdict
-from assent.core.tool import DEFAULT_EXPIRY
+from assent.core.tool import DEFAULT_EXPIRY, Definition
 
 WhenBusy = Literal["refuse", "queue", "interrupt"]
 
@@ -37,6 +37,8 @@ class Say(_Input, frozen=True, kw_only=True):
     when_busy: WhenBusy = "refuse"
     mode: Mode | None = None
     output: Any = None
+    judged: dict[str, str] | None = None
+    """Where it interrupts: as in Cancel."""
 
 
 @final
@@ -67,6 +69,8 @@ class ClientGone(_Input, frozen=True, kw_only=True):
 class Cancel(_Input, frozen=True, kw_only=True):
     by: Principal
     reason: str | None = None
+    judged: dict[str, str] | None = None
+    """call -> digest of what was judged when it was asked whether they may; None: nobody has to be asked."""
 
 
 class Revoke(_Input, frozen=True, kw_only=True):
@@ -81,6 +85,8 @@ class Woke(_Input, frozen=True, kw_only=True):
     """A new owner begins: whatever an earlier epoch left running is recovered as its event says."""
 
     epoch: int
+    definitions: dict[str, Definition] = {}
+    """tool -> its definition in this owner's code, of the open turn's calls."""
 
 
 class BeginTurn(_Input, frozen=True, kw_only=True):
@@ -189,6 +195,8 @@ class Planned(_Input, frozen=True, kw_only=True):
     """It raised: shown to the approver in the preview's place."""
     error: ErrorInfo | None = None
     """It raised ToolError: the run could not succeed, nobody is asked."""
+    definition: Definition | None = None
+    """The tool's, in the code that made the preview; None: unknown."""
 
 
 @final
@@ -208,6 +216,8 @@ class Claim(_Input, frozen=True, kw_only=True):
     verdicts: tuple[Verdict, ...] = ()
     plan: Planned | None = None
     """The preview made just now, where the call has one."""
+    definition: Definition | None = None
+    """The tool's, in the code that would run it; None: unknown, or the tool is gone."""
 
 
 class Returned(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -252,6 +262,8 @@ class Reconciled(_Input, frozen=True, kw_only=True):
     epoch: int
     verdict: Literal["redispatch", "fail", "ask"] | Returned | Erred
     verdicts: tuple[Verdict, ...] = ()
+    definition: Definition | None = None
+    """As in Claim."""
 
 
 class Close(_Input, frozen=True, kw_only=True):

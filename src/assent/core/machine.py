@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from assent.core import gate, replying, resolving
-from assent.core.decisions import Detached, Expired
+from assent.core.decisions import Deny, Detached, Expired
 from assent.core.draft import Draft
 from assent.core.effects import CloseTurn, owed, reached, spent
 from assent.core.events import (
@@ -67,6 +67,7 @@ from assent.core.inputs import (
 )
 from assent.core.replying import Specs
 from assent.core.state import CallState, Phase, State
+from assent.core.tool import Definition
 from assent.errors import Busy, Invalid, Stale
 
 TRANSITIONS: tuple[tuple[Phase | None, str, Phase], ...] = (
@@ -122,6 +123,8 @@ def decide_into(log: Draft, input: Input, specs: Specs) -> None:
         # All of them are looked at before any is recorded: one that stops the turn makes no other late.
         for call_id, decision in input.decisions.items():
             resolving.admit(log, call_id, decision, input.judged)
+        if any(isinstance(decision, Deny) and decision.stop for decision in input.decisions.values()):
+            resolving.check_judged(log, input.judged)  # it ends every other waiting call of the turn as well
         for call_id, decision in input.decisions.items():
             resolving.record(log, call_id, decision, input.by)
         consequences(log)
@@ -152,13 +155,14 @@ def decide_into(log: Draft, input: Input, specs: Specs) -> None:
             _settle(log, suspension, Detached())
         case Cancel():
             if state.turn is not None and not state.turn.cancelling:
+                resolving.check_judged(log, input.judged)
                 log.add(CancelRequested, input.by, turn=state.turn.number, reason=input.reason)
         case Revoke():
             if not any(g.id == input.grant for g in state.grants):
                 raise Stale(f"no grant {input.grant!r} in this conversation", reason="unknown")
             log.add(GrantRevoked, input.by, grant=input.grant)
         case Woke():
-            _woke(log, input.epoch)
+            _woke(log, input)
             consequences(log)
         case ModelFailed() | ReplyRejected() | ModelHalted() | TimeUp():
             replying.unanswered(log, input)
@@ -183,6 +187,7 @@ def _say(log: Draft, input: Say) -> None:
         if input.when_busy == "refuse":
             raise Busy('a turn is in flight; wait for its end, or send with when_busy="queue" or "interrupt"')
         if input.when_busy == "interrupt" and state.turn is not None and not state.turn.cancelling:
+            resolving.check_judged(log, input.judged)
             log.add(CancelRequested, input.by, turn=state.turn.number, reason="interrupted by a message")
     if state.seq == 0:
         log.add(ConversationOpened, input.by, agent=agent)
@@ -231,30 +236,30 @@ def _reconciled(log: Draft, call: CallState, input: Reconciled) -> None:
         case Erred() as failed:
             log.returned(call, error=failed.error, data=failed.data, verdicts=input.verdicts)
         case "redispatch" | "fail" | "ask" as word:
-            _recover(log, call, word, input.epoch)
+            _recover(log, call, word, input.epoch, input.definition)
         case _:
             assert_never(input.verdict)
 
 
-def _woke(log: Draft, epoch: int) -> None:
+def _woke(log: Draft, input: Woke) -> None:
     turn = log.state.turn
     if turn is None or turn.cancelling:
         return
     for call in turn.calls.values():
-        if call.phase == "running" and call.epoch < epoch and call.made.recovery != "reconcile":
-            _recover(log, call, call.made.recovery, epoch)
+        if call.phase == "running" and call.epoch < input.epoch and call.made.recovery != "reconcile":
+            _recover(log, call, call.made.recovery, input.epoch, input.definitions.get(call.made.tool))
 
 
-def _recover(log: Draft, call: CallState, recovery: str, epoch: int) -> None:
+def _recover(log: Draft, call: CallState, recovery: str, epoch: int, definition: Definition | None) -> None:
     """An earlier owner died with this call running: whether it took effect is unknown."""
     if log.turn().halt is not None:
         recovery = "fail"  # the turn is ending: nothing is begun again, and nobody is asked
-    elif recovery == "redispatch" and gate.revoked(log.state, call, log.now):
-        recovery = "ask"  # it ran on a grant that no longer holds
+    elif recovery == "redispatch" and gate.lapsed(log.state, call, log.now, definition):
+        recovery = "ask"  # it ran on an approval or a grant that no longer holds
     if recovery == "redispatch":
         log.add(CallStarted, call_id=call.made.id, attempt=call.attempt + 1, epoch=epoch)
     elif recovery == "ask":
-        gate.ask_recovery(log, call)
+        gate.ask_recovery(log, call, definition)
     else:
         log.returned(call, error=resolving.INTERRUPTED, source="system")
 

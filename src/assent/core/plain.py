@@ -107,9 +107,13 @@ def sorted_json(value: Any) -> bytes:
         raise Invalid(f"cannot be written as JSON: {error}") from None
 
 
-def digest(tool: str, args: Any, preview: Any) -> str:
-    """What an approval is an approval of: hex SHA-256 of sorted JSON ``[tool, args, preview]``."""
-    return hashlib.sha256(sorted_json([tool, args, preview])).hexdigest()
+def digest(tool: str, args: Any, preview: Any, fingerprint: str = "") -> str:
+    """What an approval is an approval of: hex SHA-256 of sorted JSON ``[tool, fingerprint, args, preview]``.
+
+    fingerprint:  of the tool's definition; without one (a call that an older version logged) it is left out
+    """
+    what = [tool, fingerprint, args, preview] if fingerprint else [tool, args, preview]
+    return hashlib.sha256(sorted_json(what)).hexdigest()
 
 
 def kind_of(value: Any) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, assert_never
 
 import msgspec
+from msgspec.structs import replace
 
 from assent.core.decisions import (
     ALLOWED,
@@ -17,16 +18,18 @@ from assent.core.decisions import (
     Detached,
     Expired,
     Failed,
+    Pending,
     Principal,
     Submit,
     names,
 )
 from assent.core.draft import Draft
 from assent.core.events import CallResolved, CallSuspended, ErrorInfo
-from assent.core.gate import remember
+from assent.core.gate import prompt_of, remember
+from assent.core.inputs import Planned
 from assent.core.results import ANSWER_LIMIT
 from assent.core.schema import check, check_plain, digest, sorted_json
-from assent.core.state import CallState
+from assent.core.state import CallState, suspended
 from assent.core.tool import Default, seconds
 from assent.errors import Invalid, Stale, TooLarge
 
@@ -77,6 +80,13 @@ def admit(log: Draft, call_id: str, decision: Decision, judged: Mapping[str, str
     ):
         raise Stale(f"call {call_id!r} was approved by {call.approver}", reason="resolved", winner=call.approver.id)
     _fits(suspension, decision, planned=call.made.planned)
+
+
+def check_judged(log: Draft, judged: Mapping[str, str] | None) -> None:
+    """Refuse as superseded what would end a waiting call on which the caller's rights were not judged."""
+    for call_id, suspension in suspended(log.state).items() if judged is not None else ():
+        if judged is not None and judged.get(call_id) != suspension.digest:
+            raise Stale(f"what call {call_id!r} waits for has changed just now", reason="superseded")
 
 
 def record(log: Draft, call_id: str, decision: Decision, by: Principal) -> None:
@@ -144,17 +154,39 @@ def _approval(suspension: CallSuspended, decision: Approve, what: str, *, planne
     if decision.args is None:
         _same(suspension, decision.digest, suspension.digest)
         return
-    if suspension.recovery:
-        raise Invalid(f"{what}: an interrupted call runs again as it was; its arguments cannot be edited")
-    if not isinstance(decision.args, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise Invalid(f"{what}: edited arguments must be an object")
-    check_plain(decision.args, what)
-    _bounded(decision.args, what)
-    if suspension.schema is not None:
-        check(suspension.schema, decision.args, what)
+    check_edit(suspension, decision.args, what)
+    if decision.digest == suspension.digest:
+        return  # the original was seen; an edit of it is not stale
     if not planned:  # else the plan of the edited arguments is made, and compared, before it runs
         plan = {"tool": suspension.tool, "args": decision.args}
-        _same(suspension, decision.digest, digest(suspension.tool, decision.args, plan))
+        wanted = digest(suspension.tool, decision.args, plan, suspension.fingerprint)
+        _same(suspension, decision.digest, wanted)
+
+
+def check_edit(suspension: CallSuspended | Pending, args: Any, what: str) -> None:
+    """Refuse edited arguments that the waiting call does not take."""
+    if suspension.recovery:
+        raise Invalid(f"{what}: an interrupted call runs again as it was; its arguments cannot be edited")
+    if not isinstance(args, dict):
+        raise Invalid(f"{what}: edited arguments must be an object")
+    check_plain(args, what)
+    _bounded(args, what)
+    if suspension.schema is not None:
+        check(suspension.schema, args, what)
+
+
+def edited(entry: Pending, call: CallState, args: dict[str, Any], plan: Planned) -> Pending:
+    """Return the entry of the same call with edited arguments: their prompt, plan and digest."""
+    failure = plan.error.message if plan.error is not None else plan.failure
+    same = call.fingerprint == call.made.fingerprint  # else the prompt is not the one that the call was made with
+    return replace(
+        entry,
+        args=args,
+        prompt=(prompt_of(call.made.prompt, args) if same else None) or entry.prompt,
+        preview=plan.preview,
+        preview_error=failure,
+        digest=digest(entry.tool, args, plan.preview, entry.fingerprint),
+    )
 
 
 def _same(suspension: CallSuspended, given: str | None, wanted: str) -> None:

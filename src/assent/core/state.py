@@ -35,6 +35,7 @@ from assent.core.events import (
     TurnStarted,
     Usage,
 )
+from assent.core.plain import sorted_json
 from assent.core.results import answer
 from assent.core.tool import Gate
 from assent.errors import StaleReason
@@ -75,6 +76,8 @@ class CallState(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     grant: str | None = None
     """The grant that stood in for an approval."""
     edited: bool = False
+    fingerprint: str = ""
+    """Of the tool's definition that the call was made with, or that was shown last; empty: unknown."""
     ended: StaleReason = "resolved"
     """How it was settled, for whoever comes late."""
     winner: str | None = None
@@ -138,6 +141,8 @@ class Grant(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     until: float | None = None
     by: Principal
     at: float
+    fingerprint: str = ""
+    """Of the tool's definition that was approved: it covers no other. Empty: it covers any."""
 
 
 class State(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -219,6 +224,7 @@ def evolve(state: State, event: AnyEvent) -> State:
                 until=event.until,
                 by=event.by,
                 at=event.at,
+                fingerprint=event.fingerprint,
             )
             return replace(state, seq=seq, grants=(*state.grants, grant))
         case GrantRevoked():
@@ -241,7 +247,10 @@ def _said(state: State, event: AssistantSaid) -> State:
     usage = _spent(state.usage, event.attempts)
     if state.turn is None or event.partial:
         return replace(state, seq=event.seq, usage=usage)
-    calls = {made.id: CallState(made=made, args=made.args, gate=_gate(made), grant=made.grant) for made in event.calls}
+    calls = {
+        made.id: CallState(made=made, args=made.args, gate=_gate(made), grant=made.grant, fingerprint=made.fingerprint)
+        for made in event.calls
+    }
     turn = replace(
         state.turn,
         step=event.step,
@@ -295,7 +304,8 @@ def _call(state: State, event: CallSuspended | CallResolved | CallStarted | Call
             halt, halt_value = event.halt, kept if event.artifact else event.value
     elif type(event) is CallSuspended:
         gate: Gate = "required" if event.kind == "approval" and not event.recovery else "auto"
-        misses = call.misses + (call.bound is not None)
+        # Another definition is asked about again, too, and is no plan that changed.
+        misses = call.misses + (call.bound is not None and event.fingerprint == call.fingerprint)
         phase = AWAITING[event.kind]
         call = replace(
             call,
@@ -308,6 +318,7 @@ def _call(state: State, event: CallSuspended | CallResolved | CallStarted | Call
             bound=None,
             misses=misses,
             recovering=event.recovery,
+            fingerprint=event.fingerprint or call.fingerprint,
         )
     elif type(event) is CallResolved:
         decision = event.decision
@@ -340,7 +351,6 @@ def _resolved(call: CallState, event: CallResolved) -> CallState:
     winner, verdict = event.by.id, PAST.get(type(decision))
     if isinstance(decision, Approve):
         edited = decision.args is not None
-        binds = call.made.planned and (not edited or decision.digest is not None) and call.attempt == 0
         return replace(
             call,
             phase="ready",
@@ -351,10 +361,23 @@ def _resolved(call: CallState, event: CallResolved) -> CallState:
             approver=event.by,
             args=decision.args if decision.args is not None else call.args,
             edited=call.edited or edited,
-            bound=(decision.digest if edited else event.digest) if binds else None,
+            bound=_bound(call, decision, event.digest),
         )
     ended: StaleReason = "expired" if isinstance(decision, Expired | Detached) else "resolved"
     return replace(call, phase="ready", suspension=None, winner=winner, verdict=verdict, decided=event, ended=ended)
+
+
+def _bound(call: CallState, decision: Approve, shown: str) -> str | None:
+    """The digest of the plan that the approver saw: of the call as it was shown, or of its edited arguments.
+
+    None where there is no plan, or none of the edited arguments was seen: the digest that was shown is the original's.
+    """
+    if not call.made.planned or call.attempt > 0:
+        return None
+    if decision.args is None:
+        return shown
+    changed = sorted_json(decision.args) != sorted_json(call.args)
+    return None if changed and decision.digest == shown else decision.digest
 
 
 def _used(turn: TurnState, attempts: tuple[Attempt, ...]) -> dict[str, Any]:
@@ -428,4 +451,5 @@ def pending_of(state: State, event: CallSuspended) -> Pending:
         since=event.at,
         agent=turn.agent,
         reason=event.reason,
+        fingerprint=event.fingerprint,
     )

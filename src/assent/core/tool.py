@@ -6,13 +6,16 @@ handlers, previews, policies and reconcile functions live in ``assent.tools``.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
 
+from assent.core.plain import sorted_json
 from assent.errors import DeclarationError, Invalid
 
 Executor = Literal["server", "human", "client", "provider"]
@@ -132,10 +135,47 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     risk: Risk = "low"
     compact: bool = False
     metadata: dict[str, Any] = {}
+    version: str | None = None
+    """Declared by hand: another one is another definition, also where nothing else of it changed."""
     hooked: bool = False
     """Set by the agent: before-tool hooks are asked about its calls, before anything else is."""
     origin: str = ""
     """Where it was declared, for messages: ``module.function`` or a file and line."""
+
+
+class Definition(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tool is in the code now, as far as an approval depends on it."""
+
+    fingerprint: str
+    description: str
+    """Its first line."""
+    prompt: str
+    parameters: str
+    """The JSON Schema of the arguments, as text."""
+
+
+def definition_of(spec: ToolSpec) -> Definition:
+    """Return the definition that approvals of the tool's calls are bound to."""
+    line = first_line(spec)
+    return Definition(
+        fingerprint=fingerprint(spec), description=line, prompt=spec.prompt or line, parameters=spec.parameters
+    )
+
+
+def first_line(spec: ToolSpec) -> str:
+    """Return the first line of the tool's description."""
+    return (spec.description.strip().splitlines() or [spec.name])[0]
+
+
+def fingerprint(spec: ToolSpec) -> str:
+    """Return the hex SHA-256 of sorted JSON ``[name, description, parameters, version]``."""
+    return _fingerprint(spec.name, spec.description, spec.parameters, spec.version)
+
+
+@lru_cache(maxsize=1024)
+def _fingerprint(name: str, description: str, parameters: str, version: str | None) -> str:
+    schema: Any = msgspec.json.decode(parameters)
+    return hashlib.sha256(sorted_json([name, description, schema, version])).hexdigest()
 
 
 def help_of(spec: ToolSpec) -> dict[str, Any]:

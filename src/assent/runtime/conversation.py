@@ -305,7 +305,7 @@ class Conversation:
                     continue
                 self.epoch = epoch
                 self.begin_anew(epoch)  # what another owner had is not ours to record
-                woke = Item(Woke(epoch=epoch), self.home.loop.create_future())
+                woke = Item(Woke(epoch=epoch, definitions=dispatch.definitions(self)), self.home.loop.create_future())
                 items.append(woke)
                 await self._commit([woke])
         except BaseException as failure:

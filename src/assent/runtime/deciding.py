@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from assent.core.decisions import PAST, Decision, Detached, Expired, Pending, Principal
+from msgspec.structs import replace
+
+from assent.core.decisions import (
+    PAST,
+    Approve,
+    Decision,
+    Deny,
+    Detached,
+    Expired,
+    Pending,
+    Previewed,
+    Principal,
+)
 from assent.core.events import AnyEvent, AssistantSaid, CallResolved, CallReturned, ResolutionRefused
-from assent.core.inputs import RefuseResolution, Resolve
-from assent.core.state import pending
-from assent.errors import NotAllowed, Stale
+from assent.core.inputs import Input, Planned, RefuseResolution, Resolve
+from assent.core.resolving import check_edit, edited
+from assent.core.state import CallState, pending
+from assent.errors import Invalid, NotAllowed, Stale, ToolError
+from assent.runtime import dispatch
 
 if TYPE_CHECKING:
     from assent.runtime.conversation import Conversation
     from assent.runtime.home import Home
 
-log = logging.getLogger("assent")
-
-MayResolve = Callable[[Principal, Pending], bool | Awaitable[bool]]
 REFUSALS = 10
 """Refused attempts of one principal on one suspension that are logged: more would only push it out of sight."""
 PAGE = 200
@@ -29,18 +38,16 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-async def decide(
-    home: Home, conv: Conversation, decisions: dict[str, Decision], by: Principal, may: MayResolve | None
-) -> list[AnyEvent]:
+async def decide(home: Home, conv: Conversation, decisions: dict[str, Decision], by: Principal) -> list[AnyEvent]:
     """Record these decisions, all or none. Stale says who was first, also where that was long ago."""
     try:
         while True:
-            judged = None if may is None else await _permit(home, conv, decisions, by, may)
+            judged = await _judge(home, conv, decisions, by) if home.rights.limited else None
             try:
                 return await conv.submit(Resolve(decisions=decisions, by=by, judged=judged))
             except Stale:
                 # Our view may have been behind: then they have yet to be asked about what really waits.
-                if judged is None or judged == {e.call: e.digest for e in pending(conv.state) if e.call in decisions}:
+                if judged is None or judged == _digests(_affected(conv, decisions)):
                     raise
     except Stale as stale:
         if stale.reason != "unknown":
@@ -50,28 +57,122 @@ async def decide(
         raise await who_won(home, conv, decisions, stale) from None
 
 
-async def _permit(
+async def end_turn(
     home: Home,
     conv: Conversation,
-    decisions: Mapping[str, Decision],
     by: Principal,
-    may: MayResolve,
-) -> dict[str, str]:
-    """Raise NotAllowed unless they may; what they were judged on, by call."""
-    waiting = {entry.call: entry for entry in pending(conv.state)}
-    judged: dict[str, str] = {}
-    for call, decision in decisions.items():
-        entry = waiting.get(call)
-        if entry is None:
-            continue  # stale, and said so by the machine
-        judged[call] = entry.digest
-        reason = await _refusal(may, by, entry)
-        if reason is not None:
-            refused = RefuseResolution(call=call, decision=type(decision).__name__, by=by, reason=reason)
-            logged = await _logged(home, conv, refused)
-            told = "the attempt was logged" if logged else f"attempts after the {REFUSALS}th are not logged"
-            raise NotAllowed(f"{reason} (call {call}); it is still pending, and {told}")
-    return judged
+    verb: str,
+    reason: str | None,
+    make: Callable[[dict[str, str] | None], Input],
+) -> list[AnyEvent]:
+    """Submit what cancels the open turn. Raise NotAllowed if the principal may not deny every call that waits in it.
+
+    verb:  what the log calls a refused attempt: "Cancel" or "Interrupt"
+    make:  the input to submit, from what was judged (call -> digest; None: there is no rule to ask)
+    """
+    denial = Deny(reason or "", stop=True)
+    while True:
+        judged: dict[str, str] | None = None
+        if home.rights.limited:
+            waiting = {entry.call: entry for entry in pending(conv.state)}
+            judged = _digests(waiting)
+            for entry in waiting.values():
+                await _require(home, conv, by, entry, denial, verb)
+        try:
+            return await conv.submit(make(judged))
+        except Stale:
+            if judged is None or judged == {entry.call: entry.digest for entry in pending(conv.state)}:
+                raise
+
+
+def _affected(conv: Conversation, decisions: Mapping[str, Decision]) -> dict[str, tuple[Pending, Decision]]:
+    """The waiting calls that these decisions end, each with its decision: one that stops the turn ends all of them."""
+    stop = next((each for each in decisions.values() if isinstance(each, Deny) and each.stop), None)
+    found: dict[str, tuple[Pending, Decision]] = {}
+    for entry in pending(conv.state):
+        decision = decisions.get(entry.call, stop)
+        if decision is not None:
+            found[entry.call] = (entry, decision)
+    return found
+
+
+def _digests(entries: Mapping[str, Pending | tuple[Pending, Decision]]) -> dict[str, str]:
+    return {call: (each[0] if isinstance(each, tuple) else each).digest for call, each in entries.items()}
+
+
+async def _judge(home: Home, conv: Conversation, decisions: Mapping[str, Decision], by: Principal) -> dict[str, str]:
+    """Raise NotAllowed unless the principal may take each decision; return what was judged: call -> digest."""
+    affected = _affected(conv, decisions)
+    for entry, decision in affected.values():
+        seen = await _resulting(home, conv, entry, decision)
+        await _require(home, conv, by, seen, decision, type(decision).__name__)
+    return _digests(affected)
+
+
+async def _require(
+    home: Home, conv: Conversation, by: Principal, entry: Pending, decision: Decision, verb: str
+) -> None:
+    """Raise NotAllowed, and log the attempt, unless the principal may take this decision."""
+    reason = await home.rights.refusal(by, entry, decision)
+    if reason is not None:
+        refused = RefuseResolution(call=entry.call, decision=verb, by=by, reason=reason)
+        logged = await _logged(home, conv, refused)
+        told = "the attempt was logged" if logged else f"attempts after the {REFUSALS}th are not logged"
+        raise NotAllowed(f"{reason} (call {entry.call}); it is still pending, and {told}")
+
+
+async def _resulting(home: Home, conv: Conversation, entry: Pending, decision: Decision) -> Pending:
+    """The entry as it would run: with the edited arguments, their plan and digest, where the decision edits."""
+    call = conv.call(entry.call)
+    if not isinstance(decision, Approve) or decision.args is None or call is None:
+        return entry
+    try:
+        check_edit(entry, decision.args, f"Approve for {entry.tool}")
+    except Invalid:
+        return entry  # refused as such when it is decided
+    return edited(entry, call, decision.args, await _plan(home, conv, call, decision.args))
+
+
+async def preview(home: Home, conv: Conversation, call_id: str, args: dict[str, Any], by: Principal) -> Previewed:
+    """Return the plan of a waiting call with other arguments, and its digest; raise what keeps it from being made."""
+    entry = next((entry for entry in pending(conv.state) if entry.call == call_id), None)
+    call = conv.call(call_id)
+    if entry is None or call is None:
+        raise Stale(f"no call {call_id!r} waits in conversation {conv.name!r}", reason="unknown")
+    if entry.kind != "approval":
+        raise Invalid(f"call {entry.call!r} waits for {entry.kind}: only approvals have a preview")
+    check_edit(entry, args, f"arguments of {entry.tool}")
+    plan = await _plan(home, conv, call, args)
+    seen = edited(entry, call, args, plan)
+    reason = await home.rights.refusal(by, seen, Approve(args=args))
+    if reason is not None:
+        raise NotAllowed(f"{reason} (call {call_id})")
+    if plan.error is not None:
+        raise ToolError(plan.error.kind, plan.error.message, plan.error.details)
+    if plan.failure is not None:
+        if entry.agent not in home.agents:
+            raise Invalid(plan.failure, kind="resource_missing")
+        raise ToolError("handler_failed", plan.failure)
+    return Previewed(seen.preview, seen.digest)
+
+
+async def _plan(home: Home, conv: Conversation, call: CallState, args: dict[str, Any]) -> Planned:
+    """Make the plan of a waiting call with other arguments, as it is made before the call runs."""
+    made = call.made
+    if not made.planned:
+        return Planned(call=made.id, preview={"tool": made.tool, "args": args})
+    agent = conv.state.turn.agent if conv.state.turn else ""
+    if agent not in home.agents:
+        return Planned(call=made.id, failure=f"agent {agent!r} does not run here: its preview cannot be made")
+    # In a task of its own: what the preview does to its task is not done to the caller's.
+    task = home.loop.create_task(dispatch.plan(conv, replace(call, args=args)), name=f"assent:preview:{made.id}")
+    try:
+        await asyncio.wait({task})
+    finally:
+        task.cancel()
+    if task.cancelled():
+        return Planned(call=made.id, failure="the preview failed: its task was cancelled from within")
+    return task.result()
 
 
 async def _logged(home: Home, conv: Conversation, refused: RefuseResolution) -> bool:
@@ -88,24 +189,6 @@ async def _logged(home: Home, conv: Conversation, refused: RefuseResolution) -> 
             await home.tell(conv.name, refused)
             return True
         return False
-
-
-async def permit(may: MayResolve | None, by: Principal, entry: Pending) -> None:
-    """Raise NotAllowed unless they may decide this. For what is only asked about: nothing is logged."""
-    reason = None if may is None else await _refusal(may, by, entry)
-    if reason is not None:
-        raise NotAllowed(f"{reason} (call {entry.call})")
-
-
-async def _refusal(may: MayResolve, by: Principal, entry: Pending) -> str | None:
-    try:
-        verdict = may(by, entry)
-        if inspect.isawaitable(verdict):
-            verdict = await verdict
-    except Exception as problem:
-        log.exception("may_resolve failed for %s on %s", by.id, entry.tool)
-        return f"whether {by.id} may resolve {entry.tool} could not be found out ({type(problem).__name__})"
-    return None if verdict else f"{by.id} may not resolve {entry.tool}"
 
 
 async def each_of(many: Sequence[T], conversation: Callable[[T], str], decide: Callable[[T], Awaitable[R]]) -> list[R]:

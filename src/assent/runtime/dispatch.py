@@ -25,7 +25,7 @@ from assent.core.inputs import Asked, Claim, Erred, Finished, Halted, Outcome, P
 from assent.core.live import ToolProgress
 from assent.core.schema import compile_schema, schema_of
 from assent.core.state import CallState, TurnState
-from assent.core.tool import RECOVERIES, Ask, Halt, Result
+from assent.core.tool import RECOVERIES, Ask, Definition, Halt, Result, definition_of
 from assent.errors import AssentError, Invalid, Refused, StoreError, ToolError
 from assent.runtime.foreign import Died, in_thread, recordable, shown, text, unfit, written
 from assent.runtime.hooking import Ruling, run_after_tool, run_before_tool
@@ -49,7 +49,7 @@ def plain(call: CallState) -> bool:
     return (
         call.phase == "ready"
         and call.gate == "auto"
-        and call.bound is None
+        and not gate.wants_plan(call)
         and call.decided is None
         and call.made.refused is None
         and call.made.executor == "server"
@@ -85,7 +85,8 @@ async def run(conv: Conversation, effect: RunTool) -> None:
 async def preview(conv: Conversation, effect: RunPreview) -> None:
     call = conv.call(effect.call)
     if call is not None:
-        await conv.report(await _plan(conv, call), effect)
+        made = await plan(conv, call)
+        await conv.report(replace(made, definition=definition(conv, call)), effect)
 
 
 class Slot:
@@ -121,10 +122,11 @@ async def _claim(conv: Conversation, call: CallState, epoch: int) -> CallState |
     if gated and call.made.gate == "policy" and ruling.refused is None:
         wanted, verdict = await _policy(conv, call)
         required, verdicts = required or wanted, (*verdicts, verdict)
-    revoked = gate.revoked(conv.state, call, conv.home.now())
-    plan: Planned | None = None
-    if call.made.planned and ruling.refused is None and (call.bound is not None or required or revoked):
-        plan = await _plan(conv, call)
+    current = definition(conv, call)
+    lapsed = gate.lapsed(conv.state, call, conv.home.now(), current)
+    planned: Planned | None = None
+    if call.made.planned and ruling.refused is None and (gate.wants_plan(call) or required or lapsed):
+        planned = await plan(conv, call)
     if conv.home.closing:
         return None  # nothing begins that would have to be broken off
     claim = Claim(
@@ -135,7 +137,8 @@ async def _claim(conv: Conversation, call: CallState, epoch: int) -> CallState |
         refused=ruling.refused,
         halt=ruling.halt,
         verdicts=verdicts,
-        plan=plan,
+        plan=planned,
+        definition=current,
     )
     try:
         await conv.submit(claim)
@@ -205,7 +208,7 @@ async def _policy(conv: Conversation, call: CallState) -> tuple[bool, Verdict]:
     return True, Verdict("approval", "required", f"the approval function said {written(said)}")
 
 
-async def _plan(conv: Conversation, call: CallState) -> Planned:
+async def plan(conv: Conversation, call: CallState) -> Planned:
     """The preview, as it is now."""
     tool = _tool(conv, call)
     call_id = call.made.id
@@ -280,7 +283,10 @@ async def _reconcile(conv: Conversation, call: CallState, epoch: int, effect: Ru
     verdicts: tuple[Verdict, ...] = ()
     if isinstance(verdict, Returned | Erred):
         verdict, verdicts = await _after(conv, call, verdict)
-    await conv.report(Reconciled(call=call.made.id, epoch=epoch, verdict=verdict, verdicts=verdicts), effect)
+    found = Reconciled(
+        call=call.made.id, epoch=epoch, verdict=verdict, verdicts=verdicts, definition=definition(conv, call)
+    )
+    await conv.report(found, effect)
 
 
 def _reconciled(said: Any) -> Returned | Erred:
@@ -298,6 +304,19 @@ def _reconciled(said: Any) -> Returned | Erred:
 def _tool(conv: Conversation, call: CallState) -> Tool | None:
     agent = conv.home.agents.get(conv.state.turn.agent) if conv.state.turn else None
     return agent.tools.get(call.made.tool) if agent else None
+
+
+def definition(conv: Conversation, call: CallState) -> Definition | None:
+    """Return the definition of the call's tool in this process's code; None: it has no such tool."""
+    tool = _tool(conv, call)
+    return None if tool is None else definition_of(tool.spec)
+
+
+def definitions(conv: Conversation) -> dict[str, Definition]:
+    """Return the definitions of the open turn's tools, by name."""
+    turn = conv.state.turn
+    found = {call.made.tool: definition(conv, call) for call in turn.calls.values()} if turn else {}
+    return {name: each for name, each in found.items() if each is not None}
 
 
 def _hooks(conv: Conversation, point: Point, call: CallState) -> tuple[Hook, ...]:

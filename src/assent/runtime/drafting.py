@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from assent.core import gate
 from assent.core.draft import Draft
 from assent.core.effects import CallModel, CloseTurn, Effect, RunPreview, RunTool, StartTurn
 from assent.core.inputs import BeginTurn, Claim, Close, Input, ModelReplied
@@ -103,7 +104,10 @@ def _claim(conv: Conversation, draft: Draft, effects: frozenset[Effect], epoch: 
     for call_id, call in turn.calls.items() if turn else ():
         if not dispatch.plain(call) or call.grant is not None:
             continue
+        definition = dispatch.definition(conv, call)
+        if gate.lapsed(draft.state, call, draft.now, definition):
+            continue  # its plan may have to be made before somebody is asked again
         effect = RunTool(call_id)
         if effect in effects and effect not in conv.tasks and conv.home.slots.take(call.made.tool):
             held[call_id] = call.made.tool
-            decide_into(draft, Claim(call=call_id, epoch=epoch), {})
+            decide_into(draft, Claim(call=call_id, epoch=epoch, definition=definition), {})

@@ -28,11 +28,12 @@ from assent.runtime.agent import Agent
 from assent.runtime.bus import Bus
 from assent.runtime.clients import Clients
 from assent.runtime.conversation import Conversation
-from assent.runtime.deciding import MayResolve, decide
+from assent.runtime.deciding import decide
 from assent.runtime.expiry import Expiry
 from assent.runtime.intake import conversation_id
 from assent.runtime.relay import Relay
 from assent.runtime.resting import Resting
+from assent.runtime.rights import Rights
 from assent.runtime.slots import Slots
 from assent.runtime.summaries import Summaries
 from assent.runtime.waiting import Waiting
@@ -62,7 +63,7 @@ class Home:
         expires: float,
         slots: Slots,
         scope: Scope | None,
-        may_resolve: MayResolve | None,
+        rights: Rights,
         only: Iterable[str] | None,
         drain: float,
         at_once: int | None,
@@ -89,7 +90,7 @@ class Home:
         self._taking = 0
         """As many as may come with the take that is under way."""
         self._scope = scope
-        self.may_resolve = may_resolve
+        self.rights = rights
         self._known: WeakValueDictionary[str, Conversation] = WeakValueDictionary()
         """One object a conversation, for as long as anybody holds it: two would not see each other's moves."""
         self._active: dict[str, Conversation] = {}
@@ -202,12 +203,12 @@ class Home:
         conv = self.conversation(conversation_id(conversation))
         # What is known will do: nothing is refused, and nothing appended, on a state that others have moved on from.
         traced = telemetry.traces()
-        if self.may_resolve is not None or traced:
+        if self.rights.limited or traced:
             await conv.latest()
         elif not conv.loaded:
             await conv.load()
         turn = conv.state.turn
-        events = await decide(self, conv, dict(decisions), by, self.may_resolve)
+        events = await decide(self, conv, dict(decisions), by)
         if traced and turn is not None:
             telemetry.link(conv.name, turn)
         for event in reversed(events):

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from assent.core import codec
-from assent.core.decisions import Accepted, Decision, Pending, Principal
+from assent.core.decisions import Accepted, Decision, Pending, Previewed, Principal
 from assent.core.events import AnyEvent, CallReturned, MessageReceived, Mode
 from assent.core.inputs import Cancel, Open, Revoke, Say, WhenBusy
 from assent.core.live import AnyLive, InFlight, Snapshot
@@ -22,9 +22,10 @@ from assent.errors import Invalid, Stale, ToolError
 from assent.runtime import dispatch
 from assent.runtime.agent import Agent, output_schema
 from assent.runtime.clients import Client
-from assent.runtime.deciding import MayResolve
+from assent.runtime.deciding import end_turn, preview
 from assent.runtime.home import Home, Scope
 from assent.runtime.intake import caller, conversation_id, count, message, tool_names
+from assent.runtime.rights import Rights, Rule
 from assent.runtime.slots import Slots
 from assent.runtime.turn import Turn
 from assent.stores.base import LogStore, OwnerRow
@@ -48,7 +49,10 @@ class Runtime:
     agents:        those that this process runs; with none it serves and records, and runs nothing
     store:         a URL ("memory:", "sqlite:///assent.db") or a LogStore
     scope:         makes what handlers get as ``call.scope``: an async context manager, from the principal
-    may_resolve:   function of (principal, pending): may they decide this?
+    may_resolve:   function of (principal, pending, decision): may they decide this? For edited arguments ``pending``
+                   is the edited call: its arguments, plan and digest
+    may_grant:     function of (principal, pending, decision): may they have this approval remembered? Without it,
+                   ``may_resolve`` decides over remember="args", and remember="tool" is refused
     clock:         seconds since the epoch; for tests
     expires:       how long a suspension waits if its tool does not say
     parallel:      how many handlers run at once; ``parallel_per_tool`` for single tools
@@ -62,7 +66,8 @@ class Runtime:
         *agents: Agent,
         store: str | LogStore = "memory:",
         scope: Scope | None = None,
-        may_resolve: MayResolve | None = None,
+        may_resolve: Rule | None = None,
+        may_grant: Rule | None = None,
         clock: Callable[[], float] | None = None,
         expires: str | float | timedelta = DEFAULT_EXPIRY,
         parallel: int = 64,
@@ -80,7 +85,7 @@ class Runtime:
             expires=seconds(expires),
             slots=Slots(count(parallel), {k: count(v) for k, v in (parallel_per_tool or {}).items()}),
             scope=scope,
-            may_resolve=may_resolve,
+            rights=Rights(may_resolve, may_grant),
             only=only,
             drain=drain,
             at_once=None if at_once is None else count(at_once),
@@ -167,7 +172,13 @@ class Runtime:
             mode=mode,
             output=output_schema(output),
         )
-        events = await self.home.tell(conv.name, said)
+        if when_busy == "interrupt" and self.home.rights.limited:
+            await conv.latest()
+            events = await end_turn(
+                self.home, conv, said.by, "Interrupt", None, lambda judged: msgspec.structs.replace(said, judged=judged)
+            )
+        else:
+            events = await self.home.tell(conv.name, said)
         received = next(event for event in events if isinstance(event, MessageReceived))
         return Turn(self, conversation, received.seq)
 
@@ -182,17 +193,34 @@ class Runtime:
         return await self.home.submit(conversation, decisions, caller(by))
 
     async def cancel(self, conversation: str, by: str | Principal = "user", reason: str | None = None) -> bool:
-        """End the open turn; every open call is paired as cancelled. False: there was nothing to cancel."""
+        """End the open turn; every open call is paired as cancelled. False: there was nothing to cancel.
+
+        Raises NotAllowed where ``may_resolve`` would not let them deny every call that waits.
+        """
         conv = await self.home.loaded(conversation)
         if not isinstance(reason, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise Invalid(f"a reason is text, not {type(reason).__name__}")
         check_plain(reason, "reason")
-        return bool(await self.home.tell(conv.name, Cancel(by=caller(by), reason=reason)))
+        who = caller(by)
+
+        def asked(judged: dict[str, str] | None) -> Cancel:
+            return Cancel(by=who, reason=reason, judged=judged)
+
+        return bool(await end_turn(self.home, conv, who, "Cancel", reason, asked))
 
     async def revoke(self, conversation: str, grant: str, by: str | Principal = "user") -> None:
         """Take a remembered approval back."""
         conv = await self.home.loaded(conversation)
         await self.home.tell(conv.name, Revoke(grant=grant, by=caller(by)))
+
+    async def preview(
+        self, conversation: str, call: str, args: dict[str, Any], by: str | Principal = "user"
+    ) -> Previewed:
+        """Return what a waiting call would do with these arguments, and the digest that an approval of them carries.
+
+        Raises the error that the run would give, and NotAllowed where they may not approve it.
+        """
+        return await preview(self.home, await self.home.loaded(conversation), call, args, caller(by))
 
     async def dry_run(
         self,

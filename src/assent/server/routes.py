@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from assent.core.decisions import Accepted, Approve, Decision, Pending, Principal
+from assent.core.decisions import Accepted, Approve, Decision, Previewed, Principal
 from assent.core.live import Snapshot
 from assent.core.results import ANSWER_LIMIT, MESSAGE_LIMIT
-from assent.core.schema import check, check_plain, digest
+from assent.core.schema import check_plain
 from assent.errors import Invalid, NotFound, Stale, StoreError
 from assent.runtime.clients import BEAT, Client
-from assent.runtime.deciding import each_of, permit
+from assent.runtime.deciding import each_of
 from assent.runtime.intake import conversation_id
 from assent.runtime.runtime import ConversationInfo, Runtime
 from assent.server import wire
@@ -304,34 +304,10 @@ async def _resolved(asked: Asked, wanted: tuple[str, str, Decision]) -> wire.Res
     return wire.Result(conversation=conversation, call=call, status=done.status, seq=done.seq)
 
 
-async def preview(asked: Asked) -> wire.Previewed:
+async def preview(asked: Asked) -> Previewed:
     """What the call would do with other arguments, and the digest that an approval of them carries."""
-    args: dict[str, Any] = asked.body.args
-    entry = await _waiting(asked)
-    await permit(asked.runtime.home.may_resolve, asked.by, entry)
-    if entry.kind != "approval":
-        raise Invalid(f"call {entry.call!r} waits for {entry.kind}: only approvals have a preview")
-    what = f"arguments of {entry.tool}"
-    check_plain(args, what)
-    if entry.schema is not None:
-        check(entry.schema, args, what)
-    if entry.agent in asked.runtime.agents:
-        plan = await asked.runtime.dry_run(
-            entry.tool, args, agent=entry.agent, conversation=entry.conversation, by=entry.principal
-        )
-    elif entry.preview == {"tool": entry.tool, "args": entry.args}:
-        plan = {"tool": entry.tool, "args": args}  # it has no preview of its own
-    else:
-        raise Invalid(f"agent {entry.agent!r} does not run here: its preview cannot be made", kind="resource_missing")
-    return wire.Previewed(plan, digest(entry.tool, args, plan))
-
-
-async def _waiting(asked: Asked) -> Pending:
-    name, call = await asked.exists(asked.conversation), asked.path["call"]
-    for entry in await asked.runtime.pending(name):
-        if entry.call == call:
-            return entry
-    raise Stale(f"no call {call!r} waits in conversation {name!r}", reason="unknown")
+    name = await asked.exists(asked.conversation)
+    return await asked.runtime.preview(name, asked.path["call"], asked.body.args, by=asked.by)
 
 
 async def list_pending(asked: Asked) -> wire.PendingList:
@@ -477,7 +453,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", CONVERSATION + "/log", read_log, wire.Log, query=wire.WhichEvents),
     Endpoint("GET", CONVERSATION + "/events", query=wire.FromWhere, stream=follow),
     Endpoint("POST", CALL + "/resolve", resolve, Accepted, wire.Resolving, limit=ANSWER),
-    Endpoint("POST", CALL + "/preview", preview, wire.Previewed, wire.Previewing, limit=ANSWER),
+    Endpoint("POST", CALL + "/preview", preview, Previewed, wire.Previewing, limit=ANSWER),
     Endpoint("POST", CALL + "/progress", progress, None, wire.Progressing, status=204),
     Endpoint("POST", CALL + "/lease", lease, wire.Leased, wire.Leasing),
     Endpoint("POST", CLIENTS, announce, wire.Announced, wire.Announcing),

@@ -206,12 +206,6 @@ class RawLog(msgspec.Struct, frozen=True):
     next: int | None
 
 
-class Previewed(msgspec.Struct, frozen=True):
-    preview: Any
-    digest: str
-    """What an approval of these arguments carries."""
-
-
 class Announced(msgspec.Struct, frozen=True):
     client: str
     heartbeat: float

@@ -79,6 +79,7 @@ class Tool:
     risk: Any
     compact: Any
     metadata: Any
+    version: Any
     result: Any
 
     _namespace: Mapping[str, Any] = {}
@@ -300,6 +301,8 @@ def tool(fn: Callable[..., Any] | str | None = None, /, **options: Any) -> Tool 
     streaming:    it reports progress with ``await call.progress(...)``
     retention:    for how long the model keeps seeing its results: Retention.turns(6) (default), .last(3), .forever()
     compact:      shown to the model as a stub until it asks for help
+    version:      text or a number; change it when what the tool does changes, and calls that were approved before
+                  are asked about again (as they are when the name, description or parameters change)
     name, description, parameters (a JSON Schema by hand), metadata
     """
     called = options.get("name") or getattr(fn, "__name__", None)

@@ -71,10 +71,12 @@ class Options(TypedDict, total=False):
     """Shown to the model as a stub until it asks for help."""
     metadata: dict[str, Any]
     """Yours: kept with the tool."""
+    version: str | int
+    """Change it when what the tool does changes: approvals that were given for another version are asked for again."""
 
 
 OPTIONS: tuple[str, ...] = tuple(Options.__annotations__)
-_OPTIONAL = ("name", "description", "parameters", "prompt", "timeout", "metadata")
+_OPTIONAL = ("name", "description", "parameters", "prompt", "timeout", "metadata", "version")
 """None says as much as silence for these. For the others it would be a wish that nobody can read."""
 _ON_EXPIRY = ("error", "deny", "halt")
 
@@ -102,6 +104,8 @@ def read_options(options: Mapping[str, Any], what: str) -> dict[str, Any]:
         fields["on_expiry"] = _on_expiry(options["on_expiry"], what)
     if options.get("prompt") is not None:
         fields["prompt"] = _text("prompt", options["prompt"], what)
+    if options.get("version") is not None:
+        fields["version"] = _version(options["version"], what)
     if options.get("metadata") is not None:
         fields["metadata"] = _metadata(options["metadata"], what)
     return fields
@@ -247,6 +251,12 @@ def _text(option: str, given: Any, what: str) -> str:
     if not isinstance(given, str) or not given.strip():
         _refuse(what, f"{option} must be text, not {given!r:.80}")
     return given
+
+
+def _version(given: Any, what: str) -> str:
+    if isinstance(given, bool) or not isinstance(given, str | int) or not str(given).strip():
+        _refuse(what, f'version must be text or a whole number, such as "2" or 2, not {given!r:.80}')
+    return str(given)
 
 
 def _metadata(given: Any, what: str) -> dict[str, Any]:

@@ -1,0 +1,450 @@
+"""Who may decide, remember, preview and cancel: the rules are asked about what would run."""
+
+import asyncio
+
+import pytest
+from harness import agent, of, story, until
+
+from assent import (
+    Approve,
+    Call,
+    Deny,
+    Invalid,
+    NotAllowed,
+    Principal,
+    Runtime,
+    ScriptedModel,
+    Submit,
+    ToolCall,
+    ToolError,
+)
+from assent import tool as declare
+from assent.core.events import (
+    CallResolved,
+    CallStarted,
+    CancelRequested,
+    GrantGiven,
+    MessageReceived,
+    ResolutionRefused,
+)
+from assent.errors import DeclarationError
+from assent.stores.memory import MemoryStore
+
+CLERK = Principal("carl", roles=("clerk",))
+BOSS = Principal("ann", roles=("boss",))
+
+
+def refunds(ran, *, planned=False):
+    @declare(approval="required", prompt="Refund {amount}?")
+    async def refund(amount: int) -> int:
+        """Give money back."""
+        ran.append(amount)
+        return amount
+
+    if planned:
+
+        @refund.preview
+        async def _(amount: int, call: Call) -> dict:
+            if amount < 0:
+                raise ToolError("resource_missing", "there is nothing to take")
+            return {"pays": amount, "for": call.id}
+
+    return refund
+
+
+def up_to_100(principal, pending, decision):
+    """A clerk may approve refunds of up to 100, and deny any."""
+    small = pending.args.get("amount", 0) <= 100
+    return "boss" in principal.roles or isinstance(decision, Deny) or small
+
+
+def call(amount):
+    return ToolCall("refund", {"amount": amount})
+
+
+async def waiting(rt, text="hi"):
+    turn = await rt.send("c", text)
+    return turn, (await turn.rest()).pending
+
+
+def refusals(events):
+    return [(event.by.id, event.decision) for event in of(events, ResolutionRefused)]
+
+
+# --- edits ---
+
+
+@pytest.mark.parametrize("planned", [False, True], ids=["without a preview", "with a preview"])
+@pytest.mark.parametrize("bound", ["shown", "own", "none"])
+def test_a_principal_cannot_edit_a_call_into_one_that_they_may_not_approve(planned, bound):
+    """B36: may_resolve judges the edited arguments, with their plan and digest."""
+
+    @story
+    async def main():
+        ran, seen = [], []
+
+        def may(principal, pending, decision):
+            seen.append((pending, decision))
+            return up_to_100(principal, pending, decision)
+
+        async with Runtime(agent([[call(5)], "done"], refunds(ran, planned=planned)), may_resolve=may) as rt:
+            turn, (entry,) = await waiting(rt)
+            own = await rt.preview("c", entry.call, {"amount": 99999}, by=BOSS)
+            digest = {"shown": entry.digest, "own": own.digest, "none": None}[bound]
+            decision = Approve(args={"amount": 99999}, digest=digest)
+            with pytest.raises(NotAllowed, match="carl may not resolve refund"):
+                await rt.resolve("c", entry.call, decision, by=CLERK)
+            judged, said = seen[-1]
+            assert said == decision
+            assert (judged.args, judged.preview, judged.digest) == ({"amount": 99999}, own.preview, own.digest)
+            assert judged.prompt == "Refund 99999?"
+            events = await rt.history("c")
+            assert (refusals(events), ran) == ([("carl", "Approve")], [])
+            assert await rt.pending() == [entry]
+            await rt.resolve("c", entry.call, decision, by=BOSS)
+            await turn.ended()
+            assert ran == [99999]
+
+    main()
+
+
+@story
+async def test_a_principal_may_edit_a_call_into_one_that_they_may_approve():
+    """B36: what would run is judged, not what was asked for."""
+    ran = []
+    async with Runtime(agent([[call(5000)], "done"], refunds(ran)), may_resolve=up_to_100) as rt:
+        turn, (entry,) = await waiting(rt)
+        with pytest.raises(NotAllowed):
+            await rt.resolve("c", entry.call, Approve(), by=CLERK)
+        await rt.resolve("c", entry.call, Approve(args={"amount": 50}), by=CLERK)
+        await turn.ended()
+        assert ran == [50]
+
+
+@story
+async def test_an_edit_in_a_batch_is_judged_like_a_single_one_and_refuses_all():
+    """B36, B67"""
+    ran = []
+    async with Runtime(agent([[call(5), call(6)], "done"], refunds(ran)), may_resolve=up_to_100) as rt:
+        _, (first, second) = await waiting(rt)
+        with pytest.raises(NotAllowed):
+            await rt.submit("c", {first.call: Approve(), second.call: Approve(args={"amount": 99999})}, by=CLERK)
+        assert of(await rt.history("c"), CallResolved) == []
+
+
+@story
+async def test_an_edit_that_does_not_fit_is_invalid_for_those_who_may_and_refused_to_the_others():
+    """B36, B34"""
+
+    def may(principal, pending, decision):
+        return "boss" in principal.roles
+
+    async with Runtime(agent([[call(5)], "done"], refunds([], planned=True)), may_resolve=may) as rt:
+        _, (entry,) = await waiting(rt)
+        for args in ({"amount": "all"}, {"amount": 1, "more": object()}, [1]):
+            with pytest.raises(Invalid):
+                await rt.resolve("c", entry.call, Approve(args=args), by=BOSS)
+            with pytest.raises(NotAllowed):
+                await rt.resolve("c", entry.call, Approve(args=args), by=CLERK)
+        assert await rt.pending() == [entry]
+
+
+@story
+async def test_where_the_plan_of_an_edit_cannot_be_made_the_rule_is_told_so():
+    """B36: the arguments are judged all the same."""
+    store, seen = MemoryStore(), []
+
+    def may(principal, pending, decision):
+        seen.append((pending.args, pending.preview, pending.preview_error))
+        return up_to_100(principal, pending, decision)
+
+    async with Runtime(agent([[call(5)], "done"], refunds([], planned=True)), store=store) as rt:
+        _, (entry,) = await waiting(rt)
+        async with Runtime(store=store.sibling(), may_resolve=may) as guest:
+            with pytest.raises(NotAllowed):
+                await guest.resolve("c", entry.call, Approve(args={"amount": 101}), by=CLERK)
+            ((args, preview, error),) = seen
+            assert (args, preview) == ({"amount": 101}, None)
+            assert "does not run here" in error
+    async with Runtime(agent([[call(5)], "done"], refunds([], planned=True)), may_resolve=may) as rt:
+        _, (entry,) = await waiting(rt)
+        await rt.resolve("c", entry.call, Approve(args={"amount": -1}), by=CLERK)
+        assert seen[-1] == ({"amount": -1}, None, "there is nothing to take")
+
+
+# --- previews ---
+
+
+@story
+async def test_a_preview_of_edited_arguments_is_judged_as_what_would_run():
+    """B36: rt.preview, and with it the HTTP route"""
+    async with Runtime(agent([[call(5)], "done"], refunds([], planned=True)), may_resolve=up_to_100) as rt:
+        _, (entry,) = await waiting(rt)
+        before = await rt.history("c")
+        with pytest.raises(NotAllowed):
+            await rt.preview("c", entry.call, {"amount": 101}, by=CLERK)
+        assert await rt.history("c") == before, "a question is not logged"
+        shown = await rt.preview("c", entry.call, {"amount": 100}, by=CLERK)
+        assert shown.preview == {"pays": 100, "for": entry.call}
+
+
+# --- remembering ---
+
+
+@story
+async def test_approving_a_small_call_cannot_be_remembered_for_every_call_of_the_tool():
+    """B37: with may_resolve and no may_grant, remember="tool" is refused, and the refusal says what is missing."""
+    ran = []
+    model = ScriptedModel([[call(5)], "done", [call(88888)], "done"])
+    async with Runtime(agent(model, refunds(ran)), may_resolve=up_to_100) as rt:
+        turn, (entry,) = await waiting(rt)
+        for by in (CLERK, BOSS):
+            with pytest.raises(NotAllowed, match="may_grant"):
+                await rt.resolve("c", entry.call, Approve(remember="tool"), by=by)
+        events = await rt.history("c")
+        assert refusals(events) == [("carl", "Approve"), ("ann", "Approve")]
+        assert of(events, GrantGiven) == []
+        await rt.resolve("c", entry.call, Approve(remember="args"), by=CLERK)
+        await turn.ended()
+        _, (entry,) = await waiting(rt)
+        assert (entry.args, ran) == ({"amount": 88888}, [5])
+
+
+@story
+async def test_may_grant_decides_who_may_have_an_approval_remembered():
+    """B37: it is asked beside may_resolve, about the edited call, for both scopes."""
+    ran, seen = [], []
+
+    async def may_grant(principal, pending, decision):
+        seen.append((principal.id, pending.args, decision.remember))
+        return "boss" in principal.roles
+
+    async with Runtime(
+        agent([[call(5)], "done", [call(7)], "done"], refunds(ran)), may_resolve=up_to_100, may_grant=may_grant
+    ) as rt:
+        turn, (entry,) = await waiting(rt)
+        for scope in ("args", "tool"):
+            with pytest.raises(NotAllowed, match="remembered"):
+                await rt.resolve("c", entry.call, Approve(args={"amount": 6}, remember=scope), by=CLERK)
+        assert seen == [("carl", {"amount": 6}, "args"), ("carl", {"amount": 6}, "tool")]
+        assert refusals(await rt.history("c")) == [("carl", "Approve")] * 2
+        await rt.resolve("c", entry.call, Approve(remember="tool"), by=BOSS)
+        await turn.ended()
+        assert (await waiting(rt))[1] == []
+        assert ran == [5, 7]
+
+
+@story
+async def test_a_decision_that_remembers_nothing_does_not_ask_may_grant():
+    """B37"""
+
+    def never(principal, pending, decision):
+        raise AssertionError("nothing is remembered")
+
+    async with Runtime(agent([[call(5)], "done"], refunds([])), may_grant=never) as rt:
+        turn, (entry,) = await waiting(rt)
+        await rt.resolve("c", entry.call, Approve(), by=CLERK)
+        await turn.ended()
+
+
+@story
+async def test_a_may_grant_that_fails_remembers_nothing():
+    """B37, B33"""
+    async with Runtime(agent([[call(5)], "done"], refunds([])), may_grant=lambda *_: 1 / 0) as rt:
+        _, (entry,) = await waiting(rt)
+        with pytest.raises(NotAllowed, match="ZeroDivisionError"):
+            await rt.resolve("c", entry.call, Approve(remember="args"), by=CLERK)
+        assert await rt.pending() == [entry]
+
+
+@story
+async def test_without_rules_everything_may_be_remembered():
+    """B37"""
+    async with Runtime(agent([[call(5)], "done"], refunds([]))) as rt:
+        turn, (entry,) = await waiting(rt)
+        await rt.resolve("c", entry.call, Approve(remember="tool"), by=CLERK)
+        await turn.ended()
+        assert len(await rt.grants("c")) == 1
+
+
+# --- cancelling ---
+
+
+def boss_denies_large(principal, pending, decision):
+    """Only a boss may decide over more than 100, in whatever way."""
+    return "boss" in principal.roles or pending.args["amount"] <= 100
+
+
+@story
+async def test_a_turn_is_cancelled_only_by_who_may_deny_every_call_that_waits_in_it():
+    """B33, B60"""
+    judged = []
+
+    def may(principal, pending, decision):
+        judged.append((pending.args["amount"], decision))
+        return boss_denies_large(principal, pending, decision)
+
+    async with Runtime(agent([[call(5), call(500)], "done"], refunds([])), may_resolve=may) as rt:
+        turn, entries = await waiting(rt)
+        with pytest.raises(NotAllowed, match="carl may not resolve refund"):
+            await rt.cancel("c", by=CLERK, reason="changed my mind")
+        assert judged == [(5, Deny("changed my mind", stop=True)), (500, Deny("changed my mind", stop=True))]
+        events = await rt.history("c")
+        assert of(events, CancelRequested) == []
+        assert [(e.by.id, e.call_id, e.decision) for e in of(events, ResolutionRefused)] == [
+            ("carl", entries[1].call, "Cancel")
+        ]
+        assert await rt.pending() == entries
+        assert await rt.cancel("c", by=BOSS)
+        assert (await turn.ended()).reason == "cancelled"
+
+
+@story
+async def test_a_message_interrupts_a_turn_only_from_who_may_deny_every_call_that_waits_in_it():
+    """B13, B33"""
+    model = ScriptedModel([[call(500)], "done", "done"])
+    async with Runtime(agent(model, refunds([])), may_resolve=boss_denies_large) as rt:
+        turn, (entry,) = await waiting(rt)
+        with pytest.raises(NotAllowed):
+            await rt.send("c", "stop that", by=CLERK, when_busy="interrupt")
+        events = await rt.history("c")
+        assert refusals(events) == [("carl", "Interrupt")]
+        assert len(of(events, MessageReceived)) == 1
+        await rt.send("c", "later", by=CLERK, when_busy="queue")
+        assert await rt.pending() == [entry]
+        await rt.send("c", "stop that", by=BOSS, when_busy="interrupt")
+        assert (await turn.ended()).reason == "cancelled"
+
+
+@story
+async def test_a_denial_that_stops_the_turn_needs_the_right_to_deny_every_call_that_waits_in_it():
+    """B33: it ends the others, too."""
+    async with Runtime(agent([[call(5), call(500)], "done"], refunds([])), may_resolve=boss_denies_large) as rt:
+        turn, entries = await waiting(rt)
+        with pytest.raises(NotAllowed):
+            await rt.resolve("c", entries[0].call, Deny("stop", stop=True), by=CLERK)
+        assert [(e.call_id, e.decision) for e in of(await rt.history("c"), ResolutionRefused)] == [
+            (entries[1].call, "Deny")
+        ]
+        await rt.resolve("c", entries[0].call, Deny("not this"), by=CLERK)
+        await rt.resolve("c", entries[1].call, Deny("stop", stop=True), by=BOSS)
+        assert (await turn.ended()).reason == "halted"
+
+
+@story
+async def test_a_turn_in_which_nothing_waits_may_be_cancelled_by_anybody():
+    """B58: there is nothing to decide"""
+
+    def never(principal, pending, decision):
+        raise AssertionError("nothing waits")
+
+    async with Runtime(agent(["done"]), may_resolve=never) as rt:
+        await (await rt.send("c", "hi", by=CLERK)).ended()
+        assert not await rt.cancel("c", by=CLERK)
+        turn = await rt.send("c", "hi", by=CLERK, when_busy="interrupt")
+        await turn.ended()
+
+
+@pytest.mark.parametrize("verb", ["cancel", "interrupt", "stop"])
+def test_a_call_that_began_to_wait_after_the_rule_was_asked_is_judged_before_the_turn_ends(verb):
+    """B33: whoever cancels is judged on what waits when the cancel is recorded."""
+
+    @story
+    async def main():
+        @declare(approval="required")
+        async def large(amount: int) -> int:
+            """Give much back."""
+            return amount
+
+        plans = []
+
+        @large.preview
+        async def _(amount: int) -> str:
+            plans.append(amount)
+            await released.wait()
+            return "much"
+
+        released = asyncio.Event()
+        asked = []
+
+        async def both_wait():
+            return len(await rt.pending()) == 2
+
+        async def may(principal, pending, decision):
+            asked.append(pending.tool)
+            if pending.tool == "refund":  # while this is being judged, the other call begins to wait
+                released.set()
+                await until(both_wait)
+                return True
+            return False
+
+        calls = [call(5), ToolCall("large", {"amount": 500})]
+        async with Runtime(agent([calls, "done"], refunds([]), large), may_resolve=may) as rt:
+            await rt.send("c", "hi")
+            await until(lambda: plans)
+            (entry,) = await until(rt.pending)
+            verbs = {
+                "cancel": lambda: rt.cancel("c", by=CLERK),
+                "interrupt": lambda: rt.send("c", "stop", by=CLERK, when_busy="interrupt"),
+                "stop": lambda: rt.resolve("c", entry.call, Deny("no", stop=True), by=CLERK),
+            }
+            with pytest.raises(NotAllowed):
+                await verbs[verb]()
+            assert asked == ["refund", "refund", "large"]
+            events = await rt.history("c")
+            assert of(events, CancelRequested) == of(events, CallResolved) == []
+
+    main()
+
+
+# --- declaring a rule ---
+
+
+def two(principal, pending):
+    return True
+
+
+def keyword(principal, pending, *, decision):
+    return True
+
+
+@pytest.mark.parametrize("rule", [two, keyword, lambda: True, lambda a, b, c, d: True, 7, "boss"])
+@pytest.mark.parametrize("name", ["may_resolve", "may_grant"])
+def test_a_rule_that_cannot_take_three_positional_arguments_is_refused_when_it_is_given(name, rule):
+    """B5: the message names the arguments"""
+    with pytest.raises(DeclarationError, match=rf"{name}.*\(principal, pending, decision\)"):
+        Runtime(**{name: rule})
+
+
+class Rules:
+    def may(self, principal, pending, decision):
+        return True
+
+    def __call__(self, principal, pending, decision=None, *more):
+        return True
+
+
+@pytest.mark.parametrize("rule", [Rules().may, Rules(), lambda *_: True, lambda a, b, c, d=1: True])
+def test_any_callable_that_takes_three_positional_arguments_is_a_rule(rule):
+    Runtime(may_resolve=rule, may_grant=rule)
+
+
+@story
+async def test_the_rule_sees_the_decision_also_where_it_is_not_an_approval():
+    """B33"""
+    seen = []
+
+    def may(principal, pending, decision):
+        seen.append(decision)
+        return not isinstance(decision, Submit)
+
+    @declare(manual=True)
+    def by_hand() -> int:
+        """Run it by hand."""
+
+    async with Runtime(agent([[ToolCall("by_hand")], "done"], by_hand), may_resolve=may) as rt:
+        _, (entry,) = await waiting(rt)
+        with pytest.raises(NotAllowed):
+            await rt.resolve("c", entry.call, Submit(1), by=CLERK)
+        assert seen == [Submit(1)]
+        assert of(await rt.history("c"), CallStarted) == []
