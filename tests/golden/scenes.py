@@ -548,6 +548,24 @@ def hooked(s: Scene) -> None:
     s.tell(Close())
 
 
+def interrupted(s: Scene) -> None:
+    """Killed in a gated call, and in a call that a hook had approved: both are asked about, the rest runs again."""
+    s.specs = {**SPECS, "look": replace(SPECS["look"], hooked=True)}
+    s.turn("pay", "look", "look")
+    s.decide("pay", Approve())
+    s.claim("pay")
+    s.claim("look", required=True, verdicts=(Verdict("careful", "required", "the first time"),))
+    s.decide("look", Approve())
+    s.claim("look")
+    s.claim("look", 1, verdicts=(Verdict("careful", "allowed"),))
+    s.wake()
+    s.decide("pay", Submit({"was": "paid"}))
+    s.decide("look", Approve())
+    s.run("look")
+    s.finish("look", nth=1)
+    s.end()
+
+
 SCENES: dict[str, Callable[[Scene], None]] = {
     "plain": plain,
     "approval": approval,
@@ -565,4 +583,5 @@ SCENES: dict[str, Callable[[Scene], None]] = {
     "waiting": waiting,
     "answers": answers,
     "hooked": hooked,
+    "interrupted": interrupted,
 }

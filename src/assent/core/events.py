@@ -105,6 +105,8 @@ class CallMade(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_default
     expires: float
     on_expiry: OnExpiry = "error"
     recovery: Recovery = "redispatch"
+    ask_if_approved: bool = False
+    """Its tool declared no recovery: a run that a person approved is asked about, not repeated."""
     timeout: float | None = None
     retention: Retention | None = None
     """None: as the agent's context says."""

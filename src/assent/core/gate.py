@@ -18,7 +18,7 @@ from assent.core.events import CallMade, CallStarted, CallSuspended, ErrorInfo, 
 from assent.core.inputs import Asked, Claim, Planned
 from assent.core.schema import digest
 from assent.core.state import CallState, Grant, State, TurnState
-from assent.core.tool import FIELD, ToolSpec, seconds
+from assent.core.tool import FIELD, ToolSpec, recovery_of, seconds
 from assent.errors import Stale
 
 PLAN_MISSES = 3
@@ -33,7 +33,10 @@ def freeze(
     grant = covering(state, spec.name, args, now) if spec.gate == "required" and not spec.hooked else None
     gate = "auto" if grant else spec.gate
     manual = spec.manual or (state.turn is not None and state.turn.mode == "manual")
-    outside = spec.executor in ("human", "client") or manual or spec.recovery in ("ask", "reconcile")
+    recovery = recovery_of(spec)
+    # A hook may yet want an approval: a run that a person approved is not repeated by default.
+    ask_if_approved = spec.recovery is None and recovery == "redispatch" and spec.hooked and spec.executor == "server"
+    outside = spec.executor in ("human", "client") or manual or recovery in ("ask", "reconcile") or ask_if_approved
     return CallMade(
         id=own,
         provider_id=provider_id,
@@ -48,7 +51,8 @@ def freeze(
         prompt=spec.prompt or _sentence(spec),
         expires=spec.expires or expires,
         on_expiry=spec.on_expiry,
-        recovery=spec.recovery,
+        recovery=recovery,
+        ask_if_approved=ask_if_approved,
         timeout=spec.timeout,
         retention=spec.retention,
         risk=spec.risk,

@@ -251,6 +251,8 @@ def _recover(log: Draft, call: CallState, recovery: str, epoch: int) -> None:
         recovery = "fail"  # the turn is ending: nothing is begun again, and nobody is asked
     elif recovery == "redispatch" and gate.revoked(log.state, call, log.now):
         recovery = "ask"  # it ran on a grant that no longer holds
+    elif recovery == "redispatch" and call.made.ask_if_approved and call.approver is not None:
+        recovery = "ask"  # a person approved one run, not two
     if recovery == "redispatch":
         log.add(CallStarted, call_id=call.made.id, attempt=call.attempt + 1, epoch=epoch)
     elif recovery == "ask":
