@@ -260,6 +260,10 @@ class Close(_Input, frozen=True, kw_only=True):
     text: str = ""
     thinking: str = ""
     attempts: tuple[Attempt, ...] = ()
+    stopped: frozenset[str] = frozenset()
+    """Calls that ran, and whose handler was cancelled and ended, or was never entered."""
+    abandoned: frozenset[str] = frozenset()
+    """Calls that ran, and whose handler did not stop: a thread, or one that ignores its cancellation."""
 
 
 Input = (

@@ -30,6 +30,7 @@ from assent.core.events import (
     CallSuspended,
     CancelRequested,
     ConversationOpened,
+    ErrorInfo,
     GrantRevoked,
     HistorySummarised,
     MessageReceived,
@@ -266,8 +267,7 @@ def _close(log: Draft, input: Close) -> None:
     if turn.cancelling:
         for call in turn.calls.values():
             if call.phase != "done":
-                error = resolving.INTERRUPTED if call.recovering else resolving.CANCELLED
-                log.returned(call, error=error, source="system")
+                log.returned(call, error=_cancelled(call, input), source="system")
         if input.text or input.thinking or input.attempts:
             replying.said(
                 log, turn, input, partial=True
@@ -283,6 +283,18 @@ def _close(log: Draft, input: Close) -> None:
         log.add(TurnEnded, turn=turn.number, reason=turn.halt, value=turn.halt_value, halted=True)
     else:
         log.add(TurnEnded, turn=turn.number, reason=reached(turn) or "step_limit", error=spent(turn))
+
+
+def _cancelled(call: CallState, input: Close) -> ErrorInfo:
+    """The result of a call whose turn was cancelled; it says whether the call may have taken effect."""
+    if call.recovering:
+        return resolving.INTERRUPTED
+    if call.phase != "running" or call.made.id in input.stopped:
+        return resolving.CANCELLED
+    if call.made.id in input.abandoned:
+        message = f"the turn was cancelled; {call.made.tool} did not stop and may still take effect"
+        return ErrorInfo(kind="cancelled", message=message, details={"abandoned": True})
+    return ErrorInfo(kind="cancelled", message="the turn was cancelled while this ran; it may have taken effect")
 
 
 def _settle(log: Draft, suspension: CallSuspended, decision: Expired | Detached) -> None:

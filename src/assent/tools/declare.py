@@ -295,7 +295,8 @@ def tool(fn: Callable[..., Any] | str | None = None, /, **options: Any) -> Tool 
                   call.key), "fail" (never again), "ask" (a person decides), or a function of (args, call) that
                   finds out and returns one of these words or a Result. Default: "ask" for tools with an approval
                   or risk="high", "redispatch" for the others
-    timeout:      how long it may run
+    timeout:      how long it may run. A plain ``def`` runs in a thread and cannot be stopped: past its timeout its
+                  result is not taken, but it may still take effect, so let it look at ``call.cancelled``
     risk:         "low" (default), "medium" or "high"
     manual:       never run here; somebody submits its result
     streaming:    it reports progress with ``await call.progress(...)``
