@@ -360,9 +360,7 @@ async def _run(
         async with conv.home.scope(turn.by) as scope:
             context = _context(conv, turn, call, scope, dry_run=dry_run, seen=seen)
             try:
-                value = await _invoke(
-                    handler, call.args, context, slot, call.made.timeout, handler_run or HandlerRun()
-                )
+                value = await _invoke(handler, call.args, context, slot, call.made.timeout, handler_run or HandlerRun())
             finally:
                 context._cancel()  # pyright: ignore[reportPrivateUsage]
     except asyncio.CancelledError:
