@@ -19,6 +19,7 @@ from assent.cli.loading import Chosen
 from assent.cli.screen import Screen
 from assent.cli.unfinished import unfinished_calls
 from assent.core.decisions import Decision, Pending
+from assent.core.machine import closed
 from assent.core.state import State
 from assent.errors import Busy, Invalid, NotFound
 from assent.runtime.conversation import Conversation
@@ -169,6 +170,8 @@ async def go_on(job: Job) -> int:
 
 
 def is_mine(job: Job, state: State) -> bool:
+    if state.closed:
+        raise closed(state.conversation)
     agent = state.turn.agent if state.turn else state.queue[0].agent if state.queue else None
     if agent is None:
         return False

@@ -375,6 +375,19 @@ class ResolutionRefused(Event, frozen=True, kw_only=True):
     reason: str
 
 
+class ConversationImported(Event, frozen=True, kw_only=True):
+    """The log before this event was read from a file. The importer appends it, behind all of the file.
+
+    Without trust the conversation can be read and nothing of it runs. With trust it goes on, and every call that
+    the file left open is asked about here before it runs.
+    """
+
+    trusted: bool = False
+    """Whoever imported it takes over what the file says."""
+    origin: str = ""
+    """What the conversation was called in the file."""
+
+
 AnyEvent = (
     ConversationOpened
     | MessageReceived
@@ -391,4 +404,5 @@ AnyEvent = (
     | GrantGiven
     | GrantRevoked
     | ResolutionRefused
+    | ConversationImported
 )

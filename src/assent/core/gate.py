@@ -21,6 +21,7 @@ from assent.core.state import CallState, Grant, State, TurnState
 from assent.core.tool import FIELD, ToolSpec, recovery_of, seconds
 from assent.errors import Stale
 
+IMPORTED = "imported, and asked again here"
 PLAN_MISSES = 3
 """The third plan that differs from the approved one is a conflict."""
 
@@ -124,7 +125,7 @@ def advance(log: Draft, call: CallState, turn: TurnState) -> None:
     elif call.gate == "auto" and made.executor == "human":
         suspend(log, call, "elicitation")
     elif call.gate == "required" and not made.planned:
-        suspend(log, call, "approval")
+        suspend(log, call, "approval", reason=IMPORTED if call.imported else None)
     elif call.gate == "auto" and made.manual:
         suspend(log, call, "manual", reason="manual")
     elif call.gate == "auto" and made.executor == "client":
@@ -138,7 +139,7 @@ def planned(log: Draft, call: CallState, plan: Planned) -> None:
     if plan.error is not None:
         log.returned(call, error=plan.error)
     else:
-        suspend(log, call, "approval", plan=plan)
+        suspend(log, call, "approval", plan=plan, reason=IMPORTED if call.imported else None)
 
 
 def claim(log: Draft, call: CallState, input: Claim) -> None:
@@ -155,10 +156,11 @@ def claim(log: Draft, call: CallState, input: Claim) -> None:
         log.returned(call, error=input.plan.error, verdicts=input.verdicts)
         return
     grant: str | None = None
-    if call.gate == "policy" and (input.required or made.gate == "required"):
-        grant = covering(log.state, made.tool, call.args, log.now)
+    if call.gate == "policy" and (input.required or made.gate == "required" or call.imported):
+        grant = covering(log.state, made.tool, call.args, log.now) if not call.imported else None
         if grant is None:
             why = next((v.reason for v in input.verdicts if v.reason and v.outcome == "required"), None)
+            why = why or (IMPORTED if call.imported else None)
             suspend(log, call, "approval", plan=input.plan, verdicts=input.verdicts, reason=why)
             return
     if revoked(log.state, call, log.now):

@@ -74,6 +74,14 @@ class Revoke(_Input, frozen=True, kw_only=True):
     by: Principal
 
 
+class Import(_Input, frozen=True, kw_only=True):
+    """The log so far comes from a file; with ``trusted``, it may go on here."""
+
+    by: Principal
+    trusted: bool = False
+    origin: str = ""
+
+
 # --- what the owner says: needs the lease ---
 
 
@@ -275,6 +283,7 @@ Input = (
     | ClientGone
     | Cancel
     | Revoke
+    | Import
     | Woke
     | BeginTurn
     | ModelReplied

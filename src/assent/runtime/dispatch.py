@@ -137,7 +137,7 @@ async def _claim(conv: Conversation, call: CallState, epoch: int) -> CallState |
     ruling = await _before(conv, call) if gated and call.made.hooked else Ruling()
     if ruling.args is not None:
         call = replace(call, args=ruling.args)
-    required = gated and (ruling.required or call.made.gate == "required")
+    required = gated and (ruling.required or call.made.gate == "required" or call.imported)
     verdicts = ruling.verdicts
     if gated and call.made.gate == "policy" and ruling.refused is None:
         wanted, verdict = await _policy(conv, call)
