@@ -9,7 +9,7 @@ def find_address(name: str) -> str:
     return f"{name.lower()}@example.org"
 
 
-@tool(approval="required", recovery="ask", prompt="Send this mail to {to}?")
+@tool(approval="required", prompt="Send this mail to {to}?")
 def send_mail(to: str, text: str) -> str:
     """Send a mail."""
     return f"sent to {to}"

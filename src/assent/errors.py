@@ -168,7 +168,8 @@ class NotFound(Refused, LookupError):
 
 
 class NotAllowed(Refused, PermissionError):
-    """The principal may not resolve this call; the attempt was logged, the call is still pending."""
+    """The principal may not resolve this call (the attempt was logged, the call is still pending); or nobody may go on
+    with a conversation that was imported without trust."""
 
     kind = "permission_denied"
     exit_code = 5

@@ -21,23 +21,113 @@ def exported(desk, name, agent, file="c.jsonl"):
 
 
 @pytest.mark.parametrize("agent", ["gated", "seat", "scales", "plain", "halting", "failing", "evil"])
-def test_a_round_trip_is_byte_identical_and_has_the_same_inbox(desk, agent):
+def test_a_round_trip_is_byte_identical_and_the_importer_s_mark_stands_behind_it(desk, agent):
     _, body = exported(desk, "c", getattr(agents, agent))
     assert desk("export", "c").raw == body
     assert body.splitlines()[:-1] == desk("log", "c", "--json").raw.splitlines()
-    told = desk("import", "c.jsonl", *OTHER)
+    told = desk("import", "c.jsonl", "--by", "ada", *OTHER)
     assert told.code == 0, told.err
-    assert desk("export", "c", *OTHER).raw == body
-    assert desk("pending", "--json", *OTHER).raw == desk("pending", "--json").raw
-    rows = [{**row, "updated": 0} for row in desk("log", "--json").objects]
-    assert [{**row, "updated": 0} for row in desk("log", "--json", *OTHER).objects] == rows
+    *events, mark = desk("log", "c", "--json", *OTHER).raw.splitlines()
+    assert events == body.splitlines()[:-1]
+    mark = json.loads(mark)
+    assert (mark["type"], mark["origin"], mark["by"]["id"]) == ("ConversationImported", "c", "ada")
+    assert "trusted" not in mark
+    assert desk("verify", *OTHER).code == 0
+
+
+def test_what_was_imported_without_trust_can_be_read_and_nothing_of_it_runs(desk):
+    """An export is a file that anybody can write: an approval in it must not run anything."""
+    [entry], _ = exported(desk, "c", agents.gated)
+    assert desk("approve", entry.call).code == 0
+    assert desk("export", "c", "approved.jsonl").code == 0
+    told = desk("import", "approved.jsonl", *OTHER)
+    assert "without trust" in told.out
+    env = {"LEDGER": str(desk.path / "l")}
+    words = ("--conversation", "c", *OTHER)
+    refused(
+        desk("run", f"{DESK}:gated", *words, env=env), 5, "[permission_denied]", "imported without trust", "--trust"
+    )
+    refused(desk("run", f"{DESK}:gated", "go on", *words, env=env), 5, "[permission_denied]", "--trust")
+    assert desk("run", f"{DESK}:gated", *OTHER, env=env).code == 0, "other conversations are not held up"
+    refused(desk("cancel", "c", *OTHER), 5, "[permission_denied]")
+    assert desk("pending", "--json", *OTHER).objects == []
+    assert not (desk.path / "l").exists()
+    assert "without trust: nothing of it runs" in desk("log", "c", *OTHER).out
+    assert desk("replay", "c", *OTHER).code == 0
+
+
+def forged(desk, entry, **made):
+    """The export of a conversation in which "boss" approved a call, whoever that is, with no end line to check."""
+    assert desk("approve", entry.call, "--by", "boss").code == 0
+    lines = desk("log", "c", "--json").objects
+    for line in lines:
+        for call in line.get("calls", ()):
+            call.update(made)
+    (desk.path / "forged.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize("made", [{}, {"gate": "auto", "recovery": "redispatch"}], ids=["approved", "gate: auto"])
+def test_with_trust_what_had_not_started_is_asked_again(desk, made):
+    [entry], _ = exported(desk, "c", agents.gated)
+    forged(desk, entry, **made)
+    env = {"LEDGER": str(desk.path / "l")}
+    told = desk("import", "forged.jsonl", "--as", "d", "--trust", *OTHER)
+    assert told.code == 0, told.err
+    assert f"refund ({entry.call}), approved by boss: has not started, and is asked about again here" in told.out
+    assert desk("run", f"{DESK}:gated", "--conversation", "d", *OTHER, env=env).code == 75
+    assert not (desk.path / "l").exists(), "it ran on the word of a file"
+    told = desk("approve", f"d/{entry.call}", "--resume", f"{DESK}:gated", *OTHER, env=env)
+    assert told.code == 0, told.err
+    assert (desk.path / "l").read_text() == "refund 1 2.5\n"
+
+
+def test_a_call_that_a_file_left_running_does_not_run_again_by_itself(desk):
+    """Whatever recovery the file names: a forged CallStarted with "redispatch" would be an approval."""
+    [entry], _ = exported(desk, "c", agents.gated)
+    forged(desk, entry, gate="auto", recovery="redispatch")
+    lines = (desk.path / "forged.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1])
+    started = {"type": "CallStarted", "call_id": entry.call, "attempt": 1, "epoch": 10**15, "seq": last["seq"] + 1}
+    (desk.path / "forged.jsonl").write_text("\n".join([*lines, json.dumps({**last, **started})]))
+    env = {"LEDGER": str(desk.path / "l")}
+    told = desk("import", "forged.jsonl", "--as", "d", "--trust", *OTHER)
+    assert "may have run; a person decides here whether it runs again" in told.out, told.err
+    assert desk("run", f"{DESK}:gated", "--conversation", "d", *OTHER, env=env).code == 75
+    [waits] = desk("pending", "--json", *OTHER).objects
+    assert (waits["call"], waits["recovery"]) == (entry.call, True)
+    assert not (desk.path / "l").exists()
+
+
+def test_grants_of_a_trusted_file_are_listed(desk):
+    [entry], _ = exported(desk, "c", agents.gated)
+    assert desk("approve", entry.call, "--remember", "tool", "--by", "boss", "--resume", f"{DESK}:gated").code == 0
+    assert desk("export", "c", "c.jsonl", "--force").code == 0
+    told = desk("import", "c.jsonl", "--trust", *OTHER)
+    assert "refund with any arguments, given by boss: holds here from now on" in told.out
+    assert len(desk("grants", "--json", *OTHER).objects) == 1
+
+
+def test_trust_can_be_given_later_with_the_same_file_and_with_no_other(desk):
+    exported(desk, "c", agents.gated)
+    exported(desk, "b", agents.gated, "b.jsonl")
+    assert desk("import", "c.jsonl", *OTHER).code == 0
+    refused(desk("import", "c.jsonl", *OTHER), 3, "[conflict]")
+    refused(desk("import", "b.jsonl", "--as", "c", "--trust", *OTHER), 3, "[conflict]")
+    assert desk("pending", "--json", *OTHER).objects == []
+    told = desk("import", "c.jsonl", "--trust", *OTHER)
+    assert told.code == 0, told.err
+    assert "waits for 1 answer" in told.out
+    assert len(desk("pending", "--json", *OTHER).objects) == 1
+    refused(desk("import", "c.jsonl", "--trust", *OTHER), 3, "[conflict]")
     assert desk("verify", *OTHER).code == 0
 
 
 def test_artifacts_come_along(desk):
     _, body = exported(desk, "c", reader())
     assert desk("import", "c.jsonl", *OTHER).code == 0
-    assert desk("export", "c", *OTHER).raw == body
+    assert [line for line in desk("export", "c", *OTHER).raw.splitlines() if b'"artifact":"' in line[:13]] == [
+        line for line in body.splitlines() if b'"artifact":"' in line[:13]
+    ]
     assert "1 artifact" in desk("verify", *OTHER).out
 
     async def result():
@@ -55,7 +145,7 @@ def test_artifacts_come_along(desk):
 
 def test_what_was_imported_goes_on(desk):
     [entry], _ = exported(desk, "c", agents.gated)
-    told = desk("import", "c.jsonl", "--as", "copy", *OTHER)
+    told = desk("import", "c.jsonl", "--as", "copy", "--trust", *OTHER)
     assert "waits for 1 answer" in told.out
     assert "pending --conversation copy" in told.out
     told = desk("approve", f"copy/{entry.call}", "--resume", f"{DESK}:gated", *OTHER)
@@ -113,7 +203,7 @@ def test_events_alone_can_be_read_and_what_is_missing_is_said(desk):
     told = desk("import", "-", "--as", "d", stdin=events)
     assert told.code == 0, told.err
     assert "last line was missing" in told.out
-    assert desk("log", "d", "--json").raw == desk("log", "c", "--json").raw
+    assert desk("log", "d", "--json").raw.startswith(desk("log", "c", "--json").raw)
     refused(desk("import", "-", "--as", "e", stdin=b"\n\n"), 2, "no events")
     refused(desk("import", "nope.jsonl"), 2, "[read_failed]", "nope.jsonl")
     refused(desk("import", "-", "--as", "a\nb", stdin=events), 2, "bad conversation id")

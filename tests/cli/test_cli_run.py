@@ -147,7 +147,37 @@ def test_ctrl_c_lets_a_running_tool_finish_and_says_why_it_takes_time(desk):
         assert run.end() == 130
         assert "a tool still runs" in run.out
         assert "stopped; conversation c is safe" in run.out
+        assert "may have taken effect" not in run.out
     assert [e["value"] for e in desk.log("c") if e["type"] == "CallReturned"] == ["paid"]
+
+
+@pytest.mark.parametrize(
+    ("options", "next_run"),
+    [
+        ("", "the next run starts it again"),
+        ('(recovery="ask")', "the next run asks a person"),
+        ('(recovery="fail")', "the next run reports it as interrupted"),
+    ],
+)
+def test_after_a_second_ctrl_c_the_calls_that_may_have_run_are_named(desk, options, next_run):
+    """B159: nothing is lost, and what may have taken effect is said."""
+    (desk.path / "slow.py").write_text(
+        "import asyncio\nfrom assent import *\n"
+        f"@tool{options}\nasync def pay(call: Call) -> str:\n    'Pay.'\n    await call.progress('begun')\n"
+        "    await asyncio.Event().wait()\n"
+        "agent = Agent('slow', model=ScriptedModel([[ToolCall('pay')], 'Done.'], follow=True), tools=[pay])\n"
+    )
+    with desk.start("run", "slow:agent", "hi", "--conversation", "c") as run:
+        run.until("begun")
+        run.process.send_signal(signal.SIGINT)
+        run.until("Ctrl-C leaves at once")
+        run.process.send_signal(signal.SIGINT)
+        assert run.end() == 130
+        [call] = [e["call_id"] for e in desk.log("c") if e["type"] == "CallStarted"]
+        said = " ".join(run.out.split())
+        assert f"pay (c/{call}) was running and may have taken effect; {next_run}" in said
+        assert "stopped; conversation c is safe" in said
+    assert [e for e in desk.log("c") if e["type"] == "CallReturned"] == []
 
 
 def test_an_agent_of_another_name_is_refused(desk):

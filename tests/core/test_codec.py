@@ -72,6 +72,7 @@ FULL = [
     events.GrantGiven(**HEAD, **CALL, grant="g1", tool="pay", scope="args", args_digest="d", until=5.5),
     events.GrantRevoked(**HEAD, grant="g1"),
     events.ResolutionRefused(**HEAD, **CALL, decision="Approve", reason="may not"),
+    events.ConversationImported(**HEAD, trusted=True, origin="support"),
 ]  # fmt: skip
 ALL = typing.get_args(events.AnyEvent)
 MESSAGE = FULL[1]
@@ -80,7 +81,7 @@ MESSAGE = FULL[1]
 def test_every_type_of_event_is_tried_here():
     """B54"""
     assert {type(event) for event in FULL} == set(ALL)
-    assert len(ALL) == 15
+    assert len(ALL) == 16
 
 
 @pytest.mark.parametrize("event", FULL, ids=lambda e: e.type)

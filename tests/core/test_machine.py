@@ -49,7 +49,7 @@ from assent.core.live import Snapshot
 from assent.core.machine import TRANSITIONS, decide, decide_into
 from assent.core.replying import call_id
 from assent.core.state import State, evolve, pending, status
-from assent.core.tool import Default, ToolSpec
+from assent.core.tool import Default, ToolSpec, recovery_of
 from assent.errors import AssentError, Busy, Invalid, Refused, Stale
 
 ANN = Principal("ann")
@@ -65,6 +65,7 @@ SPECS = {
     for each in (
         spec("plain"),
         spec("gated", gate="required"),
+        spec("gated_again", gate="required", recovery="redispatch"),
         spec("planned", gate="required", planned=True),
         spec("judged", gate="policy"),
         spec("human", executor="human", result='{"type":"string"}'),
@@ -101,7 +102,8 @@ class Untouchable(Mapping):
 class Log:
     """A conversation without a shell: what is decided is folded at once, and every move of a call is noted."""
 
-    def __init__(self, state=None, now=1000.0, moves=None):
+    def __init__(self, state=None, now=1000.0, moves=None, specs=SPECS):
+        self.specs = specs
         self.state = state or State(conversation="c")
         self.now = now
         self.events = []
@@ -109,7 +111,7 @@ class Log:
         self.epoch = 1
 
     def tell(self, input):
-        specs = SPECS if isinstance(input, ModelReplied) else Untouchable()
+        specs = self.specs if isinstance(input, ModelReplied) else Untouchable()
         return self.fold(decide(self.state, input, specs, self.now))
 
     def fold(self, events):
@@ -336,6 +338,41 @@ def test_each_recovery_does_what_its_event_says():
     assert log.claim(careful)[0].attempt == 2
     log.tell(Reconciled(call=evidence, epoch=2, verdict=Returned(value="it had worked")))
     assert log.phase(evidence) == "done"
+
+
+def test_without_a_declared_recovery_gated_and_high_risk_calls_are_asked_about():
+    """B48: an explicit recovery always wins; client, human and manual calls have none to speak of."""
+    risky, stated = spec("risky", risk="high"), spec("stated", risk="high", recovery="redispatch")
+    medium = spec("medium", risk="medium")
+    specs = {**SPECS, **{each.name: each for each in (risky, stated, medium)}}
+    log = Log(specs=specs)
+    names = ("plain", "medium", "gated", "gated_again", "judged", "risky", "stated")
+    calls = dict(zip(names, log.start(*names), strict=True))
+    for name in ("gated", "gated_again"):
+        log.resolve(calls[name], Approve())
+    for call in calls.values():
+        log.claim(call)
+    woke = {event.call_id: event.type for event in log.tell(Woke(epoch=2))}
+    again = {name for name, call in calls.items() if woke[call] == "CallStarted"}
+    assert again == {"plain", "medium", "gated_again", "stated"}
+    assert {name for name, call in calls.items() if woke[call] == "CallSuspended"} == {"gated", "judged", "risky"}
+    for name in ("gated_client", "human", "gated_manual", "hosted"):
+        assert recovery_of(SPECS[name]) == "redispatch"
+
+
+def test_a_run_that_a_hook_had_approved_is_not_repeated_by_default():
+    """B48: whoever approved it approved one run; with an explicit recovery the tool's word counts."""
+    hooked = spec("hooked", hooked=True)
+    stated = spec("stated", hooked=True, recovery="redispatch")
+    log = Log(specs={each.name: each for each in (hooked, stated)})
+    approved, free, explicit = log.start("hooked", "hooked", "stated")
+    for call in (approved, explicit):
+        log.claim(call, required=True)
+        log.resolve(call, Approve())
+    for call in (approved, free, explicit):
+        log.claim(call)
+    woke = {event.call_id: event.type for event in log.tell(Woke(epoch=2))}
+    assert woke == {approved: "CallSuspended", free: "CallStarted", explicit: "CallStarted"}
 
 
 @pytest.mark.parametrize(
@@ -635,12 +672,12 @@ def test_a_halted_turn_asks_nobody_about_what_was_interrupted():
 def test_a_call_that_ran_on_a_grant_is_not_run_again_once_the_grant_is_gone():
     """B37, B48; one that a person approved is: nobody took that back"""
     log = Log()
-    approved, other = log.start("gated", "gated")
+    approved, other = log.start("gated_again", "gated_again")
     log.resolve(approved, Approve(remember="tool"))
     log.claim(approved)
     log.resolve(other, Deny("no"))
     log.finish(approved)
-    (granted,) = log.reply("gated")
+    (granted,) = log.reply("gated_again")
     log.claim(granted)
     held = Log(log.state)
     assert kinds(held.tell(Woke(epoch=2))) == ["CallStarted"], "the grant holds"

@@ -40,6 +40,7 @@ from assent.core.inputs import (
     Erred,
     Finished,
     Halted,
+    Import,
     ModelFailed,
     ModelHalted,
     ModelReplied,
@@ -608,6 +609,52 @@ def redefined(s: Scene) -> None:
     s.end()
 
 
+def interrupted(s: Scene) -> None:
+    """Killed in a gated call, and in a call that a hook had approved: both are asked about, the rest runs again."""
+    s.specs = {**SPECS, "look": replace(SPECS["look"], hooked=True)}
+    s.turn("pay", "look", "look")
+    s.decide("pay", Approve())
+    s.claim("pay")
+    s.claim("look", required=True, verdicts=(Verdict("careful", "required", "the first time"),))
+    s.decide("look", Approve())
+    s.claim("look")
+    s.claim("look", 1, verdicts=(Verdict("careful", "allowed"),))
+    s.wake()
+    s.decide("pay", Submit({"was": "paid"}))
+    s.decide("look", Approve())
+    s.run("look")
+    s.finish("look", nth=1)
+    s.end()
+
+
+def imported(s: Scene) -> None:
+    """From a file, first without trust and then with it: what the file left open is asked about again."""
+    s.specs = {**SPECS, "look": replace(SPECS["look"], hooked=True)}
+    s.turn("pay", "wire", "once", "look", "locate", "choose", "known")
+    s.plan("wire", "1 will go")
+    s.decide("pay", Approve(remember="tool"))
+    s.decide("wire", Approve())
+    s.claim("once")
+    s.claim("known")
+    s.tell(Import(by=ADA, origin="support"))
+    s.tell(Import(by=BOSS, trusted=True, origin="support"))
+    s.epoch = 0
+    s.wake()
+    s.decide("pay", Approve())
+    s.run("pay")
+    s.plan("wire", "1 will go")
+    s.decide("wire", Deny("not here"))
+    s.claim("look", verdicts=(Verdict("cap", "allowed"),))
+    s.decide("look", Approve())
+    s.run("look")
+    s.decide("locate", Approve())
+    s.decide("locate", ClientResult(3))
+    s.decide("choose", Answer(2))
+    s.tell(Reconciled(call=s.call("known"), epoch=s.epoch, verdict="redispatch"))
+    s.decide("known", Submit({"was": "done"}))
+    s.end()
+
+
 SCENES: dict[str, Callable[[Scene], None]] = {
     "plain": plain,
     "approval": approval,
@@ -627,4 +674,6 @@ SCENES: dict[str, Callable[[Scene], None]] = {
     "hooked": hooked,
     "edits": edits,
     "redefined": redefined,
+    "interrupted": interrupted,
+    "imported": imported,
 }

@@ -162,7 +162,7 @@ def test_a_runtime_serves_it_without_the_agents_code(log: Path) -> None:
 
 def test_every_event_occurs() -> None:
     assert {event.type for log in LOGS for event in decoded(log)} == set(event_types())
-    assert len(event_types()) == 15
+    assert len(event_types()) == 16
 
 
 def test_every_phase_occurs_and_stands_at_the_end_of_a_log() -> None:

@@ -117,6 +117,8 @@ def test_cancelling_running_tools_stops_their_handlers_and_pairs_them_as_cancell
             log = await rt.history("c")
             paired(log)
             assert [r.error.kind for r in of(log, CallReturned)] == ["cancelled"] * 3
+            for returned in of(log, CallReturned):
+                assert returned.error.message == "the turn was cancelled before there was a result"
             assert await rt.pending() == []
 
     run(main)
@@ -149,7 +151,62 @@ def test_a_thread_that_cannot_be_stopped_is_told_and_its_late_result_is_ignored(
             await asyncio.sleep(0)
             assert noticed.is_set()
             assert await rt.history("c") == before
-            assert of(before, CallReturned)[0].error.kind == "cancelled"
+            error = of(before, CallReturned)[0].error
+            assert error.kind == "cancelled"
+            assert error.message == "the turn was cancelled; block did not stop and may still take effect"
+            assert error.details == {"abandoned": True}
+
+    run(main)
+
+
+def test_the_result_of_a_handler_that_ignores_its_cancellation_says_that_it_may_have_taken_effect():
+    """B59: it was not stopped, and its late value is not taken either."""
+
+    async def main():
+        seen = Seen()
+
+        @tool
+        async def finishes(call: Call) -> str:
+            """Ignore the cancellation and finish."""
+            seen.note(call)
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            return "done anyway"
+
+        async with Runtime(agent(ScriptedModel([[ToolCall("finishes")]]), finishes)) as rt:
+            turn = await rt.send("c", "go")
+            await seen.running()
+            await rt.cancel("c")
+            assert (await turn.ended()).reason == "cancelled"
+            (returned,) = of(await rt.history("c"), CallReturned)
+            assert returned.error.kind == "cancelled"
+            assert returned.error.message == "the turn was cancelled while this ran; it may have taken effect"
+
+    run(main)
+
+
+def test_a_call_that_was_running_when_its_process_died_is_cancelled_with_the_outcome_left_open():
+    """B60: the next process closes the turn, and cannot know what the first one did."""
+
+    async def main():
+        store, seen = MemoryStore(), Seen()
+
+        @tool
+        async def work(call: Call) -> str:
+            """Work."""
+            seen.note(call)
+            await seen.door.wait()
+            return "worked"
+
+        async with life(agent(ScriptedModel([[ToolCall("work")]]), work), store=store) as rt:
+            await rt.send("c", "go")
+            await seen.running()
+            await kill(rt)
+        async with life(store=store.sibling()) as desk:
+            await desk.cancel("c")
+            (returned,) = of(await idle(desk), CallReturned)
+            assert returned.error.kind == "cancelled"
+            assert returned.error.message == "the turn was cancelled while this ran; it may have taken effect"
 
     run(main)
 
@@ -175,7 +232,9 @@ def test_a_handler_that_will_not_be_cancelled_holds_the_turn_up_for_a_grace_only
             await seen.running()
             await rt.cancel("c")
             assert (await turn.ended()).reason == "cancelled"
-            paired(await rt.history("c"))
+            log = await rt.history("c")
+            paired(log)
+            assert of(log, CallReturned)[0].error.details == {"abandoned": True}
             seen.door.set()
 
     run(main)

@@ -557,9 +557,12 @@ async def test_a_handler_past_its_timeout_is_stopped_and_its_progress_so_far_is_
         await (await rt.send("c", "hi")).ended()
         error = sees(model)[0]["error"]
         assert error["kind"] == "timeout"
+        assert error["message"] == "slow was stopped after 0.05 s"
         assert error["details"] == {"timeout": 0.05, "partial": [{"line": 1}, {"line": 2}]}
         assert len(stopped) == 1
-        assert sees(model)[1]["error"]["kind"] == "timeout"
+        late = sees(model)[1]["error"]
+        assert late["kind"] == "timeout"
+        assert late["message"] == "stubborn did not finish in 0.05 s, did not stop, and may have taken effect"
 
 
 @story
@@ -584,7 +587,10 @@ async def test_a_thread_past_its_timeout_is_abandoned_told_so_and_holds_its_slot
             turn = await rt.send("c", "hi")
             await until(lambda: len(model.requests) == 2)
             assert first.is_set()
-            assert sees(model, 1)[0]["error"]["kind"] == "timeout"
+            error = sees(model, 1)[0]["error"]
+            assert error["kind"] == "timeout"
+            assert error["message"] == "slow did not finish in 0.5 s and may still take effect"
+            assert error["details"] == {"timeout": 0.5, "abandoned": True}
             await tape.until(lambda item: isinstance(item, AssistantSaid) and item.step == 2)
             for _ in range(20):
                 await asyncio.sleep(0)

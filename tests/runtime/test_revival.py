@@ -25,6 +25,7 @@ from assent import (
 from assent.core.events import AssistantSaid, CallResolved, CallReturned, CallStarted, CallSuspended, MessageReceived
 from assent.models.scripted import Drip, Hang
 from assent.stores.memory import MemoryStore
+from assent.tools.wrappers import gated
 
 
 @tool(executor="human", prompt="Which one?")
@@ -387,7 +388,7 @@ def test_an_approval_never_becomes_a_result():
     async def main():
         seen = Seen()
         seen.door.set()
-        work = working(seen, approval="required")
+        work = working(seen, approval="required", recovery="redispatch")
         log = await one_turn([ToolCall("work", {"n": 1})], work, decide=Approve())
         for last, attempts in ((of(log, CallResolved)[0], [1]), (of(log, CallStarted)[0], [2])):
             seen.calls.clear()
@@ -399,6 +400,40 @@ def test_an_approval_never_becomes_a_result():
                 assert returned.value == f"worked {attempts[-1]}"
                 assert returned.source == "server"
                 assert await rt.pending() == [], "nobody is asked a second time"
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("options", "wrap"),
+    [
+        ({"approval": "required"}, False),
+        ({"approval": lambda args, call: True}, False),
+        ({"risk": "high"}, False),
+        ({}, True),
+    ],
+    ids=["required", "a function", "high risk", "gated by a wrapper"],
+)
+def test_a_gated_or_high_risk_call_that_was_interrupted_never_runs_again_by_itself(options, wrap):
+    """B48: without a declared recovery a person decides, and the next process runs nothing before that."""
+
+    async def main():
+        seen = Seen()
+        seen.door.set()
+        work = working(seen, **options)
+        if wrap:
+            (work,) = gated([work])
+        asks = wrap or "approval" in options
+        log = await one_turn([ToolCall("work", {"n": 1})], work, decide=Approve() if asks else None)
+        seen.calls.clear()
+        async with await cut(log, of(log, CallStarted)[0], agent(ScriptedModel(["done"]), work)) as rt:
+            await until(lambda: rt.pending())
+            (entry,) = await rt.pending()
+            assert (entry.kind, entry.recovery) == ("approval", True)
+            assert seen.calls == []
+            await rt.resolve("c", entry.call, Approve())
+            paired(await finished(rt))
+            assert [attempt for _, attempt, _ in seen.calls] == [2]
 
     run(main)
 

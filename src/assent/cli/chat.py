@@ -188,7 +188,8 @@ async def chat(job: Job) -> int:
         if talk is None or not talk.left:
             raise
         code = INTERRUPTED
+    screen = job.screen()
+    job.print_unfinished(screen)
     if job.store != MEMORY:
-        screen = job.screen()
         screen.line(("to go on: ", "dim"), job.commands.write("chat", *job.chosen.words, "--conversation", name))
     return code

@@ -10,11 +10,13 @@ from assent.cli.group import (
     MANY,
     Whole,
     after_option,
+    by_option,
     cli,
     complete_conversation,
     conversation_argument,
     example,
     json_option,
+    login_or,
     maybe_conversation,
     store_option,
     store_url,
@@ -54,21 +56,31 @@ def export(conversation: str, file: str, force: bool, store: str | None) -> int:
 
 @cli.command(
     "import",
-    epilog=example("assent import support.jsonl", "assent import support.jsonl --as copy --store sqlite:///b.db"),
+    epilog=example(
+        "assent import support.jsonl",
+        "assent import support.jsonl --as copy --store sqlite:///b.db",
+        "assent import support.jsonl --trust",
+    ),
 )
 @click.argument("file", type=click.Path())
 @click.option("--as", "name", metavar="NAME", help="What to call it here [default: as it was].")
+@click.option("--trust", is_flag=True, help="Go on with it here: you answer for what the file says.")
+@by_option
 @store_option
-def import_(file: str, name: str | None, store: str | None) -> int:
+def import_(file: str, name: str | None, trust: bool, by: str | None, store: str | None) -> int:
     """Read a conversation from a file that export wrote.
 
     All of it, or nothing: a line that is damaged, out of order or of a newer version is refused by its number,
-    and a conversation that is there already is never touched. FILE may be "-". An open turn goes on here as soon
-    as somebody runs its agent: do not let it go on in both places.
+    and a conversation that is there already is never touched. FILE may be "-".
+
+    Anybody can write such a file, approvals included. So what is imported can be read, and nothing of it runs. With
+    --trust (also later, with the same file) it goes on as soon as somebody runs its agent: do not let it go on in both
+    places. What the file's calls had not begun is asked about again here; what it left running is asked about
+    before it runs again; remembered approvals hold here. All of these are listed.
     """
     from assent.cli import exchange
 
-    return asyncio.run(exchange.read(store_url(store), file, name))
+    return asyncio.run(exchange.read(store_url(store), file, name, trust=trust, by=login_or(by)))
 
 
 @cli.command(epilog=example("assent replay support --to 12", "assent replay support.jsonl --json | jq .pending"))

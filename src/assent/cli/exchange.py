@@ -28,14 +28,17 @@ from assent.cli.reading import missing, unknown
 from assent.cli.text import cut
 from assent.cli.verification import PAGE, artifacts_of, checked, opened
 from assent.core import codec
+from assent.core.decisions import Principal
 from assent.core.draft import Draft
 from assent.core.effects import owed
 from assent.core.events import AnyEvent
+from assent.core.inputs import Import
+from assent.core.machine import decide_into
 from assent.core.state import State, evolve, pending
 from assent.errors import AssentError, Conflict, Invalid, NotFound, StoreDamaged
 from assent.runtime.intake import conversation_id
 from assent.runtime.record import appended
-from assent.stores.base import GENESIS, Append, LogStore, chain
+from assent.stores.base import GENESIS, Append, LogStore, Row, chain
 
 
 class ArtifactLine(msgspec.Struct, frozen=True):
@@ -245,8 +248,12 @@ def _input(stream: IO[bytes]) -> Iterator[bytes]:
         raise Invalid(f"standard input cannot be read: {failure}", kind="stdin_error") from failure
 
 
-async def read(url: str, path: str, name: str | None) -> int:
-    """Import: all of it in one append, with the indexes that the log leads to, or nothing."""
+async def read(url: str, path: str, name: str | None, *, trust: bool, by: str) -> int:
+    """Import: all of it in one append, with the indexes that the log leads to, or nothing.
+
+    The importer's own ConversationImported stands behind the last event of the file, so that the file itself cannot
+    say whether it is trusted.
+    """
     archive = read_archive(path)
     if name is None and archive.end is None and path == "-":
         raise Invalid("standard input does not say what the conversation is called: give --as NAME")
@@ -254,16 +261,38 @@ async def read(url: str, path: str, name: str | None) -> int:
     state = reduce(evolve, archive.events, State(conversation=conversation))
     if not state.agent:
         raise StoreDamaged(f"{archive.path}: no event says which agent the conversation is with")
+    mark = Import(by=Principal(by), trusted=trust, origin=archive.name)
     async with opened(url) as store:
         row = await store.row(conversation)
         if row is not None:
-            raise _taken(conversation, row.seq)
+            if not trust or not await _imported_before(store, row, archive):
+                raise _taken(conversation, row.seq)
+            before = State(conversation=conversation)
+            for body in await store.read(conversation):
+                before = evolve(before, codec.decode(body))
+            if not before.closed:
+                raise _taken(conversation, row.seq)
+            bodies: list[bytes] = []
+        else:
+            before, bodies = State(conversation=conversation), archive.bodies
+        draft = Draft(before if row is not None else state, store.now())
+        decide_into(draft, mark, {})
+        draft.bodies[:0] = bodies
+        draft.artifacts.extend(archive.artifacts.items() if row is None else ())
         try:
-            await store.append(recorded(state, archive.bodies, archive.artifacts, at=archive.events[-1].at))
+            owes = bool(owed(draft.state))
+            await store.append(appended(before, draft, owes=owes, epoch=None, release=False))
         except Conflict as lost:
             raise _taken(conversation, lost.actual) from lost
-    _told(archive, state, url)
+    _told(archive, state, draft.state, url)
     return 0
+
+
+async def _imported_before(store: LogStore, row: Row, archive: Archive) -> bool:
+    """Is it this very file that was imported under this name, and nothing more?"""
+    if row.seq != len(archive.bodies) + 1:
+        return False
+    return (await store.hashes(row.conversation))[-2] == chain(GENESIS, archive.bodies)[-1]
 
 
 def recorded(state: State, bodies: list[bytes], artifacts: Mapping[str, bytes], *, at: float) -> Append:
@@ -282,13 +311,36 @@ def _taken(conversation: str, seq: int) -> Conflict:
     return refusal
 
 
-def _told(archive: Archive, state: State, url: str) -> None:
+def _told(archive: Archive, before: State, state: State, url: str) -> None:
     artifacts = f" and {len(archive.artifacts)} artifacts" if archive.artifacts else ""
     say(f"imported {len(archive.events)} events{artifacts} as {state.conversation}")
     if archive.end is None:
         say("its last line was missing: whether these are all the events, nobody can tell")
+    if state.closed:
+        say("without trust: it can be read, and nothing of it runs; to go on with it, import the file with --trust")
+        return
+    _print_taken_over(before, state)
     if waiting := len(pending(state)):
         count = "1 answer" if waiting == 1 else f"{waiting} answers"
         say(f"it waits for {count}: {Commands(url).pending(state.conversation)}")
     elif owed(state):
         say(f"its turn is open: whoever runs agent {state.agent} on this store goes on with it")
+
+
+def _print_taken_over(before: State, state: State) -> None:
+    """What the file says that others had decided, and what becomes of it here."""
+    asked = state.turn.calls if state.turn else {}
+    for call_id, call in (before.turn.calls if before.turn else {}).items():
+        if call.phase == "done" or not asked[call_id].imported:
+            continue
+        who = f", approved by {call.approver.id}" if call.approver else ", let through by a grant" if call.grant else ""
+        if call.phase == "running" or call.recovering:
+            then = "may have run; a person decides here whether it runs again"
+        else:
+            then = "has not started, and is asked about again here"
+        say(f"  {call.made.tool} ({call_id}){who}: {then}")
+    for grant in state.grants:
+        covers = "these arguments" if grant.scope == "args" else "any arguments"
+        say(f"  grant {grant.id}: {grant.tool} with {covers}, given by {grant.by.id}: holds here from now on")
+    for queued in state.queue:
+        say(f"  the message of {queued.by.id} (event {queued.message}) is answered next")

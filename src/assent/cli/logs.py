@@ -19,6 +19,7 @@ from assent.core.events import (
     CallStarted,
     CallSuspended,
     CancelRequested,
+    ConversationImported,
     ConversationOpened,
     GrantGiven,
     GrantRevoked,
@@ -87,6 +88,9 @@ def told(event: AnyEvent, tools: Mapping[str, str]) -> str:
             return f"grant {event.grant} revoked"
         case ResolutionRefused():
             return f"{call} {event.decision.lower()} refused: {event.reason}"
+        case ConversationImported():
+            then = "it may go on here" if event.trusted else "without trust: nothing of it runs"
+            return f"imported from {event.origin or 'a file'}; {then}"
         case _:
             assert_never(event)
 

@@ -77,7 +77,8 @@ def copy(source: str, target: str) -> int:
     """Copy every conversation from one store to another.
 
     Logs byte for byte, with artifacts and what waits; each is checked against its hash chain. Run it again after an
-    interruption, or to catch up: what is there is not copied twice, and what differs is never touched.
+    interruption, or to catch up: what is there is not copied twice, and what differs is never touched. Unlike an
+    import it takes everything as it is, approvals included: whoever can write to a store may decide in it.
     """
     from assent.cli import copying
 

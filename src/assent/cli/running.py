@@ -7,7 +7,7 @@ import os
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import click
@@ -17,9 +17,12 @@ from assent.cli.commands import DEMO, MEMORY, Commands
 from assent.cli.live import WAITING, View
 from assent.cli.loading import Chosen
 from assent.cli.screen import Screen
+from assent.cli.unfinished import unfinished_calls
 from assent.core.decisions import Decision, Pending
+from assent.core.machine import closed
 from assent.core.state import State
 from assent.errors import Busy, Invalid, NotFound
+from assent.runtime.conversation import Conversation
 from assent.runtime.runtime import Runtime
 
 Make = Callable[[Pending | None], Decision]
@@ -41,6 +44,9 @@ class Job:
     again: str | None = None
     """The command that goes on, where it is not ``assent run``."""
 
+    active: list[Conversation] = field(default_factory=list[Conversation])
+    """The conversations that ran here when the command began to stop."""
+
     def __post_init__(self) -> None:
         self.agent = self.chosen.agent
         self.commands = Commands(self.store)
@@ -61,11 +67,19 @@ class Job:
 
     def stopped(self) -> None:
         """The last word when somebody pressed Ctrl-C."""
+        screen = self.screen()
         if self.conversation is not None:
-            screen = self.screen()
             screen.out.print()
+            self.print_unfinished(screen)
             screen.prose(f"stopped; conversation {self.conversation} is safe. To go on with it:", "")
             screen.line(f"    {self.go_on()}")
+        else:
+            self.print_unfinished(screen)
+
+    def print_unfinished(self, screen: Screen) -> None:
+        """Name the calls that were started and not finished: they may have taken effect."""
+        for line in unfinished_calls(self.active, kept=self.store != MEMORY):
+            screen.prose(line, "yellow")
 
 
 @asynccontextmanager
@@ -77,6 +91,7 @@ async def run_agent(job: Job, conversation: str | None) -> AsyncGenerator[Runtim
             try:
                 yield rt
             finally:
+                job.active = rt.home.active()
                 slow = asyncio.get_running_loop().call_later(LEAVING, _leaving, rt)
     finally:
         if slow is not None:
@@ -155,6 +170,8 @@ async def go_on(job: Job) -> int:
 
 
 def is_mine(job: Job, state: State) -> bool:
+    if state.closed:
+        raise closed(state.conversation)
     agent = state.turn.agent if state.turn else state.queue[0].agent if state.queue else None
     if agent is None:
         return False

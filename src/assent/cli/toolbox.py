@@ -11,7 +11,7 @@ from rich.text import Text
 from assent.cli.cards import console
 from assent.cli.output import json_lines, say
 from assent.cli.text import shown, span, value_text
-from assent.core.tool import ToolSpec
+from assent.core.tool import ToolSpec, recovery_of
 from assent.runtime.agent import Agent
 from assent.runtime.runtime import Runtime
 
@@ -37,7 +37,7 @@ def _data(spec: ToolSpec) -> dict[str, Any]:
         "approval": spec.gate,
         "manual": spec.manual,
         "preview": spec.planned,
-        "recovery": spec.recovery,
+        "recovery": recovery_of(spec),
         "expires": spec.expires,
         "on_expiry": spec.on_expiry,
         "timeout": spec.timeout,
@@ -60,7 +60,7 @@ def _table(specs: list[ToolSpec]) -> None:
             Text(shown(spec.name), style="bold"),
             Text("hand" if spec.manual else spec.executor),
             Text(spec.gate + (", with a plan" if spec.planned else ""), style="yellow" if spec.gate != "auto" else ""),
-            Text(spec.recovery if spec.executor == "server" and not spec.manual else "–"),
+            Text(recovery_of(spec) if spec.executor == "server" and not spec.manual else "–"),
             Text("–" if not waits else span(spec.expires) if spec.expires is not None else "default"),
             Text(spec.risk, style=RISKS[spec.risk]),
         )

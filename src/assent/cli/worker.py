@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from assent.cli.commands import MEMORY
 from assent.cli.text import count
+from assent.cli.unfinished import unfinished_calls
 from assent.cli.vigil import say, watch
 from assent.errors import Invalid
 from assent.runtime import garbage
@@ -31,7 +32,10 @@ async def work(agents: Sequence[Agent], url: str, at_once: int | None, drain: fl
         await stopped.wait()
     finally:
         watching.cancel()
+        active = runtime.home.active()
         await runtime.close()
+    for line in unfinished_calls(active):
+        say(line)
     say("stopped; what was left is in the store")
     return 0
 

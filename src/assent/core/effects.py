@@ -43,6 +43,8 @@ Effect = StartTurn | CallModel | RunPreview | RunTool | CloseTurn
 
 
 def owed(state: State) -> frozenset[Effect]:
+    if state.closed:
+        return frozenset()
     turn = state.turn
     if turn is None:
         return frozenset([StartTurn(state.queue[0].message)]) if state.queue else frozenset()

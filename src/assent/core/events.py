@@ -105,6 +105,8 @@ class CallMade(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_default
     expires: float
     on_expiry: OnExpiry = "error"
     recovery: Recovery = "redispatch"
+    ask_if_approved: bool = False
+    """Its tool declared no recovery: a run that a person approved is asked about, not repeated."""
     timeout: float | None = None
     retention: Retention | None = None
     """None: as the agent's context says."""
@@ -381,6 +383,19 @@ class ResolutionRefused(Event, frozen=True, kw_only=True):
     reason: str
 
 
+class ConversationImported(Event, frozen=True, kw_only=True):
+    """The log before this event was read from a file. The importer appends it, behind all of the file.
+
+    Without trust the conversation can be read and nothing of it runs. With trust it goes on, and every call that
+    the file left open is asked about here before it runs.
+    """
+
+    trusted: bool = False
+    """Whoever imported it takes over what the file says."""
+    origin: str = ""
+    """What the conversation was called in the file."""
+
+
 AnyEvent = (
     ConversationOpened
     | MessageReceived
@@ -397,4 +412,5 @@ AnyEvent = (
     | GrantGiven
     | GrantRevoked
     | ResolutionRefused
+    | ConversationImported
 )

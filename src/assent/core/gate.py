@@ -18,9 +18,10 @@ from assent.core.events import CallMade, CallStarted, CallSuspended, ErrorInfo, 
 from assent.core.inputs import Asked, Claim, Planned
 from assent.core.schema import check, digest
 from assent.core.state import CallState, Grant, State, TurnState
-from assent.core.tool import FIELD, Definition, ToolSpec, fingerprint, first_line, seconds
+from assent.core.tool import FIELD, Definition, ToolSpec, fingerprint, first_line, recovery_of, seconds
 from assent.errors import Invalid, Stale
 
+IMPORTED = "imported, and asked again here"
 PLAN_MISSES = 3
 """The third plan that differs from the approved one is a conflict."""
 
@@ -35,7 +36,10 @@ def freeze(
     grant = covering(state, spec.name, args, now, definition) if asks else None
     gate = "auto" if grant else spec.gate
     manual = spec.manual or (state.turn is not None and state.turn.mode == "manual")
-    outside = spec.executor in ("human", "client") or manual or spec.recovery in ("ask", "reconcile")
+    recovery = recovery_of(spec)
+    # A hook may yet want an approval: a run that a person approved is not repeated by default.
+    ask_if_approved = spec.recovery is None and recovery == "redispatch" and spec.hooked and spec.executor == "server"
+    outside = spec.executor in ("human", "client") or manual or recovery in ("ask", "reconcile") or ask_if_approved
     return CallMade(
         id=own,
         provider_id=provider_id,
@@ -50,7 +54,8 @@ def freeze(
         prompt=spec.prompt or _sentence(spec),
         expires=spec.expires or expires,
         on_expiry=spec.on_expiry,
-        recovery=spec.recovery,
+        recovery=recovery,
+        ask_if_approved=ask_if_approved,
         timeout=spec.timeout,
         retention=spec.retention,
         risk=spec.risk,
@@ -110,10 +115,12 @@ def redefined(call: CallState, definition: Definition | None) -> bool:
 
 
 def _why_asked(log: Draft, call: CallState, definition: Definition | None) -> str | None:
-    """The reason to ask, where that is a change of the tool's definition."""
+    """The reason to ask: another definition of the tool, a log from a file, or a grant for another definition."""
     if definition is not None and redefined(call, definition):
         since = "the call was made" if call.approver is None else "it was approved"
         return f"the tool's definition changed since {since}; it now says: {definition.description}"
+    if call.imported and call.approver is None:
+        return IMPORTED
     current = call.fingerprint if definition is None else definition.fingerprint
     for grant in log.state.grants:
         void = grant.tool == call.made.tool and holds(grant, call.args, log.now)
@@ -183,8 +190,8 @@ def claim(log: Draft, call: CallState, input: Claim) -> None:
     grant: str | None = None
     definition = input.definition
     current = call.fingerprint if definition is None else definition.fingerprint
-    if call.gate == "policy" and (input.required or made.gate == "required"):
-        grant = covering(log.state, made.tool, call.args, log.now, current)
+    if call.gate == "policy" and (input.required or made.gate == "required" or call.imported):
+        grant = None if call.imported else covering(log.state, made.tool, call.args, log.now, current)
         if grant is None:
             why = next((v.reason for v in input.verdicts if v.reason and v.outcome == "required"), None)
             _ask(log, call, input, why)

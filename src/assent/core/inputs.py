@@ -78,6 +78,14 @@ class Revoke(_Input, frozen=True, kw_only=True):
     by: Principal
 
 
+class Import(_Input, frozen=True, kw_only=True):
+    """The log so far comes from a file; with ``trusted``, it may go on here."""
+
+    by: Principal
+    trusted: bool = False
+    origin: str = ""
+
+
 # --- what the owner says: needs the lease ---
 
 
@@ -272,6 +280,10 @@ class Close(_Input, frozen=True, kw_only=True):
     text: str = ""
     thinking: str = ""
     attempts: tuple[Attempt, ...] = ()
+    stopped: frozenset[str] = frozenset()
+    """Calls that ran, and whose handler was cancelled and ended, or was never entered."""
+    abandoned: frozenset[str] = frozenset()
+    """Calls that ran, and whose handler did not stop: a thread, or one that ignores its cancellation."""
 
 
 Input = (
@@ -283,6 +295,7 @@ Input = (
     | ClientGone
     | Cancel
     | Revoke
+    | Import
     | Woke
     | BeginTurn
     | ModelReplied

@@ -9,7 +9,8 @@ is continued by the same code when its next owner wakes.
 Rules:
 
 1. ``specs`` are consulted only when the model replied. Everything else that is needed stands in the events.
-2. A call moves along ``TRANSITIONS`` and nothing else.
+2. A call moves along ``TRANSITIONS`` and nothing else; but when a log is imported with trust, every open call of it
+   goes back to where somebody is asked (``state``), because what a file says of approvals counts for nothing.
 3. ``CallStarted`` comes before any effect; the gate is checked there once more.
 4. Every call gets exactly one ``CallReturned``; a resolution that ends a call brings it along.
 5. Nothing here knows the clock (``now`` is given), randomness, files, or any tool's code.
@@ -29,7 +30,9 @@ from assent.core.events import (
     CallStarted,
     CallSuspended,
     CancelRequested,
+    ConversationImported,
     ConversationOpened,
+    ErrorInfo,
     GrantRevoked,
     HistorySummarised,
     MessageReceived,
@@ -48,6 +51,7 @@ from assent.core.inputs import (
     Erred,
     Finished,
     Halted,
+    Import,
     Input,
     ModelFailed,
     ModelHalted,
@@ -68,7 +72,7 @@ from assent.core.inputs import (
 from assent.core.replying import Specs
 from assent.core.state import CallState, Phase, State
 from assent.core.tool import Definition
-from assent.errors import Busy, Invalid, Stale
+from assent.errors import Busy, Invalid, NotAllowed, Stale
 
 TRANSITIONS: tuple[tuple[Phase | None, str, Phase], ...] = (
     (None, "AssistantSaid", "ready"),
@@ -104,6 +108,8 @@ def decide(state: State, input: Input, specs: Specs, now: float) -> list[AnyEven
 def decide_into(log: Draft, input: Input, specs: Specs) -> None:
     """``decide`` on top of what was decided already. After a refusal, go ``back`` to the mark."""
     state = log.state
+    if state.closed and type(input) is not Import:
+        raise closed(state.conversation)
     # What a step is made of first, by its very class: ``match`` takes ten times as long to tell that one does not fit.
     if type(input) is ModelReplied:
         replying.replied(log, input, specs)
@@ -161,6 +167,12 @@ def decide_into(log: Draft, input: Input, specs: Specs) -> None:
             if not any(g.id == input.grant for g in state.grants):
                 raise Stale(f"no grant {input.grant!r} in this conversation", reason="unknown")
             log.add(GrantRevoked, input.by, grant=input.grant)
+        case Import():
+            if not state.seq:
+                raise Invalid(f"conversation {state.conversation!r} has no log to go on with")
+            log.add(ConversationImported, input.by, trusted=input.trusted, origin=input.origin)
+            if input.trusted:
+                consequences(log)
         case Woke():
             _woke(log, input)
             consequences(log)
@@ -176,6 +188,14 @@ def decide_into(log: Draft, input: Input, specs: Specs) -> None:
             _reconciled(log, _open_call(log, input.call), input)
         case _:
             assert_never(input)
+
+
+def closed(conversation: str) -> NotAllowed:
+    """The refusal of whatever would go on with a conversation that was imported without trust."""
+    return NotAllowed(
+        f"conversation {conversation!r} was imported without trust: it can be read, and nothing of it runs. "
+        "To go on with it, import the same file with `assent import --trust`"
+    )
 
 
 def _say(log: Draft, input: Say) -> None:
@@ -254,8 +274,12 @@ def _recover(log: Draft, call: CallState, recovery: str, epoch: int, definition:
     """An earlier owner died with this call running: whether it took effect is unknown."""
     if log.turn().halt is not None:
         recovery = "fail"  # the turn is ending: nothing is begun again, and nobody is asked
+    elif recovery == "redispatch" and call.imported:
+        recovery = "ask"  # that it may run again is the word of a file
     elif recovery == "redispatch" and gate.lapsed(log.state, call, log.now, definition):
         recovery = "ask"  # it ran on an approval or a grant that no longer holds
+    elif recovery == "redispatch" and call.made.ask_if_approved and call.approver is not None:
+        recovery = "ask"  # a person approved one run, not two
     if recovery == "redispatch":
         log.add(CallStarted, call_id=call.made.id, attempt=call.attempt + 1, epoch=epoch)
     elif recovery == "ask":
@@ -269,8 +293,7 @@ def _close(log: Draft, input: Close) -> None:
     if turn.cancelling:
         for call in turn.calls.values():
             if call.phase != "done":
-                error = resolving.INTERRUPTED if call.recovering else resolving.CANCELLED
-                log.returned(call, error=error, source="system")
+                log.returned(call, error=_cancelled(call, input), source="system")
         if input.text or input.thinking or input.attempts:
             replying.said(
                 log, turn, input, partial=True
@@ -286,6 +309,18 @@ def _close(log: Draft, input: Close) -> None:
         log.add(TurnEnded, turn=turn.number, reason=turn.halt, value=turn.halt_value, halted=True)
     else:
         log.add(TurnEnded, turn=turn.number, reason=reached(turn) or "step_limit", error=spent(turn))
+
+
+def _cancelled(call: CallState, input: Close) -> ErrorInfo:
+    """The result of a call whose turn was cancelled; it says whether the call may have taken effect."""
+    if call.recovering:
+        return resolving.INTERRUPTED
+    if call.phase != "running" or call.made.id in input.stopped:
+        return resolving.CANCELLED
+    if call.made.id in input.abandoned:
+        message = f"the turn was cancelled; {call.made.tool} did not stop and may still take effect"
+        return ErrorInfo(kind="cancelled", message=message, details={"abandoned": True})
+    return ErrorInfo(kind="cancelled", message="the turn was cancelled while this ran; it may have taken effect")
 
 
 def _settle(log: Draft, suspension: CallSuspended, decision: Expired | Detached) -> None:

@@ -22,6 +22,7 @@ from assent.core.events import (
     CallStarted,
     CallSuspended,
     CancelRequested,
+    ConversationImported,
     ConversationOpened,
     GrantGiven,
     GrantRevoked,
@@ -78,6 +79,8 @@ class CallState(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     edited: bool = False
     fingerprint: str = ""
     """Of the tool's definition that the call was made with, or that was shown last; empty: unknown."""
+    imported: bool = False
+    """A file left it open: whatever that says of approvals, a person is asked here before it runs (again)."""
     ended: StaleReason = "resolved"
     """How it was settled, for whoever comes late."""
     winner: str | None = None
@@ -159,6 +162,8 @@ class State(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     queue: tuple[Queued, ...] = ()
     grants: tuple[Grant, ...] = ()
     usage: Usage = Usage()
+    closed: bool = False
+    """It was imported without trust: it can be read, and nothing of it runs."""
     summary: int = 0
     """Where the latest summary of what came before stands in the log."""
     summarised: int = 0
@@ -231,8 +236,40 @@ def evolve(state: State, event: AnyEvent) -> State:
             return replace(state, seq=seq, grants=tuple(g for g in state.grants if g.id != event.grant))
         case ResolutionRefused():
             return replace(state, seq=seq)
+        case ConversationImported():
+            return _imported(state, event)
         case _:
             assert_never(event)
+
+
+def _imported(state: State, event: ConversationImported) -> State:
+    """Epochs count anew in this store; calls that the file left open are asked about before they run."""
+    turn = state.turn
+    if turn is not None and event.trusted:
+        turn = replace(turn, calls={call_id: _asked_again(call) for call_id, call in turn.calls.items()})
+    return replace(state, seq=event.seq, epoch=0, closed=not event.trusted, turn=turn)
+
+
+def _asked_again(call: CallState) -> CallState:
+    """An open call without the approvals of the file. What a person answers or does by hand has no effect here."""
+    made = call.made
+    if call.phase == "done" or made.manual or made.executor not in ("server", "client"):
+        return call
+    if call.phase in ("awaiting_human", "awaiting_manual") or call.decided is not None:
+        return replace(call, epoch=0, imported=True)
+    began = call.attempt > 0 and (call.phase == "running" or call.recovering)
+    return replace(
+        call,
+        phase="running" if began else "ready",
+        gate="auto" if began else "policy" if made.hooked else "required",
+        epoch=0,
+        suspension=None,
+        bound=None,
+        recovering=False,
+        approver=None,
+        grant=None,
+        imported=True,
+    )
 
 
 def _taken(queue: tuple[Queued, ...], message: int) -> tuple[Queued | None, tuple[Queued, ...]]:
@@ -400,6 +437,8 @@ def _spent(usage: Usage, attempts: tuple[Any, ...]) -> Usage:
 def status(state: State) -> Status:
     """The conversation's state as people see it, as far as the log tells (streaming is the shell's to know)."""
     turn = state.turn
+    if state.closed:
+        return "idle"
     if turn is None:
         return "preparing" if state.queue else "idle"
     if turn.cancelling or turn.halt is not None:
@@ -416,7 +455,7 @@ def suspended(state: State) -> dict[str, CallSuspended]:
     """What waits for somebody, by call and in call order; nothing while the turn is being ended."""
     waiting: dict[str, CallSuspended] = {}
     turn = state.turn
-    if turn is not None and not turn.cancelling and turn.halt is None:
+    if turn is not None and not turn.cancelling and turn.halt is None and not state.closed:
         for call_id, call in turn.calls.items():
             if call.suspension is not None:
                 waiting[call_id] = call.suspension

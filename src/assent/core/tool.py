@@ -128,7 +128,8 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     retention: Retention | None = None
     """None: as the agent's context says."""
     timeout: float | None = None
-    recovery: Recovery = "redispatch"
+    recovery: Recovery | None = None
+    """What happens after a crash in mid-run; None: ``recovery_of`` decides by the gate and the risk."""
     expires: float | None = None
     """Seconds until an unanswered suspension expires; None: the runtime's default."""
     on_expiry: OnExpiry = "error"
@@ -176,6 +177,14 @@ def fingerprint(spec: ToolSpec) -> str:
 def _fingerprint(name: str, description: str, parameters: str, version: str | None) -> str:
     schema: Any = msgspec.json.decode(parameters)
     return hashlib.sha256(sorted_json([name, description, schema, version])).hexdigest()
+
+
+def recovery_of(spec: ToolSpec) -> Recovery:
+    """Return the recovery in force: the declared one, else "ask" for gated and high-risk tools that run here."""
+    if spec.recovery is not None:
+        return spec.recovery
+    runs_here = spec.executor == "server" and not spec.manual
+    return "ask" if runs_here and (spec.gate != "auto" or spec.risk == "high") else "redispatch"
 
 
 def help_of(spec: ToolSpec) -> dict[str, Any]:

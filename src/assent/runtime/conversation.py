@@ -72,6 +72,8 @@ class Conversation:
         self.partial = Partial()
         self.progress: dict[str, tuple[int, Any]] = {}
         """call -> how many, and the latest."""
+        self.handlers: dict[str, dispatch.HandlerRun] = {}
+        """call -> how far its handler is, in the current step."""
         self.refusing = asyncio.Lock()
         """Refused attempts are counted and logged one after the other."""
         self.shown: Status = "idle"
@@ -222,6 +224,10 @@ class Conversation:
             if isinstance(effect, RunTool) and (call := self.call(effect.call)) and call.phase == "running"
         ]
 
+    def handlers_in(self, *states: dispatch.HandlerState) -> frozenset[str]:
+        """Return the calls whose handlers, as far as they ran here, are in one of these states."""
+        return frozenset(call for call, handler in self.handlers.items() if handler.state in states)
+
     def all_tasks(self) -> list[asyncio.Task[None]]:
         return [*self.tasks.all(), *([self._loop] if self._loop else [])]
 
@@ -232,7 +238,7 @@ class Conversation:
     def begin_anew(self, epoch: int) -> None:
         """What is streamed and reported under another epoch goes on from nothing that there was before."""
         streamed = self.partial.streaming
-        self.partial, self.progress = Partial(epoch=epoch), {}
+        self.partial, self.progress, self.handlers = Partial(epoch=epoch), {}, {}
         if streamed:
             self._show()
 
@@ -456,6 +462,7 @@ class Conversation:
         if was is not None and (turn is None or turn.step != was.step or turn.number != was.number):
             self.partial = Partial()
             self.progress.clear()
+            self.handlers.clear()
         if self.home.bus.heard(self.name):
             for event, state in zip(events, states, strict=True):
                 self.home.bus.publish(self.name, event)

@@ -13,7 +13,7 @@ import inspect
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from msgspec.structs import replace
 
@@ -89,6 +89,27 @@ async def preview(conv: Conversation, effect: RunPreview) -> None:
         await conv.report(replace(made, definition=definition(conv, call)), effect)
 
 
+HandlerState = Literal["idle", "running", "stopped", "ended"]
+
+
+class HandlerRun:
+    """How far a call's handler is: whether it may still take effect.
+
+    idle:     not entered yet
+    running:  entered, and not known to be over; a thread stays so until it really returns
+    stopped:  cancelled, and it ended because of that
+    ended:    it returned or raised by itself
+    """
+
+    __slots__ = ("state",)
+
+    def __init__(self) -> None:
+        self.state: HandlerState = "idle"
+
+    def end(self) -> None:
+        self.state = "ended"
+
+
 class Slot:
     """A place among the running; kept until an abandoned thread really returns."""
 
@@ -117,7 +138,7 @@ async def _claim(conv: Conversation, call: CallState, epoch: int) -> CallState |
     ruling = await _before(conv, call) if gated and call.made.hooked else Ruling()
     if ruling.args is not None:
         call = replace(call, args=ruling.args)
-    required = gated and (ruling.required or call.made.gate == "required")
+    required = gated and (ruling.required or call.made.gate == "required" or call.imported)
     verdicts = ruling.verdicts
     if gated and call.made.gate == "policy" and ruling.refused is None:
         wanted, verdict = await _policy(conv, call)
@@ -232,7 +253,7 @@ async def dry_run(home: Home, tool: Tool, args: dict[str, Any], call: Call) -> A
     try:
         async with home.scope(call.principal) as scope:
             call.scope = scope
-            value = await _invoke(tool.planner, args, call, None, tool.spec.timeout)
+            value = await _invoke(tool.planner, args, call, None, tool.spec.timeout, HandlerRun())
         return recordable(value, "preview")
     except AssentError:
         raise
@@ -249,8 +270,9 @@ async def _execute(conv: Conversation, call: CallState, slot: Slot) -> Outcome:
         message = f"tool {made.tool!r} is no longer there; known tools: {', '.join(_known(conv)) or 'none'}"
         return Erred(error=ErrorInfo(kind="unknown_tool", message=message))
     seen: list[Any] = []
+    handler_run = conv.handlers[made.id] = HandlerRun()
     try:
-        return _outcome(await _run(conv, call, tool.handler, dry_run=False, seen=seen, slot=slot))
+        return _outcome(await _run(conv, call, tool.handler, handler_run, dry_run=False, seen=seen, slot=slot))
     except ToolError as error:
         return Erred(error=_info(error))
     except TooLate:
@@ -258,6 +280,11 @@ async def _execute(conv: Conversation, call: CallState, slot: Slot) -> Outcome:
         if seen:
             details["partial"] = seen[-PARTIAL_KEPT:]
         message = f"{made.tool} was stopped after {made.timeout:g} s"
+        if handler_run.state == "running":
+            details["abandoned"] = True
+            message = f"{made.tool} did not finish in {made.timeout:g} s and may still take effect"
+        elif handler_run.state == "ended":
+            message = f"{made.tool} did not finish in {made.timeout:g} s, did not stop, and may have taken effect"
         return Erred(error=ErrorInfo(kind="timeout", message=message, details=details))
     except Invalid as problem:
         return Erred(error=_info(problem))
@@ -330,13 +357,14 @@ def _known(conv: Conversation) -> list[str]:
 
 
 class TooLate(Exception):
-    """The tool's own code was stopped: it took longer than it may."""
+    """The tool's own code took longer than it may."""
 
 
 async def _run(
     conv: Conversation,
     call: CallState,
     handler: Handler,
+    handler_run: HandlerRun | None = None,
     *,
     dry_run: bool,
     seen: list[Any] | None = None,
@@ -351,7 +379,7 @@ async def _run(
         async with conv.home.scope(turn.by) as scope:
             context = _context(conv, turn, call, scope, dry_run=dry_run, seen=seen)
             try:
-                value = await _invoke(handler, call.args, context, slot, call.made.timeout)
+                value = await _invoke(handler, call.args, context, slot, call.made.timeout, handler_run or HandlerRun())
             finally:
                 context._cancel()  # pyright: ignore[reportPrivateUsage]
     except asyncio.CancelledError:
@@ -417,15 +445,22 @@ def _in(loop: asyncio.AbstractEventLoop) -> bool:
         return False
 
 
-async def _invoke(handler: Handler, args: dict[str, Any], call: Call, slot: Slot | None, timeout: float | None) -> Any:
+async def _invoke(
+    handler: Handler,
+    args: dict[str, Any],
+    call: Call,
+    slot: Slot | None,
+    timeout: float | None,
+    handler_run: HandlerRun,
+) -> Any:
     """Run it, at most so long. What runs in a thread cannot be stopped: it is abandoned."""
     if timeout is None:
-        return await _called(handler, args, call, slot)
+        return await _called(handler, args, call, slot, handler_run)
     limit = asyncio.timeout(timeout)
     value: Any = None
     try:
         async with limit:
-            value = await _called(handler, args, call, slot)
+            value = await _called(handler, args, call, slot, handler_run)
     except Exception:
         if not limit.expired():
             raise
@@ -434,18 +469,38 @@ async def _invoke(handler: Handler, args: dict[str, Any], call: Call, slot: Slot
     return value
 
 
-async def _called(handler: Handler, args: dict[str, Any], call: Call, slot: Slot | None) -> Any:
+async def _called(
+    handler: Handler, args: dict[str, Any], call: Call, slot: Slot | None, handler_run: HandlerRun
+) -> Any:
+    handler_run.state = "running"
     if handler.threaded:
-        return await _in_thread(handler, args, call, slot)
-    value = handler(args, call)
-    return await value if inspect.isawaitable(value) else value
+        return await _in_thread(handler, args, call, slot, handler_run)
+    try:
+        value = handler(args, call)
+        value = await value if inspect.isawaitable(value) else value
+    except asyncio.CancelledError:
+        handler_run.state = "stopped"
+        raise
+    except BaseException:
+        handler_run.end()
+        raise
+    handler_run.end()
+    return value
 
 
-async def _in_thread(handler: Handler, args: dict[str, Any], call: Call, slot: Slot | None) -> Any:
+async def _in_thread(
+    handler: Handler, args: dict[str, Any], call: Call, slot: Slot | None, handler_run: HandlerRun
+) -> Any:
     if slot is not None:
         slot.stay()
+
+    def left() -> None:
+        handler_run.end()
+        if slot is not None:
+            slot.leave()
+
     try:
-        return await in_thread(lambda: handler(args, call), f"assent:{call.key}", slot.leave if slot else None)
+        return await in_thread(lambda: handler(args, call), f"assent:{call.key}", left)
     except asyncio.CancelledError:
         call._cancel()  # pyright: ignore[reportPrivateUsage]
         raise

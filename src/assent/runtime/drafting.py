@@ -92,6 +92,8 @@ def _move(conv: Conversation, state: State, effects: frozenset[Effect]) -> Input
                         text="".join(partial.text),
                         thinking="".join(partial.thinking),
                         attempts=partial.attempts,
+                        stopped=conv.handlers_in("idle", "stopped"),
+                        abandoned=conv.handlers_in("running"),
                     )
             case CallModel() | RunPreview() | RunTool():
                 break  # a turn is under way

@@ -162,6 +162,10 @@ class Home:
         """How many calls run here."""
         return sum(len(conv.running()) for conv in self._active.values())
 
+    def active(self) -> list[Conversation]:
+        """Return the conversations that this process works on."""
+        return list(self._active.values())
+
     def tasks(self) -> list[asyncio.Task[None]]:
         """Everything that runs for this runtime: for tests that end a process without letting it say goodbye."""
         of_conversations = [task for conv in self._known.values() for task in conv.all_tasks()]

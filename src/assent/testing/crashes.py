@@ -22,6 +22,7 @@ import msgspec
 
 from assent.core.decisions import Principal
 from assent.core.events import AnyEvent, CallReturned
+from assent.core.tool import recovery_of
 from assent.runtime.agent import Agent
 from assent.runtime.intake import count
 from assent.runtime.runtime import Runtime
@@ -91,7 +92,7 @@ def crash_everywhere(
         tools={
             tool.spec.name: ToolFate(
                 tool.spec.name,
-                tool.spec.recovery if tool.handler is not None and not tool.spec.manual else "-",
+                recovery_of(tool.spec) if tool.handler is not None and not tool.spec.manual else "-",
                 tuple(fate for fate in fates if fate.tool == tool.spec.name),
             )
             for tool in first.tools

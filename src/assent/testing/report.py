@@ -120,7 +120,7 @@ class Report:
 
 
 ADVICE = """\
-A run that a crash interrupted is repeated by default, with the same call.key. Choose for each tool:
+Without an approval, a run that a crash interrupted is repeated by default, with the same call.key. Choose:
   - pass call.key on as the idempotency key, and ledger.note(call) where the effect really happens; or
   - recovery="fail" (never again; the model sees `interrupted`) or recovery="ask" (a person decides); or
   - recovery=a function that finds out whether it was done; or

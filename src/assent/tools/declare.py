@@ -292,10 +292,12 @@ def tool(fn: Callable[..., Any] | str | None = None, /, **options: Any) -> Tool 
     prompt:       the sentence that people read first; {argument} is filled in
     expires:      how long it waits for somebody, such as "1h"; the runtime's default, 7 days, if not given
     on_expiry:    what silence means: "error" (default), "deny", "halt" or Default(value)
-    recovery:     what becomes of a run that a crash interrupted: "redispatch" (default: it runs again, with the
-                  same call.key), "fail" (never again), "ask" (a person decides), or a function of (args, call) that
-                  finds out and returns one of these words or a Result
-    timeout:      how long it may run
+    recovery:     what happens to a run that a crash interrupted: "redispatch" (it runs again, with the same
+                  call.key), "fail" (never again), "ask" (a person decides), or a function of (args, call) that
+                  finds out and returns one of these words or a Result. Default: "ask" for tools with an approval
+                  or risk="high", "redispatch" for the others
+    timeout:      how long it may run. A plain ``def`` runs in a thread and cannot be stopped: past its timeout its
+                  result is not taken, but it may still take effect, so let it look at ``call.cancelled``
     risk:         "low" (default), "medium" or "high"
     manual:       never run here; somebody submits its result
     streaming:    it reports progress with ``await call.progress(...)``

@@ -59,8 +59,9 @@ class Options(TypedDict, total=False):
     timeout: Duration | None
     """How long it may run; unlimited by default."""
     recovery: Literal["redispatch", "fail", "ask"] | Callable[..., Any]
-    """What becomes of a run that a crash interrupted: "redispatch" (default: run again, same ``call.key``),
-    "fail" (never again), "ask" (a person decides), or a function of (args, call) that finds out."""
+    """What happens to a run that a crash interrupted: "redispatch" (run again, same ``call.key``), "fail" (never
+    again), "ask" (a person decides), or a function of (args, call) that finds out. The default is "ask" for
+    tools with an approval or ``risk="high"``, and "redispatch" for the others."""
     expires: Duration
     """How long it waits for somebody; the runtime's default (7 days) if not given."""
     on_expiry: OnExpiry

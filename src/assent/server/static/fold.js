@@ -93,6 +93,10 @@ export function apply(view, event) {
       break;
     case "ResolutionRefused":
       note(`${event.by.id} has no right to decide this: ${event.reason}`, "warn");
+      break;
+    case "ConversationImported":
+      for (const call of view.calls.values()) call.pending = null;
+      note(event.trusted ? `${event.by.id} imported this conversation from a file.` : `${event.by.id} imported this conversation from a file without trust: it can be read, and nothing of it runs.`, event.trusted ? "info" : "warn");
   }
 }
 

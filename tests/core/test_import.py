@@ -1,0 +1,184 @@
+"""Logs that come from a file: what they say of approvals counts for nothing, and without trust nothing runs."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from assent.core import codec, state
+from assent.core.decisions import Approve, Principal
+from assent.core.effects import RunPreview, RunTool, owed
+from assent.core.events import CallStarted
+from assent.core.inputs import (
+    BeginTurn,
+    Cancel,
+    Claim,
+    Close,
+    Finished,
+    Import,
+    Planned,
+    Reconciled,
+    Resolve,
+    Returned,
+    Say,
+    Woke,
+)
+from assent.core.machine import decide
+from assent.core.state import State, evolve, pending, status
+from assent.errors import Invalid, NotAllowed, Refused
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+LOGS = sorted(GOLDEN.glob("v*/*.jsonl"))
+LOGS = [path for path in LOGS if not path.name.endswith(".trace.jsonl")]
+ANN = Principal("ann")
+NOW = 1_700_100_000.0
+
+
+def prefixes(path):
+    """Every state that a cut of this log leads to."""
+    now = State(conversation=path.stem)
+    for body in path.read_bytes().splitlines():
+        now = evolve(now, codec.decode(body))
+        yield now
+
+
+def told(before, given):
+    events = decide(before, given, {}, NOW)
+    for event in events:
+        before = evolve(before, event)
+    return before, events
+
+
+def eager(now):
+    """An owner that does all it is owed, with hooks, policies and recovery functions that let everything through."""
+    now, done = told(now, Woke(epoch=1))
+    while True:
+        before = len(done)
+        for effect in owed(now):
+            call = now.turn.calls.get(effect.call) if isinstance(effect, RunPreview | RunTool) else None
+            if call is None:
+                continue
+            if isinstance(effect, RunPreview):
+                given = Planned(call=effect.call, preview="a plan")
+            elif call.phase == "running" and call.epoch < 1:
+                given = Reconciled(call=effect.call, epoch=1, verdict="redispatch")
+            elif call.phase == "running":
+                continue
+            else:
+                given = Claim(call=effect.call, epoch=1, plan=Planned(call=effect.call, preview="a plan"))
+            try:
+                now, events = told(now, given)
+            except Refused:
+                continue
+            done += events
+        if len(done) == before:
+            return now, done
+
+
+def check_closed(before):
+    """Nothing is owed, nothing waits, and every input is refused."""
+    now, _ = told(before, Import(by=ANN, origin="x"))
+    assert now.closed
+    assert owed(now) == frozenset(), "something is owed"
+    assert pending(now) == [], "something waits"
+    assert status(now) == "idle"
+    calls = list(now.turn.calls.values()) if now.turn else []
+    inputs = [Say(text="go", by=ANN, agent="a", when_busy="interrupt"), Cancel(by=ANN), Woke(epoch=9), Close()]
+    inputs += [BeginTurn(steps=3), *(Claim(call=call.made.id, epoch=9) for call in calls)]
+    inputs += [Resolve(decisions={call.made.id: Approve()}, by=ANN) for call in calls]
+    inputs += [Finished(call=c.made.id, attempt=c.attempt, outcome=Returned(value=1)) for c in calls]
+    for given in inputs:
+        with pytest.raises(NotAllowed, match="imported without trust"):
+            decide(now, given, {}, NOW)
+
+
+def check_asked_again(before):
+    """Nothing that the file left open starts, or is handed to a client, before somebody here approves it."""
+    now, first = told(before, Import(by=ANN, trusted=True, origin="x"))
+    assert (now.closed, now.grants) == (False, before.grants)
+    now, events = eager(now)
+    begun = [event for event in (*first, *events) if isinstance(event, CallStarted)]
+    assert not begun, "it started on the word of a file"
+    handed = [entry for entry in pending(now) if entry.kind == "client_exec"]
+    assert not handed, "a client was given it on the word of a file"
+    if now.turn is None or now.turn.cancelling or now.turn.halt is not None:
+        return
+    asked = [entry for entry in pending(now) if entry.kind == "approval"]
+    for entry in asked:
+        now, _ = told(now, Resolve(decisions={entry.call: Approve(digest=entry.digest)}, by=ANN))
+    now, events = eager(now)
+    moved = {e.call_id for e in events if isinstance(e, CallStarted) or getattr(e, "kind", "") == "client_exec"}
+    moved |= {entry.call for entry in pending(now) if entry.kind in ("client_exec", "manual")}
+    assert moved >= {entry.call for entry in asked}, "approved here, and it does not run"
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
+def test_a_log_that_was_imported_without_trust_is_read_and_never_goes_on(path):
+    """Cut after any event: nothing is owed, nothing waits, and whatever anybody says is refused."""
+    for before in prefixes(path):
+        check_closed(before)
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
+def test_what_a_trusted_log_left_open_is_asked_about_here_before_it_runs(path):
+    """Cut after any event: approvals, grants, gates and recoveries of the file start nothing by themselves."""
+    for before in prefixes(path):
+        check_asked_again(before)
+
+
+def test_trust_opens_what_was_imported_without_it():
+    before = next(s for s in prefixes(GOLDEN / "v1" / "approval.jsonl") if pending(s))
+    now, _ = told(before, Import(by=ANN, origin="x"))
+    assert pending(now) == []
+    now, _ = told(now, Import(by=ANN, trusted=True, origin="x"))
+    assert pending(now)
+    check_asked_again(now)
+
+
+def test_a_claim_of_trust_in_the_file_counts_for_nothing():
+    """Whoever imports has the last word: the mark behind the file's events is the importer's."""
+    before = next(s for s in prefixes(GOLDEN / "v1" / "approval.jsonl") if pending(s))
+    forged, _ = told(before, Import(by=ANN, trusted=True, origin="x"))
+    check_closed(forged)
+
+
+def test_a_conversation_without_a_log_cannot_be_marked_as_imported():
+    with pytest.raises(Invalid, match="no log"):
+        decide(State(conversation="c"), Import(by=ANN), {}, NOW)
+
+
+asked_again = state._asked_again
+MUTANTS = {
+    "the file's approvals hold": ("_asked_again", lambda call: call, check_asked_again, "it started"),
+    "the file's recoveries hold": (
+        "_asked_again",
+        lambda call: replace(asked_again(call), imported=False),
+        check_asked_again,
+        "it started",
+    ),
+    "the file's clients go on": (
+        "_asked_again",
+        lambda call: call if call.phase == "awaiting_client" else asked_again(call),
+        check_asked_again,
+        "a client was given it",
+    ),
+    "nothing is closed": (
+        "_imported",
+        lambda now, event: replace(now, seq=event.seq, epoch=0),
+        check_closed,
+        "assert",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "mutant", "check", "said"), MUTANTS.values(), ids=MUTANTS)
+def test_each_law_notices_when_its_rule_is_gone(monkeypatch, name, mutant, check, said):
+    monkeypatch.setattr(state, name, mutant)
+    failed = []
+    for path in LOGS:
+        for before in prefixes(path):
+            try:
+                check(before)
+            except (AssertionError, Refused) as failure:
+                failed.append(str(failure))
+    assert any(said in text for text in failed), failed
