@@ -483,6 +483,7 @@ def test_the_fields_of_a_record_stand_at_the_root_of_its_schema() -> None:
             "sideOf": {"enum": ["window", "aisle"], "default": "aisle"},
         },
         "required": ["row"],
+        "additionalProperties": False,
     }
 
 

@@ -194,7 +194,8 @@ class Tool:
                 return as_tool(source)._part(name)
             if source is None:
                 return None
-            return Handler(source, "raw" if kind == "raw" or takes_raw(source) else "typed", f"{what}: {name}")
+            style = "raw" if kind == "raw" or takes_raw(source) else "typed"
+            return Handler(source, style, f"{what}: {name}", partial=name == "preview")
 
         parts = Parts(
             spec,
@@ -204,6 +205,8 @@ class Tool:
             part("reconcile", "raw"),
         )
         refuse_missing(parts, what)
+        if parts.handler is not None:
+            parts.handler.check_against(spec.parameters)
         return Tool._made(parts, parts.handler.fn if parts.handler else None)
 
     def replaced(self, *, policy: Handler | None = None, **fields: Any) -> Tool:
