@@ -17,7 +17,7 @@ from assent.core.schema import check_plain
 from assent.core.tool import ToolSpec
 from assent.errors import DeclarationError, Invalid
 from assent.tools.handler import Handler, Style, found_at, imported, named, path_of, takes_raw
-from assent.tools.options import Options, known_options, tool_name
+from assent.tools.options import Options, known_options, schema_text, tool_name
 from assent.tools.parts import (
     Parts,
     class_parts,
@@ -183,6 +183,9 @@ class Tool:
         except (TypeError, ValueError, msgspec.ValidationError) as error:
             raise DeclarationError(f"not a tool's data: {error}") from error
         what = f"tool {tool_name(spec.name)!r}"
+        schema_text(spec.parameters, "parameters", what)
+        if spec.result is not None:
+            schema_text(spec.result, "result", what)
         home = handler if isinstance(handler, (Tool, type)) else None
         given: dict[str, Any] = dict(zip(PARTS, (None if home else handler, preview, policy, reconcile), strict=True))
 
