@@ -154,6 +154,162 @@ def test_the_same_schema_is_compiled_once() -> None:
     assert compile_schema({"type": "integer"}) is compile_schema('{"type":"integer"}')
 
 
+# -- patterns --------------------------------------------------------------------------------------------
+
+UNBOUNDED = [r"(?=.*x)y", r"(?!a)b", r"(?<=a)b", r"(?<!a)b", r"(a)\1"]
+
+
+@pytest.mark.parametrize("pattern", UNBOUNDED)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda pattern: {"pattern": pattern},
+        lambda pattern: {"patternProperties": {pattern: {}}},
+        lambda pattern: {"propertyNames": {"pattern": pattern}},
+        lambda pattern: {"properties": {"a": {"items": {"$ref": "#/$defs/d"}}}, "$defs": {"d": {"pattern": pattern}}},
+    ],
+)
+def test_a_pattern_that_cannot_be_matched_in_linear_time_is_refused_with_the_reason(shape: Any, pattern: str) -> None:
+    """An answer of 64 kB held the process for more than a minute."""
+    message = refusal(compile_schema, shape(pattern))
+    assert "look-around, back-references" in message
+    assert "linear time" in message
+    assert json.dumps(pattern) in message
+
+
+@pytest.mark.parametrize(
+    "pattern", ["^(a+)+$", "^(a|a)*b", r"^[\w.-]+@[\w-]+\.[a-z]{2,}$", r"^\p{L}{1,64}$", "(?i)abc"]
+)
+def test_other_patterns_are_matched_also_against_long_texts(pattern: str) -> None:
+    (problem,) = compile_schema({"pattern": pattern}).problems("a" * 200_000 + "!")
+    assert "does not match the pattern" in problem
+
+
+@pytest.mark.parametrize("recorded", [{"pattern": "^(?=[a-z]).+[0-9]$"}, {"patternProperties": {"(?=x)": False}}])
+def test_a_value_is_still_checked_against_a_schema_that_was_recorded_with_look_around(recorded: dict[str, Any]) -> None:
+    good, bad = ("a1", "A1") if "pattern" in recorded else ({"y": 1}, {"x": 1})
+    check(recorded, good, "answer")
+    with pytest.raises(Invalid, match="answer: "):
+        check(recorded, bad, "answer")
+
+
+def test_a_recorded_pattern_stops_after_so_many_steps_and_says_so() -> None:
+    recorded = {"pattern": r"(\w+)\s\1"}
+    with pytest.raises(Invalid, match="could not be matched against its pattern in 1,000 steps; shorten it"):
+        check(recorded, "a" * 30_000, "answer")
+    with pytest.raises(Invalid, match="larger than 65,536 bytes"):
+        check(recorded, "a" * 100_000, "answer")
+
+
+# -- size ------------------------------------------------------------------------------------------------
+
+
+def doubled(levels: int) -> dict[str, Any]:
+    """A schema of so many levels, each of which names the next one twice."""
+    defs: dict[str, Any] = {
+        f"d{level}": {"anyOf": [{"$ref": f"#/$defs/d{level + 1}"}, {"$ref": f"#/$defs/d{level + 1}"}]}
+        for level in range(levels)
+    }
+    return {"$ref": "#/$defs/d0", "$defs": {**defs, f"d{levels}": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize("levels", [16, 22, 500])
+def test_a_schema_whose_references_expand_without_measure_is_refused(levels: int) -> None:
+    """A wrong value took 580 MB at 2^16 and 23 GB at 2^22."""
+    message = refusal(compile_schema, doubled(levels))
+    assert "more than 10,000 subschemas" in message
+    assert "refer to a definition fewer times" in message
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda ref: {"properties": {"a": ref, "b": ref}},
+        lambda ref: {"items": {"allOf": [ref, ref]}},
+        lambda ref: {"prefixItems": [ref, ref]},
+        lambda ref: {"if": ref, "then": ref},
+        lambda ref: {"additionalProperties": ref, "propertyNames": ref},
+        lambda ref: {"oneOf": [{"not": ref}, {"contains": ref}]},
+        lambda ref: {"not": {"$ref": ref["$ref"].replace("d", "%64")}, "contains": ref},
+    ],
+)
+def test_every_keyword_that_applies_a_schema_counts(shape: Any) -> None:
+    defs = {f"d{level}": shape({"$ref": f"#/$defs/d{level + 1}"}) for level in range(20)}
+    schema = {"$ref": "#/$defs/d0", "$defs": {**defs, "d20": {"type": "integer"}}}
+    assert "more than 10,000 subschemas" in refusal(compile_schema, schema)
+
+
+def test_anchors_and_the_root_are_references_too() -> None:
+    defs: dict[str, Any] = {
+        f"d{level}": {"$anchor": f"a{level}", "anyOf": [{"$ref": f"#a{level + 1}"}, {"$ref": f"#a{level + 1}"}]}
+        for level in range(20)
+    }
+    schema = {"$ref": "#a0", "$defs": {**defs, "d20": {"$anchor": "a20"}}}
+    assert "more than 10,000 subschemas" in refusal(compile_schema, schema)
+
+
+def test_recursion_is_not_expansion() -> None:
+    tree = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string"},
+            "children": {"type": "array", "items": {"$ref": "#"}},
+            "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+        },
+        "additionalProperties": False,
+    }
+    value: dict[str, Any] = {"name": "leaf"}
+    for _ in range(60):
+        value = {"name": "x", "next": value, "children": [{"name": "y"}]}
+    assert compile_schema(tree).problems(value) == []
+    assert compile_schema(tree).problems({"name": "x", "next": {"name": 3}}) == [
+        "next.name: expected string, got integer 3"
+    ]
+
+
+def test_alternatives_that_contain_themselves_do_not_multiply_the_work_for_a_deep_value() -> None:
+    def alternative(tag: str) -> dict[str, Any]:
+        return {"type": "object", "properties": {"in": {"$ref": "#"}, "kind": {"const": tag}}, "required": ["kind"]}
+
+    schema = compile_schema({"anyOf": [alternative("a"), alternative("b"), {"type": "null"}]})
+    value: Any = None
+    for level in range(100):
+        value = {"in": value, "kind": "ab"[level % 2]}
+    assert schema.problems(value) == []
+    for level in range(25):
+        value = {"in": value, "kind": "ab"[level % 2]}
+    wrong: Any = 5
+    for _ in range(14):  # listing every error took 12 s and 800 MB
+        wrong = {"in": wrong, "kind": "a"}
+    (problem,) = schema.problems(wrong)
+    assert "too many to list" in problem
+
+
+def test_a_value_that_would_be_tried_in_too_many_ways_is_refused_unchecked() -> None:
+    def alternative(name: str) -> dict[str, Any]:
+        return {"type": "object", "properties": {"in": {"$ref": "#"}, name: {"type": "string"}}}
+
+    value: Any = 5
+    for _ in range(60):
+        value = {"in": value}
+    (problem,) = compile_schema({"anyOf": [alternative("a"), alternative("b"), {"type": "null"}]}).problems(value)
+    assert "more than 1,000,000 steps" in problem
+    assert "nest it less deeply" in problem
+
+
+def test_in_a_long_list_the_first_problem_is_told() -> None:
+    values: list[Any] = [1, None] * 20_000
+    values[777] = "x"
+    schema = {"items": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}
+    assert compile_schema(schema).problems(values) == ['[777]: expected integer or null, got string "x"']
+
+
+def test_a_right_value_still_fits_a_large_schema_that_was_recorded() -> None:
+    check(doubled(16), 5, "answer")
+    with pytest.raises(Invalid, match="too many to list"):
+        check(doubled(16), "x", "answer")
+
+
 # -- problems --------------------------------------------------------------------------------------------
 
 ORDER = {
@@ -483,6 +639,7 @@ def test_the_fields_of_a_record_stand_at_the_root_of_its_schema() -> None:
             "sideOf": {"enum": ["window", "aisle"], "default": "aisle"},
         },
         "required": ["row"],
+        "additionalProperties": False,
     }
 
 

@@ -8,11 +8,13 @@ import datetime
 import functools
 import json
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import pytest
 import tool_samples
 
+from assent import Agent
 from assent.core.tool import Ask, Default, Halt, Result, Retention
 from assent.errors import DeclarationError, Invalid
 from assent.tools import Call, Tool, as_tool, provider_tool, tool
@@ -734,3 +736,23 @@ def test_a_prompt_may_name_any_argument_and_whatever_an_open_schema_may_bring() 
     schemas = ({"type": "object", "additionalProperties": True}, {"$ref": "#/$defs/a", "$defs": {"a": {}}})
     for schema in schemas:
         Tool.declare(name="ping", description="Ping.", executor="client", prompt="{n}?", parameters=schema)
+
+
+def test_a_pattern_with_look_around_is_refused_at_declaration_wherever_it_stands() -> None:
+    """An answer could hold the process for minutes: patterns are matched in linear time."""
+    secret = Annotated[str, msgspec.Meta(pattern="^(?=.*[0-9]).*$")]
+
+    def stub() -> Any: ...
+    def take(text: Any) -> None: ...
+
+    stub.__annotations__["return"] = take.__annotations__["text"] = secret
+
+    by_hand = {"type": "object", "patternProperties": {"(?!x)": {}}}
+    for run in (
+        lambda: tool(stub, executor="human", prompt="Which?"),
+        lambda: tool(take, description="Take it."),
+        lambda: declare(parameters=by_hand, manual=True),
+        lambda: Tool.declare(name="t", description="d", parameters=OBJECT, manual=True, result={"pattern": "(?=x)"}),
+        lambda: Agent("a", model=None, output=secret),
+    ):
+        assert "look-around" in refusal(run)

@@ -4,6 +4,10 @@ A schema refers to itself (``#/...``) and to nothing else: a reference that lead
 request could be made. Where a ``format`` is given it holds, except that ``date-time`` and ``time`` may lack
 an offset: that is how people and models write them.
 
+Validation is bounded, whatever the value: patterns are matched in linear time, so look-around and back-references
+are refused; references may not expand to more than 10,000 subschemas; and listing what is wrong with a value stops
+at a budget. A schema in an old log may break these rules: ``check`` takes it, and bounds the time in another way.
+
 How a Python type becomes a schema is in ``signature``, what a plain value is in ``plain``; their public names
 are here too.
 """
@@ -14,7 +18,7 @@ import datetime
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import jsonschema_rs
 import msgspec
@@ -29,6 +33,7 @@ from assent.core.plain import (
     shown,
     sorted_json,
 )
+from assent.core.schema_size import MAX_SIZE, SchemaSize
 from assent.core.signature import Binder, schema_of, signature_schema
 from assent.errors import Invalid
 
@@ -53,15 +58,24 @@ Schema = str | dict[str, Any] | bool
 SHOWN = 8
 """So many problems are told; a model repairs a handful at a time."""
 _COUNTED = 1000
+_VALIDATION_STEPS = 1_000_000
+"""Steps that validation of one value may take, where its depth can multiply them."""
+_EXPLANATION_STEPS = 20_000
+"""Steps that listing every error may take: jsonschema-rs looks into all alternatives before it gives the first one."""
+_BACKTRACKING_STEPS = 1_000
+"""Backtracking steps of a pattern with look-around, in an old schema."""
+_BACKTRACKED_BYTES = 64 * 1024
+"""Size of a value that such a pattern is applied to: each step may read all of it."""
 
 
 class Validator:
     """A compiled schema."""
 
-    __slots__ = ("_compiled", "_schema")
+    __slots__ = ("_compiled", "_multiplies", "_recorded", "_schema", "_size")
 
-    def __init__(self, schema: dict[str, Any] | bool, compiled: Any):
-        self._schema, self._compiled = schema, compiled
+    def __init__(self, schema: dict[str, Any] | bool, compiled: Any, size: SchemaSize | None, *, recorded: bool):
+        self._schema, self._compiled, self._size, self._recorded = schema, compiled, size, recorded
+        self._multiplies = size is not None and (recorded or size.multiplies())
 
     def problems(self, value: Any) -> list[str]:
         """What is wrong with the value, field by field; empty if it fits."""
@@ -69,13 +83,41 @@ class Validator:
             check_plain(value, "value")
         except Invalid as error:
             return [error.message]
+        if too_much := self._too_much(value):
+            return [too_much]
         if self._compiled.is_valid(value):
             return []
-        found: list[Any] = list(islice(self._compiled.iter_errors(value), _COUNTED))
+        found = self._errors(value)
         told = list(dict.fromkeys(line for error in found for line in self._told(error)))
         if len(told) > SHOWN:
             told[SHOWN:] = [f"and {len(told) - SHOWN} more"]
-        return told
+        return told or ["the value: fits none of the alternatives, which are too many to list what is wrong in each"]
+
+    def _too_much(self, value: Any) -> str:
+        """Why the value is refused unchecked: checking it could hold the process for minutes."""
+        if self._multiplies and self._size and self._size.validation_steps(value) > _VALIDATION_STEPS:
+            return (
+                f"the value: checking it takes more than {_VALIDATION_STEPS:,} steps, since the schema's alternatives "
+                "are tried at every level; nest it less deeply"
+            )
+        if self._recorded and len(msgspec.json.encode(value)) > _BACKTRACKED_BYTES:
+            return (
+                f"the value: larger than {_BACKTRACKED_BYTES:,} bytes, the limit for an old schema whose patterns "
+                "or references are not bounded; shorten it"
+            )
+        return ""
+
+    def _errors(self, value: Any) -> list[Any]:
+        """The errors, all of them or the first, as far as the budget goes."""
+        every, largest = self._size.explanation_steps(value) if self._size else (0, 0)
+        if every <= _EXPLANATION_STEPS:
+            return list(islice(self._compiled.iter_errors(value), _COUNTED))
+        if largest <= _EXPLANATION_STEPS:
+            try:
+                self._compiled.validate(value)
+            except jsonschema_rs.ValidationError as first:
+                return [first]
+        return []
 
     def _told(self, error: Any) -> Iterator[str]:
         path: list[str | int] = list(error.instance_path)
@@ -137,17 +179,49 @@ def compile_schema(schema: Schema) -> Validator:
 
 def check(schema: Schema, value: Any, what: str) -> None:
     """Raise Invalid, naming every field that does not fit, unless the value fits the schema."""
-    if problems := compile_schema(schema).problems(value):
+    try:
+        validator = compile_schema(schema)
+    except _Unbounded:  # recorded in a log before such schemas were refused
+        validator = _compile_recorded(schema if isinstance(schema, str) else msgspec.json.encode(schema).decode())
+    if problems := validator.problems(value):
         raise Invalid(f"{what}: {'; '.join(problems)}", kind="invalid_args", details={"problems": problems})
+
+
+class _Unbounded(Invalid):
+    """Validating with this schema could take any amount of time."""
 
 
 @lru_cache(maxsize=512)
 def _compile(text: str) -> Validator:
-    schema = parse_json(text, "bad JSON Schema")
+    schema = _read_schema(text)
+    size = SchemaSize(schema) if isinstance(schema, dict) else None
+    if size is not None and size.expanded() > MAX_SIZE:
+        raise _Unbounded(
+            f"bad JSON Schema: with its references expanded it has more than {MAX_SIZE:,} subschemas; refer to a "
+            "definition fewer times, or give parts of the value a simpler schema"
+        )
+    return Validator(schema, _build(schema, jsonschema_rs.RegexOptions()), size, recorded=False)
+
+
+@lru_cache(maxsize=64)
+def _compile_recorded(text: str) -> Validator:
+    """The validator of a schema that is refused today: time is bounded by steps, and by the size of the value."""
+    schema = _read_schema(text)
+    patterns = jsonschema_rs.FancyRegexOptions(backtrack_limit=_BACKTRACKING_STEPS)
+    size = SchemaSize(schema) if isinstance(schema, dict) else None
+    return Validator(schema, _build(schema, patterns), size, recorded=True)
+
+
+def _read_schema(text: str) -> dict[str, Any] | bool:
+    schema: Any = parse_json(text, "bad JSON Schema")
     if not isinstance(schema, (dict, bool)):
         raise Invalid(f"bad JSON Schema: expected an object, true or false, got {shown(schema)}")
     if isinstance(schema, dict):
-        _refuse_outside(schema)  # pyright: ignore[reportUnknownArgumentType]
+        _refuse_outside(cast("dict[str, Any]", schema))
+    return cast("dict[str, Any] | bool", schema)
+
+
+def _build(schema: dict[str, Any] | bool, patterns: Any) -> Any:
     asked: list[str] = []
 
     def refuse_retrieval(uri: str) -> NoReturn:
@@ -156,20 +230,39 @@ def _compile(text: str) -> Validator:
         _outside(uri)
 
     try:
-        compiled = jsonschema_rs.validator_for(
-            schema,  # pyright: ignore[reportUnknownArgumentType]
+        return jsonschema_rs.validator_for(
+            schema,
             validate_formats=True,
             formats=_FORMATS,
             retriever=refuse_retrieval,
+            pattern_options=patterns,
         )
     except jsonschema_rs.ValidationError as error:
         if asked:
             _outside(asked[0])
-        told = error.message if error.kind.name == "referencing" else next(Validator({}, None)._told(error))  # pyright: ignore[reportPrivateUsage]
+        if error.kind.name == "format" and error.kind.as_dict()["format"] == "regex":
+            _refuse_pattern(error.instance, list(error.instance_path))
+        told = error.message if error.kind.name == "referencing" else _told_alone(error)
         raise Invalid(f"bad JSON Schema: {_short(told.removeprefix('the value: '), 300)}") from None
     except (jsonschema_rs.ReferencingError, ValueError, TypeError) as error:
         raise Invalid(f"bad JSON Schema: {_short(str(error), 300)}") from None
-    return Validator(schema, compiled)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _told_alone(error: Any) -> str:
+    return next(Validator({}, None, None, recorded=False)._told(error))  # pyright: ignore[reportPrivateUsage]
+
+
+def _refuse_pattern(pattern: Any, path: list[str | int]) -> NoReturn:
+    where = f"bad JSON Schema: {place(path)}: {_short(shown(pattern, 210), 200)}"
+    try:
+        jsonschema_rs.validator_for({"pattern": pattern})
+    except (jsonschema_rs.ValidationError, ValueError):
+        raise Invalid(f"{where} is not a valid regex") from None
+    raise _Unbounded(
+        f"{where} is refused: look-around, back-references and very large repetitions cannot be matched in linear "
+        "time, so an answer could hold the process for minutes; write the pattern without them, and limit lengths "
+        "with maxLength"
+    )
 
 
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
@@ -240,6 +333,8 @@ def _wrong(name: str, facts: dict[str, Any], error: Any) -> str:
             return f"{got} is not one of {_listed([shown(option) for option in facts['options']])}"
         case "const":
             return f"must be {shown(facts['expected_value'])}, got {got}"
+        case "pattern" if "pattern" not in facts:  # an old schema's look-around, stopped at its limit
+            return f"{got} could not be matched against its pattern in {_BACKTRACKING_STEPS:,} steps; shorten it"
         case "pattern":
             return f"{got} does not match the pattern {_short(facts['pattern'], 200)}"
         case "format":

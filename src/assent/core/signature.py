@@ -6,22 +6,28 @@ annotations that only the place of declaration can resolve. pydantic is never im
 be given by somebody who has imported it already.
 
 The same type gives the same schema on every run: members keep their declared order, sets are sorted.
+
+A schema that is made from a type is closed at every level: a misspelt field would be shown to the approver and
+then dropped on conversion, so it is refused instead. Only a type that keeps unknown fields (pydantic's
+``extra="allow"``) stays open.
 Re-exported by ``assent.core.schema``.
 """
 
 from __future__ import annotations
 
 import datetime
+import decimal
 import functools
 import inspect
 import re
 import sys
 import types
 import typing
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from enum import Enum
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 import msgspec
 
@@ -29,11 +35,24 @@ from assent.core.docstring import read_docstring
 from assent.core.plain import check_plain
 from assent.errors import DeclarationError, Invalid
 
+if TYPE_CHECKING:
+    from pydantic.json_schema import GenerateJsonSchema
+
 _REF = "#/$defs/{name}"
 _EMPTY: Any = inspect.Parameter.empty
 _CONSTRAINTS = ("gt", "ge", "lt", "le", "multiple_of", "pattern", "min_length", "max_length", "tz")
 _DOCS = ("title", "description", "examples", "extra_json_schema")
 _FORMATTED: dict[Any, str] = {datetime.datetime: "date-time", datetime.time: "time"}
+_AMBIGUOUS_KEYS = (
+    float,
+    decimal.Decimal,
+    datetime.datetime,
+    datetime.time,
+    datetime.timedelta,
+    uuid.UUID,
+    bytes,
+)
+"""Types that read several JSON texts as equal values."""
 _UNCHANGED: tuple[Any, ...] = (str, bool, type(None), Any, _EMPTY)
 """What validation has already proved, and conversion would only cost."""
 
@@ -206,19 +225,22 @@ def _schemas(annotations: list[Any], whose: str = "") -> tuple[list[dict[str, An
 
     def model(kind: type) -> dict[str, Any]:
         if _is_model(kind):
-            return adopt(_adapted(kind).json_schema(ref_template="#/$defs/{model}"))
+            return adopt(_model_schema(kind))
         raise NotImplementedError
 
     translated = [Any if annotation is _EMPTY else _translated(annotation) for annotation in annotations]
     try:
+        _refuse_ambiguous_keys(annotations)
         ours = [each for each in translated if not _has_model(each)]
         made, components = msgspec.json.schema_components(ours, schema_hook=model, ref_template=_REF)
+        for component in components.values():
+            _close(component)
         adopt({"$defs": components})
         for kind in _records(ours):
             _refine(kind, definitions, model)
         others = iter(made)
         schemas = [
-            adopt(_adapted(original).json_schema(ref_template="#/$defs/{model}")) if _has_model(each) else next(others)
+            adopt(_model_schema(original)) if _has_model(each) else next(others)
             for each, original in zip(translated, annotations, strict=True)
         ]
     except DeclarationError:
@@ -233,6 +255,31 @@ def _schemas(annotations: list[Any], whose: str = "") -> tuple[list[dict[str, An
     for schema in [*schemas, *definitions.values()]:
         _reorder(schema, _choices([*ours, *_field_types(ours)]))
     return schemas, dict(sorted(definitions.items()))
+
+
+def _close(record: dict[str, Any]) -> None:
+    """Refuse fields and items that the record does not name: conversion would drop them without a word."""
+    if record.get("type") == "object" and "properties" in record:
+        record.setdefault("additionalProperties", False)
+    elif record.get("type") == "array" and "prefixItems" in record:  # a NamedTuple or an array_like Struct
+        record.setdefault("maxItems", len(record["prefixItems"]))
+
+
+def _refuse_ambiguous_keys(annotations: list[Any]) -> None:
+    waiting = [*annotations, *_field_types(annotations)]
+    while waiting:
+        each = waiting.pop()
+        origin, args = get_origin(each), get_args(each)
+        waiting.extend(args)
+        if isinstance(origin, type) and issubclass(origin, Mapping) and args and args[0] in _AMBIGUOUS_KEYS:
+            raise _ambiguous_key(args[0].__name__)
+
+
+def _ambiguous_key(kind: str) -> DeclarationError:
+    return DeclarationError(
+        f"a dict with {kind} keys: two keys of one JSON object, such as 1 and 1.0, can be equal as {kind}, and one "
+        "value would be lost; use str keys and convert them in the function, or a list of pairs"
+    )
 
 
 def _field_types(annotations: list[Any]) -> list[Any]:
@@ -377,6 +424,64 @@ def _has_model(annotation: Any) -> bool:
 
 def _adapted(annotation: Any) -> Any:
     return sys.modules["pydantic"].TypeAdapter(annotation)
+
+
+def _model_schema(annotation: Any) -> dict[str, Any]:
+    """The closed schema of a pydantic model, or of an annotation with models in it."""
+    return _adapted(annotation).json_schema(ref_template="#/$defs/{model}", schema_generator=_closing_generator())
+
+
+@functools.lru_cache(maxsize=1)
+def _closing_generator() -> Any:
+    """pydantic's schema generator, with every record closed that does not say what becomes of unknown fields."""
+    base: type[GenerateJsonSchema] = sys.modules["pydantic.json_schema"].GenerateJsonSchema
+
+    class ClosingGenerator(base):
+        def model_schema(self, schema: Any) -> Any:
+            return self._closed(super().model_schema(schema))
+
+        def dataclass_schema(self, schema: Any) -> Any:
+            return self._closed(super().dataclass_schema(schema))
+
+        def typed_dict_schema(self, schema: Any) -> Any:
+            return self._closed(super().typed_dict_schema(schema))
+
+        def _closed(self, made: Any) -> Any:
+            _close(made)
+            return made
+
+        def model_fields_schema(self, schema: Any) -> Any:
+            for name, field in schema["fields"].items():
+                _refuse_nested_alias(name, field.get("validation_alias"))
+            return super().model_fields_schema(schema)
+
+        def dict_schema(self, schema: Any) -> Any:
+            made: Any = super().dict_schema(schema)
+            keys: str = schema.get("keys_schema", {}).get("type", "str")
+            if keys in _AMBIGUOUS_PYDANTIC_KEYS:
+                raise _ambiguous_key(keys)
+            if keys == "int":  # pydantic also reads "01" as 1
+                made.setdefault("propertyNames", {"pattern": "^(0|-?[1-9][0-9]*)$"})
+            return made
+
+        def get_decimal_pattern(self, schema: Any) -> Any:
+            return None  # pydantic's own may have a look-ahead, and the model checks the text anyway
+
+    return ClosingGenerator
+
+
+_AMBIGUOUS_PYDANTIC_KEYS = ("float", "decimal", "datetime", "time", "timedelta", "uuid", "bytes")
+
+
+def _refuse_nested_alias(name: str, alias: Any) -> None:
+    """Refuse a field that pydantic reads only from inside another field: its schema names a field never read."""
+    # A str, the parts of one path, or a list of paths, of which pydantic's schema names the first of one part.
+    paths = cast("list[Any]", alias) if isinstance(alias, list) else [[alias]]
+    if not any(isinstance(path, list) and len(cast("list[Any]", path)) == 1 for path in paths):
+        raise DeclarationError(
+            f"the field {name!r} is read from inside another one (AliasPath), which its JSON Schema does not say; "
+            "give it a plain alias, or a nested model"
+        )
 
 
 def _is_union(origin: Any) -> bool:

@@ -198,7 +198,10 @@ def output_schema(output: Any) -> dict[str, Any] | None:
     schema = cast("Any", output) if isinstance(output, dict) else schema_of(output)
     if schema is None:
         raise DeclarationError(f"output={output!r} gives no JSON Schema")
-    compile_schema(schema)
+    try:
+        compile_schema(schema)
+    except Invalid as error:
+        raise DeclarationError(f"output: {error.message}") from None
     return schema
 
 

@@ -17,7 +17,7 @@ from assent.core.schema import check_plain
 from assent.core.tool import ToolSpec
 from assent.errors import DeclarationError, Invalid
 from assent.tools.handler import Handler, Style, found_at, imported, named, path_of, takes_raw
-from assent.tools.options import Options, known_options, tool_name
+from assent.tools.options import Options, known_options, schema_text, tool_name
 from assent.tools.parts import (
     Parts,
     class_parts,
@@ -184,6 +184,9 @@ class Tool:
         except (TypeError, ValueError, msgspec.ValidationError) as error:
             raise DeclarationError(f"not a tool's data: {error}") from error
         what = f"tool {tool_name(spec.name)!r}"
+        schema_text(spec.parameters, "parameters", what)
+        if spec.result is not None:
+            schema_text(spec.result, "result", what)
         home = handler if isinstance(handler, (Tool, type)) else None
         given: dict[str, Any] = dict(zip(PARTS, (None if home else handler, preview, policy, reconcile), strict=True))
 
@@ -195,7 +198,8 @@ class Tool:
                 return as_tool(source)._part(name)
             if source is None:
                 return None
-            return Handler(source, "raw" if kind == "raw" or takes_raw(source) else "typed", f"{what}: {name}")
+            style = "raw" if kind == "raw" or takes_raw(source) else "typed"
+            return Handler(source, style, f"{what}: {name}", partial=name == "preview")
 
         parts = Parts(
             spec,
@@ -205,6 +209,8 @@ class Tool:
             part("reconcile", "raw"),
         )
         refuse_missing(parts, what)
+        if parts.handler is not None:
+            parts.handler.check_against(spec.parameters)
         return Tool._made(parts, parts.handler.fn if parts.handler else None)
 
     def replaced(self, *, policy: Handler | None = None, **fields: Any) -> Tool:

@@ -8,13 +8,13 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 import msgspec
 
-from assent.core.schema import Binder, signature_schema
+from assent.core.schema import Binder, check, signature_schema
 from assent.core.signature import annotations_of
-from assent.errors import DeclarationError
+from assent.errors import DeclarationError, Invalid
 from assent.tools.call import Call
 
 Style = Literal["typed", "raw"]
@@ -26,10 +26,11 @@ _SCALARS = (str, int, float, bool, type(None))
 class Handler:
     """A callable with what the runtime needs to know to call it: ``handler(args, call)``.
 
-    Arguments that do not convert raise Invalid (``invalid_args``) before the function is entered.
+    Arguments that do not convert, or that the function does not take, raise Invalid (``invalid_args``) before the
+    function is entered. A preview may take a part of the arguments (``partial``).
     """
 
-    __slots__ = ("_binder", "_call_names", "_order", "fn", "schema", "style", "threaded")
+    __slots__ = ("_binder", "_call_names", "_order", "_own_schema", "_partial", "fn", "schema", "style", "threaded")
 
     fn: Callable[..., Any]
     threaded: bool
@@ -38,8 +39,17 @@ class Handler:
     schema: dict[str, Any] | None
     """The arguments' schema from the signature, where it is typed."""
 
-    def __init__(self, fn: Callable[..., Any], style: Style, what: str, namespace: Mapping[str, Any] | None = None):
-        self.fn, self.style = fn, style
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        style: Style,
+        what: str,
+        namespace: Mapping[str, Any] | None = None,
+        *,
+        partial: bool = False,
+    ):
+        self.fn, self.style, self._partial = fn, style, partial
+        self._own_schema: str | None = None
         self.threaded = not _is_async(fn, what)
         self.schema = None
         self._binder: Binder | None = None
@@ -57,10 +67,23 @@ class Handler:
             own = msgspec.json.decode(msgspec.json.encode(own))
         if self._binder is None:
             return self.fn(*(call if each == "call" else own for each in self._order))
+        if self._own_schema is not None:
+            check(self._own_schema, own, f"arguments of {named(self.fn)}")
         bound = self._binder(own)
+        if len(bound) != len(own) and not self._partial:
+            _refuse_dropped(self.fn, [name for name in own if name not in bound])
         for name in self._call_names:
             bound[name] = call
         return self.fn(**bound)
+
+    def check_against(self, declared: str) -> None:
+        """Validate arguments against the function's own schema too, unless it is the declared one (JSON text).
+
+        A declaration that was saved may be older than the function, and accept fields that the function's types
+        no longer have: conversion would drop them.
+        """
+        if self.schema is not None and self.schema != msgspec.json.decode(declared):
+            self._own_schema = msgspec.json.encode(self.schema).decode()
 
     @property
     def path(self) -> str | None:
@@ -70,6 +93,11 @@ class Handler:
 
     def __repr__(self) -> str:
         return f"Handler({named(self.fn)}, {self.style}{', threaded' if self.threaded else ''})"
+
+
+def _refuse_dropped(fn: Callable[..., Any], names: list[str]) -> NoReturn:
+    problems = [f"{name}: {named(fn)}() takes no such argument" for name in names]
+    raise Invalid("; ".join(problems), kind="invalid_args", details={"problems": problems})
 
 
 def call_names(fn: Callable[..., Any], namespace: Mapping[str, Any] | None = None) -> tuple[str, ...]:

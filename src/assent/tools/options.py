@@ -174,7 +174,7 @@ def result_text(annotation: Any, what: str) -> str | None:
     if isinstance(annotation, (str, dict)):
         return schema_text(annotation, "result", what)  # pyright: ignore[reportUnknownArgumentType]
     schema = schema_of(annotation)
-    return None if schema is None else msgspec.json.encode(schema).decode()
+    return None if schema is None else schema_text(schema, "result", what)
 
 
 def _refuse(what: str, reason: str) -> NoReturn:

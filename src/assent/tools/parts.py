@@ -151,7 +151,7 @@ def planner_of(
         raise DeclarationError(f"{what}: must be a function, not {fn!r:.80}")
     names = _with_call(namespace, fn)
     typed = (handler is None or handler.style == "typed") and not takes_raw(fn, names)
-    planner = Handler(fn, "typed" if typed else "raw", what, names)
+    planner = Handler(fn, "typed" if typed else "raw", what, names, partial=True)
     if planner.schema is not None:
         theirs, ours = msgspec.json.decode(spec.parameters), planner.schema
         known: Any = theirs.get("properties", {})

@@ -1,0 +1,57 @@
+"""Calls that wait with a schema that would be refused today."""
+
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import msgspec
+import pytest
+from harness import agent, logged, sees, story
+
+from assent import Answer, Invalid, Runtime, ScriptedModel, ToolCall
+from assent import tool as declare
+from assent.core import schema
+from assent.core.events import TurnEnded
+from assent.errors import DeclarationError
+from assent.tools.declare import Tool
+
+
+def ask_code():
+    @declare(executor="human", prompt="Which code?")
+    def code() -> Annotated[str, msgspec.Meta(pattern="^(?=[A-Z]).{2}[0-9]$")]: ...
+
+    return code
+
+
+@story
+async def test_an_answer_is_taken_for_a_call_that_was_recorded_with_a_look_around_pattern():
+    with TemporaryDirectory() as place:
+        await answer_recorded(f"sqlite:///{place}/log.db")
+
+
+async def answer_recorded(store):
+    with pytest.MonkeyPatch.context() as earlier:  # as it was before such patterns were refused
+        earlier.setattr(schema, "_compile", schema._compile_recorded)
+        old = ask_code()
+        async with Runtime(agent([ToolCall("code", {})], old), store=store) as rt:
+            turn = await rt.send("c", "hi")
+            (pending,) = (await turn.rest()).pending
+    assert "(?=" in pending.schema["pattern"]
+
+    @declare(executor="human", prompt="Which code?")
+    def code() -> str: ...
+
+    model = ScriptedModel(["done"])
+    async with Runtime(agent(model, code), store=store) as rt:
+        with pytest.raises(Invalid, match="does not match the pattern"):
+            await rt.resolve("c", pending.call, Answer("ab1"))
+        await rt.resolve("c", pending.call, Answer("Ab1"))
+        await logged(rt, TurnEnded)
+        assert sees(model) == [{"ok": True, "result": "Ab1"}]
+
+
+def test_a_declaration_that_was_saved_with_look_around_is_refused_at_load():
+    with pytest.MonkeyPatch.context() as earlier:
+        earlier.setattr(schema, "_compile", schema._compile_recorded)
+        data = ask_code().to_data(handlers=False)
+    with pytest.raises(DeclarationError, match="look-around"):
+        Tool.from_data(data)
