@@ -349,7 +349,7 @@ def test_a_deadline_that_is_held_up_holds_up_no_other_and_passes_once_when_it_ca
             await until(lambda: _none_pending(rt))
             assert len(of(await rt.history("held"), CallResolved)) == 1
 
-    run(main, timeout=5)
+    run(main)
 
 
 def test_deadlines_of_one_moment_pass_together_but_not_all_at_once(monkeypatch):
@@ -371,7 +371,7 @@ def test_deadlines_of_one_moment_pass_together_but_not_all_at_once(monkeypatch):
             for name in names:
                 assert len(of(await rt.history(name), CallResolved)) == 1
 
-    run(main, timeout=5)
+    run(main)
 
 
 def test_a_deadline_that_is_held_up_does_not_keep_the_runtime_from_closing():
@@ -384,7 +384,7 @@ def test_a_deadline_that_is_held_up_does_not_keep_the_runtime_from_closing():
             await until(lambda: store.tries)
         assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("assent:")]
 
-    run(main, timeout=5)
+    run(main)
 
 
 def test_real_time_expires_on_time():
