@@ -62,7 +62,7 @@ def process(folder, *words, port=0):
         running.process.stderr.close()
 
 
-def wait(fact, seconds=10):
+def wait(fact, seconds=60):
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         if value := fact():
