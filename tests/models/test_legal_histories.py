@@ -46,7 +46,7 @@ def model(server, side, **options):
     "pieces", [[Thinking("hm")], [Thinking("hm"), " \n"]], ids=["reasoning", "reasoning and blanks"]
 )
 def test_a_conversation_goes_on_after_a_reply_that_had_reasoning_and_no_text(side, pieces):
-    """[B9] A turn that ended without visible text does not make the provider refuse every later turn."""
+    """A turn that ended without visible text does not make the provider refuse every later turn."""
 
     @story
     async def told():
@@ -390,7 +390,7 @@ def spoke(side, *pieces, fate="kept", user="go on"):
 @example([spoke("responses", Thinking("hm"), "Fine.", ("call", ID_FORMS[0], "look", 1), fate="changed", user=None)])
 @example([spoke("responses", ("call", ID_FORMS[3], "look", 1), ("call", ID_FORMS[3], "look", 2), user=None)])
 def test_every_provider_takes_every_conversation(world, conversation):
-    """[B9] No log makes a request that a provider refuses, whoever wrote the replies and whatever became of them."""
+    """No log makes a request that a provider refuses, whoever wrote the replies and whatever became of them."""
     world.server.refused.clear()
     world.server.requests.clear()
     world.talk(conversation)
