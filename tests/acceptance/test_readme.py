@@ -26,7 +26,7 @@ def here(tmp_path: Path) -> Path:
 def assent(here: Path, *args: str) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("ASSENT")}
     return subprocess.run(
-        [sys.executable, "-m", "assent", *args], cwd=here, env=env, capture_output=True, text=True, timeout=30
+        [sys.executable, "-m", "assent", *args], cwd=here, env=env, capture_output=True, text=True, timeout=60
     )
 
 
@@ -60,7 +60,7 @@ def test_the_readmes_program_runs_stops_at_the_gate_and_is_finished_from_a_secon
 def test_the_readmes_embedded_program_prints_what_it_says_however_often_it_runs(here: Path) -> None:
     (here / "embedded.py").write_text(EMBEDDED)
     for _ in range(2):
-        ran = subprocess.run([sys.executable, "embedded.py"], cwd=here, capture_output=True, text=True, timeout=30)
+        ran = subprocess.run([sys.executable, "embedded.py"], cwd=here, capture_output=True, text=True, timeout=60)
         assert ran.returncode == 0, ran.stderr
         assert ran.stdout.split() == re.findall(r"print\(.*# (\w+)", EMBEDDED)
 

@@ -85,7 +85,7 @@ AGAIN = 20.0
 
 class Storm(Trial):
     backend = "on_postgres"
-    rest_seconds = 30.0
+    rest_seconds = 120.0
     excused = (StoreError,)
 
     def __init__(self, directory, *, seconds=60.0, **options):

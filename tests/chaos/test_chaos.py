@@ -18,7 +18,7 @@ KILLS = int(os.environ.get("ASSENT_KILLS", "150"))
 def run(directory, **options):
     async def main():
         directory.mkdir(exist_ok=True)
-        async with asyncio.timeout(60 + options["kills"]):
+        async with asyncio.timeout(300 + options["kills"]):
             return await driver.chaos(directory, **options)
 
     return asyncio.run(main())

@@ -17,7 +17,7 @@ SECONDS = float(os.environ.get("ASSENT_STORM", "40"))
 def run(directory, **options):
     async def main():
         directory.mkdir(exist_ok=True)
-        async with asyncio.timeout(120 + options["seconds"]):
+        async with asyncio.timeout(300 + options["seconds"]):
             return await storm(directory, **options)
 
     return asyncio.run(main())

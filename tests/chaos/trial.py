@@ -45,7 +45,7 @@ CROWD = f"{DECIDERS} deciders of one call"
 class Trial:
     backend = ""
     """The module that workers get their store from."""
-    rest_seconds = 60.0
+    rest_seconds = 120.0
     """In which everything must come to rest after the last fault."""
     excused: tuple[type[Exception], ...] = ()
     """What clients may meet at the desk: they try again."""

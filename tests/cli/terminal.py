@@ -17,7 +17,7 @@ from assent import Runtime
 SRC = Path(__file__).resolve().parents[2] / "src"
 ZYGOTE = Path(__file__).resolve().parent / "zygote.py"
 DESK = Path(__file__).resolve().parent / "desk.py"
-PATIENCE = 30.0
+PATIENCE = 60.0
 UNSET = ("NO_COLOR", "COLUMNS", "MAKELEVEL")
 OURS = ("_API_KEY", "_BASE_URL")
 """What is said of models depends on these, and no test may use somebody's key."""

@@ -20,7 +20,7 @@ class Talk:
             cwd=str(desk.path),
             env=environment(TERM=term, **{"XDG_STATE_HOME": str(desk.path / "state"), **env}),
             dimensions=WIDE,
-            timeout=20,
+            timeout=60,
             encoding="utf-8",
         )
 

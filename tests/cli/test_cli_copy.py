@@ -224,7 +224,7 @@ def test_whoever_watches_sees_how_far_it_is_and_a_pipe_gets_only_the_result(desk
         ["-m", "assent", "copy", source, target],
         env=environment(TERM="xterm", NO_COLOR="1"),
         dimensions=(24, 100),
-        timeout=20,
+        timeout=60,
         encoding="utf-8",
     )
     child.expect(pexpect.EOF)

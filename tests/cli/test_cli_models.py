@@ -25,7 +25,7 @@ def terminal(desk, *words, size=WIDE):
         cwd=str(desk.path),
         env=environment(TERM="vt100"),
         dimensions=size,
-        timeout=30,
+        timeout=60,
         encoding="utf-8",
     )
     child.expect(pexpect.EOF)
@@ -85,7 +85,7 @@ def test_a_chat_with_a_model_says_how_to_go_on(desk):
             cwd=str(desk.path),
             env=environment(TERM="dumb", XDG_STATE_HOME=str(desk.path / "state")),
             dimensions=(50, 200),
-            timeout=20,
+            timeout=60,
             encoding="utf-8",
         )
         child.expect_exact("> ")

@@ -137,7 +137,7 @@ def test_who_waits_for_a_store_that_is_not_there_does_not_ask_the_server_all_the
 
     monkeypatch.setattr(urls, "plan", counted)
     assert asyncio.run(reading.pending(url, as_json=True, wait=1.0, conversation=None)) == reading.WAITING
-    assert 2 <= len(looks) <= 6
+    assert 1 <= len(looks) <= 6
 
 
 def test_a_migration_that_waits_says_for_whom_and_what_it_said_once_it_does_not_repeat(monkeypatch, capsys):
@@ -151,12 +151,19 @@ def test_a_migration_that_waits_says_for_whom_and_what_it_said_once_it_does_not_
     monkeypatch.setattr(migrations, "LOCK", 0.2)
     monkeypatch.setattr(migrating, "SILENCE", 0.1)
 
+    said = ["", ""]
+
+    def listen():
+        said[:] = [before + more for before, more in zip(said, capsys.readouterr(), strict=True)]
+
     async def told():
         reader = await asyncpg.connect(pg.server().url(), server_settings={"search_path": pg.schema_of(url)})
         async with reader.transaction():
             await reader.fetch("SELECT FROM conversations")
             migration = asyncio.ensure_future(migrating.migrate(url, dry_run=False))
-            await asyncio.sleep(1.0)
+            while " holds a table that has to change" not in said[1]:
+                await asyncio.sleep(0.01)
+                listen()
             assert not migration.done()
         assert await migration == 0
         pid = reader.get_server_pid()
@@ -164,12 +171,13 @@ def test_a_migration_that_waits_says_for_whom_and_what_it_said_once_it_does_not_
         return pid
 
     pid = asyncio.run(told())
-    out, err = capsys.readouterr()
+    listen()
+    out, err = said
     assert out.endswith("  2  a column\n")
-    said = err.splitlines()  # also of connecting and the like, where that takes long
-    assert f"process {pid} (unnamed, user postgres) holds a table that has to change; trying for 30 s ..." in said
-    assert "step 2: a column ..." in said
-    assert len(set(said)) == len(said)
+    lines = err.splitlines()  # also of connecting and the like, where that takes long
+    assert f"process {pid} (unnamed, user postgres) holds a table that has to change; trying for 30 s ..." in lines
+    assert "step 2: a column ..." in lines
+    assert len(set(lines)) == len(lines)
     pg.drop(url)
 
 

@@ -104,7 +104,7 @@ def at_a_terminal(desk, *words):
         cwd=str(desk.path),
         env=environment(TERM="xterm", NO_COLOR="1"),
         dimensions=(24, 100),
-        timeout=20,
+        timeout=60,
         encoding="utf-8",
     )
     child.expect(pexpect.EOF)

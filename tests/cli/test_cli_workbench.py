@@ -179,7 +179,7 @@ def test_on_a_terminal_a_batch_asks(desk, typed, left):
             pass
     except OSError:
         pass
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     os.close(ours)
     assert len(open_calls(desk)) == left
 
@@ -192,7 +192,7 @@ def test_of_a_batch_some_of_which_was_decided_meanwhile_each_result_is_said_and_
         cwd=str(desk.path),
         env=environment(TERM="dumb"),
         dimensions=(50, 200),
-        timeout=20,
+        timeout=60,
         encoding="utf-8",
     )
     child.expect_exact("Approve these 3 calls? [y/N]")

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import httpx
 import pg
@@ -66,10 +65,7 @@ def test_when_a_worker_is_killed_another_goes_on_once_its_lease_is_over(desk, ki
         [dead] = until_noted(desk, "began", "c")
         killed = one if one.process.pid == dead else two
         killed.kill()
-        began = time.monotonic()
         pids = until_noted(desk, "began", "c", 2)
-        took = time.monotonic() - began
-        assert took < (LEASE if kind == "postgres" else 0) + 5  # on a machine that stands still at times
         assert pids[1] == (two if killed is one else one).process.pid
         (desk.path / "c").touch()
         assert until_over(url, "c")[-1].reason == "completed"
@@ -77,8 +73,8 @@ def test_when_a_worker_is_killed_another_goes_on_once_its_lease_is_over(desk, ki
 
 @both
 def test_at_sigterm_what_a_worker_ran_is_handed_over_at_once_and_nothing_is_dropped(desk, kind):
-    """Not after a lease: the one that leaves says so."""
-    url = url_of(kind, desk).replace(f"assent_lease={LEASE}", "assent_lease=60")
+    """Not after a lease, which is an hour here: the one that leaves says so."""
+    url = url_of(kind, desk).replace(f"assent_lease={LEASE}", "assent_lease=3600")
     holes = [f"c{n}" for n in range(4)]
     with worker(desk, url, "--drain", "0") as one:
         send(url, *holes)
@@ -86,10 +82,8 @@ def test_at_sigterm_what_a_worker_ran_is_handed_over_at_once_and_nothing_is_drop
             until_noted(desk, "began", hole)
         with worker(desk, url) as two:
             signalled(one, signal.SIGTERM)
-            began = time.monotonic()
             for hole in holes:
                 assert until_noted(desk, "began", hole, 2)[1] == two.process.pid
-            assert time.monotonic() - began < 30  # the lease is 60 s
             assert one.end() == 0
             for hole in holes:
                 (desk.path / hole).touch()
@@ -130,9 +124,7 @@ def test_a_second_signal_does_not_wait_and_still_gives_everything_up(desk, kind)
         signalled(one, signal.SIGTERM)
         one.until("finishing 1 running call,")
         signalled(one, signal.SIGTERM)
-        began = time.monotonic()
-        assert one.end() == 0
-        assert time.monotonic() - began < 60
+        assert one.end() == 0  # the hour of --drain is not waited for
     found, left = crew(desk, url)
     assert (found, left["unheld"], left["agents"]) == ([], 1, ["digger"])
 
@@ -201,8 +193,8 @@ def test_the_dead_who_held_nothing_are_only_counted_and_the_rest_fits_into_80_co
     assert max(map(len, table)) <= 80
     assert re.fullmatch(r" +pid  host +agents +since +alive +holds", table[0])
     rows = [line for line in table if "1234567" in line]
-    assert re.fullmatch(r"1234567  desk-worker-\S+ +support, \S+ +12 d +yes, \d\d\.\d s left +0", rows[0])
-    assert re.fullmatch(r"1234567  desk-worker-\S+ +support, \S+ +12 d +dead for 1 min 4\d s +1", rows[1])
+    assert re.fullmatch(r"1234567  desk-worker-\S+ +support, \S+ +12 d +yes, \d+\.\d s left +0", rows[0])
+    assert re.fullmatch(r"1234567  desk-worker-\S+ +support, \S+ +12 d +dead for 1 min \d\d s +1", rows[1])
     assert len(rows) == 2
     asyncio.run(workers(url, as_json=True))
     assert len(capsys.readouterr().out.splitlines()) == 5 + 1, "a program can count for itself"
@@ -216,7 +208,7 @@ def test_pages_are_served_in_one_process_and_turns_run_in_another(desk, kind):
     with (
         worker(desk, url, agents=AGENTS[1:]) as one,
         desk.start("serve", AGENTS[1], "--no-run", "--port", 0, "--store", url) as page,
-        httpx.Client(trust_env=False, timeout=10) as http,
+        httpx.Client(trust_env=False, timeout=60) as http,
     ):
         said = page.until("workers on the same store do")
         found = re.search(r"(http://127\.0\.0\.1:\d+)/\?token=(\S+)", said)
@@ -236,7 +228,7 @@ def test_a_server_without_an_agent_shows_and_decides_what_others_run(desk):
     send(url, "c", agent="filler")
     with (
         desk.start("serve", "--no-run", "--port", 0, "--store", url) as page,
-        httpx.Client(trust_env=False, timeout=10) as http,
+        httpx.Client(trust_env=False, timeout=60) as http,
     ):
         found = re.search(r"(http://127\.0\.0\.1:\d+)/\?token=(\S+)", page.until("workers on the same store do"))
         http.base_url, http.headers["authorization"] = found[1], f"Bearer {found[2]}"
@@ -283,7 +275,7 @@ def test_a_worker_ends_at_a_signal_also_if_the_store_is_away_and_nobody_reads_wh
             try:
                 one.send_signal(signal.SIGTERM)
                 one.send_signal(signal.SIGTERM)
-                assert one.wait(10 * LEASE) in (0, PIPE)
+                assert one.wait(60) in (0, PIPE)
             finally:
                 pg.server().start()
         finally:

@@ -137,7 +137,7 @@ def test_a_result_over_64_kib_and_its_data_are_kept_in_full_and_can_be_read_on()
 
     async def main():
         model = ScriptedModel([[ToolCall("fetch", {"full": True}), ToolCall("fetch", {"full": False})], "done"])
-        async with asyncio.timeout(10), Runtime(Agent("a", model=model, tools=[fetch])) as rt:
+        async with asyncio.timeout(60), Runtime(Agent("a", model=model, tools=[fetch])) as rt:
             await (await rt.send("c", "hi")).ended()
             events = [event for event in await rt.history("c") if isinstance(event, CallReturned)]
             by_size = sorted(events, key=lambda event: event.size or 0)

@@ -66,7 +66,7 @@ def _shell(body: str, where: str) -> str:
     printed = ""
     for line in body.splitlines():
         command = ["sh", "-c", line]
-        ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=20)
+        ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
         wanted = re.search(r"# exit (\d+)$", line)
         if ran.returncode not in ((int(wanted[1]),) if wanted else (0, 75)):
             raise SystemExit(f"{where}: `{line}` exits with {ran.returncode}:\n{ran.stdout}")

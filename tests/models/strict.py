@@ -1,10 +1,11 @@
 """A provider that is as strict as the real ones, and that says what it was told to say.
 
-It speaks Anthropic's Messages and OpenAI's Chat Completions, both streamed, over loopback. What the real ones refuse
-with 400 it refuses with 400 (``refused`` says why); otherwise each request takes the next entry of the script::
+It speaks Anthropic's Messages, OpenAI's Chat Completions and Responses and Google's Gemini, all streamed, over
+loopback. What the real ones refuse with 400 it refuses with 400 (``refused`` says why); otherwise each request takes
+the next entry of the script::
 
     with StrictServer(["hello", [ToolCall("weather", {"city": "Rome"})], Status(429, retry_after=2), Hang()]) as server:
-        Agent("a", model=ProviderModel(server.anthropic))     # or server.openai
+        Agent("a", model=ProviderModel(server.anthropic))     # or server.openai, .responses, .google, .groq, .deepseek
         server.requests[-1].body                              # what it was asked
 
 An entry is text, a list of pieces (text, ``ToolCall``, ``Thinking``: as in a ScriptedModel), a fault, or a function of
@@ -21,6 +22,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from refusing import NAME, Refused, check_tools, halves, must
+from strict_google import Gemini, check_google, count_google
+from strict_responses import Responses, check_responses, count_responses
 from wire import Heard, Say, Wire
 
 from assent.models import Thinking, ToolCall
@@ -105,9 +109,30 @@ class StrictServer(Wire):
         """The model string for its OpenAI side."""
         return f"openai-chat:gpt-4o@{self.url}/v1"
 
+    @property
+    def responses(self) -> str:
+        """The model string for OpenAI's Responses API."""
+        return f"openai:gpt-5@{self.url}/v1"
+
+    @property
+    def google(self) -> str:
+        """The model string for its Gemini side."""
+        return f"google:gemini-3-pro-preview@{self.url}"
+
+    @property
+    def groq(self) -> str:
+        """The model string for Groq, which speaks like OpenAI's chat."""
+        return f"groq:openai/gpt-oss-120b@{self.url}"
+
+    @property
+    def deepseek(self) -> str:
+        """The model string for DeepSeek, which speaks like OpenAI's chat and wants to see what it thought."""
+        return f"deepseek:deepseek-reasoner@{self.url}"
+
     async def _say(self, heard: Heard, say: Say) -> None:
-        anthropic = "/messages" in heard.path
-        check, speak = (check_anthropic, _Anthropic) if anthropic else (check_openai, _OpenAI)
+        side = _side(heard.path)
+        anthropic = side == "anthropic"
+        check, speak, count = _SPEAKS[side]
         try:
             body = heard.body
             check(body)
@@ -115,7 +140,7 @@ class StrictServer(Wire):
             self.refused.append(str(reason))
             await say.json(400, {"type": "error", "error": {"type": TYPES[400], "message": str(reason)}})
             return
-        entry = self._entry(body)
+        entry = self._entry(body, count)
         if isinstance(entry, Status):
             code = entry.type or TYPES.get(entry.code, "api_error")
             headers = {} if entry.retry_after is None else {"retry-after": str(entry.retry_after)}
@@ -126,7 +151,7 @@ class StrictServer(Wire):
         if isinstance(entry, Closes):
             say.cut()
         pieces = [entry] if isinstance(entry, str | ToolCall | Thinking) else getattr(entry, "pieces", entry)
-        voice = speak(self._id)
+        voice: Any = speak(self._id)
         events = list(voice.pieces(pieces))
         if isinstance(entry, Cut):
             await say.chunk("".join(events[:-2]) + events[-2][: len(events[-2]) // 2])
@@ -146,10 +171,10 @@ class StrictServer(Wire):
                 await say.chunk("".join(voice.end(any(isinstance(piece, ToolCall) for piece in pieces))))
         await say.end()
 
-    def _entry(self, body: Any) -> Any:
+    def _entry(self, body: Any, count: Callable[[Any], int]) -> Any:
         at = self._next
         if self._follow:
-            at = sum(message["role"] == "assistant" for message in body["messages"])
+            at = count(body)
         self._next += 1
         if at >= len(self.script):
             return Status(400, f"the script has {len(self.script)} entries, and reply {at + 1} was asked for")
@@ -183,7 +208,7 @@ class _Anthropic:
                     yield self._delta(type="signature_delta", signature=SIGNATURE)
                 case ToolCall():
                     yield self._start(type="tool_use", id=piece.id or self._new_id(), name=piece.name, input={})
-                    for half in _halves(piece):
+                    for half in halves(piece):
                         yield self._delta(type="input_json_delta", partial_json=half)
             yield self._event("content_block_stop", index=self._block)
             self._block += 1
@@ -225,7 +250,7 @@ class _OpenAI:
                     function = {"name": piece.name, "arguments": ""}
                     call = {"index": calls, "id": piece.id or self._new_id(), "type": "function", "function": function}
                     yield self._chunk({"tool_calls": [call]})
-                    for half in _halves(piece):
+                    for half in halves(piece):
                         yield self._chunk({"tool_calls": [{"index": calls, "function": {"arguments": half}}]})
                     calls += 1
 
@@ -246,68 +271,73 @@ class _OpenAI:
         return f"data: {json.dumps({**about, **data})}\n\n"
 
 
-def _halves(call: ToolCall) -> tuple[str, str]:
-    text = call.args if isinstance(call.args, str) else json.dumps(call.args or {})
-    return text[: len(text) // 2], text[len(text) // 2 :]
-
-
-class Refused(Exception):
-    """What the real provider would answer 400 to."""
-
-
-def _must(so: Any, why: str) -> None:
-    if not so:
-        raise Refused(why)
-
-
-NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-
-
 def check_anthropic(body: Any) -> None:
-    _must(isinstance(body.get("max_tokens"), int) and body["max_tokens"] > 0, "max_tokens: Field required")
+    must(isinstance(body.get("max_tokens"), int) and body["max_tokens"] > 0, "max_tokens: Field required")
     messages = body.get("messages")
-    _must(messages, "messages: at least one message is required")
-    _must(messages[0]["role"] == "user", "messages: first message must use the user role")
-    _must(messages[-1]["role"] == "user", "This model does not support assistant message prefill.")
-    _tools([(tool["name"], tool.get("input_schema")) for tool in body.get("tools", []) if "input_schema" in tool])
-    _must(json.dumps(body).count('"cache_control"') <= 4, "A maximum of 4 blocks with cache_control may be provided.")
+    must(messages, "messages: at least one message is required")
+    must(messages[0]["role"] == "user", "messages: first message must use the user role")
+    must(messages[-1]["role"] == "user", "This model does not support assistant message prefill.")
+    check_tools([(tool["name"], tool.get("input_schema")) for tool in body.get("tools", []) if "input_schema" in tool])
+    must(json.dumps(body).count('"cache_control"') <= 4, "A maximum of 4 blocks with cache_control may be provided.")
     for block in body.get("system", []) if isinstance(body.get("system"), list) else []:
-        _must(block["text"].strip(), "system: text content blocks must be non-empty")
+        must(block["text"].strip(), "system: text content blocks must be non-empty")
+    joined = _joined(messages)
+    if (body.get("thinking") or {}).get("type") == "enabled":
+        _check_extended_thinking(joined)
     seen: set[str] = set()
     due: list[str] = []
-    for at, message in enumerate(_joined(messages)):
+    for at, message in enumerate(joined):
         where = f"messages.{at}"
         results = [block for block in message["content"] if block["type"] == "tool_result"]
         given = [block["tool_use_id"] for block in results]
         if message["role"] == "user":
             missing = [id for id in due if id not in given]
-            _must(not missing, f"{where}: `tool_use` ids were found without `tool_result` blocks after: {missing}")
+            must(not missing, f"{where}: `tool_use` ids were found without `tool_result` blocks after: {missing}")
             orphans = [id for id in given if id not in due]
-            _must(not orphans, f"{where}: unexpected `tool_use_id` found in `tool_result` blocks: {orphans}")
-            _must(len(set(given)) == len(given), f"{where}: each tool_use must have a single result")
-            _must(message["content"][: len(results)] == results, f"{where}: tool_result blocks must come first")
+            must(not orphans, f"{where}: unexpected `tool_use_id` found in `tool_result` blocks: {orphans}")
+            must(len(set(given)) == len(given), f"{where}: each tool_use must have a single result")
+            must(message["content"][: len(results)] == results, f"{where}: tool_result blocks must come first")
             due = []
         else:
-            _must(not given, f"{where}: `tool_result` blocks can only be in `user` messages")
-            _must(not due, f"{where}: `tool_use` ids were found without `tool_result` blocks: {due}")
+            last = message["content"][-1]["type"]
+            must(
+                last not in ("thinking", "redacted_thinking"),
+                f"{where}: The final block in an assistant message cannot be `{last}`.",
+            )
+            must(not given, f"{where}: `tool_result` blocks can only be in `user` messages")
+            must(not due, f"{where}: `tool_use` ids were found without `tool_result` blocks: {due}")
         for block in message["content"]:
             match block["type"]:
                 case "text":
-                    _must(block["text"].strip(), f"{where}: text content blocks must contain non-whitespace text")
+                    must(block["text"].strip(), f"{where}: text content blocks must contain non-whitespace text")
                 case "tool_use":
                     id = block["id"]
-                    _must(re.fullmatch(r"[A-Za-z0-9_-]+", id), f"{where}: tool_use.id should match the pattern: {id!r}")
-                    _must(NAME.fullmatch(block["name"]), f"{where}: tool_use.name should match: {block['name']!r}")
-                    _must(
+                    must(re.fullmatch(r"[A-Za-z0-9_-]+", id), f"{where}: tool_use.id should match the pattern: {id!r}")
+                    must(NAME.fullmatch(block["name"]), f"{where}: tool_use.name should match: {block['name']!r}")
+                    must(
                         isinstance(block["input"], dict), f"{where}: tool_use.input: Input should be a valid dictionary"
                     )
-                    _must(id not in seen, f"{where}: `tool_use` ids must be unique: {id}")
+                    must(id not in seen, f"{where}: `tool_use` ids must be unique: {id}")
                     seen.add(id)
                     due.append(id)
                 case "thinking":
-                    _must(block.get("signature"), f"{where}: thinking.signature: Field required")
+                    must(block.get("signature"), f"{where}: thinking.signature: Field required")
                 case _:
                     pass
+
+
+def _check_extended_thinking(messages: list[Any]) -> None:
+    """The replies since a user last spoke begin with a thought, where their calls are being answered."""
+    at = len(messages) - 1
+    while at > 0 and any(block["type"] == "tool_result" for block in messages[at]["content"]):
+        at -= 2
+    if at < len(messages) - 1:
+        first = messages[at + 1]["content"][0]["type"]
+        must(
+            first in ("thinking", "redacted_thinking"),
+            f"messages.{at + 1}.content.0.type: Expected `thinking` or `redacted_thinking`, but found `{first}`. When "
+            "`thinking` is enabled, a final `assistant` message must start with a thinking block",
+        )
 
 
 def _joined(messages: list[Any]) -> list[Any]:
@@ -317,8 +347,8 @@ def _joined(messages: list[Any]) -> list[Any]:
         content = message["content"]
         if isinstance(content, str):
             content = [{"type": "text", "text": content}]
-        _must(content, f"messages.{at}: all messages must have non-empty content")
-        _must(message["role"] in ("user", "assistant"), f"messages.{at}: unexpected role {message['role']!r}")
+        must(content, f"messages.{at}: all messages must have non-empty content")
+        must(message["role"] in ("user", "assistant"), f"messages.{at}: unexpected role {message['role']!r}")
         if joined and joined[-1]["role"] == message["role"]:
             joined[-1]["content"] = [*joined[-1]["content"], *content]
         else:
@@ -328,41 +358,56 @@ def _joined(messages: list[Any]) -> list[Any]:
 
 def check_openai(body: Any) -> None:
     messages = body.get("messages")
-    _must(messages, "[] is too short - 'messages'")
-    _tools([(tool["function"]["name"], tool["function"].get("parameters")) for tool in body.get("tools", [])])
+    must(messages, "[] is too short - 'messages'")
+    check_tools([(tool["function"]["name"], tool["function"].get("parameters")) for tool in body.get("tools", [])])
     due: list[str] = []
+    asked = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=-1)
     for at, message in enumerate(messages):
         where, role = f"messages[{at}]", message["role"]
+        if body.get("model") == "deepseek-reasoner" and at > asked and message.get("tool_calls"):
+            must("reasoning_content" in message, f"Missing `reasoning_content` field in the assistant message at {at}")
         if role == "tool":
             id = message["tool_call_id"]
-            _must(id in due, f"{where}: 'tool' must be a response to a preceding message with 'tool_calls': {id}")
+            must(id in due, f"{where}: 'tool' must be a response to a preceding message with 'tool_calls': {id}")
             due.remove(id)
-            _must(isinstance(message["content"], str | list), f"{where}: content must be text")
+            must(isinstance(message["content"], str | list), f"{where}: content must be text")
             continue
-        _must(not due, f"{where}: 'tool_calls' must be followed by tool messages responding to each id: {due}")
-        _must(role in ("system", "developer", "user", "assistant"), f"{where}: unexpected role {role!r}")
+        must(not due, f"{where}: 'tool_calls' must be followed by tool messages responding to each id: {due}")
+        must(role in ("system", "developer", "user", "assistant"), f"{where}: unexpected role {role!r}")
         calls = message.get("tool_calls")
         if role == "assistant":
-            _must(message.get("content") or calls, f"{where}: expected content or tool_calls")
-            _must(calls is None or calls, f"{where}: [] is too short - 'tool_calls'")
+            must(message.get("content") or calls, f"{where}: expected content or tool_calls")
+            must(calls is None or calls, f"{where}: [] is too short - 'tool_calls'")
         else:
-            _must(message.get("content"), f"{where}: content must not be empty")
+            must(message.get("content"), f"{where}: content must not be empty")
         for call in calls or []:
-            _must(0 < len(call["id"]) <= 40, f"{where}: string too long: {call['id']!r}, maximum length 40")
-            _must(call["id"] not in due, f"{where}: duplicate tool call id {call['id']!r}")
-            _must(NAME.fullmatch(call["function"]["name"]), f"{where}: bad name {call['function']['name']!r}")
-            _must(isinstance(call["function"]["arguments"], str), f"{where}: arguments must be a string")
+            must(0 < len(call["id"]) <= 40, f"{where}: string too long: {call['id']!r}, maximum length 40")
+            must(call["id"] not in due, f"{where}: duplicate tool call id {call['id']!r}")
+            must(NAME.fullmatch(call["function"]["name"]), f"{where}: bad name {call['function']['name']!r}")
+            must(isinstance(call["function"]["arguments"], str), f"{where}: arguments must be a string")
             try:
                 json.loads(call["function"]["arguments"])
             except ValueError:
                 raise Refused(f"{where}: arguments must be JSON: {call['function']['arguments']!r}") from None
             due.append(call["id"])
-    _must(not due, f"'tool_calls' must be followed by tool messages responding to each id: {due}")
+    must(not due, f"'tool_calls' must be followed by tool messages responding to each id: {due}")
 
 
-def _tools(tools: list[tuple[str, Any]]) -> None:
-    names = [name for name, _ in tools]
-    _must(len(set(names)) == len(names), "tools: Tool names must be unique.")
-    for name, schema in tools:
-        _must(NAME.fullmatch(name), f"tools: bad name {name!r}")
-        _must(isinstance(schema, dict) and schema.get("type") == "object", f"tools: {name}: schema type must be object")
+def count_messages(body: Any) -> int:
+    """Return how many replies a request holds, in the formats that have messages."""
+    return sum(message["role"] == "assistant" for message in body["messages"])
+
+
+def _side(path: str) -> str:
+    for word, side in (("/messages", "anthropic"), ("/responses", "responses"), ("GenerateContent", "google")):
+        if word in path:
+            return side
+    return "openai"
+
+
+_SPEAKS: dict[str, tuple[Callable[[Any], None], Any, Callable[[Any], int]]] = {
+    "anthropic": (check_anthropic, _Anthropic, count_messages),
+    "openai": (check_openai, _OpenAI, count_messages),
+    "responses": (check_responses, Responses, count_responses),
+    "google": (check_google, Gemini, count_google),
+}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
-import time
 
 import pytest
 from asking import ODD, ask, assistant, hosted, offer, request, result, story, use, user
@@ -235,7 +235,9 @@ async def test_a_provider_that_pauses_for_ever_is_given_up():
 
 
 @EVERY
-def test_a_request_that_is_cancelled_hangs_up_at_once_whoever_the_provider_is(provider):
+def test_a_request_that_is_cancelled_hangs_up_whoever_the_provider_is(provider):
+    """The connection closes with the task, not when the client is closed or the loop ends."""
+
     async def answer(heard, say):
         await say.stream()
         asked.set()
@@ -248,14 +250,12 @@ def test_a_request_that_is_cancelled_hangs_up_at_once_whoever_the_provider_is(pr
     async def told():
         with Wire(answer) as server:
             task = asyncio.create_task(ask(ProviderModel(f"{NAMES[provider]}@{server.url}")))
-            await asyncio.to_thread(asked.wait, 10)
-            started = time.monotonic()
+            await asyncio.to_thread(asked.wait, 60)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
             while server.requests[0].gone is None:
                 await asyncio.sleep(0.001)
-            assert server.requests[0].gone - started < 0.1
 
     told()
 
@@ -322,45 +322,64 @@ async def test_a_model_that_nobody_has_a_price_for_has_no_cost():
     assert (got.usage.input_tokens, got.usage.cost, got.usage.cache_read_tokens) == (3, None, None)
 
 
-def test_a_long_history_is_rendered_once_and_then_only_its_news():
-    from assent.models.providers.render import Renderer
-
+def long_history(rounds):
     said = []
-    for n in range(334):
+    for n in range(rounds):
         a = use("look", f"call-{n}", {"n": n, "words": "x" * 200})
         said += [user(f"question {n}"), assistant(f"I look {n}", a), result(a)]
+    return said
+
+
+def test_a_long_history_is_rendered_once_and_then_only_its_news():
+    """The next request holds the very objects of the one before it."""
+    from assent.models.providers.render import Renderer
+
+    said = long_history(334)
     renderer = Renderer("anthropic", "anthropic")
-    renderer.messages(request(*said), mark=False)
-    taken = []
-    for n in range(20):
-        said += [assistant("fine"), user(f"more {n}")]
+
+    def parts():
         asked = request()
         asked = type(asked)(conversation="c", turn=1, step=1, instructions="", messages=Messages(said))
-        started = time.perf_counter()
         rendered = renderer.messages(asked, mark=False)
-        taken.append(time.perf_counter() - started)
-    assert len(rendered) > 700
-    assert min(taken) < 0.005
+        return [part for message in rendered for part in message.parts]
+
+    before = parts()
+    assert len(before) > 1000
+    for n in range(3):
+        said += [assistant("fine"), user(f"more {n}")]
+        after = parts()
+        assert len(after) == len(before) + 2
+        assert all(old is new for old, new in zip(before, after, strict=False))
+        before = after
 
 
 @pytest.mark.parametrize("provider", ["anthropic", "openai", "openai-chat", "groq"])
 def test_sending_a_long_history_does_not_hold_up_the_loop(provider):
-    said = []
-    for n in range(334):
-        a = use("look", f"call-{n}", {"n": n})
-        said += [user(f"question {n}"), assistant(f"I look {n}", a), result(a)]
+    """A message that was sent before costs few function calls; it was 650 to 2000 while the SDK walked every field."""
+
+    async def calls(model, said):
+        """How many Python functions are called for a request, in the loop's thread."""
+        made = 0
+
+        def count(frame, event, arg):
+            nonlocal made
+            made += event == "call"
+
+        for counted in (False, True):  # what is loaded, opened and rendered once is no part of it
+            sys.setprofile(count if counted else None)
+            try:
+                with pytest.raises(ModelError):
+                    await ask(model, *said)
+            finally:
+                sys.setprofile(None)
+        return made
 
     @story
     async def told():
-        taken = []
         with refusing() as server:
             model = ProviderModel(f"{NAMES[provider]}@{server.url}")
-            for _ in range(4):
-                started = time.monotonic()
-                with pytest.raises(ModelError):
-                    await ask(model, *said)
-                taken.append(server.requests[-1].at - started)
-        assert min(taken) < 0.1  # it was 0.3 s while the SDK walked every field of it
+            short, long = await calls(model, long_history(100)), await calls(model, long_history(200))
+        assert (long - short) / 300 < 100
 
     told()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -263,7 +262,8 @@ async def test_nobody_there_is_a_network_error(side):
 
 @SIDES
 @story
-async def test_a_cancelled_request_hangs_up_within_milliseconds(side):
+async def test_a_cancelled_request_hangs_up(side):
+    """The connection closes with the task, not when the client is closed or the loop ends."""
     with StrictServer([Hang(["one moment "])]) as server:
         heard = asyncio.Event()
 
@@ -273,13 +273,11 @@ async def test_a_cancelled_request_hangs_up_within_milliseconds(side):
 
         task = asyncio.create_task(wait())
         await heard.wait()
-        started = time.monotonic()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         while server.requests[0].gone is None:
             await asyncio.sleep(0.001)
-        assert server.requests[0].gone - started < 0.1
 
 
 @story

@@ -144,7 +144,7 @@ class Process:
         self._popen.stdout.close()
 
     def ended(self):
-        return self._popen.wait(20)
+        return self._popen.wait(60)
 
 
 def milliseconds(since):

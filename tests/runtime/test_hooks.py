@@ -590,7 +590,7 @@ def test_after_a_crash_a_hook_runs_again_only_if_its_verdict_was_not_logged(tmp_
     ledger, store = tmp_path / "ledger", f"sqlite:///{tmp_path / 'assent.db'}"
 
     def process():
-        return subprocess.run([sys.executable, "-c", DIES, where, store, str(ledger)], timeout=30).returncode
+        return subprocess.run([sys.executable, "-c", DIES, where, store, str(ledger)], timeout=60).returncode
 
     assert process() == 9
     if where == "approval":

@@ -531,7 +531,7 @@ async def test_a_handler_past_its_timeout_is_stopped_and_its_progress_so_far_is_
     """B18"""
     stopped = []
 
-    @declare(timeout=0.05)
+    @declare(timeout=1.0)  # enough for the progress, on a busy machine too
     async def slow(call: Call) -> str:
         """Take too long."""
         await call.progress({"line": 1})
@@ -557,8 +557,8 @@ async def test_a_handler_past_its_timeout_is_stopped_and_its_progress_so_far_is_
         await (await rt.send("c", "hi")).ended()
         error = sees(model)[0]["error"]
         assert error["kind"] == "timeout"
-        assert error["message"] == "slow was stopped after 0.05 s"
-        assert error["details"] == {"timeout": 0.05, "partial": [{"line": 1}, {"line": 2}]}
+        assert error["message"] == "slow was stopped after 1 s"
+        assert error["details"] == {"timeout": 1.0, "partial": [{"line": 1}, {"line": 2}]}
         assert len(stopped) == 1
         late = sees(model)[1]["error"]
         assert late["kind"] == "timeout"
@@ -570,12 +570,12 @@ async def test_a_thread_past_its_timeout_is_abandoned_told_so_and_holds_its_slot
     """B18"""
     first, release, told = threading.Event(), threading.Event(), []
 
-    @declare(timeout=0.5)  # one of them has to be quicker than this, on a busy machine too
+    @declare(timeout=2.0)  # one of them has to be quicker than this, on a busy machine too
     def slow(n: int, call: Call) -> int:
         """Block."""
         if n == 1:
             first.set()
-            release.wait(5)
+            release.wait(60)
             told.append(call.cancelled)
             call.progress({"late": True})
         return n

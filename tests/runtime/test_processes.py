@@ -111,7 +111,7 @@ def test_of_fifty_deciders_at_two_runtimes_exactly_one_wins(path, kind):
     ("verb", "acts", "reacts"),
     [("cancel", "CancelRequested", "TurnEnded"), ("interrupt", "MessageReceived", "TurnStarted")],
 )
-def test_a_streaming_owner_acts_within_200_ms_on_what_another_process_records(path, verb, acts, reacts):
+def test_a_streaming_owner_acts_on_what_another_process_records(path, verb, acts, reacts):
     """B87"""
 
     async def main():
@@ -120,14 +120,10 @@ def test_a_streaming_owner_acts_within_200_ms_on_what_another_process_records(pa
             assert await guest.says() == ["ready"]
             guest.tell("go")
             assert await guest.says() == ["done"]
-            begun = time.monotonic()
             seen = []
-            while reacts not in seen:
+            while reacts not in seen:  # its stream would go on for ever
                 seen += await owner.says()
-            took = milliseconds(begun)
-            print(f"{verb}: acted on {took:.0f} ms after it was acknowledged")
             assert acts in seen
-            assert took < 3000  # it is 100 or so; a shared machine stands still for longer at times
 
     run(main, timeout=60)
 
@@ -141,11 +137,7 @@ def test_a_streaming_owner_hears_of_a_message_that_another_process_queues(path):
             assert await guest.says() == ["ready"]
             guest.tell("go")
             assert await guest.says() == ["done"]
-            begun = time.monotonic()
-            assert await owner.says() == ["MessageReceived"]
-            took = milliseconds(begun)
-            print(f"message: heard of {took:.0f} ms after it was acknowledged")
-            assert took < 3000  # it is 100 or so; a shared machine stands still for longer at times
+            assert await owner.says() == ["MessageReceived"]  # in the middle of a stream that goes on for ever
 
     run(main, timeout=60)
 
@@ -159,11 +151,7 @@ def test_an_executing_owner_hears_of_an_answer_that_another_process_records(path
             assert await guest.says() == ["ready"]
             guest.tell("go")
             assert await guest.says() == ["done"]
-            begun = time.monotonic()
-            assert await owner.says() == ["resolved"]
-            took = milliseconds(begun)
-            print(f"answer: heard of {took:.0f} ms after it was acknowledged")
-            assert took < 3000  # it is 100 or so; a shared machine stands still for longer at times
+            assert await owner.says() == ["resolved"]  # in the middle of a call that goes on for ever
 
     run(main, timeout=60)
 

@@ -166,7 +166,7 @@ def test_what_killed_processes_did_is_one_trace_with_what_the_next_one_does(tmp_
     told = []
     for act in ("ask", "die", "end"):
         command = [sys.executable, "process.py", act]
-        ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30)
+        ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert ran.returncode == (0 if act == "end" else -9), ran.stderr
         told.append([json.loads(line) for line in ran.stdout.splitlines()])
     names = [[span["name"] for span in spans] for spans in told]

@@ -307,7 +307,7 @@ async def test_bodies_that_do_not_come_hold_up_nobody_but_whoever_sends_them():
 
 @story
 async def test_answers_that_nobody_reads_are_held_up_in_pieces_and_hold_up_nobody_else(monkeypatch):
-    monkeypatch.setattr(sys.modules["assent.server.sse"], "STALL", 0.5)
+    monkeypatch.setattr(sys.modules["assent.server.sse"], "STALL", 2.0)
     handed = defaultdict(list)
 
     async def ask(who, send):
@@ -335,7 +335,8 @@ async def test_answers_that_nobody_reads_are_held_up_in_pieces_and_hold_up_nobod
         served = app(rt, auth=lambda r: r.headers.get("x-who"), limits=Limits(requests=4))
         await (await rt.send("c", "x" * 200_000)).rest()
         unread = [asyncio.create_task(ask(b"eve", never)) for _ in range(4)]
-        await asyncio.sleep(0.05)
+        while sum(map(len, handed.values())) < 8:  # all four have begun and hang
+            await asyncio.sleep(0.001)
         await ask(b"eve", taken)
         await ask(b"bo", taken)
         assert statuses == [503, 200]

@@ -60,10 +60,10 @@ def served():
 
     thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
-    assert started.wait(10)
+    assert started.wait(60)
     yield real
     real["stop"]()
-    thread.join(10)
+    thread.join(60)
 
 
 @schema.exclude(path_regex="/events$").parametrize()

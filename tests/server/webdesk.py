@@ -174,7 +174,7 @@ async def site(*agents, store="memory:", auth=None, may_resolve=None, clock=None
         task.result()
     headers = {"authorization": f"Bearer {token}"} if token else {}
     try:
-        async with httpx.AsyncClient(base_url=base, headers=headers, timeout=10, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=base, headers=headers, timeout=60, trust_env=False) as http:
             yield Site(runtime, base, http, ready.result())
     finally:
         ready.result()()

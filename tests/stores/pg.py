@@ -182,7 +182,7 @@ def story(**options):
             url = fresh(**options)
 
             async def whole():
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     await test(url)
                 left = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("assent:")]
                 assert not left, f"left running: {left}"

@@ -382,14 +382,15 @@ class TestPostgresStore(StoreContract):
         store = await self.store()
         for round_ in range(40):
             await asyncio.gather(*(store.append(step(f"c{n}", round_)) for n in range(50)))
-        await asyncio.sleep(0.1)
         await store.close()
-        found = await self.ask(
-            "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables "
-            "WHERE relname = 'conversations' AND schemaname = $1",
-            pg.schema_of(self.url),
-        )
-        updated, hot = found[0]
+        updated = hot = 0
+        while updated < 39 * 50:  # the server counts a little later
+            found = await self.ask(
+                "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables "
+                "WHERE relname = 'conversations' AND schemaname = $1",
+                pg.schema_of(self.url),
+            )
+            updated, hot = found[0]
         assert updated == 39 * 50
         assert hot > 0.9 * updated
 

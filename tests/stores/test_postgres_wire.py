@@ -163,20 +163,24 @@ async def test_whoever_ceases_to_listen_is_sent_nothing_more(url):
         assert owner.wire.listened("c")
 
 
-@story
-async def test_a_process_that_leaves_is_sent_nothing_more(url):
-    async with End(url) as owner:
-        async with End(url) as viewer:
-            await heard_by(viewer, owner, "c")
-            began = asyncio.get_running_loop().time()
-        assert asyncio.get_running_loop().time() - began < wire.FAREWELL_SECONDS
-        async with asyncio.timeout(wire.BEAT_SECONDS):
+def test_a_process_that_leaves_is_sent_nothing_more(monkeypatch):
+    """It says so: nobody waits for a heartbeat that stays away."""
+    monkeypatch.setattr(wire, "BEAT_SECONDS", 3600.0)
+    monkeypatch.setattr(wire, "FORGET_SECONDS", 3600.0)
+
+    @story
+    async def scene(url):
+        async with End(url) as owner:
+            async with End(url) as viewer:
+                await heard_by(viewer, owner, "c")
             await until(lambda: not owner.wire.listened("c"))
+
+    scene()
 
 
 def test_a_process_that_dies_is_forgotten_after_a_while_and_one_that_is_merely_quiet_is_not(monkeypatch):
     monkeypatch.setattr(wire, "BEAT_SECONDS", 0.1)
-    monkeypatch.setattr(wire, "FORGET_SECONDS", 0.5)
+    monkeypatch.setattr(wire, "FORGET_SECONDS", 4.0)  # the quiet one may stand still for a while, on a busy machine
 
     @story
     async def scene(url):
@@ -191,15 +195,20 @@ def test_a_process_that_dies_is_forgotten_after_a_while_and_one_that_is_merely_q
     scene()
 
 
-@story
-async def test_who_comes_later_learns_at_once_what_the_others_listen_to(url):
-    async with End(url) as viewer:
-        viewer.wire.listen(["c", "d"])
-        async with End(url) as owner:
-            async with asyncio.timeout(wire.BEAT_SECONDS / 2):
+def test_who_comes_later_learns_at_once_what_the_others_listen_to(monkeypatch):
+    """Not with the next heartbeat."""
+    monkeypatch.setattr(wire, "BEAT_SECONDS", 3600.0)
+
+    @story
+    async def scene(url):
+        async with End(url) as viewer:
+            viewer.wire.listen(["c", "d"])
+            async with End(url) as owner:
                 await until(lambda: owner.asked == ["c", "d"])
-        async with End(url) as another:
-            await until(lambda: another.asked == ["c", "d"])
+            async with End(url) as another:
+                await until(lambda: another.asked == ["c", "d"])
+
+    scene()
 
 
 @story

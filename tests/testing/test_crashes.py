@@ -255,7 +255,7 @@ def test_handlers_in_threads_parallel_calls_classes_and_questions():
     assert report.tools["choose"].recovery == "-"
     assert set(report.turns) == {"completed"}
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive()
 
 

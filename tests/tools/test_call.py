@@ -58,7 +58,7 @@ def test_a_thread_sees_that_it_was_cancelled() -> None:
     thread.start()
     started.wait()
     call._cancel()
-    thread.join(5)
+    thread.join(60)
     assert seen.is_set()
 
 

@@ -130,7 +130,7 @@ class ProviderModel:
 
         from assent.models.providers.hosted import hosted
         from assent.models.providers.output import Output
-        from assent.models.providers.render import Renderer
+        from assent.models.providers.render import Renderer, begins_unsigned
 
         if self._renderer is None:
             self._renderer = Renderer(self.provider, model.system)
@@ -139,6 +139,9 @@ class ProviderModel:
         if not any("cache" in word for word in settings) and model.profile.get("supports_cache", False):
             mark = bool(request.injected)
             settings["cache"] = {"messages": False} if mark else True
+        messages = self._renderer.messages(request, mark=mark)
+        if self.provider == "anthropic" and begins_unsigned(messages):
+            settings = _without_extended_thinking(settings, model)
         own = [offer for offer in request.tools if not offer.provider]
         native = hosted((offer for offer in request.tools if offer.provider), model, self.provider)
         output: Output | None = None
@@ -161,7 +164,7 @@ class ProviderModel:
         )
         if output is not None:
             output.settled(model.prepare_request(settings or None, parameters)[1])  # pyright: ignore[reportArgumentType]
-        return self._renderer.messages(request, mark=mark), settings or None, parameters, output
+        return messages, settings or None, parameters, output
 
     async def _key_for(self, request: Request) -> str | None:
         key: Any = self._key
@@ -202,3 +205,14 @@ class ProviderModel:
                 del clients[next(iter(clients))]
         clients[key] = client
         return client
+
+
+def _without_extended_thinking(settings: dict[str, Any], model: Theirs) -> dict[str, Any]:
+    """Return the settings without Anthropic's extended thinking; adaptive thinking takes any history."""
+    left = dict(settings)
+    asked: dict[str, Any] = left.get("anthropic_thinking") or {}
+    if asked.get("type") == "enabled":
+        del left["anthropic_thinking"]
+    if not model.profile.get("anthropic_supports_adaptive_thinking", False):
+        left.pop("thinking", None)
+    return left
