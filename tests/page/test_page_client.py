@@ -1,7 +1,7 @@
 """The page as a client: it runs client tools on whatever view it shows, and streams while somebody looks."""
 
 import pytest
-from browser import Stage, register, say, until
+from browser import Stage, read_and_click, register, say, until
 from playwright.sync_api import Page, Route, expect
 
 SEEN = """(state) => {
@@ -18,7 +18,7 @@ def approve(page: Page, conversation: str) -> None:
     """In the inbox."""
     row = page.locator(".row", has_text=conversation)
     row.locator(".head").click()
-    row.locator("button.approve").click()
+    read_and_click(row.locator("button.approve"))
 
 
 def test_looking_at_the_inbox_does_not_disturb_a_client_tool_that_runs(visit, stage: Stage):
@@ -160,8 +160,8 @@ def test_a_reply_that_is_not_the_servers_is_told_and_the_card_stays_usable(visit
     page = visit().page(f"c/{conversation}")
     page.route("**/resolve", lambda route: route.fulfill(status=200, content_type="text/html", body=body))
     card = page.locator("assent-approval").first
-    card.locator("button.approve").click()
+    read_and_click(card.locator("button.approve"))
     expect(card.get_by_role("alert")).to_contain_text("server")
     page.unroute("**/resolve")
-    card.locator("button.approve").click()
+    read_and_click(card.locator("button.approve"))
     until(page, lambda: returned(stage, conversation))
