@@ -62,7 +62,7 @@ async def _(order: int, amount: float, reason: str, call: Call) -> dict[str, Any
     }
 
 
-@tool(approval="required", prompt="Send “{text}” to everybody?", risk="medium", expires="4s", on_expiry="deny")
+@tool(approval="required", prompt="Send “{text}” to everybody?", risk="medium", expires="15s", on_expiry="deny")
 async def announce(text: str) -> str:
     """Tell everybody."""
     return "told"

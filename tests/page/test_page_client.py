@@ -77,7 +77,9 @@ def test_a_page_that_attaches_before_there_is_a_conversation_runs_its_calls_once
     stage.conversation("where", name="later", who="bob")
     until(page, lambda: returned(stage, "later"))
     assert returned(stage, "later")[0]["value"] == {"latitude": 48.1}
-    assert answers == [404, 200], "it asks when there is a reason to"
+    # Heartbeats announce it again for as long as the test takes; what does not exist is asked for once.
+    assert answers[0] == 404
+    assert set(answers[1:]) == {200}
 
 
 def test_whatever_a_client_tool_gives_or_throws_ends_its_call(visit, stage: Stage):

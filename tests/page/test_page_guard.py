@@ -149,7 +149,7 @@ def test_a_card_that_was_not_on_screen_as_a_whole_is_not_approved_and_a_press_le
     calls(stage, name, 40)
     page = visit(viewport=ZOOMED).page(f"c/{name}")
     card = page.locator("assent-approval").nth(20)
-    card.locator(".actions").evaluate("actions => actions.scrollIntoView({block: 'start'})")
+    card.locator("footer").evaluate("footer => footer.scrollIntoView({block: 'end'})")
     until(page, lambda: card.locator(".actions").evaluate("actions => actions.closest('assent-approval').guard.armed"))
     expect(card.locator(".approve")).to_be_disabled()
     page.mouse.click(*spot(card.locator(".approve")))

@@ -14,6 +14,9 @@ from playwright.sync_api import Page, expect
 SHORT = "Object.assign(assent.limits, {request: 4000, silence: 5000})"
 """So that a test does not take minutes. The stage's heart beats every second."""
 
+LATER = "const { now } = Date; Date.now = () => now() + 3_600_000"
+"""An hour passes on the wall and no time passes for the page, as when the machine sleeps."""
+
 
 class Proxy:
     """A TCP proxy that can become a black hole: nothing is forwarded and no connection is closed."""
@@ -121,9 +124,7 @@ def test_a_page_that_was_opened_into_a_dead_network_is_there_once_the_network_is
     expect(page.get_by_text("The page reconnects by itself")).to_be_hidden()
 
 
-def test_a_batch_and_a_message_say_that_they_are_being_sent_and_that_no_answer_came(
-    visit, behind: tuple[Stage, Proxy]
-):
+def test_a_batch_and_a_message_say_that_they_are_being_sent_and_that_no_answer_came(visit, behind: tuple[Stage, Proxy]):
     stage, proxy = behind
     name = stage.conversation("refund")
     page = opened(visit, stage, "inbox")
@@ -151,8 +152,8 @@ def test_a_batch_and_a_message_say_that_they_are_being_sent_and_that_no_answer_c
     "event",
     [
         "window.dispatchEvent(new Event('offline'))",
-        "const { now } = Date; Date.now = () => now() + 3_600_000; document.dispatchEvent(new Event('visibilitychange'))",
-        "const { now } = Date; Date.now = () => now() + 3_600_000",
+        f"{LATER}; document.dispatchEvent(new Event('visibilitychange'))",
+        LATER,
     ],
     ids=["offline", "seen again after an hour", "awake after an hour"],
 )
