@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
 
 STAGE = Path(__file__).with_name("stage.py")
-PATIENCE = 20
+PATIENCE = 45
 """Seconds for which something is waited for: machines are slow at times."""
 expect.set_options(timeout=PATIENCE * 1000)
 
@@ -158,6 +158,52 @@ def until(page: Page, fact: str | Callable[[], object]) -> None:
     while not (page.evaluate(fact) if isinstance(fact, str) else fact()):
         assert time.monotonic() < end, fact
         page.wait_for_timeout(20)
+
+
+COUNTS = """(button) => {
+    const { guard, parts, heading } = button.closest('assent-approval, assent-question');
+    const needed = button.matches('.approve') ? parts : heading;
+    return !button.disabled && guard.armed && guard.steady() && !guard.unseen(needed);
+}"""
+"""Whether a press of this button of a card would count now."""
+
+
+READ = """async (part) => {
+    const drawn = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+    part.scrollIntoView({ block: 'start' });
+    await drawn();
+    part.scrollIntoView({ block: 'end' });
+    part.scrollTo(0, part.scrollHeight);
+    await drawn();
+}"""
+
+
+def read_card(button: Locator) -> None:
+    """Scroll through its card, as a user who reads it does, to the button; return once a press of it counts."""
+    card = button.locator("xpath=ancestor::*[self::assent-approval or self::assent-question]")
+    for part in card.locator("header:visible, .facts, .content").all():
+        part.evaluate(READ)
+    button.scroll_into_view_if_needed()
+    until(button.page, lambda: button.evaluate(COUNTS))
+
+
+def read_and_click(button: Locator) -> None:
+    """Click a card's button as a user does who has read the card."""
+    read_card(button)
+    button.click()
+
+
+def select(row: Locator) -> None:
+    """Select a row of the inbox: a press while it moves does nothing, and is made again."""
+    box = row.get_by_role("checkbox")
+
+    def selected() -> bool:
+        box.scroll_into_view_if_needed()
+        if not box.is_checked():
+            box.click()
+        return box.is_checked()
+
+    until(row.page, selected)
 
 
 def begin(page: Page) -> None:

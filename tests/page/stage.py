@@ -2,10 +2,12 @@
 
 ``python stage.py STORE PORT [MOUNT [idle]]``: whoever has a cookie ``who`` is that person. A conversation whose name
 begins with ``private-NAME-`` is that person's alone. Where it is idle, it serves and runs nothing. Some scenes wait for
-a cue: a file of that name beside the store.
+a cue: a file of that name beside the store. ``STAGE_HEARTBEAT`` in the environment is how many seconds lie between the
+heartbeats of its streams.
 """
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,7 +21,7 @@ from assent import Agent, Call, Result, Runtime, tool
 from assent.cli.demo import choose_remedy, pick_file
 from assent.core.transcript import ToolResult, UserMessage
 from assent.models import FinishPart, HostedPart, ProviderPart, TextPart, ThinkingPart, ToolCallPart, Usage, UsagePart
-from assent.server import app
+from assent.server import app, sse
 from assent.server.serving import listen, serve
 
 EVIL = (
@@ -60,7 +62,7 @@ async def _(order: int, amount: float, reason: str, call: Call) -> dict[str, Any
     }
 
 
-@tool(approval="required", prompt="Send “{text}” to everybody?", risk="medium", expires="4s", on_expiry="deny")
+@tool(approval="required", prompt="Send “{text}” to everybody?", risk="medium", expires="15s", on_expiry="deny")
 async def announce(text: str) -> str:
     """Tell everybody."""
     return "told"
@@ -246,6 +248,7 @@ CALLS: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
     "override": ("", [("wipe", {"disk": "a\u202eb"})]),
     "essay": ("", [("essay", {})]),
     "twins": ("", [("sign", {"contract": "first"}), ("sign", {"contract": "second"})]),
+    "crowd": ("", [("sign", {"contract": f"number {n}"}) for n in range(40)]),
     "disguise": ("", [("folder", {"name": "out", "k" * 300: "rm -rf /", "log": {"before": "x", "after": DIFF}})]),
 }
 
@@ -328,6 +331,7 @@ def may_see(principal, conversation: str) -> bool:
 
 
 def main(store: str, port: int, mount: str = "", idle: str = "") -> None:
+    sse.HEARTBEAT = float(os.environ.get("STAGE_HEARTBEAT", sse.HEARTBEAT))
     agents = [] if idle else [agent]
     served = app(Runtime(*agents, store=store), auth=lambda request: request.cookies.get("who"), may_see=may_see)
     host = Starlette(routes=[Mount(mount, served)]) if mount else None

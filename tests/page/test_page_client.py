@@ -1,7 +1,7 @@
 """The page as a client: it runs client tools on whatever view it shows, and streams while somebody looks."""
 
 import pytest
-from browser import Stage, register, say, until
+from browser import Stage, read_and_click, register, say, until
 from playwright.sync_api import Page, Route, expect
 
 SEEN = """(state) => {
@@ -18,7 +18,7 @@ def approve(page: Page, conversation: str) -> None:
     """In the inbox."""
     row = page.locator(".row", has_text=conversation)
     row.locator(".head").click()
-    row.locator("button.approve").click()
+    read_and_click(row.locator("button.approve"))
 
 
 def test_looking_at_the_inbox_does_not_disturb_a_client_tool_that_runs(visit, stage: Stage):
@@ -77,7 +77,9 @@ def test_a_page_that_attaches_before_there_is_a_conversation_runs_its_calls_once
     stage.conversation("where", name="later", who="bob")
     until(page, lambda: returned(stage, "later"))
     assert returned(stage, "later")[0]["value"] == {"latitude": 48.1}
-    assert answers == [404, 200], "it asks when there is a reason to"
+    # Heartbeats announce it again for as long as the test takes; what does not exist is asked for once.
+    assert answers[0] == 404
+    assert set(answers[1:]) == {200}
 
 
 def test_whatever_a_client_tool_gives_or_throws_ends_its_call(visit, stage: Stage):
@@ -160,8 +162,8 @@ def test_a_reply_that_is_not_the_servers_is_told_and_the_card_stays_usable(visit
     page = visit().page(f"c/{conversation}")
     page.route("**/resolve", lambda route: route.fulfill(status=200, content_type="text/html", body=body))
     card = page.locator("assent-approval").first
-    card.locator("button.approve").click()
+    read_and_click(card.locator("button.approve"))
     expect(card.get_by_role("alert")).to_contain_text("server")
     page.unroute("**/resolve")
-    card.locator("button.approve").click()
+    read_and_click(card.locator("button.approve"))
     until(page, lambda: returned(stage, conversation))

@@ -1,7 +1,7 @@
 """Where things are: what scrolls keeps to itself what is in it, and nothing moves under a pointer."""
 
 import pytest
-from browser import Stage, say, until
+from browser import Stage, read_and_click, say, select, until
 from playwright.sync_api import Page, Route, expect
 
 WIDE, NARROW = {"width": 1200, "height": 720}, {"width": 390, "height": 720}
@@ -34,11 +34,11 @@ def edges(page: Page, selector: str) -> tuple[float, float]:
 def test_however_long_a_difference_is_only_its_own_place_scrolls(visit, stage: Stage, size: dict[str, int]):
     page = visit(viewport=size).page(f"c/{stage.conversation('refund')}")
     card = page.locator("assent-approval")
-    card.locator(".edit").click()
+    read_and_click(card.locator(".edit"))
     card.get_by_label("reason", exact=True).fill("so late that it was no present any more")
     expect(card.get_by_role("button", name="Approve as edited")).to_be_enabled()
     keeps_to_itself(page)
-    card.locator(".approve").click()
+    read_and_click(card.locator(".approve"))
     page.locator("assent-tool summary").click()
     expect(page.locator("assent-tool .diff")).to_be_visible()
     keeps_to_itself(page)
@@ -52,7 +52,7 @@ def test_however_long_a_difference_is_only_its_own_place_scrolls(visit, stage: S
     row.locator(".head").click()
     expect(row.get_by_text("limit_60 = 600")).to_be_attached()
     keeps_to_itself(page)
-    row.get_by_role("checkbox").check()
+    select(row)
     page.get_by_role("button", name="Review 1 selected").click()
     expect(page.locator("dialog.batch").get_by_text("limit_60 = 600")).to_be_attached()
     keeps_to_itself(page)
@@ -76,7 +76,7 @@ def test_neither_the_scrollbar_that_an_opened_row_brings_nor_a_selection_moves_i
     page.locator(".row .head").click()
     until(page, lambda: page.evaluate(SCROLLS, "assent-inbox"))
     assert page.evaluate(places) == before
-    page.locator(".row").get_by_role("checkbox").check()
+    select(page.locator(".row"))
     expect(page.get_by_role("button", name="Review 1 selected")).to_be_visible()
     assert page.evaluate(places)[2] == before[2]
 

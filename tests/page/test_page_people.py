@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from browser import Stage, say, until
+from browser import Stage, read_and_click, say, until
 from playwright.sync_api import Page, expect
 
 ARMED = 900
@@ -64,7 +64,7 @@ def test_the_rest_of_a_sentence_decides_nothing_when_its_card_goes_from_a_conver
     name = stage.conversation("twins")
     page = visit().page(f"c/{name}")
     expect(page.locator("assent-approval")).to_have_count(2)
-    page.locator("assent-approval .edit").first.click()
+    read_and_click(page.locator("assent-approval .edit").first)
     expect(page.get_by_role("textbox", name="contract")).to_be_focused()
     page.keyboard.type("my ")
     pending = stage.ask("GET", f"pending?conversation={name}")["pending"]
@@ -368,7 +368,7 @@ def test_who_has_written_elsewhere_or_sent_a_message_is_heard_again(visit, stage
 def test_back_can_be_pressed_while_the_edit_is_tried_and_leaves_the_focus_on_the_card(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('refund')}")
     card = page.locator("assent-approval")
-    card.locator(".edit").click()
+    read_and_click(card.locator(".edit"))
     card.get_by_label("amount", exact=True).fill("7")
     card.get_by_role("button", name="Back").focus()
     expect(card.get_by_text("7.00 EUR to the card that ends in 4242")).to_be_visible()

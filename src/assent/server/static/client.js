@@ -1,6 +1,6 @@
 // Assent's client, for any page: verbs and two live views.
 //
-//   const client = new Client({ base: "/assent/" });           // default: the document's own address
+//   const client = new Client({ base: "/assent/" });           // default: the document's own address; limits: as LIMITS below
 //   client.registerTool("locate", async (args, { progress, signal }) => ({ ... }));
 //   const conversation = client.conversation(id);               // live until .close()
 //   conversation.addEventListener("change", () => render(conversation.view, conversation.state));
@@ -17,7 +17,11 @@ import { json, parse } from "./text.js";
 const PAGE = 200; // events that are read at a time
 const FIRST_WAIT = 250, LONGEST_WAIT = 5000; // milliseconds before a stream is opened again
 const MISSED = 1.05; // how the wait grows for a server that is away; it doubles for one that refuses
-const SILENCE = 50_000; // the server's heart beats every 15 s: a stream this silent is dead
+const LIMITS = {
+  request: 20_000, // milliseconds for the whole of an answer
+  preview: 60_000, // the same for a dry run, which is the tool's own code
+  silence: 40_000, // a stream without any byte for so long is dead: the server sends a heartbeat every 15 s
+};
 const FRAME = 16; // views tell of their changes at most this often
 const RENEW = 10_000; // a lease on a client call holds for 30 s
 const UNSEEN = 5000; // milliseconds after which a page that nobody sees lets its conversation's stream go
@@ -51,8 +55,9 @@ export class Client extends EventTarget {
   principal = null; // who looks at this page, as soon as it is known
   connection = "connecting"; // "connecting" | "online" | "offline" | "refused"
 
-  constructor({ base = document.baseURI } = {}) {
+  constructor({ base = document.baseURI, limits = {} } = {}) {
     super();
+    this.limits = { ...LIMITS, ...limits };
     this.base = new URL("api/", new URL(base, location.href).href.replace(/[?#].*$/, ""));
     this.id = [...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
     addEventListener("pagehide", () => {
@@ -76,7 +81,7 @@ export class Client extends EventTarget {
   cancel = (id, reason) => this.request("POST", `conversations/${enc(id)}/cancel`, reason ? { reason } : {});
   log = (id, range) => this.request("GET", `conversations/${enc(id)}/log?${query(range)}`).then((reply) => reply.events);
   resolve = ({ conversation, call }, decision) => this.#decide([{ conversation, call, decision }], `conversations/${enc(conversation)}/calls/${enc(call)}/resolve`, { decision });
-  preview = ({ conversation, call }, args) => this.request("POST", `conversations/${enc(conversation)}/calls/${enc(call)}/preview`, { args });
+  preview = ({ conversation, call }, args) => this.request("POST", `conversations/${enc(conversation)}/calls/${enc(call)}/preview`, { args }, { limit: this.limits.preview });
   resolveAll = (decisions) => this.#decide(decisions, "pending/resolve", { decisions }).then((reply) => reply.results);
   grants = (conversation) => this.request("GET", `grants?${query({ conversation })}`).then((reply) => reply.grants);
   revoke = (conversation, grant) => this.request("DELETE", `grants/${enc(conversation)}/${enc(grant)}`);
@@ -100,12 +105,17 @@ export class Client extends EventTarget {
     return this.#inbox;
   }
 
-  async request(method, path, body, options = {}) {
-    const init = { method, headers: { Accept: "application/json" }, ...options };
+  async request(method, path, body, { limit = this.limits.request, ...options } = {}) {
+    const signal = AbortSignal.timeout(limit);
+    const init = { method, headers: { Accept: "application/json" }, signal, ...options };
     if (body !== undefined) Object.assign(init, { body: json(body, 0), headers: { ...init.headers, "Content-Type": "application/json" } });
-    const reply = await this.fetch(path, init);
+    const late = (failure) => {
+      throw signal.aborted ? new Problem({ kind: "timeout", detail: `the server did not answer within ${Math.ceil(limit / 1000)} s` }) : failure;
+    };
+    const reply = await this.fetch(path, init).catch(late);
+    const text = await reply.text().catch(() => late(new Problem({ kind: "unreachable", detail: "the connection was lost" })));
     try {
-      return reply.status === 204 ? null : parse(await reply.text());
+      return reply.status === 204 ? null : parse(text);
     } catch {
       throw new Problem({ kind: "unreachable", detail: "what came back is not the server's answer" }); // or not all of it
     }
@@ -203,25 +213,42 @@ class View extends EventTarget {
   }
 }
 
-/** Server-sent events over fetch: it sees heartbeats and status codes, which EventSource hides. */
+/** Server-sent events over fetch: it sees heartbeats and status codes, which EventSource hides.
+ *
+ * A connection may die without a word, as when a machine sleeps or a network goes. So a stream is given up when the browser
+ * says that it is offline, and when nothing has come for `limits.silence` by the clock on the wall, which goes on in sleep.
+ */
 class Stream {
   #closed = new AbortController();
   #wake = () => {};
+  #abort = () => {}; // give the open connection up
+  #heard = Date.now(); // when something came last
 
   /** path(): where to go on; event({type, data}); lost(problem): there is nothing there, and there will not be. */
   constructor(client, { path, event, lost = () => {} }) {
     Object.assign(this, { client, path, event, lost });
     const { signal } = this.#closed;
-    const nudge = () => document.visibilityState === "visible" && this.#wake();
+    const nudge = () => {
+      if (document.visibilityState !== "visible") return;
+      this.#check();
+      this.#wake();
+    };
     addEventListener("online", nudge, { signal });
+    addEventListener("pageshow", nudge, { signal });
     document.addEventListener("visibilitychange", nudge, { signal });
+    addEventListener("offline", () => this.#abort(), { signal });
     client.addEventListener("connection", () => client.connection === "online" && this.#wake(), { signal }); // another stream was first
     this.#run();
   }
 
   close() {
     this.#closed.abort();
+    this.#abort();
     this.#wake();
+  }
+
+  #check() {
+    if (Date.now() - this.#heard > this.client.limits.silence) this.#abort();
   }
 
   async #run() {
@@ -248,25 +275,26 @@ class Stream {
 
   async #read(fine) {
     const gone = new AbortController();
-    const stop = () => gone.abort();
-    this.#closed.signal.addEventListener("abort", stop);
-    let silence = setTimeout(stop, SILENCE);
+    let watch;
     try {
-      const reply = await this.client.fetch(await this.path(), { headers: { Accept: "text/event-stream" }, cache: "no-store", signal: gone.signal });
+      const path = await this.path(); // its requests have limits of their own
+      this.#heard = Date.now();
+      this.#abort = () => gone.abort();
+      if (this.#closed.signal.aborted) return;
+      watch = setInterval(() => this.#check(), Math.min(1000, this.client.limits.silence / 4));
+      const reply = await this.client.fetch(path, { headers: { Accept: "text/event-stream" }, cache: "no-store", signal: gone.signal });
       const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
       for (let rest = ""; ; ) {
         const { value, done } = await reader.read();
-        clearTimeout(silence);
         if (done) return;
-        silence = setTimeout(stop, SILENCE);
+        this.#heard = Date.now();
         const blocks = (rest + value).split("\n\n");
         rest = blocks.pop();
         for (const block of blocks) this.#parse(block, fine);
       }
     } finally {
-      clearTimeout(silence);
-      stop();
-      this.#closed.signal.removeEventListener("abort", stop);
+      clearInterval(watch);
+      gone.abort();
     }
   }
 

@@ -1,21 +1,19 @@
 // <assent-approval>: one call that waits for a person's yes or no.
 //   properties  client: Client   pending: Pending   mode: "" | "edit" | "deny" | "result"   place: boolean (name the conversation), or what it is called
 //   events      decided, with detail {pending, decision, seq}    refused, with detail {pending, problem}
-// Approve is never focused by itself; for 350 ms after the card or its content appears, and for 700 ms after another card
-// came or went, nothing can be pressed; long content must have been seen to its end. A decision carries the digest of
-// what was shown.
-import { Card, html, nothing, shown, value, table, raw, jsonDiff, plainPreview, warnings, lost, atEnd } from "./base.js";
+// Approve is never focused by itself. For 700 ms after the card has appeared, changed or moved, nothing can be pressed; the
+// question and the whole content must have been seen (guard.js). A decision carries the digest of what was shown.
+import { Card, html, nothing, shown, value, table, raw, jsonDiff, plainPreview, warnings, lost } from "./base.js";
 import { TEXT, adrift } from "../writing.js";
 import { keyOf } from "../client.js";
 import { same, spelled, json, parse } from "../text.js";
 import "./form.js";
 
-export { GUARD } from "./base.js";
 const PREVIEW_AFTER = 300; // milliseconds of quiet before edited arguments are tried
 
 class Approval extends Card {
   static properties = {
-    mode: { type: String }, seen: { state: true }, asJson: { state: true },
+    mode: { type: String }, asJson: { state: true },
     edited: { state: true }, plan: { state: true }, planProblem: { state: true }, remember: { state: true }, span: { state: true },
     reason: { state: true },
   };
@@ -26,15 +24,9 @@ class Approval extends Card {
     this.addEventListener("keydown", (event) => this.#key(event));
   }
 
-  connectedCallback() {
-    super.connectedCallback();
-    this.sizes = new ResizeObserver(() => this.#look());
-  }
-
   disconnectedCallback() {
     super.disconnectedCallback();
     clearTimeout(this.trying);
-    this.sizes.disconnect();
   }
 
   // What was seen is not what is asked now: everything begins anew, and of the same call the person is told what changed.
@@ -42,7 +34,7 @@ class Approval extends Card {
     const { pending } = this;
     clearTimeout(this.trying);
     this.before = pending.before ?? (old && keyOf(old) === keyOf(pending) && old.digest !== pending.digest ? old : null);
-    Object.assign(this, { seen: false, edited: null, plan: null, planProblem: null, remember: "", span: "", reason: "" });
+    Object.assign(this, { edited: null, plan: null, planProblem: null, remember: "", span: "", reason: "" });
     if (old) this.mode = "";
   }
 
@@ -50,7 +42,7 @@ class Approval extends Card {
     super.willUpdate(now);
     // An edit that was left is tried again, by the form that is there now. A framework may have made a proxy of the arguments.
     if (now.has("mode") && this.editing) this.edited ? this.#edit(this.edited) : (this.edited = parse(json(this.pending.args)));
-    if (now.has("mode") && now.get("mode") !== undefined) this.arm();
+    if (now.has("mode") && now.get("mode") !== undefined) this.guard.renew([]);
   }
 
   back() {
@@ -59,21 +51,15 @@ class Approval extends Card {
   }
 
   updated(now) {
-    const box = this.querySelector(".content");
-    if (box && box !== this.box) {
-      this.sizes.disconnect();
-      this.sizes.observe((this.box = box));
-      this.sizes.observe(box.firstElementChild);
-    }
-    this.#look();
+    super.updated(now);
     if (now.has("mode")) {
       if (this.mode === "deny") this.querySelector("input.reason")?.focus();
       if (this.editing) this.form?.updateComplete.then(() => this.querySelector("assent-form input, assent-form textarea, assent-form select")?.focus());
     }
   }
 
-  #look() {
-    if (!this.seen && this.box?.isConnected && this.settled && atEnd(this.box)) this.seen = true;
+  get parts() {
+    return [...this.heading, this.querySelector(".content")].filter(Boolean);
   }
 
   // What was interrupted runs again as it is, or not at all.
@@ -86,7 +72,7 @@ class Approval extends Card {
   }
 
   get mayApprove() {
-    return !this.off && this.seen && !this.problem?.final && this.settled;
+    return !this.off && !this.problem?.final && this.settled;
   }
 
   get changes() {
@@ -100,7 +86,7 @@ class Approval extends Card {
 
   #key(event) {
     if (event.defaultPrevented) return;
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && this.editing) return this.armed && this.#approve();
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && this.editing) return this.#approve();
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const writing = event.target.closest(TEXT);
     if (event.key === "Escape" && this.mode) {
@@ -110,10 +96,14 @@ class Approval extends Card {
     } else if (!writing && !this.mode && /^[aed]$/.test(event.key)) {
       event.preventDefault();
       event.stopPropagation();
-      if (!this.armed || event.repeat) return;
+      if (event.repeat) return;
       if (event.key === "a") this.#approve();
-      else this.mode = event.key === "d" ? "deny" : "edit";
+      else this.#enter(event.key === "d" ? "deny" : "edit");
     }
+  }
+
+  #enter(mode) {
+    if (this.press()) this.mode = mode;
   }
 
   #leave() {
@@ -134,8 +124,7 @@ class Approval extends Card {
     try {
       const { preview, digest } = await this.client.preview(this.pending, args);
       if (!same(this.edited, args)) return;
-      if (digest !== this.plan?.digest) this.arm();
-      this.seen = false;
+      this.guard.renew(digest === this.plan?.digest ? [] : [this.querySelector(".content")]);
       this.plan = { args, preview, digest };
       this.planProblem = null;
     } catch (problem) {
@@ -144,7 +133,7 @@ class Approval extends Card {
   }
 
   #approve() {
-    if (!this.mayApprove) return;
+    if (!this.mayApprove || !this.press(this.parts)) return;
     const decision = this.changes
       ? { type: "approve", args: this.edited, digest: this.plan.digest }
       : { type: "approve", digest: this.pending.digest };
@@ -154,28 +143,34 @@ class Approval extends Card {
   }
 
   #deny(stop) {
-    if (!this.off) this.decide({ type: "deny", reason: this.reason.trim(), stop });
+    if (this.press()) this.decide({ type: "deny", reason: this.reason.trim(), stop }, stop ? "stop" : "deny");
   }
 
   card() {
     const { pending, mode } = this;
     return html`<article class="card approval risk-${pending.risk}" tabindex="-1" aria-label="Approval: ${spelled(pending.prompt || pending.tool)}">
-      <header>
-        <h3>${shown(pending.prompt || `Run ${pending.tool}?`)}</h3>
+      <header><h3>${shown(pending.prompt || `Run ${pending.tool}?`)}</h3></header>
+      <div class="facts">
         ${this.about(html`<span class="chip risk ${pending.risk}">${pending.risk} risk</span>`)}
         ${warnings(this.changes ? { ...pending, preview_error: null } : pending)}
         ${this.changes ? html`<p class="notice warn">The question is as it was before your edit.</p>` : nothing}
         ${this.before ? html`<p class="notice warn" role="status">What it would do has changed since it was first shown. Please read it again.${adrift() ? " What you write goes nowhere: press Esc." : nothing}</p>` : nothing}
-      </header>
+      </div>
       ${this.editing ? html`<assent-form label="Arguments of ${pending.tool}" .schema=${pending.schema ?? {}} .value=${this.edited} .problems=${this.planProblem?.details?.problems ?? []}
           @edited=${(event) => { event.stopPropagation(); this.#edit(event.detail.value); }}></assent-form>` : nothing}
       ${this.#content()}
-      ${this.seen || this.expired || !this.settled ? nothing : html`<p class="gate">Scroll to the end to approve.</p>`}
       ${this.refusal()}
       ${this.problem?.final ? nothing : mode === "deny" ? this.#denial() : mode === "result" ? this.#result() : this.#actions()}
+      ${this.status(this.#gate)}
       <footer>${this.expiry()}
         <button type="button" class="quiet" aria-pressed=${this.asJson} @click=${() => (this.asJson = !this.asJson)}>Raw JSON</button></footer>
     </article>`;
+  }
+
+  // What is missing before it can be approved.
+  get #gate() {
+    const unseen = this.mode !== "deny" && this.mode !== "result" && this.mayApprove && this.guard.unseen();
+    return !unseen ? "" : unseen.matches(".content") ? "Scroll to the end to approve." : "Scroll to the top of this card to approve.";
   }
 
   #content() {
@@ -183,7 +178,7 @@ class Approval extends Card {
     const wrong = !settled && this.form?.errors.size;
     const preview = settled ? (changed ? this.plan : pending).preview : undefined;
     const plain = plainPreview({ tool: pending.tool, args: changed ? edited : pending.args, preview });
-    return html`<div class="content" tabindex="0" role="group" aria-label="What would happen" @scroll=${() => this.#look()}><div>
+    return html`<div class="content" tabindex="0" role="group" aria-label="What would happen"><div>
       ${this.planProblem ? html`<p class="notice bad" role="alert">This would fail: ${shown(this.planProblem.message)}</p>` : nothing}
       ${settled || this.planProblem ? nothing : html`<p class="notice">${wrong ? "These arguments are not valid yet." : "Trying the edited arguments…"}</p>`}
       ${plain || preview === undefined ? nothing : html`<section><h4>What would happen</h4><div class="preview">${this.asJson ? raw(preview) : value(preview)}</div></section>`}
@@ -194,13 +189,13 @@ class Approval extends Card {
   }
 
   #actions() {
-    const { pending, off } = this;
+    const { pending, off } = this, held = this.held();
     return html`<div class="actions">
-      <button type="button" class="primary approve" ?disabled=${!this.mayApprove} @click=${this.#approve}>
-        ${this.changes ? "Approve as edited" : pending.recovery ? "Run it again" : this.remember ? "Approve" : "Approve once"}${this.remember ? " and remember" : nothing}</button>
+      <button type="button" class="primary approve" ?disabled=${!this.mayApprove} aria-disabled=${this.held(this.parts)} @click=${this.#approve}>
+        ${this.label("approve", html`${this.changes ? "Approve as edited" : pending.recovery ? "Run it again" : this.remember ? "Approve" : "Approve once"}${this.remember ? " and remember" : nothing}`)}</button>
       ${this.editing ? html`<button type="button" class="back" @click=${this.#leave}>Back</button>`
-        : pending.recovery ? html`<button type="button" ?disabled=${off} @click=${() => (this.mode = "result")}>Give its result</button>` : html`<button type="button" class="edit" ?disabled=${off} @click=${() => (this.mode = "edit")}>Edit</button>`}
-      <button type="button" class="deny" ?disabled=${off} @click=${() => (this.mode = "deny")}>Deny</button>
+        : pending.recovery ? html`<button type="button" ?disabled=${off} aria-disabled=${held} @click=${() => this.#enter("result")}>Give its result</button>` : html`<button type="button" class="edit" ?disabled=${off} aria-disabled=${held} @click=${() => this.#enter("edit")}>Edit</button>`}
+      <button type="button" class="deny" ?disabled=${off} aria-disabled=${held} @click=${() => this.#enter("deny")}>Deny</button>
       <label class="remember"><span>Remember</span> <select .value=${this.remember} @change=${(event) => (this.remember = event.target.value)}>
         <option value="">no, only this once</option>
         <option value="args">these arguments, in this conversation</option>
@@ -214,19 +209,19 @@ class Approval extends Card {
   #result() {
     const send = (event) => {
       event.preventDefault();
-      if (this.form.check() && !this.off) this.decide({ type: "submit", value: this.form.value ?? null });
+      if (this.form.check() && this.press()) this.decide({ type: "submit", value: this.form.value ?? null });
     };
     return html`<form class="denial" @submit=${send} novalidate><assent-form label="Result" .schema=${{}}></assent-form>
-      <div class="actions"><button class="primary" ?disabled=${this.off}>Submit the result</button><button type="button" @click=${() => (this.mode = "")}>Back</button></div></form>`;
+      <div class="actions"><button class="primary" ?disabled=${this.off} aria-disabled=${this.held()}>${this.label("submit", "Submit the result")}</button><button type="button" @click=${() => (this.mode = "")}>Back</button></div></form>`;
   }
 
   #denial() {
-    const { off } = this;
+    const { off } = this, held = this.held();
     return html`<form class="actions denial" @submit=${(event) => { event.preventDefault(); this.#deny(false); }}>
       <label class="grow">Reason <span class="optional">the model sees it</span>
         <input class="reason" maxlength="2000" .value=${this.reason} @input=${(event) => (this.reason = event.target.value)}></label>
-      <button class="danger" ?disabled=${off}>Deny</button>
-      <button type="button" class="danger outline" ?disabled=${off} @click=${() => this.#deny(true)}>Deny and stop</button>
+      <button class="danger" ?disabled=${off} aria-disabled=${held}>${this.label("deny", "Deny")}</button>
+      <button type="button" class="danger outline" ?disabled=${off} aria-disabled=${held} @click=${() => this.#deny(true)}>${this.label("stop", "Deny and stop")}</button>
       <button type="button" @click=${() => (this.mode = "")}>Back</button></form>`;
   }
 }

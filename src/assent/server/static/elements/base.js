@@ -2,11 +2,10 @@
 import { LitElement, html, nothing } from "lit";
 import { keyOf, Problem } from "../client.js";
 import "../writing.js";
+import { Guard } from "../guard.js";
 import { visible, unifiedDiff, lineDiff, isObject, json, brief, same, duration, atZero } from "../text.js";
 
 export { html, nothing };
-
-export const GUARD = 350; // milliseconds
 
 export class Element extends LitElement {
   createRenderRoot() {
@@ -52,48 +51,103 @@ export class Element extends LitElement {
   }
 }
 
+/** The request may have arrived, or not. */
+const unanswered = (problem) => ["unreachable", "timeout"].includes(problem.kind);
+
 export const lost = (problem) => problem?.status === 0 || problem?.status >= 500;
 
-const cards = new Set(); // those in the page
-// One that comes or goes moves the others, perhaps under a pointer that is about to press, or half-way in a double click.
-const moved = () => cards.forEach((card) => card.arm(2 * GUARD));
+const TALL = 0.4; // of the height of what scrolls: a headline that is taller does not stay in sight
 
-/** A card about a call that waits: what approvals and questions have in common. */
+const cards = new Set(); // those in the page
+const renewAll = () => cards.forEach((card) => card.guard.renew([]));
+
+/** A card about a call that waits: what approvals and questions have in common.
+ *
+ * Its buttons are guarded (guard.js). While they would do nothing, they are marked with aria-disabled, which leaves the
+ * focus where it is.
+ */
 export class Card extends Element {
-  static properties = { client: {}, pending: {}, place: { type: Boolean }, busy: { state: true }, problem: { state: true }, armed: { state: true } };
+  static properties = { client: {}, pending: {}, place: { type: Boolean }, busy: { state: true }, problem: { state: true }, armed: { state: true }, hint: { state: true } };
+
+  guard = new Guard(this, {
+    buttons: () => [...this.querySelectorAll(".actions button")],
+    parts: () => this.parts,
+    changed: () => {
+      this.armed = this.guard.armed;
+      this.requestUpdate();
+      return this.updateComplete;
+    },
+  });
 
   connectedCallback() {
     super.connectedCallback();
     this.tick(1000);
-    moved();
+    this.guard.start();
     cards.add(this);
+    renewAll();
   }
 
   disconnectedCallback() {
     super.disconnectedCallback();
-    clearTimeout(this.guard);
+    this.guard.stop();
     cards.delete(this);
-    moved();
+    renewAll();
   }
 
-  /** What can be pressed is new, or elsewhere: a press that was meant for something else must not count. */
-  arm(wait = GUARD) {
-    if (this.querySelector(".actions button:focus:not(.back)")) this.querySelector(".card").focus({ preventScroll: true }); // what is disabled would lose it
-    this.armed = false;
-    clearTimeout(this.guard);
-    this.guard = setTimeout(() => (this.armed = true), wait);
+  updated() {
+    const { headline } = this;
+    if (!headline) return;
+    const scroller = headline.closest(".scroll, assent-inbox");
+    headline.classList.toggle("tall", headline.offsetHeight > TALL * (scroller?.clientHeight || innerHeight));
+    this.guard.sample();
+  }
+
+  /** The element that shows the question: in the inbox it is the row. */
+  get headline() {
+    return this.closest(".row.open")?.querySelector(".bar") ?? this.querySelector("header");
+  }
+
+  /** What has to be seen before any decision. */
+  get heading() {
+    return [this.headline, this.querySelector(".facts")].filter(Boolean);
+  }
+
+  /** What has to be seen before an approval. */
+  get parts() {
+    return this.heading;
+  }
+
+  /** Whether a press counts. If not, say why, and scroll to what was not seen. */
+  press(parts = this.heading) {
+    this.hint = "";
+    if (this.off) return false;
+    const unseen = this.guard.unseen(parts);
+    if (unseen) this.#reveal(unseen);
+    else if (this.guard.steady()) return true;
+    else this.hint = "Nothing was sent: this card has just appeared, changed or moved. Please check it and press again.";
+    return false;
+  }
+
+  #reveal(part) {
+    part.scrollIntoView({ block: this.guard.missing(part) });
+    if (part.tabIndex >= 0) part.focus({ preventScroll: true });
+  }
+
+  /** For aria-disabled: the buttons would do nothing now. */
+  held(parts = this.heading) {
+    return String(!this.armed || Boolean(this.guard.unseen(parts)));
   }
 
   // One element may be given call after call: nothing of the last one may stay on the next.
   willUpdate(now) {
     super.willUpdate(now);
-    if (now.has("client")) this.arm();
+    if (now.has("client")) this.guard.renew();
     if (!this.pending) return;
     const { digest, since } = this.pending;
     const key = `${keyOf(this.pending)} ${digest} ${since}`;
     if (key === this.key) return;
-    Object.assign(this, { key, busy: false, problem: null });
-    this.arm();
+    Object.assign(this, { key, busy: "", problem: null, hint: "" });
+    this.guard.renew();
     this.renew(now.get("pending"));
   }
 
@@ -109,22 +163,29 @@ export class Card extends Element {
     return this.left <= 0;
   }
 
-  /** Nothing can be pressed. */
+  /** Nothing can be decided any more, or a decision is on its way. */
   get off() {
-    return Boolean(!this.armed || this.busy || this.expired);
+    return Boolean(this.busy || this.expired);
   }
 
-  async decide(decision) {
+  /** What a button says; `sends` is the decision that it sends. */
+  label(sends, words) {
+    return this.busy === sends ? "Sending…" : words;
+  }
+
+  /** Send a decision; `sends` names the button that was pressed. */
+  async decide(decision, sends = decision.type) {
     const { pending, key } = this;
-    this.arm();
-    this.busy = true;
+    if (this.querySelector(".actions button:focus")) this.querySelector(".card").focus({ preventScroll: true }); // a disabled button would lose it
+    this.guard.renew([]);
+    this.busy = sends;
     this.problem = null;
     try {
       const { seq } = await this.client.resolve(pending, decision);
       this.emit("decided", { pending, decision, seq });
     } catch (error) {
       const problem = error?.details ? error : new Problem({ status: error?.status, detail: `What came of it is not known: ${error?.message ?? error}` });
-      if (key === this.key) Object.assign(this, { busy: false, problem });
+      if (key === this.key) Object.assign(this, { busy: "", problem });
       problem.final = [404, 410].includes(problem.status) || (problem.status === 409 && problem.details.reason !== "superseded");
       this.emit("refused", { pending, problem });
     }
@@ -139,8 +200,14 @@ export class Card extends Element {
   refusal() {
     if (!this.problem) return nothing;
     const { reason, winner } = this.problem.details;
-    return html`<p class="notice bad stale" role="alert">${winner ? html`Too late: ${shown(this.problem.message)}.`
+    return html`<p class="notice bad stale" role="alert">${unanswered(this.problem) ? html`Not confirmed: ${shown(this.problem.message)}. Your decision may not have arrived. You can press again; it is decided only once.`
+      : winner ? html`Too late: ${shown(this.problem.message)}.`
       : reason === "superseded" ? "It has changed since it was shown. Nothing was decided; the card shows what it is now." : shown(this.problem.message)}</p>`;
+  }
+
+  /** What is said below the buttons, where it moves none of them. */
+  status(words = "") {
+    return html`<p class="gate" role="status">${this.busy ? html`<span class="sr">Sending…</span>` : this.hint || words}</p>`;
   }
 
   expiry() {
@@ -170,9 +237,6 @@ export const diffLines = (lines) => html`<div class="diff" role="group" aria-lab
     mark === "+" || mark === "-" ? html`<span class="sr">${mark === "+" ? "added: " : "removed: "}</span>` : nothing}<code>${shown(line)}</code></div>`)}</div>`;
 
 export const jsonDiff = (before, after) => diffLines(lineDiff(json(before), json(after)));
-
-/** Whether a box was scrolled to its end, where also nothing is left beside it. */
-export const atEnd = (box) => box.clientHeight > 0 && box.scrollTop + box.clientHeight >= box.scrollHeight - 6 && Math.abs(box.scrollLeft) + box.clientWidth >= box.scrollWidth - 6;
 
 /** A JSON value for people: text as text, objects as tables; `diffs`: differences as such, where it is a tool's own word. */
 export function value(it, diffs = true, depth = 0) {

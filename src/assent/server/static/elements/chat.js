@@ -2,6 +2,8 @@
 //   properties  client: Client   conversation: string (its id)
 //   events      titled, with detail {conversation, title}, when its first message is known; those of the cards inside
 // The draft of a message is kept in this browser. Enter sends, Shift+Enter is a new line.
+// It opens at the first card that waits, or else at the end. Whoever is at the end follows it, except while a card waits:
+// then nothing scrolls by itself, and the place stays as it is after a decision.
 import { Element, html, nothing, shown } from "./base.js";
 import { repeat } from "lit/directives/repeat.js";
 import { spelled } from "../text.js";
@@ -14,6 +16,7 @@ import "./grants.js";
 const STATES = { idle: "", preparing: "Thinking…", streaming: "Writing…", executing_tools: "Running tools…", awaiting_input: "Waiting for somebody" };
 const CARDS = "assent-approval, assent-question";
 const NEAR = 80; // pixels from the end that still count as being there
+const ABOVE = 12; // pixels between the top of the view and the card that it opens at
 const HOLD = 400; // milliseconds for which earlier messages settle
 
 class Chat extends Element {
@@ -41,6 +44,7 @@ class Chat extends Element {
       if ((mode || card.querySelector("form :focus")) && !busy && call && !call.pending) call.lost = true;
       if (card.contains(document.activeElement)) this.had = pending.call;
     }
+    if (this.box && this.querySelector(CARDS)) this.#keepHeight();
   }
 
   #close() {
@@ -57,6 +61,8 @@ class Chat extends Element {
     this.live = this.client.conversation(this.conversation);
     this.detach = this.client.attach(this.conversation);
     this.#toEnd();
+    this.opening = true;
+    this.cards = new Set(); // the calls whose cards have been here
     this.problem = null;
     this.draft = localStorage.getItem(this.#key) ?? "";
     this.live.addEventListener("change", () => {
@@ -80,6 +86,7 @@ class Chat extends Element {
     const key = this.#key;
     if (!draft.trim() || this.sending.has(key)) return;
     this.sending.add(key);
+    this.requestUpdate();
     this.problem = null;
     this.#toEnd();
     try {
@@ -92,6 +99,7 @@ class Chat extends Element {
       if (key === this.#key) this.problem = problem; // the draft stays
     }
     this.sending.delete(key);
+    this.requestUpdate();
     if (key === this.#key && !this.box?.contains(document.activeElement)) this.#focus();
   }
 
@@ -107,11 +115,13 @@ class Chat extends Element {
 
   #scrolled(event) {
     const box = event.currentTarget;
+    this.#release();
+    if (this.kept) this.#keepHeight();
     // What grows below us scrolls nothing: only who goes up leaves the end.
-    if (box.scrollHeight - box.scrollTop - box.clientHeight < NEAR) this.atEnd = true;
+    if (near(box)) this.atEnd = !this.anchor;
     else if (box.scrollTop < this.stayedAt - 4) this.atEnd = false;
-    this.away = !this.atEnd;
-    if (this.away && box.scrollTop < 200 && this.live?.earlier) this.#earlier();
+    this.away = !this.atEnd && !near(box);
+    if (this.away && !this.anchor && box.scrollTop < 200 && this.live?.earlier) this.#earlier();
   }
 
   async #earlier() {
@@ -129,8 +139,8 @@ class Chat extends Element {
     const cards = [...this.querySelectorAll("assent-approval .card, assent-question .card")];
     const at = cards.indexOf(document.activeElement?.closest(".card"));
     const card = cards[(at + 1) % cards.length];
-    card?.scrollIntoView({ block: "center" });
-    card?.focus();
+    card?.scrollIntoView({ block: "start" });
+    card?.focus({ preventScroll: true });
   }
 
   // Where a card goes that has the focus, what is there instead of it has it: never another card.
@@ -150,6 +160,7 @@ class Chat extends Element {
       this.sizes.observe(box);
       this.sizes.observe(box.firstElementChild);
     }
+    this.#arrivals();
     this.#stay();
     const area = this.querySelector(".composer textarea");
     if (area && area.value !== this.sized) {
@@ -159,17 +170,63 @@ class Chat extends Element {
     }
   }
 
-  // Whoever is at the end goes with it as it moves, and only then: nothing moves under who writes or presses.
+  get #waiting() {
+    return [...this.querySelectorAll(CARDS)].filter(({ pending }) => pending?.kind !== "client_exec");
+  }
+
+  // A card that comes is shown from its top, unless the user is elsewhere or another card waits already.
+  #arrivals() {
+    if (!this.live?.ready) return;
+    const waiting = this.#waiting;
+    const fresh = waiting.filter(({ pending }) => !this.cards.has(pending.call));
+    if (fresh.length && (this.opening || (this.atEnd && fresh.length === waiting.length))) Object.assign(this, { anchor: fresh[0].pending.call, stayedAt: undefined, atEnd: false });
+    if (fresh.length) this.following = false;
+    fresh.forEach(({ pending }) => this.cards.add(pending.call));
+    this.opening = false;
+    // The last card is gone, and its place was the end.
+    if (!waiting.length && this.box && near(this.box)) this.atEnd = true;
+  }
+
+  // The user has scrolled, or the card is gone. What became shorter may also have scrolled it, to its new end.
+  #release() {
+    const { scrollTop, scrollHeight, clientHeight } = this.box;
+    const clamped = scrollTop < this.stayedAt && scrollTop >= scrollHeight - clientHeight - 1;
+    if ((Math.abs(scrollTop - this.stayedAt) > 2 && !clamped) || !this.#waiting.some(({ pending }) => pending.call === this.anchor)) this.anchor = null;
+  }
+
+  // Whoever is at the end goes with it as it moves; the card that was opened at stays where it is. Nothing moves under a
+  // user who writes or presses, or while another card waits.
   #stay() {
     const { box } = this;
-    if (!box || this.pressed || !(this.atEnd || this.held)) return;
+    if (!box || this.pressed) return;
+    this.#release();
     const end = box.scrollHeight - box.clientHeight;
+    const waiting = this.#waiting;
+    const card = waiting.find(({ pending }) => pending.call === this.anchor);
     const writes = document.activeElement?.matches("input, textarea, select") && box.contains(document.activeElement);
-    if (this.held || (end !== this.end && !writes)) {
-      box.scrollTop = box.scrollHeight - (this.held ?? 0);
-      this.stayedAt = box.scrollTop;
-    }
+    if (this.held) this.#scrollTo(box.scrollHeight - this.held);
+    else if (card) this.#scrollTo(Math.min(end, box.scrollTop + card.getBoundingClientRect().top - box.getBoundingClientRect().top - ABOVE));
+    else if (this.atEnd && end !== this.end && !writes && (this.following || !waiting.length)) this.#scrollTo(end);
     this.end = end;
+  }
+
+  #scrollTo(top) {
+    const { box } = this;
+    if (Math.abs(box.scrollTop - top) >= 1) box.scrollTop = top;
+    this.stayedAt = box.scrollTop;
+    this.away = !near(box);
+  }
+
+  // What becomes shorter below must not let what is above slide down.
+  #keepHeight() {
+    const { scrollTop, clientHeight, firstElementChild } = this.box;
+    this.kept = true;
+    firstElementChild.style.minHeight = `${Math.floor(scrollTop + clientHeight)}px`;
+  }
+
+  #decided() {
+    this.anchor = null;
+    this.atEnd = near(this.box);
   }
 
   render() {
@@ -179,7 +236,7 @@ class Chat extends Element {
     const { view } = it;
     const waiting = it.pending;
     return html`${aloud(this.spoken)}
-      <div class="scroll" tabindex="0" role="region" aria-label="Conversation" @scroll=${this.#scrolled} @pointerdown=${() => (this.pressed = true)} @decided=${this.#toEnd}><div class="thread">
+      <div class="scroll" tabindex="0" role="region" aria-label="Conversation" @scroll=${this.#scrolled} @pointerdown=${() => (this.pressed = true)} @decided=${this.#decided}><div class="thread">
         ${it.earlier ? html`<button type="button" class="quiet earlier" @click=${this.#earlier}>Earlier messages</button>` : nothing}
         ${it.ready && !view.items.length && !view.queue.length && !it.live ? html`<div class="empty"><h2>${shown(view.agent || "Assent")}</h2><p>Write a message to begin.</p></div>` : nothing}
         ${repeat(view.items, (item) => item.key, (item) => this.#item(item))}
@@ -202,7 +259,8 @@ class Chat extends Element {
             <assent-grants .client=${this.client} .conversation=${this.conversation} .grants=${it.grants} @closed=${() => document.activeElement === document.body && this.#focus()}></assent-grants>
             <span class="usage">${usage(it.usage)}</span>
             ${it.idle || !it.ready ? nothing : html`<button type="button" class="stop" @click=${this.#stop}>Stop</button>`}
-            ${it.idle ? html`<button class="primary" ?disabled=${!this.draft?.trim()}>Send</button>`
+            ${this.sending.has(this.#key) ? html`<button class="primary" aria-disabled="true">Sending…</button>`
+              : it.idle ? html`<button class="primary" ?disabled=${!this.draft?.trim()}>Send</button>`
               : this.draft?.trim() ? html`<button type="button" @click=${() => this.#send("interrupt")}>Interrupt</button><button class="primary">Queue</button>` : nothing}</div>
         </form></div>`;
   }
@@ -220,9 +278,8 @@ class Chat extends Element {
   }
 
   #toEnd() {
-    this.atEnd = true;
-    this.away = false;
-    this.end = null;
+    Object.assign(this, { atEnd: true, following: true, away: false, end: null, stayedAt: undefined, anchor: null, kept: false });
+    if (this.box) this.box.firstElementChild.style.minHeight = "";
   }
 
   #thought(text, open) {
@@ -246,6 +303,8 @@ class Chat extends Element {
     return html`<assent-question .client=${this.client} .pending=${pending}></assent-question>${call.progress ? html`<assent-tool .client=${this.client} .call=${call}></assent-tool>` : nothing}`;
   }
 }
+
+const near = (box) => box.scrollHeight - box.scrollTop - box.clientHeight < NEAR;
 
 function keep(key, draft) {
   if (draft) localStorage.setItem(key, draft);

@@ -1,21 +1,23 @@
 // <assent-inbox>: everything that waits for somebody, in all conversations.
 //   properties  client: Client   titles: Map (optional: what conversations are called, by their ids)
 //   events      those of the cards inside (decided, refused)
-// What was not seen cannot be approved: on a closed row, a opens the card; a batch shows every row in full. Keys that
-// decide, or lead to it, are for the row or the card that has the focus.
-import { Element, html, nothing, shown, named, table, value, plainPreview, warnings, atEnd } from "./base.js";
+// What was not seen cannot be approved: on a closed row, a opens the card; a batch shows every row in full. A row that has
+// just moved is not selected by the pointer (guard.js). Keys that decide, or lead to it, are for the row or the card that has
+// the focus.
+import { Element, html, nothing, shown, named, table, value, plainPreview, warnings } from "./base.js";
+import { Guard, sampleAll } from "../guard.js";
 import { repeat } from "lit/directives/repeat.js";
 import { duration, outcome, brief, spelled } from "../text.js";
 import { Problem, keyOf } from "../client.js";
 import { TEXT, FIELD, adrift } from "../writing.js";
-import { GUARD } from "./approval.js";
+import "./approval.js";
 import "./question.js";
 import "./markdown.js";
 
 const KEYS = [["j / k", "down / up"], ["x", "select for a batch"], ["Enter", "open or close"], ["a", "open, then approve; with a selection: the batch"], ["e", "edit"], ["d", "deny"], ["/", "filter"], ["Esc", "back"], ["?", "this help"]];
 
 class InboxView extends Element {
-  static properties = { client: {}, titles: {}, filter: { state: true }, kind: { state: true }, at: { state: true }, open: { state: true }, chosen: { state: true }, batch: { state: true }, help: { state: true }, gone: { state: true }, refused: { state: true }, seen: { state: true }, armed: { state: true }, results: { state: true }, done: { state: true }, reason: { state: true }, said: { state: true } };
+  static properties = { client: {}, titles: {}, filter: { state: true }, kind: { state: true }, at: { state: true }, open: { state: true }, chosen: { state: true }, batch: { state: true }, help: { state: true }, gone: { state: true }, refused: { state: true }, sending: { state: true }, results: { state: true }, done: { state: true }, reason: { state: true }, said: { state: true } };
 
   constructor() {
     super();
@@ -26,6 +28,12 @@ class InboxView extends Element {
     super.connectedCallback();
     this.tick(1000);
     this.watch(document, "keydown", (event) => this.#key(event));
+  }
+
+  disconnectedCallback() {
+    super.disconnectedCallback();
+    this.#guards.forEach((guard) => guard.stop());
+    this.#guards.clear();
   }
 
   willUpdate(changed) {
@@ -135,6 +143,11 @@ class InboxView extends Element {
     row?.scrollIntoView({ block: "nearest" });
   }
 
+  // The row may have come under the pointer while it was pressed.
+  #pressed(event) {
+    if (!this.#guards.get(event.target.closest(".bar"))?.steady()) event.preventDefault();
+  }
+
   #choose(entry) {
     if (entry.kind !== "approval" || !this.client.inbox.get(entry)) return;
     const chosen = new Set(this.chosen);
@@ -154,7 +167,8 @@ class InboxView extends Element {
     await card?.updateComplete;
     if (card && mode && entry.kind === "approval" && !(mode === "edit" && entry.recovery)) card.mode = mode;
     else this.#focus(card ? ".row.at .card" : ".row.at .head");
-    this.querySelector(".row.at")?.scrollIntoView({ block: "nearest" });
+    const row = this.querySelector(".row.at");
+    row?.scrollIntoView({ block: row.offsetHeight > this.clientHeight ? "start" : "nearest" }); // from its beginning
   }
 
   get card() {
@@ -173,36 +187,63 @@ class InboxView extends Element {
     this.requestUpdate();
   }
 
+  #guards = new Map(); // rows and the dialog of the batch -> their guards
+
+  #guard(element, options) {
+    if (!this.#guards.has(element)) {
+      const guard = new Guard(element, options);
+      this.#guards.set(element, guard);
+      guard.start();
+    }
+    return this.#guards.get(element);
+  }
+
+  #guardAll() {
+    for (const [element, guard] of this.#guards) if (!element.isConnected) guard.stop(), this.#guards.delete(element);
+    for (const bar of this.querySelectorAll(".bar")) {
+      const box = bar.querySelector("input");
+      if (box) this.#guard(bar, { changed: () => box.setAttribute("aria-disabled", !this.#guards.get(bar)?.armed) });
+    }
+    this.#dialog?.sample();
+    sampleAll();
+  }
+
+  get #dialog() {
+    const dialog = this.querySelector("dialog.batch");
+    return dialog && this.#guard(dialog, { buttons: () => [...dialog.querySelectorAll(".actions button")], parts: () => [dialog.querySelector(".content")], changed: () => (this.requestUpdate(), this.updateComplete) });
+  }
+
   #batch() {
     // Also what the filter hides.
+    this.reason = "";
     this.batch = this.client.inbox.pending.filter((entry) => this.chosen.has(keyOf(entry)));
     this.results = this.refused = this.done = null;
-    this.seen = this.armed = false;
-    setTimeout(() => (this.armed = true), GUARD);
     this.updateComplete.then(() => this.querySelector("dialog.batch")?.focus());
   }
 
   updated() {
     for (const dialog of this.querySelectorAll("dialog")) if (!dialog.open) dialog.showModal();
-    const list = this.querySelector(".batch .content");
-    if (list && !this.seen && atEnd(list)) this.seen = true;
+    this.#guardAll();
     const at = this.rows.findIndex((entry) => keyOf(entry) === this.at);
     if (at >= 0) this.spot = at;
     if (this.had) this.#refocus(this.had);
   }
 
   async #decide(decision) {
+    if (this.results || this.sending || this.#dialog.unseen() || !this.#dialog.steady()) return;
     const decisions = this.batch.map((entry) => ({ conversation: entry.conversation, call: entry.call, decision: decision(entry) }));
-    this.armed = false;
     this.querySelector("dialog.batch").focus(); // what is disabled would lose it
+    this.sending = decisions[0].decision.type;
+    this.refused = null;
     try {
       const results = await this.client.resolveAll(decisions);
       if (results.every(({ problem }) => problem?.status === 503)) throw new Problem(results[0].problem);
       this.results = new Map(results.map((result) => [keyOf(result), result]));
       if (this.results.size && [...this.results.values()].every((result) => !result.problem)) Object.assign(this, { batch: null, chosen: new Set(), done: `${decisions.length} ${decisions[0].decision.type === "deny" ? "denied" : "approved"}.` });
     } catch (problem) {
-      Object.assign(this, { refused: problem, armed: true });
+      this.refused = problem;
     }
+    this.sending = "";
   }
 
   render() {
@@ -227,7 +268,7 @@ class InboxView extends Element {
     const open = key === this.open;
     const left = entry.deadline - this.client.now();
     return html`<li class="row ${key === this.at ? "at" : ""} ${open ? "open" : ""}" @focusin=${() => (this.at = key)}>
-      <div class="bar">${entry.kind === "approval" ? html`<input type="checkbox" aria-label="Select ${spelled(entry.tool)}" .checked=${this.chosen.has(key)} ?disabled=${open && this.gone} @change=${() => this.#choose(entry)}>` : html`<span class="nobox"></span>`}
+      <div class="bar">${entry.kind === "approval" ? html`<input type="checkbox" aria-disabled="true" aria-label="Select ${spelled(entry.tool)}" .checked=${this.chosen.has(key)} ?disabled=${open && this.gone} @click=${this.#pressed} @change=${() => this.#choose(entry)}>` : html`<span class="nobox"></span>`}
         <button type="button" class="head" aria-expanded=${open} @click=${() => this.#show(open ? null : entry)}>
           <span class="what">${shown(entry.prompt || entry.tool)}</span>
           <span class="where">${{ approval: html`<span class="chip risk ${entry.risk}">${entry.risk}</span>`, elicitation: html`<span class="chip">question</span>`, manual: html`<span class="chip">by hand</span>`, client_exec: html`<span class="chip">browser</span>` }[entry.kind]}
@@ -240,20 +281,22 @@ class InboxView extends Element {
 
   #batchDialog() {
     const n = this.batch.length;
-    const off = !this.armed || !this.seen || this.results;
+    const unseen = !this.#dialog || Boolean(this.#dialog.unseen());
+    const off = Boolean(this.sending || this.results), held = String(unseen || !this.#dialog.armed);
+    const label = (sends, words) => (this.sending === sends ? "Sending…" : words);
     return html`<dialog class="batch" tabindex="-1" aria-label="Decide ${n} together" @close=${() => (this.batch = null)}><h2>Decide ${n} together</h2>
-      <div class="content" tabindex="0" role="group" aria-label="All of them, in full" @scroll=${() => this.requestUpdate()}><div>${this.batch.map((entry) => {
+      <div class="content" tabindex="0" role="group" aria-label="All of them, in full"><div>${this.batch.map((entry) => {
         const result = this.results?.get(keyOf(entry));
         return html`<section class="entry"><h3>${shown(entry.prompt || entry.tool)}</h3><p class="about"><span class="chip risk ${entry.risk}">${entry.risk} risk</span> <code>${shown(entry.tool)}</code> for <b>${shown(entry.principal?.id ?? "")}</b> in ${named(entry.conversation, this.#title(entry))}</p>${warnings(entry)}
           ${plainPreview(entry) ? nothing : html`<h4>What would happen</h4>${value(entry.preview)}`}<h4>Arguments</h4>${table(entry.args)}
           ${result ? html`<p class="notice ${result.problem ? "bad" : "good"}">${result.problem ? shown(result.problem.detail ?? result.problem.title) : "Accepted."}</p>` : nothing}</section>`;
       })}</div></div>
       ${this.refused ? html`<p class="notice bad" role="alert">${shown(this.refused.message)}: ${(this.refused.status > 0 && this.refused.status < 500) || this.refused.status === 503 ? "nothing was decided." : "what was decided is not known. What still waits is in the inbox."}</p>` : nothing}
-      ${this.seen ? nothing : html`<p class="gate">Scroll to the end to decide.</p>`}
-      <div class="actions"><button type="button" class="primary" ?disabled=${off} @click=${() => this.#decide((entry) => ({ type: "approve", digest: entry.digest }))}>Approve ${n}</button>
+      <div class="actions"><button type="button" class="primary" ?disabled=${off} aria-disabled=${held} @click=${() => this.#decide((entry) => ({ type: "approve", digest: entry.digest }))}>${label("approve", `Approve ${n}`)}</button>
         <label class="grow"><span class="sr">Reason for denying</span><input class="reason" placeholder="Reason for denying" .value=${this.reason} @input=${(event) => (this.reason = event.target.value)}></label>
-        <button type="button" class="danger outline" ?disabled=${off} @click=${() => this.#decide(() => ({ type: "deny", reason: this.reason.trim() }))}>Deny ${n}</button>
-        <button type="button" @click=${() => (this.batch = null)}>Close</button></div></dialog>`;
+        <button type="button" class="danger outline" ?disabled=${off} aria-disabled=${held} @click=${() => this.#decide(() => ({ type: "deny", reason: this.reason.trim() }))}>${label("deny", `Deny ${n}`)}</button>
+        <button type="button" @click=${() => (this.batch = null)}>Close</button></div>
+      <p class="gate" role="status">${this.sending ? html`<span class="sr">Sending…</span>` : unseen && !off ? "Scroll to the end to decide." : ""}</p></dialog>`;
   }
 }
 customElements.define("assent-inbox", InboxView);

@@ -21,30 +21,37 @@ class Question extends Card {
   #send(event) {
     event.preventDefault();
     const form = this.querySelector("assent-form");
-    if (form && !form.check()) return;
+    if (!this.press() || (form && !form.check())) return;
     const answer = form ? form.value : this.answer;
     if (answer === undefined) return (this.problem = { message: "Please choose an answer.", details: {} });
     this.decide({ type: this.pending.kind === "manual" ? "submit" : "answer", value: answer });
   }
 
+  #refuse() {
+    this.declining = true;
+    this.guard.renew([]);
+  }
+
   #decline(event) {
     event.preventDefault();
+    if (!this.press()) return;
     const reason = this.querySelector("input.reason").value.trim();
     this.decide(this.pending.kind === "manual" ? { type: "failed", kind: "handler_failed", message: reason || "it could not be done" } : { type: "deny", reason });
   }
 
   card() {
-    const { pending, off } = this;
+    const { pending, off } = this, held = this.held();
     const byHand = pending.kind === "manual";
     return html`<article class="card question ${pending.kind}" tabindex="-1" aria-label="Question: ${spelled(pending.prompt || pending.tool)}">
-      <header><h3>${shown(pending.prompt || (pending.kind === "client_exec" ? `${pending.tool} runs in a browser` : `${pending.tool}: please answer`))}</h3>
-        ${this.about(html`<span class="chip">${{ elicitation: "question", manual: "by hand", client_exec: "browser" }[pending.kind]}</span>`)}</header>
+      <header><h3>${shown(pending.prompt || (pending.kind === "client_exec" ? `${pending.tool} runs in a browser` : `${pending.tool}: please answer`))}</h3></header>
+      <div class="facts">${this.about(html`<span class="chip">${{ elicitation: "question", manual: "by hand", client_exec: "browser" }[pending.kind]}</span>`)}</div>
       ${Object.keys(pending.args ?? {}).length ? html`<details class="given" ?open=${byHand}><summary>What it is about</summary>${table(pending.args)}</details>` : nothing}
       ${pending.kind === "client_exec" ? this.#browser() : this.problem?.final ? this.refusal() : this.declining ? this.#refusing() : html`<form @submit=${this.#send} novalidate>
         ${pending.choices ? this.#choices() : html`<assent-form label=${byHand ? "Result" : "Answer"} .schema=${pending.schema ?? {}} .problems=${this.problem?.details.problems ?? []} @edited=${(event) => { event.stopPropagation(); this.problem = null; }}></assent-form>`}
         ${this.refusal()}
-        <div class="actions"><button class="primary" ?disabled=${off}>${byHand ? "Submit the result" : "Send the answer"}</button>
-          <button type="button" ?disabled=${off} @click=${() => (this.declining = true)}>${byHand ? "It failed" : "Decline"}</button></div></form>`}
+        <div class="actions"><button class="primary" ?disabled=${off} aria-disabled=${held}>${this.label(byHand ? "submit" : "answer", byHand ? "Submit the result" : "Send the answer")}</button>
+          <button type="button" ?disabled=${off} aria-disabled=${held} @click=${() => this.press() && this.#refuse()}>${byHand ? "It failed" : "Decline"}</button></div></form>`}
+      ${this.status()}
       <footer>${this.expiry()}</footer>
     </article>`;
   }
@@ -57,7 +64,7 @@ class Question extends Card {
 
   #refusing() {
     return html`<form class="actions denial" @submit=${this.#decline}><label class="grow">Reason <span class="optional">the model sees it</span><input class="reason" maxlength="2000"></label>
-      <button class="danger" ?disabled=${this.off}>${this.pending.kind === "manual" ? "Report the failure" : "Decline"}</button>
+      <button class="danger" ?disabled=${this.off} aria-disabled=${this.held()}>${this.label(this.pending.kind === "manual" ? "failed" : "deny", this.pending.kind === "manual" ? "Report the failure" : "Decline")}</button>
       <button type="button" @click=${() => (this.declining = false)}>Back</button>
       ${this.refusal()}</form>`;
   }

@@ -1,0 +1,249 @@
+"""What was not seen cannot be approved, and what has just moved cannot be pressed."""
+
+from typing import Any
+
+import pytest
+from browser import COUNTS, Stage, read_and_click, read_card, select, until
+from playwright.sync_api import Locator, Page, expect
+
+PHONE, ZOOMED = {"width": 390, "height": 844}, {"width": 640, "height": 400}
+"""A phone, and a window of 1280 x 800 at 200 %."""
+
+
+def on_arrival(page: Page, act: str) -> None:
+    """Have the page do something at the moment when a row comes to the inbox."""
+    page.evaluate(
+        f"""() => {{
+            const list = document.querySelector('.rows');
+            const before = new Set(list.children);
+            new MutationObserver((_, observer) => {{
+                if ([...list.children].every((row) => before.has(row))) return;
+                observer.disconnect();
+                {act};
+                window.acted = true;
+            }}).observe(list, {{childList: true}});
+        }}"""
+    )
+
+
+def decided(stage: Stage, conversation: str) -> list[str]:
+    """The calls that were decided, in order."""
+    return [event["call_id"] for event in stage.log(conversation) if event["type"] == "CallResolved"]
+
+
+def calls(stage: Stage, conversation: str, n: int) -> list[dict[str, Any]]:
+    """The calls that wait, as soon as there are so many."""
+    while len(found := stage.ask("GET", f"pending?conversation={conversation}")["pending"]) < n:
+        pass
+    return found
+
+
+def spot(button: Locator) -> tuple[float, float]:
+    box = button.bounding_box()
+    assert box
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def scrolled(page: Page) -> float:
+    return page.locator(".scroll").evaluate("box => box.scrollTop")
+
+
+# --- the conversation ---
+
+
+def test_after_a_decision_the_conversation_stays_in_place_and_a_second_press_approves_nothing_unseen(
+    visit, stage: Stage
+):
+    name = stage.conversation("crowd")
+    waiting = {call["args"]["contract"]: call["call"] for call in calls(stage, name, 40)}
+    page = visit().page(f"c/{name}")
+    cards = page.locator("assent-approval")
+    expect(cards).to_have_count(40)
+    fifth = cards.nth(4)
+    read_card(fifth.locator(".approve"))
+    place, at = scrolled(page), spot(fifth.locator(".approve"))
+    page.mouse.click(*at)
+    expect(cards).to_have_count(39)
+    assert decided(stage, name) == [waiting["number 4"]]
+    assert scrolled(page) == place
+    until(page, lambda: cards.nth(4).locator(".edit").evaluate(COUNTS))  # the guard is over
+    seen = page.evaluate(
+        """() => [...document.querySelectorAll('assent-approval')].filter((card) => !card.guard.unseen())
+            .map((card) => card.pending.call)"""
+    )
+    page.mouse.click(*at)
+    page.locator("assent-approval").first.evaluate("card => card.updateComplete")
+    until(page, "![...document.querySelectorAll('assent-approval')].some((card) => card.busy)")
+    assert set(decided(stage, name)) <= {waiting["number 4"], *seen}
+    assert waiting["number 38"] not in [*seen, *decided(stage, name)]
+    assert scrolled(page) == place
+
+
+def test_when_the_last_card_is_decided_what_stands_above_it_does_not_slide_down(visit, stage: Stage):
+    name = stage.conversation("crowd")
+    calls(stage, name, 40)
+    page = visit().page(f"c/{name}")
+    cards = page.locator("assent-approval")
+    expect(cards).to_have_count(40)
+    read_card(cards.nth(39).locator(".approve"))
+    page.locator(".scroll").evaluate("box => box.scrollTo(0, box.scrollHeight)")
+    read_card(cards.nth(39).locator(".approve"))
+    above = spot(cards.nth(38).locator(".approve"))
+    cards.nth(39).locator(".approve").click()
+    expect(cards).to_have_count(39)
+    assert spot(cards.nth(38).locator(".approve")) == above
+
+
+def test_a_press_at_the_moment_when_a_card_has_moved_decides_nothing_and_says_so(visit, stage: Stage):
+    name = stage.conversation("refund")
+    page = visit().page(f"c/{name}")
+    approve = page.locator("assent-approval .approve")
+    read_card(approve)
+    approve.evaluate(
+        """(approve) => {
+            document.querySelector('.thread').prepend(Object.assign(document.createElement('p'), {innerText: 'moved'}));
+            approve.click();
+        }"""
+    )
+    expect(page.locator("assent-approval .gate")).to_contain_text("Nothing was sent: this card has just")
+    expect(approve).to_be_disabled()
+    read_and_click(approve)
+    expect(page.get_by_text("Done: refund went well.")).to_be_visible()
+    assert len(decided(stage, name)) == 1
+
+
+@pytest.mark.parametrize("size", [PHONE, ZOOMED, {"width": 1280, "height": 800}])
+def test_a_conversation_opens_at_the_top_of_its_first_card_and_keeps_the_question_in_sight(
+    visit, stage: Stage, size: dict[str, int]
+):
+    for word, asks in (("crowd", "Sign the contract?"), ("rewrite", "Change config/limits.toml?")):
+        name = stage.conversation(word)
+        calls(stage, name, 40 if word == "crowd" else 1)
+        page = visit(viewport=size).page(f"c/{name}")
+        card = page.locator("assent-approval").first
+        question = card.get_by_role("heading", name=asks)
+        expect(question).to_be_in_viewport(ratio=1)
+        expect(card.locator(".facts")).to_be_in_viewport(ratio=1)
+        if word == "rewrite":
+            read_card(card.locator(".approve"))
+        expect(question).to_be_in_viewport(ratio=1)
+
+
+def test_a_question_that_is_too_long_to_stay_in_sight_does_not_cover_what_it_is_about(visit, stage: Stage):
+    page = visit(viewport=ZOOMED).page(f"c/{stage.conversation('refund')}")
+    card = page.locator("assent-approval")
+    read_card(card.locator(".approve"))
+    page.evaluate(
+        """() => {
+            const card = document.querySelector('assent-approval');
+            card.pending = {...card.pending, digest: 'another', prompt: 'Give it back? '.repeat(200)};
+        }"""
+    )
+    expect(card.locator("header.tall")).to_have_count(1)
+    expect(card.locator(".approve")).to_be_disabled()
+    read_card(card.locator(".approve"))
+
+
+def test_a_card_that_was_not_on_screen_as_a_whole_is_not_approved_and_a_press_leads_to_the_rest(visit, stage: Stage):
+    name = stage.conversation("crowd")
+    calls(stage, name, 40)
+    page = visit(viewport=ZOOMED).page(f"c/{name}")
+    card = page.locator("assent-approval").nth(20)
+    card.locator("footer").evaluate("footer => footer.scrollIntoView({block: 'end'})")
+    until(page, lambda: card.locator(".actions").evaluate("actions => actions.closest('assent-approval').guard.armed"))
+    expect(card.locator(".approve")).to_be_disabled()
+    page.mouse.click(*spot(card.locator(".approve")))
+    expect(card.locator(".facts")).to_be_in_viewport(ratio=1)
+    assert decided(stage, name) == []
+    read_and_click(card.locator(".approve"))
+    until(page, lambda: decided(stage, name))
+
+
+def test_by_keyboard_alone_a_card_is_read_and_approved_where_it_does_not_fit_the_window(visit, stage: Stage):
+    name = stage.conversation("sign")
+    page = visit(viewport=ZOOMED).page(f"c/{name}")
+    card = page.locator("assent-approval")
+    page.get_by_role("button", name="Jump to it").press("Enter")
+    expect(card.locator(".card")).to_be_focused()
+
+    def read() -> bool:
+        page.keyboard.press("a")  # leads to what was not read yet, and then approves
+        if page.evaluate("document.activeElement.matches('.content')"):
+            page.keyboard.press("End")
+        return bool(decided(stage, name))
+
+    until(page, read)
+    expect(page.get_by_text("Done: sign went well.")).to_be_visible()
+
+
+def test_a_button_that_the_keyboard_has_scrolled_to_can_be_pressed_at_once(visit, stage: Stage):
+    page = visit(viewport=PHONE).page(f"c/{stage.conversation('refund')}")
+    deny = page.locator("assent-approval .deny")
+    read_card(deny)
+    page.locator(".scroll").evaluate("box => (box.scrollTop = 0)")
+    page.keyboard.press("Shift")  # from here on it is the keyboard
+    deny.press("Enter")
+    expect(page.get_by_label("Reason")).to_be_focused()
+
+
+# --- the inbox ---
+
+
+def test_a_card_of_the_inbox_that_an_arrival_has_moved_is_not_approved_by_a_press_meant_for_its_old_place(
+    visit, stage: Stage
+):
+    name = stage.conversation("refund", name="steady-refund")
+    stage.waiting(name)
+    page = visit().page("inbox")
+    page.get_by_label("Filter").fill("steady-")
+    row = page.locator(".row", has_text=name)
+    row.locator(".head").click()
+    approve = row.locator(".approve")
+    read_card(approve)
+    before = spot(approve)
+    on_arrival(page, "document.querySelector('.row.open .approve').click()")
+    stage.conversation("quick", name="steady-quick")  # expires sooner: its row comes first
+    until(page, "window.acted")
+    expect(row.locator(".gate")).to_contain_text("Nothing was sent")
+    assert decided(stage, name) == []
+    assert spot(approve) != before
+    read_and_click(approve)
+    expect(row.locator(".stale")).to_have_text("Approved by alice.")
+
+
+def test_a_row_that_an_arrival_has_moved_is_not_selected_by_a_press_meant_for_another(visit, stage: Stage):
+    name = stage.conversation("refund", name="steadfast-row")
+    stage.waiting(name)
+    page = visit().page("inbox")
+    page.get_by_label("Filter").fill("steadfast-")
+    row = page.locator(".row", has_text=name)
+    box = row.get_by_role("checkbox")
+    expect(box).to_be_enabled()
+    box.evaluate("box => (window.box = box)")
+    on_arrival(page, "window.box.click()")
+    stage.conversation("quick", name="steadfast-quick")
+    until(page, "window.acted")
+    expect(box).not_to_be_checked()
+    select(row)
+    expect(page.get_by_role("button", name="Review 1 selected")).to_be_visible()
+
+
+def test_the_reason_of_a_batch_is_not_carried_into_the_next_batch(visit, stage: Stage):
+    first, second = (stage.waiting(stage.conversation("refund", name=f"reason-{n}"))["conversation"] for n in (1, 2))
+    page = visit().page("inbox")
+    dialog = page.locator("dialog.batch")
+    reason = dialog.get_by_placeholder("Reason for denying")
+    for name, given in ((first, "too expensive"), (second, "")):
+        select(page.locator(".row", has_text=name))
+        page.get_by_role("button", name="Review 1 selected").click()
+        expect(reason).to_have_value("")
+        reason.fill(given)
+        dialog.get_by_role("button", name="Deny 1").click()
+        expect(dialog).to_be_hidden()
+    reasons = [
+        event["decision"].get("reason", "")
+        for name in (first, second)
+        for event in stage.log(name)
+        if event["type"] == "CallResolved"
+    ]
+    assert reasons == ["too expensive", ""]
