@@ -57,14 +57,17 @@ SILENCE = "silence"
 STRAYED = "a jump of a clock"
 CUT_ONE, CUT_ALL = "a connection terminated", "all connections terminated"
 RESTART = "a restart of PostgreSQL"
+OUTAGE = "an outage of about a lease"
 STILL = 2.0
 """Seconds without a pulse of this process, which nothing is done to: then the machine stood still."""
-WEATHER = [CUT_ONE, CUT_ONE, CUT_ALL, RESTART]
+OUTAGES = (0.8, 1.8)
+"""Leases that an outage lasts: owners that come back find their own lease gone, or only just there."""
+WEATHER = [CUT_ONE, CUT_ONE, CUT_ALL, RESTART, OUTAGE]
 LEFT = "a process that leaves"
 STREAM = "a stream cut"
 FAULTS = (
     *(CROWD, STOPPED, STOPPED_IN_TOOL, LOST_APPEND, LOST_LEASE, LATE, SILENCE),
-    *(STRAYED, CUT_ONE, CUT_ALL, RESTART, LEFT, STREAM),
+    *(STRAYED, CUT_ONE, CUT_ALL, RESTART, OUTAGE, LEFT, STREAM),
 )
 """Besides kills."""
 CONTROLS = {
@@ -244,9 +247,12 @@ class Storm(Trial):
             await asyncio.sleep(0.5 + 3 * dice.random())
             deck = deck or dice.sample(WEATHER, len(WEATHER))
             kind = deck.pop()
-            if kind == RESTART:
+            if kind in (RESTART, OUTAGE):
                 since = time.time()
-                await asyncio.to_thread(self.database.restart)
+                await asyncio.to_thread(self.database.halt)
+                if kind == OUTAGE:
+                    await asyncio.sleep(max(0.0, LEASE * dice.uniform(*OUTAGES) - (time.time() - since)))
+                await asyncio.to_thread(self.database.start)
                 self.outages.append((since, time.time()))
             else:
                 mine = "SELECT pid FROM pg_stat_activity WHERE application_name = 'assent' ORDER BY random() LIMIT $1"

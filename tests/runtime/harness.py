@@ -77,6 +77,25 @@ class Counting(MemoryStore):
         return [[json.loads(body)["type"] for body in append.events] for append in self.appends]
 
 
+class Fragile(MemoryStore):
+    """A store whose leases may lapse: what a machine meets that was asleep, or cut off from its database."""
+
+    def __init__(self, data=None):
+        super().__init__(data)
+        self._lapse = asyncio.Event()
+
+    async def lapsed(self):
+        await self._lapse.wait()
+        self._lapse.clear()
+
+    def lapse(self):
+        del self._data.alive[self.owner]
+        row = self._data.owners.pop(self.owner)
+        self.owner = f"{self.owner}+"
+        self._data.alive[self.owner], self._data.owners[self.owner] = self, row
+        self._lapse.set()
+
+
 class Tape:
     """Everything that a viewer of a conversation is told, in order."""
 

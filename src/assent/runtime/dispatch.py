@@ -30,6 +30,7 @@ from assent.errors import AssentError, Invalid, Refused, StoreError, ToolError
 from assent.runtime.foreign import Died, in_thread, recordable, shown, text, unfit, written
 from assent.runtime.hooking import Ruling, run_after_tool, run_before_tool
 from assent.runtime.hooks import Hook, Point
+from assent.runtime.tasks import Run
 from assent.tools.call import Call
 from assent.tools.declare import Tool
 from assent.tools.handler import Handler
@@ -57,15 +58,15 @@ def plain(call: CallState) -> bool:
     )
 
 
-async def run(conv: Conversation, effect: RunTool) -> None:
+async def run(conv: Conversation, effect: RunTool, mine: Run) -> None:
     call = conv.call(effect.call)
-    turn, epoch = conv.state.turn, conv.epoch
-    if call is None or turn is None or epoch is None:
+    turn, epoch = conv.state.turn, mine.epoch
+    if call is None or turn is None:
         return
     slot = await _slot(conv, call)
     try:
         if call.phase == "running" and call.epoch < epoch:
-            await _reconcile(conv, call, epoch, effect)
+            await _reconcile(conv, call, mine)
             return
         if call.phase == "ready":
             claimed = await _claim(conv, call, epoch)
@@ -77,15 +78,15 @@ async def run(conv: Conversation, effect: RunTool) -> None:
             outcome, verdicts = await _after(conv, call, ran)
             span.ended(outcome)
         finished = Finished(call=effect.call, attempt=call.attempt, outcome=outcome, verdicts=verdicts)
-        await conv.report(finished, effect)
+        await conv.report(finished, mine)
     finally:
         slot.leave()
 
 
-async def preview(conv: Conversation, effect: RunPreview) -> None:
+async def preview(conv: Conversation, effect: RunPreview, mine: Run) -> None:
     call = conv.call(effect.call)
     if call is not None:
-        await conv.report(await _plan(conv, call), effect)
+        await conv.report(await _plan(conv, call), mine)
 
 
 class Slot:
@@ -138,7 +139,7 @@ async def _claim(conv: Conversation, call: CallState, epoch: int) -> CallState |
         plan=plan,
     )
     try:
-        await conv.submit(claim)
+        await conv.submit(claim, epoch=epoch)
     except (Refused, StoreError):
         return None
     claimed = conv.call(call.made.id)
@@ -264,7 +265,7 @@ async def _execute(conv: Conversation, call: CallState, slot: Slot) -> Outcome:
         return Erred(error=ErrorInfo(kind="handler_failed", message=shown(problem)))
 
 
-async def _reconcile(conv: Conversation, call: CallState, epoch: int, effect: RunTool) -> None:
+async def _reconcile(conv: Conversation, call: CallState, mine: Run) -> None:
     """An earlier owner died while it ran: ask the tool's own function what became of it."""
     tool = _tool(conv, call)
     verdict: Any = "fail"
@@ -280,7 +281,7 @@ async def _reconcile(conv: Conversation, call: CallState, epoch: int, effect: Ru
     verdicts: tuple[Verdict, ...] = ()
     if isinstance(verdict, Returned | Erred):
         verdict, verdicts = await _after(conv, call, verdict)
-    await conv.report(Reconciled(call=call.made.id, epoch=epoch, verdict=verdict, verdicts=verdicts), effect)
+    await conv.report(Reconciled(call=call.made.id, epoch=mine.epoch, verdict=verdict, verdicts=verdicts), mine)
 
 
 def _reconciled(said: Any) -> Returned | Erred:
