@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import json
+import sys
 
 from assent import Agent, ScriptedModel
 from assent.core.events import AssistantSaid, CallReturned, Event
@@ -36,6 +37,26 @@ async def until(fact):
         if value:
             return value
         await asyncio.sleep(0.001)
+
+
+def lines_run(work, *modules):
+    """How many lines of these modules the work runs: how much there is to do, on any machine."""
+    files, lines = {module.__file__ for module in modules}, 0
+
+    def count(frame, event, _):
+        nonlocal lines
+        if frame.f_code.co_filename not in files:
+            return None
+        lines += event == "line"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return lines
 
 
 class Clock:

@@ -24,12 +24,13 @@ from assent.core.events import ErrorInfo, Verdict
 from assent.core.inputs import Asked, Claim, Erred, Finished, Halted, Outcome, Planned, Reconciled, Returned
 from assent.core.live import ToolProgress
 from assent.core.schema import compile_schema, schema_of
-from assent.core.state import CallState, TurnState
+from assent.core.state import CallState, State, TurnState
 from assent.core.tool import RECOVERIES, Ask, Halt, Result
 from assent.errors import AssentError, Invalid, Refused, StoreError, ToolError
 from assent.runtime.foreign import Died, in_thread, recordable, shown, text, unfit, written
 from assent.runtime.hooking import Ruling, run_after_tool, run_before_tool
 from assent.runtime.hooks import Hook, Point
+from assent.runtime.slots import Need
 from assent.runtime.tasks import Run
 from assent.tools.call import Call
 from assent.tools.declare import Tool
@@ -92,8 +93,8 @@ async def preview(conv: Conversation, effect: RunPreview, mine: Run) -> None:
 class Slot:
     """A place among the running; kept until an abandoned thread really returns."""
 
-    def __init__(self, conv: Conversation, tool: str):
-        self._conv, self._tool, self._holders = conv, tool, 1
+    def __init__(self, conv: Conversation, need: Need):
+        self._conv, self._need, self._holders = conv, need, 1
 
     def stay(self) -> None:
         self._holders += 1
@@ -101,14 +102,24 @@ class Slot:
     def leave(self) -> None:
         self._holders -= 1
         if self._holders == 0:
-            self._conv.home.slots.give(self._tool)
+            self._conv.home.slots.give(*self._need)
 
 
 async def _slot(conv: Conversation, call: CallState) -> Slot:
-    tool = conv.tasks.held.pop(call.made.id, None)
-    if tool is None:
-        await conv.home.slots.wait(call.made.tool)
-    return Slot(conv, call.made.tool)
+    held = conv.tasks.held.pop(call.made.id, None)
+    if held is not None:
+        return Slot(conv, held)
+    wanted = need(conv, conv.state, call)
+    await conv.home.slots.wait(*wanted)
+    return Slot(conv, wanted)
+
+
+def need(conv: Conversation, state: State, call: CallState) -> Need:
+    """What a slot for the call is of: a thread too, where a function of its tool is a plain ``def``."""
+    agent = conv.home.agents.get(state.turn.agent) if state.turn else None
+    tool = agent.tools.get(call.made.tool) if agent else None
+    functions = (tool.handler, tool.policy, tool.planner, tool.reconciler) if tool else ()
+    return Need(call.made.tool, any(function.threaded for function in functions if function is not None))
 
 
 async def _claim(conv: Conversation, call: CallState, epoch: int) -> CallState | None:

@@ -23,6 +23,7 @@ from assent.core.events import AnyEvent, CallResolved, CallSuspended
 from assent.core.inputs import Input
 from assent.core.live import AnyLive
 from assent.errors import DeclarationError, Invalid, NotFound, StoreError
+from assent.runtime import garbage
 from assent.runtime.agent import NAME as AGENT_NAME
 from assent.runtime.agent import Agent
 from assent.runtime.bus import Bus
@@ -66,6 +67,7 @@ class Home:
         only: Iterable[str] | None,
         drain: float,
         at_once: int | None,
+        tune_gc: bool,
     ):
         self.agents: dict[str, Agent] = {}
         for agent in agents:
@@ -84,6 +86,7 @@ class Home:
         self._drain = drain
         self._hurried = asyncio.Event()
         self._at_once = at_once
+        self._tune_gc = tune_gc
         self._line = False
         """Somebody may wait for room: what becomes free goes to who has waited longest."""
         self._taking = 0
@@ -105,6 +108,8 @@ class Home:
     async def start(self) -> None:
         await self.store.open(tuple(self.agents) if self._runs_any else ())
         self.closing, self._closed = False, None
+        if self._tune_gc:
+            garbage.relax()
         self.bus.open()
         self.waiting.open()
         self.loop = loop = asyncio.get_running_loop()
@@ -139,6 +144,8 @@ class Home:
         closed = StoreError("the runtime was closed; the log goes on elsewhere")
         self.bus.close(closed)
         self.waiting.close(closed)
+        if self._tune_gc:
+            garbage.restore()
         await self.store.close()
 
     async def _leave(self, conv: Conversation) -> None:

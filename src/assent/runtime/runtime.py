@@ -25,7 +25,7 @@ from assent.runtime.clients import Client
 from assent.runtime.deciding import MayResolve
 from assent.runtime.home import Home, Scope
 from assent.runtime.intake import caller, conversation_id, count, message, tool_names
-from assent.runtime.slots import Slots
+from assent.runtime.slots import PARALLEL, THREADS, Slots
 from assent.runtime.turn import Turn
 from assent.stores.base import LogStore, OwnerRow
 from assent.tools.call import Call
@@ -51,10 +51,13 @@ class Runtime:
     may_resolve:   function of (principal, pending): may they decide this?
     clock:         seconds since the epoch; for tests
     expires:       how long a suspension waits if its tool does not say
-    parallel:      how many handlers run at once; ``parallel_per_tool`` for single tools
+    parallel:      how many handlers run at once, of all conversations together; the others wait for their turn
+    threads:       how many of these may be plain ``def`` functions, each of which holds a thread while it runs
+    parallel_per_tool:  how many of one tool's, by its name: ``{"scrape": 2}``
     only:          run these conversations and no others, whatever else is owed in the store; with none, run nothing
     at_once:       how many conversations this process runs at a time; the others wait for it, or for another process
     drain:         how long leaving waits for running tools to finish; those that do not are recovered as after a kill
+    tune_gc:       while it is open, look for garbage less often, unless the application has set its own threshold
     """
 
     def __init__(
@@ -65,11 +68,13 @@ class Runtime:
         may_resolve: MayResolve | None = None,
         clock: Callable[[], float] | None = None,
         expires: str | float | timedelta = DEFAULT_EXPIRY,
-        parallel: int = 64,
+        parallel: int = PARALLEL,
+        threads: int = THREADS,
         parallel_per_tool: Mapping[str, int] | None = None,
         only: Iterable[str] | None = None,
         drain: float = 10.0,
         at_once: int | None = None,
+        tune_gc: bool = True,
     ):
         kept = open_store(store) if isinstance(store, str) else store
         self.home = Home(
@@ -78,12 +83,13 @@ class Runtime:
             now=clock or kept.now,
             manual=clock is not None,
             expires=seconds(expires),
-            slots=Slots(count(parallel), {k: count(v) for k, v in (parallel_per_tool or {}).items()}),
+            slots=Slots(count(parallel), {k: count(v) for k, v in (parallel_per_tool or {}).items()}, count(threads)),
             scope=scope,
             may_resolve=may_resolve,
             only=only,
             drain=drain,
             at_once=None if at_once is None else count(at_once),
+            tune_gc=tune_gc,
         )
 
     @property

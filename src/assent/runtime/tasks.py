@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from assent.core.effects import Effect, RunTool
-from assent.runtime.slots import Slots
+from assent.runtime.slots import Need, Slots
 
 log = logging.getLogger("assent")
 
@@ -42,8 +42,8 @@ class Tasks:
         self._running: dict[Effect, tuple[Run, asyncio.Task[None]]] = {}
         self._dying: set[asyncio.Task[None]] = set()
         self._starts: dict[Effect, tuple[int, int]] = {}
-        self.held: dict[str, str] = {}
-        """call -> tool, where a slot is taken and the call's task has yet to take it over."""
+        self.held: dict[str, Need] = {}
+        """call -> the slot that is taken for it, where the call's task has yet to take it over."""
 
     def __contains__(self, effect: object) -> bool:
         return effect in self._running
@@ -116,8 +116,8 @@ class Tasks:
         effect = run.effect
         if not task.cancelled() and (failure := task.exception()) is not None:
             log.error("%s: %s failed", self._name, effect, exc_info=failure)
-        if isinstance(effect, RunTool) and (tool := self.held.pop(effect.call, None)) is not None:
-            self._slots.give(tool)  # it was stopped before it could take its slot over
+        if isinstance(effect, RunTool) and (need := self.held.pop(effect.call, None)) is not None:
+            self._slots.give(*need)  # it was stopped before it could take its slot over
         if self._is_current(run):
             del self._running[effect]
             poke()
