@@ -89,7 +89,7 @@ AGAIN = 20.0
 
 class Storm(Trial):
     backend = "on_postgres"
-    rest_seconds = 30.0
+    rest_seconds = 60.0
     excused = (StoreError,)
 
     def __init__(self, directory, *, seconds=60.0, **options):
@@ -112,7 +112,7 @@ class Storm(Trial):
             "intents": str(self.intents),
             "clocks": str(self.clocks),
             "astray": None,
-            "slow": LEASE,
+            "slow": LEASE / 2,
         }
 
     async def opened_desk(self):
