@@ -226,6 +226,8 @@ class StoreError(AssentError):
     """The log could not be read or written. Nothing was half-written."""
 
     kind = "log_write_failed"
+    temporary: bool = False
+    """The store cannot be reached now and may be later: it is starting, or nothing listens there yet."""
 
 
 class StoreNewer(StoreError):

@@ -18,7 +18,9 @@ from faults import Clock
 
 from assent import Runtime
 from assent.errors import StoreError
+from assent.runtime import conversation
 from assent.runtime.conversation import Conversation
+from assent.runtime.tasks import Tasks
 from assent.server import TokenAuth, app, serving, wire
 from assent.stores.postgres import PostgresStore, appending, keeper, leasing
 from assent.stores.postgres.driver import Link
@@ -86,6 +88,9 @@ def arm(crash):
 @asynccontextmanager
 async def at_work(order):
     Complaints(order["worker"], order["complaints"])
+    shop.Place.slow = order["slow"]
+    # Whoever leaves while the database is away cuts the requests that wait for it.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: "graceful shutdown" not in record.getMessage())
     straying = None
     if order["astray"] is not None:
         time.time = clock = Clock(order["worker"], order["clocks"])
@@ -203,6 +208,21 @@ def blind(_):
     appending.Appending._recognise = unseen
 
 
+def void(_):
+    """What was begun under an earlier epoch counts, and ends whatever runs for the same effect now."""
+
+    def done(self, run):
+        self._running.pop(run.effect, None)
+
+    def current(items, epoch):
+        for item in items:
+            item.epoch = epoch if item.epoch is not None else None
+        return inbox_current(items, epoch)
+
+    inbox_current, conversation.current = conversation.current, current
+    Tasks.done = done
+
+
 def early(_):
     """What it takes for the database's time is half a minute ahead."""
     now = keeper.Keeper.now
@@ -221,6 +241,7 @@ CONTROLS = {
     "twice": twice,
     "doubled": doubled,
     "blind": blind,
+    "void": void,
     "early": early,
     "stutter": stutter,
 }

@@ -57,14 +57,17 @@ SILENCE = "silence"
 STRAYED = "a jump of a clock"
 CUT_ONE, CUT_ALL = "a connection terminated", "all connections terminated"
 RESTART = "a restart of PostgreSQL"
+OUTAGE = "an outage of about a lease"
 STILL = 2.0
 """Seconds without a pulse of this process, which nothing is done to: then the machine stood still."""
-WEATHER = [CUT_ONE, CUT_ONE, CUT_ALL, RESTART]
+OUTAGES = (0.8, 1.8)
+"""Leases that an outage lasts: owners that come back find their own lease gone, or only just there."""
+WEATHER = [CUT_ONE, CUT_ONE, CUT_ALL, RESTART, OUTAGE]
 LEFT = "a process that leaves"
 STREAM = "a stream cut"
 FAULTS = (
     *(CROWD, STOPPED, STOPPED_IN_TOOL, LOST_APPEND, LOST_LEASE, LATE, SILENCE),
-    *(STRAYED, CUT_ONE, CUT_ALL, RESTART, LEFT, STREAM),
+    *(STRAYED, CUT_ONE, CUT_ALL, RESTART, OUTAGE, LEFT, STREAM),
 )
 """Besides kills."""
 CONTROLS = {
@@ -73,6 +76,7 @@ CONTROLS = {
     "twice": ["kill"],
     "doubled": ["kill"],
     "blind": ["lose"],
+    "void": ["silence", "silence", "lose"],
     "early": ["kill"],
     "stutter": ["kill"],
 }
@@ -108,6 +112,7 @@ class Storm(Trial):
             "intents": str(self.intents),
             "clocks": str(self.clocks),
             "astray": None,
+            "slow": LEASE / 2,
         }
 
     async def opened_desk(self):
@@ -215,14 +220,14 @@ class Storm(Trial):
 
     async def over(self, worker, dice):
         """The fault is over: the process goes on by itself. Then it is killed, or leaves."""
-        until = time.monotonic() + AGAIN
+        since = time.time()
         said = None
-        with suppress(TimeoutError):
-            async with asyncio.timeout(AGAIN):
-                while worker.alive() and (said is None or said.outcome != "ok"):
+        while worker.alive() and (said is None or said.outcome != "ok") and self.well_since(since) < AGAIN:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(AGAIN):
                     said = await self.say(dice, worker)
-                    await asyncio.sleep(0.1)
-        if time.monotonic() >= until:
+            await asyncio.sleep(0.1)
+        if self.well_since(since) >= AGAIN:
             self.violations.append(f"worker {worker.number} does not go on: {said}")
         await asyncio.sleep(2 * dice.random())
         killed = dice.random() < 0.5
@@ -230,6 +235,11 @@ class Storm(Trial):
             self.leave(worker)
             self.others[LEFT] += 1
         await self.ended(worker, killed=killed)
+
+    def well_since(self, since):
+        """Seconds since then, without those in which the database was away."""
+        away = sum(end - max(begin, since) for begin, end in self.outages if end > since)
+        return time.time() - since - away
 
     def through(self, proxy):
         schema = pg.schema_of(self.url)
@@ -244,9 +254,12 @@ class Storm(Trial):
             await asyncio.sleep(0.5 + 3 * dice.random())
             deck = deck or dice.sample(WEATHER, len(WEATHER))
             kind = deck.pop()
-            if kind == RESTART:
+            if kind in (RESTART, OUTAGE):
                 since = time.time()
-                await asyncio.to_thread(self.database.restart)
+                await asyncio.to_thread(self.database.halt)
+                if kind == OUTAGE:
+                    await asyncio.sleep(max(0.0, LEASE * dice.uniform(*OUTAGES) - (time.time() - since)))
+                await asyncio.to_thread(self.database.start)
                 self.outages.append((since, time.time()))
             else:
                 mine = "SELECT pid FROM pg_stat_activity WHERE application_name = 'assent' ORDER BY random() LIMIT $1"
@@ -274,7 +287,7 @@ class Storm(Trial):
         started = time.monotonic()
         self.until = started + self.planned
         fates = [self.fate(random.Random(f"{self.seed}/fate/{n}")) for n in range(WORKERS)]
-        if not self.control:
+        if not self.control or self.control == "void":  # that shows only after an outage
             fates.append(self.weather(random.Random(f"{self.seed}/weather")))
         await asyncio.gather(*fates)
         self.seconds = time.monotonic() - started

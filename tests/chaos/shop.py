@@ -22,6 +22,8 @@ class Place:
     ledger = -1
     seed = 0
     worker = 0
+    slow = 0.02
+    """Seconds that the slow tool takes at most, after its effect."""
 
     @staticmethod
     def crash(point):
@@ -38,6 +40,13 @@ async def act(name, n, call):
     Place.crash("tool:after_effect")
     await asyncio.sleep((n % 3) / 1000)
     return {"did": name, "n": n, "attempt": call.attempt}
+
+
+async def lasting(n: int, call: Call) -> dict:
+    """Its result comes in when something else may have happened to its owner."""
+    did = await act("slow", n, call)
+    await asyncio.sleep(Place.slow * n / 9)
+    return did
 
 
 def server(name, **options):
@@ -70,6 +79,7 @@ async def _(n: int) -> str:
 
 TOOLS = [
     server("auto"),
+    tool(name="slow", description="Tool slow.", recovery="redispatch")(lasting),
     server("once", recovery="fail"),
     server("asked", recovery="ask", expires=60),
     server("gated", approval="required", expires=60),
@@ -92,6 +102,7 @@ def when_odd(args):
 
 TRUTHS = {
     "auto": Truth(),
+    "slow": Truth(),
     "once": Truth(recovery="fail"),
     "asked": Truth(recovery="ask"),
     "gated": Truth(always, recovery="ask"),
@@ -127,7 +138,7 @@ class Shopkeeper:
         Place.crash("model:mid_stream")
         yield TextPart("see")
         if request.step <= dice.choice([1, 2, 2]):
-            names = [*TRUTHS, "nope"]
+            names = [*TRUTHS, "slow", "slow", "nope"]
             for index in range(dice.randint(1, 3)):
                 yield ToolCallPart(index, None, dice.choice(names), {"n": dice.randint(0, 9)})
         yield FinishPart()

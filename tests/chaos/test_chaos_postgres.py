@@ -4,12 +4,14 @@ import asyncio
 import os
 from collections import Counter
 
+import laws
 import pytest
+import shop
 from evidence import LATEST, Intent, intended, joined, punctual
 from postgres import FAULTS, LATE, LOST_APPEND, LOST_LEASE, storm
 
 from assent.core.decisions import SYSTEM, Expired
-from assent.core.events import CallResolved, CallStarted, CallSuspended, MessageReceived
+from assent.core.events import AssistantSaid, CallMade, CallResolved, CallStarted, CallSuspended, MessageReceived
 
 SECONDS = float(os.environ.get("ASSENT_STORM", "40"))
 
@@ -60,6 +62,17 @@ def test_the_checker_sees(tmp_path, control, seconds, told):
         if any(told in violation for violation in seen):
             return
     raise AssertionError(seen)
+
+
+def test_the_checker_sees_one_attempt_that_ran_twice():
+    """B48"""
+    call = CallMade(id="a", provider_id="a", tool="slow", args={"n": 1}, expires=1.0)
+    said = AssistantSaid(seq=1, at=0.0, by=SYSTEM, v=1, turn=1, step=1, id="m1.1", text="", calls=(call,))
+    started = CallStarted(seq=2, at=0.0, by=SYSTEM, v=1, call_id="a", attempt=1, epoch=1)
+    did = laws.Effect("c", "a", 1, "slow", {"n": 1}, worker=1)
+    laws.evidence([said, started], [did], shop.TRUTHS)
+    with pytest.raises(AssertionError, match="one attempt, two effects"):
+        laws.evidence([said, started], [did, did], shop.TRUTHS)
 
 
 def expiring(at):

@@ -237,8 +237,6 @@ def test_a_server_without_an_agent_shows_and_decides_what_others_run(desk):
 
 
 def test_a_store_that_is_away_is_said_at_the_start_and_later_once_and_all_goes_on_when_it_is_back(desk):
-    nowhere = f"postgresql://postgres@127.0.0.1:{pg.server().port + 1}/postgres?assent_lease={LEASE}"
-    refused(desk("worker", AGENTS[0], "--store", nowhere), 1, "[log_read_failed]", "nothing listens there")
     refused(desk("worker", AGENTS[0], "--store", "sqlite:///no/where.db"), 1, "[log_read_failed]", "create it")
     url = url_of("postgres", desk)
     with worker(desk, url) as one, desk.start("serve", "--no-run", "--port", 0, "--store", url) as page:
@@ -296,3 +294,52 @@ def test_a_worker_ends_at_a_signal_also_if_the_store_is_away_and_nobody_reads_wh
 )
 def test_a_worker_that_is_started_wrongly_is_refused_in_one_line(desk, words, code, said):
     refused(desk("worker", *words), code, said)
+
+
+@pytest.mark.parametrize(
+    ("command", "ready"),
+    [
+        (("worker", AGENTS[0]), "runs digger on "),
+        (("serve", AGENTS[0], "--port", "0"), "digger is served at "),
+    ],
+)
+def test_what_starts_while_postgresql_is_away_says_so_retries_and_runs_when_it_is_back(desk, command, ready):
+    """B58: a database that restarts is no reason to exit, at the start neither."""
+    url = url_of("postgres")
+    pg.server().halt()
+    try:
+        started = desk.start(*command, "--store", url)
+        started.until("; retrying in 0.5 s\n")
+        started.until("; retrying in 1 s\n")
+    finally:
+        pg.server().start()
+    with started:
+        started.until(ready)
+        started.process.send_signal(signal.SIGTERM)
+        assert started.end() == 0
+
+
+@pytest.mark.parametrize("command", [("worker", AGENTS[0]), ("serve", AGENTS[0], "--port", "0")])
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_what_waits_for_postgresql_to_start(desk, command, sig):
+    nowhere = f"postgresql://postgres@127.0.0.1:{pg.server().port + 1}/postgres"
+    with desk.start(*command, "--store", nowhere) as waiting:
+        waiting.until("nothing listens there")
+        waiting.until("; retrying in 0.5 s\n")
+        signalled(waiting, sig)
+        assert waiting.end() == (130 if sig == signal.SIGINT else -sig)
+        assert "Traceback" not in waiting.out
+
+
+@pytest.mark.parametrize("command", [("worker", AGENTS[0]), ("serve", AGENTS[0], "--port", "0")])
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ("nosuch@127.0.0.1:{port}/postgres", "nosuch"),
+        ("postgres@127.0.0.1:{port}/nosuch", "there is no such database"),
+        ("postgres@nosuch.invalid:{port}/postgres", "it cannot be reached"),
+    ],
+)
+def test_what_stays_wrong_with_the_address_of_postgresql_ends_the_command_at_once(desk, command, wrong, told):
+    url = f"postgresql://{wrong.format(port=pg.server().port)}"
+    refused(desk(*command, "--store", url), 1, told)

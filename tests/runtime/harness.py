@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import json
+import sys
 
 from assent import Agent, ScriptedModel
 from assent.core.events import AssistantSaid, CallReturned, Event
@@ -36,6 +37,26 @@ async def until(fact):
         if value:
             return value
         await asyncio.sleep(0.001)
+
+
+def lines_run(work, *modules):
+    """How many lines of these modules the work runs: how much there is to do, on any machine."""
+    files, lines = {module.__file__ for module in modules}, 0
+
+    def count(frame, event, _):
+        nonlocal lines
+        if frame.f_code.co_filename not in files:
+            return None
+        lines += event == "line"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return lines
 
 
 class Clock:
@@ -75,6 +96,25 @@ class Counting(MemoryStore):
     def types(self):
         """The types of the events of each append."""
         return [[json.loads(body)["type"] for body in append.events] for append in self.appends]
+
+
+class Fragile(MemoryStore):
+    """A store whose leases may lapse: what a machine meets that was asleep, or cut off from its database."""
+
+    def __init__(self, data=None):
+        super().__init__(data)
+        self._lapse = asyncio.Event()
+
+    async def lapsed(self):
+        await self._lapse.wait()
+        self._lapse.clear()
+
+    def lapse(self):
+        del self._data.alive[self.owner]
+        row = self._data.owners.pop(self.owner)
+        self.owner = f"{self.owner}+"
+        self._data.alive[self.owner], self._data.owners[self.owner] = self, row
+        self._lapse.set()
 
 
 class Tape:

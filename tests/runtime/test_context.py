@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "core"))
 
 import msgspec
 import pytest
-from harness import story
+from harness import lines_run, story
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from told import ANN, Told, logs, result
@@ -339,3 +339,14 @@ async def test_a_conversation_with_summaries_never_shows_a_gap_and_stays_within_
             made += 1
     assert 5 < made < 50
     await store.close()
+
+
+def test_what_a_long_window_costs_grows_with_the_turns_and_no_faster():
+    def folded(turns):
+        told = Told()
+        for n in range(turns):
+            told.turn(text=f"question {n}")
+        return lines_run(lambda: lived(told, Context(window=10**6, budget=10**9)), sys.modules[History.__module__])
+
+    few, many = folded(200), folded(800)
+    assert many < 6 * few, "four times as many turns, about four times the work"

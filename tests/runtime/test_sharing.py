@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 import pytest
-from harness import story, until
+from harness import Fragile, story, until
 
 from assent import Agent, Call, Runtime, ScriptedModel, ToolCall, tool
 from assent.core.events import CallReturned, CallStarted, TurnEnded
@@ -27,25 +27,6 @@ class Slow:
             self.said += 1
             yield TextPart(word)
         yield FinishPart()
-
-
-class Fragile(MemoryStore):
-    """A store whose leases may lapse: what a machine meets that was asleep, or cut off from its database."""
-
-    def __init__(self, data=None):
-        super().__init__(data)
-        self._lapse = asyncio.Event()
-
-    async def lapsed(self):
-        await self._lapse.wait()
-        self._lapse.clear()
-
-    def lapse(self):
-        del self._data.alive[self.owner]
-        row = self._data.owners.pop(self.owner)
-        self.owner = f"{self.owner}+"
-        self._data.alive[self.owner], self._data.owners[self.owner] = self, row
-        self._lapse.set()
 
 
 def works():

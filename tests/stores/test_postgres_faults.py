@@ -8,6 +8,8 @@ import pg
 import pytest
 from pgproxy import Proxy
 
+from assent import Agent, Call, Runtime, ScriptedModel, ToolCall, tool
+from assent.core.events import CallReturned, CallStarted
 from assent.errors import Conflict, Fenced, StoreError
 from assent.stores.base import GENESIS, chain
 from assent.stores.postgres import PostgresStore, keeper
@@ -435,3 +437,48 @@ async def test_the_time_is_the_databases_and_never_ahead_of_it(url):
 
 def test_the_clock_of_the_lease_goes_on_while_the_machine_sleeps():
     assert keeper._CLOCK == time.CLOCK_BOOTTIME
+
+
+# --- a runtime on it ---------------------------------------------------------------------------------------------
+
+
+@story
+async def test_after_an_outage_longer_than_the_lease_each_attempt_of_a_call_has_run_once(url):
+    """B48: attempt 1 ends while the database is away, behind a result that cannot be written; the lease lapses."""
+    runs, go = [], {name: asyncio.Event() for name in ("work", "other", "again")}
+
+    @tool(recovery="redispatch")
+    async def work(call: Call) -> str:
+        """Work."""
+        runs.append(call.attempt)
+        await go["work" if call.attempt == 1 else "again"].wait()
+        return f"attempt {call.attempt}"
+
+    @tool(recovery="redispatch")
+    async def other() -> str:
+        """Return when told to."""
+        await go["other"].wait()
+        return "ok"
+
+    model = ScriptedModel([[ToolCall("work"), ToolCall("other")], "done"], follow=True)
+    port = pg.server().port
+    async with Proxy(port) as proxy:
+        agent = Agent("a", model=model, tools=[work, other])
+        async with Runtime(agent, store=url.replace(f":{port}", f":{proxy.port}")) as rt:
+            turn = await rt.send("c", "go")
+            conv = rt.home.conversation("c")
+            await pg.until(lambda: runs == [1] and len(conv.running()) == 2)
+            with proxy.away():
+                go["other"].set()
+                await pg.until(lambda: len(conv.running()) == 1 and not conv._inbox)  # its result is on its way
+                go["work"].set()
+                await pg.until(lambda: len(conv._inbox) == 1)
+                await pg.until(lambda: conv.epoch is None)
+            await pg.until(lambda: conv.epoch is not None and not conv._inbox and len(runs) > 1)
+            go["again"].set()
+            assert (await turn.ended()).reason == "completed"
+            events = await rt.history("c")
+    called = next(e.call_id for e in events if isinstance(e, CallReturned) and e.tool == "work")
+    starts = [e.attempt for e in events if isinstance(e, CallStarted) and e.call_id == called]
+    assert runs == starts == [1, 2]
+    assert [e.value for e in events if isinstance(e, CallReturned) and e.call_id == called] == ["attempt 2"]

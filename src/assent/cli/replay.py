@@ -14,7 +14,7 @@ from assent.cli.text import cut, moment, shown, value_text
 from assent.cli.verification import opened
 from assent.core import codec
 from assent.core.decisions import Pending
-from assent.core.events import AnyEvent
+from assent.core.events import AnyEvent, TurnEnded
 from assent.core.live import InFlight, Snapshot
 from assent.core.state import State, evolve, pending, status
 from assent.core.transcript import AssistantMessage, Message, ToolResult, Transcript, UserMessage
@@ -62,6 +62,7 @@ def folded(name: str, events: list[AnyEvent]) -> Snapshot:
     for event in events:
         state = evolve(state, event)
         transcript.apply(event)
+    last = next((event for event in reversed(events) if isinstance(event, TurnEnded)), None)
     turn = state.turn
     calls = turn.calls if turn else {}
     return Snapshot(
@@ -80,6 +81,8 @@ def folded(name: str, events: list[AnyEvent]) -> Snapshot:
         seq=state.seq,
         agent=turn.agent if turn else state.agent,
         queued=len(state.queue),
+        reason=last.reason if last and turn is None else None,
+        error=last.error if last and turn is None else None,
     )
 
 

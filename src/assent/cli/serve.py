@@ -144,23 +144,32 @@ def start(
     """Serve this agent until it is stopped. ``port=None``: the usual one, or another that is free. ``begin``: what is
     done first; the page opens at the conversation."""
     from assent.cli.ui import OWN
-    from assent.cli.vigil import watch
+    from assent.cli.vigil import retry_while_away, watch
     from assent.runtime.runtime import Runtime
     from assent.server import serving
-    from assent.server.app import LOOPBACK, app
+    from assent.server.app import LOOPBACK, App, app
     from assent.server.auth import TokenAuth
 
     if store == MEMORY and not runs:
         raise Invalid("workers elsewhere do not see a store in memory: give --store, or leave --no-run out")
-    runtime = Runtime(*([] if agent is None else [agent]), store=store, only=None if runs else ())
     auth = TokenAuth(token_for(store), by)
-    served = app(runtime, auth, hosts=(*LOOPBACK, host, *names), origins=origins, ui=OWN)
+
+    def served() -> App:
+        runtime = Runtime(*([] if agent is None else [agent]), store=store, only=None if runs else ())
+        return app(runtime, auth, hosts=(*LOOPBACK, host, *names), origins=origins, ui=OWN)
+
+    served()  # what cannot be served is refused before the port is taken
     listening = _usual(host) if port is None else serving.listen(host, port)
     address = page_address(host, listening.getsockname()[1], auth.token)
 
     tasks: list[asyncio.Task[None]] = []
 
-    async def show() -> None:
+    async def started() -> App:
+        desk = served()
+        await desk.runtime.start()
+        return desk
+
+    async def show(runtime: Runtime) -> None:
         shown = f"{address}#/c/{await begin(runtime)}" if begin is not None else address
         click.echo(f"{agent.name if agent else place(store)} is served at {shown}")
         for line in abroad(host, listening.getsockname()[1], names):
@@ -171,18 +180,23 @@ def start(
         if open_page:
             await open_browser(shown)
 
-    def ready(stop: serving.Stop) -> None:
-        loop = asyncio.get_running_loop()
-        watching = loop.create_task(watch(runtime.store, store))
-        tasks.extend((loop.create_task(show()), watching))
+    async def run() -> None:
+        desk = await retry_while_away(started)
 
-        def end() -> None:
-            watching.cancel()  # that it is closed is no news
-            stop()
+        def ready(stop: serving.Stop) -> None:
+            loop = asyncio.get_running_loop()
+            watching = loop.create_task(watch(desk.runtime.store, store))
+            tasks.extend((loop.create_task(show(desk.runtime)), watching))
 
-        serving.until_signalled(end)
+            def end() -> None:
+                watching.cancel()  # that it is closed is no news
+                stop()
 
-    asyncio.run(serving.serve(served, listening, ready))
+            serving.until_signalled(end)
+
+        await serving.serve(desk, listening, ready)
+
+    asyncio.run(run())
     return 0
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import TypeVar
 
 import click
 
@@ -12,6 +14,9 @@ from assent.errors import StoreError
 from assent.stores.base import LogStore
 from assent.urls import place
 
+T = TypeVar("T")
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0
+"""Seconds between two attempts to reach a store at the start."""
 LOOK_EVERY = 2.0
 """Seconds."""
 SILENCE = 3.0
@@ -38,6 +43,20 @@ async def watch(store: LogStore, url: str) -> None:
                 away = False
                 say(f"{place(url)} is back", err=True)
         await asyncio.sleep(LOOK_EVERY)
+
+
+async def retry_while_away(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Return what the attempt returns. While the store is starting or cannot be reached, say so and try again."""
+    pause = FIRST_PAUSE
+    while True:
+        try:
+            return await attempt()
+        except StoreError as failure:
+            if not failure.temporary:
+                raise
+            say(f"{failure.message}; retrying in {pause:g} s", err=True)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def say(text: str, *, err: bool = False) -> None:

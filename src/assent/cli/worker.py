@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from assent.cli.commands import MEMORY
 from assent.cli.text import count
 from assent.cli.unfinished import unfinished_calls
-from assent.cli.vigil import say, watch
+from assent.cli.vigil import retry_while_away, say, watch
 from assent.errors import Invalid
 from assent.runtime import garbage
 from assent.runtime.agent import Agent
@@ -20,9 +20,14 @@ from assent.urls import place
 async def work(agents: Sequence[Agent], url: str, at_once: int | None, drain: float) -> int:
     if url == MEMORY:
         raise Invalid("a worker shares a store with others, and nobody else sees one in memory: give --store")
-    runtime = Runtime(*agents, store=url, at_once=at_once, drain=drain)
     stopped = asyncio.Event()
-    await runtime.start()
+
+    async def started() -> Runtime:
+        runtime = Runtime(*agents, store=url, at_once=at_once, drain=drain)
+        await runtime.start()
+        return runtime
+
+    runtime = await retry_while_away(started)
     garbage.spare()
     watching = asyncio.create_task(watch(runtime.store, url))
     try:

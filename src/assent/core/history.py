@@ -172,6 +172,8 @@ class History:
         """The message that stands for what is summarised."""
         self.number = 0
         """The current turn's, or the last one's."""
+        self._least = 0
+        """What these turns will weigh at least, in any later request."""
         self._first = 0
         """The first turn that it was given."""
         self._forgot = False
@@ -227,6 +229,7 @@ class History:
                 turn.entries.append(entry)
                 self.numbered = self.numbered or (entry.retention is not None and entry.retention.kind == "last")
                 turn.least += entry.least
+                self._least += entry.least
         kind = type(event)
         if kind is TurnEnded:
             self._ended = event.seq
@@ -252,16 +255,24 @@ class History:
         return ratio if turn and turn >= self.number - 1 else 1.0
 
     def _forget(self) -> None:
-        """Let go of the turns that no later request can show."""
-        room = self.settings.budget / BELIEVED[0]
-        keep, total = len(self.turns), 0
-        for turn in reversed(self.turns):
-            total += turn.least
-            covered = turn.ended is not None and turn.ended <= self.upto
-            old = turn.number <= self.number - self.settings.window
-            if covered or old or (total > room and turn is not self.turns[-1]):
+        """Let go of the turns that no later request can show.
+
+        A turn that must go takes all before it with it, so it is enough to look from the oldest on, up to the first
+        that stays: each turn is let go of once, however many are kept.
+        """
+        gone = 0
+        for turn in self.turns:
+            if not self._past(turn):
                 break
-            keep -= 1
-        if keep:
-            del self.turns[:keep]
+            gone += 1
+            self._least -= turn.least
+        if gone:
+            del self.turns[:gone]
             self._forgot = True
+
+    def _past(self, turn: Turn) -> bool:
+        """No later request can show this turn, the oldest one: it is summarised, too old, or there is no room."""
+        covered = turn.ended is not None and turn.ended <= self.upto
+        old = turn.number <= self.number - self.settings.window
+        crowded = self._least > self.settings.budget / BELIEVED[0] and turn is not self.turns[-1]
+        return covered or old or crowded

@@ -280,3 +280,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The last event that is in it: go on with ``events(after=seq)``."""
     agent: str = ""
     queued: int = 0
+    reason: str | None = None
+    """Why the last turn ended: completed, failed, cancelled, ...; None while a turn is open, or before the first."""
+    error: ErrorInfo | None = None
+    """What the last turn failed with, where it did; None while a turn is open."""

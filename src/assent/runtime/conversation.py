@@ -33,9 +33,9 @@ from assent.runtime import dispatch, model_call
 from assent.runtime.agent import Agent
 from assent.runtime.context import Window
 from assent.runtime.drafting import drafted, give_back
-from assent.runtime.inbox import Item, guests, refused
+from assent.runtime.inbox import Item, current, refused
 from assent.runtime.record import appended
-from assent.runtime.tasks import Tasks
+from assent.runtime.tasks import Run, Tasks
 
 if TYPE_CHECKING:
     from assent.runtime.home import Home
@@ -102,22 +102,27 @@ class Conversation:
 
     # --- what others use ---
 
-    def submit(self, input: Input, effect: Effect | None = None) -> asyncio.Future[list[AnyEvent]]:
+    def submit(
+        self, input: Input, *, epoch: int | None = None, ends: Run | None = None
+    ) -> asyncio.Future[list[AnyEvent]]:
         """Decide and append; the future has the input's events once they are durable, or the refusal.
 
         Whoever asks may be cancelled; what was handed over is still recorded.
+
+        epoch:  of the run that submits it: it counts only as long as this process holds the lease under that epoch
+        ends:   the run that is over with it
         """
         reply: asyncio.Future[list[AnyEvent]] = self.home.loop.create_future()
-        self._inbox.append(Item(input, reply, effect))
+        self._inbox.append(Item(input, reply, epoch, ends))
         self.poke(behind=False)
         if self._loop is None:
             self._inbox.pop().answer(StoreError(TOO_LATE))
         return reply
 
-    async def report(self, input: Input, effect: Effect) -> None:
-        """What an effect's task came to. Too late, or no longer ours: the log says what counts."""
+    async def report(self, input: Input, run: Run) -> None:
+        """Submit what a run came to. Too late, or no longer ours: the log says what counts."""
         with suppress(Refused, StoreError):
-            await self.submit(input, effect)
+            await self.submit(input, epoch=run.epoch, ends=run)
 
     def poke(self, *, behind: bool = True) -> None:
         """Something may have happened: look again. ``behind``: somebody else may have appended."""
@@ -292,8 +297,8 @@ class Conversation:
             await self._catch_up()
         items, self._inbox = self._inbox, []
         for item in items:
-            if item.effect is not None:
-                self.tasks.done(item.effect)
+            if item.ends is not None:
+                self.tasks.done(item.ends)
         try:
             await self._commit(items)
             # Not while what an earlier epoch of ours began is still on its way out: two would run at once.
@@ -311,9 +316,9 @@ class Conversation:
                     continue
                 self.epoch = epoch
                 self.begin_anew(epoch)  # what another owner had is not ours to record
-                woke = Item(Woke(epoch=epoch, definitions=dispatch.definitions(self)), self.home.loop.create_future())
-                items.append(woke)
-                await self._commit([woke])
+                woke = Woke(epoch=epoch, definitions=dispatch.definitions(self))
+                items.append(item := Item(woke, self.home.loop.create_future(), epoch))
+                await self._commit([item])
         except BaseException as failure:
             # Only we cancel this loop, when the runtime closes: whoever asked was not cancelled, and is told so.
             told = failure if isinstance(failure, Exception) else StoreError(CLOSED, details={"outcome": "unknown"})
@@ -343,8 +348,7 @@ class Conversation:
         while True:
             epoch = self.epoch
             owner = epoch is not None
-            if not owner:
-                items = guests(items)
+            items = current(items, epoch)
             draft, held = drafted(self, items)
             if not fresh and refused(items):
                 # A refusal may rest on a state that others have moved on from: look before saying no.
@@ -518,14 +522,16 @@ class Conversation:
                     case StartTurn() | CloseTurn():
                         pass
 
-    def _start(self, effect: Any, run: Callable[[Conversation, Any], Coroutine[Any, Any, None]]) -> None:
+    def _start(self, effect: Any, perform: Callable[[Conversation, Any, Run], Coroutine[Any, Any, None]]) -> None:
         turn = self.state.turn
+        assert self.epoch is not None
+        run = Run(effect, self.epoch)
 
         async def work() -> None:
             with telemetry.inside(self.name, turn):
-                await run(self, effect)
+                await perform(self, effect, run)
 
-        self.tasks.start(effect, work, self.state.seq, self._nudge)
+        self.tasks.start(run, work, self.state.seq, self._nudge)
 
     def _lose(self) -> None:
         """Somebody else runs it now: nothing of what was begun here counts any more."""

@@ -24,12 +24,14 @@ from assent.core.events import ErrorInfo, Verdict
 from assent.core.inputs import Asked, Claim, Erred, Finished, Halted, Outcome, Planned, Reconciled, Returned
 from assent.core.live import ToolProgress
 from assent.core.schema import compile_schema, schema_of
-from assent.core.state import CallState, TurnState
+from assent.core.state import CallState, State, TurnState
 from assent.core.tool import RECOVERIES, Ask, Definition, Halt, Result, definition_of
 from assent.errors import AssentError, Invalid, Refused, StoreError, ToolError
 from assent.runtime.foreign import Died, in_thread, recordable, shown, text, unfit, written
 from assent.runtime.hooking import Ruling, run_after_tool, run_before_tool
 from assent.runtime.hooks import Hook, Point
+from assent.runtime.slots import Need
+from assent.runtime.tasks import Run
 from assent.tools.call import Call
 from assent.tools.declare import Tool
 from assent.tools.handler import Handler
@@ -57,15 +59,15 @@ def plain(call: CallState) -> bool:
     )
 
 
-async def run(conv: Conversation, effect: RunTool) -> None:
+async def run(conv: Conversation, effect: RunTool, mine: Run) -> None:
     call = conv.call(effect.call)
-    turn, epoch = conv.state.turn, conv.epoch
-    if call is None or turn is None or epoch is None:
+    turn, epoch = conv.state.turn, mine.epoch
+    if call is None or turn is None:
         return
     slot = await _slot(conv, call)
     try:
         if call.phase == "running" and call.epoch < epoch:
-            await _reconcile(conv, call, epoch, effect)
+            await _reconcile(conv, call, mine)
             return
         if call.phase == "ready":
             claimed = await _claim(conv, call, epoch)
@@ -77,16 +79,16 @@ async def run(conv: Conversation, effect: RunTool) -> None:
             outcome, verdicts = await _after(conv, call, ran)
             span.ended(outcome)
         finished = Finished(call=effect.call, attempt=call.attempt, outcome=outcome, verdicts=verdicts)
-        await conv.report(finished, effect)
+        await conv.report(finished, mine)
     finally:
         slot.leave()
 
 
-async def preview(conv: Conversation, effect: RunPreview) -> None:
+async def preview(conv: Conversation, effect: RunPreview, mine: Run) -> None:
     call = conv.call(effect.call)
     if call is not None:
         made = await plan(conv, call)
-        await conv.report(replace(made, definition=definition(conv, call)), effect)
+        await conv.report(replace(made, definition=definition(conv, call)), mine)
 
 
 HandlerState = Literal["idle", "running", "stopped", "ended"]
@@ -113,8 +115,8 @@ class HandlerRun:
 class Slot:
     """A place among the running; kept until an abandoned thread really returns."""
 
-    def __init__(self, conv: Conversation, tool: str):
-        self._conv, self._tool, self._holders = conv, tool, 1
+    def __init__(self, conv: Conversation, need: Need):
+        self._conv, self._need, self._holders = conv, need, 1
 
     def stay(self) -> None:
         self._holders += 1
@@ -122,14 +124,24 @@ class Slot:
     def leave(self) -> None:
         self._holders -= 1
         if self._holders == 0:
-            self._conv.home.slots.give(self._tool)
+            self._conv.home.slots.give(*self._need)
 
 
 async def _slot(conv: Conversation, call: CallState) -> Slot:
-    tool = conv.tasks.held.pop(call.made.id, None)
-    if tool is None:
-        await conv.home.slots.wait(call.made.tool)
-    return Slot(conv, call.made.tool)
+    held = conv.tasks.held.pop(call.made.id, None)
+    if held is not None:
+        return Slot(conv, held)
+    wanted = need(conv, conv.state, call)
+    await conv.home.slots.wait(*wanted)
+    return Slot(conv, wanted)
+
+
+def need(conv: Conversation, state: State, call: CallState) -> Need:
+    """What a slot for the call is of: a thread too, where a function of its tool is a plain ``def``."""
+    agent = conv.home.agents.get(state.turn.agent) if state.turn else None
+    tool = agent.tools.get(call.made.tool) if agent else None
+    functions = (tool.handler, tool.policy, tool.planner, tool.reconciler) if tool else ()
+    return Need(call.made.tool, any(function.threaded for function in functions if function is not None))
 
 
 async def _claim(conv: Conversation, call: CallState, epoch: int) -> CallState | None:
@@ -162,7 +174,7 @@ async def _claim(conv: Conversation, call: CallState, epoch: int) -> CallState |
         definition=current,
     )
     try:
-        await conv.submit(claim)
+        await conv.submit(claim, epoch=epoch)
     except (Refused, StoreError):
         return None
     claimed = conv.call(call.made.id)
@@ -294,7 +306,7 @@ async def _execute(conv: Conversation, call: CallState, slot: Slot) -> Outcome:
         return Erred(error=ErrorInfo(kind="handler_failed", message=shown(problem)))
 
 
-async def _reconcile(conv: Conversation, call: CallState, epoch: int, effect: RunTool) -> None:
+async def _reconcile(conv: Conversation, call: CallState, mine: Run) -> None:
     """An earlier owner died while it ran: ask the tool's own function what became of it."""
     tool = _tool(conv, call)
     verdict: Any = "fail"
@@ -311,9 +323,9 @@ async def _reconcile(conv: Conversation, call: CallState, epoch: int, effect: Ru
     if isinstance(verdict, Returned | Erred):
         verdict, verdicts = await _after(conv, call, verdict)
     found = Reconciled(
-        call=call.made.id, epoch=epoch, verdict=verdict, verdicts=verdicts, definition=definition(conv, call)
+        call=call.made.id, epoch=mine.epoch, verdict=verdict, verdicts=verdicts, definition=definition(conv, call)
     )
-    await conv.report(found, effect)
+    await conv.report(found, mine)
 
 
 def _reconciled(said: Any) -> Returned | Erred:

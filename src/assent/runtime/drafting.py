@@ -16,6 +16,7 @@ from assent.core.tool import ToolSpec
 from assent.errors import AssentError, Refused
 from assent.runtime import dispatch
 from assent.runtime.inbox import Item, instead
+from assent.runtime.slots import Need
 
 if TYPE_CHECKING:
     from assent.runtime.conversation import Conversation
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("assent")
 
 
-def drafted(conv: Conversation, items: list[Item]) -> tuple[Draft, dict[str, str]]:
-    """Decide these, one on top of the other; and the slots that were taken for it: call -> tool."""
+def drafted(conv: Conversation, items: list[Item]) -> tuple[Draft, dict[str, Need]]:
+    """Decide these, one on top of the other; and the slots that were taken for it, by call."""
     draft = Draft(conv.state, conv.home.now())
     for item in items:
         start = len(draft.events)
@@ -37,10 +38,10 @@ def drafted(conv: Conversation, items: list[Item]) -> tuple[Draft, dict[str, str
     return draft, _chase(conv, draft)
 
 
-def give_back(conv: Conversation, held: dict[str, str]) -> None:
+def give_back(conv: Conversation, held: dict[str, Need]) -> None:
     """It could not be appended: the slots are free again."""
-    for tool in held.values():
-        conv.home.slots.give(tool)
+    for need in held.values():
+        conv.home.slots.give(*need)
 
 
 def _try(conv: Conversation, draft: Draft, input: Input) -> AssentError | None:
@@ -63,9 +64,9 @@ def _specs(conv: Conversation, state: State) -> Mapping[str, ToolSpec]:
     return agent.hooks.marked(agent.tools.specs) if agent else {}
 
 
-def _chase(conv: Conversation, draft: Draft) -> dict[str, str]:
+def _chase(conv: Conversation, draft: Draft) -> dict[str, Need]:
     """The owner's next moves that need no work: in the same append as what led to them."""
-    held: dict[str, str] = {}
+    held: dict[str, Need] = {}
     if conv.epoch is None or conv.home.closing:
         return held
     effects = conv.owed(draft.state)
@@ -100,7 +101,7 @@ def _move(conv: Conversation, state: State, effects: frozenset[Effect]) -> Input
     return None
 
 
-def _claim(conv: Conversation, draft: Draft, effects: frozenset[Effect], epoch: int, held: dict[str, str]) -> None:
+def _claim(conv: Conversation, draft: Draft, effects: frozenset[Effect], epoch: int, held: dict[str, Need]) -> None:
     """Every call that may run at once: one start has no say in whether another may, so all in one pass."""
     turn = draft.state.turn
     for call_id, call in turn.calls.items() if turn else ():
@@ -110,6 +111,9 @@ def _claim(conv: Conversation, draft: Draft, effects: frozenset[Effect], epoch: 
         if gate.lapsed(draft.state, call, draft.now, definition):
             continue  # its plan may have to be made before somebody is asked again
         effect = RunTool(call_id)
-        if effect in effects and effect not in conv.tasks and conv.home.slots.take(call.made.tool):
-            held[call_id] = call.made.tool
+        if effect not in effects or effect in conv.tasks:
+            continue
+        need = dispatch.need(conv, draft.state, call)
+        if conv.home.slots.take(*need):
+            held[call_id] = need
             decide_into(draft, Claim(call=call_id, epoch=epoch, definition=definition), {})

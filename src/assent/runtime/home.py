@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any, cast
+from typing import Any
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -23,6 +23,7 @@ from assent.core.events import AnyEvent, CallResolved, CallSuspended
 from assent.core.inputs import Input
 from assent.core.live import AnyLive
 from assent.errors import DeclarationError, Invalid, NotFound, StoreError
+from assent.runtime import garbage
 from assent.runtime.agent import NAME as AGENT_NAME
 from assent.runtime.agent import Agent
 from assent.runtime.bus import Bus
@@ -30,7 +31,7 @@ from assent.runtime.clients import Clients
 from assent.runtime.conversation import Conversation
 from assent.runtime.deciding import decide
 from assent.runtime.expiry import Expiry
-from assent.runtime.intake import conversation_id
+from assent.runtime.intake import conversation_id, conversation_ids, decided
 from assent.runtime.relay import Relay
 from assent.runtime.resting import Resting
 from assent.runtime.rights import Rights
@@ -43,7 +44,6 @@ from assent.stores.base import LogStore
 log = logging.getLogger("assent")
 
 Scope = Callable[[Principal], AbstractAsyncContextManager[Any]]
-DECISIONS = cast("tuple[type, ...]", Decision.__args__)  # type: ignore[attr-defined]
 PAGE = 500
 """Events that are read at a time."""
 TAKEN = 100
@@ -67,6 +67,7 @@ class Home:
         only: Iterable[str] | None,
         drain: float,
         at_once: int | None,
+        tune_gc: bool,
     ):
         self.agents: dict[str, Agent] = {}
         for agent in agents:
@@ -81,10 +82,11 @@ class Home:
         self.closing = True
         self.clients = Clients(self)
         self.waiting = Waiting(self)
-        self._only = None if only is None else frozenset(conversation_id(name) for name in only)
+        self._only = conversation_ids(only)
         self._drain = drain
         self._hurried = asyncio.Event()
         self._at_once = at_once
+        self._tune_gc = tune_gc
         self._line = False
         """Somebody may wait for room: what becomes free goes to who has waited longest."""
         self._taking = 0
@@ -106,6 +108,8 @@ class Home:
     async def start(self) -> None:
         await self.store.open(tuple(self.agents) if self._runs_any else ())
         self.closing, self._closed = False, None
+        if self._tune_gc:
+            garbage.relax()
         self.bus.open()
         self.waiting.open()
         self.loop = loop = asyncio.get_running_loop()
@@ -122,6 +126,7 @@ class Home:
         if self._closed is None:
             if self.closing:  # it was never opened
                 return
+            self.check_loop()
             self._closed = asyncio.get_running_loop().create_task(self._close(), name="assent:close")
         await asyncio.shield(self._closed)
 
@@ -140,6 +145,8 @@ class Home:
         closed = StoreError("the runtime was closed; the log goes on elsewhere")
         self.bus.close(closed)
         self.waiting.close(closed)
+        if self._tune_gc:
+            garbage.restore()
         await self.store.close()
 
     async def _leave(self, conv: Conversation) -> None:
@@ -177,11 +184,20 @@ class Home:
         """It may not be loaded, and may not exist."""
         if self.closing:
             raise Invalid("the runtime is not open: use `async with Runtime(...) as rt`")
+        self.check_loop()
         conv = self._known.get(name)
         if conv is None:
             conv = self._known[name] = Conversation(self, name)
             self.resting.keep(conv)
         return conv
+
+    def check_loop(self) -> None:
+        """Refuse a caller on another event loop than the one that opened this runtime."""
+        if not self.closing and asyncio.get_running_loop() is not self.loop:
+            raise Invalid(
+                "this Runtime belongs to the event loop that opened it, and was used from another one: use it inside "
+                "the same asyncio.run(), or from a thread with asyncio.run_coroutine_threadsafe()"
+            )
 
     async def loaded(self, name: str) -> Conversation:
         """The conversation, up to date; NotFound if there is none."""
@@ -197,13 +213,7 @@ class Home:
 
     async def submit(self, conversation: str, decisions: Mapping[str, Decision], by: Principal) -> Accepted:
         """Decide these calls, all or none."""
-        if not decisions:
-            raise Invalid("no decisions were given")
-        for call, decision in decisions.items():
-            if not isinstance(decision, DECISIONS):
-                raise Invalid(
-                    f"call {call!r}: {decision!r} is no decision; use {', '.join(t.__name__ for t in DECISIONS)}"
-                )
+        wanted = decided(decisions)
         conv = self.conversation(conversation_id(conversation))
         # What is known will do: nothing is refused, and nothing appended, on a state that others have moved on from.
         traced = telemetry.traces()
@@ -212,7 +222,7 @@ class Home:
         elif not conv.loaded:
             await conv.load()
         turn = conv.state.turn
-        events = await decide(self, conv, dict(decisions), by)
+        events = await decide(self, conv, wanted, by)
         if traced and turn is not None:
             telemetry.link(conv.name, turn)
         for event in reversed(events):
@@ -225,6 +235,7 @@ class Home:
     ) -> list[AnyEvent]:
         """Canonical events with after < seq < before, oldest first."""
         name = conversation_id(conversation)
+        self.check_loop()
         events = [event async for page in self.pages(name, after, before, limit) for event in page]
         if not events and await self.store.row(name) is None:
             raise unknown(name)
@@ -248,6 +259,7 @@ class Home:
 
     async def pending(self, conversation: str | None = None) -> list[Pending]:
         """What waits for somebody, in all conversations or in one; the next to expire first."""
+        self.check_loop()
         rows = await self.store.pending(None if conversation is None else conversation_id(conversation))
         return [_pending.decode(row.body) for row in rows]
 

@@ -6,7 +6,6 @@ import asyncio
 
 import msgspec
 
-from assent.core.effects import Effect
 from assent.core.events import AnyEvent, ErrorInfo
 from assent.core.inputs import (
     Cancel,
@@ -30,6 +29,7 @@ from assent.core.inputs import (
     TimeUp,
 )
 from assent.errors import AssentError, Stale
+from assent.runtime.tasks import Run
 
 GUESTS = (Resolve, Say, Open, RefuseResolution, DeadlinePassed, ClientGone, Cancel, Revoke, Summarised)
 """What any process may append what follows from."""
@@ -38,7 +38,10 @@ GUESTS = (Resolve, Say, Open, RefuseResolution, DeadlinePassed, ClientGone, Canc
 class Item(msgspec.Struct, eq=False):
     input: Input
     reply: asyncio.Future[list[AnyEvent]]
-    effect: Effect | None = None
+    epoch: int | None = None
+    """The lease epoch of the run that submits it; None: a guest does."""
+    ends: Run | None = None
+    """The run that is over with it."""
     events: list[AnyEvent] = []
     refusal: AssentError | None = None
 
@@ -52,11 +55,15 @@ class Item(msgspec.Struct, eq=False):
             self.reply.exception()  # read, so that a caller that is gone costs no warning
 
 
-def guests(items: list[Item]) -> list[Item]:
-    """Without the lease, what tasks report does not count: whoever has it finds out for itself."""
+def current(items: list[Item], epoch: int | None) -> list[Item]:
+    """Return what may be appended under this epoch (None: without the lease); refuse the rest as stale.
+
+    A run that was begun under an earlier epoch may report after this process has taken the lease again: by then
+    the new owner has begun the next attempt, or asked the model again, and the report of the earlier one is void.
+    """
     left: list[Item] = []
     for item in items:
-        if isinstance(item.input, GUESTS):
+        if isinstance(item.input, GUESTS) if item.epoch is None else item.epoch == epoch:
             left.append(item)
         else:
             item.answer(Stale("this process does not run it any more", reason="phase"))

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from assent.core.decisions import SYSTEM, Principal
+from collections.abc import Iterable, Mapping
+from typing import Any, cast, get_args
+
+from assent.core.decisions import SYSTEM, Decision, Pending, Principal
 from assent.core.results import MESSAGE_LIMIT
 from assent.core.schema import check_plain
+from assent.core.state import Status
 from assent.errors import DeclarationError, Invalid, TooLarge
 
 NAME_LIMIT = 200
+DECISIONS = cast("tuple[type, ...]", get_args(Decision))
+STATUSES: tuple[str, ...] = get_args(Status)
 
 
 def conversation_id(name: str) -> str:
@@ -44,6 +50,54 @@ def tool_names(tools: tuple[str, ...] | list[str]) -> tuple[str, ...]:
     if isinstance(tools, str) or not all(isinstance(name, str) for name in tools):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise Invalid(f"a client's tools are a list of names, not {tools!r:.80}")
     return tuple(tools)
+
+
+def call_id(call: str) -> str:
+    if isinstance(call, Pending):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise Invalid(f"a call is given by its id, here {call.call!r}: pass pending.call, not the Pending itself")
+    if not isinstance(call, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise Invalid(f"a call is given by its id, which is text (pending.call), not {type(call).__name__}")
+    return call
+
+
+def decided(decisions: Mapping[str, Decision]) -> dict[str, Decision]:
+    """Return the decisions by call id; refuse what are none."""
+    if not isinstance(decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise Invalid(f"decisions are given as {{call id: decision}}, not as {type(decisions).__name__}")
+    if not decisions:
+        raise Invalid("no decisions were given")
+    for call, decision in decisions.items():
+        if not isinstance(decision, DECISIONS):
+            names = ", ".join(each.__name__ for each in DECISIONS)
+            raise Invalid(f"call {call_id(call)!r}: {decision!r} is no decision; use {names}")
+    return {call_id(call): decision for call, decision in decisions.items()}
+
+
+def status_name(status: str | None) -> str | None:
+    if status is not None and status not in STATUSES:
+        raise Invalid(f"status is one of {', '.join(STATUSES)}, not {status!r}")
+    return status
+
+
+def function(value: Any, name: str, takes: str) -> Any:
+    """Return an option of the runtime that is a function, or None; refuse anything else."""
+    if value is not None and not callable(value):
+        raise DeclarationError(f"{name} is a function of {takes}, not {value!r:.80}")
+    return value
+
+
+def drain_seconds(drain: float) -> float:
+    if isinstance(drain, bool) or not isinstance(drain, int | float) or not drain >= 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DeclarationError(f"drain is a number of seconds, 0 or more, not {drain!r}")
+    return drain
+
+
+def conversation_ids(only: Iterable[str] | None) -> frozenset[str] | None:
+    if only is None:
+        return None
+    if isinstance(only, str) or not isinstance(only, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DeclarationError(f"only is a list of conversations, not {only!r:.80}")
+    return frozenset(conversation_id(name) for name in only)
 
 
 def count(n: int) -> int:

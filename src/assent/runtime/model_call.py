@@ -27,6 +27,7 @@ from assent.runtime.hooking import Prepared, run_after_model, run_before_model
 from assent.runtime.hooks import ModelReply
 from assent.runtime.recording import recorded
 from assent.runtime.reply import Reply, clean
+from assent.runtime.tasks import Run
 
 if TYPE_CHECKING:
     from assent.runtime.conversation import Conversation
@@ -35,7 +36,7 @@ Report = ModelReplied | ModelFailed | ReplyRejected | ModelHalted | TimeUp
 FINAL = "The tools are done. Now give the final answer: JSON that fits the schema, and nothing else."
 
 
-async def run(conv: Conversation, effect: CallModel) -> None:
+async def run(conv: Conversation, effect: CallModel, mine: Run) -> None:
     turn = conv.state.turn
     if turn is None:
         return
@@ -44,7 +45,7 @@ async def run(conv: Conversation, effect: CallModel) -> None:
     with telemetry.model_call(conv.name, turn, effect.step, _name(agent.model)) as span:
         report = await _report(conv, call, span)
         span.ended(report, call.finish)
-    await conv.report(report, effect)
+    await conv.report(report, mine)
 
 
 async def _report(conv: Conversation, call: ModelCall, span: telemetry.ModelCall) -> Report:

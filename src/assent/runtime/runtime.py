@@ -11,22 +11,32 @@ import msgspec
 
 from assent.core import codec
 from assent.core.decisions import Accepted, Decision, Pending, Previewed, Principal
-from assent.core.events import AnyEvent, CallReturned, MessageReceived, Mode
+from assent.core.events import AnyEvent, CallReturned, MessageReceived, Mode, TurnEnded
 from assent.core.inputs import Cancel, Open, Revoke, Say, WhenBusy
 from assent.core.live import AnyLive, InFlight, Snapshot
 from assent.core.schema import check, check_plain
 from assent.core.state import Grant, pending
 from assent.core.tool import DEFAULT_EXPIRY, seconds
 from assent.core.transcript import Transcript
-from assent.errors import Invalid, Stale, ToolError
+from assent.errors import DeclarationError, Invalid, Stale, ToolError
 from assent.runtime import dispatch
 from assent.runtime.agent import Agent, output_schema
 from assent.runtime.clients import Client
 from assent.runtime.deciding import end_turn, preview
 from assent.runtime.home import Home, Scope
-from assent.runtime.intake import caller, conversation_id, count, message, tool_names
+from assent.runtime.intake import (
+    call_id,
+    caller,
+    conversation_id,
+    count,
+    drain_seconds,
+    function,
+    message,
+    status_name,
+    tool_names,
+)
 from assent.runtime.rights import Rights, Rule
-from assent.runtime.slots import Slots
+from assent.runtime.slots import PARALLEL, THREADS, Slots
 from assent.runtime.turn import Turn
 from assent.stores.base import LogStore, OwnerRow
 from assent.tools.call import Call
@@ -55,10 +65,13 @@ class Runtime:
                    ``may_resolve`` decides over remember="args", and remember="tool" is refused
     clock:         seconds since the epoch; for tests
     expires:       how long a suspension waits if its tool does not say
-    parallel:      how many handlers run at once; ``parallel_per_tool`` for single tools
+    parallel:      how many handlers run at once, of all conversations together; the others wait for their turn
+    threads:       how many of these may be plain ``def`` functions, each of which holds a thread while it runs
+    parallel_per_tool:  how many of one tool's, by its name: ``{"scrape": 2}``
     only:          run these conversations and no others, whatever else is owed in the store; with none, run nothing
     at_once:       how many conversations this process runs at a time; the others wait for it, or for another process
     drain:         how long leaving waits for running tools to finish; those that do not are recovered as after a kill
+    tune_gc:       while it is open, look for garbage less often, unless the application has set its own threshold
     """
 
     def __init__(
@@ -70,25 +83,30 @@ class Runtime:
         may_grant: Rule | None = None,
         clock: Callable[[], float] | None = None,
         expires: str | float | timedelta = DEFAULT_EXPIRY,
-        parallel: int = 64,
+        parallel: int = PARALLEL,
+        threads: int = THREADS,
         parallel_per_tool: Mapping[str, int] | None = None,
         only: Iterable[str] | None = None,
         drain: float = 10.0,
         at_once: int | None = None,
+        tune_gc: bool = True,
     ):
         kept = open_store(store) if isinstance(store, str) else store
+        if not hasattr(kept, "append"):
+            raise DeclarationError(f"store is a URL, such as 'sqlite:///assent.db', or a LogStore, not {store!r:.80}")
         self.home = Home(
             agents,
             kept,
-            now=clock or kept.now,
+            now=function(clock, "clock", "nothing that returns seconds") or kept.now,
             manual=clock is not None,
             expires=seconds(expires),
-            slots=Slots(count(parallel), {k: count(v) for k, v in (parallel_per_tool or {}).items()}),
-            scope=scope,
+            slots=Slots(count(parallel), {k: count(v) for k, v in (parallel_per_tool or {}).items()}, count(threads)),
+            scope=function(scope, "scope", "the principal that returns an async context manager"),
             rights=Rights(may_resolve, may_grant),
             only=only,
-            drain=drain,
+            drain=drain_seconds(drain),
             at_once=None if at_once is None else count(at_once),
+            tune_gc=tune_gc,
         )
 
     @property
@@ -184,7 +202,7 @@ class Runtime:
 
     async def resolve(self, conversation: str, call: str, decision: Decision, by: str | Principal = "user") -> Accepted:
         """Decide a waiting call. Durable when it returns; then the turn goes on by itself."""
-        return await self.home.submit(conversation, {call: decision}, caller(by))
+        return await self.home.submit(conversation, {call_id(call): decision}, caller(by))
 
     async def submit(
         self, conversation: str, decisions: Mapping[str, Decision], by: str | Principal = "user"
@@ -266,14 +284,16 @@ class Runtime:
         """The conversation as it is now, from the log; with what is live, where this process runs it."""
         conv = await self.home.loaded(conversation)
         transcript = Transcript()
+        last: TurnEnded | None = None
         # One moment for all of it, the live parts included: the conversation goes on while its log is read.
         while (seen := transcript.seq) < conv.state.seq:
             async for page in self.home.pages(conversation, seen, conv.state.seq + 1):
                 for event in page:
                     transcript.apply(event)
+                    last = event if isinstance(event, TurnEnded) else last
             if transcript.seq == seen:
                 await conv.reread()
-                conv, transcript = await self.home.loaded(conversation), Transcript()
+                conv, transcript, last = await self.home.loaded(conversation), Transcript(), None
         state = conv.state
         turn = state.turn
         flying = [
@@ -305,6 +325,8 @@ class Runtime:
             seq=state.seq,
             agent=turn.agent if turn else state.agent,
             queued=len(state.queue),
+            reason=last.reason if last and turn is None else None,
+            error=last.error if last and turn is None else None,
         )
 
     async def history(
@@ -341,11 +363,12 @@ class Runtime:
         self, status: str | None = None, cursor: str | None = None, limit: int = 100, *, newest: bool = False
     ) -> list[ConversationInfo]:
         """Conversations by id, those after ``cursor``; ``newest``: those that were made last first."""
+        self.home.check_loop()
         return [
             ConversationInfo(
                 conversation=row.conversation, state=row.status, agent=row.agent, seq=row.seq, updated=row.updated
             )
-            for row in await self.home.store.rows(status, cursor, limit, newest=newest)
+            for row in await self.home.store.rows(status_name(status), cursor, limit, newest=newest)
         ]
 
     async def grants(self, conversation: str) -> list[Grant]:
@@ -356,8 +379,9 @@ class Runtime:
 
     async def result(self, conversation: str, call: str) -> Any:
         """A call's full result, however large: the value that the tool returned; raises its ToolError."""
+        wanted = call_id(call)
         for event in await self.history(conversation):
-            if isinstance(event, CallReturned) and event.call_id == call:
+            if isinstance(event, CallReturned) and event.call_id == wanted:
                 if event.error is not None:
                     raise ToolError(event.error.kind, event.error.message, event.error.details)
                 if event.artifact is None:
@@ -369,4 +393,5 @@ class Runtime:
 
     async def owners(self) -> list[OwnerRow]:
         """The processes on this store, and which agents they run."""
+        self.home.check_loop()
         return await self.home.store.owners()

@@ -184,10 +184,14 @@ async def serve(app: App, listening: socket.socket, ready: Callable[[Stop], None
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, FILES)), hard))
     asyncio.get_running_loop().set_exception_handler(_Faults())
     with listening:
-        async with app.runtime:
+        if app.runtime.home.closing:  # else whoever serves it has started it
+            await app.runtime.start()
+        try:
             garbage.spare()
             ready(stop)
             await server.serve([listening])
+        finally:
+            await app.runtime.close()
 
 
 def until_signalled(stop: Stop) -> None:

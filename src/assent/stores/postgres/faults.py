@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import re
+import socket
 from typing import Any
 
 from assent.errors import StoreDamaged, StoreError
@@ -36,6 +38,18 @@ _DAMAGE: tuple[type[Exception], ...] = (
     server_error.DataCorruptedError,
     server_error.IndexCorruptedError,
 )
+
+_TEMPORARY: tuple[type[Exception], ...] = (
+    Lost,
+    ConnectionError,
+    FileNotFoundError,  # the socket of a server that is not up
+    TimeoutError,
+    asyncio.TimeoutError,
+    server_error.CannotConnectNowError,
+    server_error.TooManyConnectionsError,
+    server_error.OperatorInterventionError,
+)
+_UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, socket.EAI_AGAIN)
 
 _REMEDY: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str], ...] = (
     (
@@ -115,7 +129,9 @@ def shared(fault: Exception) -> bool:
 def explained(fault: Exception, address: Address, *, writing: bool, settled: bool = True) -> StoreError:
     """What the caller gets. ``settled=False``: nobody knows whether the write took place."""
     if isinstance(fault, StoreError):
-        return type(fault)(fault.message, kind=fault.kind, details=fault.details)
+        again = type(fault)(fault.message, kind=fault.kind, details=fault.details)
+        again.temporary = fault.temporary
+        return again
     cause = fault.__cause__ if isinstance(fault, Away) and isinstance(fault.__cause__, Exception) else fault
     details: dict[str, Any] = {"place": address.place, "cause": f"{type(cause).__name__}: {cause}"}
     if isinstance(cause, _DAMAGE):
@@ -134,11 +150,18 @@ def explained(fault: Exception, address: Address, *, writing: bool, settled: boo
     if writing:
         outcome = "; nothing was recorded" if settled else "; it is not known whether it was recorded: reload"
         details["outcome"] = "nothing" if settled else "unknown"
-    return StoreError(
+    error = StoreError(
         f"{address.place} could not be {did}: {remedy}{outcome}",
         kind="log_write_failed" if writing else "log_read_failed",
         details=details,
     )
+    error.temporary = _temporary(cause)
+    return error
+
+
+def _temporary(cause: Exception) -> bool:
+    """The server may be there later. A wrong password, user, database or host name stays wrong."""
+    return isinstance(cause, _TEMPORARY) or (isinstance(cause, OSError) and cause.errno in _UNREACHABLE)
 
 
 def _line(cause: Exception) -> str:

@@ -1,0 +1,110 @@
+"""A Runtime that is used wrongly says what is wrong and what to do, in its own kind of error."""
+
+import asyncio
+
+import pytest
+from harness import agent, story, until
+
+from assent import Approve, Invalid, Runtime, ScriptedModel, ToolCall, tool
+from assent.errors import DeclarationError, ModelError
+
+
+@tool(approval="required", expires="1h")
+async def refund(order: int) -> str:
+    """Refund an order."""
+    return f"refunded {order}"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"scope": {"db": 1}}, "scope is a function of the principal"),
+        ({"may_resolve": True}, r"may_resolve is a function of \(principal, pending\)"),
+        ({"clock": 12.0}, "clock is a function"),
+        ({"drain": -1}, "drain is a number of seconds, 0 or more, not -1"),
+        ({"drain": float("nan")}, "drain is a number of seconds"),
+        ({"drain": "10s"}, "drain is a number of seconds"),
+        ({"only": "c1"}, "only is a list of conversations"),
+        ({"only": 3}, "only is a list of conversations"),
+        ({"store": 3}, "store is a URL"),
+    ],
+)
+def test_an_option_that_cannot_work_is_refused_where_it_is_written(options, told):
+    with pytest.raises(DeclarationError, match=told):
+        Runtime(**options)
+
+
+@story
+async def test_a_call_is_given_by_its_id_and_not_by_the_pending_entry():
+    model = ScriptedModel([[ToolCall("refund", {"order": 7})], "done"])
+    async with Runtime(agent(model, refund)) as rt:
+        turn = await rt.send("c", "go")
+        (entry,) = (await turn.rest()).pending
+        with pytest.raises(Invalid, match=f"its id, here '{entry.call}': pass pending.call"):
+            await rt.resolve("c", entry, Approve())
+        with pytest.raises(Invalid, match=r"its id, which is text \(pending.call\), not dict"):
+            await rt.resolve("c", {"call": entry.call}, Approve())
+        with pytest.raises(Invalid, match="its id, which is text"):
+            await rt.submit("c", {7: Approve()})
+        with pytest.raises(Invalid, match=r"decisions are given as \{call id: decision\}, not as list"):
+            await rt.submit("c", [Approve()])
+        with pytest.raises(Invalid, match=r"pass pending\.call"):
+            await rt.result("c", entry)
+        await rt.resolve("c", entry.call, Approve())
+        assert (await turn.ended()).reason == "completed"
+        assert await rt.result("c", entry.call) == "refunded 7"
+
+
+@story
+async def test_a_snapshot_says_why_the_last_turn_ended_and_with_which_error():
+    """A turn that failed waits for nobody: its snapshot has the cause, until the next turn begins."""
+    model = ScriptedModel([ModelError("no such model", kind="provider_http_error"), [ToolCall("refund", {"order": 7})]])
+    async with Runtime(agent(model, refund)) as rt:
+        await rt.open("c")
+        fresh = await rt.snapshot("c")
+        assert (fresh.reason, fresh.error) == (None, None)
+        failed = await (await rt.send("c", "go")).rest()
+        assert (failed.state, failed.pending, failed.reason) == ("idle", [], "failed")
+        assert (failed.error.kind, failed.error.message) == ("provider_http_error", "no such model")
+        waits = await (await rt.send("c", "go on")).rest()
+        assert (waits.state, waits.reason, waits.error) == ("awaiting_input", None, None)
+        await rt.cancel("c")
+        await until(lambda: rt.home.conversation("c").state.turn is None)
+        ended = await rt.snapshot("c")
+        assert (ended.reason, ended.error) == ("cancelled", None)
+
+
+@story
+async def test_conversations_in_a_state_that_does_not_exist_are_refused_with_those_that_do():
+    async with Runtime() as rt:
+        with pytest.raises(
+            Invalid, match="one of idle, preparing, streaming, executing_tools, awaiting_input, not 'x'"
+        ):
+            await rt.conversations(status="x")
+        assert await rt.conversations(status="idle") == []
+
+
+def test_a_runtime_that_is_used_from_another_event_loop_says_so():
+    async def verbs(rt):
+        yield rt.send("c", "hi")
+        yield rt.snapshot("c")
+        yield rt.history("c")
+        yield rt.pending()
+        yield rt.conversations()
+        yield rt.cancel("c")
+        yield rt.owners()
+        yield rt.close()
+
+    async def elsewhere(rt):
+        async for verb in verbs(rt):
+            with pytest.raises(Invalid, match="belongs to the event loop that opened it"):
+                await verb
+
+    @story
+    async def scene():
+        async with Runtime(agent(["hello"])) as rt:
+            await (await rt.send("c", "hi")).ended()
+            await asyncio.to_thread(lambda: asyncio.run(elsewhere(rt)))
+            assert len(await rt.conversations()) == 1
+
+    scene()

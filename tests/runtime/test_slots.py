@@ -1,0 +1,195 @@
+"""How many handlers run at once, in which order those that wait are served, and what that costs."""
+
+import asyncio
+import gc
+import threading
+from contextlib import suppress
+
+import pytest
+from harness import agent, lines_run, story, until
+
+from assent import Runtime, ScriptedModel, ToolCall, tool
+from assent.errors import DeclarationError
+from assent.runtime import garbage, slots
+from assent.runtime.slots import Slots
+
+
+async def settle():
+    """Let whatever is ready run."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+class Queue:
+    """Handlers that wait for a slot; ``served`` in the order in which they got one."""
+
+    def __init__(self, slots):
+        self.slots, self.served, self.tasks = slots, [], {}
+
+    async def ask(self, name, tool, threaded=False):
+        async def wait():
+            await self.slots.wait(tool, threaded)
+            self.served.append(name)
+
+        self.tasks[name] = asyncio.ensure_future(wait())
+        await settle()
+
+    async def give(self, tool, threaded=False):
+        self.slots.give(tool, threaded)
+        await settle()
+
+    async def cancel(self, name):
+        self.tasks[name].cancel()
+        with suppress(asyncio.CancelledError):
+            await self.tasks[name]
+
+
+@story
+async def test_those_who_wait_are_served_in_the_order_of_asking_among_those_for_whom_a_slot_is_free():
+    queue = Queue(Slots(2, {"one": 1}, threads=1))
+    for name, kind in [("a", "one"), ("b", "plain"), ("c", "one"), ("d", "plain"), ("e", "plain")]:
+        await queue.ask(name, kind, threaded=kind == "plain")
+    assert queue.served == ["a", "b"]
+    await queue.give("one")
+    assert queue.served == ["a", "b", "c"], "the only thread is taken"
+    await queue.give("plain", threaded=True)
+    assert queue.served == ["a", "b", "c", "d"]
+    await queue.give("one")
+    assert queue.served == ["a", "b", "c", "d"]
+    await queue.ask("f", "async")
+    assert queue.served == ["a", "b", "c", "d", "f"], "e waits for a thread, and keeps nobody else waiting"
+    await queue.give("plain", threaded=True)
+    assert queue.served[-1] == "e"
+
+
+@story
+async def test_who_stops_waiting_leaves_no_slot_behind():
+    """Also where the slot was handed over in the same instant, or is given back before its task has run."""
+    queue = Queue(Slots(1, {}))
+    for name in "abcd":
+        await queue.ask(name, "tool")
+    await queue.cancel("b")
+    queue.tasks["c"].cancel()
+    await queue.give("tool")
+    assert queue.served == ["a", "d"]
+    await queue.ask("e", "tool")
+    queue.slots.give("tool")
+    await queue.cancel("e")
+    assert queue.slots.take("tool")
+    assert not queue.slots.take("tool")
+
+
+def served(many):
+    async def main():
+        queue = Slots(8, {"one": 2}, threads=4)
+        kinds = [("plain", True), ("one", False), ("async", False)]
+
+        async def work(n):
+            await queue.wait(*kinds[n % 3])
+            await asyncio.sleep(0)
+            queue.give(*kinds[n % 3])
+
+        await asyncio.gather(*map(work, range(many)))
+
+    asyncio.run(main())
+
+
+def test_giving_a_slot_back_costs_the_same_however_many_wait():
+    few, many = (lines_run(lambda n=n: served(n), slots) for n in (300, 1200))
+    assert many < 6 * few, "four times as many handlers, about four times the work"
+
+
+@story
+async def test_a_hundred_async_calls_that_wait_run_at_once():
+    running, go = [], asyncio.Event()
+
+    @tool
+    async def sleep(n: int) -> int:
+        """Sleep."""
+        running.append(n)
+        await go.wait()
+        return n
+
+    model = ScriptedModel([[ToolCall("sleep", {"n": n}) for n in range(100)], "done"])
+    async with Runtime(agent(model, sleep)) as rt:
+        turn = await rt.send("c", "go")
+        await until(lambda: len(running) == 100)
+        go.set()
+        assert (await turn.ended()).reason == "completed"
+
+
+@story
+async def test_plain_functions_hold_no_more_threads_than_allowed():
+    running, most, go = set(), [0], threading.Event()
+
+    @tool
+    def work(n: int) -> int:
+        """Work in a thread."""
+        running.add(n)
+        most[0] = max(most[0], len(running))
+        go.wait(30)
+        running.discard(n)
+        return n
+
+    @tool
+    async def quick() -> str:
+        """Return at once."""
+        return "ok"
+
+    model = ScriptedModel([[*[ToolCall("work", {"n": n}) for n in range(9)], ToolCall("quick")], "done"])
+    async with Runtime(agent(model, work, quick), threads=3) as rt:
+        turn = await rt.send("c", "go")
+
+        async def quick_is_done():
+            return [e for e in await rt.history("c") if e.type == "CallReturned"]
+
+        await until(quick_is_done)
+        await until(lambda: len(running) == 3)
+        go.set()
+        assert (await turn.ended()).reason == "completed"
+    assert most == [3]
+
+
+@pytest.mark.parametrize(
+    "options", [{"parallel": 0}, {"threads": 0}, {"threads": True}, {"parallel_per_tool": {"a": 0}}]
+)
+def test_limits_are_whole_numbers_of_at_least_one(options):
+    with pytest.raises(DeclarationError, match="whole number"):
+        Runtime(**options)
+
+
+@pytest.fixture
+def threshold():
+    """Python's own threshold, and no runtime of other tests that was never closed."""
+    before, opened, kept = gc.get_threshold(), garbage._open, garbage._before
+    garbage._open = garbage._before = 0
+    gc.set_threshold(700, 10, 10)
+    yield
+    garbage._open, garbage._before = opened, kept
+    gc.set_threshold(*before)
+
+
+def test_garbage_is_looked_for_less_often_while_a_runtime_is_open(threshold):
+    @story
+    async def scene():
+        async with Runtime(), Runtime():
+            assert gc.get_threshold() == (garbage.NEW, 10, 10)
+        assert gc.get_threshold() == (700, 10, 10)
+        async with Runtime(tune_gc=False):
+            assert gc.get_threshold() == (700, 10, 10)
+
+    scene()
+
+
+def test_what_the_application_has_set_for_garbage_stays(threshold):
+    @story
+    async def scene():
+        gc.set_threshold(1234, 5, 6)
+        async with Runtime():
+            assert gc.get_threshold() == (1234, 5, 6)
+        gc.set_threshold(700, 10, 10)
+        async with Runtime():
+            gc.set_threshold(4321, 5, 6)
+        assert gc.get_threshold() == (4321, 5, 6)
+
+    scene()

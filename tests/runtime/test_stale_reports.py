@@ -1,0 +1,222 @@
+"""A process loses its lease and takes it again while something that it began before still reports.
+
+Such a report is void: it must neither end, nor repeat, nor hide what runs under the new epoch. This is what an outage
+of the database a little longer than the lease comes to, without any process dying.
+"""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+from harness import Fragile, agent, of, paired, story, until
+from worlds import VirtualLoop
+
+from assent import Agent, Call, Runtime, ScriptedModel, ToolCall, tool
+from assent.core.events import AssistantSaid, CallReturned, CallStarted
+from assent.errors import ModelError
+from assent.models.base import FinishPart, TextPart
+from assent.runtime.tasks import GRACE
+
+
+class Unreachable(Fragile):
+    """A store whose appends wait while ``away``, as they do for a database that does not answer."""
+
+    def __init__(self):
+        super().__init__()
+        self._there = asyncio.Event()
+        self._there.set()
+        self.waiting = 0
+
+    def leave(self):
+        self._there.clear()
+
+    def come_back(self):
+        self._there.set()
+
+    async def append(self, append):
+        self.waiting += 1
+        await self._there.wait()
+        self.waiting -= 1
+        await super().append(append)
+
+
+def starts(events):
+    return [(e.attempt, e.epoch) for e in of(events, CallStarted) if e.call_id == of(events, CallStarted)[0].call_id]
+
+
+@story
+async def test_a_report_that_waited_through_an_outage_does_not_make_the_next_attempt_run_twice():
+    """B48: attempt 1 returns while the store is away; the lease lapses; attempt 2 is begun before that is looked at."""
+    runs, go, again, noise = [], asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @tool(recovery="redispatch")
+    async def work(call: Call) -> str:
+        """Work."""
+        runs.append(call.attempt)
+        await (go if call.attempt == 1 else again).wait()
+        return f"attempt {call.attempt}"
+
+    @tool(recovery="redispatch")
+    async def other() -> str:
+        """Return when told to."""
+        await noise.wait()
+        return "ok"
+
+    store = Unreachable()
+    model = ScriptedModel([[ToolCall("work"), ToolCall("other")], "done"], follow=True)
+    async with Runtime(agent(model, work, other), store=store) as rt:
+        turn = await rt.send("c", "go")
+        conv = rt.home.conversation("c")
+        await until(lambda: runs == [1] and len(conv.running()) == 2)
+        store.leave()
+        noise.set()
+        await until(lambda: store.waiting == 1)
+        go.set()  # its report waits behind the append that is stuck
+        await until(lambda: len(conv._inbox) == 1)
+        store.lapse()
+        await until(lambda: conv.epoch is None)
+        store.come_back()
+        await until(lambda: conv.epoch == 2 and not conv._inbox and len(runs) > 1)
+        again.set()
+        await turn.ended()
+        events = await rt.history("c")
+    assert runs == [1, 2]
+    assert starts(events) == [(1, 1), (2, 2)]
+    assert [e.value for e in of(events, CallReturned) if e.tool == "work"] == ["attempt 2"]
+    paired(events)
+
+
+def test_an_attempt_that_will_not_be_cancelled_does_not_make_the_next_one_run_twice():
+    """B48: attempt 1 outlives its cancel and the grace, and returns while attempt 2 runs."""
+    runs, first, second = [], asyncio.Event(), asyncio.Event()
+
+    @tool(recovery="redispatch")
+    async def work(call: Call) -> str:
+        """Work, whatever it is told."""
+        runs.append(call.attempt)
+        go = first if call.attempt == 1 else second
+        while not go.is_set():
+            with suppress(asyncio.CancelledError):
+                await go.wait()
+        return f"attempt {call.attempt}"
+
+    async def scene():
+        store = Fragile()
+        model = ScriptedModel([[ToolCall("work")], "done"], follow=True)
+        async with asyncio.timeout(20 * GRACE), Runtime(agent(model, work), store=store) as rt:
+            turn = await rt.send("c", "go")
+            await until(lambda: runs == [1])
+            store.lapse()
+            await until(lambda: len(runs) == 2)
+            conv = rt.home.conversation("c")
+            (running,) = conv.running()
+            first.set()
+            await until(lambda: not any(task.get_name().endswith("RunTool") for task in others(running)))
+            assert conv.running() == [running]
+            second.set()
+            await turn.ended()
+            return await rt.history("c")
+
+    def others(running):
+        return asyncio.all_tasks() - {running}
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        events = runner.run(scene())
+    assert runs == [1, 2]
+    assert starts(events) == [(1, 1), (2, 2)]
+    assert [e.value for e in of(events, CallReturned)] == ["attempt 2"]
+
+
+class Asked:
+    """A model whose first two requests are answered when it is told to; the first one may fail."""
+
+    name = "asked"
+
+    def __init__(self, failure=None):
+        self.requests, self.failure = 0, failure
+        self.go = [asyncio.Event(), asyncio.Event()]
+
+    async def stream(self, request):
+        self.requests += 1
+        number = self.requests
+        if number <= len(self.go):
+            await self.go[number - 1].wait()
+        if number == 1 and self.failure:
+            raise self.failure
+        yield TextPart(f"reply {number}")
+        yield FinishPart()
+
+
+@pytest.mark.parametrize("failure", [None, ModelError("it was cut off", kind="invalid_response")])
+def test_a_reply_that_waited_through_an_outage_does_not_end_the_request_that_took_its_place(failure):
+    """B48: no request goes on without anybody waiting for it, and an old failure does not fail the new request."""
+
+    @story
+    async def scene():
+        store, model = Unreachable(), Asked(failure)
+        async with Runtime(Agent("a", model=model), store=store) as rt:
+            turn = await rt.send("c", "go")
+            conv = rt.home.conversation("c")
+            await until(lambda: model.requests == 1)
+            store.leave()
+            queued = asyncio.ensure_future(rt.send("c", "more", when_busy="queue"))
+            await until(lambda: store.waiting == 1)
+            model.go[0].set()  # what it says waits behind the append that is stuck
+            await until(lambda: len(conv._inbox) == 1)
+            store.lapse()
+            await until(lambda: conv.epoch is None)
+            store.come_back()
+            last = await queued
+            await until(lambda: model.requests == 2 and not conv._inbox)
+            assert len(conv.tasks.all()) == 1
+            model.go[1].set()
+            assert (await turn.ended()).reason == "completed"
+            await last.ended()
+            events = await rt.history("c")
+        assert [said.text for said in of(events, AssistantSaid)] == ["reply 2", "reply 3"]
+        assert model.requests == 3
+
+    scene()
+
+
+@story
+async def test_a_claim_that_waited_through_an_outage_does_not_start_the_call_under_the_old_epoch():
+    """B48: the call is started by the owner that runs it, and is not taken for one that a dead owner left running."""
+    runs, judged, free, noise = [], [], asyncio.Event(), asyncio.Event()
+
+    async def judge(args, call):
+        judged.append(call.id)
+        await free.wait()
+        return "auto"
+
+    @tool(recovery="fail", approval=judge)
+    async def work(call: Call) -> str:
+        """Work."""
+        runs.append(call.attempt)
+        return "ok"
+
+    @tool(recovery="redispatch")
+    async def other() -> str:
+        """Return when told to."""
+        await noise.wait()
+        return "ok"
+
+    store = Unreachable()
+    model = ScriptedModel([[ToolCall("work"), ToolCall("other")], "done"], follow=True)
+    async with Runtime(agent(model, work, other), store=store) as rt:
+        turn = await rt.send("c", "go")
+        conv = rt.home.conversation("c")
+        await until(lambda: len(judged) == 1 and len(conv.running()) == 1)
+        store.leave()
+        noise.set()
+        await until(lambda: store.waiting == 1)
+        free.set()
+        await until(lambda: len(conv._inbox) == 1)
+        store.lapse()
+        await until(lambda: conv.epoch is None)
+        store.come_back()
+        await turn.ended()
+        events = await rt.history("c")
+    assert [e.epoch for e in of(events, CallStarted) if e.call_id == judged[0]] == [2]
+    assert [e.value for e in of(events, CallReturned) if e.call_id == judged[0]] == ["ok"]
+    assert runs == [1]
