@@ -24,6 +24,11 @@ from assent.server.routes import ENDPOINTS, Asked, Endpoint, Streaming
 from assent.server.sse import CHUNK, Gone, Receive, Send, Stream, hand_over
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+HEAD_BYTES = 64 * 1024
+"""Limit on a request's headers. Our own server refuses longer ones while they arrive; others may not."""
+HEADER_OVERHEAD = len(b": \r\n")
+ONCE = (b"host", b"origin")
+"""Headers that decide where a request belongs: two of one name could be read in two ways."""
 BODY_SECONDS = 30.0
 """A body that takes longer is given up."""
 GUARDS = [
@@ -128,7 +133,7 @@ class App:
         """Answer a request that may be answered."""
         request, parts, method = exchange.request, exchange.parts, exchange.method
         exchange.shared = self._origins.shared(exchange.headers)
-        self._origins.check(method, exchange.headers)
+        self._origins.check(method, exchange.headers, request.scope.get("scheme", "http"))
         if ALLOWED in exchange.shared and method == "OPTIONS":
             await exchange.reply(204, b"", self._origins.preflight(exchange.headers))
             return
@@ -266,9 +271,18 @@ class _Exchange:
         scope["headers"] = raw
         self.headers: dict[str, str] = {}
         """Of the request, those of ``READ``; what was sent twice, as it was first."""
+        self._faults: list[HTTPProblem] = []
+        size = 0
         for name, value in raw:
+            size += len(name) + len(value) + HEADER_OVERHEAD
             if name in READ:
+                if name in ONCE and READ[name] in self.headers:
+                    detail = f"the request has two {READ[name]} headers: send one"
+                    self._faults.append(HTTPProblem(400, "invalid_args", detail))
                 self.headers.setdefault(READ[name], value.decode("latin-1"))
+        if size > HEAD_BYTES:
+            detail = f"the request's headers are longer than {HEAD_BYTES} bytes: send fewer or shorter ones"
+            self._faults.append(HTTPProblem(431, "too_large", detail, {"connection": "close"}))
         self.started = False
         self.parts: list[str] = []
         self.shared: dict[str, str] = {}
@@ -276,6 +290,8 @@ class _Exchange:
 
     async def run(self) -> None:
         try:
+            if self._faults:
+                raise self._faults[-1]
             self.parts = _parts(self.request.scope)
             await self._app.answer(self)
         except Gone:
