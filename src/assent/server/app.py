@@ -16,6 +16,7 @@ from assent.errors import Invalid
 from assent.runtime.runtime import Runtime
 from assent.server import explained, openapi, wire
 from assent.server.auth import ALLOWED, SAFE, Auth, MaySee, Origins, TokenAuth, identify
+from assent.server.budgets import Budgets, OverBudget, over_budget
 from assent.server.hub import Hub
 from assent.server.page import INDEX, LOGIN, LOGIN_HEADERS, SHEET_HEADERS, Files, policy, stranger
 from assent.server.patience import within
@@ -63,14 +64,18 @@ _JSON_HEAD = b"".join([b"%s: %s\r\n" % each for each in (JSON, *GUARDS, NOTHING_
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is done at once; what is more is refused with 503 and when to come again.
+    """How much is done at once; what is more is refused with 503, or 429 for one principal, and when to come again.
 
-    requests:  requests that are being answered; and bodies, and answers, on their way, for each principal
-    streams:   open streams of events
+    requests:           requests that are being answered; and bodies, and answers, on their way, for each principal
+    streams:            open streams of events
+    principal_streams:  open streams of one principal
+    principal_bytes:    bytes of one principal's streams and answers that wait for their reader, beside 16 kB for each
     """
 
     requests: int = 256
     streams: int = 10_000
+    principal_streams: int = 1_000
+    principal_bytes: int = 64 * 1024 * 1024
 
 
 class App:
@@ -91,6 +96,7 @@ class App:
         self._requests = self._streams = 0
         self._bodies, self._answers = _Shares(limits.requests), _Shares(limits.requests)
         """That are on their way, by whose they are."""
+        self._budgets = Budgets(limits.principal_streams, limits.principal_bytes)
         self._document: bytes | None = None
 
     @property
@@ -195,8 +201,17 @@ class App:
                 self._requests -= 1
             if endpoint.gives is None:
                 await exchange.reply(endpoint.status, b"", {})
-            else:
-                await exchange.reply_json(endpoint.status, wire.encode(value))
+                return
+            body = wire.encode(value)
+            del value
+            if len(body) <= CHUNK:
+                await exchange.reply_json(endpoint.status, body)
+                return
+            try:
+                with self._budgets.of(who) as budget, budget.hold(body):
+                    await exchange.reply_json(endpoint.status, body)
+            except OverBudget:
+                raise over_budget() from None
         finally:
             self._answers.give(who)
 
@@ -205,14 +220,15 @@ class App:
             raise _come_again("too many streams, or none any more")
         self._streams += 1
         try:
-            streaming = await make(asked)
-            async with Stream(exchange.request.scope, exchange.receive, exchange.send) as stream:
-                try:
-                    await streaming(stream)
-                except Gone:
-                    raise
-                except Exception as failure:  # the log cannot be read now, or not by them any more
-                    await stream.fail(failure)
+            with self._budgets.stream(asked.by.id) as budget:
+                streaming = await make(asked)
+                async with Stream(exchange.request.scope, exchange.receive, exchange.send, budget) as stream:
+                    try:
+                        await streaming(stream)
+                    except Gone:
+                        raise
+                    except Exception as failure:  # the log cannot be read now, or not by them any more
+                        await stream.fail(failure)
         finally:
             self._streams -= 1
 

@@ -11,7 +11,7 @@ import signal
 import socket
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 from weakref import ref
 
 import uvicorn
@@ -116,7 +116,7 @@ class Connection(HttpToolsProtocol):
     def _refuse_head(self) -> None:
         """Answer 431 and close; where another answer is on its way, only close."""
         self._refused = True
-        cycle: RequestResponseCycle | None = self.cycle  # None before the first request
+        cycle = cast("RequestResponseCycle | None", self.cycle)  # None before the first request
         if cycle is not None and not cycle.response_complete:
             self.transport.abort()
             return
