@@ -80,11 +80,12 @@ def bare() -> Any:
 
 
 async def serving(which: str, path: str) -> None:
-    from assent.server import TokenAuth, app
+    from assent.server import Limits, TokenAuth, app
     from assent.server.serving import listen, serve
 
     agents = [parked.agent()] if which == "running" else []
-    served = app(Runtime(*agents, store=f"sqlite:///{path}"), TokenAuth(TOKEN))
+    limits = Limits(principal_streams=10_000)
+    served = app(Runtime(*agents, store=f"sqlite:///{path}"), TokenAuth(TOKEN), limits=limits)
     listening = listen("127.0.0.1", 0)
     loop = asyncio.get_running_loop()
 

@@ -5,6 +5,7 @@ import base64
 import contextlib
 import gc
 import hashlib
+import json
 import re
 import sys
 from collections import defaultdict
@@ -545,3 +546,148 @@ async def test_a_request_that_is_over_leaves_nothing_to_the_garbage_collector():
         finally:
             gc.enable()
         assert len(left) <= 2  # the connection has its last one
+
+
+async def ask_raw(s, *pieces):
+    """Send bytes on a connection of its own, as far as the server takes them; return all that it answers."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(s.base.rpartition(":")[2]))
+    answer = b""
+
+    async def read():
+        nonlocal answer
+        with contextlib.suppress(ConnectionError):
+            while piece := await reader.read(65536):
+                answer += piece
+
+    reading = asyncio.create_task(read())
+    with contextlib.suppress(ConnectionError):
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+    await reading
+    writer.close()
+    return answer
+
+
+def status_of(answer):
+    return int(answer.split(b" ", 2)[1])
+
+
+@pytest.mark.parametrize(
+    ("line", "piece"),
+    [(b"", b"x-a: b\r\n" * 1000), (b"", b"x" * 10_000), (b"x-a: ", b"v" * 10_000)],
+    ids=["many lines", "a name without end", "a value without end"],
+)
+def test_a_head_that_grows_over_64_kb_is_refused_with_431_and_its_connection_closes(line, piece):
+    """Whoever has no token makes the server keep nothing."""
+
+    @story
+    async def told():
+        async with site(desk("x")) as s:
+            answer = await ask_raw(s, b"GET /api/me HTTP/1.1\r\nhost: localhost\r\n" + line, *[piece] * 100)
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 431 ")
+            assert b"\r\nconnection: close" in head
+            problem = json.loads(body)
+            assert (problem["status"], problem["kind"]) == (431, "too_large")
+            await s.get("/api/me")
+
+    told()
+
+
+@story
+async def test_an_address_over_64_kb_is_refused_with_431():
+    async with site(desk("x")) as s:
+        assert status_of(await ask_raw(s, b"GET /", *[b"x" * 10_000] * 100)) == 431
+
+
+@story
+async def test_a_head_below_64_kb_is_taken_however_it_arrives():
+    async with site(desk("x")) as s:
+        lines = [f"x-{n}: {'v' * 600}\r\n".encode() for n in range(100)]
+        end = f"authorization: Bearer {TOKEN}\r\nconnection: close\r\n\r\n".encode()
+        pieces = [b"GET /api/me HTTP/1.1\r\nhost: localhost\r\n", *lines, end]
+        assert status_of(await ask_raw(s, *pieces)) == 200
+        assert status_of(await ask_raw(s, b"".join(pieces))) == 200
+
+
+@story
+async def test_more_than_256_header_lines_are_refused_with_431():
+    """Each line costs far more memory than its bytes."""
+    async with site(desk("x")) as s:
+        ask = b"GET /api/me HTTP/1.1\r\nhost: localhost\r\n" + b"x-a: b\r\n" * 300 + b"\r\n"
+        assert status_of(await ask_raw(s, ask)) == 431
+
+
+@story
+async def test_trailers_never_become_headers():
+    """A token, a host or an origin that comes behind the body counts for nothing."""
+    seen = []
+
+    def auth(request):
+        seen.append(dict(request.headers))
+        return "ada" if request.headers.get("authorization") == f"Bearer {TOKEN}" else None
+
+    async with site(desk("x"), auth=auth) as s:
+        head = b"POST /api/conversations HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        head += b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+        trailer = f"authorization: Bearer {TOKEN}\r\nx-later: 1\r\n\r\n".encode()
+        assert status_of(await ask_raw(s, head + trailer)) == 401
+        assert status_of(await ask_raw(s, head, trailer)) == 401
+        assert [h for h in seen if "x-later" in h] == []
+
+
+@pytest.mark.parametrize("piece", [b"x" * 10_000, b"x-a: b\r\n" * 1000], ids=["one line", "many lines"])
+def test_trailers_without_end_close_the_connection(piece):
+    @story
+    async def told():
+        async with site(desk("x")) as s:
+            head = b"POST /api/nothing HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
+            answer = await ask_raw(s, head, *[piece] * 100)  # it comes back: the server has closed
+            assert status_of(answer) == 401
+
+    told()
+
+
+@story
+async def test_where_another_server_lets_a_long_head_through_the_application_refuses_it():
+    said = []
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message):
+        said.append(message)
+
+    async with Runtime() as rt:
+        headers = [(b"host", b"localhost"), (b"authorization", f"Bearer {TOKEN}".encode()), (b"x", b"v" * 70_000)]
+        scope = {"type": "http", "method": "GET", "path": "/api/me", "query_string": b"", "headers": headers}
+        await app(rt, TokenAuth(TOKEN, "ada"))(scope, receive, send)
+    assert (said[0]["status"], json.loads(said[1]["body"])["kind"]) == (431, "too_large")
+
+
+@story
+async def test_two_host_or_origin_headers_are_refused_with_400():
+    """A proxy in front could have checked one of them and we the other."""
+    async with site(desk("x")) as s:
+        for twice in (b"host: localhost\r\nhost: evil.example", b"host: evil.example\r\nHost: localhost"):
+            answer = await ask_raw(s, b"GET /api/me HTTP/1.1\r\n" + twice + b"\r\nconnection: close\r\n\r\n")
+            assert status_of(answer) == 400
+            assert b"two host headers" in answer
+        origins = [("origin", s.base), ("origin", "https://evil.example")]
+        answer = await s.http.post("/api/conversations", json={}, headers=origins)
+        assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_args")
+
+
+@story
+async def test_the_same_host_under_another_scheme_is_another_site():
+    """https and http of one name can be served by different programs; a proxy says which it was asked by."""
+    async with site(desk("x"), hosts=["desk.example"]) as s:
+        host = {"host": "desk.example"}
+        refused = await s.post("/api/conversations", {}, 403, headers={**host, "origin": "https://desk.example"})
+        assert "--allow-origin" in refused["detail"]
+        for origin in ("http://desk.example", "http://desk.example:80"):
+            await s.post("/api/conversations", {}, 201, headers={**host, "origin": origin})
+        told = {**host, "x-forwarded-proto": "https"}  # by a proxy on this machine
+        await s.post("/api/conversations", {}, 201, headers={**told, "origin": "https://desk.example"})
+        await s.post("/api/conversations", {}, 403, headers={**told, "origin": "http://desk.example"})

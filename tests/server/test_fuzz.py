@@ -101,4 +101,6 @@ def test_the_document_names_every_route_and_every_type_once():
     operations = [one["operationId"] for path in DOCUMENT["paths"].values() for one in path.values()]
     assert len(operations) == len(set(operations)) == 22
     schemas = DOCUMENT["components"]["schemas"]
-    assert {"Snapshot", "Pending", "Approve", "CallSuspended", "TextDelta", "Problem", "Resolving"} <= set(schemas)
+    assert {"ShownConversation", "Pending", "Approve", "CallSuspended", "TextDelta", "Problem", "Resolving"} <= set(
+        schemas
+    )

@@ -12,6 +12,9 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
+from assent import Invalid
+from assent.cli import server_token
+
 AGENT = '''
 from assent import Agent, ScriptedModel, ToolCall, tool
 
@@ -113,11 +116,40 @@ def test_a_signal_ends_it_in_order_also_with_streams_open(tmp_path, sig):
         assert not [name for name in os.listdir(tmp_path) if name.endswith(("-wal", "-shm"))]
 
 
-def test_the_token_is_kept_beside_the_store_for_its_owner_alone(tmp_path):
+def test_the_token_is_kept_in_the_state_directory_for_its_owner_alone(tmp_path, monkeypatch):
+    """Not beside the store, where tools look for files; one for each store, wherever the server was started."""
+    state = tmp_path / "state"
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
     with process(tmp_path, "--store", "sqlite:///desk.db") as server:
-        kept = tmp_path / "desk.db.token"
+        [kept] = (state / "assent" / "tokens").iterdir()
         assert kept.read_text() == server.token
         assert kept.stat().st_mode & 0o777 == 0o600
+        assert kept.parent.stat().st_mode & 0o777 == 0o700
+    assert not list(tmp_path.glob("*.token"))
+    with process(tmp_path, "--store", f"sqlite:///{tmp_path}/desk.db") as same:
+        assert same.token == server.token
+    with process(tmp_path, "--store", "sqlite:///other.db") as other:
+        assert other.token != server.token
+
+
+SPY = """
+import os, subprocess
+child = subprocess.run("echo $ASSENT_TOKEN", shell=True, capture_output=True, text=True)
+open("seen", "w").write(repr([os.environ.get("ASSENT_TOKEN"), child.stdout]))
+"""
+
+
+def test_tools_do_not_find_the_token_in_their_environment(tmp_path, monkeypatch):
+    """Neither the code of tools, from its import on, nor the programs that they start; in a worker neither."""
+    monkeypatch.setenv("ASSENT_TOKEN", "a-token-from-the-environment")
+    (tmp_path / "spy.py").write_text(SPY)
+    monkeypatch.setitem(globals(), "AGENT", f"import spy\n{AGENT}")
+    with process(tmp_path) as server:
+        assert server.token == "a-token-from-the-environment"
+        assert (tmp_path / "seen").read_text() == repr([None, "\n"])
+    (tmp_path / "seen").unlink()
+    run(tmp_path, "-m", "assent", "tools", "shop:agent")
+    assert (tmp_path / "seen").read_text() == repr([None, "\n"])
 
 
 def run(folder, *words, **env):
@@ -139,26 +171,79 @@ def test_a_port_in_use_is_one_sentence_that_says_what_to_do(tmp_path):
     )
 
 
-def test_a_token_file_that_holds_no_token_is_told_by_its_name(tmp_path):
-    kept = tmp_path / "assent.db.token"
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """Where the token of assent.db in this directory is kept; its directory is there."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    path = server_token.token_file(f"sqlite:///{tmp_path}/assent.db")
+    path.parent.mkdir(mode=0o700, parents=True)
+    return path
+
+
+def refused(folder):
+    return run(folder, "-m", "assent", "serve", "shop:agent", "--port", "0", ASSENT_STORE="")
+
+
+def test_a_token_file_that_holds_no_token_is_told_by_its_name(tmp_path, kept):
     for contents in (
+        b"",
         b"x",
         "sixteen letters é".encode(),
         "a-token-of-windows".encode("utf-16"),
         b"a token of many words",
     ):
         kept.write_bytes(contents)
-        code, said = run(tmp_path, "-m", "assent", "serve", "shop:agent", "--port", "0")
-        assert (code, said) == (
+        kept.chmod(0o600)
+        assert refused(tmp_path) == (
             2,
-            "assent: error [invalid_args]: assent.db.token must hold 16 or more letters, digits, '-', '_' and '.'\n",
+            f"assent: error [invalid_args]: {kept} must hold 16 or more letters, digits, '-', '_' and '.'\n",
         )
     kept.unlink()
     kept.mkdir()
-    code, said = run(tmp_path, "-m", "assent", "serve", "shop:agent", "--port", "0")
+    code, said = refused(tmp_path)
     assert code == 2
     assert said.startswith("assent: error [resource_missing]: the token cannot be read: ")
-    assert "assent.db.token" in said
+    assert str(kept) in said
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602])
+def test_a_token_file_that_others_can_read_or_write_is_refused(tmp_path, kept, mode):
+    kept.write_text("a-token-of-sixteen-letters")
+    kept.chmod(mode)
+    code, said = refused(tmp_path)
+    assert code == 2
+    assert f"others can read or change it (mode {mode:o}): run `chmod 600 {kept}`" in said
+
+
+def test_a_directory_of_tokens_that_others_can_write_is_refused(tmp_path, kept):
+    kept.parent.chmod(0o777)
+    code, said = refused(tmp_path)
+    assert code == 2
+    assert f"run `chmod 700 {kept.parent}`" in said
+
+
+def test_a_token_file_of_another_user_is_refused(kept, monkeypatch):
+    kept.write_text("a-token-of-sixteen-letters")
+    kept.chmod(0o600)
+    mine = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
+    with pytest.raises(Invalid, match="belongs to another user"):
+        server_token._read(kept)
+
+
+def test_a_token_file_that_leads_elsewhere_is_not_followed(tmp_path, kept):
+    (tmp_path / "theirs").write_text("a-token-of-sixteen-letters")
+    kept.symlink_to(tmp_path / "theirs")
+    code, said = refused(tmp_path)
+    assert code == 2
+    assert f"remove {kept}" in said
+
+
+def test_where_no_token_can_be_kept_the_server_says_that_it_will_change(tmp_path, monkeypatch):
+    (tmp_path / "state").write_text("no directory")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with process(tmp_path) as server:
+        assert "$ASSENT_TOKEN gives one that stays" in server.process.stdout.readline()
 
 
 def test_a_page_of_the_project_that_has_nothing_of_ours_in_it_does_not_replace_ours(tmp_path):

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import time
+import tracemalloc
 
 from webdesk import TOKEN, desk, refunding, site, story
 
@@ -12,7 +13,7 @@ from assent.core.live import ToolProgress
 from assent.errors import StoreError
 from assent.models import FinishPart, TextPart
 from assent.runtime import waiting
-from assent.server import Limits, app, sse, wire
+from assent.server import Limits, app, routes, sse, wire
 from assent.stores.memory import MemoryStore
 
 C = "/api/conversations/c"
@@ -325,8 +326,8 @@ async def test_whoever_may_not_see_a_conversation_any_more_is_told_nothing_more_
 
 
 @story
-async def test_whoever_is_let_in_no_more_loses_the_open_streams_at_the_next_heartbeat(monkeypatch):
-    monkeypatch.setattr(sse, "HEARTBEAT", 0.05)
+async def test_whoever_is_let_in_no_more_loses_the_open_streams_at_the_next_check(monkeypatch):
+    monkeypatch.setattr(sse, "ACCESS_EVERY", 0.05)
     known, allowed = {"bo", "cy"}, {"c"}
 
     def auth(request):
@@ -355,7 +356,7 @@ async def test_whoever_is_let_in_no_more_loses_the_open_streams_at_the_next_hear
 
 @story
 async def test_what_somebody_may_see_no_longer_is_withdrawn_from_their_inbox(monkeypatch):
-    """With the next change of it, and where there is none, at the next heartbeat."""
+    """With the next change of it, and where there is none, at the next check."""
     allowed = {"a", "b", "c"}
 
     async def told(reader):
@@ -371,7 +372,7 @@ async def test_what_somebody_may_see_no_longer_is_withdrawn_from_their_inbox(mon
             allowed.remove("a")
             await s.runtime.resolve("a", gone["call"], Deny("no"))
             assert await told(reader) == ("pending", {"b"})
-        monkeypatch.setattr(sse, "HEARTBEAT", 0.05)
+        monkeypatch.setattr(sse, "ACCESS_EVERY", 0.05)
         async with s.events("/api/pending/events") as reader:
             assert await told(reader) == ("pending", {"b"})
             await s.runtime.send("c", "x")
@@ -584,3 +585,297 @@ async def test_a_reader_that_is_gone_before_its_first_byte_leaves_nothing_behind
         headers = [(b"host", b"localhost")]
         served = app(rt, auth=lambda request: "ada")
         await served({**scope, "headers": headers, "root_path": "", "scheme": "http"}, receive, send)
+
+
+class Viewer:
+    """A request to the application itself, whose ``send`` decides when a piece is taken."""
+
+    def __init__(self, served, path, who="ada", query=b"", takes=10**9):
+        self.sent, self.status, self.full, self.takes = [], None, asyncio.Event(), takes
+        headers = [(b"host", b"localhost"), (b"x-who", who.encode())]
+        scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": query}
+        scope |= {"headers": headers, "root_path": "", "scheme": "http"}
+        self.done = asyncio.create_task(served(scope, asyncio.Event().wait, self.send))
+
+    async def send(self, message):
+        self.status = message.get("status", self.status)
+        if message.get("body"):
+            if len(self.sent) >= self.takes:
+                self.full.set()
+                await asyncio.Event().wait()
+            self.sent.append(message["body"])
+
+    async def blocked(self):
+        await self.full.wait()
+
+    @property
+    def events(self):
+        """The names of the events that came whole."""
+        frames = b"".join(self.sent).split(b"\n\n")[:-1]
+        return [line[7:].decode() for frame in frames for line in frame.split(b"\n") if line.startswith(b"event: ")]
+
+    async def end(self):
+        self.done.cancel()
+        await asyncio.wait({self.done})
+
+
+def whoever(request):
+    return request.headers.get("x-who")
+
+
+async def large(rt, name, size=3_000_000):
+    await (await rt.send(name, "x" * size)).rest()
+
+
+@story
+async def test_readers_that_catch_up_share_one_copy_of_an_event():
+    """Each had its own copy of a large event for as long as it did not read: 150 readers held 598 MB."""
+    async with Runtime(desk(*["hi"] * 9)) as rt:
+        await large(rt, "c")
+        served = app(rt, whoever)
+        tracemalloc.start()
+        try:
+            viewers = [Viewer(served, f"{C}/events", takes=3) for _ in range(30)]
+            for viewer in viewers:
+                await viewer.blocked()
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert held < 5 * 3_000_000
+        for viewer in viewers:
+            await viewer.end()
+
+
+@story
+async def test_a_large_live_event_is_held_once_however_many_do_not_read_it():
+    async with Runtime(desk(*["hi"] * 9)) as rt:
+        await rt.open("c")
+        served = app(rt, whoever)
+        viewers = [Viewer(served, f"{C}/events", takes=3) for _ in range(30)]
+        while sum(len(found.channel.readers) for found in served._hub._open.values()) < 30:
+            await asyncio.sleep(0.005)
+        tracemalloc.start()
+        try:
+            for payload in ("small", "x" * 3_000_000):
+                rt.home.bus.publish("c", ToolProgress(conversation="c", call_id="x", n=1, payload=payload))
+            for viewer in viewers:
+                await viewer.blocked()
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert held < 5 * 3_000_000
+        for viewer in viewers:
+            await viewer.end()
+
+
+@story
+async def test_a_principal_with_too_many_streams_is_told_to_close_some():
+    async with site(desk("x"), auth=whoever, limits=Limits(principal_streams=1)) as s:
+        ada, bo = {"x-who": "ada"}, {"x-who": "bo"}
+        async with s.events("/api/pending/events", headers=ada) as reader:
+            await reader.next()
+            answer = await s.http.get("/api/pending/events", headers=ada)
+            problem = answer.json()
+            assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
+            assert problem["kind"] == "backpressure"
+            assert problem["detail"] == "you have 1 streams open: close some of them, then open this one again"
+            async with s.events("/api/pending/events", headers=bo) as other:
+                await other.next()
+        again = s.http.build_request("GET", "/api/pending/events", headers=ada)
+        while (await s.http.send(again, stream=True)).is_error:
+            await asyncio.sleep(0.01)
+
+
+@story
+async def test_a_principal_that_leaves_too_much_unread_is_sent_back_and_holds_up_nobody_else():
+    """What several of its streams send from one buffer counts once; others have budgets of their own."""
+    async with Runtime(desk(*["hi"] * 9)) as rt:
+        for name in "cd":
+            await large(rt, name, 600_000)
+        served = app(rt, whoever, limits=Limits(principal_bytes=1_000_000))
+        unread = [Viewer(served, f"{C}/events", takes=3) for _ in range(5)]
+        for viewer in unread:
+            await viewer.blocked()
+        other = Viewer(served, "/api/conversations/d/events")
+        await other.done
+        assert other.status == 200
+        assert other.events == ["ConversationOpened", "backpressure"]
+        assert b'{"after":1}' in b"".join(other.sent)
+        log = Viewer(served, "/api/conversations/d/log")
+        await log.done
+        assert log.status == 429
+        assert b"read or close them" in b"".join(log.sent)
+        bo = Viewer(served, "/api/conversations/d/log", who="bo")
+        await bo.done
+        assert bo.status == 200
+        for viewer in unread:
+            await viewer.end()
+        again = Viewer(served, "/api/conversations/d/log")
+        await again.done
+        assert again.status == 200
+
+
+@story
+async def test_a_principal_whose_budget_is_used_up_opens_no_other_stream():
+    async with Runtime(desk(*["hi"] * 9)) as rt:
+        await large(rt, "c", 600_000)
+        served = app(rt, whoever, limits=Limits(principal_bytes=500_000))
+        first = Viewer(served, f"{C}/events", takes=3)
+        await first.blocked()  # what is larger than the budget is sent too, by itself
+        second = Viewer(served, f"{C}/events")
+        await second.done
+        problem = json.loads(b"".join(second.sent))
+        assert (problem["status"], problem["kind"]) == (429, "backpressure")
+        assert "read or close them" in problem["detail"]
+        await first.end()
+
+
+@story
+async def test_a_snapshot_has_a_page_of_messages_and_says_how_many_come_before():
+    async with site(desk(*["hi"] * 9)) as s:
+        texts = [str(n) * 400_000 for n in range(5)]
+        for text in texts:
+            await (await s.runtime.send("c", text)).rest()
+        whole = json.loads(wire.encode((await s.runtime.snapshot("c")).messages))
+        first = await s.get(C)
+        assert 0 < first["earlier"] < len(whole)
+        assert len(json.dumps(first)) < 1_200_000
+        found, before = first["messages"], first["earlier"]
+        while before:
+            page = await s.get(C, params={"before": before})
+            assert page["messages"]
+            found = page["messages"] + found
+            before = page["earlier"]
+        assert found == whole
+        assert (await s.get(C, params={"limit": 1}))["messages"] == whole[-1:]
+        assert (await s.get(C, params={"before": 0}))["messages"] == []
+
+
+@story
+async def test_a_page_of_the_log_is_read_in_bounded_pieces():
+    """Events of some megabytes each: a page that is cut to its size afterwards was read whole."""
+    async with site(desk(*["hi"] * 200)) as s:
+        for _ in range(30):
+            await (await s.runtime.send("c", "hi")).rest()
+        read, limits = s.runtime.store.read, []
+
+        async def counted(conversation, after=0, before=None, limit=None):
+            limits.append(limit)
+            return await read(conversation, after, before, limit)
+
+        s.runtime.store.read = counted
+        head = (await s.runtime.store.row("c")).seq
+        for options in ({}, {"last": True}, {"after": 3, "before": 77}, {"last": True, "limit": 40, "before": 90}):
+            events = (await s.get(f"{C}/log", params=options))["events"]
+            low, high = options.get("after", 0), options.get("before", head + 1)
+            wanted = list(range(low + 1, high))
+            assert [e["seq"] for e in events] == (wanted[-options["limit"] :] if "limit" in options else wanted)
+        assert max(limits) <= routes.READ
+
+
+def test_the_times_of_an_access_check_add_up_to_five_seconds():
+    assert sse.ACCESS_EVERY + sse.ACCESS_SECONDS + sse.LAST_WORDS <= 5
+
+
+def never_by_heartbeat(monkeypatch):
+    """Neither a heartbeat nor a stalled write ends a stream here: only the check of access does."""
+    monkeypatch.setattr(sse, "HEARTBEAT", 1000.0)
+    monkeypatch.setattr(sse, "STALL", 1000.0)
+    monkeypatch.setattr(sse, "ACCESS_EVERY", 0.05)
+
+
+@story
+async def test_a_revoked_reader_that_never_reads_is_cut_in_the_middle_of_an_event(monkeypatch):
+    never_by_heartbeat(monkeypatch)
+    allowed = {"c"}
+    async with Runtime(desk(*["hi"] * 9)) as rt:
+        await large(rt, "c", 1_000_000)
+        served = app(rt, whoever, may_see=lambda principal, conversation: conversation in allowed)
+        viewer = Viewer(served, f"{C}/events", takes=10)
+        await viewer.blocked()
+        allowed.clear()
+        await viewer.done
+        assert viewer.events == ["ConversationOpened"]  # nothing is said in the middle of an event
+
+
+@story
+async def test_a_revoked_reader_is_cut_while_it_catches_up(monkeypatch):
+    never_by_heartbeat(monkeypatch)
+    known, checked = {"ada"}, asyncio.Event()
+
+    def auth(request):
+        if not known:
+            checked.set()
+        return "ada" if known else None
+
+    class Slow(Viewer):
+        async def send(self, message):
+            if len(self.sent) == 5:
+                known.clear()
+                await checked.wait()
+            await super().send(message)
+
+    async with Runtime(desk(*["hi"] * 200)) as rt:
+        for _ in range(50):
+            await (await rt.send("c", "x" * 5_000)).rest()
+        viewer = Slow(app(rt, auth), f"{C}/events")
+        await viewer.done
+        assert 5 <= len(viewer.sent) <= 7
+        assert viewer.events.count("TurnEnded") < 50
+
+
+@story
+async def test_a_revoked_reader_is_cut_while_a_reply_streams(monkeypatch):
+    """Deltas are not in the log: no event of the log has to come first."""
+    never_by_heartbeat(monkeypatch)
+    allowed = {"c"}
+
+    class Endless:
+        name = "endless"
+
+        async def stream(self, request):
+            while True:
+                yield TextPart("word ")
+                await asyncio.sleep(0.001)
+
+    async with site(Agent("endless", model=Endless()), may_see=lambda who, name: name in allowed) as s:
+        await s.begin()
+        async with s.events(f"{C}/events") as reader:
+            await reader.until("text_delta")
+            allowed.clear()
+            kind, _, problem = (await reader.rest())[-1]
+            assert (kind, problem["status"]) == ("problem", 404)
+        await s.runtime.cancel("c")
+
+
+@story
+async def test_a_reader_whose_access_cannot_be_checked_in_time_is_cut(monkeypatch):
+    never_by_heartbeat(monkeypatch)
+    monkeypatch.setattr(sse, "ACCESS_SECONDS", 0.05)
+    slow = []
+
+    async def auth(request):
+        if slow:
+            await asyncio.Event().wait()
+        return "ada"
+
+    async with site(desk("x"), auth=auth) as s, s.events("/api/pending/events") as reader:
+        await reader.next()
+        slow.append(True)
+        [(kind, _, problem)] = await reader.rest()
+        assert (kind, problem["status"], problem["kind"]) == ("problem", 503, "backpressure")
+
+
+@story
+async def test_a_reader_that_does_not_take_a_list_of_which_it_may_not_see_all_any_more_is_cut(monkeypatch):
+    never_by_heartbeat(monkeypatch)
+    allowed = {"a", "b"}
+    async with Runtime(refunding()) as rt:
+        for name in "ab":
+            await (await rt.send(name, "x")).rest()
+        served = app(rt, whoever, may_see=lambda who, name: name in allowed)
+        viewer = Viewer(served, "/api/pending/events", takes=1)
+        await viewer.blocked()
+        allowed.remove("a")
+        await viewer.done
+        assert viewer.events == []

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from assent.cli import custody, operations, output, serve, ui, workbench
+from assent.cli import custody, operations, output, serve, server_token, ui, workbench
 from assent.cli.commands import DEMO, DEMO_STORE, Commands
 from assent.cli.group import (
     MANY,
@@ -419,6 +419,7 @@ def log(conversation: str | None, as_json: bool, after: int, limit: int | None, 
 def main(argv: list[str] | None = None) -> int:
     """The entry point: the exit code of the command, or of what went wrong."""
     output.prepare()
+    server_token.take_from_environment()
     try:
         words = [real_text(word, "an argument") for word in (sys.argv[1:] if argv is None else argv)]
         code = cli.main(words, prog_name="assent", standalone_mode=False)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import secrets
 import time
 from collections.abc import Awaitable, Callable
 from ipaddress import ip_address
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from assent.cli import server_token
 from assent.cli.commands import MEMORY
 from assent.cli.group import (
     Whole,
@@ -41,7 +40,6 @@ PORT = 8642
 BROWSER_SECONDS = 3.0
 """So soon whoever opens it has found none; some stay as long as the browser."""
 NEEDED = ("starlette", "uvicorn", "httptools")
-TOKEN = "ASSENT_TOKEN"
 NAME = re.compile(r"[\w-]+(\.[\w-]+)*|\*|[0-9a-f:]*:[0-9a-f:.]*", re.ASCII | re.IGNORECASE)
 
 
@@ -98,8 +96,9 @@ def serve(
 ) -> int:
     """Serve an agent: the page and the HTTP API.
 
-    Prints an address with a token: whoever has it is you. The token is kept beside the store, so that open pages
-    find their way back after a restart; $ASSENT_TOKEN gives another. With --no-run the agent is needed only to open
+    Prints an address with a token: whoever has it is you. The token of a store on SQLite is kept in your state
+    directory (~/.local/state/assent), so that open pages find their way back after a restart; $ASSENT_TOKEN gives
+    another. With --no-run the agent is needed only to open
     new conversations, and its model's key not at all; without it, the page shows and decides what others run.
     """
     from assent.cli.loading import choose
@@ -152,7 +151,8 @@ def start(
 
     if store == MEMORY and not runs:
         raise Invalid("workers elsewhere do not see a store in memory: give --store, or leave --no-run out")
-    auth = TokenAuth(token_for(store), by)
+    token = server_token.token_for(store)
+    auth = TokenAuth(token.value, by)
 
     def served() -> App:
         runtime = Runtime(*([] if agent is None else [agent]), store=store, only=None if runs else ())
@@ -174,8 +174,8 @@ def start(
         click.echo(f"{agent.name if agent else place(store)} is served at {shown}")
         for line in abroad(host, listening.getsockname()[1], names):
             click.echo(line)
-        if store.startswith("postgres") and not os.environ.get(TOKEN):
-            click.echo(f"Its token is another at each start: ${TOKEN} gives one that stays.")
+        if store != MEMORY and not token.lasting:
+            click.echo(f"Its token is another at each start: ${server_token.VARIABLE} gives one that stays.")
         click.echo("Ctrl-C stops it; what waits is kept." if runs else "It runs nothing: workers on the same store do.")
         if open_page:
             await open_browser(shown)
@@ -255,38 +255,3 @@ async def open_browser(address: str) -> None:
         failed = True
     if failed:
         click.echo("no browser could be opened: open the address yourself")
-
-
-def token_for(store: str) -> str:
-    """The token of a store: whoever can read its file can read this one, and nobody else."""
-    given = os.environ.get(TOKEN)
-    if given:
-        return checked(given, f"${TOKEN}")
-    if not store.startswith("sqlite:///"):
-        return secrets.token_urlsafe(24)
-    path = f"{store.removeprefix('sqlite:///')}.token"
-    made = secrets.token_urlsafe(24)
-    try:
-        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-            file.write(made)
-        return made
-    except FileExistsError:
-        kept = kept_in(path)
-        return checked(kept, path) if kept else made
-    except OSError:
-        return made  # the store itself will say what is wrong with its directory
-
-
-def kept_in(path: str) -> str:
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read().strip()
-    except OSError as problem:
-        raise Invalid(f"the token cannot be read: {problem}", kind="resource_missing") from None
-
-
-def checked(token: str, where: str) -> str:
-    """The token, which nobody guesses and every address can hold."""
-    if len(token) < 16 or not token.isascii() or not all(char.isalnum() or char in "-_." for char in token):
-        raise Invalid(f"{where} must hold 16 or more letters, digits, '-', '_' and '.'")
-    return token

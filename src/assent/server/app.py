@@ -16,6 +16,7 @@ from assent.errors import Invalid
 from assent.runtime.runtime import Runtime
 from assent.server import explained, openapi, wire
 from assent.server.auth import ALLOWED, SAFE, Auth, MaySee, Origins, TokenAuth, identify
+from assent.server.budgets import Budgets, OverBudget, over_budget
 from assent.server.hub import Hub
 from assent.server.page import INDEX, LOGIN, LOGIN_HEADERS, SHEET_HEADERS, Files, policy, stranger
 from assent.server.patience import within
@@ -24,6 +25,11 @@ from assent.server.routes import ENDPOINTS, Asked, Endpoint, Streaming
 from assent.server.sse import CHUNK, Gone, Receive, Send, Stream, hand_over
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+HEAD_BYTES = 64 * 1024
+"""Limit on a request's headers. Our own server refuses longer ones while they arrive; others may not."""
+HEADER_OVERHEAD = len(b": \r\n")
+ONCE = (b"host", b"origin")
+"""Headers that decide where a request belongs: two of one name could be read in two ways."""
 BODY_SECONDS = 30.0
 """A body that takes longer is given up."""
 GUARDS = [
@@ -58,14 +64,18 @@ _JSON_HEAD = b"".join([b"%s: %s\r\n" % each for each in (JSON, *GUARDS, NOTHING_
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is done at once; what is more is refused with 503 and when to come again.
+    """How much is done at once; what is more is refused with 503, or 429 for one principal, and when to come again.
 
-    requests:  requests that are being answered; and bodies, and answers, on their way, for each principal
-    streams:   open streams of events
+    requests:           requests that are being answered; and bodies, and answers, on their way, for each principal
+    streams:            open streams of events
+    principal_streams:  open streams of one principal
+    principal_bytes:    bytes of one principal's streams and answers that wait for their reader, beside 16 kB for each
     """
 
     requests: int = 256
     streams: int = 10_000
+    principal_streams: int = 1_000
+    principal_bytes: int = 64 * 1024 * 1024
 
 
 class App:
@@ -86,6 +96,7 @@ class App:
         self._requests = self._streams = 0
         self._bodies, self._answers = _Shares(limits.requests), _Shares(limits.requests)
         """That are on their way, by whose they are."""
+        self._budgets = Budgets(limits.principal_streams, limits.principal_bytes)
         self._document: bytes | None = None
 
     @property
@@ -128,7 +139,7 @@ class App:
         """Answer a request that may be answered."""
         request, parts, method = exchange.request, exchange.parts, exchange.method
         exchange.shared = self._origins.shared(exchange.headers)
-        self._origins.check(method, exchange.headers)
+        self._origins.check(method, exchange.headers, request.scope.get("scheme", "http"))
         if ALLOWED in exchange.shared and method == "OPTIONS":
             await exchange.reply(204, b"", self._origins.preflight(exchange.headers))
             return
@@ -190,8 +201,17 @@ class App:
                 self._requests -= 1
             if endpoint.gives is None:
                 await exchange.reply(endpoint.status, b"", {})
-            else:
-                await exchange.reply_json(endpoint.status, wire.encode(value))
+                return
+            body = wire.encode(value)
+            del value
+            if len(body) <= CHUNK:
+                await exchange.reply_json(endpoint.status, body)
+                return
+            try:
+                with self._budgets.of(who) as budget, budget.hold(body):
+                    await exchange.reply_json(endpoint.status, body)
+            except OverBudget:
+                raise over_budget() from None
         finally:
             self._answers.give(who)
 
@@ -200,14 +220,15 @@ class App:
             raise _come_again("too many streams, or none any more")
         self._streams += 1
         try:
-            streaming = await make(asked)
-            async with Stream(exchange.request.scope, exchange.receive, exchange.send) as stream:
-                try:
-                    await streaming(stream)
-                except Gone:
-                    raise
-                except Exception as failure:  # the log cannot be read now, or not by them any more
-                    await stream.fail(failure)
+            with self._budgets.stream(asked.by.id) as budget:
+                streaming = await make(asked)
+                async with Stream(exchange.request.scope, exchange.receive, exchange.send, budget) as stream:
+                    try:
+                        await streaming(stream)
+                    except Gone:
+                        raise
+                    except Exception as failure:  # the log cannot be read now, or not by them any more
+                        await stream.fail(failure)
         finally:
             self._streams -= 1
 
@@ -266,9 +287,18 @@ class _Exchange:
         scope["headers"] = raw
         self.headers: dict[str, str] = {}
         """Of the request, those of ``READ``; what was sent twice, as it was first."""
+        self._faults: list[HTTPProblem] = []
+        size = 0
         for name, value in raw:
+            size += len(name) + len(value) + HEADER_OVERHEAD
             if name in READ:
+                if name in ONCE and READ[name] in self.headers:
+                    detail = f"the request has two {READ[name]} headers: send one"
+                    self._faults.append(HTTPProblem(400, "invalid_args", detail))
                 self.headers.setdefault(READ[name], value.decode("latin-1"))
+        if size > HEAD_BYTES:
+            detail = f"the request's headers are longer than {HEAD_BYTES} bytes: send fewer or shorter ones"
+            self._faults.append(HTTPProblem(431, "too_large", detail, {"connection": "close"}))
         self.started = False
         self.parts: list[str] = []
         self.shared: dict[str, str] = {}
@@ -276,6 +306,8 @@ class _Exchange:
 
     async def run(self) -> None:
         try:
+            if self._faults:
+                raise self._faults[-1]
             self.parts = _parts(self.request.scope)
             await self._app.answer(self)
         except Gone:

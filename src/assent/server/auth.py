@@ -136,7 +136,7 @@ class Origins:
             if not _ORIGIN.fullmatch(origin):
                 raise Invalid(f"an origin is as https://desk.example, not {origin!r}")
 
-    def check(self, method: str, headers: Mapping[str, str]) -> None:
+    def check(self, method: str, headers: Mapping[str, str], scheme: str = "http") -> None:
         """Refuse a request that was not meant for us, or that another site has made."""
         host = headers.get("host", "").lower()
         if len(host) > HOST or not self._known(host):  # what is longer is not remembered either
@@ -149,11 +149,16 @@ class Origins:
             return
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         if origin is not None:
-            same = urlsplit_host(origin) == host or origin.lower() in self._origins
+            said, own = origin.lower(), f"{scheme}://{host}"
+            same = said in self._origins or _without_port(said) == _without_port(own)
         else:
             same = site in (None, "same-origin", "none")
         if not same:
-            raise HTTPProblem(403, "permission_denied", "this came from another site; name it in origins=[...]")
+            raise HTTPProblem(
+                403,
+                "permission_denied",
+                "this came from another site; name it: assent serve --allow-origin, or origins=[...] of the app",
+            )
 
     def shared(self, headers: Mapping[str, str]) -> dict[str, str]:
         """The headers that let a page of one of the other origins read the answer; nobody else's."""
@@ -191,8 +196,6 @@ class Origins:
         return True
 
 
-def urlsplit_host(origin: str) -> str:
-    try:
-        return urlsplit(origin.lower()).netloc
-    except ValueError:
-        return ""
+def _without_port(origin: str) -> str:
+    """Return the origin without a port that its scheme has by default."""
+    return origin.removesuffix({"http": ":80", "https": ":443"}.get(origin.partition("://")[0], ":"))

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
+from weakref import WeakValueDictionary
 
 from assent.core.decisions import Pending
 from assent.runtime.runtime import Runtime
@@ -51,6 +52,45 @@ def whole(entries: list[Pending]) -> bytes:
     return wire.frame("pending", wire.encode(wire.PendingList(entries)))
 
 
+class Page:
+    """Some events of a log as they are sent, in one buffer."""
+
+    __slots__ = ("__weakref__", "count", "data", "seq")
+
+    def __init__(self, bodies: list[bytes]):
+        frames = [wire.stored(body) for body in bodies]
+        self.seq = frames[-1][0]
+        """The last one's sequence number."""
+        self.data = b"".join([data for _, data in frames])
+        self.count = len(frames)
+
+
+class Pages:
+    """Pages of logs: readers that catch up at the same place share one buffer, for as long as any of them sends it."""
+
+    def __init__(self, runtime: Runtime):
+        self._runtime = runtime
+        self._pages: WeakValueDictionary[tuple[str, int], Page] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[tuple[str, int], asyncio.Lock] = WeakValueDictionary()
+
+    async def read(self, conversation: str, after: int, count: int) -> Page | None:
+        """Return some events after this one, about ``count``; None: there are no more."""
+        key = conversation, after
+        found = self._pages.get(key)
+        if found is not None:
+            return found
+        lock = self._locks.get(key)
+        if lock is None:
+            lock = self._locks[key] = asyncio.Lock()
+        async with lock:  # the others wait for the first one's page
+            found = self._pages.get(key)
+            if found is None:
+                bodies = await self._runtime.store.read(conversation, after=after, limit=count)
+                if bodies:
+                    found = self._pages[key] = Page(bodies)
+        return found
+
+
 class _Open:
     """A channel with the task that fills it, for as long as somebody reads it."""
 
@@ -61,6 +101,7 @@ class _Open:
 class Hub:
     def __init__(self, runtime: Runtime):
         self._runtime = runtime
+        self.pages = Pages(runtime)
         self._open: dict[str | None, _Open] = {}
         """By conversation; None is the inbox."""
         self.closing = False

@@ -23,6 +23,8 @@ DECIDING = {"409": "stale, busy or in conflict", "410": "expired"}
 ALWAYS = {
     "400": "not HTTP as we take it",
     "421": "a host that is not served here",
+    "429": "too many streams of yours, or too much that you leave unread",
+    "431": "headers longer than 64 kB",
     "503": "too much at once, or the store is away",
 }
 

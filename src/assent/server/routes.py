@@ -14,7 +14,6 @@ import msgspec
 from starlette.requests import Request
 
 from assent.core.decisions import Accepted, Approve, Decision, Previewed, Principal
-from assent.core.live import Snapshot
 from assent.core.results import ANSWER_LIMIT, MESSAGE_LIMIT
 from assent.core.schema import check_plain
 from assent.errors import Invalid, NotFound, Stale, StoreError
@@ -24,10 +23,11 @@ from assent.runtime.intake import conversation_id
 from assent.runtime.runtime import ConversationInfo, Runtime
 from assent.server import wire
 from assent.server.auth import Auth, MaySee, identify
+from assent.server.budgets import OverBudget
 from assent.server.hub import Hub, whole
 from assent.server.problems import HTTPProblem, problem_of
 from assent.server.sse import CHUNK, Frame, Stream
-from assent.stores.base import Row
+from assent.stores.base import LogStore, Row
 
 SMALL = 64 * 1024
 """Bytes of a body that says little."""
@@ -35,7 +35,9 @@ ANSWER = 2 * ANSWER_LIMIT
 MESSAGE = 2 * MESSAGE_LIMIT
 """Text may be longer as JSON; the runtime holds the limits themselves."""
 PAGE_BYTES = 1024 * 1024
-"""Of a page of the log: what a reader that never reads can hold up."""
+"""Of a page of the log, or of messages: what a reader that never reads can hold up."""
+READ = 32
+"""Events that are read from the store at once: each may have some megabytes."""
 HEALTHY = 5.0
 """Seconds that the store may take to answer whoever asks after its health."""
 PAUSE = 0.05
@@ -149,10 +151,21 @@ async def list_conversations(asked: Asked) -> wire.Conversations:
         await asyncio.sleep(0)
 
 
-async def show_conversation(asked: Asked) -> Snapshot:
-    """The conversation as it is now; go on with its events after ``seq``."""
+async def show_conversation(asked: Asked) -> wire.ShownConversation:
+    """The conversation as it is now, with its newest messages; go on with its events after ``seq``."""
+    which: wire.WhichMessages = asked.query
     snapshot = await asked.runtime.snapshot(await asked.seen(asked.conversation))
-    return msgspec.structs.replace(snapshot, pending=[wire.entry(entry) for entry in snapshot.pending])
+    end = len(snapshot.messages) if which.before is None else min(which.before, len(snapshot.messages))
+    first, size = end, 0
+    while first > max(0, end - which.limit):
+        size += len(wire.encode(snapshot.messages[first - 1]))
+        if first < end and size > PAGE_BYTES:
+            break
+        first -= 1
+    fields = {name: getattr(snapshot, name) for name in snapshot.__struct_fields__}
+    fields["pending"] = [wire.entry(entry) for entry in snapshot.pending]
+    fields["messages"] = snapshot.messages[first:end]
+    return wire.ShownConversation(**fields, earlier=first)
 
 
 async def say(asked: Asked) -> wire.Said:
@@ -183,28 +196,47 @@ async def read_log(asked: Asked) -> wire.RawLog:
     """What happened, event by event: after < seq < before; as many as fit into a page."""
     which: wire.WhichEvents = asked.query
     row = await asked.row(asked.conversation)
-    after, before = which.after, which.before
     if which.last:
-        before = row.seq + 1 if before is None else min(before, row.seq + 1)
-        after = max(after, before - 1 - which.limit)
-    found = await asked.runtime.store.read(row.conversation, after, before, which.limit)
-    bodies, place = _page(found, newest=which.last), None
-    if which.last:
-        after += len(found) - len(bodies)
-        place = after + 1 if bodies and after > which.after else None
-    elif len(bodies) == which.limit or len(bodies) < len(found):
-        place = after + len(bodies)
+        before = row.seq + 1 if which.before is None else min(which.before, row.seq + 1)
+        bodies = await _newest(asked.runtime.store, row.conversation, which.after, before, which.limit)
+        first = before - len(bodies)
+        place = first if bodies and first - 1 > which.after else None
+    else:
+        bodies, more = await _oldest(asked.runtime.store, row.conversation, which.after, which.before, which.limit)
+        place = which.after + len(bodies) if more else None
     return wire.RawLog([msgspec.Raw(wire.current(body)) for body in bodies], place)
 
 
-def _page(bodies: list[bytes], *, newest: bool) -> list[bytes]:
-    """The first or the last of them, as many as fit, and at least one."""
+async def _oldest(store: LogStore, name: str, after: int, before: int | None, limit: int) -> tuple[list[bytes], bool]:
+    """Return the first events after this one, as many as fit into a page; whether more may follow."""
+    bodies: list[bytes] = []
     size = 0
-    for n, body in enumerate(reversed(bodies) if newest else bodies):
-        size += len(body)
-        if n and size > PAGE_BYTES:
-            return bodies[-n:] if newest else bodies[:n]
-    return bodies
+    while len(bodies) < limit:
+        want = min(READ, limit - len(bodies))
+        found = await store.read(name, after + len(bodies), before, want)
+        for body in found:
+            size += len(body)
+            if bodies and size > PAGE_BYTES:
+                return bodies, True
+            bodies.append(body)
+        if len(found) < want:
+            return bodies, False
+    return bodies, True
+
+
+async def _newest(store: LogStore, name: str, after: int, before: int, limit: int) -> list[bytes]:
+    """Return the last events before this one, as many as fit into a page and at least one."""
+    bodies: list[bytes] = []  # the newest first
+    size, low = 0, max(after, before - 1 - limit)
+    while (end := before - len(bodies)) - 1 > low:
+        for body in reversed(await store.read(name, max(low, end - 1 - READ), end, READ)):
+            size += len(body)
+            if bodies and size > PAGE_BYTES:
+                return bodies[::-1]
+            bodies.append(body)
+        if before - len(bodies) == end:
+            break  # the log is shorter than it was
+    return bodies[::-1]
 
 
 async def follow(asked: Asked) -> Streaming:
@@ -216,11 +248,12 @@ async def follow(asked: Asked) -> Streaming:
             raise Invalid(f"Last-Event-ID is a sequence number, not {last[:40]!r}")
         seq = int(last)
     row = await asked.row(asked.conversation)
-    name, store = row.conversation, asked.runtime.store
+    name = row.conversation
 
-    async def still() -> None:
+    async def check() -> bool:
         await asked.still()
         await asked.seen(name)
+        return False
 
     async def shows(frame: Frame) -> bool:
         if frame.seq is not None:
@@ -228,28 +261,27 @@ async def follow(asked: Asked) -> Streaming:
         return True
 
     async def streaming(stream: Stream) -> None:
+        stream.check_access(check)
         # Nobody has read beyond the end: a channel that began there would have nothing for all others.
         at, count = min(seq, row.seq), 1
         while not stream.gone:
             # About a chunk at a time: what a reader that never reads can hold is bounded.
-            while (page := joined(await store.read(name, after=at, limit=count))) is not None:
-                at, data = page
-                count = max(1, min(wire.PAGE, count * 2, count * CHUNK // len(data)))
-                await stream.write(data)
+            while (page := await asked.hub.pages.read(name, at, count)) is not None:
+                try:
+                    await stream.write(page.data)
+                except OverBudget:
+                    await stream.send_back(at)
+                    return
+                at = page.seq
+                count = max(1, min(READ, page.count * 2, page.count * CHUNK // len(page.data)))
             async with asked.hub.conversation(name, at) as channel:
                 position = channel.after(at)
                 if position is not None:
-                    await stream.follow(channel, position, still, at, None if asked.may_see is None else shows)
+                    await stream.follow(channel, position, at, None if asked.may_see is None else shows)
                     return
             await asyncio.sleep(PAUSE)  # the channel has moved on meanwhile
 
     return streaming
-
-
-def joined(bodies: list[bytes]) -> tuple[int, bytes] | None:
-    """Events of the log as they are sent, and the last one's sequence number; None: there were none."""
-    frames = [wire.stored(body) for body in bodies]
-    return (frames[-1][0], b"".join([data for _, data in frames])) if frames else None
 
 
 # --- deciding ---
@@ -344,20 +376,25 @@ async def follow_pending(asked: Asked) -> Streaming:
                     await tell()
                 return False
 
-            async def still() -> None:
+            async def check() -> bool:
                 await asked.still()
                 for name in told.intersection([entry.conversation for entry in inbox.entries.values()]):
                     if not await asked.sees(name):
-                        await tell()
-                        return
+                        return True
+                return False
 
-            if inbox.ended:
-                pass  # what is not known is not told as an empty list
-            elif asked.may_see is None:
-                await stream.write(inbox.whole())
-            else:
-                await tell()
-            await stream.follow(inbox, position, still, shows=None if asked.may_see is None else shows)
+            stream.check_access(check)
+            try:
+                if inbox.ended:
+                    pass  # what is not known is not told as an empty list
+                elif asked.may_see is None:
+                    await stream.write(inbox.whole())
+                else:
+                    await tell()
+            except OverBudget:
+                await stream.send_back(0)
+                return
+            await stream.follow(inbox, position, shows=None if asked.may_see is None else shows, renew=tell)
 
     return streaming
 
@@ -446,7 +483,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         "GET", "/api/conversations", list_conversations, wire.Conversations, query=wire.WhichConversations
     ),
-    Endpoint("GET", CONVERSATION, show_conversation, Snapshot),
+    Endpoint("GET", CONVERSATION, show_conversation, wire.ShownConversation, query=wire.WhichMessages),
     Endpoint("POST", CONVERSATION + "/messages", say, wire.Said, wire.NewMessage, status=202, limit=MESSAGE),
     Endpoint("POST", CONVERSATION + "/cancel", cancel, wire.WasCancelled, wire.Cancelling),
     Endpoint("GET", CONVERSATION + "/worker", show_worker, wire.Worker),

@@ -11,7 +11,7 @@ import signal
 import socket
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 from weakref import ref
 
 import uvicorn
@@ -20,11 +20,18 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from assent.errors import Invalid
 from assent.runtime import garbage
-from assent.server.app import WHOLE, App
+from assent.server import wire
+from assent.server.app import HEAD_BYTES, HEADER_OVERHEAD, WHOLE, App
+from assent.server.problems import CONTENT_TYPE, HTTPProblem, problem_of
 
 Stop = Callable[[], None]
 BACKLOG = 2048
 PEER_MILLISECONDS = 60_000
+HEAD_LINES = 256
+"""Limit on header lines: each costs far more memory than its bytes. ``HEAD_BYTES`` limits the request line and headers
+together, and the trailers and chunk extensions of a body."""
+LINGER = 2.0
+"""Seconds that a refused connection is drained, so that the client can read the refusal before the reset."""
 HEAD_SECONDS = 10.0
 """A request whose head takes longer to arrive is given up: whoever says nothing holds no place."""
 FILES = 65_536
@@ -63,10 +70,24 @@ def listen(host: str, port: int) -> socket.socket:
         raise Invalid(what, kind="resource_missing") from None
 
 
-class _Connection(HttpToolsProtocol):
-    """Knows since when the head of a request is awaited."""
+class _TooLong(Exception):
+    """A request's head is longer than is accepted: stops the parser."""
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's protocol with a bounded head, a deadline for it, and trailers that never become headers.
+
+    uvicorn itself bounds neither the head nor the trailers, and appends trailers to the headers of the request.
+    Another uvicorn can use this class too: ``uvicorn.run(..., http=assent.server.serving.Connection)``.
+    """
 
     head_since: float | None = None
+    _in_head = False
+    _head_bytes = _head_lines = 0
+    _idle_bytes = 0
+    """Bytes since the parser last began or completed a head, found a piece of a body, or completed a request."""
+    _moved = False
+    _refused = False
     direct = False
     """Whether nothing stands between it and our application, which then hands over small answers whole."""
 
@@ -76,12 +97,68 @@ class _Connection(HttpToolsProtocol):
         if len(self.connections) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE:
             transport.abort()
 
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        self._moved = False
+        super().data_received(data)
+        self._idle_bytes = 0 if self._moved else self._idle_bytes + len(data)
+        # The parser keeps an unfinished line to itself: it is bounded by what was fed.
+        if self._idle_bytes > HEAD_BYTES and not self.transport.is_closing():
+            self._refuse_head()
+
+    def send_400_response(self, msg: str) -> None:
+        if self._head_bytes > HEAD_BYTES or self._head_lines > HEAD_LINES:
+            self._refuse_head()
+        else:
+            super().send_400_response(msg)
+
+    def _refuse_head(self) -> None:
+        """Answer 431 and close; where another answer is on its way, only close."""
+        self._refused = True
+        cycle = cast("RequestResponseCycle | None", self.cycle)  # None before the first request
+        if cycle is not None and not cycle.response_complete:
+            self.transport.abort()
+            return
+        self.transport.write(_TOO_LONG)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self.loop.call_later(LINGER, self.transport.abort)
+        else:
+            self.transport.close()
+
     def on_message_begin(self) -> None:
         self.head_since = self.loop.time()
+        self._in_head = self._moved = True
+        self._head_bytes = self._head_lines = 0
         super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url), 0)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # else it is a trailer: nothing here reads trailers
+            self._count_head(len(name) + len(value) + HEADER_OVERHEAD, 1)
+            super().on_header(name, value)
+
+    def _count_head(self, size: int, lines: int) -> None:
+        self._head_bytes += size
+        self._head_lines += lines
+        if self._head_bytes > HEAD_BYTES or self._head_lines > HEAD_LINES:
+            raise _TooLong
+
+    def on_body(self, body: bytes) -> None:
+        self._moved = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._moved = True
+        super().on_message_complete()
 
     def on_headers_complete(self) -> None:
         self.head_since = None
+        self._in_head, self._moved = False, True
         super().on_headers_complete()
         parser: Any = self.parser
         # That an answer is the last on its connection is said in uvicorn's own way: before 0.53 it is found out there.
@@ -90,8 +167,26 @@ class _Connection(HttpToolsProtocol):
             self.scope["extensions"] = {WHOLE: {"send": partial(_whole, ref(self.cycle))}}
 
 
-class _Direct(_Connection):
+class _Direct(Connection):
     direct = True
+
+
+_TOO_LONG_BODY = wire.encode(
+    problem_of(
+        HTTPProblem(
+            431,
+            "too_large",
+            f"the headers are longer than {HEAD_BYTES} bytes or {HEAD_LINES} lines: send fewer or shorter ones",
+        ),
+        {},
+    )
+)
+_TOO_LONG = b"%scontent-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s" % (
+    STATUS_LINE[431],
+    CONTENT_TYPE.encode(),
+    len(_TOO_LONG_BODY),
+    _TOO_LONG_BODY,
+)
 
 
 _heads: dict[tuple[int, bytes], tuple[object, bytes]] = {}
@@ -134,7 +229,7 @@ class _Server(uvicorn.Server):
         if counter % 10 == 0:
             long_ago = asyncio.get_running_loop().time() - HEAD_SECONDS
             for each in list(self.server_state.connections):
-                if isinstance(each, _Connection) and each.head_since is not None and each.head_since < long_ago:
+                if isinstance(each, Connection) and each.head_since is not None and each.head_since < long_ago:
                     each.transport.abort()
         return await super().on_tick(counter)
 
@@ -165,7 +260,7 @@ async def serve(app: App, listening: socket.socket, ready: Callable[[Stop], None
     """
     config = uvicorn.Config(
         host or app,
-        http=_Direct if host is None else _Connection,
+        http=_Direct if host is None else Connection,
         ws="none",
         lifespan="off",
         log_config=None,

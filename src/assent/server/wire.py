@@ -13,7 +13,7 @@ from assent.core import codec
 from assent.core.decisions import Accepted, Decision, Pending, Principal
 from assent.core.events import VERSION, AnyEvent, Mode
 from assent.core.inputs import WhenBusy
-from assent.core.live import AnyLive, LiveEvent, Suspended
+from assent.core.live import AnyLive, LiveEvent, Snapshot, Suspended
 from assent.core.state import Grant, Status
 from assent.errors import Invalid
 from assent.runtime.runtime import ConversationInfo
@@ -142,6 +142,12 @@ class WhichConversations(Request, frozen=True, kw_only=True):
     order: Literal["id", "newest"] = "id"
 
 
+class WhichMessages(Request, frozen=True, kw_only=True):
+    before: Seq | None = None
+    """The messages before this one, counted from 0, instead of the newest: ``earlier`` of the last answer."""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=PAGE)] = PAGE
+
+
 class WhichEvents(Request, frozen=True, kw_only=True):
     after: Seq = 0
     before: Seq | None = None
@@ -173,6 +179,13 @@ class Conversations(msgspec.Struct, frozen=True):
     conversations: list[ConversationInfo]
     next: str | None
     """The cursor of the next page; null: there is none."""
+
+
+class ShownConversation(Snapshot, frozen=True, kw_only=True):
+    """A conversation at one moment, with one page of its messages: the newest, or those before ``before``."""
+
+    earlier: int
+    """How many messages come before the first of these: ``before`` of the next page; 0: there are none."""
 
 
 class Said(msgspec.Struct, frozen=True):
