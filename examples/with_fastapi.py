@@ -17,6 +17,7 @@ runtime = Runtime(
     agent,
     store=os.environ.get("ASSENT_STORE", "sqlite:///assent.db"),
     may_resolve=lambda principal, pending, decision: pending.risk != "high" or "boss" in principal.roles,
+    may_grant=lambda principal, pending, decision: "boss" in principal.roles,
 )
 people = {"ada": Principal("ada", roles=("boss",)), "bo": Principal("bo")}
 sessions: dict[str, Principal] = {}

@@ -502,6 +502,53 @@ async def test_whoever_may_not_resolve_gets_no_preview_either():
         assert (await s.post(path, args))["preview"] == {"pays": "9.00 for order 8"}
 
 
+def up_to_50(principal, pending, decision):
+    """Everybody may decide over up to 50; over more, the boss."""
+    return principal.id == "boss" or pending.args["amount"] <= 50
+
+
+@story
+async def test_an_edit_over_http_is_judged_as_what_would_run_in_previews_decisions_and_batches():
+    """B36, B33"""
+    async with site(refunding(), auth=lambda r: r.headers.get("x-who"), may_resolve=up_to_50) as s:
+        s.http.headers["x-who"] = "bo"
+        await s.begin()
+        [entry] = await s.pending()
+        path = f"{C}/calls/{entry['call']}"
+        large, small = {**entry["args"], "amount": 99.0}, {**entry["args"], "amount": 1.0}
+        await s.post(f"{path}/preview", {"args": large}, 403)
+        assert (await s.post(f"{path}/preview", {"args": small}))["preview"] == {"pays": "1.00 for order 7"}
+        edit = {"type": "approve", "digest": entry["digest"], "args": large}
+        await s.post(f"{path}/resolve", {"decision": edit}, 403)
+        batch = {"decisions": [{"conversation": "c", "call": entry["call"], "decision": edit}]}
+        [result] = (await s.post("/api/pending/resolve", batch))["results"]
+        assert result["problem"]["status"] == 403
+        await s.post(f"{path}/resolve", {"decision": {**edit, "args": small}})
+        assert '"refunded":1.0' in (await s.idle())["messages"][2]["content"]
+
+
+@story
+async def test_remembering_and_cancelling_over_http_need_their_rights():
+    """B37, B33"""
+
+    def may_deny(principal, pending, decision):
+        return principal.id == "boss" or decision.__class__.__name__ != "Deny"
+
+    async with site(refunding(), auth=lambda r: r.headers.get("x-who"), may_resolve=may_deny) as s:
+        s.http.headers["x-who"] = "bo"
+        await s.begin()
+        [entry] = await s.pending()
+        decision = {"type": "approve", "digest": entry["digest"], "remember": "tool"}
+        problem = await s.post(f"{C}/calls/{entry['call']}/resolve", {"decision": decision}, 403)
+        assert "may_grant" in problem["detail"]
+        await s.post(f"{C}/cancel", {}, 403)
+        await s.post(f"{C}/messages", {"text": "stop", "when_busy": "interrupt"}, 403)
+        log = (await s.get(f"{C}/log"))["events"]
+        assert [e["decision"] for e in log if e["type"] == "ResolutionRefused"] == ["Approve", "Cancel", "Interrupt"]
+        await s.post(f"{C}/cancel", {}, headers={"x-who": "boss"})
+        await s.idle()
+
+
 @story
 async def test_of_one_principals_refused_attempts_at_a_call_the_first_ten_are_logged():
     async with site(refunding(), auth=lambda r: r.headers.get("x-who"), may_resolve=lambda p, *_: p.id == "boss") as s:
