@@ -111,6 +111,13 @@ def _begins(url: str) -> str:
     return url if head == url else f"{url[: len(head) + 1]}..."
 
 
+def check_model(name: str) -> None:
+    """Raise ModelError where no model can be behind the string. Loads no provider's SDK, needs no key."""
+    from assent.models.providers.names import parse
+
+    parse(name)
+
+
 @lru_cache(maxsize=64)
 def open_model(name: str) -> Model:
     """The model behind a string such as "anthropic:..."."""

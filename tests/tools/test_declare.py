@@ -8,13 +8,14 @@ import datetime
 import functools
 import json
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import pytest
 import tool_samples
 
-from assent import Agent
+from assent import Agent, Context, ScriptedModel
 from assent.core.tool import Ask, Default, Halt, Result, Retention
 from assent.errors import DeclarationError, Invalid
 from assent.tools import Call, Tool, as_tool, provider_tool, tool
@@ -756,3 +757,101 @@ def test_a_pattern_with_look_around_is_refused_at_declaration_wherever_it_stands
         lambda: Agent("a", model=None, output=secret),
     ):
         assert "look-around" in refusal(run)
+
+
+class Custom:
+    """No JSON form."""
+
+
+@dataclasses.dataclass
+class Wrapping:
+    inner: Custom
+
+
+@pytest.mark.parametrize(
+    ("annotation", "told"),
+    [
+        (Custom, "the parameter 'thing' has the type Custom, and there is no JSON Schema for it."),
+        (Wrapping, "the parameter 'thing' has the type Wrapping, and there is no JSON Schema for it, because it"),
+        (complex, "the parameter 'thing' has the type complex"),
+        (int | Custom, "the parameter 'thing' has the type int | "),
+        (dict[float, int], "a dict with float keys"),
+    ],
+)
+def test_an_unsupported_type_is_refused_in_our_words_with_the_parameter_and_what_is_supported(
+    annotation: Any, told: str
+) -> None:
+    def use(count: int, thing: Any) -> str:
+        """Use it."""
+        return ""
+
+    use.__annotations__["thing"] = annotation
+    message = refusal(tool, use)
+    assert "use(): " in message
+    assert told in message
+    assert "dataclasses" in message or "use str keys" in message
+    for foreign in ("schema_hook", "dec_hook", "enc_hook", "Meta(", "arbitrary_types_allowed"):
+        assert foreign not in message
+
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}, "day": {"type": "string"}}}
+
+
+def by_field(city):
+    """The whole dict would arrive as `city`."""
+
+
+def by_fields(city, day):
+    """The Call would arrive as `day`."""
+
+
+def by_type(given: str) -> None:
+    """It wants text, and would be given a dict."""
+
+
+@pytest.mark.parametrize("fn", [by_field, by_fields, by_type])
+def test_a_function_that_takes_fields_is_refused_where_the_schema_is_given_by_hand(fn: Any) -> None:
+    for run in (
+        lambda: Tool.declare(name="t", description="d", parameters=CITY, handler=fn),
+        lambda: Tool.declare(name="t", description="d", parameters=CITY, handler=lambda args: 1, approval=fn),
+        lambda: Tool.declare(name="t", description="d", parameters=CITY, handler=lambda args: 1, preview=fn),
+    ):
+        message = refusal(run)
+        assert "all the arguments as one dict" in message
+        assert "(args: dict[str, Any])" in message
+
+
+def test_a_function_that_takes_the_dict_may_name_it_as_it_likes() -> None:
+    def plain(given): ...
+    def typed(given: dict[str, Any], call: Call) -> None: ...
+    def mapping(given: Mapping[str, Any]) -> None: ...
+    def anything(given: Any) -> None: ...
+
+    for fn in (plain, typed, mapping, anything):
+        Tool.declare(name="t", description="d", parameters=CITY, handler=fn)
+    named_args = {"type": "object", "properties": {"args": {"type": "array"}}}
+    Tool.declare(name="t", description="d", parameters=named_args, handler=lambda args: 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ("openia:gpt-5", 'did you mean "openai:gpt-5"'),
+        ("anthropic", 'did you mean "anthropic:MODEL"'),
+        ("hello", "anthropic, openai, openai-chat, google"),
+        ("openai:", "names no model"),
+    ],
+)
+def test_a_string_that_names_no_model_is_refused_when_the_agent_is_made(model: str, told: str) -> None:
+    for run in (
+        lambda: Agent("a", model=model),
+        lambda: Agent("a", model=None, fallbacks=[model]),
+        lambda: Agent("a", model=None, context=Context(summary=model)),
+    ):
+        message = refusal(run)
+        assert told in message
+        assert message.startswith("agent 'a': ")
+
+
+def test_a_script_that_is_no_list_is_refused() -> None:
+    assert 'ScriptedModel(["hello"])' in refusal(ScriptedModel, "hello")

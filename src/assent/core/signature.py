@@ -110,7 +110,7 @@ def signature_schema(
         if _bindable(fn, parameter) and name not in skipped
     }
     annotations = {name: hints.get(name, _EMPTY) for name in parameters}
-    schemas, definitions = _schemas(list(annotations.values()), f"{_named(fn)}()")
+    schemas, definitions = _schemas(list(annotations.values()), f"{_named(fn)}()", list(annotations))
     _, said = read_docstring(inspect.getdoc(fn))
 
     properties: dict[str, Any] = {}
@@ -214,7 +214,10 @@ def _nullable(annotation: Any) -> bool:
 # -- types to schemas ------------------------------------------------------------------------------------
 
 
-def _schemas(annotations: list[Any], whose: str = "") -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def _schemas(
+    annotations: list[Any], whose: str = "", names: list[str] | None = None
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The schemas of the annotations and the definitions that they refer to; ``names``: of the parameters."""
     definitions: dict[str, Any] = {}
 
     def adopt(schema: dict[str, Any]) -> dict[str, Any]:
@@ -243,18 +246,57 @@ def _schemas(annotations: list[Any], whose: str = "") -> tuple[list[dict[str, An
             adopt(_model_schema(original)) if _has_model(each) else next(others)
             for each, original in zip(translated, annotations, strict=True)
         ]
-    except DeclarationError:
-        raise
+    except DeclarationError as error:
+        raise (
+            DeclarationError(f"{whose}: {error.message}") if whose and whose not in error.message else error
+        ) from None
     except NameError as error:
         raise DeclarationError(
             f"{whose or 'schema'}: a field's annotation {error.name!r} cannot be resolved; define that type "
             "at module level, or declare the field without `from __future__ import annotations`"
         ) from error
-    except Exception as error:  # msgspec's and pydantic's own words say which type and why
-        raise DeclarationError(f"{whose or 'schema'}: no JSON Schema for this type: {error}") from error
+    except Exception as error:
+        at = _first_unsupported(annotations)
+        which = f"the parameter {names[at]!r} has the type" if names else "the type"
+        raise DeclarationError(
+            f"{whose or 'schema'}: {which} {_type_name(annotations[at])}, and there is no JSON Schema for it"
+            f"{_why_unsupported(error, annotations[at])}. {_SUPPORTED}"
+        ) from error
     for schema in [*schemas, *definitions.values()]:
         _reorder(schema, _choices([*ours, *_field_types(ours)]))
     return schemas, dict(sorted(definitions.items()))
+
+
+_SUPPORTED = (
+    "Supported are str, int, float, bool, None, Any, list, tuple, set, dict with str or int keys, Literal, Enum, date, "
+    "time, datetime, timedelta, UUID, Decimal, bytes, dataclasses, TypedDict, NamedTuple, msgspec Structs, pydantic "
+    "models, and unions of these; or give the JSON Schema by hand: parameters=, result="
+)
+
+
+def _first_unsupported(annotations: list[Any]) -> int:
+    """Which annotation it is that has no schema: each is tried by itself."""
+    for index, annotation in enumerate(annotations):
+        if annotation is not _EMPTY and len(annotations) > 1:
+            try:
+                _schemas([annotation])
+            except DeclarationError:
+                return index
+    return 0
+
+
+def _type_name(annotation: Any) -> str:
+    return annotation.__qualname__ if isinstance(annotation, type) and not get_args(annotation) else repr(annotation)
+
+
+def _why_unsupported(error: Exception, annotation: Any) -> str:
+    """The part of another library's message that helps: not how its own hooks would be written."""
+    text = str(error)
+    if found := re.search(r"type <class '([^']+)'> is not supported", text):
+        inner = found[1].rpartition(".")[2]
+        return "" if inner == _type_name(annotation).rpartition(".")[2] else f", because it contains {inner}"
+    line = text.strip().partition("\n")[0].partition(" - type ")[0].partition(". Set `")[0]
+    return f": {line[:200]}" if line else ""
 
 
 def _close(record: dict[str, Any]) -> None:
@@ -420,6 +462,11 @@ def _is_model(kind: Any) -> bool:
 def _has_model(annotation: Any) -> bool:
     """A model stands in the annotation itself: pydantic then reads all of it, unions of models included."""
     return _is_model(annotation) or any(_has_model(each) for each in get_args(annotation))
+
+
+def mentions_model(annotation: Any) -> bool:
+    """Whether a pydantic model stands in the annotation, or in a field of a record in it."""
+    return any(map(_has_model, [annotation, *_field_types([annotation])]))
 
 
 def _adapted(annotation: Any) -> Any:

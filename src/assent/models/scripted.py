@@ -11,7 +11,7 @@ import msgspec
 
 from assent.core.events import Usage
 from assent.core.transcript import AssistantMessage
-from assent.errors import ModelError
+from assent.errors import DeclarationError, ModelError
 from assent.models.base import (
     FinishPart,
     Request,
@@ -63,6 +63,11 @@ class ScriptedModel:
     """
 
     def __init__(self, script: Sequence[Entry], *, name: str = "scripted", follow: bool = False):
+        if isinstance(script, str) or not isinstance(script, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise DeclarationError(
+                f"ScriptedModel takes a list with one entry for each model call, not {script!r:.80}: "
+                'write ScriptedModel(["hello"])'
+            )
         self.name = name
         self.requests: list[Request] = []
         self._script = list(script)

@@ -20,7 +20,7 @@ from assent.runtime.retrying import Retry
 from assent.tools.catalogue import HELP, shown, with_help
 from assent.tools.declare import Tool
 from assent.tools.toolset import Toolset
-from assent.urls import open_model
+from assent.urls import check_model, open_model
 
 Answering = Literal["direct", "separate"]
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -80,6 +80,7 @@ class Agent:
         for one in (model, *self.fallbacks):
             if not (one is None or isinstance(one, str | Model)):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise DeclarationError(f"agent {name!r}: model must be a Model or a string, not {one!r}")
+            _check_model(name, "model", one)
         self.name, self.model, self.instructions, self.steps = name, model, instructions, steps
         self.mode: Mode = mode
         self.answer: Answering = answer
@@ -88,6 +89,7 @@ class Agent:
         if record not in RECORDS:
             raise DeclarationError(f'agent {name!r}: record must be "off", "metadata" or "full", not {record!r}')
         self.context, self.record = context or Context(), record
+        _check_model(name, "context: summary", self.context.summary)
         if isinstance(tools, str | Tool) or not isinstance(tools, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise DeclarationError(f"agent {name!r}: tools must be a list of tools, not {tools!r:.80}")
         self.tools = with_help(Toolset(*tools))
@@ -178,6 +180,15 @@ async def capacity(models: Iterable[Model]) -> int | None:
     """Tokens that fit into every one of these, as far as is known."""
     known = [await asked() for model in models if (asked := getattr(model, "window", None)) is not None]
     return min((size for size in known if size is not None), default=None)
+
+
+def _check_model(name: str, option: str, model: Any) -> None:
+    """Refuse a string that names no model, instead of failing in the first turn."""
+    if isinstance(model, str):
+        try:
+            check_model(model)
+        except ModelError as error:
+            raise DeclarationError(f"agent {name!r}: {option}: {error.message}") from None
 
 
 def _limits(name: str, limits: Limits | None) -> Limits | None:

@@ -23,7 +23,7 @@ from assent.core.effects import RunPreview, RunTool
 from assent.core.events import ErrorInfo, Verdict
 from assent.core.inputs import Asked, Claim, Erred, Finished, Halted, Outcome, Planned, Reconciled, Returned
 from assent.core.live import ToolProgress
-from assent.core.schema import compile_schema, schema_of
+from assent.core.schema import check, compile_schema, schema_of
 from assent.core.state import CallState, State, TurnState
 from assent.core.tool import RECOVERIES, Ask, Definition, Halt, Result, definition_of
 from assent.errors import AssentError, Invalid, Refused, StoreError, ToolError
@@ -44,6 +44,8 @@ log = logging.getLogger("assent")
 
 PARTIAL_KEPT = 20
 """How many progress reports a timeout's error carries."""
+TEXT = '{"type":"string"}'
+"""The schema of ``-> str``: the most common one, checked without a validator."""
 
 
 def plain(call: CallState) -> bool:
@@ -284,7 +286,8 @@ async def _execute(conv: Conversation, call: CallState, slot: Slot) -> Outcome:
     seen: list[Any] = []
     handler_run = conv.handlers[made.id] = HandlerRun()
     try:
-        return _outcome(await _run(conv, call, tool.handler, handler_run, dry_run=False, seen=seen, slot=slot))
+        returned = await _run(conv, call, tool.handler, handler_run, dry_run=False, seen=seen, slot=slot)
+        return _outcome(returned, tool.handler.result)
     except ToolError as error:
         return Erred(error=_info(error))
     except TooLate:
@@ -518,7 +521,8 @@ async def _in_thread(
         raise
 
 
-def _outcome(value: Any) -> Outcome:
+def _outcome(value: Any, schema: str | None = None) -> Outcome:
+    """What the handler's value means; ``schema`` is what it promised to return."""
     try:
         match value:
             case Ask():
@@ -527,12 +531,26 @@ def _outcome(value: Any) -> Outcome:
                 reason = recordable(value.reason, "halt reason")
                 return Halted(reason=reason, value=recordable(value.value, "halt value"))
             case Result():
-                return Returned(value=recordable(value.output, "result"), data=recordable(value.data, "data"))
+                output = _promised(recordable(value.output, "result"), schema)
+                return Returned(value=output, data=recordable(value.data, "data"))
             case _:
-                return Returned(value=recordable(value, "result"))
+                return Returned(value=_promised(recordable(value, "result"), schema))
     except Invalid as problem:
         kind = "too_large" if problem.kind == "too_large" else "invalid_result"
         return Erred(error=ErrorInfo(kind=kind, message=problem.message, details=problem.details))
+
+
+def _promised(value: Any, schema: str | None) -> Any:
+    """Raise Invalid unless the plain value fits what the function's return annotation says."""
+    if schema is None or (schema == TEXT and type(value) is str):
+        return value
+    try:
+        check(schema, value, "the tool ran, but what it returned is not what its return annotation says")
+    except Invalid:
+        if type(value) is not bool:  # a bool is an int in Python
+            raise
+        check(schema, int(value), "the tool ran, but what it returned is not what its return annotation says")
+    return value
 
 
 def _asked(ask: Ask) -> Asked:

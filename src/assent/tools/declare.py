@@ -27,6 +27,7 @@ from assent.tools.parts import (
     planner_of,
     refuse_missing,
     refuse_near_misses,
+    returned_by,
     surroundings,
 )
 
@@ -211,6 +212,7 @@ class Tool:
         refuse_missing(parts, what)
         if parts.handler is not None:
             parts.handler.check_against(spec.parameters)
+            parts.handler.result = parts.handler.result or returned_by(parts.handler.fn)
         return Tool._made(parts, parts.handler.fn if parts.handler else None)
 
     def replaced(self, *, policy: Handler | None = None, **fields: Any) -> Tool:

@@ -30,7 +30,18 @@ class Handler:
     function is entered. A preview may take a part of the arguments (``partial``).
     """
 
-    __slots__ = ("_binder", "_call_names", "_order", "_own_schema", "_partial", "fn", "schema", "style", "threaded")
+    __slots__ = (
+        "_binder",
+        "_call_names",
+        "_order",
+        "_own_schema",
+        "_partial",
+        "fn",
+        "result",
+        "schema",
+        "style",
+        "threaded",
+    )
 
     fn: Callable[..., Any]
     threaded: bool
@@ -38,6 +49,8 @@ class Handler:
     style: Style
     schema: dict[str, Any] | None
     """The arguments' schema from the signature, where it is typed."""
+    result: str | None
+    """The JSON Schema (text) that what it returns has to fit; None: anything goes."""
 
     def __init__(
         self,
@@ -51,7 +64,7 @@ class Handler:
         self.fn, self.style, self._partial = fn, style, partial
         self._own_schema: str | None = None
         self.threaded = not _is_async(fn, what)
-        self.schema = None
+        self.schema = self.result = None
         self._binder: Binder | None = None
         self._order: tuple[str, ...] = ()
         self._call_names = call_names(fn, namespace)

@@ -11,17 +11,17 @@ import sys
 import types
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, is_typeddict
 
 import msgspec
 
 from assent.core.docstring import read_docstring
 from assent.core.schema import check
-from assent.core.signature import annotations_of
+from assent.core.signature import annotations_of, mentions_model
 from assent.core.tool import FIELD, Ask, Default, Executor, Halt, Result, ToolSpec
 from assent.errors import DeclarationError, Invalid
 from assent.tools.call import Call
-from assent.tools.handler import Handler, named, takes_raw
+from assent.tools.handler import Handler, call_names, named, takes_raw
 from assent.tools.options import (
     OPTIONS,
     description_of,
@@ -131,11 +131,18 @@ def _parts(
     _refuse_default(spec, what)
     _refuse_fields(spec, what)
     handler = code if runs_here else None
+    if handler is not None:
+        handler.result = returned_schema(spec.result, options.get("result", _return_type(fn, names)))
+        if handler.style == "raw":
+            _refuse_field_names(handler.fn, spec, f"{what}: with parameters=,", names)
     planner = None
     if preview is not None:
         planner = planner_of(preview, spec, code, namespace)
         spec = msgspec.structs.replace(spec, planned=True)
     approval, recovery = options.get("approval"), options.get("recovery")
+    for option, given in (("approval", approval), ("recovery", recovery)):
+        if callable(given):
+            _refuse_field_names(given, spec, f"{what}: {option}=:", names)
     policy = Handler(approval, "raw", f"{what}: approval", names) if callable(approval) else None
     reconciler = Handler(recovery, "raw", f"{what}: recovery", names) if callable(recovery) else None
     return Parts(spec, handler, planner, policy, reconciler)
@@ -152,6 +159,8 @@ def planner_of(
     names = _with_call(namespace, fn)
     typed = (handler is None or handler.style == "typed") and not takes_raw(fn, names)
     planner = Handler(fn, "typed" if typed else "raw", what, names, partial=True)
+    if not typed:
+        _refuse_field_names(fn, spec, f"{what}:", names)
     if planner.schema is not None:
         theirs, ours = msgspec.json.decode(spec.parameters), planner.schema
         known: Any = theirs.get("properties", {})
@@ -190,6 +199,54 @@ def _result(
         if executor == "server":
             return None  # only somebody else's result is validated; what a handler returns is its own business
         raise DeclarationError(f"{what}: the return annotation is the answer's schema. {error.message}") from error
+
+
+def _return_type(fn: Callable[..., Any] | None, names: Mapping[str, Any] | None) -> Any:
+    return None if fn is None else _value_type(annotations_of(fn, names).get("return"))
+
+
+def returned_schema(schema: str | None, annotation: Any) -> str | None:
+    """The schema that what a handler returns is checked against; None where there is nothing to check.
+
+    pydantic checks its models itself when they are made, and writes them in other words than it reads them.
+    """
+    return None if schema is None or mentions_model(annotation) else schema
+
+
+def returned_by(fn: Callable[..., Any]) -> str | None:
+    """The same for a function that is given at load."""
+    try:
+        annotation = _return_type(fn, None)
+        return returned_schema(result_text(annotation, named(fn)), annotation)
+    except DeclarationError:
+        return None
+
+
+def _refuse_field_names(fn: Callable[..., Any], spec: ToolSpec, what: str, names: Mapping[str, Any]) -> None:
+    """Refuse ``def f(city)`` where the whole dict of arguments would arrive as ``city``."""
+    fields: Any = msgspec.json.decode(spec.parameters)
+    known = fields.get("properties", {}) if isinstance(fields, dict) else {}  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
+    hints = annotations_of(fn, names)
+    calls = call_names(fn, names)
+    taken = [name for name in inspect.signature(fn).parameters if name not in calls]
+    meant = [name for name in taken if name in known and name != "args"]
+    for name in taken[:1]:
+        hint = hints.get(name, Any)
+        if hint is not Any and hint is not object and not _takes_dict(hint):
+            meant.append(name)
+    if meant:
+        raise DeclarationError(
+            f"{what} {named(fn)}() takes {', '.join(dict.fromkeys(meant))}, but it is given all the arguments as one "
+            f"dict: write `def {getattr(fn, '__name__', 'fn')}(args: dict[str, Any])`, or (args, call), and read "
+            f"args[{meant[0]!r}]; without parameters= the schema is made from the function's own parameters"
+        )
+
+
+def _takes_dict(hint: Any) -> bool:
+    if get_origin(hint) in (Union, types.UnionType):
+        return any(_takes_dict(member) for member in get_args(hint))
+    kind = get_origin(hint) or hint
+    return not isinstance(kind, type) or issubclass(dict, kind) or is_typeddict(hint)
 
 
 def _value_type(annotation: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib.util import find_spec
 
 import msgspec
@@ -62,8 +63,10 @@ class Name(msgspec.Struct, frozen=True):
 def parse(name: str, base_url: str | None = None) -> Name:
     provider, colon, rest = name.partition(":")
     if not colon or provider not in PROVIDERS:
+        near = get_close_matches(provider, PROVIDERS, n=1)
+        hint = f' (did you mean "{near[0]}:{rest or "MODEL"}"?)' if near else ""
         raise ModelError(
-            f'unknown model {name!r}: write "provider:model" with one of {", ".join(PROVIDERS)}',
+            f'unknown model {name!r}{hint}: write "provider:model" with one of {", ".join(PROVIDERS)}',
             kind="model_not_supported",
         )
     model, url = rest, None
