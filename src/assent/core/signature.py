@@ -27,6 +27,7 @@ import msgspec
 
 from assent.core.docstring import read_docstring
 from assent.core.plain import check_plain
+from assent.core.redaction import redact_secrets
 from assent.errors import DeclarationError, Invalid
 
 _REF = "#/$defs/{name}"
@@ -128,7 +129,9 @@ def annotations_of(fn: Callable[..., Any], namespace: Mapping[str, Any] | None =
             "the function's module sees it at run time (not only under TYPE_CHECKING), before the declaration"
         ) from error
     except Exception as error:
-        raise DeclarationError(f"{_named(fn)}(): its annotations cannot be read: {error}") from error
+        raise DeclarationError(
+            f"{_named(fn)}(): its annotations cannot be read: {redact_secrets(str(error))}"
+        ) from error
 
 
 def _closure(fn: Any) -> dict[str, Any]:
@@ -229,7 +232,9 @@ def _schemas(annotations: list[Any], whose: str = "") -> tuple[list[dict[str, An
             "at module level, or declare the field without `from __future__ import annotations`"
         ) from error
     except Exception as error:  # msgspec's and pydantic's own words say which type and why
-        raise DeclarationError(f"{whose or 'schema'}: no JSON Schema for this type: {error}") from error
+        raise DeclarationError(
+            f"{whose or 'schema'}: no JSON Schema for this type: {redact_secrets(str(error))}"
+        ) from error
     for schema in [*schemas, *definitions.values()]:
         _reorder(schema, _choices([*ours, *_field_types(ours)]))
     return schemas, dict(sorted(definitions.items()))
