@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+from assent.core.redaction import foreign_text
 from assent.errors import AssentError, Invalid, ModelError
 from assent.models.providers import names
 from assent.runtime.agent import Agent
@@ -164,7 +165,7 @@ def _broken(name: str, failure: BaseException) -> AssentError:
     if isinstance(failure, SyntaxError) and failure.lineno is not None:
         place = ""  # its own text says where
     return Invalid(
-        f"{name} cannot be loaded: {type(failure).__name__}: {failure}{place}; ASSENT_DEBUG=1 shows the traceback",
+        f"{name} cannot be loaded: {foreign_text(failure)}{place}; ASSENT_DEBUG=1 shows the traceback",
         kind="handler_failed",
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from assent.cli.text import shown, shown_json
+from assent.core.redaction import foreign_text
 from assent.errors import AssentError
 
 FAILED = 1
@@ -89,7 +90,7 @@ def failed(error: BaseException) -> int:
         case OSError():
             return _line("write_failed", f"{error.strerror or error}", FAILED)
         case _:
-            what = f"a bug in assent: {type(error).__name__}: {error}; ASSENT_DEBUG=1 shows where"
+            what = f"a bug in assent: {foreign_text(error)}; ASSENT_DEBUG=1 shows where"
             return _line("handler_failed", what, FAILED)
 
 

@@ -33,6 +33,7 @@ import msgspec
 
 from assent.core.docstring import read_docstring
 from assent.core.plain import check_plain
+from assent.core.redaction import redact_secrets
 from assent.errors import DeclarationError, Invalid
 
 if TYPE_CHECKING:
@@ -147,7 +148,9 @@ def annotations_of(fn: Callable[..., Any], namespace: Mapping[str, Any] | None =
             "the function's module sees it at run time (not only under TYPE_CHECKING), before the declaration"
         ) from error
     except Exception as error:
-        raise DeclarationError(f"{_named(fn)}(): its annotations cannot be read: {error}") from error
+        raise DeclarationError(
+            f"{_named(fn)}(): its annotations cannot be read: {redact_secrets(str(error))}"
+        ) from error
 
 
 def _closure(fn: Any) -> dict[str, Any]:
@@ -291,7 +294,7 @@ def _type_name(annotation: Any) -> str:
 
 def _why_unsupported(error: Exception, annotation: Any) -> str:
     """The part of another library's message that helps: not how its own hooks would be written."""
-    text = str(error)
+    text = redact_secrets(str(error))
     if found := re.search(r"type <class '([^']+)'> is not supported", text):
         inner = found[1].rpartition(".")[2]
         return "" if inner == _type_name(annotation).rpartition(".")[2] else f", because it contains {inner}"

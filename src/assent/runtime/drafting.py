@@ -11,6 +11,7 @@ from assent.core.draft import Draft
 from assent.core.effects import CallModel, CloseTurn, Effect, RunPreview, RunTool, StartTurn
 from assent.core.inputs import BeginTurn, Claim, Close, Input, ModelReplied
 from assent.core.machine import decide_into
+from assent.core.redaction import foreign_text
 from assent.core.state import State
 from assent.core.tool import ToolSpec
 from assent.errors import AssentError, Refused
@@ -55,7 +56,7 @@ def _try(conv: Conversation, draft: Draft, input: Input) -> AssentError | None:
     except Exception as bug:
         draft.back(mark)
         log.exception("%s: %s could not be decided", conv.name, type(input).__name__)
-        return AssentError(f"{type(bug).__name__}: {bug}", kind="log_encode_failed")
+        return AssentError(foreign_text(bug), kind="log_encode_failed")
     return None
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import threading
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
+from assent.core.redaction import foreign_text, redact_secrets
 from assent.core.results import RESULT_LIMIT
 from assent.core.schema import check_plain
 from assent.errors import Invalid
@@ -66,7 +69,7 @@ def recordable(value: Any, what: str) -> Any:
     except Invalid as problem:
         raise unfit(problem.message, problem.kind if problem.kind == "too_large" else "invalid_result") from None
     except (TypeError, ValueError, RecursionError, OverflowError) as problem:
-        raise unfit(f"the {what} cannot be recorded as JSON: {problem}") from None
+        raise unfit(f"the {what} cannot be recorded as JSON: {redact_secrets(str(problem))}") from None
     return builtins
 
 
@@ -83,14 +86,8 @@ def unfit(message: str, kind: str = "invalid_result") -> Invalid:
 
 
 def shown(problem: BaseException) -> str:
-    """An exception as people and models see it: its type and its words."""
-    try:
-        words = str(problem)
-    except Exception:
-        words = "its message could not be read"
-    if isinstance(problem, Died):
-        return words
-    return text(f"{type(problem).__name__}: {words}" if words else type(problem).__name__)
+    """An exception as people and models see it: its type and its words, without secrets."""
+    return str(problem) if isinstance(problem, Died) else foreign_text(problem)
 
 
 def written(value: Any) -> str:
@@ -104,3 +101,19 @@ def written(value: Any) -> str:
 def text(words: str) -> str:
     """What can be stored of it."""
     return words.encode("utf-8", "replace").decode()
+
+
+class RedactRecords(logging.Filter):
+    """Redacts what our log records say, tracebacks included; ``exc_info`` stays for handlers that want it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        said = record.getMessage()
+        if (clean := redact_secrets(said)) != said:
+            record.msg, record.args = clean, None
+        if record.exc_info and record.exc_info[1] is not None and not record.exc_text:
+            lines = "".join(traceback.format_exception(record.exc_info[1])).rstrip("\n")
+            record.exc_text = redact_secrets(lines)
+        return True
+
+
+logging.getLogger("assent").addFilter(RedactRecords("assent"))

@@ -237,7 +237,7 @@ def _readable(hook: Hook, reply: ModelReply) -> ModelReply:
         calls = msgspec.convert(msgspec.to_builtins(reply.calls), tuple[CallWanted, ...])
         return replace(reply, text=text(reply.text), thinking=text(reply.thinking), calls=calls)
     except (TypeError, ValueError, AttributeError) as problem:
-        raise _failure(hook, f"returned a reply that cannot be recorded: {problem}") from None
+        raise _failure(hook, f"returned a reply that cannot be recorded: {shown(problem)}") from None
 
 
 class Ruling(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from assent.core.effects import CallModel
 from assent.core.events import Attempt, ErrorInfo, Verdict
 from assent.core.inputs import Halted, ModelFailed, ModelHalted, ModelReplied, ReplyRejected, TimeUp
 from assent.core.live import Retrying
+from assent.core.redaction import foreign_text
 from assent.core.replying import message_id
 from assent.core.state import TurnState
 from assent.errors import AssentError, ModelError, Stale
@@ -268,4 +269,4 @@ def _name(model: Any) -> str:
 def _error(problem: Exception) -> ErrorInfo:
     if isinstance(problem, AssentError):
         return ErrorInfo(kind=problem.kind, message=clean(problem.message), details=problem.details)
-    return ErrorInfo(kind="provider_http_error", message=clean(f"{type(problem).__name__}: {problem}"))
+    return ErrorInfo(kind="provider_http_error", message=foreign_text(problem))

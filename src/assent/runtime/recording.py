@@ -9,19 +9,12 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from assent.core.redaction import SECRETS
 from assent.models.base import Request
 
 Record = Literal["off", "metadata", "full"]
 RECORDS: tuple[Record, ...] = ("off", "metadata", "full")
 
-SECRETS = re.compile(
-    r"(?<![A-Za-z0-9])sk-[A-Za-z0-9_-]{16,}"  # OpenAI, Anthropic and others; "risk-averse-investments" is none
-    r"|gsk_[A-Za-z0-9]{16,}|AIza[A-Za-z0-9_-]{30,}|AKIA[A-Z0-9]{16}"
-    r"|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{30,}|xox[abprs]-[A-Za-z0-9-]{10,}"
-    r"|(?<=Bearer )[A-Za-z0-9._~+/-]{16,}=*"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----",
-    re.DOTALL,
-)
 NAMED = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)$")
 SHORTEST = 8
 """A shorter value of such a variable may be a word of the language."""

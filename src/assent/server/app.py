@@ -12,6 +12,7 @@ from urllib.parse import unquote_to_bytes
 from starlette.requests import Request
 
 from assent.core.decisions import Principal
+from assent.core.redaction import redact_secrets
 from assent.errors import Invalid
 from assent.runtime.runtime import Runtime
 from assent.server import explained, openapi, wire
@@ -124,7 +125,7 @@ class App:
             if ours:
                 await self.runtime.start()
         except Exception as failure:
-            await send({"type": "lifespan.startup.failed", "message": str(failure)})
+            await send({"type": "lifespan.startup.failed", "message": redact_secrets(str(failure))})
             return
         await send({"type": "lifespan.startup.complete"})
         await receive()

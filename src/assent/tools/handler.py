@@ -12,6 +12,7 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 import msgspec
 
+from assent.core.redaction import redact_secrets
 from assent.core.schema import Binder, check, signature_schema
 from assent.core.signature import annotations_of
 from assent.errors import DeclarationError, Invalid
@@ -159,7 +160,7 @@ def imported(path: str, what: str) -> Any:
     try:
         found: Any = importlib.import_module(module)
     except Exception as error:
-        raise DeclarationError(f"{what}: {path!r}: cannot import {module!r}: {error}") from error
+        raise DeclarationError(f"{what}: {path!r}: cannot import {module!r}: {redact_secrets(str(error))}") from error
     for part in name.split("."):
         if not hasattr(found, part):
             raise DeclarationError(f"{what}: {path!r}: {module!r} has no {name!r}")

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from pydantic_ai import exceptions as theirs
 
+from assent.core.redaction import redact_secrets
 from assent.errors import ModelError
 
 _KINDS: tuple[tuple[type[Exception], str], ...] = (
@@ -89,7 +90,7 @@ def _words(problem: Exception) -> str:
     said = _said(getattr(problem, "body", None)) or str(problem) or type(problem).__name__
     if isinstance(problem, theirs.ModelHTTPError):
         said = f"HTTP {problem.status_code}: {said if not said.startswith('status_code:') else 'no reason given'}"
-    said = _SECRET.sub("[secret]", " ".join(said.split()))
+    said = _SECRET.sub("[secret]", redact_secrets(" ".join(said.split())))
     return said if len(said) <= _WORDS else said[: _WORDS - 1] + "…"
 
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
+from assent.core.redaction import redact_secrets
 from assent.stores.postgres.address import Address
 
 T = TypeVar("T")
@@ -162,10 +163,10 @@ class Link:
 
     def _judged(self, fault: Exception) -> Exception:
         if type(fault) is _pg.DataError:  # the driver's own: the server's are finer
-            return Unfit(str(fault))
+            return Unfit(redact_secrets(str(fault)))
         if isinstance(fault, _LOST) or self.closed:
             self._db.terminate()
-            return Lost(str(fault) or type(fault).__name__)
+            return Lost(redact_secrets(str(fault)) or type(fault).__name__)
         return fault
 
     def drop(self) -> None:
@@ -205,5 +206,5 @@ async def connect(address: Address, settings: Mapping[str, str] = _NONE, *, pati
             link.drop()
             raise
     except Exception as fault:
-        raise Away(str(fault) or type(fault).__name__) from fault
+        raise Away(redact_secrets(str(fault)) or type(fault).__name__) from fault
     return link

@@ -1,0 +1,194 @@
+"""Secrets in foreign exceptions: in no log, no model's request, no event and no log record."""
+
+import ast
+import logging
+from pathlib import Path
+
+import pytest
+
+import assent
+from assent import Agent, Call, Runtime, ScriptedModel, ToolCall, ToolError, tool
+from assent.core.events import CallReturned
+from assent.core.redaction import foreign_text, redact_secrets
+
+SOURCE = Path(assent.__file__).parent
+
+SHAPES = [
+    ("could not connect to postgres://shop:S3CRET@db.example/shop", "postgres://shop:[redacted]@db.example/shop"),
+    ("redis://:S3CRET@cache:6379/0 refused", "redis://:[redacted]@cache:6379/0 refused"),
+    ("amqp://u:S3CR/ET@q/x", "amqp://u:[redacted]@q/x"),
+    ("postgresql://u:S3CR@ET@db/x", "@db/x"),
+    ("Authorization: Bearer S3CRETS3CRETS3CRET", "Authorization: [redacted]"),
+    ("{'Authorization': 'Basic S3CRET'}", "{'Authorization': '[redacted]'}"),
+    ("sent 'authorization=S3CRET' to it", "authorization=[redacted]"),
+    ("bearer S3CRETS3CRETS3CRET was refused", "bearer [redacted] was refused"),
+    ("GET /v1?api_key=S3CRET&q=1 failed", "api_key=[redacted]&q=1 failed"),
+    ('{"apiKey": "S3CRET"}', '{"apiKey": "[redacted]"}'),
+    ("host=db password=S3CRET dbname=shop", "host=db password=[redacted] dbname=shop"),
+    ("password: S3CRET", "password: [redacted]"),
+    ("access_token=S3CRET", "access_token=[redacted]"),
+    ('"client_secret": "S3CRET"', '"client_secret": "[redacted]"'),
+    ("?token=S3CRET#x", "?token=[redacted]"),
+    ("key sk-proj-S3CRETS3CRETS3CRET is invalid", "key [redacted] is invalid"),
+    ("AKIAS3CRETS3CRETS3CR", "[redacted]"),
+    ("aws_secret_access_key = S3CRET", "aws_secret_access_key = [redacted]"),
+    ("eyJS3CRETS3CRET.eyJS3CRETS3CRET.S3CRET", "[redacted]"),
+    ("-----BEGIN RSA PRIVATE KEY-----\nS3CRET\nS3CRET==\n-----END RSA PRIVATE KEY-----", "[redacted]"),
+    ("-----BEGIN PRIVATE KEY-----\nS3CRET and it was cut", "[redacted]"),
+]
+
+
+@pytest.mark.parametrize(("text", "left"), SHAPES, ids=[text[:24] for text, _ in SHAPES])
+def test_what_looks_like_a_secret_is_taken_out_and_the_rest_stays(text, left):
+    clean = redact_secrets(text)
+    assert "S3CR" not in clean
+    assert left in clean
+    assert redact_secrets(clean) == clean
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "division by zero",
+        "KeyError: 'password'",
+        "Unexpected token: } in JSON at position 3",
+        "http://127.0.0.1:8080/path refused the connection",
+        "GET https://example.org/a:b@c",
+        "see mailto://ada@example.org",
+        "risk-averse-investments-and-more",
+        "a basic understanding of bearer bonds",
+        "no such file or directory: '/etc/passwd'",
+        "monkey=7 is fine",
+    ],
+)
+def test_an_ordinary_sentence_is_left_as_it_is(text):
+    assert redact_secrets(text) == text
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["a", "://", "://a:", "://a:b@", "eyJ", "-----BEGIN PRIVATE KEY-----", "-", "authorization", "authorization: ",
+     "password", "password=", "Bearer ", "sk-", "_token", " ", "\n", "x:", "AIza", "@"],
+)  # fmt: skip
+def test_a_long_text_without_an_end_to_its_secrets_is_done_at_once(piece):
+    """The patterns are linear: with a quadratic one this would not end in any patience."""
+    text = piece * (500_000 // len(piece))
+    assert len(redact_secrets(text)) <= 3 * len(text)
+
+
+def test_an_exception_whose_message_cannot_be_read_still_becomes_text():
+    class Odd(Exception):
+        def __str__(self):
+            raise RuntimeError("no")
+
+    assert foreign_text(Odd()) == "Odd: its message could not be read"
+    assert foreign_text(ValueError("\ud800")) == "ValueError: ?"
+    assert foreign_text(ValueError()) == "ValueError"
+
+
+def run(main):
+    import asyncio
+
+    return asyncio.run(asyncio.wait_for(main, 30))
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+def test_a_handler_s_exception_reaches_log_and_model_without_its_secrets(kind, caplog):
+    """B15: and the operator's log record, traceback included."""
+
+    def fail():
+        raise ConnectionError("no route to postgres://shop:S3CRET@db/shop")
+
+    @tool(name="work")
+    async def awaited(call: Call) -> str:
+        """Work."""
+        return fail()
+
+    @tool(name="work")
+    def threaded(call: Call) -> str:
+        """Work."""
+        return fail()
+
+    @tool
+    async def spoken() -> str:
+        """Fail on purpose."""
+        raise ToolError("not_found", "the author's own words: password=hunter2")
+
+    model = ScriptedModel([[ToolCall("work"), ToolCall("spoken")], "done"])
+
+    async def main():
+        async with Runtime(Agent("a", model=model, tools=[awaited if kind == "async" else threaded, spoken])) as rt:
+            await (await rt.send("c", "go")).ended()
+            return await rt.history("c")
+
+    with caplog.at_level(logging.WARNING, "assent"):
+        log = run(main())
+    errors = {event.tool: event.error for event in log if isinstance(event, CallReturned)}
+    failed, said = errors["work"], errors["spoken"]
+    assert failed.message == "ConnectionError: no route to postgres://shop:[redacted]@db/shop"
+    assert said.message == "the author's own words: password=hunter2"
+    assert "S3CRET" not in repr(model.requests)
+    assert "no route to" in caplog.text
+    assert "Traceback" in caplog.text
+    assert "S3CRET" not in caplog.text
+    assert any(record.exc_info for record in caplog.records), "handlers that want the exception still have it"
+
+
+def test_a_model_s_exception_reaches_the_log_without_its_secrets():
+    class Broken:
+        name = "broken"
+
+        async def stream(self, request):
+            raise ConnectionError("no route to https://u:S3CRET@models.example")
+            yield
+
+    async def main():
+        async with Runtime(Agent("a", model=Broken())) as rt:
+            return await (await rt.send("c", "go")).ended()
+
+    ended = run(main())
+    assert "https://u:[redacted]@models.example" in ended.error.message
+
+
+# --- the one place ---
+
+BROAD = {"Exception", "BaseException"}
+SAFE = {"foreign_text", "shown", "redact_secrets"}
+
+
+def _names(kind):
+    return {each.id for each in ast.walk(kind) if isinstance(each, ast.Name)} if kind is not None else BROAD
+
+
+def _formatted(handler):
+    """Lines of this handler in which its exception becomes text otherwise than through one of the safe functions."""
+    found = []
+
+    def walk(node):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in SAFE:
+            return
+        if isinstance(node, ast.FormattedValue) and _is(node.value):
+            found.append(node.lineno)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("str", "repr"):
+            found.extend(node.lineno for each in node.args if _is(each))
+        for child in ast.iter_child_nodes(node):
+            walk(child)
+
+    def _is(node):
+        return isinstance(node, ast.Name) and node.id == handler.name
+
+    for statement in handler.body:
+        walk(statement)
+    return found
+
+
+def test_no_other_place_turns_a_foreign_exception_into_text():
+    """``except Exception as x`` catches what is not ours: x becomes text through ``foreign_text`` or not at all."""
+    wrong = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        if path.name == "redaction.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ExceptHandler) and node.name and _names(node.type) & BROAD:
+                wrong += [f"{path.relative_to(SOURCE)}:{line}" for line in _formatted(node)]
+    assert not wrong, wrong
