@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "page"))
 
-from browser import Stage, Visitor, browser
+from browser import Stage, Visitor, browser, read_and_click, select
 from playwright.sync_api import Page
 
 LOOKS = {
@@ -17,7 +17,7 @@ LOOKS = {
 
 
 def editing(page: Page) -> None:
-    page.locator("assent-approval .edit").click()
+    read_and_click(page.locator("assent-approval .edit"))
     page.locator("assent-approval").get_by_label("amount", exact=True).fill("5.50")
     page.get_by_text("5.50 EUR to the card").wait_for()
     page.locator("assent-approval .card").evaluate("card => card.scrollIntoView({block: 'center'})")
@@ -30,12 +30,12 @@ def opened(page: Page) -> None:
 
 def answering(page: Page) -> None:
     page.locator("assent-question").get_by_label("seats", exact=True).fill("12")
-    page.get_by_role("button", name="Send the answer").click()
+    read_and_click(page.get_by_role("button", name="Send the answer"))
 
 
 def batch(page: Page) -> None:
-    for box in page.locator(".row input[type=checkbox]").all()[:3]:
-        box.check()
+    for row in page.locator(".row:has(input[type=checkbox])").all()[:3]:
+        select(row)
     page.get_by_role("button", name="Review").click()
 
 

@@ -160,11 +160,14 @@ def until(page: Page, fact: str | Callable[[], object]) -> None:
         page.wait_for_timeout(20)
 
 
-COUNTS = """(button) => {
+UNREAD = """(button) => {
     const { guard, parts, heading } = button.closest('assent-approval, assent-question');
-    const needed = button.matches('.approve') ? parts : heading;
-    return !button.disabled && guard.armed && guard.steady() && !guard.unseen(needed);
+    return Boolean(guard.unseen(button.matches('.approve') ? parts : heading));
 }"""
+COUNTS = f"""(button) => {{
+    const {{ guard }} = button.closest('assent-approval, assent-question');
+    return !button.disabled && guard.armed && guard.steady() && !({UNREAD})(button);
+}}"""
 """Whether a press of this button of a card would count now."""
 
 
@@ -181,10 +184,16 @@ READ = """async (part) => {
 def read_card(button: Locator) -> None:
     """Scroll through its card, as a user who reads it does, to the button; return once a press of it counts."""
     card = button.locator("xpath=ancestor::*[self::assent-approval or self::assent-question]")
-    for part in card.locator("header:visible, .facts, .content").all():
-        part.evaluate(READ)
+
+    def counts() -> bool:
+        if button.evaluate(UNREAD):  # also again, if its content has changed
+            for part in card.locator("header:visible, .facts, .content").all():
+                part.evaluate(READ)
+            button.scroll_into_view_if_needed()
+        return button.evaluate(COUNTS)
+
     button.scroll_into_view_if_needed()
-    until(button.page, lambda: button.evaluate(COUNTS))
+    until(button.page, counts)
 
 
 def read_and_click(button: Locator) -> None:

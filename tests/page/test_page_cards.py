@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from browser import Stage, read_and_click, read_card, select, until
+from browser import COUNTS, Stage, read_and_click, read_card, select, until
 from playwright.sync_api import Page, Route, expect
 
 from assent.core.schema import check
@@ -142,8 +142,7 @@ def test_a_press_meant_for_a_card_that_goes_does_not_decide_the_next(visit, stag
     page.evaluate(
         """() => {
             const [first, next] = document.querySelectorAll('assent-approval');
-            next.querySelector('.card').focus();
-            next.querySelector('.deny').focus();
+            next.querySelector('.deny').focus({preventScroll: true});
             new MutationObserver(() => {
                 if (first.isConnected || window.gone) return;
                 window.gone = performance.now();
@@ -282,7 +281,9 @@ def test_nothing_moves_under_a_press_that_follows_an_edit(visit, stage: Stage):
     expect(approve).to_be_enabled()
     box = page.locator(".scroll")
     # As far as it takes to see the button, and not to the end.
+    read_card(approve)
     box.evaluate("box => (box.scrollTop = box.scrollHeight - box.clientHeight - 50)")
+    until(page, lambda: approve.evaluate(COUNTS))
     place = approve.bounding_box()
     assert place
     page.mouse.move(place["x"] + 5, place["y"] + 5)

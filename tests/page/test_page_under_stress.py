@@ -222,7 +222,7 @@ def test_that_the_server_could_not_be_reached_is_no_news_once_it_is_back(visit, 
     expect(card.get_by_text("This would fail: the server cannot be reached")).to_be_visible()
     card.get_by_role("button", name="Back").click()
     read_and_click(card.locator(".approve"))
-    expect(card.locator(".stale")).to_have_text("the server cannot be reached")
+    expect(card.locator(".stale")).to_contain_text("Not confirmed: the server cannot be reached.")
     field.fill("hello?")
     page.keyboard.press("Enter")
     expect(page.locator(".below .notice")).to_have_text("the server cannot be reached")

@@ -189,6 +189,7 @@ class Chat extends Element {
 
   // The user has scrolled, or the card is gone. What became shorter may also have scrolled it, to its new end.
   #release() {
+    if (!this.box || !this.anchor) return;
     const { scrollTop, scrollHeight, clientHeight } = this.box;
     const clamped = scrollTop < this.stayedAt && scrollTop >= scrollHeight - clientHeight - 1;
     if ((Math.abs(scrollTop - this.stayedAt) > 2 && !clamped) || !this.#waiting.some(({ pending }) => pending.call === this.anchor)) this.anchor = null;
