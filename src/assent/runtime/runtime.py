@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import timedelta
@@ -342,3 +343,17 @@ class Runtime:
     async def owners(self) -> list[OwnerRow]:
         """The processes on this store, and which agents they run."""
         return await self.home.store.owners()
+
+    async def backup(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Copy a SQLite store into a file while it is in use, and check the copy.
+
+        Use this, and not another SQLite library or a copy of the files: see "Run on SQLite". A PostgreSQL store is
+        backed up with pg_dump: here it raises Invalid.
+        """
+        await self.home.store.backup(path, overwrite=overwrite, progress=progress)

@@ -13,7 +13,8 @@ The behaviours below are held by ``assent.testing.store_contract``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import os
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 import msgspec
@@ -295,6 +296,23 @@ class LogStore(Protocol):
 
     async def hashes(self, conversation: str) -> list[bytes]:
         """The stored chain, one hash per event, for verification."""
+        ...
+
+    async def backup(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Copy the whole store into a new file, while it is in use; returns when the copy is checked and durable.
+
+        The copy is the store at one moment: everything that was acknowledged before the call is in it. Its hash
+        chains are computed again. It appears under its name only when all of that is done, readable for its
+        owner alone (mode 0600). A file that exists is refused (Invalid) without ``overwrite``. ``progress`` is called
+        with (pages copied, pages in all), on another thread. A store that is not one file raises Invalid and says
+        what to use instead.
+        """
         ...
 
     async def put_client(self, client: ClientRow) -> None:

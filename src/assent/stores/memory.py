@@ -13,14 +13,14 @@ import socket
 import time
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from hashlib import sha256
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from assent.errors import Conflict, Fenced, StoreDamaged, StoreError
+from assent.errors import Conflict, Fenced, Invalid, StoreDamaged, StoreError
 from assent.stores.base import (
     GENESIS,
     Append,
@@ -373,6 +373,18 @@ class MemoryStore:
         if self._state != "open":
             await self._unusable()
         return await self._signal.wait(timeout)
+
+    async def backup(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        raise Invalid(
+            "a store in memory has no file to back up, and ends with its process; use a SQLite or PostgreSQL store, "
+            "or `assent export`"
+        )
 
     # --- clients -----------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import asyncio
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -19,7 +20,7 @@ from hashlib import sha256 as digest
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from assent.errors import StoreDamaged, StoreError
-from assent.stores import forks, statements
+from assent.stores import backup, forks, statements
 from assent.stores.base import Append, ClientRow, Loaded, LogStore, OwnerRow, PendingRow, Row, artifact_name, for_ever
 from assent.stores.connection import Connection
 from assent.stores.database import checked_path, inspect, reader_connection, writer_connection
@@ -194,6 +195,36 @@ class SQLiteStore:
 
     async def postpone(self, conversation: str, call: str, due: float) -> None:
         await self._write(partial(statements.postpone, name=conversation, call=call, due=due))
+
+    async def backup(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        await self._usable()
+        self._writer.check_place(writing=False)
+        stop = threading.Event()
+        copy = asyncio.ensure_future(
+            asyncio.to_thread(
+                backup.back_up,
+                partial(reader_connection, self.path),
+                self.path,
+                os.fspath(target),
+                overwrite=overwrite,
+                progress=progress,
+                cancelled=stop.is_set,
+            )
+        )
+        try:
+            await asyncio.shield(copy)
+        except asyncio.CancelledError:
+            stop.set()
+            with suppress(backup.Cancelled, StoreError):
+                await copy  # until its files are closed and the temporary one is gone
+            raise
+        self._writer.check_place(writing=False)  # what was copied is the store, and not a file that was replaced
 
     # --- leases ------------------------------------------------------------------------------------------
 
