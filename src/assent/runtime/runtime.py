@@ -318,7 +318,7 @@ class Runtime:
             ConversationInfo(
                 conversation=row.conversation, state=row.status, agent=row.agent, seq=row.seq, updated=row.updated
             )
-            for row in await self.home.store.rows(status, cursor, limit, newest=newest)
+            for row in await self.home.rows(status, cursor, limit, newest=newest)
         ]
 
     async def grants(self, conversation: str) -> list[Grant]:

@@ -35,6 +35,9 @@ class PendingRow(msgspec.Struct, frozen=True, kw_only=True):
     due: float
     """When the expiry loop must look at it: its deadline, or earlier where a client's presence is checked."""
     deadline: float
+    intact: bool | None = True
+    """Whether it fits its checksum; None: it has none, because an older version wrote it. Anything but True: ``body``
+    is not to be used, and the conversation's caches are to be rebuilt from its log."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +56,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Who holds the lease, alive or dead."""
     epoch: int
     updated: float
+    waiting: int | None = None
+    """How many calls wait; None: nobody has said so."""
+    intact: bool | None = True
+    """Whether status, agent, owes and waiting fit their checksum; None: they have none."""
 
 
 class Append(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +83,8 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     """(SHA-256 hex, bytes); storing one that exists is a no-op."""
     snapshot: bytes | None = None
     """A snapshot of the state after these events: a cache, replaces the earlier one."""
+    waiting: int | None = None
+    """How many pending entries the conversation has after this; None: not said, and so never checked."""
     epoch: int | None = None
     """Owner's append: must equal the row's epoch, else Fenced. None: a guest's append."""
     release: bool = False
@@ -102,6 +111,9 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_seq: int
     """0 without a snapshot."""
     events: list[bytes]
+    intact: bool | None = True
+    """Whether the stored snapshot fitted its checksum; else it is left out here, and ``events`` are all there are.
+    None: it has no checksum, because an older version wrote it."""
 
 
 class OwnerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,8 +239,17 @@ class LogStore(Protocol):
         """The last sequence number of each of these that exists."""
         ...
 
-    async def pending(self, conversation: str | None = None) -> list[PendingRow]:
-        """Waiting calls of one conversation or of all, by deadline, then conversation and call."""
+    async def pending(
+        self, conversation: str | None = None, *, after: PendingRow | None = None, limit: int | None = None
+    ) -> list[PendingRow]:
+        """Waiting calls of one conversation or of all, by deadline, then conversation and call.
+
+        ``after``: only those that come after this one; ``limit``: at most so many.
+        """
+        ...
+
+    async def miscounted(self, conversation: str | None = None, limit: int = 100) -> list[str]:
+        """Conversations that have more or fewer pending entries than their rows say; this one, or any."""
         ...
 
     async def due(self, now: float, limit: int = 100) -> tuple[list[PendingRow], float | None]:

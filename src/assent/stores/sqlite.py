@@ -187,8 +187,13 @@ class SQLiteStore:
     async def heads(self, conversations: list[str]) -> dict[str, int]:
         return await self._read(partial(statements.heads, names=conversations))
 
-    async def pending(self, conversation: str | None = None) -> list[PendingRow]:
-        return await self._read(partial(statements.pending, name=conversation))
+    async def pending(
+        self, conversation: str | None = None, *, after: PendingRow | None = None, limit: int | None = None
+    ) -> list[PendingRow]:
+        return await self._read(partial(statements.pending, name=conversation, after=after, limit=limit))
+
+    async def miscounted(self, conversation: str | None = None, limit: int = 100) -> list[str]:
+        return await self._read(partial(statements.miscounted, name=conversation, limit=limit))
 
     async def due(self, now: float, limit: int = 100) -> tuple[list[PendingRow], float | None]:
         return await self._read(in_one_snapshot(partial(statements.due, now=now, limit=limit)))
