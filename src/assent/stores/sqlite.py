@@ -25,7 +25,7 @@ from assent.stores.base import Append, ClientRow, Loaded, LogStore, OwnerRow, Pe
 from assent.stores.connection import Connection
 from assent.stores.database import checked_path, inspect, reader_connection, writer_connection
 from assent.stores.loading import Loading
-from assent.stores.owners import OwnerLock, alive, bury
+from assent.stores.owners import OwnerLock, alive, remove_leftovers
 from assent.stores.reader import Reader, in_one_snapshot
 from assent.stores.signal import Signal
 from assent.stores.writer import Writer
@@ -73,13 +73,12 @@ class SQLiteStore:
         row = OwnerRow(owner=self.owner, agents=agents, pid=os.getpid(), host=socket.gethostname(), since=time.time())
         try:
             await self._writer.start()
-            dead = await self._writer.run(partial(statements.register, row=row, alive=self._alive))
+            listed = await self._writer.run(partial(statements.register, row=row, alive=self._alive))
         except BaseException:
             self._writer.abandon()  # it may be waiting for a lock, and who was cancelled is not to wait as well
             self._lock.drop(remove=True)
             raise
-        for owner in dead:
-            bury(self._homes, owner)
+        remove_leftovers(self._homes, listed)
         self._reader.start()
         forks.watch(self)
         self._state = "open"

@@ -260,15 +260,16 @@ def release(db: Connection, name: str, epoch: int) -> None:
 
 
 def register(db: Connection, row: OwnerRow, alive: Callable[[str], bool]) -> list[str]:
-    """Enter this owner, strike those that are dead; returns these."""
-    dead = [owner for (owner,) in _all(db, "SELECT owner FROM owners") if not alive(owner)]
+    """Enter this owner, strike those that are dead; returns all that are listed now."""
+    listed = [owner for (owner,) in _all(db, "SELECT owner FROM owners")]
+    dead = [owner for owner in listed if not alive(owner)]
     for owner in dead:
         db.execute("DELETE FROM owners WHERE owner = ?", (owner,))
     db.execute(
         "INSERT INTO owners (owner, agents, pid, host, since) VALUES (?, ?, ?, ?, ?)",
         (row.owner, json.dumps(row.agents), row.pid, row.host, row.since),
     )
-    return dead
+    return [row.owner, *(owner for owner in listed if owner not in dead)]
 
 
 def unregister(db: Connection, owner: str) -> None:
