@@ -52,8 +52,8 @@ def test_a_public_module_is_sorted_says_what_it_is_and_has_every_member_of_its_u
     [
         (
             assent.Runtime,
-            "agents attach_client cancel close conversations dry_run events grants history open owners pending preview "
-            "resolve result revoke send snapshot start store submit",
+            "agents attach_client backup cancel close conversations dry_run events grants history open owners pending "
+            "preview resolve result revoke send snapshot start store submit",
         ),
         (assent.Agent, "from_json to_json"),
         (assent.Turn, "ended rest"),

@@ -32,13 +32,13 @@ def test_a_dry_run_says_what_a_migration_would_do_and_does_nothing(desk, kind):
     for _ in range(2):
         told = desk("migrate", "--dry-run", "--store", url)
         assert told.code == 0, told.err
-        assert "no store yet, would become schema 1\n  1  the first tables\n" in told.out
+        assert "no store yet, would become schema 2\n  1  the first tables\n  2  checksums of" in told.out
     assert list(desk.path.iterdir()) == []
     told = desk("migrate", "--store", url)
     assert told.code == 0, told.err
-    assert "no store yet, is now schema 1" in told.out
+    assert "no store yet, is now schema 2" in told.out
     for words in (("--dry-run",), ()):
-        assert "schema 1, nothing to do" in desk("migrate", *words, "--store", url).out
+        assert "schema 2, nothing to do" in desk("migrate", *words, "--store", url).out
     send(url, "c")
     assert desk("verify", "--store", url).code == 0
 
@@ -173,10 +173,10 @@ def test_a_migration_that_waits_says_for_whom_and_what_it_said_once_it_does_not_
     pid = asyncio.run(told())
     listen()
     out, err = said
-    assert out.endswith("  2  a column\n")
+    assert out.endswith("  3  a column\n")
     lines = err.splitlines()  # also of connecting and the like, where that takes long
     assert f"process {pid} (unnamed, user postgres) holds a table that has to change; trying for 30 s ..." in lines
-    assert "step 2: a column ..." in lines
+    assert "step 3: a column ..." in lines
     assert len(set(lines)) == len(lines)
     pg.drop(url)
 

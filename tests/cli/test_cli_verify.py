@@ -128,3 +128,75 @@ def test_one_conversation_needs_no_line_about_how_far_it_is(desk):
     code, seen = at_a_terminal(desk, "a")
     assert (code, "verifying" in seen) == (0, False)
     assert seen.startswith("a: ok, ")
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("UPDATE snapshots SET body = CAST(replace(CAST(body AS TEXT), '2.5', '9.5') AS BLOB)", "its snapshot"),
+        (f"UPDATE pending SET body = {CHANGED}", "the pending entry of call"),
+        ("UPDATE pending SET body = x'00'", "the pending entry of call"),
+        ("UPDATE pending SET deadline = deadline + 1, due = due + 1", "the pending entry of call"),
+        ("DELETE FROM pending", "is not among the pending entries"),
+        ("UPDATE pending SET call = 'other'", "pending entries"),
+        ("UPDATE conversations SET status = 'idle'", "its row says status 'idle', and its log 'awaiting_input'"),
+        ("UPDATE conversations SET agent = 'other'", "its row says agent 'other'"),
+        ("UPDATE conversations SET owes = 1", "its row says owes True"),
+        ("UPDATE conversations SET waiting = 7", "its row says waiting 7, and its log 1"),
+    ],
+)
+def test_every_cache_is_compared_with_its_log_and_rebuilt_when_asked(desk, statement, said):
+    """B11: the log is whole, a cache is not. It is named and left alone; ``--rebuild`` writes it anew."""
+    desk.waiting("a", agents.gated)
+    assert desk("verify").code == 0
+    shown = desk("pending", "--json").objects
+    change(desk, "UPDATE conversations SET seal = NULL")  # so that a snapshot is written, however short the log is
+    assert "a" in desk("log").out  # listing it rebuilds it
+    change(desk, statement)
+    for _ in range(2):
+        refused(desk("verify"), 1, "[corrupt_log_line]", said, "assent verify --rebuild")
+    told = desk("verify", "--rebuild")
+    assert told.code == 0, told.err
+    assert "caches rebuilt from the log" in told.out
+    assert desk("verify").out == told.out.replace(", caches rebuilt from the log", "")
+    assert desk("pending", "--json").objects == shown
+
+
+def test_the_doctor_names_conversations_whose_caches_do_not_fit(desk):
+    desk.waiting("a", agents.gated)
+    change(desk, f"UPDATE pending SET body = {CHANGED}")
+    found = {each["id"]: each for each in desk("doctor", "--json").objects}
+    assert found["caches"]["status"] == "warn"
+    assert "a" in found["caches"]["detail"]
+    assert "verify --rebuild" in found["caches"]["fix"]
+
+
+def test_heads_that_were_kept_elsewhere_show_what_the_chain_alone_cannot(desk):
+    """Events cut off, a log rewritten with new hashes, a conversation gone: each is named."""
+    desk.waiting("a", agents.gated)
+    desk.waiting("b", agents.plain)
+    assert desk("verify", "--write-heads", "heads.jsonl").code == 0
+    assert desk("verify", "--heads", "heads.jsonl").code == 0
+    change(desk, "DELETE FROM events WHERE id / 16777216 = (SELECT id FROM conversations WHERE name = 'b')")
+    change(desk, "DELETE FROM conversations WHERE name = 'b'")
+    cut = "FROM events e WHERE e.id / 16777216 = conversations.id"
+    change(desk, "DELETE FROM pending")
+    change(desk, "DELETE FROM events WHERE id % 16777216 > 3")
+    change(
+        desk, f"UPDATE conversations SET seq = 3, seal = NULL, waiting = -1, hash = (SELECT hash {cut} AND e.seq = 3)"
+    )
+    assert desk("verify", "--rebuild").code == 0, "the premise: by itself the store looks whole"
+    told = desk("verify", "--heads", "heads.jsonl", "--json")
+    refused(told, 1, "[corrupt_log_line]", "the last events were removed", "1 more")
+    by_name = {each["conversation"]: each for each in told.objects}
+    assert "it is not in the store" in by_name["b"]["problem"]["message"]
+    refused(desk("verify", "a", "--write-heads", "x"), 2, "leave CONVERSATION out")
+    refused(desk("verify", "--heads", "missing.jsonl"), 2, "cannot be read")
+
+
+def test_a_log_that_was_rewritten_with_new_hashes_does_not_fit_the_kept_heads(desk):
+    desk.waiting("a", agents.plain)
+    assert desk("verify", "--write-heads", "heads.jsonl").code == 0
+    heads = (desk.path / "heads.jsonl").read_text()
+    (desk.path / "heads.jsonl").write_text(heads.replace(heads[-20:-10], "0123456789"))
+    refused(desk("verify", "--heads", "heads.jsonl"), 1, "the log was rewritten")

@@ -225,7 +225,7 @@ def test_the_doctor_finds_a_healthy_store_healthy_and_touches_nothing(desk):
     told = desk("doctor", "--json")
     assert told.code == 0, told.err
     found = checks(told)
-    own = ["sqlite", "extras", "clock", "schema", "store", "leases", "deadlines"]
+    own = ["sqlite", "extras", "clock", "schema", "store", "leases", "deadlines", "caches"]
     assert list(found)[: len(own)] == own
     assert set(found) - set(own) <= set(PROVIDERS)
     assert {found[each]["status"] for each in own} == {"ok"}

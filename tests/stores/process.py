@@ -5,9 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from functools import partial
 
-from assent.errors import Conflict
+from assent.errors import Conflict, StoreError
 from assent.stores import writer
 from assent.stores.sqlite import SQLiteStore
 from assent.testing.store_contract import step
@@ -111,6 +112,35 @@ async def lock(path):
     sys.stdin.readline()
     db.execute("ROLLBACK")
     say("unlocked")
+
+
+async def be_copied_by_python(path, target):
+    """Append under load while Python's own SQLite copies the store and closes it; say what was acknowledged."""
+    import sqlite3
+
+    store = await opened(path)
+    done = dict.fromkeys(range(8), 0)
+
+    async def converse(n):
+        while True:
+            await store.append(step(f"c{n}", done[n], f"{n}/{done[n]}".encode()))
+            done[n] += 1
+            say("acknowledged", n, done[n])
+
+    def copy():
+        source, copied = sqlite3.connect(path), sqlite3.connect(target)
+        source.backup(copied)
+        source.close()
+
+    tasks = [asyncio.create_task(converse(n)) for n in done]
+    while min(done.values()) < 5:
+        await asyncio.sleep(0)
+    await asyncio.to_thread(copy)
+    for task in tasks:
+        with suppress(StoreError):
+            await task
+    say("stopped")
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def use_in_child(store):

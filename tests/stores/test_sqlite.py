@@ -13,7 +13,7 @@ import apsw
 import pytest
 
 from assent.errors import Conflict, Invalid, StoreDamaged, StoreError
-from assent.stores import appending, statements, writer
+from assent.stores import appending, migrations, statements, writer
 from assent.stores.owners import OwnerLock
 from assent.stores.rows import for_rows
 from assent.stores.sqlite import SQLiteStore
@@ -395,7 +395,7 @@ class TestSQLiteStore(StoreContract):
             names = ("journal_mode", "synchronous", "application_id", "user_version")
             return [db.execute(f"PRAGMA {name}").get for name in names]
 
-        assert await store._writer.run(knobs) == ["wal", 2, 0x41535354, 1]
+        assert await store._writer.run(knobs) == ["wal", 2, 0x41535354, migrations.VERSION]
 
     @on_a_loop
     async def test_readers_cannot_write(self):

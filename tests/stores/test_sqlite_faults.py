@@ -165,7 +165,7 @@ def test_a_file_in_place_of_the_owners_directory_is_explained(path):
 
 
 def test_the_migrations_are_numbered_by_their_place():
-    assert len(STEPS) == VERSION == 1
+    assert len(STEPS) == VERSION == 2
     assert APPLICATION_ID.to_bytes(4, "big") == b"ASST"
 
 

@@ -1,19 +1,23 @@
 """Several real processes on one SQLite store; some of them are killed."""
 
 import asyncio
+import fcntl
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
+import apsw
 import pytest
 
-from assent.errors import Fenced, StoreError
-from assent.stores import database
+from assent.errors import Fenced, StoreDamaged, StoreError
+from assent.stores import database, owners
 from assent.stores.base import GENESIS, chain
+from assent.stores.owners import OwnerLock, remove_leftovers
 from assent.stores.sqlite import SQLiteStore
 from assent.testing.store_contract import step
 
@@ -227,3 +231,86 @@ def test_another_processs_commit_is_seen_soon(path):
                 assert await store.foreign(3600.0)
 
     with_store(path, body)
+
+
+def test_a_store_that_another_process_makes_at_this_moment_is_not_taken_for_another_applications(path, monkeypatch):
+    """The version, the mark and the tables are looked at in one transaction: between two looks it may be made."""
+    db = apsw.Connection(str(path))
+    db.execute("PRAGMA journal_mode=WAL")  # as far as the other process has come
+    identity, made = database._identity, []
+
+    def make_meanwhile(looking):
+        found = identity(looking)
+        if not made:
+            made.append(found)
+            database.writer_connection(str(path), "FULL").close()
+        return found
+
+    monkeypatch.setattr(database, "_identity", make_meanwhile)
+    database.inspect(str(path))
+    assert made == [(0, 0)]
+    db.close()
+
+
+def test_what_another_application_makes_while_the_store_is_opened_is_refused(path, monkeypatch):
+    """The look inside the write transaction decides, not the one before it."""
+    ahead = database._write_ahead
+
+    def fill(db):
+        ahead(db)
+        db.execute("CREATE TABLE theirs (x)")
+
+    monkeypatch.setattr(database, "_write_ahead", fill)
+    with pytest.raises(StoreDamaged, match="another application"):
+        database.writer_connection(str(path), "FULL")
+
+
+def test_lock_files_of_processes_that_died_unlisted_are_removed_and_those_of_the_living_stay(path):
+    homes = path.parent / "assent.db-owners"
+    homes.mkdir()
+    (homes / "1-dead.lock").touch()
+    (homes / "notes.txt").touch()
+    alive = OwnerLock(str(homes), "2-alive")
+    alive.take()
+
+    async def look(store):
+        return sorted(os.listdir(homes))
+
+    found = with_store(path, look)
+    assert "1-dead.lock" not in found
+    assert {"2-alive.lock", "notes.txt"} < set(found)
+    alive.drop(remove=True)
+
+
+def test_an_owner_whose_file_was_removed_before_it_was_locked_makes_it_again(tmp_path, monkeypatch):
+    """A process that cleans up may find the file of an owner that is just being made."""
+    lock, flock, cleaned = OwnerLock(str(tmp_path), "3-new"), fcntl.flock, []
+
+    def clean_first(descriptor, how):
+        if not cleaned:
+            cleaned.append(True)
+            remove_leftovers(str(tmp_path), ())
+        return flock(descriptor, how)
+
+    monkeypatch.setattr(owners.fcntl, "flock", clean_first)
+    lock.take()
+    monkeypatch.undo()
+    assert cleaned
+    assert owners.alive(str(tmp_path), "3-new")
+    lock.drop(remove=True)
+    assert not os.listdir(tmp_path)
+
+
+def test_a_new_store_is_readable_for_its_owner_alone_and_an_existing_one_keeps_its_mode(path):
+    async def modes(store):
+        row = await store.row("c")
+        await store.append(step("c", row.seq if row else 0))
+        return {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir() if file.is_file()}
+
+    umask = os.umask(0o022)
+    try:
+        assert with_store(path, modes) == dict.fromkeys(["assent.db", "assent.db-wal", "assent.db-shm"], 0o600)
+        path.chmod(0o640)
+        assert set(with_store(path, modes).values()) == {0o640}
+    finally:
+        os.umask(umask)

@@ -87,7 +87,7 @@ async def _waiting(url: str) -> list[Pending]:
     if await missing(url):
         return []
     async with opened(url) as store:
-        return [_pending.decode(row.body) for row in await store.pending()]
+        return [_pending.decode(row.body) for row in await store.pending() if row.intact]
 
 
 async def _rows(url: str, prefix: str) -> list[Row]:

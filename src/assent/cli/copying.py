@@ -182,7 +182,7 @@ async def _append(ours: LogStore, theirs: LogStore, row: Row, after: int, tally:
         append = recorded(state, new, part.artifacts, at=row.updated)
         append = msgspec.structs.replace(append, expected=state.seq - len(new), closed=waited)
         if state.seq < row.seq:
-            append = msgspec.structs.replace(append, owes=False, opened=[])
+            append = msgspec.structs.replace(append, owes=False, opened=[], waiting=None)
         await theirs.append(append)
         tally.events += len(new)
         tally.artifacts += len(part.artifacts)

@@ -21,21 +21,50 @@ from assent.cli.group import (
     store_option,
     store_url,
 )
+from assent.errors import Invalid
 
 
-@cli.command(epilog=example("assent verify", "assent verify support --json"))
+@cli.command(
+    epilog=example(
+        "assent verify",
+        "assent verify support --json",
+        "assent verify --write-heads heads.jsonl",
+        "assent verify --heads heads.jsonl",
+    )
+)
 @maybe_conversation
+@click.option("--rebuild", is_flag=True, help="Write caches that do not fit anew, from the logs.")
+@click.option("--heads", metavar="FILE", type=click.Path(), help="Compare with the heads that --write-heads wrote.")
+@click.option("--write-heads", metavar="FILE", type=click.Path(), help="If all is well, write where each log ends.")
 @json_option
 @store_option
-def verify(conversation: str | None, as_json: bool, store: str | None) -> int:
+def verify(
+    conversation: str | None,
+    rebuild: bool,
+    heads: str | None,
+    write_heads: str | None,
+    as_json: bool,
+    store: str | None,
+) -> int:
     """Check that logs are what was written.
 
-    Recomputes the hash chain of a conversation, or of all, reads every event and checks the artifacts that they
-    name. The first event that does not fit is named; then the exit code is 1.
+    Recomputes the hash chain of a conversation, or of all, reads every event, checks the artifacts that they name,
+    and compares snapshots, pending entries and the list of conversations with what the logs fold to. The first thing
+    that does not fit is named; then the exit code is 1.
+
+    By itself it sees damage, and edits that do not compute the hashes again. It cannot see that the last events of a
+    log were cut off, that a log was rewritten with new hashes, or that a whole conversation is gone: that shows only
+    against heads that were written earlier (--write-heads) and kept where the store's writers cannot change them.
     """
     from assent.cli import verification
 
-    return asyncio.run(verification.verify(store_url(store), conversation, as_json))
+    if write_heads is not None and conversation is not None:
+        raise Invalid("--write-heads writes the heads of all conversations: leave CONVERSATION out")
+    return asyncio.run(
+        verification.verify(
+            store_url(store), conversation, as_json, rebuild_caches=rebuild, heads=heads, write_heads=write_heads
+        )
+    )
 
 
 @cli.command(epilog=example("assent export support support.jsonl", "assent export support | wc -l"))

@@ -41,6 +41,8 @@ LATE = 5.0
 Status = Literal["ok", "warn", "fail"]
 NEARLY = 0.8
 """Of the connections: then it is time to think of more."""
+ENTRIES = 5000
+"""Pending entries that are read at a time."""
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
@@ -92,6 +94,7 @@ class Examination:
                 found += [_finding(name, result) for name, result in served(self._health)]
             if self._store is not None:
                 found += [await self._timed("leases", self._leases), await self._timed("deadlines", self._deadlines)]
+                found += [await self._timed("caches", self._caches)]
         return found + [await self._timed(name, check) for name, check in self._models()]
 
     async def _timed(self, name: str, check: Callable[[], Awaitable[_Result]]) -> Finding:
@@ -246,6 +249,22 @@ class Examination:
             number, cursor = number + len(page), page[-1].conversation
             newest = max(newest, *(row.updated for row in page))
         return number, newest
+
+    async def _caches(self) -> _Result:
+        """Do rows and pending entries fit their checksums? Whether they fit the logs, only verify says."""
+        assert self._store is not None
+        damaged, cursor, last = set(await self._store.miscounted()), None, None
+        while page := await self._store.rows(cursor=cursor, limit=PAGE):
+            damaged |= {row.conversation for row in page if row.intact is False}
+            cursor = page[-1].conversation
+        while entries := await self._store.pending(after=last, limit=ENTRIES):
+            damaged |= {entry.conversation for entry in entries if entry.intact is False}
+            last = entries[-1]
+        if not damaged:
+            return _Result("ok", "rows and pending entries fit their checksums")
+        names = ", ".join(sorted(damaged)[:5])
+        detail = f"the caches of {count(len(damaged), 'conversation')} do not fit: {names}"
+        return _Result("warn", detail, self._commands.write("verify", "--rebuild"))
 
     async def _leases(self) -> _Result:
         assert self._store is not None

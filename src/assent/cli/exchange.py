@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
@@ -115,9 +116,8 @@ async def _file(path: str, lines: AsyncGenerator[bytes]) -> None:
                 file.write(line + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
+        with suppress(FileNotFoundError):  # a new file stays readable for its owner alone, as it was made
+            os.chmod(temporary, stat.S_IMODE(os.stat(path).st_mode))
         os.replace(temporary, path)
     except OSError as failure:
         raise AssentError(

@@ -30,7 +30,7 @@ SECTIONS = {
     "Run": ("run", "chat", "serve", "worker", "demo"),
     "Answer": ("pending", "approve", "deny", "answer", "submit", "cancel", "grants"),
     "Look": ("log", "tail", "replay", "request", "workers"),
-    "Keep": ("verify", "export", "import", "copy", "migrate", "doctor"),
+    "Keep": ("verify", "backup", "export", "import", "copy", "migrate", "doctor"),
     "Build": ("tools", "dry-run", "ui", "completion"),
 }
 """The order of ``assent --help``. A command that is in none comes last."""

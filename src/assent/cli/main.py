@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from assent.cli import custody, operations, output, serve, server_token, ui, workbench
+from assent.cli import backup, custody, operations, output, serve, server_token, ui, workbench
 from assent.cli.commands import DEMO, DEMO_STORE, Commands
 from assent.cli.group import (
     MANY,
@@ -43,7 +43,7 @@ from assent.errors import Invalid, Stale
 
 Make = Callable[[Pending | None], Decision]
 DIGEST = 16
-MODULES = (custody, operations, serve, ui, workbench)
+MODULES = (backup, custody, operations, serve, ui, workbench)
 """Where the other commands are: importing them adds them to the group."""
 
 resume_option = click.option("--resume", metavar="MODULE:AGENT", help="Run the agent here and finish the turn.")

@@ -101,6 +101,10 @@ async def pending(url: str, as_json: bool, wait: float | None, conversation: str
     while (gone := await missing(url)) and (left := until - time.monotonic()) > 0:  # another process makes it
         await asyncio.sleep(min(pause, left))
         pause = min(pause * 2, LOOK_AT_LEAST)
+    if gone and (conversation is not None or wait is None):
+        raise unknown(url, conversation)
+    if as_json:
+        return await _pending_lines(url, wait, until, conversation) if not gone else WAITING
     entries: list[Pending] = []
     idle: list[str] = []
     if not gone:
@@ -112,18 +116,30 @@ async def pending(url: str, as_json: bool, wait: float | None, conversation: str
                 await asyncio.sleep(LOOK_EVERY)
             if conversation is not None and not entries:
                 await rt.history(conversation, limit=1)  # refuses one that is unknown, and has not come
-            if entries and not as_json:
-                _cards(entries, await rt.pending(), url)
-            elif not as_json:
+            if entries:
+                _cards(entries, entries if conversation is None else await rt.pending(), url)
+            else:
                 idle = await inbox.idle_work(rt, conversation, Commands(url))
-    elif conversation is not None or wait is None:
-        raise unknown(url, conversation)
-    if as_json:
-        json_lines(entries)
-    elif not entries:
+    if not entries:
         rest = f": there is no store {urls.place(url)} yet" if gone else "; " if idle else ""
         say(f"nothing is waiting{rest}" + "\n".join(idle))
     return WAITING if not entries and wait is not None else 0
+
+
+async def _pending_lines(url: str, wait: float | None, until: float, conversation: str | None) -> int:
+    """Print one JSON object a line, page by page: however many there are, only one page is in memory."""
+    async with Runtime(store=url) as rt:
+        while True:
+            found = False
+            async for page in rt.home.pending_pages(conversation):
+                found = True
+                json_lines(page)
+            if found or time.monotonic() >= until:
+                break
+            await asyncio.sleep(LOOK_EVERY)
+        if conversation is not None and not found:
+            await rt.history(conversation, limit=1)  # refuses one that is unknown, and has not come
+    return WAITING if not found and wait is not None else 0
 
 
 def _cards(entries: list[Pending], others: list[Pending], url: str) -> None:

@@ -29,13 +29,14 @@ from assent.core.inputs import Input, Woke
 from assent.core.live import StateChanged, live_of
 from assent.core.state import CallState, State, Status, evolve, status
 from assent.errors import Conflict, Fenced, Refused, StoreError
-from assent.runtime import dispatch, model_call
+from assent.runtime import caches, dispatch, model_call
 from assent.runtime.agent import Agent
 from assent.runtime.context import Window
 from assent.runtime.drafting import drafted, give_back
 from assent.runtime.inbox import Item, current, refused
 from assent.runtime.record import appended
 from assent.runtime.tasks import Run, Tasks
+from assent.stores.base import Loaded
 
 if TYPE_CHECKING:
     from assent.runtime.home import Home
@@ -415,6 +416,9 @@ class Conversation:
         loaded = await self.home.store.load(self.name)
         if loaded is None:
             return
+        if not (loaded.intact and loaded.row.intact):
+            await self._rebuild(loaded)
+            return
         state = codec.decode_state(loaded.snapshot) if loaded.snapshot else None
         bodies = loaded.events
         if state is None:
@@ -425,6 +429,16 @@ class Conversation:
             state = evolve(state, codec.decode(body))
         self.state, self.size = state, sum(map(len, bodies), len(loaded.snapshot or b""))
         self.shown = status(state)
+
+    async def _rebuild(self, loaded: Loaded) -> None:
+        """The snapshot or the row does not fit its checksum: fold the log, and write them anew."""
+        what = "its row" if loaded.intact else "its snapshot"
+        expected = None in (loaded.intact, loaded.row.intact) and False not in (loaded.intact, loaded.row.intact)
+        why = f"{what} has no checksum" if expected else f"{what} does not fit its checksum"
+        state = await caches.rebuild(self.home.store, self.name, why, expected=expected)
+        if state is not None:
+            self.state, self.size = state, sum(map(len, loaded.events))
+            self.shown = status(state)
 
     async def _catch_up(self) -> bool:
         """Take in what others have appended; False if there was nothing."""

@@ -15,6 +15,7 @@ import msgspec
 from assent.core.decisions import Pending
 from assent.core.inputs import DeadlinePassed
 from assent.errors import Refused
+from assent.runtime.caches import rebuild
 from assent.stores.base import PendingRow
 
 if TYPE_CHECKING:
@@ -49,6 +50,10 @@ class Expiry:
         self._kicked.set()
 
     async def run(self) -> None:
+        try:
+            await self._home.restore_pending()  # a deadline whose entry was lost would never pass
+        except Exception:
+            log.exception("looking for lost pending entries failed")
         self._under_way.clear()  # a task that was cancelled before it began has not said that it ended
         async with asyncio.TaskGroup() as tasks:
             while True:
@@ -93,6 +98,9 @@ class Expiry:
 
     async def _overdue(self, row: PendingRow) -> None:
         home = self._home
+        if not row.intact:
+            await rebuild(home.store, row.conversation, "a pending entry does not fit its checksum")
+            return
         entry = self._pending.decode(row.body)
         if home.now() >= entry.deadline:
             await home.tell(row.conversation, DeadlinePassed(call=row.call))

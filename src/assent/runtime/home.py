@@ -22,11 +22,13 @@ from assent.core.decisions import Accepted, Decision, Pending, Principal
 from assent.core.events import AnyEvent, CallResolved, CallSuspended
 from assent.core.inputs import Input
 from assent.core.live import AnyLive
+from assent.core.state import State, pending
 from assent.errors import DeclarationError, Invalid, NotFound, StoreError
 from assent.runtime import garbage
 from assent.runtime.agent import NAME as AGENT_NAME
 from assent.runtime.agent import Agent
 from assent.runtime.bus import Bus
+from assent.runtime.caches import fold, rebuild
 from assent.runtime.clients import Clients
 from assent.runtime.conversation import Conversation
 from assent.runtime.deciding import decide
@@ -39,7 +41,7 @@ from assent.runtime.slots import Slots
 from assent.runtime.summaries import Summaries
 from assent.runtime.waiting import Waiting
 from assent.runtime.watch import Watch
-from assent.stores.base import LogStore
+from assent.stores.base import LogStore, PendingRow, Row
 
 log = logging.getLogger("assent")
 
@@ -48,6 +50,9 @@ PAGE = 500
 """Events that are read at a time."""
 TAKEN = 100
 """Conversations that are taken up in one go."""
+
+PENDING_PAGE = 2000
+"""Pending entries that are read at a time: each page sorts all of them anew."""
 
 _pending = msgspec.json.Decoder(Pending)
 
@@ -260,8 +265,63 @@ class Home:
     async def pending(self, conversation: str | None = None) -> list[Pending]:
         """What waits for somebody, in all conversations or in one; the next to expire first."""
         self.check_loop()
-        rows = await self.store.pending(None if conversation is None else conversation_id(conversation))
-        return [_pending.decode(row.body) for row in rows]
+        return [entry async for page in self.pending_pages(conversation) for entry in page]
+
+    async def pending_pages(self, conversation: str | None = None) -> AsyncIterator[list[Pending]]:
+        """The same, some at a time: 100,000 entries are never all in memory."""
+        name = None if conversation is None else conversation_id(conversation)
+        await self.restore_pending(name)
+        last: PendingRow | None = None
+        while True:
+            page = await self._pending_page(name, last, PENDING_PAGE)
+            entries = [entry for _, entry in page if entry is not None]
+            if entries:
+                yield entries
+            if len(page) < PENDING_PAGE:
+                return
+            last = page[-1][0]
+
+    async def pending_rows(self, name: str | None = None) -> list[tuple[PendingRow, Pending]]:
+        """All pending entries, or those of one conversation, as they are stored and decoded."""
+        return [(row, entry) for row, entry in await self._pending_page(name, None, None) if entry is not None]
+
+    async def _pending_page(
+        self, name: str | None, after: PendingRow | None, limit: int | None
+    ) -> list[tuple[PendingRow, Pending | None]]:
+        """Entries that do not fit their checksum are rebuilt first; None: such a call does not wait at all."""
+        page = [(row, _decoded(row)) for row in await self.store.pending(name, after=after, limit=limit)]
+        damaged = {row.conversation: row.intact for row, entry in page if entry is None}
+        if not damaged:
+            return page
+        for each, intact in damaged.items():
+            why = "a pending entry has no checksum" if intact is None else "a pending entry does not fit its checksum"
+            await rebuild(self.store, each, why, expected=intact is None)
+        page = [(row, _decoded(row)) for row in await self.store.pending(name, after=after, limit=limit)]
+        # Where the store could not be written, the log itself is asked.
+        known = {row.conversation: await self._waiting_in(row.conversation) for row, entry in page if entry is None}
+        return [(row, entry or known[row.conversation].get(row.call)) for row, entry in page]
+
+    async def _waiting_in(self, name: str) -> dict[str, Pending]:
+        """What waits in a conversation, by its log."""
+        row = await self.store.row(name)
+        state = await fold(self.store, State(conversation=name), row.seq if row else 0)
+        return {entry.call: entry for entry in pending(state)}
+
+    async def restore_pending(self, name: str | None = None) -> None:
+        """Rebuild the pending entries of conversations that have more or fewer of them than their rows say."""
+        for each in await self.store.miscounted(name):
+            await rebuild(self.store, each, "pending entries were lost or added")
+
+    async def rows(
+        self, status: str | None = None, cursor: str | None = None, limit: int = 100, *, newest: bool = False
+    ) -> list[Row]:
+        """Rows of conversations; those that do not fit their checksum are rebuilt first."""
+        rows = await self.store.rows(status, cursor, limit, newest=newest)
+        damaged = [row for row in rows if not row.intact]
+        for row in damaged:
+            why = "its row has no checksum" if row.intact is None else "its row does not fit its checksum"
+            await rebuild(self.store, row.conversation, why, expected=row.intact is None)
+        return await self.store.rows(status, cursor, limit, newest=newest) if damaged else rows
 
     def agent_name(self, agent: str | None) -> str:
         """The agent that was meant: the only one, where none is named."""
@@ -389,6 +449,14 @@ class Home:
         """It was ours to write, whatever we run, and could not be written."""
         if name not in self._active:
             self.conversation(name).poke()
+
+
+def _decoded(row: PendingRow) -> Pending | None:
+    """The entry; None if it does not fit its checksum, or is not readable."""
+    try:
+        return _pending.decode(row.body) if row.intact else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def unknown(name: str) -> NotFound:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import timedelta
@@ -368,7 +369,7 @@ class Runtime:
             ConversationInfo(
                 conversation=row.conversation, state=row.status, agent=row.agent, seq=row.seq, updated=row.updated
             )
-            for row in await self.home.store.rows(status_name(status), cursor, limit, newest=newest)
+            for row in await self.home.rows(status_name(status), cursor, limit, newest=newest)
         ]
 
     async def grants(self, conversation: str) -> list[Grant]:
@@ -395,3 +396,17 @@ class Runtime:
         """The processes on this store, and which agents they run."""
         self.home.check_loop()
         return await self.home.store.owners()
+
+    async def backup(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Copy a SQLite store into a file while it is in use, and check the copy.
+
+        Use this, and not another SQLite library or a copy of the files: see "Run on SQLite". A PostgreSQL store is
+        backed up with pg_dump: here it raises Invalid.
+        """
+        await self.home.store.backup(path, overwrite=overwrite, progress=progress)

@@ -74,7 +74,6 @@ class Waiting:
         self._home = home
         self._watchers: set[_Watcher] = set()
         self._closed: Exception | None = None
-        self._decode = msgspec.json.Decoder(Pending).decode
 
     def open(self) -> None:
         self._closed = None
@@ -118,15 +117,15 @@ class Waiting:
             self._watchers.discard(watcher)
 
     async def _look(self, known: Bodies, names: set[str] | None) -> Changes:
-        store, changes, now = self._home.store, Changes([], []), Bodies()
+        home, changes, now = self._home, Changes([], []), Bodies()
         if names is None:
-            rows = await store.pending()
+            rows = await home.pending_rows()
         else:
-            rows = [row for name in names for row in await store.pending(name)]
-        for n, row in enumerate(rows, 1):
+            rows = [row for name in names for row in await home.pending_rows(name)]
+        for n, (row, entry) in enumerate(rows, 1):
             now.setdefault(row.conversation, {})[row.call] = row.body
             if known.get(row.conversation, {}).get(row.call) != row.body:
-                changes.added.append(self._decode(row.body))
+                changes.added.append(entry)
             if n % STRETCH == 0:
                 await asyncio.sleep(0)
         for name in [*known] if names is None else names:

@@ -16,43 +16,46 @@ from assent.stores.base import GENESIS, Append, artifact_name, chain, linked
 from assent.stores.connection import Connection
 from assent.stores.packing import packed
 from assent.stores.rows import many
+from assent.stores.seals import UNKNOWN, seal_pending, seal_row, seal_snapshot
 
 SPAN = 1 << 24
 """Events that one conversation can have: an event's key is conversation * SPAN + seq."""
 
-HEAD = """SELECT json_group_array(json_array(c.name, c.id, c.seq, hex(c.hash), c.epoch, c.agent, c.owes))
+HEAD = """SELECT json_group_array(json_array(c.name, c.id, c.seq, hex(c.hash), c.epoch, c.agent, c.owes, c.waiting))
           FROM (VALUES (?)) AS v CROSS JOIN conversations c
           INDEXED BY sqlite_autoindex_conversations_1 ON c.name = v.column1"""
 LAST = "SELECT coalesce(max(id), 0) FROM conversations"
-CREATE = """INSERT INTO conversations (id, seq, hash, status, updated, agent, owes, name, owner, epoch)
-            VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, 0)"""
+CREATE = """INSERT INTO conversations (id, seq, hash, status, updated, seal, agent, owes, waiting, name, owner, epoch)
+            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, 0)"""
 # Inserts that always meet their row, and elsewhere the name of an index: after an ANALYZE while the store was small,
 # all conversations would be looked through for a few. Two forms, because an update that names an indexed column
 # rewrites its index entry even if the value stays.
-ADVANCE = """INSERT INTO conversations (id, seq, hash, status, updated, name, agent, owes, epoch)
-             VALUES (?, ?, ?, ?, ?, '', '', 0, 0) ON CONFLICT (id) DO UPDATE
-             SET seq = excluded.seq, hash = excluded.hash, status = excluded.status, updated = excluded.updated"""
-TURN = """INSERT INTO conversations (id, seq, hash, status, updated, agent, owes, name, epoch)
-          VALUES (?, ?, ?, ?, ?, ?, ?, '', 0) ON CONFLICT (id) DO UPDATE
+ADVANCE = """INSERT INTO conversations (id, seq, hash, status, updated, seal, name, agent, owes, epoch)
+             VALUES (?, ?, ?, ?, ?, ?, '', '', 0, 0) ON CONFLICT (id) DO UPDATE
+             SET seq = excluded.seq, hash = excluded.hash, status = excluded.status, updated = excluded.updated,
+                 seal = excluded.seal"""
+TURN = """INSERT INTO conversations (id, seq, hash, status, updated, seal, agent, owes, waiting, name, epoch)
+          VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, '', 0) ON CONFLICT (id) DO UPDATE
           SET seq = excluded.seq, hash = excluded.hash, status = excluded.status, updated = excluded.updated,
-              agent = excluded.agent, owes = excluded.owes"""
+              seal = excluded.seal, agent = excluded.agent, owes = excluded.owes, waiting = excluded.waiting"""
 EVENT = "INSERT INTO events (id, hash, body) VALUES (?, ?, ?)"
 CLOSE = "DELETE FROM pending INDEXED BY sqlite_autoindex_pending_1 WHERE (conversation, call) IN (VALUES (?, ?))"
 CLOSE_LEASE = "DELETE FROM call_leases WHERE (conversation, call) IN (VALUES (?, ?))"
 LEASED = "SELECT EXISTS (SELECT 1 FROM call_leases)"
-OPEN = """INSERT INTO pending (conversation, call, due, deadline, body) VALUES (?, ?, ?, ?, ?)
+OPEN = """INSERT INTO pending (conversation, call, due, deadline, seq, seal, body) VALUES (?, ?, ?, ?, ?, ?, ?)
           ON CONFLICT (conversation, call)
-          DO UPDATE SET due = excluded.due, deadline = excluded.deadline, body = excluded.body"""
+          DO UPDATE SET due = excluded.due, deadline = excluded.deadline, seq = excluded.seq, seal = excluded.seal,
+                        body = excluded.body"""
 ARTIFACT = "INSERT INTO artifacts (sha256, body) VALUES (?, ?) ON CONFLICT (sha256) DO NOTHING"
-SNAPSHOT = """INSERT INTO snapshots (conversation, seq, body) VALUES (?, ?, ?)
-              ON CONFLICT (conversation) DO UPDATE SET seq = excluded.seq, body = excluded.body"""
+SNAPSHOT = """INSERT INTO snapshots (conversation, seq, seal, body) VALUES (?, ?, ?, ?)
+              ON CONFLICT (conversation) DO UPDATE SET seq = excluded.seq, seal = excluded.seal, body = excluded.body"""
 LET_GO = "UPDATE conversations SET owner = NULL WHERE id IN (VALUES (?)) AND owner IS NOT NULL"
 IN_ORDER = (CREATE, ADVANCE, TURN, EVENT, CLOSE, CLOSE_LEASE, OPEN, ARTIFACT, SNAPSHOT, LET_GO)
-HEAD_ALONE = "SELECT name, id, seq, hex(hash), epoch, agent, owes FROM conversations WHERE name = ?"
+HEAD_ALONE = "SELECT name, id, seq, hex(hash), epoch, agent, owes, waiting FROM conversations WHERE name = ?"
 ALONE = {
-    ADVANCE: "UPDATE conversations SET seq = ?2, hash = ?3, status = ?4, updated = ?5 WHERE id = ?1",
-    TURN: """UPDATE conversations SET seq = ?2, hash = ?3, status = ?4, updated = ?5, agent = ?6, owes = ?7
-             WHERE id = ?1""",
+    ADVANCE: "UPDATE conversations SET seq = ?2, hash = ?3, status = ?4, updated = ?5, seal = ?6 WHERE id = ?1",
+    TURN: """UPDATE conversations SET seq = ?2, hash = ?3, status = ?4, updated = ?5, seal = ?6, agent = ?7, owes = ?8,
+             waiting = ?9 WHERE id = ?1""",
     CLOSE: "DELETE FROM pending WHERE conversation = ? AND call = ?",
     CLOSE_LEASE: "DELETE FROM call_leases WHERE conversation = ? AND call = ?",
     LET_GO: "UPDATE conversations SET owner = NULL WHERE id = ? AND owner IS NOT NULL",
@@ -70,9 +73,10 @@ class _Head(msgspec.Struct, array_like=True, gc=False):
     epoch: int
     agent: str
     owes: int
+    waiting: int
 
 
-_NONE = _Head("", 0, 0, GENESIS.hex(), 0, "", 0)
+_NONE = _Head("", 0, 0, GENESIS.hex(), 0, "", 0, UNKNOWN)
 _heads = msgspec.json.Decoder(list[_Head])
 
 
@@ -111,22 +115,26 @@ def _append(db: Connection, group: Sequence[Append]) -> list[AssentError | None]
         for body in step.events:
             seq, place, hash_ = seq + 1, place + 1, linked(hash_, body)
             rows[EVENT].append((place, hash_, packed(body)))
-        moved = (key, seq, hash_, step.status, step.at)
+        waiting = UNKNOWN if step.waiting is None else step.waiting
+        seal = seal_row(name, hash_, step.status, step.agent, step.owes, waiting)
+        moved = (key, seq, hash_, step.status, step.at, seal)
         if head is _NONE:
-            rows[CREATE].append((*moved, step.agent, int(step.owes), name))
-        elif head.agent == step.agent and head.owes == step.owes:
+            rows[CREATE].append((*moved, step.agent, int(step.owes), waiting, name))
+        elif head.agent == step.agent and head.owes == step.owes and head.waiting == waiting:
             rows[ADVANCE].append(moved)
         else:
-            rows[TURN].append((*moved, step.agent, int(step.owes)))
+            rows[TURN].append((*moved, step.agent, int(step.owes), waiting))
         for call in step.closed:
             rows[CLOSE].append((key, call))
             rows[CLOSE_LEASE].append((name, call))
         for entry in step.opened:
-            rows[OPEN].append((key, entry.call, entry.due, entry.deadline, packed(entry.body)))
+            body = packed(entry.body)
+            seal = seal_pending(hash_, name, entry.call, entry.deadline, body)
+            rows[OPEN].append((key, entry.call, entry.due, entry.deadline, seq, seal, body))
         for sha256, body in step.artifacts:
             rows[ARTIFACT].append((artifact_name(sha256), body))
         if step.snapshot is not None:
-            rows[SNAPSHOT].append((key, seq, step.snapshot))
+            rows[SNAPSHOT].append((key, seq, seal_snapshot(hash_, step.snapshot), step.snapshot))
         if step.release:
             rows[LET_GO].append((key,))
     if rows[CLOSE_LEASE] and not db.execute(LEASED).get:

@@ -13,7 +13,8 @@ The behaviours below are held by ``assent.testing.store_contract``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import os
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 import msgspec
@@ -34,6 +35,9 @@ class PendingRow(msgspec.Struct, frozen=True, kw_only=True):
     due: float
     """When the expiry loop must look at it: its deadline, or earlier where a client's presence is checked."""
     deadline: float
+    intact: bool | None = True
+    """Whether it fits its checksum; None: it has none, because an older version wrote it. Anything but True: ``body``
+    is not to be used, and the conversation's caches are to be rebuilt from its log."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +56,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Who holds the lease, alive or dead."""
     epoch: int
     updated: float
+    waiting: int | None = None
+    """How many calls wait; None: nobody has said so."""
+    intact: bool | None = True
+    """Whether status, agent, owes and waiting fit their checksum; None: they have none."""
 
 
 class Append(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +83,8 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     """(SHA-256 hex, bytes); storing one that exists is a no-op."""
     snapshot: bytes | None = None
     """A snapshot of the state after these events: a cache, replaces the earlier one."""
+    waiting: int | None = None
+    """How many pending entries the conversation has after this; None: not said, and so never checked."""
     epoch: int | None = None
     """Owner's append: must equal the row's epoch, else Fenced. None: a guest's append."""
     release: bool = False
@@ -101,6 +111,9 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_seq: int
     """0 without a snapshot."""
     events: list[bytes]
+    intact: bool | None = True
+    """Whether the stored snapshot fitted its checksum; else it is left out here, and ``events`` are all there are.
+    None: it has no checksum, because an older version wrote it."""
 
 
 class OwnerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,8 +239,17 @@ class LogStore(Protocol):
         """The last sequence number of each of these that exists."""
         ...
 
-    async def pending(self, conversation: str | None = None) -> list[PendingRow]:
-        """Waiting calls of one conversation or of all, by deadline, then conversation and call."""
+    async def pending(
+        self, conversation: str | None = None, *, after: PendingRow | None = None, limit: int | None = None
+    ) -> list[PendingRow]:
+        """Waiting calls of one conversation or of all, by deadline, then conversation and call.
+
+        ``after``: only those that come after this one; ``limit``: at most so many.
+        """
+        ...
+
+    async def miscounted(self, conversation: str | None = None, limit: int = 100) -> list[str]:
+        """Conversations that have more or fewer pending entries than their rows say; this one, or any."""
         ...
 
     async def due(self, now: float, limit: int = 100) -> tuple[list[PendingRow], float | None]:
@@ -295,6 +317,23 @@ class LogStore(Protocol):
 
     async def hashes(self, conversation: str) -> list[bytes]:
         """The stored chain, one hash per event, for verification."""
+        ...
+
+    async def backup(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Copy the whole store into a new file, while it is in use; returns when the copy is checked and durable.
+
+        The copy is the store at one moment: everything that was acknowledged before the call is in it. Its hash
+        chains are computed again. It appears under its name only when all of that is done, readable for its
+        owner alone (mode 0600). A file that exists is refused (Invalid) without ``overwrite``. ``progress`` is called
+        with (pages copied, pages in all), on another thread. A store that is not one file raises Invalid and says
+        what to use instead.
+        """
         ...
 
     async def put_client(self, client: ClientRow) -> None:

@@ -7,9 +7,11 @@ is looked at through its header first, then through a connection that can neithe
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 import sys
 import time
+from contextlib import suppress
 
 import apsw
 
@@ -70,12 +72,8 @@ def inspect(path: str) -> None:
     try:
         db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         db.set_busy_timeout(int(BUSY_SECONDS * 1000))
-        version, application = _identity(db)
-        if application == APPLICATION_ID:
-            if version > VERSION:
-                raise _newer(path, version)
-        elif application != 0 or version != 0 or db.execute("SELECT count(*) FROM sqlite_schema").get:
-            raise _foreign(path)
+        db.execute("BEGIN")  # one moment for all of it: another process may be making the store right now
+        _refuse(db, path)
     except apsw.Error as fault:
         raise explained(fault, path, writing=False) from fault
     finally:
@@ -113,6 +111,7 @@ def _unborn(path: str) -> bool:
 
 def writer_connection(path: str, synchronous: str) -> Connection:
     """The connection that writes, on a store that is at this version's schema."""
+    _create_private(path)
     try:
         db = connect(path, write=True)
     except apsw.Error as fault:
@@ -132,6 +131,25 @@ def writer_connection(path: str, synchronous: str) -> Connection:
         db.close()
         raise
     return db
+
+
+def _create_private(path: str) -> None:
+    """Make an empty file that only its owner can read, if there is none; SQLite gives -wal and -shm the same mode.
+
+    It is made under another name and linked: opening and closing ``path`` itself would drop the POSIX locks that
+    another store of this process has just taken on it.
+    """
+    if os.path.lexists(path):
+        return
+    temporary = f"{path}.{secrets.token_hex(4)}.tmp"
+    with suppress(
+        OSError
+    ):  # no hard links here, or another process was faster: then SQLite opens, or makes, what is there
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        try:
+            os.link(temporary, path)
+        finally:
+            os.unlink(temporary)
 
 
 def reader_connection(path: str) -> Connection:
@@ -189,9 +207,7 @@ def _migrate(db: Connection, path: str) -> None:
         return
     db.execute("BEGIN IMMEDIATE")
     try:
-        version, _ = _identity(db)  # again: another process may have done it meanwhile
-        if version > VERSION:
-            raise _newer(path, version)
+        version = _refuse(db, path)  # again: another process may have made it, or something else, meanwhile
         for step in STEPS[version:]:
             db.execute(step)
         db.execute(f"PRAGMA application_id={APPLICATION_ID}")
@@ -201,6 +217,17 @@ def _migrate(db: Connection, path: str) -> None:
         if db.in_transaction:
             db.execute("ROLLBACK")
         raise
+
+
+def _refuse(db: Connection, path: str) -> int:
+    """Return the schema version; raise if this is another application's, or newer. Inside a transaction."""
+    version, application = _identity(db)
+    if application == APPLICATION_ID:
+        if version > VERSION:
+            raise _newer(path, version)
+    elif application != 0 or version != 0 or db.execute("SELECT count(*) FROM sqlite_schema").get:
+        raise _foreign(path)
+    return version
 
 
 def _identity(db: Connection) -> tuple[int, int]:

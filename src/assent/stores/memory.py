@@ -13,14 +13,14 @@ import socket
 import time
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from hashlib import sha256
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from assent.errors import Conflict, Fenced, StoreDamaged, StoreError
+from assent.errors import Conflict, Fenced, Invalid, StoreDamaged, StoreError
 from assent.stores.base import (
     GENESIS,
     Append,
@@ -34,6 +34,7 @@ from assent.stores.base import (
     chain,
     for_ever,
 )
+from assent.stores.seals import UNKNOWN, seal_pending, seal_row, seal_snapshot
 from assent.stores.signal import Signal
 
 CLIENT_MEMORY = 3600.0
@@ -51,10 +52,14 @@ class _Conversation:
         "hashes",
         "owes",
         "owner",
+        "seal",
+        "seals",
         "snapshot",
+        "snapshot_seal",
         "snapshot_seq",
         "status",
         "updated",
+        "waiting",
     )
 
     def __init__(self) -> None:
@@ -63,6 +68,9 @@ class _Conversation:
         self.calls: dict[str, PendingRow] = {}
         self.snapshot: bytes | None = None
         self.snapshot_seq = 0
+        self.snapshot_seal = self.seal = b""
+        self.seals: dict[str, tuple[int, bytes]] = {}  # call -> the event that its entry is bound to, and its checksum
+        self.waiting = UNKNOWN
         self.status = self.agent = ""
         self.owes = False
         self.owner: str | None = None
@@ -183,6 +191,9 @@ class MemoryStore:
         conversation.status = append.status
         conversation.agent = append.agent
         conversation.updated = append.at
+        head = conversation.hashes[-1]
+        conversation.waiting = UNKNOWN if append.waiting is None else append.waiting
+        conversation.seal = seal_row(name, head, append.status, append.agent, append.owes, conversation.waiting)
         if append.owes != conversation.owes:
             conversation.owes = append.owes
             if append.owes:
@@ -192,6 +203,7 @@ class MemoryStore:
         if append.closed:
             for call in append.closed:
                 data.leases.pop((name, call), None)
+                conversation.seals.pop(call, None)
                 if gone := conversation.calls.pop(call, None):
                     data.no_longer_due(gone)
         if append.opened:
@@ -199,11 +211,14 @@ class MemoryStore:
                 if replaced := conversation.calls.get(entry.call):
                     data.no_longer_due(replaced)
                 conversation.calls[entry.call] = entry
+                seal = seal_pending(head, name, entry.call, entry.deadline, entry.body)
+                conversation.seals[entry.call] = (len(conversation.events), seal)
                 insort(data.due, (entry.due, name, entry.call))
         for sha, body in append.artifacts:
             data.artifacts.setdefault(sha, body)
         if append.snapshot is not None:
             conversation.snapshot = append.snapshot
+            conversation.snapshot_seal = seal_snapshot(head, append.snapshot)
             conversation.snapshot_seq = len(conversation.events)
         if append.release:
             conversation.owner = None
@@ -215,12 +230,10 @@ class MemoryStore:
         if row is None:
             return None
         found = self._data.conversations[conversation]
-        return Loaded(
-            row=row,
-            snapshot=found.snapshot,
-            snapshot_seq=found.snapshot_seq,
-            events=found.events[found.snapshot_seq :],
-        )
+        seq, snapshot, intact = found.snapshot_seq, found.snapshot, True
+        if snapshot is not None and seal_snapshot(found.hashes[seq - 1], snapshot) != found.snapshot_seal:
+            seq, snapshot, intact = 0, None, False
+        return Loaded(row=row, snapshot=snapshot, snapshot_seq=seq, events=found.events[seq:], intact=intact)
 
     async def read(
         self, conversation: str, after: int = 0, before: int | None = None, limit: int | None = None
@@ -279,7 +292,9 @@ class MemoryStore:
         known = self._data.conversations
         return {name: len(known[name].events) for name in conversations if name in known}
 
-    async def pending(self, conversation: str | None = None) -> list[PendingRow]:
+    async def pending(
+        self, conversation: str | None = None, *, after: PendingRow | None = None, limit: int | None = None
+    ) -> list[PendingRow]:
         if self._state != "open":
             await self._unusable()
         known = self._data.conversations
@@ -289,14 +304,26 @@ class MemoryStore:
             entries = list(known[conversation].calls.values())
         else:
             entries = []
-        return sorted(entries, key=lambda entry: (entry.deadline, entry.conversation, entry.call))
+        entries = sorted(entries, key=_by_deadline)
+        if after is not None:
+            del entries[: bisect_right(entries, _by_deadline(after), key=_by_deadline)]
+        return [_checked(known[entry.conversation], entry) for entry in entries[:limit]]
+
+    async def miscounted(self, conversation: str | None = None, limit: int = 100) -> list[str]:
+        if self._state != "open":
+            await self._unusable()
+        known = self._data.conversations
+        names = known if conversation is None else {conversation} & known.keys()
+        wrong = (name for name in names if known[name].waiting not in (UNKNOWN, len(known[name].calls)))
+        return list(islice(wrong, limit))
 
     async def due(self, now: float, limit: int = 100) -> tuple[list[PendingRow], float | None]:
         if self._state != "open":
             await self._unusable()
         data = self._data
         later = bisect_right(data.due, now, key=lambda entry: entry[0])
-        found = [data.conversations[name].calls[call] for _, name, call in data.due[: min(later, limit)]]
+        known = data.conversations
+        found = [_checked(known[name], known[name].calls[call]) for _, name, call in data.due[: min(later, limit)]]
         return found, data.due[later][0] if later < len(data.due) else None
 
     async def postpone(self, conversation: str, call: str, due: float) -> None:
@@ -373,6 +400,18 @@ class MemoryStore:
         if self._state != "open":
             await self._unusable()
         return await self._signal.wait(timeout)
+
+    async def backup(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        raise Invalid(
+            "a store in memory has no file to back up, and ends with its process; use a SQLite or PostgreSQL store, "
+            "or `assent export`"
+        )
 
     # --- clients -----------------------------------------------------------------------------------------
 
@@ -451,7 +490,29 @@ def _row(name: str, conversation: _Conversation) -> Row:
         owner=conversation.owner,
         epoch=conversation.epoch,
         updated=conversation.updated,
+        waiting=None if conversation.waiting == UNKNOWN else conversation.waiting,
+        intact=conversation.seal
+        == seal_row(
+            name,
+            conversation.hashes[-1],
+            conversation.status,
+            conversation.agent,
+            conversation.owes,
+            conversation.waiting,
+        ),
     )
+
+
+def _by_deadline(entry: PendingRow) -> tuple[float, str, str]:
+    return entry.deadline, entry.conversation, entry.call
+
+
+def _checked(conversation: _Conversation, entry: PendingRow) -> PendingRow:
+    """The entry, with whether it fits its checksum."""
+    seq, seal = conversation.seals.get(entry.call, (0, b""))
+    head = conversation.hashes[seq - 1]
+    fits = seal_pending(head, entry.conversation, entry.call, entry.deadline, entry.body) == seal
+    return entry if fits and entry.due <= entry.deadline else msgspec.structs.replace(entry, intact=False)
 
 
 def _sha256(body: bytes) -> str:

@@ -6,7 +6,10 @@ locked, or is not there, is dead.
 
 What keeps this sound:
 - A name is never used twice, its file is created by its owner alone (O_EXCL), and nobody hears of the name
-  before the lock is held. So whoever finds a lock free can remove the file without racing its creation.
+  before the lock is held.
+- A file is removed only by who holds its lock, and its owner looks, once it has the lock, whether its file is still
+  there; if not, it makes it again. So files of processes that died before anybody heard of them can be removed too,
+  also while others are just being made.
 - Probes take a *shared* lock: two who probe the same dead owner do not see each other as its life.
 - A forked child shares the parent's open file, and with it the lock: it closes its copy first thing, so
   that a parent's death is still seen while its children live. Programs that are started (exec) never
@@ -21,6 +24,7 @@ import fcntl
 import os
 import re
 import threading
+from collections.abc import Collection
 from contextlib import suppress
 from weakref import WeakSet
 
@@ -43,9 +47,13 @@ class OwnerLock:
         os.makedirs(self.directory, exist_ok=True)
         with self._one:
             if not self._dropped:
-                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-                _held.add(self)
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                while True:
+                    self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+                    _held.add(self)
+                    fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # a probe holds it for a moment at most
+                    if os.fstat(self._descriptor).st_nlink:
+                        return
+                    self.forget()  # it was taken for a dead owner's before it was locked, and removed
 
     def drop(self, *, remove: bool) -> None:
         """Be dead from now on. ``remove``: and leave no file behind."""
@@ -100,8 +108,32 @@ def alive(directory: str, owner: str) -> bool:
 
 def bury(directory: str, owner: str) -> None:
     """Remove a dead owner's file. Its row must be gone: a name that is still listed keeps its file."""
-    if _NAME.fullmatch(owner) and not alive(directory, owner):
-        remove_file(_path(directory, owner))
+    if _NAME.fullmatch(owner):
+        _remove_if_dead(_path(directory, owner))
+
+
+def remove_leftovers(directory: str, listed: Collection[str]) -> None:
+    """Remove the files of owners that died before they were listed, or after they were struck off."""
+    with suppress(OSError):
+        for name in os.listdir(directory):
+            owner = name.removesuffix(".lock")
+            if owner != name and owner not in listed:
+                bury(directory, owner)
+
+
+def _remove_if_dead(path: str) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_nlink:  # else another one has removed it, and the name may stand for a new file
+            remove_file(path)  # under its own lock: an owner that was about to take it sees that it is gone
+    except OSError:
+        pass  # it lives, or is being probed
+    finally:
+        os.close(descriptor)
 
 
 def remove_file(path: str) -> None:

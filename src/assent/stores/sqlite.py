@@ -11,6 +11,7 @@ import asyncio
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -19,12 +20,12 @@ from hashlib import sha256 as digest
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from assent.errors import StoreDamaged, StoreError
-from assent.stores import forks, statements
+from assent.stores import backup, forks, statements
 from assent.stores.base import Append, ClientRow, Loaded, LogStore, OwnerRow, PendingRow, Row, artifact_name, for_ever
 from assent.stores.connection import Connection
 from assent.stores.database import checked_path, inspect, reader_connection, writer_connection
 from assent.stores.loading import Loading
-from assent.stores.owners import OwnerLock, alive, bury
+from assent.stores.owners import OwnerLock, alive, remove_leftovers
 from assent.stores.reader import Reader, in_one_snapshot
 from assent.stores.signal import Signal
 from assent.stores.writer import Writer
@@ -72,13 +73,12 @@ class SQLiteStore:
         row = OwnerRow(owner=self.owner, agents=agents, pid=os.getpid(), host=socket.gethostname(), since=time.time())
         try:
             await self._writer.start()
-            dead = await self._writer.run(partial(statements.register, row=row, alive=self._alive))
+            listed = await self._writer.run(partial(statements.register, row=row, alive=self._alive))
         except BaseException:
             self._writer.abandon()  # it may be waiting for a lock, and who was cancelled is not to wait as well
             self._lock.drop(remove=True)
             raise
-        for owner in dead:
-            bury(self._homes, owner)
+        remove_leftovers(self._homes, listed)
         self._reader.start()
         forks.watch(self)
         self._state = "open"
@@ -186,14 +186,49 @@ class SQLiteStore:
     async def heads(self, conversations: list[str]) -> dict[str, int]:
         return await self._read(partial(statements.heads, names=conversations))
 
-    async def pending(self, conversation: str | None = None) -> list[PendingRow]:
-        return await self._read(partial(statements.pending, name=conversation))
+    async def pending(
+        self, conversation: str | None = None, *, after: PendingRow | None = None, limit: int | None = None
+    ) -> list[PendingRow]:
+        return await self._read(partial(statements.pending, name=conversation, after=after, limit=limit))
+
+    async def miscounted(self, conversation: str | None = None, limit: int = 100) -> list[str]:
+        return await self._read(partial(statements.miscounted, name=conversation, limit=limit))
 
     async def due(self, now: float, limit: int = 100) -> tuple[list[PendingRow], float | None]:
         return await self._read(in_one_snapshot(partial(statements.due, now=now, limit=limit)))
 
     async def postpone(self, conversation: str, call: str, due: float) -> None:
         await self._write(partial(statements.postpone, name=conversation, call=call, due=due))
+
+    async def backup(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        await self._usable()
+        self._writer.check_place(writing=False)
+        stop = threading.Event()
+        copy = asyncio.ensure_future(
+            asyncio.to_thread(
+                backup.back_up,
+                partial(reader_connection, self.path),
+                self.path,
+                os.fspath(target),
+                overwrite=overwrite,
+                progress=progress,
+                cancelled=stop.is_set,
+            )
+        )
+        try:
+            await asyncio.shield(copy)
+        except asyncio.CancelledError:
+            stop.set()
+            with suppress(backup.Cancelled, StoreError):
+                await copy  # until its files are closed and the temporary one is gone
+            raise
+        self._writer.check_place(writing=False)  # what was copied is the store, and not a file that was replaced
 
     # --- leases ------------------------------------------------------------------------------------------
 

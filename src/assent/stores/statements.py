@@ -18,21 +18,25 @@ from assent.stores.base import ClientRow, Loaded, OwnerRow, PendingRow, Row
 from assent.stores.connection import Connection
 from assent.stores.packing import unpacked
 from assent.stores.rows import many
+from assent.stores.seals import UNKNOWN, check_snapshot, checked_entry, seal_row
 
 CLIENT_MEMORY = 3600.0
 """Seconds after which a lapsed client is forgotten, counted from the newest one's end."""
 
 # --- the log -------------------------------------------------------------------------------------------
 
-COLUMNS = "name, seq, hash, status, agent, owes, owner, epoch, updated"
+COLUMNS = "name, seq, hash, status, agent, owes, owner, epoch, updated, waiting, seal"
 ROW = f"SELECT id, {COLUMNS} FROM conversations WHERE name = ?"
 _LATEST = "(SELECT s.seq FROM snapshots s WHERE s.conversation = c.id)"
 HEAD = f"SELECT id, {COLUMNS}, {_LATEST} FROM conversations c WHERE name = ?"
 HEAD_OF_EACH = f"""SELECT id, {COLUMNS}, {_LATEST} FROM (VALUES (?)) AS v CROSS JOIN conversations c
                    INDEXED BY sqlite_autoindex_conversations_1 ON name = v.column1"""
-SNAPSHOT = "SELECT conversation, body FROM snapshots WHERE conversation = ?"
-SNAPSHOT_OF_EACH = """SELECT conversation, body FROM (VALUES (?)) AS v CROSS JOIN snapshots s
-                      ON s.conversation = v.column1"""
+_SEALED = (
+    """s.conversation, s.seal, (SELECT e.hash FROM events e WHERE e.id = s.conversation * 16777216 + s.seq), s.body"""
+)
+SNAPSHOT = f"SELECT {_SEALED} FROM snapshots s WHERE s.conversation = ?"
+SNAPSHOT_OF_EACH = f"""SELECT {_SEALED} FROM (VALUES (?)) AS v CROSS JOIN snapshots s
+                       ON s.conversation = v.column1"""
 TAIL = "SELECT id, body FROM events WHERE id > ? AND id <= ?"
 TAIL_OF_EACH = """SELECT id, body FROM (VALUES (?, ?)) AS v CROSS JOIN events e
                   ON e.id > v.column1 AND e.id <= v.column2"""
@@ -55,7 +59,14 @@ def load(db: Connection, names: Collection[str]) -> Found:
         if count <= TOGETHER:
             events[key] = []
             count += row.seq - (seq or 0)
-    snapshots = dict(many(db, SNAPSHOT_OF_EACH, [(key,) for key in events if key in latest], SNAPSHOT))
+    snapshots: dict[int, bytes] = {}
+    unfit: dict[int, bool | None] = {}
+    for key, seal, head, body in many(db, SNAPSHOT_OF_EACH, [(key,) for key in events if key in latest], SNAPSHOT):
+        if fits := check_snapshot(seal, head, body):
+            snapshots[key] = body
+        else:
+            unfit[key] = fits
+            del latest[key]  # it is left out, and all events are read
     tails = [(key * SPAN + latest.get(key, 0), key * SPAN + rows[key].seq) for key in events]
     for place, body in sorted(many(db, TAIL_OF_EACH, tails, TAIL), key=itemgetter(0)):
         events[place // SPAN].append(unpacked(body))
@@ -64,7 +75,13 @@ def load(db: Connection, names: Collection[str]) -> Found:
     for key, bodies in events.items():
         row, seq = rows[key], latest.get(key, 0)
         if len(bodies) == row.seq - seq:
-            loaded[row.conversation] = Loaded(row=row, snapshot=snapshots.get(key), snapshot_seq=seq, events=bodies)
+            loaded[row.conversation] = Loaded(
+                row=row,
+                snapshot=snapshots.get(key),
+                snapshot_seq=seq,
+                events=bodies,
+                intact=unfit.get(key, True),
+            )
         else:
             loaded[row.conversation] = StoreDamaged(
                 f"conversation {row.conversation!r} has {len(bodies)} events after {seq}, not {row.seq - seq}; nothing "
@@ -126,17 +143,40 @@ def heads(db: Connection, names: list[str]) -> dict[str, int]:
     return dict(_all(db, HEADS, (json.dumps(names),)))
 
 
-ENTRIES = """SELECT c.name, p.call, p.body, p.due, p.deadline
+ENTRIES = """SELECT c.name, p.call, p.body, p.due, p.deadline, p.seal,
+                 (SELECT e.hash FROM events e WHERE e.id = p.conversation * 16777216 + p.seq)
              FROM pending p JOIN conversations c ON c.id = p.conversation"""
-PENDING = f"{ENTRIES} ORDER BY p.deadline, c.name, p.call"
+# The ids are sorted first: the bodies of entries that are not in this page are never read.
+PENDING = f"""{ENTRIES} JOIN (
+                  SELECT q.id FROM pending q JOIN conversations d ON d.id = q.conversation
+                  WHERE (?1 IS NULL OR d.name = ?1) AND (?2 IS NULL OR (q.deadline, d.name, q.call) > (?2, ?3, ?4))
+                  ORDER BY q.deadline, d.name, q.call LIMIT ?5
+              ) AS page ON page.id = p.id
+              ORDER BY p.deadline, c.name, p.call"""
 PENDING_OF = f"{ENTRIES} WHERE c.name = ? ORDER BY p.deadline, p.call"
+MISCOUNTED = """SELECT name FROM conversations WHERE id IN (
+                    SELECT c.id FROM conversations c INDEXED BY conversations_waiting
+                    WHERE c.waiting > 0 AND c.waiting <> (SELECT count(*) FROM pending p WHERE p.conversation = c.id)
+                    UNION
+                    SELECT p.conversation FROM pending p JOIN conversations c ON c.id = p.conversation
+                    WHERE c.waiting = 0
+                ) LIMIT ?"""
+MISCOUNTED_OF = """SELECT c.name FROM conversations c WHERE c.name = ?
+                   AND c.waiting NOT IN (-1, (SELECT count(*) FROM pending p WHERE p.conversation = c.id))"""
 DUE = f"{ENTRIES} WHERE p.due <= ? ORDER BY p.due LIMIT ?"
 NEXT_DUE = "SELECT min(due) FROM pending WHERE due > ?"
 
 
-def pending(db: Connection, name: str | None) -> list[PendingRow]:
-    found = _all(db, PENDING) if name is None else _all(db, PENDING_OF, (name,))
-    return [_entry(values) for values in found]
+def pending(db: Connection, name: str | None, after: PendingRow | None, limit: int | None) -> list[PendingRow]:
+    if name is not None and after is None and limit is None:
+        return [_entry(values) for values in _all(db, PENDING_OF, (name,))]
+    last = (None, None, None) if after is None else (after.deadline, after.conversation, after.call)
+    return [_entry(values) for values in _all(db, PENDING, (name, *last, -1 if limit is None else limit))]
+
+
+def miscounted(db: Connection, name: str | None, limit: int) -> list[str]:
+    found = _all(db, MISCOUNTED, (limit,)) if name is None else _all(db, MISCOUNTED_OF, (name,))
+    return [each for (each,) in found]
 
 
 def due(db: Connection, now: float, limit: int) -> tuple[list[PendingRow], float | None]:
@@ -220,15 +260,16 @@ def release(db: Connection, name: str, epoch: int) -> None:
 
 
 def register(db: Connection, row: OwnerRow, alive: Callable[[str], bool]) -> list[str]:
-    """Enter this owner, strike those that are dead; returns these."""
-    dead = [owner for (owner,) in _all(db, "SELECT owner FROM owners") if not alive(owner)]
+    """Enter this owner, strike those that are dead; returns all that are listed now."""
+    listed = [owner for (owner,) in _all(db, "SELECT owner FROM owners")]
+    dead = [owner for owner in listed if not alive(owner)]
     for owner in dead:
         db.execute("DELETE FROM owners WHERE owner = ?", (owner,))
     db.execute(
         "INSERT INTO owners (owner, agents, pid, host, since) VALUES (?, ?, ?, ?, ?)",
         (row.owner, json.dumps(row.agents), row.pid, row.host, row.since),
     )
-    return dead
+    return [row.owner, *(owner for owner in listed if owner not in dead)]
 
 
 def unregister(db: Connection, owner: str) -> None:
@@ -299,7 +340,8 @@ def _all(db: Connection, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
 
 
 def _row(values: Any) -> Row:
-    name, seq, hash_, status, agent, owes, owner, epoch, updated = values
+    name, seq, hash_, status, agent, owes, owner, epoch, updated, waiting, seal = values
+    fits = None if seal is None else seal_row(name, hash_, status, agent, bool(owes), waiting) == seal
     return Row(
         conversation=name,
         seq=seq,
@@ -310,9 +352,11 @@ def _row(values: Any) -> Row:
         owner=owner,
         epoch=epoch,
         updated=updated,
+        waiting=None if waiting == UNKNOWN else waiting,
+        intact=fits,
     )
 
 
 def _entry(values: Any) -> PendingRow:
-    name, call, body, due, deadline = values
-    return PendingRow(conversation=name, call=call, body=unpacked(body), due=due, deadline=deadline)
+    name, call, body, due, deadline, seal, head = values
+    return checked_entry(name, call, body, due, deadline, seal, head)

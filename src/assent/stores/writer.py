@@ -12,7 +12,9 @@ shared (disk full, lock), all fail; if one job is to blame, each is tried again 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -25,10 +27,13 @@ import apsw
 
 from assent.errors import AssentError, StoreError
 from assent.stores import appending
+from assent.stores.backup import copy_pages
 from assent.stores.base import Append
 from assent.stores.connection import Connection
 from assent.stores.faults import explained, shared
 from assent.stores.jobs import Appending, Job, Landed, Work, reply
+
+log = logging.getLogger("assent")
 
 TURNS = 4
 """Of the event loop, before what is to be written goes to the thread, where several write at a time: who comes
@@ -66,6 +71,8 @@ class Writer:
         self._singles = SINGLES
         """So many groups in a row were of one."""
         self._stopping = self._dead = False
+        self._broken: str | None = None
+        """What happened, once the write-ahead log was deleted or replaced: nothing is written or read any more."""
         self._thread = threading.Thread(target=self._serve, name="assent-writer", daemon=True)
         self._started: Job | None = None
         self._ended: Job | None = None
@@ -151,6 +158,9 @@ class Writer:
         try:
             self._work(db)
         finally:
+            if self._broken is not None:
+                with suppress(apsw.Error):  # closing must not write its old log into the file, nor delete another one's
+                    db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             with suppress(apsw.Error):  # its last checkpoint failed: the log is safe in the -wal file
                 db.close()
             if self._ended:
@@ -164,8 +174,10 @@ class Writer:
         db.set_wal_hook(self._count_frames)
         self._seen = _data_version(db)
         self._looked = time.monotonic()
-        file = os.stat(self._path)
-        self._file = (file.st_dev, file.st_ino)
+        self._file = _identity(self._path)
+        # SQLite makes them with the first read and deletes them with the last connection: while this one is open, both
+        # stay the same files.
+        self._beside = {suffix: _identity(self._path + suffix) for suffix in ("-wal", "-shm")}
 
     def _count_frames(self, db: Connection, schema: str, frames: int) -> int:
         self._frames = frames
@@ -216,6 +228,9 @@ class Writer:
         if now - self._looked < LOOK_SECONDS / 2:
             return
         self._looked = now
+        if self._broken is None:
+            with suppress(StoreError):  # found now, said with the next append or load
+                self._check_log(settled=True)
         try:
             version = _data_version(db)
         except apsw.Error:
@@ -229,6 +244,8 @@ class Writer:
 
     def _checkpoint(self, db: Connection) -> None:
         self._frames = 0
+        if self._broken is not None:
+            return
         with suppress(apsw.Error):  # the log is safe in the -wal file, and the next commit asks again
             db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
@@ -250,6 +267,7 @@ class Writer:
         db = self._db
         try:
             self.check_place(writing=True)
+            self._check_log(settled=True)
             if crash:
                 crash("append:before_begin")
             db.execute("BEGIN IMMEDIATE")
@@ -272,6 +290,12 @@ class Writer:
                 # A sync that failed: rolled back here, but its frames stand whole in the -wal file until the next
                 # commit overwrites them. Should all die before that, recovery may find them, and take them for good.
                 return fault, landed is not None and not isinstance(fault, apsw.IOError)
+        try:
+            self._check_log(
+                settled=False
+            )  # a commit into a deleted -wal file is gone with this process: never acknowledged
+        except StoreError as fault:
+            return fault, False
         self.commits += 1
         if crash:
             crash("append:after_commit")
@@ -279,17 +303,55 @@ class Writer:
 
     def check_place(self, *, writing: bool) -> None:
         """Raise if the file is not where it was: SQLite would go on with one that was deleted, and acknowledge it."""
-        try:
-            file = os.stat(self._path)
-        except FileNotFoundError:
-            file = None
-        if file is None or (file.st_dev, file.st_ino) != self._file:
+        if self._broken is not None:
+            raise self._lost("nothing more was recorded", "nothing")
+        if _identity(self._path) != self._file:
             what = f"{self._path} was deleted, moved or replaced while it was open"
             raise StoreError(
                 f"{what}{'; nothing was recorded' if writing else ''}: "
                 "put it back, or restart to begin with the file that is there now",
                 kind="log_write_failed" if writing else "log_read_failed",
             )
+
+    def _check_log(self, *, settled: bool) -> None:
+        """Raise if the -wal or -shm file is not the one that this connection has open; then it is so for good."""
+        for suffix, known in self._beside.items():
+            found = _identity(self._path + suffix)
+            if found == known:
+                continue
+            if known is None:  # it was not made yet
+                self._beside[suffix] = found
+                continue
+            self._broken = self._rescued(suffix)
+            outcome = "nothing more was recorded" if settled else "the last write is not acknowledged"
+            raise self._lost(outcome, "nothing" if settled else "unknown")
+
+    def _rescued(self, suffix: str) -> str:
+        """Save what this connection still sees: it has the deleted file open, and so all that was acknowledged."""
+        log.error("%s%s was deleted or replaced while it was open; this store stops", self._path, suffix)
+        what = f"{self._path}{suffix} was deleted or replaced while it was open, and this store stops"
+        kept = f"{self._path}.rescued-{secrets.token_hex(4)}"
+        try:
+            os.close(os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            copy_pages(self._db, kept, None, lambda: False)
+        except (apsw.Error, OSError) as fault:
+            with suppress(OSError):
+                os.unlink(kept)
+            return (
+                f"{what}; what was written last could not be saved ({fault}): stop all processes on this store and "
+                "check it with `assent verify`"
+            )
+        return (
+            f"{what}; everything that was acknowledged is in {kept}: stop all processes on this store, check that file "
+            f"with `assent verify --store sqlite:///{kept}` and put it in the store's place"
+        )
+
+    def _lost(self, outcome: str, known: str) -> StoreError:
+        return StoreError(
+            f"{self._broken} ({outcome}). A program in this process may have opened the store with another SQLite "
+            "library, such as Python's sqlite3: make backups with `assent backup` or Runtime.backup",
+            details={"path": self._path, "outcome": known},
+        )
 
     def _roll_back(self, db: Connection) -> None:
         with suppress(apsw.Error):  # SQLite rolls back by itself where it cannot go on
@@ -323,6 +385,15 @@ def _run(db: Connection, jobs: Iterable[Any]) -> None:
             job.result = job.run(db)
         except AssentError as refusal:
             job.error = refusal
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Return what tells a file from another of the same name; None if there is none."""
+    try:
+        file = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return file.st_dev, file.st_ino
 
 
 def _data_version(db: Connection) -> int:

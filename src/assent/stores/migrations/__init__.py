@@ -7,12 +7,12 @@ transaction when the store is opened.
 
 from __future__ import annotations
 
-from assent.stores.migrations import m0001_first
+from assent.stores.migrations import m0001_first, m0002_checksums
 
 APPLICATION_ID = 0x41535354
 """``ASST``, in the header of every store: what tells one from any other SQLite database."""
 
-_STEPS = (m0001_first,)
+_STEPS = (m0001_first, m0002_checksums)
 
 STEPS: tuple[str, ...] = tuple(step.SQL for step in _STEPS)
 WHAT: tuple[str, ...] = tuple(step.WHAT for step in _STEPS)

@@ -33,6 +33,7 @@ from assent.stores.packing import packed
 from assent.stores.postgres.driver import Link
 from assent.stores.postgres.jobs import AGAIN, Job
 from assent.stores.postgres.keeper import Keeper, steady
+from assent.stores.seals import UNKNOWN, seal_pending, seal_row, seal_snapshot
 
 PLAN = {
     "plan_cache_mode": "force_generic_plan",
@@ -80,11 +81,12 @@ MOVED = """
 WITH moved AS (
     UPDATE conversations c
     SET seq = i.seq, hash = i.hash, status = i.status, agent = i.agent, owes = i.owes, updated = i.updated,
+        waiting = i.waiting, seal = i.seal,
         owner = CASE WHEN i.release THEN NULL ELSE c.owner END
     FROM ("""
 
 _COMPARED = """
-    ) AS i (id, expected, seq, epoch, before, hash, updated, status, agent, owes, release, guest)
+    ) AS i (id, expected, seq, epoch, before, hash, updated, seal, waiting, status, agent, owes, release, guest)
     WHERE c.id = i.id AND c.seq = i.expected AND c.hash = i.before
       AND (i.guest OR (c.epoch = i.epoch AND (c.owner IS NULL OR c.owner = $1)))
     RETURNING c.id
@@ -92,7 +94,7 @@ _COMPARED = """
 
 # A ``$`` is the next value's. One alone needs no loop.
 _ONE = """
-        SELECT $::bigint, $::int, $::int, $::int, $::bytea, $::bytea, $::float8,
+        SELECT $::bigint, $::int, $::int, $::int, $::bytea, $::bytea, $::float8, $::bytea, $::int,
                $::text, $::text, $::boolean, $::boolean, $::boolean"""
 
 # A column of numbers comes as one text, one of bytes as one value: the driver takes long for the elements of arrays.
@@ -100,20 +102,23 @@ _ONE = """
 # puts no rows aside; and what is kept of each, in case it has to be compared again, are its numbers alone.
 _MANY = """
         SELECT id, expected, seq, epoch, substr($::bytea, 32*n-31, 32), substr($::bytea, 32*n-31, 32), updated,
+               substr($::bytea, 16*n-15, 16), waiting,
                ($::text[])[kind], ($::text[])[kind], ($::boolean[])[kind], ($::boolean[])[kind], ($::boolean[])[kind]
         FROM (
             SELECT generate_series(1, $::int), unnest($::text::bigint[]), unnest($::text::int[]),
-                   unnest($::text::int[]), unnest($::text::int[]), unnest($::float8[]), unnest($::text::int[])
-        ) AS g (n, id, expected, seq, epoch, updated, kind)"""
+                   unnest($::text::int[]), unnest($::text::int[]), unnest($::float8[]), unnest($::text::int[]),
+                   unnest($::text::int[])
+        ) AS g (n, id, expected, seq, epoch, updated, waiting, kind)"""
 
 # ``IS TRUE`` keeps the planner from making a join of it: each of these is a look into a small hash table.
 _DONE = "(x.id IN (SELECT id FROM done)) IS TRUE"
 
 _MADE = """
-    INSERT INTO conversations (id, name, seq, hash, status, agent, owes, updated, epoch)
+    INSERT INTO conversations (id, name, seq, hash, status, agent, owes, updated, waiting, seal, epoch)
     SELECT x.*, 0
-    FROM unnest($::bigint[], $::text[], $::int[], $::bytea[], $::text[], $::text[], $::boolean[], $::float8[])
-        AS x (id, name, seq, hash, status, agent, owes, updated)
+    FROM unnest($::bigint[], $::text[], $::int[], $::bytea[], $::text[], $::text[], $::boolean[], $::float8[], $::int[],
+                $::bytea[])
+        AS x (id, name, seq, hash, status, agent, owes, updated, waiting, seal)
     ORDER BY name COLLATE "C"
     ON CONFLICT (name) DO NOTHING
     RETURNING id"""
@@ -133,15 +138,16 @@ _PARTS = {
     DELETE FROM call_leases l USING unnest($::bigint[], $::text[], $::text[]) AS x (id, name, call)
     WHERE l.conversation = x.name AND l.call = x.call AND {_DONE}""",
     "opened": f"""
-    INSERT INTO pending (conversation, call, due, deadline, body)
-    SELECT * FROM unnest($::bigint[], $::text[], $::float8[], $::float8[], $::bytea[])
-        AS x (id, call, due, deadline, body) WHERE {_DONE}
+    INSERT INTO pending (conversation, call, due, deadline, seq, seal, body)
+    SELECT * FROM unnest($::bigint[], $::text[], $::float8[], $::float8[], $::int[], $::bytea[], $::bytea[])
+        AS x (id, call, due, deadline, seq, seal, body) WHERE {_DONE}
     ON CONFLICT (conversation, call)
-    DO UPDATE SET due = excluded.due, deadline = excluded.deadline, body = excluded.body""",
+    DO UPDATE SET due = excluded.due, deadline = excluded.deadline, seq = excluded.seq, seal = excluded.seal,
+                  body = excluded.body""",
     "pictured": f"""
-    INSERT INTO snapshots (conversation, seq, body)
-    SELECT * FROM unnest($::bigint[], $::int[], $::bytea[]) AS x (id, seq, body) WHERE {_DONE}
-    ON CONFLICT (conversation) DO UPDATE SET seq = excluded.seq, body = excluded.body""",
+    INSERT INTO snapshots (conversation, seq, seal, body)
+    SELECT * FROM unnest($::bigint[], $::int[], $::bytea[], $::bytea[]) AS x (id, seq, seal, body) WHERE {_DONE}
+    ON CONFLICT (conversation) DO UPDATE SET seq = excluded.seq, seal = excluded.seal, body = excluded.body""",
     "stored": f"""
     INSERT INTO artifacts (sha256, body)
     SELECT sha256, body FROM unnest($::bigint[], $::bytea[], $::bytea[]) AS x (id, sha256, body)
@@ -366,30 +372,35 @@ def _composed(ready: Sequence[tuple[Job, Head]]) -> tuple[str, list[Any], dict[s
             hash_ = linked(hash_, body)
             logged.append((key, seq, hash_, packed(body)))
         ends[name] = Head(key, seq, hash_)
+        waiting = UNKNOWN if step.waiting is None else step.waiting
+        seal = seal_row(name, hash_, step.status, step.agent, step.owes, waiting)
         if head.seq:
             kind = kinds[step.status, step.agent, step.owes, step.release, step.epoch is None]
-            moved.append((key, head.seq, seq, step.epoch or 0, head.hash, hash_, step.at, kind))
+            moved.append((key, head.seq, seq, step.epoch or 0, head.hash, hash_, step.at, seal, waiting, kind))
         else:
-            made.append((key, name, seq, hash_, step.status, step.agent, step.owes, step.at))
+            made.append((key, name, seq, hash_, step.status, step.agent, step.owes, step.at, waiting, seal))
         if step.closed or step.opened:
             entries = {entry.call: entry for entry in step.opened}
             calls = dict.fromkeys(step.closed)
             ended += [(key, name, call) for call in calls]
             closed += [(key, call) for call in calls if call not in entries]  # else it is replaced
-            opened += [(key, e.call, e.due, e.deadline, packed(e.body)) for e in entries.values()]
+            for entry in entries.values():
+                body = packed(entry.body)
+                seal = seal_pending(hash_, name, entry.call, entry.deadline, body)
+                opened.append((key, entry.call, entry.due, entry.deadline, seq, seal, body))
         if step.snapshot is not None:
-            pictures.append((key, seq, step.snapshot))
+            pictures.append((key, seq, seal_snapshot(hash_, step.snapshot), step.snapshot))
         if step.artifacts:
             artifacts += [(key, artifact_name(sha), body) for sha, body in step.artifacts]
     values: list[Any]
     if many := len(moved) > 1:
-        keys, expected, seqs, epochs, before, after, times, which = zip(*moved, strict=True)
-        values = [_joined(before), _joined(after), *zip(*kinds, strict=True), len(moved)]
-        values += [*map(_array, (keys, expected, seqs, epochs)), times, _array(which)]
+        keys, expected, seqs, epochs, before, after, times, seals, waits, which = zip(*moved, strict=True)
+        values = [_joined(before), _joined(after), b"".join(seals), *zip(*kinds, strict=True), len(moved)]
+        values += [*map(_array, (keys, expected, seqs, epochs)), times, _array(waits), _array(which)]
     elif moved:
         values = [*moved[0][:-1], *next(iter(kinds))]
     else:
-        values = [None] * 12  # nobody has that id
+        values = [None] * 14  # nobody has that id
     values += zip(*made, strict=True)
     parts = {"closed": closed, "ended": ended, "opened": opened, "pictured": pictures, "stored": artifacts}
     given = {name: list(zip(*rows, strict=True)) for name, rows in parts.items() if rows}
@@ -418,7 +429,9 @@ def _alone(job: Job, head: Head) -> tuple[str, list[Any], dict[str, Head]] | Non
     hashes = chain(head.hash, step.events)
     end = Head(head.id, head.seq + events, hashes[-1])
     epoch = step.epoch
-    values: list[Any] = [head.id, head.seq, end.seq, epoch or 0, head.hash, end.hash, step.at]
+    waiting = UNKNOWN if step.waiting is None else step.waiting
+    seal = seal_row(step.conversation, end.hash, step.status, step.agent, step.owes, waiting)
+    values: list[Any] = [head.id, head.seq, end.seq, epoch or 0, head.hash, end.hash, step.at, seal, waiting]
     values += (step.status, step.agent, step.owes, step.release, epoch is None)
     for seq, hash_, body in zip(count(head.seq + 1), hashes, step.events):
         values += (seq, hash_, packed(body))

@@ -120,10 +120,23 @@ CREATE TABLE call_leases (
 );
 """
 
+CHECKSUMS = """
+-- Rows that were there before have no checksum: they are rebuilt from the log when they are met.
+ALTER TABLE conversations ADD COLUMN waiting integer NOT NULL DEFAULT -1;
+ALTER TABLE conversations ADD COLUMN seal bytea;
+CREATE INDEX conversations_waiting ON conversations (waiting) WHERE waiting > 0;
+ALTER TABLE snapshots ADD COLUMN seal bytea;
+ALTER TABLE pending ADD COLUMN seq integer NOT NULL DEFAULT 0;
+ALTER TABLE pending ADD COLUMN seal bytea;
+"""
+
 Tell = Callable[[str], None]
 """Is told what is about to be done or waited for: any of it may take its time."""
 
-STEPS: tuple[Step, ...] = (Step("the first tables", FIRST),)
+STEPS: tuple[Step, ...] = (
+    Step("the first tables", FIRST),
+    Step("checksums of snapshots and indexes", CHECKSUMS),
+)
 
 VERSION = len(STEPS)
 """The schema version that this code reads and writes."""

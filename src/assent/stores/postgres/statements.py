@@ -12,6 +12,7 @@ from assent.errors import StoreDamaged
 from assent.stores.base import ClientRow, Loaded, OwnerRow, PendingRow, Row
 from assent.stores.packing import unpacked
 from assent.stores.postgres.driver import Link
+from assent.stores.seals import UNKNOWN, check_snapshot, checked_entry, seal_row
 
 CLIENT_MEMORY = 3600.0
 """Seconds after which a lapsed client is forgotten, counted from the newest one's end."""
@@ -20,8 +21,9 @@ MOST = 2**31 - 1
 
 # --- the log -------------------------------------------------------------------------------------------
 
-COLUMNS = "c.name, c.seq, c.hash, c.status, c.agent, c.owes, c.owner, c.epoch, c.updated"
-LOAD = f"""SELECT c.id, {COLUMNS}, s.seq, s.body,
+COLUMNS = "c.name, c.seq, c.hash, c.status, c.agent, c.owes, c.owner, c.epoch, c.updated, c.waiting, c.seal"
+LOAD = f"""SELECT c.id, {COLUMNS}, s.seq, s.seal, s.body,
+               (SELECT h.hash FROM events h WHERE h.conversation = c.id AND h.seq = s.seq),
                (SELECT array_agg(e.body ORDER BY e.seq) FROM events e
                 WHERE e.conversation = c.id AND e.seq > coalesce(s.seq, 0))
            FROM conversations c LEFT JOIN snapshots s ON s.conversation = c.id WHERE c.name = $1"""
@@ -32,15 +34,20 @@ async def load(link: Link, name: str) -> tuple[int, Loaded] | None:
     found = await link.fetch(LOAD, name)
     if not found:
         return None
-    key, *values, seq, snapshot, bodies = found[0]
+    key, *values, seq, seal, snapshot, head, bodies = found[0]
     row, seq = _row(values), seq or 0
+    intact: bool | None = True
+    if snapshot is not None and not (intact := check_snapshot(seal, head, snapshot)):
+        # It is left out, and all events are read: up to the row that was found, since this is another statement.
+        seq, snapshot = 0, None
+        bodies = [body for _, body in await link.fetch(READ, name, 0, row.seq + 1, None)]
     events = [unpacked(body) for body in bodies or ()]
     if len(events) != row.seq - seq:
         raise StoreDamaged(
             f"conversation {name!r} has {len(events)} events after {seq}, not {row.seq - seq}; nothing was "
             "repaired: keep a copy, then restore a backup"
         )
-    return key, Loaded(row=row, snapshot=snapshot, snapshot_seq=seq, events=events)
+    return key, Loaded(row=row, snapshot=snapshot, snapshot_seq=seq, events=events, intact=intact)
 
 
 READ = """SELECT e.seq, e.body FROM conversations c JOIN events e ON e.conversation = c.id
@@ -99,26 +106,53 @@ async def heads(link: Link, names: list[str]) -> dict[str, int]:
     return dict(await link.fetch(HEADS, names))
 
 
-ENTRIES = """SELECT c.name, p.call, p.body, p.due, p.deadline
-             FROM pending p JOIN conversations c ON c.id = p.conversation"""
+ENTRY = """c.name, p.call, p.body, p.due, p.deadline, p.seal,
+           (SELECT e.hash FROM events e WHERE e.conversation = p.conversation AND e.seq = p.seq)"""
+ENTRIES = f"SELECT {ENTRY} FROM pending p JOIN conversations c ON c.id = p.conversation"
 PENDING_OF = f"{ENTRIES} WHERE c.name = $1 ORDER BY p.deadline, p.call"
 PAGE = 500
-PENDING = f"""SELECT c.name, p.call, p.body, p.due, p.deadline, p.conversation
+PENDING = f"""SELECT {ENTRY}, p.conversation
               FROM (SELECT * FROM pending WHERE (conversation, call) > ($1, $2)
                     ORDER BY conversation, call LIMIT {PAGE}) p
               JOIN conversations c ON c.id = p.conversation ORDER BY p.conversation, p.call"""
 
 
-async def pending(link: Link, name: str | None) -> list[PendingRow]:
+PENDING_PAGE = f"""{ENTRIES} JOIN (
+                       SELECT q.conversation, q.call FROM pending q JOIN conversations d ON d.id = q.conversation
+                       WHERE ($1::text IS NULL OR d.name = $1)
+                         AND ($2::float8 IS NULL OR (q.deadline, d.name, q.call) > ($2, $3::text, $4::text))
+                       ORDER BY q.deadline, d.name, q.call LIMIT $5
+                   ) page ON page.conversation = p.conversation AND page.call = p.call
+                   ORDER BY p.deadline, c.name, p.call"""
+MISCOUNTED = """SELECT name FROM conversations WHERE id IN (
+                    SELECT c.id FROM conversations c
+                    WHERE c.waiting > 0 AND c.waiting <> (SELECT count(*) FROM pending p WHERE p.conversation = c.id)
+                    UNION
+                    SELECT p.conversation FROM pending p JOIN conversations c ON c.id = p.conversation
+                    WHERE c.waiting = 0
+                ) LIMIT $1"""
+MISCOUNTED_OF = """SELECT c.name FROM conversations c WHERE c.name = $1
+                   AND c.waiting NOT IN (-1, (SELECT count(*) FROM pending p WHERE p.conversation = c.id))"""
+
+
+async def miscounted(link: Link, name: str | None, limit: int) -> list[str]:
+    found = await link.fetch(MISCOUNTED, limit) if name is None else await link.fetch(MISCOUNTED_OF, name)
+    return [each for (each,) in found]
+
+
+async def pending(link: Link, name: str | None, after: PendingRow | None, limit: int | None) -> list[PendingRow]:
+    if after is not None or limit is not None:
+        last = (None, None, None) if after is None else (after.deadline, after.conversation, after.call)
+        return [_entry(values) for values in await link.fetch(PENDING_PAGE, name, *last, limit)]
     if name is not None:
         return [_entry(values) for values in await link.fetch(PENDING_OF, name)]
     found: list[PendingRow] = []
     place, more = (-1, ""), True
     while more:
         page = await link.fetch(PENDING, *place)
-        found += [_entry(values[:5]) for values in page]
+        found += [_entry(values[:-1]) for values in page]
         more = len(page) == PAGE
-        place = (page[-1][5], page[-1][1]) if more else place
+        place = (page[-1][-1], page[-1][1]) if more else place
     return sorted(found, key=lambda entry: (entry.deadline, entry.conversation, entry.call))
 
 
@@ -205,7 +239,7 @@ async def lease_call(link: Link, name: str, call: str, client: str, now: float, 
 
 
 def _row(values: Any) -> Row:
-    name, seq, hash_, status, agent, owes, owner, epoch, updated = values
+    name, seq, hash_, status, agent, owes, owner, epoch, updated, waiting, seal = values
     return Row(
         conversation=name,
         seq=seq,
@@ -216,9 +250,11 @@ def _row(values: Any) -> Row:
         owner=owner,
         epoch=epoch,
         updated=updated,
+        waiting=None if waiting == UNKNOWN else waiting,
+        intact=None if seal is None else seal_row(name, hash_, status, agent, owes, waiting) == seal,
     )
 
 
 def _entry(values: Any) -> PendingRow:
-    name, call, body, due, deadline = values
-    return PendingRow(conversation=name, call=call, body=unpacked(body), due=due, deadline=deadline)
+    name, call, body, due, deadline, seal, head = values
+    return checked_entry(name, call, body, due, deadline, seal, head)

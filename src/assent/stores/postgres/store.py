@@ -10,6 +10,7 @@ hand them to others after each transaction (PgBouncer: ``pool_mode = session``).
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection
@@ -17,7 +18,7 @@ from functools import partial
 from hashlib import sha256 as digest
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from assent.errors import StoreDamaged, StoreError
+from assent.errors import Invalid, StoreDamaged, StoreError
 from assent.stores import forks
 from assent.stores.base import Append, ClientRow, Loaded, LogStore, OwnerRow, PendingRow, Row, artifact_name, for_ever
 from assent.stores.postgres import statements
@@ -195,8 +196,13 @@ class PostgresStore:
     async def heads(self, conversations: list[str]) -> dict[str, int]:
         return await self._read(partial(statements.heads, names=conversations))
 
-    async def pending(self, conversation: str | None = None) -> list[PendingRow]:
-        return await self._read(partial(statements.pending, name=conversation))
+    async def pending(
+        self, conversation: str | None = None, *, after: PendingRow | None = None, limit: int | None = None
+    ) -> list[PendingRow]:
+        return await self._read(partial(statements.pending, name=conversation, after=after, limit=limit))
+
+    async def miscounted(self, conversation: str | None = None, limit: int = 100) -> list[str]:
+        return await self._read(partial(statements.miscounted, name=conversation, limit=limit))
 
     async def due(self, now: float, limit: int = 100) -> tuple[list[PendingRow], float | None]:
         return await self._read(partial(statements.due, now=now, limit=limit))
@@ -248,6 +254,18 @@ class PostgresStore:
     async def foreign(self, timeout: float) -> bool:
         await self._usable()
         return await self._keeper.foreign.wait(timeout)
+
+    async def backup(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        raise Invalid(
+            f"{self.address.place} is a database server: back it up with its own tools (pg_dump, pg_basebackup or "
+            "continuous archiving); `assent backup` copies SQLite stores"
+        )
 
     # --- clients -----------------------------------------------------------------------------------------
 

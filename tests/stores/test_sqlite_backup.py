@@ -1,0 +1,257 @@
+"""Backups of a SQLite store that is in use, and what happens when another SQLite library touches it."""
+
+import asyncio
+import gc
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import apsw
+import pytest
+
+from assent.errors import Invalid, StoreDamaged, StoreError
+from assent.stores import backup
+from assent.stores.base import chain
+from assent.stores.memory import MemoryStore
+from assent.stores.sqlite import SQLiteStore
+from assent.testing.store_contract import entry, step
+
+PROCESS = Path(__file__).parent / "process.py"
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "assent.db"
+
+
+async def opened(path):
+    store = SQLiteStore(path)
+    await store.open()
+    return store
+
+
+async def heads(path):
+    """Return the number of events of each conversation of a store, after checking every hash chain."""
+    store = await opened(path)
+    found = {}
+    for row in await store.rows(limit=1000):
+        bodies = await store.read(row.conversation)
+        assert chain(bytes(32), bodies) == await store.hashes(row.conversation)
+        assert await store.hashes(row.conversation) == [] or (await store.hashes(row.conversation))[-1] == row.hash
+        assert len(bodies) == row.seq
+        found[row.conversation] = row.seq
+    await store.close()
+    return found
+
+
+def test_a_backup_taken_under_load_is_a_prefix_of_every_log_and_has_what_was_acknowledged_before(path, tmp_path):
+    """The copy is the store at one moment, whatever is written meanwhile; nothing acknowledged before is missing."""
+
+    async def main():
+        store = await opened(path)
+        done = dict.fromkeys(range(8), 0)
+        stop = asyncio.Event()
+
+        async def converse(n):
+            while not stop.is_set():
+                await store.append(step(f"c{n}", done[n], os.urandom(3000)))
+                done[n] += 1
+
+        writers = [asyncio.create_task(converse(n)) for n in done]
+        while min(done.values()) < 40:
+            await asyncio.sleep(0)
+        before = dict(done)
+        seen = []
+        await store.backup(tmp_path / "copy.db", progress=lambda at, of: seen.append((at, of)))
+        after = dict(done)
+        stop.set()
+        await asyncio.gather(*writers)
+        await store.close()
+        copied = await heads(tmp_path / "copy.db")
+        for n in done:
+            assert before[n] <= copied[f"c{n}"] <= after[n] + 1  # one may have been committed, and not replied to
+        assert seen[-1][0] == seen[-1][1] > 0
+        assert sum((await heads(path)).values()) == sum(done.values())
+
+    asyncio.run(main())
+    assert stat.S_IMODE(os.stat(tmp_path / "copy.db").st_mode) == 0o600
+    assert not list(tmp_path.glob("*.tmp*"))
+
+
+def test_a_writer_that_never_pauses_does_not_keep_a_backup_from_its_end(path, tmp_path, monkeypatch):
+    """The copy is made in one read transaction: it does not start over when the store changes between two steps."""
+    monkeypatch.setattr(backup, "PAGES", 1)
+
+    async def main():
+        store = await opened(path)
+        await store.append(step("c", 0, os.urandom(200_000)))
+        seq = 1
+        copying = asyncio.create_task(store.backup(tmp_path / "copy.db"))
+        while not copying.done():
+            await store.append(step("c", seq))
+            seq += 1
+        await copying
+        await store.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_backup_refuses_files_that_exist_unless_told_to_overwrite(path, tmp_path):
+    async def main():
+        store = await opened(path)
+        await store.append(step("c", 0))
+        target = tmp_path / "copy.db"
+        target.write_bytes(b"precious")
+        with pytest.raises(Invalid, match="exists and was not touched"):
+            await store.backup(target)
+        assert target.read_bytes() == b"precious"
+        await store.backup(target, overwrite=True)
+        with pytest.raises(Invalid, match="the store itself"):
+            await store.backup(path, overwrite=True)
+        target.with_name("copy.db-wal").write_bytes(b"of a store that is in use")
+        with pytest.raises(Invalid, match="may be in use"):
+            await store.backup(target, overwrite=True)
+        os.unlink(f"{target}-wal")
+        with pytest.raises(StoreError, match="there is no directory"):
+            await store.backup(tmp_path / "missing" / "copy.db")
+        await store.close()
+        assert await heads(target) == {"c": 1}
+
+    asyncio.run(main())
+
+
+def test_a_backup_of_a_store_whose_log_was_altered_is_not_kept(path, tmp_path):
+    """The copy's hash chains are computed again before it gets its name."""
+
+    async def main():
+        store = await opened(path)
+        await store.append(step("c", 0, b"one", b"two"))
+        await store.close()
+        db = apsw.Connection(str(path))
+        db.execute("UPDATE events SET body = CAST('three' AS BLOB) WHERE seq = 1")
+        db.close()
+        store = await opened(path)
+        with pytest.raises(StoreDamaged, match="event 1 of conversation 'c'"):
+            await store.backup(tmp_path / "copy.db")
+        await store.close()
+
+    asyncio.run(main())
+    assert not list(tmp_path.glob("copy*"))
+
+
+def test_a_cancelled_backup_leaves_nothing_behind(path, tmp_path, monkeypatch):
+    monkeypatch.setattr(backup, "PAGES", 1)
+
+    async def main():
+        store = await opened(path)
+        await store.append(step("c", 0, os.urandom(400_000)))
+        begun, loop = asyncio.Event(), asyncio.get_running_loop()
+        copying = asyncio.create_task(
+            store.backup(tmp_path / "copy.db", progress=lambda *_: loop.call_soon_threadsafe(begun.set))
+        )
+        await begun.wait()
+        copying.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await copying
+        assert not list(tmp_path.glob("copy*"))
+        await store.append(step("c", 1))
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_store_in_memory_says_that_it_has_no_file_to_back_up(tmp_path):
+    async def main():
+        store = MemoryStore()
+        await store.open()
+        with pytest.raises(Invalid, match="no file to back up"):
+            await store.backup(tmp_path / "copy.db")
+
+    asyncio.run(main())
+
+
+def foreign_copy(path, target):
+    """Do what a script does that knows nothing of this store: read it with Python's own SQLite, in this process."""
+    source, copy = sqlite3.connect(path), sqlite3.connect(target)
+    source.backup(copy)
+    copy.close()
+    source.close()
+    gc.collect()
+
+
+def test_nothing_is_acknowledged_once_another_sqlite_library_deleted_the_write_ahead_log(path, tmp_path):
+    """What was acknowledged is in the store or in the rescued copy; the error says where, and stays."""
+
+    async def main():
+        store = await opened(path)
+        for seq in range(20):
+            await store.append(step("c", seq))
+        foreign_copy(path, tmp_path / "copy.db")
+        assert not list(tmp_path.glob("assent.db-wal")), "the premise: closing it has deleted the live -wal file"
+        with pytest.raises(StoreError, match="-wal was deleted or replaced") as refused:
+            await store.append(step("c", 20))
+        assert refused.value.details["outcome"] == "nothing"
+        with pytest.raises(StoreError, match="-wal was deleted or replaced"):
+            await store.load("c")
+        (rescued,) = tmp_path.glob("assent.db.rescued-*")
+        assert str(rescued) in refused.value.message
+        assert await heads(rescued) == {"c": 20}
+        await store.close()
+
+    asyncio.run(main())
+    assert asyncio.run(heads(path)) == {"c": 20}
+
+
+def test_a_commit_into_a_log_that_was_deleted_meanwhile_is_not_acknowledged(path, tmp_path):
+    """The check after the commit: its outcome is reported as unknown, so nobody takes it for recorded."""
+    from assent.stores import writer
+
+    async def main():
+        store = await opened(path)
+        await store.append(step("c", 0))
+
+        def delete(point):
+            if point == "append:before_commit":
+                os.unlink(f"{path}-wal")
+
+        writer.crash = delete
+        try:
+            with pytest.raises(StoreError, match="not acknowledged") as refused:
+                await store.append(step("c", 1))
+        finally:
+            writer.crash = None
+        assert refused.value.details["outcome"] == "unknown"
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_everything_acknowledged_survives_a_kill_after_another_library_closed_the_store_under_load(path, tmp_path):
+    """B10: 39 events were acknowledged and 20 were left. Now the store stops, and none of them is missing."""
+    child = subprocess.Popen(
+        [sys.executable, PROCESS, "be_copied_by_python", path, tmp_path / "copy.db"], stdout=subprocess.PIPE, text=True
+    )
+    with child:
+        told = [line.split() for line in child.stdout]
+        child.kill()
+    acknowledged = {int(n): int(seq) for n, seq in (words[1:] for words in told if words[0] == "acknowledged")}
+    assert told[-1][0] == "stopped"
+    saved = [asyncio.run(heads(file)) for file in [path, *tmp_path.glob("assent.db.rescued-*")]]
+    for n, seq in acknowledged.items():
+        assert max(found.get(f"c{n}", 0) for found in saved) >= seq
+
+
+def test_pending_entries_are_in_the_copy(path, tmp_path):
+    async def main():
+        store = await opened(path)
+        await store.append(step("c", 0, opened=[entry("c", "a", 1.0)]))
+        await store.backup(tmp_path / "copy.db")
+        await store.close()
+        copy = await opened(tmp_path / "copy.db")
+        assert [row.call for row in await copy.pending()] == ["a"]
+        await copy.close()
+
+    asyncio.run(main())
