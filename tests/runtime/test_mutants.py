@@ -59,7 +59,7 @@ def policy_ignored():
 def claim_after_effect():
     """The tool runs, and then it is claimed."""
 
-    async def run(conv, effect):
+    async def run(conv, effect, mine):
         call = conv.call(effect.call)
         if call is not None and call.phase == "ready" and conv.epoch is not None:
             early = replace(call, attempt=call.attempt + 1)
@@ -69,11 +69,11 @@ def claim_after_effect():
                 claimed = await dispatch._claim(conv, call, conv.epoch)
                 if claimed is not None:
                     report = dispatch.Finished(call=effect.call, attempt=claimed.attempt, outcome=outcome)
-                    await conv.report(report, effect)
+                    await conv.report(report, mine)
             finally:
                 slot.leave()
         else:
-            await real(conv, effect)
+            await real(conv, effect, mine)
 
     real = dispatch.run
     return [(dispatch, "run", run), (dispatch, "plain", lambda call: False)]
@@ -142,7 +142,7 @@ def fence_off():
 @mutant("a guest appends")
 def reports_count_without_the_lease():
     """What a task reports is recorded, whoever runs the conversation now."""
-    return [(conversation, "guests", lambda items: items)]
+    return [(conversation, "current", lambda items, epoch: items)]
 
 
 @mutant("one attempt, two effects|a result, and nobody did anything|an effect of epoch 1 after one of 2")
