@@ -4,11 +4,15 @@ import json
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pexpect
 import pytest
 from terminal import DESK, environment, refused
+
+from assent import ToolCall
+from assent.cli import doctor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
 from strict import Status, StrictServer
@@ -59,6 +63,57 @@ def test_a_model_takes_the_place_of_an_agents_own(desk):
         told = desk("run", f"{DESK}:plain", "hi", "--model", server.anthropic, env={"ANTHROPIC_API_KEY": "k"})
         assert told.code == 0, told.out + told.err
     assert "plain: Not Good day." in told.out
+
+
+def test_approve_with_resume_does_not_change_the_model_without_a_word(desk):
+    """``run --model`` began it: going on with the agent's own model has to be said."""
+    script = [[ToolCall("refund", {"order": 1, "amount": 2.5})], "Done by the named one.", "Not asked."]
+    with StrictServer(script) as server:
+        agent = f"{DESK}:gated"
+        assert desk("run", agent, "hi", "--model", server.openai, "--conversation", "c", "--no-wait").code == 75
+        [entry] = desk("pending", "--json").objects
+        before = desk.log("c")
+        refused(
+            desk("approve", entry["call"], "--resume", agent), 2, f"--model {server.openai}", "nothing was recorded"
+        )
+        assert desk.log("c") == before
+        refused(desk("approve", entry["call"], "--model", server.openai), 2, "--model goes with --resume")
+        told = desk("approve", entry["call"], "--resume", agent, "--model", server.openai)
+        assert told.code == 0, told.err
+        assert "Done by the named one." in told.out
+
+
+def test_the_way_to_go_on_names_the_model_too(desk):
+    with StrictServer([[ToolCall("refund", {"order": 1, "amount": 2.5})]]) as server:
+        words = ("hi", "--model", server.openai, "--conversation", "c", "--no-wait")
+        assert desk("run", f"{DESK}:gated", *words).code == 75
+        [entry] = desk("pending", "--json").objects
+        told = desk("approve", entry["call"])
+        assert f"run {DESK}:gated --model {server.openai} --conversation c" in told.out
+
+
+def test_doctor_says_that_an_extra_is_there_only_if_all_of_it_is(monkeypatch):
+    """pydantic-ai-slim comes with every provider; the provider's own package does not."""
+    asks = {
+        "assent": [
+            "msgspec>=1",
+            "layer[left]<3,>=2; extra == 'left'",
+            "layer[right, Up_Down]<3,>=2; extra == 'right'",
+            "away>=1; extra == 'gone'",
+            "pytest; extra == 'dev'",
+        ],
+        "layer": ["left-sdk>=1; extra == 'left'", "up-sdk; extra == 'up-down'", "win; os_name == 'nt'"],
+        "left-sdk": [],
+    }
+
+    def version(package):
+        if package not in asks:
+            raise metadata.PackageNotFoundError(package)
+        return "1"
+
+    monkeypatch.setattr(doctor.metadata, "version", version)
+    monkeypatch.setattr(doctor.metadata, "requires", lambda package: asks[package])
+    assert dict(doctor.extras()) == {"left": True, "right": False, "gone": False}
 
 
 def test_a_word_beside_a_model_is_the_message_unless_it_names_an_agent(desk):

@@ -356,25 +356,42 @@ def _fixes(lacks: list[tuple[str, str]]) -> str:
 
 def extras() -> Iterator[tuple[str, bool]]:
     """What can be installed beside Assent, and whether all of it is there. The tools of its developers aside."""
-    try:
-        wanted = metadata.requires("assent") or []
-    except metadata.PackageNotFoundError:
-        wanted = []
-    found: dict[str, list[str]] = {}
-    for line in wanted:
-        package, extra = re.match(r"[\w.-]+", line), re.search(r"extra == ['\"]([\w-]+)['\"]", line)
-        if package and extra and extra[1] != "dev":
-            found.setdefault(extra[1], []).append(package[0])
+    found: dict[str, list[re.Match[str]]] = {}
+    for needed in _requirements("assent"):
+        if needed["extra"] and needed["extra"] != "dev":
+            found.setdefault(needed["extra"], []).append(needed)
     for name, packages in found.items():
-        yield name, all(_there(package) for package in packages)
+        yield name, all(_there(needed) for needed in packages)
 
 
-def _there(package: str) -> bool:
+_REQUIREMENT = re.compile(
+    r"(?P<package>[\w.-]+)\s*(?:\[(?P<extras>[^\]]*)\])?[^;]*"  # name[extra,extra]>=1,<2
+    r"(?:;\s*extra\s*==\s*['\"](?P<extra>[\w.-]+)['\"]\s*)?"
+)
+
+
+def _requirements(package: str) -> list[re.Match[str]]:
+    """What a package asks for; without what depends on more than an extra, such as on the operating system."""
     try:
-        metadata.version(package)
+        lines = metadata.requires(package) or []
+    except metadata.PackageNotFoundError:
+        return []
+    return [found for line in lines if (found := _REQUIREMENT.fullmatch(line.strip()))]
+
+
+def _there(needed: re.Match[str]) -> bool:
+    """It is installed, and so is what its own extras ask for: groq is more than pydantic-ai-slim."""
+    try:
+        metadata.version(needed["package"])
     except metadata.PackageNotFoundError:
         return False
-    return True
+    wanted = {_normal(extra) for extra in (needed["extras"] or "").split(",")} - {""}
+    inner = [each for each in _requirements(needed["package"]) if each["extra"] and _normal(each["extra"]) in wanted]
+    return all(_there(each) for each in inner)
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 
 def _disk_time(folder: str) -> float:

@@ -90,8 +90,25 @@ def _models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
     return models(incomplete)
 
 
-def model_option_for(help: str) -> Callable[[F], F]:
-    return click.option("--model", metavar="PROVIDER:MODEL", shell_complete=_models, help=help)
+MODEL = "assent.model"
+"""Where ``model_option_for(keep=True)`` leaves its value in the context."""
+
+
+def model_option_for(help: str, *, keep: bool = False) -> Callable[[F], F]:
+    """``--model``; with ``keep`` its value is left in the context, and the command takes no such argument."""
+
+    def kept(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+        ctx.meta[MODEL] = value
+        return value
+
+    return click.option(
+        "--model",
+        metavar="PROVIDER:MODEL",
+        shell_complete=_models,
+        help=help,
+        expose_value=not keep,
+        callback=kept if keep else None,
+    )
 
 
 model_option = model_option_for("Ask this model: alone, or in place of the agent's own.")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from assent.cli.commands import Commands
 from assent.cli.loading import SPEC
-from assent.cli.text import cut
+from assent.cli.text import cut, shown
 from assent.core.decisions import Pending
 from assent.core.events import ConversationOpened
 from assent.errors import Invalid, Stale
@@ -110,8 +110,8 @@ async def next_steps(
     say(f"recorded; nobody runs agent {agent} now. To go on with it:")
     say(f"  {commands.go_on(named, found.conversation)}")
     if left:
-        spec = named[0] if named is not None and len(named) == 1 else "MODULE:AGENT"
-        say(f"(or give the next answer with --resume {spec}: that goes on right here)")
+        words = " ".join(named) if named is not None and named[0] != "--model" else "MODULE:AGENT"
+        say(f"(or give the next answer with --resume {shown(words)}: that goes on right here)")
 
 
 async def _runner(rt: Runtime, conversation: str, agent: str, before: Iterable[OwnerRow] = ()) -> OwnerRow | None:
@@ -156,6 +156,8 @@ async def named_in(rt: Runtime, conversation: str) -> tuple[str, ...] | None:
     first = await rt.history(conversation, limit=1)
     if first and isinstance(first[0], ConversationOpened):
         match first[0].metadata:
+            case {"module": str(spec), "model": str(model)} if SPEC.fullmatch(spec) and SPEC.match(model):
+                return (spec, "--model", model)
             case {"module": str(spec)} if SPEC.fullmatch(spec):
                 return (spec,)
             case {"model": str(model)} if SPEC.match(model):

@@ -47,7 +47,7 @@ def choose(spec: str | None, model: str | None = None, instructions: str | None 
             raise Invalid("--instructions goes with --model alone: an agent of a module has its own")
         chosen = Chosen(load_agent(spec), (spec, *other), {"module": spec})
         if model is not None:
-            chosen = Chosen(_with_model(chosen.agent, model), chosen.words, chosen.metadata)
+            chosen = Chosen(_with_model(chosen.agent, model), chosen.words, {**chosen.metadata, "model": model})
     elif model is not None:
         words = other if instructions is None else (*other, "--instructions", instructions)
         chosen = Chosen(Agent(ASSISTANT, model=model, instructions=instructions or ""), words, {"model": model})

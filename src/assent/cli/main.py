@@ -18,6 +18,8 @@ from assent.cli import backup, custody, operations, output, serve, server_token,
 from assent.cli.commands import DEMO, DEMO_STORE, Commands
 from assent.cli.group import (
     MANY,
+    MODEL,
+    F,
     Whole,
     after_option,
     by_option,
@@ -32,6 +34,7 @@ from assent.cli.group import (
     maybe_call,
     maybe_conversation,
     model_option,
+    model_option_for,
     patience,
     real_text,
     store_option,
@@ -46,7 +49,11 @@ DIGEST = 16
 MODULES = (backup, custody, operations, serve, ui, workbench)
 """Where the other commands are: importing them adds them to the group."""
 
-resume_option = click.option("--resume", metavar="MODULE:AGENT", help="Run the agent here and finish the turn.")
+
+def resume_option(command: F) -> F:
+    """``--resume`` and the ``--model`` that goes with it, which ``_decide`` reads from the context."""
+    command = model_option_for("With --resume: ask this model in place of the agent's own.", keep=True)(command)
+    return click.option("--resume", metavar="MODULE:AGENT", help="Run the agent here and finish the turn.")(command)
 
 
 # --- running ---
@@ -356,6 +363,9 @@ def _decide(call: str, verb: str, make: Make, by: str | None, resume: str | None
     from assent.cli import reading
 
     url, who = store_url(store), login_or(by)
+    model: str | None = click.get_current_context().meta.get(MODEL)
+    if resume is None and model is not None:
+        raise Invalid("--model goes with --resume: a decision alone asks no model")
     if asyncio.run(reading.missing(url)):
         raise reading.no_store(url, ", so nothing waits in it")
     if resume is None:
@@ -363,7 +373,7 @@ def _decide(call: str, verb: str, make: Make, by: str | None, resume: str | None
     from assent.cli import running
     from assent.cli.loading import choose
 
-    job = running.Job(choose(resume), url, who, patience(None, False))
+    job = running.Job(choose(resume, model), url, who, patience(None, False))
     return _finish(job, running.resume(job, call, verb, make))
 
 

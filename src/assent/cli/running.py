@@ -197,6 +197,7 @@ async def resume(job: Job, given: str, verb: str, make: Make) -> int:
         found = await inbox.find(rt, given, verb)
         if found.entry is not None and found.entry.agent != job.agent.name:
             raise _not_mine(job, found.conversation, found.entry.agent)
+        await _check_model(job, rt, found.conversation)
         decision = make(found.entry)
         try:
             before = await state_of(rt, found.conversation)
@@ -213,6 +214,23 @@ async def resume(job: Job, given: str, verb: str, make: Make) -> int:
         message = before.turn.message if before.turn else before.seq
         view = View(rt, screen, before, wait=job.wait, known=after.seq)
         return _told(job, screen, await view.end(message))
+
+
+async def _check_model(job: Job, rt: Runtime, conversation: str) -> None:
+    """Refuse to go on with another model than the one that ``run --model`` named, unless one is named again.
+
+    It is not simply taken from the log: whoever opens a conversation writes that entry, and a model's name says which
+    server is sent the whole conversation.
+    """
+    try:
+        named = await inbox.named_in(rt, conversation)
+    except NotFound:
+        return
+    if named is not None and len(named) > 2 and "--model" not in job.chosen.words:
+        raise Invalid(
+            f"conversation {conversation!r} was started with --model {named[2]}, and {job.chosen.words[0]} by itself "
+            f"asks another one: say which, with --model {named[2]} or another; nothing was recorded"
+        )
 
 
 async def demo(job: Job, message: str, by: str) -> int:
