@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import secrets
+
 from assent.core.decisions import SYSTEM, Principal
 from assent.core.results import MESSAGE_LIMIT
 from assent.core.schema import check_plain
 from assent.errors import DeclarationError, Invalid, TooLarge
 
 NAME_LIMIT = 200
+
+
+def new_id() -> str:
+    """Return an id that nobody guesses: 128 random bits as 26 lower-case letters and digits."""
+    return base64.b32encode(secrets.token_bytes(16)).decode().rstrip("=").lower()
 
 
 def conversation_id(name: str) -> str:

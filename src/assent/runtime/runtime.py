@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -24,7 +23,7 @@ from assent.runtime.agent import Agent, output_schema
 from assent.runtime.clients import Client
 from assent.runtime.deciding import MayResolve
 from assent.runtime.home import Home, Scope
-from assent.runtime.intake import caller, conversation_id, count, message, tool_names
+from assent.runtime.intake import caller, conversation_id, count, message, new_id, tool_names
 from assent.runtime.slots import Slots
 from assent.runtime.turn import Turn
 from assent.stores.base import LogStore, OwnerRow
@@ -129,7 +128,7 @@ class Runtime:
         metadata: dict[str, Any] | None = None,
     ) -> str:
         """Open a conversation and return its id; a new one is made up if none is given."""
-        name = conversation_id(conversation) if conversation is not None else secrets.token_hex(6)
+        name = conversation_id(conversation) if conversation is not None else new_id()
         if not isinstance(metadata or {}, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise Invalid(f"metadata is an object, not {type(metadata).__name__}")
         check_plain(metadata or {}, "metadata")
