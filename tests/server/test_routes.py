@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from itertools import chain
 
 from webdesk import desk, locate, refunding, site, story
@@ -764,3 +765,138 @@ async def test_a_slip_in_a_decision_is_refused_and_decides_nothing():
         assert "it ends too early" in answer.json()["detail"]
         answer = await s.http.post("/api/conversations/c/messages", json={"txt": "half"})
         assert "known: text, when_busy, mode, agent" in answer.json()["detail"]
+
+
+def known_as(request):
+    return request.headers.get("x-who")
+
+
+ADA, BO = {"x-who": "ada"}, {"x-who": "bo"}
+
+
+@story
+async def test_the_same_decision_sent_again_by_the_same_principal_has_the_first_answer():
+    """A client that lost the answer asks again; nothing is decided twice, and another decision is stale. (B27)"""
+    async with site(refunding(), auth=known_as) as s:
+        s.http.headers["x-who"] = "ada"
+        await s.begin()
+        [entry] = await s.pending()
+        path = f"{C}/calls/{entry['call']}/resolve"
+        first = await s.post(path, approval(entry))
+        for _ in range(2):  # while it runs or right after, and when its turn is over
+            assert await s.post(path, approval(entry)) == first
+            item = {"conversation": "c", "call": entry["call"], **approval(entry)}
+            [again] = (await s.post("/api/pending/resolve", {"decisions": [item]}))["results"]
+            assert again == {"conversation": "c", "call": entry["call"], **first}
+            for other in ({"decision": {"type": "deny"}}, approval(entry, remember="tool")):
+                problem = await s.post(path, other, 409)
+                assert (problem["kind"], problem["details"]["winner"]) == ("stale", "ada")
+            assert (await s.post(path, approval(entry), 409, headers=BO))["details"]["winner"] == "ada"
+            await s.idle()
+        log = (await s.get(f"{C}/log"))["events"]
+        assert [e["seq"] for e in log if e["type"] == "CallResolved"] == [first["seq"]]
+
+
+@story
+async def test_a_key_given_twice_is_refused():
+    """A person could read one of the two values and the program take the other."""
+    async with site(refunding()) as s:
+        await s.begin()
+        [entry] = await s.pending()
+        bodies = {
+            "/api/conversations": '{"id": "x", "id": "y"}',
+            f"{C}/calls/{entry['call']}/preview": '{"args": {"order": 7, "amount": 5, "amount": 99}}',
+            f"{C}/calls/{entry['call']}/resolve": '{"decision": {"type": "deny", "reason": "a", "reason": "b"}}',
+        }
+        for path, body in bodies.items():
+            answer = await s.http.post(path, content=body, headers=JSON)
+            assert (answer.status_code, answer.json()["kind"]) == (422, "invalid_args")
+            assert "twice" in answer.json()["detail"]
+        assert (await s.pending())[0] == entry
+
+
+@story
+async def test_the_character_nul_is_refused_wherever_it_stands_in_a_body():
+    async with site(desk(["?", ToolCall("choose", {"colours": []})], "ok")) as s:
+        await s.begin()
+        [entry] = await s.pending()
+        path = f"{C}/calls/{entry['call']}/resolve"
+        for where, body in (
+            ("/api/conversations", {"metadata": {"a": "x\0"}}),
+            (f"{C}/cancel", {"reason": "\0"}),
+            (path, {"decision": {"type": "answer", "value": {"a\0": 1}}}),
+        ):
+            assert "NUL" in (await s.post(where, body, 422))["detail"]
+        await s.post(path, {"decision": {"type": "answer", "value": "a backslash and u0000: \\u0000"}})
+
+
+@story
+async def test_ids_that_are_made_up_have_128_bits():
+    async with site(desk("x")) as s:
+        made = [(await s.post("/api/conversations", {}, 201))["conversation"] for _ in range(5)]
+        made += [(await s.post(f"/api/conversations/{made[0]}/clients", {}))["client"] for _ in range(5)]
+        assert len(set(made)) == 10
+        for each in made:
+            assert re.fullmatch("[a-z2-7]{26}", each)
+
+
+@story
+async def test_a_client_belongs_to_the_principal_that_announced_it():
+    """For another principal it is unknown, and its own client of the same id is another one."""
+    async with site(desk(["where", ToolCall("locate", {})], "ok"), auth=known_as) as s:
+        s.http.headers["x-who"] = "ada"
+        await s.begin()
+        [entry] = await s.pending()
+        await s.post(f"{C}/clients", {"client": "tab"})
+        call = f"{C}/calls/{entry['call']}"
+        unknown = await s.post(f"{C}/clients/never/heartbeat", {}, 404, headers=BO)
+        problem = await s.post(f"{C}/clients/tab/heartbeat", {}, 404, headers=BO)
+        assert problem["detail"] == unknown["detail"].replace("never", "tab")
+        assert (await s.http.delete(f"{C}/clients/tab", headers=BO)).status_code == 404
+        await s.post(f"{call}/lease", {"client": "tab"}, 404, headers=BO)
+        await s.post(f"{call}/progress", {"client": "tab", "payload": 1}, 404, headers=BO)
+        assert await s.post(f"{call}/lease", {"client": "tab"}) == {"leased": True}
+        await s.post(f"{C}/clients", {"client": "tab"}, headers=BO)
+        assert await s.post(f"{call}/lease", {"client": "tab"}, headers=BO) == {"leased": False}
+        await s.http.delete(f"{C}/clients/tab", headers=BO)
+        await s.post(f"{C}/clients/tab/heartbeat", {}, 204)  # ada's is still there
+
+
+@story
+async def test_a_principal_has_a_bounded_number_of_clients_in_a_conversation(monkeypatch):
+    monkeypatch.setattr(routes, "MAX_CLIENTS", 2)
+    monkeypatch.setattr(routes, "MAX_CLIENTS_LATELY", 4)
+    async with site(desk("x"), auth=known_as) as s:
+        s.http.headers["x-who"] = "ada"
+        await s.post("/api/conversations", {"id": "c"}, 201)
+        for name in ("one", "two", "two"):
+            await s.post(f"{C}/clients", {"client": name})
+        answer = await s.http.post(f"{C}/clients", json={"client": "three"})
+        assert (answer.status_code, answer.json()["kind"]) == (429, "backpressure")
+        assert int(answer.headers["retry-after"]) > 0
+        await s.post(f"{C}/clients", {"client": "three"}, headers=BO)
+        await s.delete(f"{C}/clients/two")
+        for name in ("three", "four"):
+            await s.post(f"{C}/clients", {"client": name})
+            await s.delete(f"{C}/clients/{name}")
+        problem = await s.post(f"{C}/clients", {"client": "five"}, 429)  # those that left are remembered for a while
+        assert "use the id of one of them" in problem["detail"]
+        await s.post(f"{C}/clients", {"client": "two"})
+
+
+@story
+async def test_a_cursor_does_not_tell_whether_a_conversation_of_another_exists():
+    async with site(desk("x"), auth=known_as, may_see=lambda who, name: name.startswith(who.id)) as s:
+        for name in ("ada-1", "bo-1", "ada-2", "ada-3"):
+            await s.runtime.open(name)
+        for order, status in (("newest", None), ("newest", "idle"), ("id", None)):
+            asked = {"order": order, **({"status": status} if status else {})}
+            foreign, unknown = [
+                await s.get("/api/conversations", params={**asked, "cursor": cursor}, headers=ADA)
+                for cursor in ("bo-1", "bo-0")
+            ]
+            assert foreign == unknown
+        first = await s.get("/api/conversations", params={"order": "newest", "limit": 1}, headers=ADA)
+        rest = await s.get("/api/conversations", params={"order": "newest", "cursor": first["next"]}, headers=ADA)
+        found = [row["conversation"] for row in first["conversations"] + rest["conversations"]]
+        assert found == ["ada-3", "ada-2", "ada-1"]

@@ -93,8 +93,10 @@ def test_an_approval_that_waits_survives_kill_9_and_the_same_cookie_decides_it_a
             assert same == entry
             decision = {"decision": {"type": "approve", "digest": entry["digest"]}}
             path = f"{base}{C}/calls/{entry['call']}/resolve"
-            assert http.post(path, json=decision).json()["status"] == "accepted"
-            assert http.post(path, json=decision).status_code == 409
+            accepted = http.post(path, json=decision).json()
+            assert accepted["status"] == "accepted"
+            assert http.post(path, json=decision).json() == accepted
+            assert http.post(path, json={"decision": {"type": "deny"}}).status_code == 409
             snapshot = wait(lambda: (got := http.get(f"{base}{C}").json())["state"] == "idle" and got)
             assert [m["role"] for m in snapshot["messages"]] == ["user", "assistant", "tool", "assistant"]
             assert "refunded 7" in snapshot["messages"][2]["content"]

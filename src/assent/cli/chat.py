@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import sys
 
 from rich.text import Text
@@ -20,6 +19,7 @@ from assent.core.decisions import Pending
 from assent.core.events import AnyEvent, MessageReceived
 from assent.core.state import State
 from assent.errors import AssentError, Invalid, NotFound
+from assent.runtime.intake import new_id
 from assent.runtime.runtime import Runtime
 
 PROMPT = "> "
@@ -173,7 +173,7 @@ class Chat:
 
 
 async def chat(job: Job) -> int:
-    name = job.conversation if job.conversation is not None else secrets.token_hex(6)
+    name = job.conversation if job.conversation is not None else new_id()
     talk: Chat | None = None
     try:
         async with run_agent(job, name) as rt:

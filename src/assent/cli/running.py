@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from assent.core.machine import closed
 from assent.core.state import State
 from assent.errors import Busy, Invalid, NotFound
 from assent.runtime.conversation import Conversation
+from assent.runtime.intake import new_id
 from assent.runtime.runtime import Runtime
 
 Make = Callable[[Pending | None], Decision]
@@ -112,7 +112,7 @@ async def state_of(rt: Runtime, name: str) -> State:
 
 async def say(job: Job, text: str, **options: Any) -> int:
     """Send the message and see its turn through."""
-    name = job.conversation if job.conversation is not None else secrets.token_hex(6)
+    name = job.conversation if job.conversation is not None else new_id()
     job.conversation = None
     async with run_agent(job, name) as rt:
         try:

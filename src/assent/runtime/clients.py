@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from typing import TYPE_CHECKING, Any
 
 from assent.core.decisions import Accepted, ClientResult, Failed, Pending, Principal
 from assent.core.inputs import ClientGone
 from assent.core.live import ToolProgress
 from assent.core.schema import check_plain
+from assent.runtime.intake import new_id
 from assent.runtime.record import CLIENT_GRACE
 from assent.stores.base import ClientRow
 
@@ -87,7 +87,7 @@ class Clients:
     async def attach(
         self, conversation: str, tools: tuple[str, ...], name: str | None, by: Principal, *, keep: bool
     ) -> Client:
-        client = Client(self, conversation, name or secrets.token_hex(6), tools, by)
+        client = Client(self, conversation, name or new_id(), tools, by)
         await self.present(client)
         self._stop(client)  # whoever was here under this name
         if keep:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any, cast, get_args
 
@@ -14,6 +16,11 @@ from assent.errors import DeclarationError, Invalid, TooLarge
 NAME_LIMIT = 200
 DECISIONS = cast("tuple[type, ...]", get_args(Decision))
 STATUSES: tuple[str, ...] = get_args(Status)
+
+
+def new_id() -> str:
+    """Return an id that nobody guesses: 128 random bits as 26 lower-case letters and digits."""
+    return base64.b32encode(secrets.token_bytes(16)).decode().rstrip("=").lower()
 
 
 def conversation_id(name: str) -> str:

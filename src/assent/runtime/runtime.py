@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -33,6 +32,7 @@ from assent.runtime.intake import (
     drain_seconds,
     function,
     message,
+    new_id,
     status_name,
     tool_names,
 )
@@ -153,7 +153,7 @@ class Runtime:
         metadata: dict[str, Any] | None = None,
     ) -> str:
         """Open a conversation and return its id; a new one is made up if none is given."""
-        name = conversation_id(conversation) if conversation is not None else secrets.token_hex(6)
+        name = conversation_id(conversation) if conversation is not None else new_id()
         if not isinstance(metadata or {}, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise Invalid(f"metadata is an object, not {type(metadata).__name__}")
         check_plain(metadata or {}, "metadata")

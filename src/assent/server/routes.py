@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -14,12 +15,13 @@ import msgspec
 from starlette.requests import Request
 
 from assent.core.decisions import Accepted, Approve, Decision, Previewed, Principal
+from assent.core.events import AssistantSaid, CallResolved
 from assent.core.results import ANSWER_LIMIT, MESSAGE_LIMIT
 from assent.core.schema import check_plain
 from assent.errors import Invalid, NotFound, Stale, StoreError
-from assent.runtime.clients import BEAT, Client
+from assent.runtime.clients import BEAT, PRESENT, Client
 from assent.runtime.deciding import each_of
-from assent.runtime.intake import conversation_id
+from assent.runtime.intake import conversation_id, new_id
 from assent.runtime.runtime import ConversationInfo, Runtime
 from assent.server import wire
 from assent.server.auth import Auth, MaySee, identify
@@ -38,6 +40,8 @@ PAGE_BYTES = 1024 * 1024
 """Of a page of the log, or of messages: what a reader that never reads can hold up."""
 READ = 32
 """Events that are read from the store at once: each may have some megabytes."""
+MAX_CLIENTS, MAX_CLIENTS_LATELY = 32, 512
+"""Clients of one principal in one conversation: that are there, and that the store still remembers."""
 HEALTHY = 5.0
 """Seconds that the store may take to answer whoever asks after its health."""
 PAUSE = 0.05
@@ -136,6 +140,9 @@ async def list_conversations(asked: Asked) -> wire.Conversations:
     which: wire.WhichConversations = asked.query
     if which.cursor is not None:
         check_plain(which.cursor, "cursor")
+        # In this order the cursor's place is looked up: one that they may not see must have none, like an unknown one.
+        if which.order == "newest" and not await asked.sees(which.cursor):
+            return wire.Conversations([], None)
     found: list[ConversationInfo] = []
     cursor, size = which.cursor, which.limit if asked.may_see is None else wire.PAGE
     while True:  # as far as it takes: a cursor is always the id of one that they may see
@@ -300,7 +307,28 @@ async def _decided(asked: Asked, conversation: str, call: str, decision: Decisio
     except Stale as stale:
         if stale.reason == "unknown":
             await asked.exists(conversation)  # or it is not found, as one that is not theirs
+        elif stale.reason != "superseded":
+            repeated = await _repeated(asked, conversation, call, decision)
+            if repeated is not None:
+                return repeated
         raise
+
+
+async def _repeated(asked: Asked, conversation: str, call: str, decision: Decision) -> Accepted | None:
+    """Return the answer to the same decision by the same principal: a client that lost it asks again."""
+    end = (await asked.row(conversation)).seq
+    while end > 0:
+        for event in reversed(await asked.runtime.history(conversation, max(end - READ, 0), end + 1)):
+            match event:
+                case CallResolved() if event.call_id == call:
+                    if event.by.id == asked.by.id and event.decision == decision:
+                        return Accepted(event.seq)
+                case AssistantSaid() if any(made.id == call for made in event.calls):
+                    return None
+                case _:
+                    pass
+        end -= READ
+    return None
 
 
 def shown(decision: Decision) -> Decision:
@@ -420,8 +448,26 @@ async def announce(asked: Asked) -> wire.Announced:
         check_plain(new.client, "client")
     check_plain(new.tools, "tools")
     name = await asked.seen(asked.conversation)
-    client = await asked.runtime.attach_client(name, new.tools, client=new.client, by=asked.by, keep=False)
-    return wire.Announced(client.id, BEAT)
+    client = new.client or new_id()
+    own = _own_client(asked, client)
+    mine = [row for row in await asked.runtime.store.clients(name) if row.client.endswith(_own_client(asked, ""))]
+    others = [row for row in mine if row.client != own]
+    present = [row for row in others if row.until > asked.runtime.home.now()]
+    if len(present) >= MAX_CLIENTS or len(others) >= MAX_CLIENTS_LATELY:
+        raise HTTPProblem(
+            429,
+            "backpressure",
+            f"you have {len(present)} clients in this conversation, and {len(others)} had lately: "
+            "let them leave (DELETE), or use the id of one of them",
+            {"retry-after": f"{PRESENT:.0f}"},
+        )
+    await asked.runtime.attach_client(name, new.tools, client=own, by=asked.by, keep=False)
+    return wire.Announced(client, BEAT)
+
+
+def _own_client(asked: Asked, client: str) -> str:
+    """Return the name under which the store has this principal's client: another's of the same id has another name."""
+    return f"{client}~{hashlib.sha256(asked.by.id.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
 async def beat(asked: Asked) -> None:
@@ -449,10 +495,10 @@ async def progress(asked: Asked) -> None:
 
 async def _client(asked: Asked, name: str) -> Client:
     """A client that is there, as it was announced, here or to a process that is gone."""
-    conversation = await asked.exists(asked.conversation)
+    conversation, own = await asked.exists(asked.conversation), _own_client(asked, name)
     for row in await asked.runtime.store.clients(conversation):
-        if row.client == name and row.until > asked.runtime.home.now():
-            return Client(asked.runtime.home.clients, conversation, name, row.tools, asked.by)
+        if row.client == own and row.until > asked.runtime.home.now():
+            return Client(asked.runtime.home.clients, conversation, own, row.tools, asked.by)
     raise NotFound(f"no client {name!r} in this conversation: announce it first")
 
 

@@ -15,6 +15,7 @@ from assent.core.events import VERSION, AnyEvent, Mode
 from assent.core.inputs import WhenBusy
 from assent.core.live import AnyLive, LiveEvent, Snapshot, Suspended
 from assent.core.state import Grant, Status
+from assent.core.strict_json import refuse_duplicate_keys
 from assent.errors import Invalid
 from assent.runtime.runtime import ConversationInfo
 from assent.server.problems import Problem
@@ -288,7 +289,12 @@ def decode(body: bytes, into: type) -> Any:
     if decoder is None:
         decoder = _decoders[into] = msgspec.json.Decoder(into)
     try:
-        return decoder.decode(body or b"{}")
+        value = decoder.decode(body or b"{}")
+        if body:
+            refuse_duplicate_keys(body, "the body")
+        if _NUL.search(body):
+            raise Invalid("the body holds the character NUL (\\u0000): leave it out")
+        return value
     except RecursionError:
         raise Invalid("the body is nested too deeply; flatten it") from None
     except (msgspec.MsgspecError, UnicodeError, ValueError, OverflowError) as problem:
@@ -308,6 +314,7 @@ def decode_query(query: Sequence[tuple[str, str]], into: type) -> Any:
         raise Invalid(f"the query does not fit: {_explained(problem, into)}") from None
 
 
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _HALF = re.compile(rb"\\u[dD][89abAB]")
 
 
