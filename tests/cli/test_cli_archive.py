@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import stat
 
 import desk as agents
 import pytest
@@ -265,3 +267,16 @@ def test_replay_refuses_what_is_not_there(desk):
     refused(desk("replay", "no.jsonl"), 2, "[read_failed]")
     refused(desk("replay", "c", "--to", "9999"), 2, "only")
     refused(desk("replay", "c", "--to", "0"), 2, "--to")
+
+
+def test_an_exported_file_is_readable_for_its_owner_alone_and_a_replaced_one_keeps_its_mode(desk):
+    desk.waiting("a", agents.plain)
+    umask = os.umask(0o022)
+    try:
+        assert desk("export", "a", "a.jsonl").code == 0
+        assert stat.S_IMODE((desk.path / "a.jsonl").stat().st_mode) == 0o600
+        (desk.path / "a.jsonl").chmod(0o644)
+        assert desk("export", "a", "a.jsonl", "--force").code == 0
+        assert stat.S_IMODE((desk.path / "a.jsonl").stat().st_mode) == 0o644
+    finally:
+        os.umask(umask)

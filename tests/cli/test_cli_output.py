@@ -1,5 +1,6 @@
 """What is printed: escaped for people, pure for programs, calm without a terminal."""
 
+import asyncio
 import json
 import re
 import subprocess
@@ -9,9 +10,11 @@ import desk as agents
 import pytest
 from terminal import DESK, environment
 
+from assent.cli import reading
 from assent.cli.main import cli
 from assent.cli.text import shown, shown_json, span
 from assent.cli.values import from_pairs, typed
+from assent.runtime import home
 
 
 def test_everything_invisible_is_shown_escaped():
@@ -184,3 +187,17 @@ def test_the_help_lists_the_exit_codes_and_commands_that_fit_together():
     shown = CliRunner().invoke(cli, ["demo", "--help"]).output
     assert "Exit with 75 instead of waiting for answers." in shown
     assert "--wait " not in shown
+
+
+def test_pending_json_is_printed_page_by_page_and_has_every_entry_once(desk, monkeypatch, capfdbinary):
+    """However many wait, one page of them is in memory; the lines are the same as before."""
+    for n in range(5):
+        desk.waiting(f"c{n}", agents.gated)
+    whole = desk("pending", "--json").objects
+    pages, print_lines = [], reading.json_lines
+    monkeypatch.setattr(home, "PENDING_PAGE", 2)
+    monkeypatch.setattr(reading, "json_lines", lambda page: (pages.append(len(page)), print_lines(page)))
+    assert asyncio.run(reading.pending(f"sqlite:///{desk.path}/assent.db", True, None, None)) == 0
+    assert pages == [2, 2, 1]
+    assert [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()] == whole
+    assert len(whole) == 5

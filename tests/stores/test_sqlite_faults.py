@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import subprocess
+from typing import ClassVar
 
 import apsw
 import msgspec
@@ -587,3 +588,46 @@ def test_who_decides_in_a_damaged_conversation_is_told_so_and_nobody_tries_it_ag
 
     asyncio.run(body(SQLiteStore(path)))
     assert not caplog.records
+
+
+class SyncingFile(apsw.VFSFile):
+    synced: ClassVar[list[int]] = []
+
+    def __init__(self, *given):
+        super().__init__("unix", *given)
+
+    def xSync(self, flags):
+        self.synced.append(flags)
+        return super().xSync(flags)
+
+
+class SyncingDisk(apsw.VFS):
+    def __init__(self):
+        super().__init__("syncing", "unix", makedefault=True)
+
+    def xOpen(self, name, flags):
+        return SyncingFile(name, flags)
+
+
+def test_joining_and_leaving_a_store_that_is_in_use_waits_for_no_sync_of_the_disk_and_an_append_does(path):
+    """Who is there matters only while that process lives: an owner's row need not survive a power cut."""
+
+    async def body(store):
+        await store.append(step("c", 0))
+        other = SQLiteStore(path)
+        SyncingFile.synced.clear()
+        await other.open(("agent",))
+        assert [row.owner for row in await store.owners()] == [store.owner, other.owner]
+        assert SyncingFile.synced == []
+        await other.append(step("c", 1))
+        assert SyncingFile.synced != []
+        SyncingFile.synced.clear()
+        await other.close()
+        assert SyncingFile.synced == []
+        assert [row.owner for row in await store.owners()] == [store.owner]
+
+    disk = SyncingDisk()
+    try:
+        with_store(path, body)
+    finally:
+        disk.unregister()

@@ -31,6 +31,8 @@ class Job(msgspec.Struct, eq=False, kw_only=True):
     future: asyncio.Future[Any] = msgspec.field(default_factory=_future)
     result: Any = None
     error: Exception | None = None
+    soft: bool = False
+    """It may be lost in a power cut, because this process is then gone as well: it waits for no sync of the disk."""
 
     def landed(self, db: Connection) -> bool | None:
         return None

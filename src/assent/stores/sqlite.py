@@ -73,7 +73,8 @@ class SQLiteStore:
         row = OwnerRow(owner=self.owner, agents=agents, pid=os.getpid(), host=socket.gethostname(), since=time.time())
         try:
             await self._writer.start()
-            listed = await self._writer.run(partial(statements.register, row=row, alive=self._alive))
+            register = partial(statements.register, row=row, alive=self._alive)
+            listed = await self._writer.run(register, soft=True)
         except BaseException:
             self._writer.abandon()  # it may be waiting for a lock, and who was cancelled is not to wait as well
             self._lock.drop(remove=True)
@@ -100,7 +101,7 @@ class SQLiteStore:
     async def _close(self) -> None:
         await self._reader.stop()
         with suppress(StoreError):  # a full disk: without its lock this owner is dead, its leases void
-            await self._writer.run(partial(statements.unregister, owner=self.owner))
+            await self._writer.run(partial(statements.unregister, owner=self.owner), soft=True)
         await self._writer.stop()
         self._lock.drop(remove=True)
 

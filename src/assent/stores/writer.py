@@ -43,6 +43,9 @@ SINGLES = 8
 GROUP = 512
 """Once there are so many jobs in a transaction it takes no more, so that the first does not wait for the last."""
 
+FULL = 2
+"""SQLite's number for ``synchronous=FULL``: a commit returns when the disk has it."""
+
 LOOK_SECONDS = 0.05
 """How often to look for other processes' commits while somebody wants to know."""
 
@@ -87,9 +90,11 @@ class Writer:
             self._thread.join()
             raise
 
-    def run(self, work: Callable[[Connection], Any], landed: Landed | None = None) -> asyncio.Future[Any]:
-        """Run ``work`` inside a transaction; its result, once that is durable."""
-        return self._done(Work(work, landed))
+    def run(
+        self, work: Callable[[Connection], Any], landed: Landed | None = None, *, soft: bool = False
+    ) -> asyncio.Future[Any]:
+        """Run ``work`` inside a transaction; its result, once that is durable. ``soft``: once others can see it."""
+        return self._done(Work(work, landed, soft=soft))
 
     def append(self, step: Append) -> asyncio.Future[None]:
         """Append inside a transaction; done once that is durable."""
@@ -173,6 +178,7 @@ class Writer:
         # In place of SQLite's own checkpoint inside COMMIT: ours comes after the replies.
         db.set_wal_hook(self._count_frames)
         self._seen = _data_version(db)
+        self._level = db.execute("PRAGMA synchronous").get
         self._looked = time.monotonic()
         self._file = _identity(self._path)
         # SQLite makes them with the first read and deletes them with the last connection: while this one is open, both
@@ -264,6 +270,15 @@ class Writer:
 
     def _attempt(self, group: list[Job]) -> tuple[Exception | None, bool]:
         """One transaction: what went wrong, if anything, and whether that is settled."""
+        if self._level == FULL and all(job.soft for job in group):
+            self._db.execute("PRAGMA synchronous=NORMAL")  # a commit does not sync the -wal file; the next one does
+            try:
+                return self._transaction(group)
+            finally:
+                self._db.execute("PRAGMA synchronous=FULL")
+        return self._transaction(group)
+
+    def _transaction(self, group: list[Job]) -> tuple[Exception | None, bool]:
         db = self._db
         try:
             self.check_place(writing=True)
