@@ -25,7 +25,7 @@ from assent.core.draft import Draft
 from assent.core.events import CallResolved, CallSuspended, ErrorInfo
 from assent.core.gate import remember
 from assent.core.results import ANSWER_LIMIT
-from assent.core.schema import check, check_plain, digest, sorted_json
+from assent.core.schema import check, check_given, check_plain, digest, sorted_json
 from assent.core.state import CallState
 from assent.core.tool import Default, seconds
 from assent.errors import Invalid, Stale, TooLarge
@@ -102,7 +102,8 @@ def _fits(suspension: CallSuspended, decision: Decision, *, planned: bool) -> No
             if decision.args is None:
                 return  # each of the rest was looked at
         case Answer(value=value) | ClientResult(value=value) | Submit(value=value):
-            check_plain(value, what)
+            # What ran elsewhere is kept as it is; what a person says has no NUL in it.
+            (check_given if isinstance(decision, Answer) else check_plain)(value, what)
             _bounded(value, what)
             schema = suspension.result_schema if suspension.recovery else suspension.schema
             if schema is not None:
@@ -111,7 +112,7 @@ def _fits(suspension: CallSuspended, decision: Decision, *, planned: bool) -> No
                 shown = ", ".join(repr(c) for c in suspension.choices)
                 raise Invalid(f"{what}: {value!r} is not one of {shown}", details={"choices": suspension.choices})
         case Deny():
-            check_plain(decision.reason, what)
+            check_given(decision.reason, what)
             _bounded(decision.reason, what)
         case Failed():
             check_plain([decision.message, decision.details], what)
@@ -148,7 +149,7 @@ def _approval(suspension: CallSuspended, decision: Approve, what: str, *, planne
         raise Invalid(f"{what}: an interrupted call runs again as it was; its arguments cannot be edited")
     if not isinstance(decision.args, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise Invalid(f"{what}: edited arguments must be an object")
-    check_plain(decision.args, what)
+    check_given(decision.args, what)
     _bounded(decision.args, what)
     if suspension.schema is not None:
         check(suspension.schema, decision.args, what)

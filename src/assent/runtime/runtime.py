@@ -14,7 +14,7 @@ from assent.core.decisions import Accepted, Decision, Pending, Principal
 from assent.core.events import AnyEvent, CallReturned, MessageReceived, Mode
 from assent.core.inputs import Cancel, Open, Revoke, Say, WhenBusy
 from assent.core.live import AnyLive, InFlight, Snapshot
-from assent.core.schema import check, check_plain
+from assent.core.schema import check, check_given, check_plain
 from assent.core.state import Grant, pending
 from assent.core.tool import DEFAULT_EXPIRY, seconds
 from assent.core.transcript import Transcript
@@ -132,7 +132,7 @@ class Runtime:
         name = conversation_id(conversation) if conversation is not None else secrets.token_hex(6)
         if not isinstance(metadata or {}, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise Invalid(f"metadata is an object, not {type(metadata).__name__}")
-        check_plain(metadata or {}, "metadata")
+        check_given(metadata or {}, "metadata")
         opened = Open(agent=self.home.agent_name(agent), by=caller(by), metadata=metadata or {})
         await self.home.tell(name, opened)
         return name
@@ -186,7 +186,7 @@ class Runtime:
         conv = await self.home.loaded(conversation)
         if not isinstance(reason, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise Invalid(f"a reason is text, not {type(reason).__name__}")
-        check_plain(reason, "reason")
+        check_given(reason, "reason")
         return bool(await self.home.tell(conv.name, Cancel(by=caller(by), reason=reason)))
 
     async def revoke(self, conversation: str, grant: str, by: str | Principal = "user") -> None:
