@@ -131,6 +131,10 @@ def test_answers_from_standard_input_and_files(desk):
     [entry] = desk.waiting("c", agents.number)
     refused(desk("answer", entry.call, "--file", "-", stdin=b" " * (1024 * 1024 + 2)), 2, "[too_large]")
     refused(desk("answer", entry.call, "--file", "-", stdin=b"\xff"), 2, "not valid JSON")
+    twice = '{"n": 41, "n": 42}'
+    refused(desk("answer", entry.call, "--file", "-", stdin=twice.encode()), 2, "appears twice")
+    refused(desk("answer", entry.call, "--json", twice), 2, "appears twice")
+    refused(desk("answer", entry.call, twice), 2, "appears twice")
     assert desk("answer", entry.call, "--file", "-", stdin=b"41\n").code == 0
     [entry] = desk.waiting("d", agents.number)
     (desk.path / "answer.json").write_text("42")
@@ -156,6 +160,8 @@ def test_edited_arguments_a_reason_and_a_grant_stand_in_the_log(desk):
     [entry] = desk.waiting("c", agents.gated)
     refused(desk("approve", entry.call, "--args", "{order: 1}"), 2, "not valid JSON")
     refused(desk("approve", entry.call, "--args", '{"order": "x"}'), 2, "order")
+    twice = '{"order": 1, "amount": 1, "amount": 5000}'
+    refused(desk("approve", entry.call, "--args", twice), 2, '--args: the key "amount" appears twice')
     refused(desk("approve", entry.call, "--for", "1h"), 2, "--for goes with --remember args or --remember tool")
     told = desk(
         *("approve", entry.call, "--args", '{"order": 1, "amount": 1}', "--remember", "tool", "--for", "1h"),

@@ -21,7 +21,7 @@ from assent.cli.screen import Screen
 from assent.cli.text import moment, shown, value_text
 from assent.core.decisions import Answer, Approve, ClientResult, Decision, Deny, Failed, Pending, Submit
 from assent.core.events import CallSuspended
-from assent.core.schema import parse_json, parse_object
+from assent.core.strict_json import decode, decode_object
 from assent.errors import Invalid
 from assent.runtime.runtime import Runtime
 
@@ -95,7 +95,7 @@ class Dialogue:
             case "e":
                 return await self._edited(entry)
             case "s":
-                return Submit(parse_json(await self._line("what it returned, as JSON: "), "the result"))
+                return Submit(decode(await self._line("what it returned, as JSON: "), "the result"))
             case _:
                 return Deny(await self._line("why not (the model sees it): "))
 
@@ -104,7 +104,7 @@ class Dialogue:
         text = before
         while True:
             text = await self._editor(text)
-            args = parse_object(text, "the arguments")
+            args = decode_object(text, "the arguments")
             after = _pretty(args)
             if after == before:
                 self._screen.line(("  nothing was changed", "dim"))

@@ -49,6 +49,7 @@ def choose(spec: str | None, model: str | None = None, instructions: str | None 
         if model is not None:
             chosen = Chosen(_with_model(chosen.agent, model), chosen.words, {**chosen.metadata, "model": model})
     elif model is not None:
+        names.parse(model)  # a ModelError here: the command is at fault, not a declaration
         words = other if instructions is None else (*other, "--instructions", instructions)
         chosen = Chosen(Agent(ASSISTANT, model=model, instructions=instructions or ""), words, {"model": model})
     else:

@@ -203,7 +203,7 @@ def approve(
     store: str | None,
 ) -> int:
     """Let a call run. CALL is [CONVERSATION/]ID, or the beginning of an ID."""
-    from assent.core.schema import parse_object
+    from assent.core.strict_json import decode_object
 
     if args is not None and not args.strip():
         raise Invalid("--args: not valid JSON: it is empty")
@@ -220,7 +220,7 @@ def approve(
         raise Invalid("give the CALL to approve, as `assent pending` shows it, or --match")
     if dry_run or yes:
         raise Invalid("--dry-run and --yes go with --match")
-    edited = None if args is None else parse_object(args, "--args")
+    edited = None if args is None else decode_object(args, "--args")
 
     def make(entry: Pending | None) -> Decision:
         whole = digest
@@ -347,11 +347,11 @@ def _quoted(text: str, value: bool) -> str:
 
 def _given_json(text: str | None, path: str | None, *, value: bool = False) -> Any:
     from assent.cli import values
-    from assent.core.schema import parse_json
+    from assent.core.strict_json import decode
 
     if text is not None:
         try:
-            return parse_json(text, "--json")
+            return decode(text, "--json")
         except Invalid as problem:
             if text.lstrip()[:1] in ("", "{", "[", '"'):
                 raise

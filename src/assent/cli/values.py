@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from assent.core.results import ANSWER_LIMIT, MESSAGE_LIMIT
 from assent.core.schema import check, check_plain, parse_json
+from assent.core.strict_json import decode, refuse_duplicate_keys
 from assent.errors import Invalid, TooLarge
 
 JSON = dict[str, Any]
@@ -45,7 +46,7 @@ def read_stdin(limit: int) -> bytes:
 def read_json(path: str, what: str) -> Any:
     """JSON from a file, or with ``-`` from standard input."""
     if path == "-":
-        return parse_json(read_stdin(ANSWER_LIMIT), what)
+        return decode(read_stdin(ANSWER_LIMIT), what)
     try:
         with open(path, "rb") as file:
             data = file.read(ANSWER_LIMIT + 1)
@@ -54,7 +55,7 @@ def read_json(path: str, what: str) -> Any:
         raise Invalid(f"{path!r} cannot be read: {reason}", kind="read_failed") from failure
     if len(data) > ANSWER_LIMIT:
         raise TooLarge(f"{path!r} has more than the {ANSWER_LIMIT} bytes that are taken")
-    return parse_json(data, what)
+    return decode(data, what)
 
 
 def _utf8(data: bytes, what: str) -> str:
@@ -79,7 +80,10 @@ def typed(text: str, schema: JSON | bool | None, what: str, choices: list[Any] |
         value = parse_json(text, what)
     except Invalid:
         return text  # the runtime says what it should have been
-    return value if _fits(schema, value, what) or "string" not in _types(schema) else text
+    if not _fits(schema, value, what) and "string" in _types(schema):
+        return text
+    refuse_duplicate_keys(text, what)
+    return value
 
 
 def _spelled(choice: Any) -> str:

@@ -56,11 +56,11 @@ def dry_run(ctx: click.Context, spec: str, tool: str, args: str, by: str | None,
     """
     from assent.cli import toolbox
     from assent.cli.loading import load_agent
-    from assent.core.schema import parse_object
+    from assent.core.strict_json import decode_object
 
     if ctx.args:
         raise Invalid(f"the arguments are given with --args: --args {shlex.quote(' '.join(ctx.args))}")
-    given = parse_object(args, "--args")
+    given = decode_object(args, "--args")
     return asyncio.run(toolbox.dry_run(load_agent(spec), tool, given, login_or(by), as_json))
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from assent.core.plain import check_plain
+from assent.core.plain import check_given
 from assent.core.tool import Executor, OnExpiry, Risk
 from assent.errors import Invalid, known_kind
 
@@ -38,13 +38,20 @@ class Principal(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, eq=Fa
     def of(cls, by: str | Principal) -> Principal:
         """The principal that was meant; refused where the log could not hold it."""
         who = by if isinstance(by, Principal) else cls(by)
-        if type(who.id) is str and who.id.isascii() and who.id and who.roles == () and who.claims == {}:
+        if (
+            type(who.id) is str
+            and who.id.isascii()
+            and "\0" not in who.id
+            and who.id
+            and who.roles == ()
+            and who.claims == {}
+        ):
             return who  # a name and nothing else: the rest need not be looked at
         if not isinstance(who.id, str) or not who.id:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise Invalid(f"`by` must be a non-empty id or a Principal, not {by!r}")
         if not all(isinstance(role, str) for role in who.roles) or not isinstance(who.claims, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise Invalid(f"the roles of {who.id!a} must be text and the claims an object")
-        check_plain([who.id, [*who.roles], who.claims], "by")
+        check_given([who.id, [*who.roles], who.claims], "by")
         return who
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import msgspec
 
@@ -64,6 +64,33 @@ def check_plain(value: Any, what: str) -> None:
         if seen > MAX_VALUES:
             raise Invalid(f"{what}: more than {MAX_VALUES:,} values, or a value that contains itself")
         level = below
+
+
+def check_given(value: Any, what: str) -> None:
+    """Raise Invalid unless the value is plain JSON without NUL characters: what people and callers may give.
+
+    PostgreSQL's text cannot hold NUL, and terminals and C programs cut text at it. What a model or a tool returned
+    is kept as it is, NUL included.
+    """
+    check_plain(value, what)
+    if b"\\u0000" in msgspec.json.encode(value):  # also where the text itself is \\u0000
+        _refuse_nul(value, what)
+
+
+def _refuse_nul(value: Any, what: str) -> None:
+    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), value)]
+    while waiting:
+        path, each = waiting.pop()
+        inside: list[tuple[str | int, Any]] = []
+        if isinstance(each, dict):
+            inside = list(cast("dict[str, Any]", each).items())
+        elif isinstance(each, (list, tuple)):
+            inside = list(enumerate(cast("list[Any]", each)))
+        keys = "".join(key for key, _ in inside if isinstance(key, str))
+        if "\0" in keys or (isinstance(each, str) and "\0" in each):
+            where = f" at {place(path)}" if path else ""
+            raise Invalid(f"{what}: a NUL character{where}; remove it")
+        waiting.extend(((*path, key), item) for key, item in inside)
 
 
 def parse_json(text: str | bytes, what: str) -> Any:

@@ -18,8 +18,9 @@ from assent.core.effects import CallModel, owed
 from assent.core.events import AssistantSaid, CallMade, ErrorInfo, OutputRejected, TurnEnded, Verdict
 from assent.core.inputs import CallWanted, Close, ModelFailed, ModelHalted, ModelReplied, ReplyRejected, TimeUp
 from assent.core.results import ANSWER_LIMIT, unfenced
-from assent.core.schema import check, parse_json, parse_object
+from assent.core.schema import check
 from assent.core.state import TurnState
+from assent.core.strict_json import decode, decode_object
 from assent.core.tool import ToolSpec, help_of
 from assent.errors import Invalid, Stale, TooLarge
 
@@ -39,7 +40,7 @@ def replied(log: Draft, input: ModelReplied, specs: Specs) -> None:
     structured = False
     if input.output is not None and not input.calls and not input.draft:
         try:
-            check(input.output, parse_json(unfenced(input.text), "the answer"), "the answer")
+            check(input.output, decode(unfenced(input.text), "the answer"), "the answer")
         except Invalid as problem:
             _rejected(log, turn, input, problem.message, input.verdicts)
             return
@@ -126,7 +127,7 @@ def _made(log: Draft, wanted: CallWanted, specs: Specs, expires: float, offset: 
     args: dict[str, Any] = {}
     refused: ErrorInfo | None = None
     try:
-        args = _bounded(parse_object(wanted.args, f"arguments of {wanted.tool}"), wanted)
+        args = _bounded(decode_object(wanted.args, f"arguments of {wanted.tool}"), wanted)
         if spec is not None:
             check(spec.parameters, args, f"arguments of {wanted.tool}")
     except Invalid as problem:

@@ -28,7 +28,7 @@ from assent.core.events import CallResolved, CallSuspended, ErrorInfo
 from assent.core.gate import prompt_of, remember
 from assent.core.inputs import Planned
 from assent.core.results import ANSWER_LIMIT
-from assent.core.schema import check, check_plain, digest, sorted_json
+from assent.core.schema import check, check_given, check_plain, digest, sorted_json
 from assent.core.state import CallState, suspended
 from assent.core.tool import Default, seconds
 from assent.errors import Invalid, Stale, TooLarge
@@ -112,7 +112,8 @@ def _fits(suspension: CallSuspended, decision: Decision, *, planned: bool) -> No
             if decision.args is None:
                 return  # each of the rest was looked at
         case Answer(value=value) | ClientResult(value=value) | Submit(value=value):
-            check_plain(value, what)
+            # What ran elsewhere is kept as it is; what a person says has no NUL in it.
+            (check_given if isinstance(decision, Answer) else check_plain)(value, what)
             _bounded(value, what)
             schema = suspension.result_schema if suspension.recovery else suspension.schema
             if schema is not None:
@@ -121,7 +122,7 @@ def _fits(suspension: CallSuspended, decision: Decision, *, planned: bool) -> No
                 shown = ", ".join(repr(c) for c in suspension.choices)
                 raise Invalid(f"{what}: {value!r} is not one of {shown}", details={"choices": suspension.choices})
         case Deny():
-            check_plain(decision.reason, what)
+            check_given(decision.reason, what)
             _bounded(decision.reason, what)
         case Failed():
             check_plain([decision.message, decision.details], what)
@@ -169,7 +170,7 @@ def check_edit(suspension: CallSuspended | Pending, args: Any, what: str) -> Non
         raise Invalid(f"{what}: an interrupted call runs again as it was; its arguments cannot be edited")
     if not isinstance(args, dict):
         raise Invalid(f"{what}: edited arguments must be an object")
-    check_plain(args, what)
+    check_given(args, what)
     _bounded(args, what)
     if suspension.schema is not None:
         check(suspension.schema, args, what)

@@ -24,6 +24,7 @@ import jsonschema_rs
 import msgspec
 
 from assent.core.plain import (
+    check_given,
     check_plain,
     digest,
     kind_of,
@@ -42,6 +43,7 @@ __all__ = [
     "Schema",
     "Validator",
     "check",
+    "check_given",
     "check_plain",
     "compile_schema",
     "digest",

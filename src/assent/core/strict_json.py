@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from assent.core.plain import parse_json, shown
+from assent.core.plain import parse_json, parse_object, shown
 from assent.errors import Invalid
 
 
@@ -20,6 +20,14 @@ def decode(text: bytes | str, what: str = "the JSON text") -> Any:
     """
     value: Any = parse_json(text, what)
     refuse_duplicate_keys(text, what)
+    return value
+
+
+def decode_object(text: bytes | str | dict[str, Any] | None, what: str) -> dict[str, Any]:
+    """Return a tool's arguments from JSON text, as ``parse_object`` does, but without keys given twice."""
+    value = parse_object(text, what)
+    if isinstance(text, str | bytes) and value:
+        refuse_duplicate_keys(text, what)
     return value
 
 

@@ -94,7 +94,10 @@ class Agent:
             raise DeclarationError(f"agent {name!r}: tools must be a list of tools, not {tools!r:.80}")
         self.tools = with_help(Toolset(*tools))
         self.hooks = Hooks(hooks, self.tools.names, f"agent {name!r}")
-        self.output: dict[str, Any] | None = output_schema(output)
+        try:
+            self.output: dict[str, Any] | None = output_schema(output)
+        except Invalid as error:
+            raise DeclarationError(f"agent {name!r}: output: {error.message}") from None
         self.offers = tuple(_offer(spec) for spec in self.tools.specs.values())
         self.weight = sum(tokens(f"{each.name}{each.description}{each.parameters}") for each in self.offers)
 
@@ -209,10 +212,7 @@ def output_schema(output: Any) -> dict[str, Any] | None:
     schema = cast("Any", output) if isinstance(output, dict) else schema_of(output)
     if schema is None:
         raise DeclarationError(f"output={output!r} gives no JSON Schema")
-    try:
-        compile_schema(schema)
-    except Invalid as error:
-        raise DeclarationError(f"output: {error.message}") from None
+    compile_schema(schema)
     return schema
 
 

@@ -14,7 +14,7 @@ from assent.core.decisions import Accepted, Decision, Pending, Previewed, Princi
 from assent.core.events import AnyEvent, CallReturned, MessageReceived, Mode, TurnEnded
 from assent.core.inputs import Cancel, Open, Revoke, Say, WhenBusy
 from assent.core.live import AnyLive, InFlight, Snapshot
-from assent.core.schema import check, check_plain
+from assent.core.schema import check, check_given, check_plain
 from assent.core.state import Grant, pending
 from assent.core.tool import DEFAULT_EXPIRY, seconds
 from assent.core.transcript import Transcript
@@ -156,7 +156,7 @@ class Runtime:
         name = conversation_id(conversation) if conversation is not None else new_id()
         if not isinstance(metadata or {}, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise Invalid(f"metadata is an object, not {type(metadata).__name__}")
-        check_plain(metadata or {}, "metadata")
+        check_given(metadata or {}, "metadata")
         opened = Open(agent=self.home.agent_name(agent), by=caller(by), metadata=metadata or {})
         await self.home.tell(name, opened)
         return name
@@ -219,7 +219,7 @@ class Runtime:
         conv = await self.home.loaded(conversation)
         if not isinstance(reason, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise Invalid(f"a reason is text, not {type(reason).__name__}")
-        check_plain(reason, "reason")
+        check_given(reason, "reason")
         who = caller(by)
 
         def asked(judged: dict[str, str] | None) -> Cancel:

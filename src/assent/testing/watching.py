@@ -41,6 +41,7 @@ class Watched(Handler):
 
     def __init__(self, inner: Handler, watch: Watch):  # its parts are the inner one's: nothing is read anew
         self.fn, self.threaded, self.style, self.schema = inner.fn, inner.threaded, inner.style, inner.schema
+        self.result = inner.result
         self._inner, self._watch = inner, watch
 
     def __call__(self, args: Mapping[str, Any], call: Call) -> Any:

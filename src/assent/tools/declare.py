@@ -292,7 +292,8 @@ def tool(fn: Callable[..., Any] | str | None = None, /, **options: Any) -> Tool 
     """Declare a tool: ``@tool``, ``@tool(approval="required")``, or ``tool(fn_or_path, ...)``.
 
     The signature is the arguments' schema, the docstring the description, the return annotation the schema of
-    an answer or of a result that somebody else submits. For human and client tools the function is a stub.
+    what the function returns, and of an answer or a result that somebody else submits. For human and client
+    tools the function is a stub.
 
     executor:     "server" (default): your function; "human": a person's answer is the result; "client": a page
                   or another program runs it; "provider": see provider_tool
