@@ -289,6 +289,7 @@ class Writer:
                 f"{what}{'; nothing was recorded' if writing else ''}: "
                 "put it back, or restart to begin with the file that is there now",
                 kind="log_write_failed" if writing else "log_read_failed",
+                details={"gone": self._path},
             )
 
     def _roll_back(self, db: Connection) -> None:
