@@ -180,6 +180,19 @@ def test_after_a_second_ctrl_c_the_calls_that_may_have_run_are_named(desk, optio
     assert [e for e in desk.log("c") if e["type"] == "CallReturned"] == []
 
 
+def test_a_store_that_is_deleted_under_a_waiting_turn_is_one_clear_error(desk):
+    with desk.start("run", f"{DESK}:gated", "hi", "--conversation", "c", "--wait", "300") as run:
+        run.until("waiting for 1 answer")
+        for path in desk.path.glob("assent.db*"):
+            if path.is_file():
+                path.unlink()
+        assert run.end() == 1
+        assert "deleted, moved or replaced" in run.out
+        assert "Traceback" not in run.out
+        assert run.out.count("assent: error [log_read_failed]") == 1
+        assert "to go on when it is answered" not in run.out
+
+
 def test_an_agent_of_another_name_is_refused(desk):
     desk.waiting("c", agents.gated)
     told = desk("run", f"{DESK}:plain", "--conversation", "c")

@@ -14,7 +14,7 @@ import msgspec
 
 from assent.core.decisions import Pending
 from assent.core.inputs import DeadlinePassed
-from assent.errors import Refused
+from assent.errors import Refused, StoreError
 from assent.runtime.caches import rebuild
 from assent.stores.base import PendingRow
 
@@ -31,6 +31,8 @@ RETRY_AFTER = 5.0
 """Seconds before an entry whose conversation cannot be loaded or written is looked at again."""
 AT_ONCE = 200
 """Entries that are seen to at the same time: their appends share commits."""
+
+DEADLINES = "looking at deadlines failed"
 
 Key = tuple[str, str]
 
@@ -61,10 +63,11 @@ class Expiry:
                 wait = self._every
                 try:
                     upcoming = await self._look(tasks)
+                    self._home.store_answered(DEADLINES)
                     if upcoming is not None:
                         wait = min(wait, max(0.0, upcoming - self._home.now()))
-                except Exception:
-                    log.exception("looking at deadlines failed")
+                except Exception as failure:
+                    self._home.store_failed(DEADLINES, failure)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait + 0.001):
                         await self._kicked.wait()
@@ -88,8 +91,11 @@ class Expiry:
         except Refused:
             # Somebody else was first. If the entry is still there, the clocks differ: look again soon.
             self._avoided[key] = self._home.now() + LOOK_EVERY
-        except Exception:
+        except StoreError as failure:
             # Not postponed in the store: what keeps this one from being written would keep that from it as well.
+            log.error("%s: the deadline of call %s could not pass: %s; retrying", *key, failure.message)
+            self._avoided[key] = self._home.now() + RETRY_AFTER
+        except Exception:
             log.exception("%s: the deadline of call %s could not pass", *key)
             self._avoided[key] = self._home.now() + RETRY_AFTER
         finally:

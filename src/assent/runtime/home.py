@@ -105,6 +105,8 @@ class Home:
         self.summaries = Summaries()
         self._watch = Watch(self)
         self._expiry = Expiry(self, manual=manual)
+        self._faults: dict[str, str] = {}
+        """What the background tasks could not do, and why: said once for as long as it lasts."""
         self._background: list[asyncio.Task[None]] = []
         self._closed: asyncio.Task[None] | None = None
 
@@ -411,6 +413,28 @@ class Home:
         """A conversation could not be written: it is left alone for a while, and its viewers are told."""
         self._watch.avoid(conv.name)
         self.bus.fail(conv.name, failure)
+
+    def store_failed(self, what: str, failure: Exception) -> None:
+        """Log that a background task failed: a fault of the store in one line, once; anything else with its traceback.
+
+        Whoever waits is told if the store is gone for good, such as a file that was deleted.
+        """
+        if not isinstance(failure, StoreError):
+            log.error("%s", what, exc_info=failure)
+            return
+        known = failure.message in self._faults.values()
+        self._faults[what] = failure.message
+        if not known:
+            log.error("%s: %s; retrying", what, failure.message)
+        if "gone" in failure.details:
+            for name in self.bus.topics():
+                self.bus.fail(name, failure)
+            self.waiting.moved(None)  # they look, and are told
+
+    def store_answered(self, what: str) -> None:
+        """What had failed works again."""
+        if self._faults and self._faults.pop(what, None) is not None and not self._faults:
+            log.warning("the store answers again")
 
     def recheck(self) -> None:
         """Deadlines may have changed."""

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from assent.runtime.home import Home
 
-log = logging.getLogger("assent")
-
 LOOK_EVERY = 0.75
 """Seconds between looks at what is owed, where nothing else calls for one: a killed process commits nothing."""
 AVOID_FOR = 5.0
 """Seconds before a conversation that could not be written is tried again."""
+LOOKING = "looking at the store failed"
+TAKING = "taking up what is owed failed"
 
 
 class Watch:
@@ -41,8 +40,9 @@ class Watch:
                     self.kick()
                     await home.foreign()
                     behind = False
-            except Exception:
-                log.exception("looking at the store failed")
+                home.store_answered(LOOKING)
+            except Exception as failure:
+                home.store_failed(LOOKING, failure)
                 await asyncio.sleep(LOOK_EVERY)
 
     async def take(self) -> None:
@@ -57,8 +57,9 @@ class Watch:
                     del self._avoided[name]
                     home.retry(name)
                 more = await home.take(but=tuple(self._avoided))
-            except Exception:
-                log.exception("taking up what is owed failed")
+                home.store_answered(TAKING)
+            except Exception as failure:
+                home.store_failed(TAKING, failure)
             if not more:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY):

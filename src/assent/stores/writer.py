@@ -326,6 +326,7 @@ class Writer:
                 f"{what}{'; nothing was recorded' if writing else ''}: "
                 "put it back, or restart to begin with the file that is there now",
                 kind="log_write_failed" if writing else "log_read_failed",
+                details={"gone": self._path},
             )
 
     def _check_log(self, *, settled: bool) -> None:

@@ -1,0 +1,45 @@
+"""A store whose file is deleted while a process waits: said once, and whoever waits is told."""
+
+import asyncio
+import logging
+
+from harness import until
+from reviving import agent
+
+from assent import Runtime, ScriptedModel, ToolCall, tool
+from assent.errors import StoreError
+
+
+@tool(executor="human", prompt="Which one?")
+def choose() -> str:
+    """Ask the user."""
+
+
+def test_a_deleted_store_is_logged_once_without_a_traceback_and_whoever_waits_is_told(tmp_path, caplog):
+    """Looks go on all the time: that they fail for the same reason is no news."""
+    path = tmp_path / "a.db"
+
+    async def main():
+        async with Runtime(agent(ScriptedModel([[ToolCall("choose")]]), choose), store=f"sqlite:///{path}") as rt:
+            turn = await rt.send("c", "go")
+            await turn.rest()
+            waiting = asyncio.ensure_future(turn.ended())
+            home, looks = rt.home, []
+            failed = home.store_failed
+            home.store_failed = lambda what, failure: (looks.append(what), failed(what, failure))
+            for file in tmp_path.iterdir():
+                if file.is_file():
+                    file.rename(tmp_path / f"kept-{file.name}")
+            problem = (await asyncio.gather(waiting, return_exceptions=True))[0]
+            assert isinstance(problem, StoreError)
+            assert "deleted, moved or replaced" in problem.message
+            await until(lambda: len(looks) > 5)
+            for file in tmp_path.glob("kept-*"):
+                file.rename(tmp_path / file.name.removeprefix("kept-"))
+            await until(lambda: any("answers again" in record.message for record in caplog.records))
+
+    with caplog.at_level(logging.INFO, "assent"):
+        asyncio.run(asyncio.wait_for(main(), 60))
+    said = [record for record in caplog.records if "deleted, moved or replaced" in record.getMessage()]
+    assert len(said) == 1, [record.getMessage() for record in said]
+    assert not any(record.exc_info for record in caplog.records)
