@@ -15,7 +15,7 @@ from assent import Agent, Approve, Runtime, ScriptedModel, ToolCall, tool
 from assent.core import codec
 from assent.core.decisions import Expired
 from assent.core.state import Grant
-from assent.runtime import record
+from assent.runtime import home, record
 from assent.stores.memory import MemoryStore
 from assent.stores.packing import packed, unpacked
 from assent.stores.sqlite import SQLiteStore
@@ -61,9 +61,10 @@ class InMemory:
 
     def lose(self):
         data = self._first._data
-        for row in self._one().calls.values():
-            data.no_longer_due(row)
-        self._one().calls.clear()
+        for conversation in data.conversations.values():
+            for row in conversation.calls.values():
+                data.no_longer_due(row)
+            conversation.calls.clear()
 
     def row(self, status):
         self._one().status = status
@@ -258,6 +259,16 @@ def test_pending_entries_that_were_lost_come_back_when_the_store_is_listed(place
     assert "pending entries were lost" in caplog.text
     place.lose()
     assert use(place, lambda rt: rt.pending("c")) == before
+
+
+def test_all_lost_entries_come_back_however_many_conversations_had_them(place, monkeypatch):
+    """They are looked for some at a time, until none is left."""
+    monkeypatch.setattr(home, "MISCOUNTED", 1)
+    for name in ("c", "d", "e"):
+        ask(place, name=name)
+    before = use(place, lambda rt: rt.pending())
+    place.lose()
+    assert use(place, lambda rt: rt.pending()) == before
 
 
 def test_a_deadline_whose_entry_was_lost_still_passes(place):

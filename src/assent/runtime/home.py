@@ -51,6 +51,8 @@ PAGE = 500
 TAKEN = 100
 """Conversations that are taken up in one go."""
 
+MISCOUNTED = 100
+"""Conversations with lost entries that are looked for at a time."""
 PENDING_PAGE = 2000
 """Pending entries that are read at a time: each page sorts all of them anew."""
 
@@ -311,8 +313,11 @@ class Home:
 
     async def restore_pending(self, name: str | None = None) -> None:
         """Rebuild the pending entries of conversations that have more or fewer of them than their rows say."""
-        for each in await self.store.miscounted(name):
-            await rebuild(self.store, each, "pending entries were lost or added")
+        tried: set[str] = set()
+        while fresh := set(await self.store.miscounted(name, MISCOUNTED + len(tried))) - tried:
+            for each in fresh:
+                await rebuild(self.store, each, "pending entries were lost or added")
+            tried |= fresh  # one that could not be written is not tried for ever
 
     async def rows(
         self, status: str | None = None, cursor: str | None = None, limit: int = 100, *, newest: bool = False
