@@ -557,9 +557,9 @@ def hooked(s: Scene) -> None:
 
 
 def edits(s: Scene) -> None:
-    """Edited arguments with the digest that was shown, with that of their own plan, and refused to somebody."""
-    s.turn("wire", "wire", "pay")
-    for nth in (0, 1):
+    """Edited arguments with the digest that was shown, with that of their own plan, judged, and refused to somebody."""
+    s.turn("wire", "wire", "pay", "wire")
+    for nth in (0, 1, 2):
         s.plan("wire", {"from": 1, "to": nth}, nth)
     shown = [s.state.turn.calls[s.call("wire", nth)].suspension.digest for nth in (0, 1)]
     s.tell(RefuseResolution(call=s.call("wire"), decision="Cancel", by=USER, reason="user may not resolve wire"))
@@ -572,6 +572,12 @@ def edits(s: Scene) -> None:
     s.finish("wire", nth=1)
     s.decide("pay", Approve(args={"n": 4}, digest=s.state.turn.calls[s.call("pay")].suspension.digest))
     s.run("pay")
+    third, plan = s.call("wire", 2), {"from": 5, "to": 2}
+    judged = {third: s.state.turn.calls[third].suspension.digest}
+    bound = {third: s.digest("wire", {"n": 5}, plan, 2)}
+    s.tell(Resolve(decisions={third: Approve(args={"n": 5})}, by=BOSS, judged=judged, plans=bound))
+    s.claim("wire", 2, plan=Planned(call=third, preview=plan))
+    s.finish("wire", nth=2)
     s.end()
 
 

@@ -122,6 +122,33 @@ async def test_a_principal_may_edit_a_call_into_one_that_they_may_approve():
 
 
 @story
+async def test_an_edit_runs_only_with_the_plan_on_which_the_rule_was_asked():
+    """B36: the rule allowed a plan; another one, made just before the run, is asked about again."""
+    ran, plans = [], ["pays 5", "pays 7", "pays 9,000,000", "pays 9,000,000"]
+
+    @declare(approval="required")
+    async def refund(amount: int) -> int:
+        """Give money back."""
+        ran.append(amount)
+        return amount
+
+    @refund.preview
+    async def _(amount: int) -> str:
+        return plans.pop(0)
+
+    def may(principal, pending, decision):
+        return pending.preview != "pays 9,000,000"
+
+    async with Runtime(agent([[call(5)], "done"], refund), may_resolve=may) as rt:
+        turn, (entry,) = await waiting(rt)
+        await rt.resolve("c", entry.call, Approve(args={"amount": 7}, digest=entry.digest), by=CLERK)
+        (again,) = (await turn.rest()).pending
+        assert (again.reason, again.preview, ran) == ("plan changed", "pays 9,000,000", [])
+        with pytest.raises(NotAllowed):
+            await rt.resolve("c", again.call, Approve(digest=again.digest), by=CLERK)
+
+
+@story
 async def test_an_edit_in_a_batch_is_judged_like_a_single_one_and_refuses_all():
     """B36, B67"""
     ran = []

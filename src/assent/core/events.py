@@ -274,6 +274,8 @@ class CallResolved(CallEvent, frozen=True, kw_only=True):
     decision: Recorded
     digest: str
     """What was shown to whoever decided."""
+    judged: str | None = None
+    """For an edit: the digest of the edited call and its plan, on which ``may_resolve`` was asked."""
 
 
 @final

@@ -49,6 +49,8 @@ class Resolve(_Input, frozen=True, kw_only=True):
     by: Principal
     judged: dict[str, str] | None = None
     """call -> digest of what was judged when it was asked whether they may; None: nobody has to be asked."""
+    plans: dict[str, str] = {}
+    """call -> digest of the edited call and its plan, where a rule was asked about an edit."""
 
 
 class RefuseResolution(_Input, frozen=True, kw_only=True):

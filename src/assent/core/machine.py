@@ -132,7 +132,7 @@ def decide_into(log: Draft, input: Input, specs: Specs) -> None:
         if any(isinstance(decision, Deny) and decision.stop for decision in input.decisions.values()):
             resolving.check_judged(log, input.judged)  # it ends every other waiting call of the turn as well
         for call_id, decision in input.decisions.items():
-            resolving.record(log, call_id, decision, input.by)
+            resolving.record(log, call_id, decision, input.by, input.plans.get(call_id))
         consequences(log)
         return
     match input:

@@ -89,11 +89,13 @@ def check_judged(log: Draft, judged: Mapping[str, str] | None) -> None:
             raise Stale(f"what call {call_id!r} waits for has changed just now", reason="superseded")
 
 
-def record(log: Draft, call_id: str, decision: Decision, by: Principal) -> None:
+def record(log: Draft, call_id: str, decision: Decision, by: Principal, judged: str | None = None) -> None:
+    """Append the decision. ``judged``: the digest of the edited call on which the caller's rights were judged."""
     call = log.turn().calls[call_id]
     suspension = call.suspension
     assert suspension is not None, "it was admitted"
-    log.add(CallResolved, by, call_id=call_id, kind=suspension.kind, decision=decision, digest=suspension.digest)
+    kind, digest = suspension.kind, suspension.digest
+    log.add(CallResolved, by, call_id=call_id, kind=kind, decision=decision, digest=digest, judged=judged)
     if isinstance(decision, Approve):
         remember(log, call, decision, by)
 

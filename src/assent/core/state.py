@@ -398,23 +398,26 @@ def _resolved(call: CallState, event: CallResolved) -> CallState:
             approver=event.by,
             args=decision.args if decision.args is not None else call.args,
             edited=call.edited or edited,
-            bound=_bound(call, decision, event.digest),
+            bound=_bound(call, decision, event),
         )
     ended: StaleReason = "expired" if isinstance(decision, Expired | Detached) else "resolved"
     return replace(call, phase="ready", suspension=None, winner=winner, verdict=verdict, decided=event, ended=ended)
 
 
-def _bound(call: CallState, decision: Approve, shown: str) -> str | None:
+def _bound(call: CallState, decision: Approve, event: CallResolved) -> str | None:
     """The digest of the plan that the approver saw: of the call as it was shown, or of its edited arguments.
 
-    None where there is no plan, or none of the edited arguments was seen: the digest that was shown is the original's.
+    For an edit whose plan nobody saw it is the plan on which ``may_resolve`` was asked. None where there is no plan, or
+    no plan of the edited arguments was seen or judged: the digest that was shown is the original's.
     """
+    shown = event.digest
     if not call.made.planned or call.attempt > 0:
         return None
     if decision.args is None:
         return shown
     changed = sorted_json(decision.args) != sorted_json(call.args)
-    return None if changed and decision.digest == shown else decision.digest
+    seen = None if changed and decision.digest == shown else decision.digest
+    return seen or event.judged
 
 
 def _used(turn: TurnState, attempts: tuple[Attempt, ...]) -> dict[str, Any]:

@@ -42,9 +42,9 @@ async def decide(home: Home, conv: Conversation, decisions: dict[str, Decision],
     """Record these decisions, all or none. Stale says who was first, also where that was long ago."""
     try:
         while True:
-            judged = await _judge(home, conv, decisions, by) if home.rights.limited else None
+            judged, plans = await _judge(home, conv, decisions, by) if home.rights.limited else (None, {})
             try:
-                return await conv.submit(Resolve(decisions=decisions, by=by, judged=judged))
+                return await conv.submit(Resolve(decisions=decisions, by=by, judged=judged, plans=plans))
             except Stale:
                 # Our view may have been behind: then they have yet to be asked about what really waits.
                 if judged is None or judged == _digests(_affected(conv, decisions)):
@@ -100,13 +100,22 @@ def _digests(entries: Mapping[str, Pending | tuple[Pending, Decision]]) -> dict[
     return {call: (each[0] if isinstance(each, tuple) else each).digest for call, each in entries.items()}
 
 
-async def _judge(home: Home, conv: Conversation, decisions: Mapping[str, Decision], by: Principal) -> dict[str, str]:
-    """Raise NotAllowed unless the principal may take each decision; return what was judged: call -> digest."""
+async def _judge(
+    home: Home, conv: Conversation, decisions: Mapping[str, Decision], by: Principal
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Raise NotAllowed unless the principal may take each decision; return what was judged.
+
+    That is, by call: the digest of what waits; and for each edit the digest of the edited call with its plan, to which
+    the approval is then bound: another plan than the one that was judged does not run.
+    """
     affected = _affected(conv, decisions)
+    plans: dict[str, str] = {}
     for entry, decision in affected.values():
         seen = await _resulting(home, conv, entry, decision)
         await _require(home, conv, by, seen, decision, type(decision).__name__)
-    return _digests(affected)
+        if seen is not entry and seen.preview_error is None:
+            plans[entry.call] = seen.digest
+    return _digests(affected), plans
 
 
 async def _require(
