@@ -233,9 +233,9 @@ def test_a_handler_that_will_not_be_cancelled_holds_the_turn_up_for_a_grace_only
             await rt.cancel("c")
             assert (await turn.ended()).reason == "cancelled"
             log = await rt.history("c")
+            seen.door.set()
             paired(log)
             assert of(log, CallReturned)[0].error.details == {"abandoned": True}
-            seen.door.set()
 
     run(main)
 

@@ -133,7 +133,7 @@ formatter = lambda span: span.to_json(indent=None) + "\\n"
 provider.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter(formatter=formatter)))
 trace.set_tracer_provider(provider)
 
-@tool(approval="required")
+@tool(approval="required", recovery="redispatch")
 async def refund() -> str:
     '''Give the money back.'''
     if sys.argv[1] == "die":
