@@ -140,8 +140,8 @@ class Complaints(logging.FileHandler):
 
 def unexpected(record):
     failure = record.exc_info[1] if record.exc_info else None
-    lapsed = record.getMessage().startswith("the store could not be reached in time")
-    return not (lapsed or excusable(failure) or any(excusable(arg) for arg in record.args or ()))
+    outage = record.getMessage().startswith(("the store could not be reached in time", "the store answers again"))
+    return not (outage or excusable(failure) or any(excusable(arg) for arg in record.args or ()))
 
 
 # --- what can be broken ---------------------------------------------------------------------------------

@@ -430,7 +430,7 @@ class Home:
         known = failure.message in self._faults.values()
         self._faults[what] = failure.message
         if not known:
-            log.error("%s: %s; retrying", what, failure.message)
+            log.error("%s: %s; retrying", what, failure)
         if "gone" in failure.details:
             for name in self.bus.topics():
                 self.bus.fail(name, failure)

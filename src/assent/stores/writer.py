@@ -306,9 +306,8 @@ class Writer:
                 # commit overwrites them. Should all die before that, recovery may find them, and take them for good.
                 return fault, landed is not None and not isinstance(fault, apsw.IOError)
         try:
-            self._check_log(
-                settled=False
-            )  # a commit into a deleted -wal file is gone with this process: never acknowledged
+            # A commit into a deleted -wal file is lost when this process ends: it must not be acknowledged.
+            self._check_log(settled=False)
         except StoreError as fault:
             return fault, False
         self.commits += 1
@@ -366,7 +365,7 @@ class Writer:
         return StoreError(
             f"{self._broken} ({outcome}). A program in this process may have opened the store with another SQLite "
             "library, such as Python's sqlite3: make backups with `assent backup` or Runtime.backup",
-            details={"path": self._path, "outcome": known},
+            details={"path": self._path, "outcome": known, "gone": self._path},
         )
 
     def _roll_back(self, db: Connection) -> None:
