@@ -31,6 +31,7 @@ from assent.models.base import Request, StreamPart
 from assent.runtime import garbage
 from assent.stores.base import GENESIS, Append, chain
 from assent.stores.packing import packed
+from assent.stores.seals import seal_pending, seal_row
 
 sys.path.append(str(Path(__file__).parent.parent / "tests" / "stores"))
 
@@ -516,18 +517,23 @@ async def park(url: str, first: int, last: int, bodies: list[bytes], entry: Any)
     def entries() -> Iterator[tuple[Any, ...]]:
         for key, name in names():
             own = msgspec.structs.replace(entry, conversation=name, deadline=deadline + key)
-            yield key, entry.call, deadline + key, deadline + key, packed(msgspec.json.encode(own))
+            body, due = packed(msgspec.json.encode(own)), deadline + key
+            yield key, entry.call, due, due, body, len(bodies), seal_pending(hashes[-1], name, entry.call, due, body)
+
+    def seal(name: str) -> bytes:
+        return seal_row(name, hashes[-1], "awaiting_input", "shop", False, 1)
 
     async with connected(url, synchronous_commit="off") as db:
         await db.copy_records_to_table(
             "conversations",
-            columns=["id", "name", "seq", "epoch", "updated", "owes", "hash", "status", "agent"],
+            columns=["id", "name", "seq", "epoch", "updated", "owes", "hash", "status", "agent", "waiting", "seal"],
             records=(
-                (key, name, len(bodies), 1, time.time(), False, hashes[-1], "awaiting_input", "shop")
+                (key, name, len(bodies), 1, time.time(), False, hashes[-1], "awaiting_input", "shop", 1, seal(name))
                 for key, name in names()
             ),
         )
-        await db.copy_records_to_table("pending", records=entries())
+        columns = ["conversation", "call", "due", "deadline", "body", "seq", "seal"]
+        await db.copy_records_to_table("pending", columns=columns, records=entries())
         await db.execute(
             """INSERT INTO events SELECT key, e.* FROM generate_series($1::bigint, $2::bigint) key,
                unnest($3::int[], $4::bytea[], $5::bytea[]) e""",

@@ -45,7 +45,8 @@ def in_lane(words, body):
 def test_lanes_that_pass_are_one_line_each_with_the_counts(bin):
     code, out = run(bin)
     assert code == 0
-    lines = out.splitlines()
+    first, *lines = out.splitlines()
+    assert first.startswith("running side by side: ")
     assert {line.partition(":")[0] for line in lines} == LANES
     assert sum(line.endswith("passed: 7 passed in 0.12s") for line in lines) == 5
     assert "types: passed: 0 errors, 0 warnings" in lines

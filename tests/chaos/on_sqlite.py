@@ -65,7 +65,7 @@ def hurry(_):
 def rerun(_):
     """Another negative control: whatever was interrupted runs again, also what must not."""
     recover = machine._recover
-    machine._recover = lambda log, call, recovery, epoch: recover(log, call, "redispatch", epoch)
+    machine._recover = lambda log, call, recovery, *rest: recover(log, call, "redispatch", *rest)
 
 
 def winners(_):

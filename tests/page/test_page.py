@@ -724,7 +724,8 @@ def test_elements_that_a_framework_made_before_they_were_defined_take_their_prop
     # A card that was moved goes on, and one that is too late says so.
     page.evaluate("document.body.prepend(document.querySelector('body > assent-approval'))")
     page.evaluate("Object.assign(document.querySelector('body > assent-approval'), {busy: false})")
-    read_and_click(page.locator("body > assent-approval .approve"))
+    read_and_click(page.locator("body > assent-approval").get_by_role("button", name="Deny"))
+    read_and_click(page.locator("body > assent-approval").get_by_role("button", name="Deny", exact=True))
     until(page, "window.heard.length === 3")
     assert page.evaluate("window.heard[2]") == ["refused", "refund"]
     expect(page.locator("body > assent-approval .stale")).to_contain_text("alice")

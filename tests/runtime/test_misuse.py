@@ -19,7 +19,7 @@ async def refund(order: int) -> str:
     ("options", "told"),
     [
         ({"scope": {"db": 1}}, "scope is a function of the principal"),
-        ({"may_resolve": True}, r"may_resolve is a function of \(principal, pending\)"),
+        ({"may_resolve": True}, r"may_resolve must be a function of \(principal, pending, decision\), not True"),
         ({"clock": 12.0}, "clock is a function"),
         ({"drain": -1}, "drain is a number of seconds, 0 or more, not -1"),
         ({"drain": float("nan")}, "drain is a number of seconds"),

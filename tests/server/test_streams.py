@@ -432,7 +432,7 @@ async def test_while_the_store_is_away_the_inbox_is_not_told_to_be_empty():
         await s.pending()
         pending = s.runtime.store.pending
 
-        async def away(*_):
+        async def away(*_, **__):
             raise StoreError("the disk is gone", kind="log_read_failed")
 
         s.runtime.store.pending = away
@@ -473,9 +473,9 @@ class Counted:
     def __init__(self, ask):
         self.ask, self.times = ask, 0
 
-    def __call__(self, *args):
+    def __call__(self, *args, **options):
         self.times += 1
-        return self.ask(*args)
+        return self.ask(*args, **options)
 
 
 @story

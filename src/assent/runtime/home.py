@@ -278,32 +278,30 @@ class Home:
         last: PendingRow | None = None
         while True:
             page = await self._pending_page(name, last, PENDING_PAGE)
-            entries = [entry for _, entry in page if entry is not None]
+            entries = [_pending.decode(row.body) for row in page if row.intact]
             if entries:
                 yield entries
             if len(page) < PENDING_PAGE:
                 return
-            last = page[-1][0]
+            last = page[-1]
 
-    async def pending_rows(self, name: str | None = None) -> list[tuple[PendingRow, Pending]]:
-        """All pending entries, or those of one conversation, as they are stored and decoded."""
-        return [(row, entry) for row, entry in await self._pending_page(name, None, None) if entry is not None]
+    async def pending_rows(self, name: str | None = None) -> list[PendingRow]:
+        """All pending entries, or those of one conversation, as they are stored."""
+        return [row for row in await self._pending_page(name, None, None) if row.intact]
 
-    async def _pending_page(
-        self, name: str | None, after: PendingRow | None, limit: int | None
-    ) -> list[tuple[PendingRow, Pending | None]]:
-        """Entries that do not fit their checksum are rebuilt first; None: such a call does not wait at all."""
-        page = [(row, _decoded(row)) for row in await self.store.pending(name, after=after, limit=limit)]
-        damaged = {row.conversation: row.intact for row, entry in page if entry is None}
+    async def _pending_page(self, name: str | None, after: PendingRow | None, limit: int | None) -> list[PendingRow]:
+        """Entries that do not fit their checksum are rebuilt first; one that is still not intact does not wait."""
+        page = await self.store.pending(name, after=after, limit=limit)
+        damaged = {row.conversation: row.intact for row in page if not row.intact}
         if not damaged:
             return page
         for each, intact in damaged.items():
             why = "a pending entry has no checksum" if intact is None else "a pending entry does not fit its checksum"
             await rebuild(self.store, each, why, expected=intact is None)
-        page = [(row, _decoded(row)) for row in await self.store.pending(name, after=after, limit=limit)]
+        page = await self.store.pending(name, after=after, limit=limit)
         # Where the store could not be written, the log itself is asked.
-        known = {row.conversation: await self._waiting_in(row.conversation) for row, entry in page if entry is None}
-        return [(row, entry or known[row.conversation].get(row.call)) for row, entry in page]
+        known = {row.conversation: await self._waiting_in(row.conversation) for row in page if not row.intact}
+        return [row if row.intact else _from_log(row, known[row.conversation].get(row.call)) for row in page]
 
     async def _waiting_in(self, name: str) -> dict[str, Pending]:
         """What waits in a conversation, by its log."""
@@ -480,12 +478,9 @@ class Home:
             self.conversation(name).poke()
 
 
-def _decoded(row: PendingRow) -> Pending | None:
-    """The entry; None if it does not fit its checksum, or is not readable."""
-    try:
-        return _pending.decode(row.body) if row.intact else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+def _from_log(row: PendingRow, entry: Pending | None) -> PendingRow:
+    """Return the row with the entry as the log has it; the damaged row itself if the log says that nothing waits."""
+    return row if entry is None else msgspec.structs.replace(row, body=msgspec.json.encode(entry), intact=True)
 
 
 def unknown(name: str) -> NotFound:

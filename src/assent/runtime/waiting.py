@@ -74,6 +74,7 @@ class Waiting:
         self._home = home
         self._watchers: set[_Watcher] = set()
         self._closed: Exception | None = None
+        self._decode = msgspec.json.Decoder(Pending).decode
 
     def open(self) -> None:
         self._closed = None
@@ -122,10 +123,10 @@ class Waiting:
             rows = await home.pending_rows()
         else:
             rows = [row for name in names for row in await home.pending_rows(name)]
-        for n, (row, entry) in enumerate(rows, 1):
+        for n, row in enumerate(rows, 1):
             now.setdefault(row.conversation, {})[row.call] = row.body
             if known.get(row.conversation, {}).get(row.call) != row.body:
-                changes.added.append(entry)
+                changes.added.append(self._decode(row.body))
             if n % STRETCH == 0:
                 await asyncio.sleep(0)
         for name in [*known] if names is None else names:

@@ -337,6 +337,7 @@ class Writer:
             if known is None:  # it was not made yet
                 self._beside[suffix] = found
                 continue
+            self.check_place(writing=settled)  # a store that was deleted as a whole needs no rescue
             self._broken = self._rescued(suffix)
             outcome = "nothing more was recorded" if settled else "the last write is not acknowledged"
             raise self._lost(outcome, "nothing" if settled else "unknown")
