@@ -118,8 +118,7 @@ def test_trust_can_be_given_later_with_the_same_file_and_with_no_other(desk):
     assert desk("pending", "--json", *OTHER).objects == []
     told = desk("import", "c.jsonl", "--trust", *OTHER)
     assert told.code == 0, told.err
-    assert "waits for 1 answer" in told.out
-    assert len(desk("pending", "--json", *OTHER).objects) == 1
+    assert "is asked about again here" in told.out
     refused(desk("import", "c.jsonl", "--trust", *OTHER), 3, "[conflict]")
     assert desk("verify", *OTHER).code == 0
 
@@ -148,8 +147,12 @@ def test_artifacts_come_along(desk):
 def test_what_was_imported_goes_on(desk):
     [entry], _ = exported(desk, "c", agents.gated)
     told = desk("import", "c.jsonl", "--as", "copy", "--trust", *OTHER)
-    assert "waits for 1 answer" in told.out
-    assert "pending --conversation copy" in told.out
+    assert "its turn is open: whoever runs agent gated on this store goes on with it" in told.out
+    assert desk("pending", "--json", *OTHER).objects == [], "its own tool is asked first: for hooks, plan and prompt"
+    told = desk("run", f"{DESK}:gated", "--conversation", "copy", "--wait", "0", *OTHER)
+    assert told.code == 75, told.err
+    (again,) = desk("pending", "--json", *OTHER).objects
+    assert again["reason"] == "imported, and asked again here"
     told = desk("approve", f"copy/{entry.call}", "--resume", f"{DESK}:gated", *OTHER)
     assert told.code == 0, told.err
     assert "turn completed" in told.out

@@ -131,8 +131,27 @@ def test_trust_opens_what_was_imported_without_it():
     now, _ = told(before, Import(by=ANN, origin="x"))
     assert pending(now) == []
     now, _ = told(now, Import(by=ANN, trusted=True, origin="x"))
-    assert pending(now)
+    assert owed(now)
     check_asked_again(now)
+
+
+@pytest.mark.parametrize("claimed", [{}, {"manual": True}, {"executor": "human"}, {"recovery": "reconcile"}])
+def test_a_call_that_a_file_says_was_running_is_asked_about_whatever_else_it_says(claimed):
+    """The file's word on who runs a call, or how it is recovered, starts nothing here."""
+    before = next(
+        state
+        for state in prefixes(GOLDEN / "v1" / "plain.jsonl")
+        if state.turn and any(call.phase == "running" for call in state.turn.calls.values())
+    )
+    calls = {
+        name: replace(call, made=replace(call.made, **claimed)) if call.phase == "running" else call
+        for name, call in before.turn.calls.items()
+    }
+    running = [name for name, call in before.turn.calls.items() if call.phase == "running"]
+    now, _ = told(replace(before, turn=replace(before.turn, calls=calls)), Import(by=ANN, trusted=True, origin="x"))
+    now, events = told(now, Woke(epoch=1))
+    assert not any(isinstance(event, CallStarted) for event in events)
+    assert {entry.call for entry in pending(now) if entry.recovery} == set(running)
 
 
 def test_a_claim_of_trust_in_the_file_counts_for_nothing():

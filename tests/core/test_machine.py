@@ -375,6 +375,17 @@ def test_a_run_that_a_hook_had_approved_is_not_repeated_by_default():
     assert woke == {approved: "CallSuspended", free: "CallStarted", explicit: "CallStarted"}
 
 
+def test_a_run_that_a_hook_wanted_approved_and_a_grant_let_through_is_not_repeated_by_default():
+    """B48: a grant stands for an approval."""
+    log = Log(specs={"hooked": spec("hooked", hooked=True)})
+    first, granted = log.start("hooked", "hooked")
+    log.claim(first, required=True)
+    log.resolve(first, Approve(remember="tool"))
+    log.claim(granted, required=True)
+    woke = {event.call_id: event.type for event in log.tell(Woke(epoch=2))}
+    assert woke == {granted: "CallSuspended"}
+
+
 @pytest.mark.parametrize(
     ("decision", "ok", "kind"), [(Submit({"done": True}), True, None), (Deny("enough"), False, "interrupted")]
 )

@@ -33,6 +33,7 @@ from assent.core.schema import (
     signature_schema,
     sorted_json,
 )
+from assent.core.schema_size import SchemaSize
 from assent.errors import DeclarationError, Invalid
 
 
@@ -930,3 +931,28 @@ def test_choices_keep_the_order_in_which_they_were_written() -> None:
     assert schema_of(Literal["small", "medium", "large"])["enum"] == ["small", "medium", "large"]
     assert json.dumps(schema_of(Shirt)).count('["small", "medium", "large"]') == 2
     assert schema_of(Literal[2, 1])["enum"] == [2, 1]
+
+
+def test_references_under_an_id_of_their_own_do_not_escape_the_bound() -> None:
+    """A reference below an embedded $id starts there, where the size is not counted: refused."""
+    many = {f"a{n}": {"allOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(40)} | {"a40": {"type": "string"}}
+    with pytest.raises(Invalid, match=r'"\$id": .* gives its references another base'):
+        compile_schema({"properties": {"p": {"$id": "x", "$defs": many, "$ref": "#/$defs/a0"}}})
+    compile_schema({"$id": "https://example.org/whole", "properties": {"$id": {"type": "string"}}})
+
+
+def test_counting_what_is_wrong_with_a_large_value_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """200 patterns times 3,000 keys are 600,000 places: counting them took seconds and hundreds of megabytes."""
+    looked = 0
+    applied = SchemaSize._applied
+
+    def counted(self: SchemaSize, *args: Any) -> Any:
+        nonlocal looked
+        looked += 1
+        return applied(self, *args)
+
+    monkeypatch.setattr(SchemaSize, "_applied", counted)
+    schema = {"patternProperties": {f"^{n}$": {"type": "string"} for n in range(200)}, "required": ["x"]}
+    value = {f"k{n}": f"v{n}" for n in range(3_000)}
+    assert compile_schema(schema).problems(value) == ["x: missing; it is required"]
+    assert looked < 50_000

@@ -58,6 +58,7 @@ from assent.core.inputs import (
     Woke,
 )
 from assent.core.machine import decide_into
+from assent.core.resolving import judged_as
 from assent.core.schema import digest
 from assent.core.state import State, evolve
 from assent.core.tool import definition_of
@@ -573,7 +574,7 @@ def edits(s: Scene) -> None:
     s.decide("pay", Approve(args={"n": 4}, digest=s.state.turn.calls[s.call("pay")].suspension.digest))
     s.run("pay")
     third, plan = s.call("wire", 2), {"from": 5, "to": 2}
-    judged = {third: s.state.turn.calls[third].suspension.digest}
+    judged = {third: judged_as(s.state.turn.calls[third].suspension)}
     bound = {third: s.digest("wire", {"n": 5}, plan, 2)}
     s.tell(Resolve(decisions={third: Approve(args={"n": 5})}, by=BOSS, judged=judged, plans=bound))
     s.claim("wire", 2, plan=Planned(call=third, preview=plan))
@@ -646,17 +647,17 @@ def imported(s: Scene) -> None:
     s.tell(Import(by=BOSS, trusted=True, origin="support"))
     s.epoch = 0
     s.wake()
+    for name in ("pay", "wire", "look", "locate"):
+        plan = Planned(call=s.call(name), preview=f"{name}, planned here")
+        s.claim(name, plan=plan, definition=definition_of(SPECS[name]), verdicts=(Verdict("cap", "allowed"),))
     s.decide("pay", Approve())
-    s.run("pay")
-    s.plan("wire", "1 will go")
+    s.run("pay", plan=Planned(call=s.call("pay"), preview="pay, planned here"))
     s.decide("wire", Deny("not here"))
-    s.claim("look", verdicts=(Verdict("cap", "allowed"),))
     s.decide("look", Approve())
-    s.run("look")
+    s.run("look", plan=Planned(call=s.call("look"), preview="look, planned here"))
     s.decide("locate", Approve())
     s.decide("locate", ClientResult(3))
     s.decide("choose", Answer(2))
-    s.tell(Reconciled(call=s.call("known"), epoch=s.epoch, verdict="redispatch"))
     s.decide("known", Submit({"was": "done"}))
     s.end()
 

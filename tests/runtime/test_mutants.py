@@ -111,7 +111,7 @@ def stale_accepted():
                 raise
         return asked[call_id]
 
-    def record(log, call_id, decision, by):
+    def record(log, call_id, decision, by, judged=None):
         suspension = asked[call_id]
         log.add(
             resolving.CallResolved,

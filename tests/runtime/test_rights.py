@@ -27,7 +27,7 @@ from assent.core.events import (
     MessageReceived,
     ResolutionRefused,
 )
-from assent.errors import DeclarationError
+from assent.errors import DeclarationError, Stale
 from assent.stores.memory import MemoryStore
 
 CLERK = Principal("carl", roles=("clerk",))
@@ -475,3 +475,38 @@ async def test_the_rule_sees_the_decision_also_where_it_is_not_an_approval():
             await rt.resolve("c", entry.call, Submit(1), by=CLERK)
         assert seen == [Submit(1)]
         assert of(await rt.history("c"), CallStarted) == []
+
+
+# --- what was judged is what runs ---
+
+
+@story
+async def test_changing_an_entry_or_a_decision_afterwards_changes_nothing_that_runs():
+    """B35: the entry that was shown and the edit that was judged are copies."""
+    ran = []
+
+    def meddling(principal, pending, decision):
+        pending.args["amount"] = 4242
+        return True
+
+    async with Runtime(agent([[call(5), call(6)], "done"], refunds(ran)), may_resolve=meddling) as rt:
+        turn, (first, second) = await waiting(rt)
+        first.args["amount"] = 5000
+        await rt.resolve("c", first.call, Approve(digest=first.digest), by=CLERK)
+        edit = {"amount": 7}
+        await rt.resolve("c", second.call, Approve(args=edit), by=CLERK)
+        edit["amount"] = 9999
+        await turn.ended()
+        assert sorted(ran) == [5, 7]
+
+
+@story
+async def test_a_digest_that_the_approver_made_up_does_not_replace_the_plan_that_was_judged():
+    """B36: neither with edited arguments nor with the same ones again."""
+    async with Runtime(agent([[call(5)], "done"], refunds([], planned=True)), may_resolve=up_to_100) as rt:
+        _, (entry,) = await waiting(rt)
+        for args in ({"amount": 7}, dict(entry.args)):
+            with pytest.raises(Stale) as refused:
+                await rt.resolve("c", entry.call, Approve(args=args, digest="0" * 64), by=CLERK)
+            assert refused.value.reason == "superseded"
+        assert (await rt.pending("c"))[0].digest == entry.digest

@@ -42,6 +42,8 @@ def token_for(store: str) -> Token:
     if not store.startswith("sqlite:///"):
         return Token(made, False)
     path = token_file(store)
+    if not path.is_absolute():  # no home: the working directory belongs to the tools
+        return Token(made, False)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_owner(path.parent, os.stat(path.parent), "700")

@@ -37,7 +37,7 @@ async def watch(store: LogStore, url: str) -> None:
         except StoreError as failure:
             if not away:
                 away = True
-                say(f"{failure.message}; trying on", err=True)
+                say(failure.message if "gone" in failure.details else f"{failure.message}; trying on", err=True)
         else:
             if away:
                 away = False

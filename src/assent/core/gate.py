@@ -329,7 +329,8 @@ def suspend(
 ) -> None:
     made = call.made
     prompt, schema = made.prompt, made.schema
-    if definition is not None and not same_definition(made.fingerprint, definition.fingerprint):
+    redefined = definition is not None and not same_definition(made.fingerprint, definition.fingerprint)
+    if definition is not None and (redefined or call.imported):
         prompt, schema = definition.prompt, _object(definition.parameters)
     preview: Any = {"tool": made.tool, "args": call.args} if kind in ("approval", "manual") else None
     if plan is not None:
@@ -368,7 +369,7 @@ def _suspended(
 ) -> None:
     made = call.made
     shown = call.fingerprint
-    if definition is not None and made.fingerprint:  # of a call that an older version made it stays unknown
+    if definition is not None and (made.fingerprint or call.imported):  # else an older version made it: unknown
         shown = definition.fingerprint
     log.add(
         CallSuspended,

@@ -48,7 +48,7 @@ class Resolve(_Input, frozen=True, kw_only=True):
     decisions: dict[str, Decision]
     by: Principal
     judged: dict[str, str] | None = None
-    """call -> digest of what was judged when it was asked whether they may; None: nobody has to be asked."""
+    """call -> what was judged when it was asked whether they may (``judged_as``); None: nobody has to be asked."""
     plans: dict[str, str] = {}
     """call -> digest of the edited call and its plan, where a rule was asked about an edit."""
 
@@ -72,7 +72,7 @@ class Cancel(_Input, frozen=True, kw_only=True):
     by: Principal
     reason: str | None = None
     judged: dict[str, str] | None = None
-    """call -> digest of what was judged when it was asked whether they may; None: nobody has to be asked."""
+    """call -> what was judged when it was asked whether they may (``judged_as``); None: nobody has to be asked."""
 
 
 class Revoke(_Input, frozen=True, kw_only=True):

@@ -266,7 +266,8 @@ def _woke(log: Draft, input: Woke) -> None:
     if turn is None or turn.cancelling:
         return
     for call in turn.calls.values():
-        if call.phase == "running" and call.epoch < input.epoch and call.made.recovery != "reconcile":
+        reconciles = call.made.recovery == "reconcile" and not call.imported
+        if call.phase == "running" and call.epoch < input.epoch and not reconciles:
             _recover(log, call, call.made.recovery, input.epoch, input.definitions.get(call.made.tool))
 
 
@@ -274,12 +275,12 @@ def _recover(log: Draft, call: CallState, recovery: str, epoch: int, definition:
     """An earlier owner died with this call running: whether it took effect is unknown."""
     if log.turn().halt is not None:
         recovery = "fail"  # the turn is ending: nothing is begun again, and nobody is asked
-    elif recovery == "redispatch" and call.imported:
+    elif recovery in ("redispatch", "reconcile") and call.imported:
         recovery = "ask"  # that it may run again is the word of a file
     elif recovery == "redispatch" and gate.lapsed(log.state, call, log.now, definition):
         recovery = "ask"  # it ran on an approval or a grant that no longer holds
-    elif recovery == "redispatch" and call.made.ask_if_approved and call.approver is not None:
-        recovery = "ask"  # a person approved one run, not two
+    elif recovery == "redispatch" and call.made.ask_if_approved and (call.approver or call.grant) is not None:
+        recovery = "ask"  # one run was approved, not two
     if recovery == "redispatch":
         log.add(CallStarted, call_id=call.made.id, attempt=call.attempt + 1, epoch=epoch)
     elif recovery == "ask":

@@ -70,7 +70,7 @@ def admit(log: Draft, call_id: str, decision: Decision, judged: Mapping[str, str
     """Refuse what cannot be decided now; changes nothing."""
     suspension = waiting(log, call_id)
     call = log.turn().calls[call_id]
-    if judged is not None and judged.get(call_id) != suspension.digest:
+    if judged is not None and judged.get(call_id) != judged_as(suspension):
         # Whether they may was asked about something else, or could not be asked at all: ask again.
         raise Stale(f"what call {call_id!r} waits for has changed just now", reason="superseded")
     if (
@@ -82,10 +82,15 @@ def admit(log: Draft, call_id: str, decision: Decision, judged: Mapping[str, str
     _fits(suspension, decision, planned=call.made.planned)
 
 
+def judged_as(waiting: CallSuspended | Pending) -> str:
+    """Name what a rule was asked about: an approval and the manual call that follows it have one digest."""
+    return f"{waiting.kind}:{waiting.digest}"
+
+
 def check_judged(log: Draft, judged: Mapping[str, str] | None) -> None:
     """Refuse as superseded what would end a waiting call on which the caller's rights were not judged."""
     for call_id, suspension in suspended(log.state).items() if judged is not None else ():
-        if judged is not None and judged.get(call_id) != suspension.digest:
+        if judged is not None and judged.get(call_id) != judged_as(suspension):
             raise Stale(f"what call {call_id!r} waits for has changed just now", reason="superseded")
 
 
@@ -158,6 +163,9 @@ def _approval(suspension: CallSuspended, decision: Approve, what: str, *, planne
         _same(suspension, decision.digest, suspension.digest)
         return
     check_edit(suspension, decision.args, what)
+    if sorted_json(decision.args) == sorted_json(suspension.args):
+        _same(suspension, decision.digest, suspension.digest)  # not an edit
+        return
     if decision.digest == suspension.digest:
         return  # the original was seen; an edit of it is not stale
     if not planned:  # else the plan of the edited arguments is made, and compared, before it runs

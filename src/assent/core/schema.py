@@ -97,7 +97,8 @@ class Validator:
 
     def _too_much(self, value: Any) -> str:
         """Why the value is refused unchecked: checking it could hold the process for minutes."""
-        if self._multiplies and self._size and self._size.validation_steps(value) > _VALIDATION_STEPS:
+        limit = _VALIDATION_STEPS
+        if self._multiplies and self._size and self._size.validation_steps(value, limit) > limit:
             return (
                 f"the value: checking it takes more than {_VALIDATION_STEPS:,} steps, since the schema's alternatives "
                 "are tried at every level; nest it less deeply"
@@ -111,7 +112,7 @@ class Validator:
 
     def _errors(self, value: Any) -> list[Any]:
         """The errors, all of them or the first, as far as the budget goes."""
-        every, largest = self._size.explanation_steps(value) if self._size else (0, 0)
+        every, largest = self._size.explanation_steps(value, _EXPLANATION_STEPS) if self._size else (0, 0)
         if every <= _EXPLANATION_STEPS:
             return list(islice(self._compiled.iter_errors(value), _COUNTED))
         if largest <= _EXPLANATION_STEPS:
@@ -277,6 +278,8 @@ def _refuse_outside(schema: dict[str, Any]) -> None:
     while nodes:
         node = nodes.pop()
         if isinstance(node, dict):
+            if node is not schema:
+                _refuse_base(node.get("$id"))  # pyright: ignore[reportUnknownArgumentType,reportUnknownMemberType]
             for key in _REFERENCES:
                 target = node.get(key)  # pyright: ignore[reportUnknownVariableType,reportUnknownMemberType]
                 if isinstance(target, str) and not target.startswith("#"):
@@ -284,6 +287,15 @@ def _refuse_outside(schema: dict[str, Any]) -> None:
             nodes.extend(item for key, item in node.items() if key not in _DATA)  # pyright: ignore[reportUnknownVariableType,reportUnknownMemberType,reportUnknownArgumentType]
         elif isinstance(node, list):
             nodes.extend(node)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _refuse_base(name: Any) -> None:
+    """Refuse an ``$id`` within the schema: references below it would not be counted, since they start there."""
+    if isinstance(name, str) and not name.startswith("#"):
+        raise Invalid(
+            f'bad JSON Schema: "$id": {name[:200]!r} within the schema gives its references another base; leave it '
+            'out, and refer to definitions of the whole schema as "#/$defs/..."'
+        )
 
 
 def _outside(target: str) -> NoReturn:

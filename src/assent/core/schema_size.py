@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any, cast
 
 MAX_SIZE = 10_000
@@ -45,18 +46,24 @@ class SchemaSize:
 
     def expanded(self) -> int:
         """Return the number of subschemas with references expanded; one that leads back to itself counts once."""
-        return _count((self._root, None), lambda at: ((each, None) for each in self._below(at[0])))[0]
+        below: Callable[[_Place], Iterable[_Place]] = lambda at: ((each, None) for each in self._below(at[0]))  # noqa: E731
+        return _count((self._root, None), below, MAX_SIZE)[0]
 
-    def validation_steps(self, value: Any) -> int:
+    def validation_steps(self, value: Any, limit: int) -> int:
         """Return how many times validation applies a subschema to the value or to a part of it.
 
-        An alternative is left out where the fields of the value already say that it is another one.
+        An alternative is left out where the fields of the value already say that it is another one. Over the limit
+        counting stops.
         """
-        return _count((self._root, value), lambda at: self._applied(*at, True))[0]
+        return _count((self._root, value), lambda at: self._applied(*at, True), limit)[0]
 
-    def explanation_steps(self, value: Any) -> tuple[int, int]:
-        """Return how many steps it takes to list every error, and the steps of the largest choice among them."""
-        return _count((self._root, value), lambda at: self._applied(*at, False))
+    def explanation_steps(self, value: Any, limit: int) -> tuple[int, int]:
+        """Return how many steps it takes to list every error, and the steps of the largest choice among them.
+
+        Over the limit counting stops: then the first number is larger than the limit, and the second one as well if
+        the schema has choices.
+        """
+        return _count((self._root, value), lambda at: self._applied(*at, False), limit)
 
     def multiplies(self) -> bool:
         """Whether the depth of a value can multiply the work: the schema refers to itself and has choices."""
@@ -146,10 +153,11 @@ class SchemaSize:
         return cast("Node", node) if isinstance(node, dict) else None
 
 
-def _count(start: _Place, below: Callable[[_Place], Iterable[_Place]]) -> tuple[int, int]:
+def _count(start: _Place, below: Callable[[_Place], Iterable[_Place]], limit: int) -> tuple[int, int]:
     """Count the places that are reached, once for each path, and those below the largest choice.
 
-    Each place is computed once. A place within itself counts 1.
+    Each place is computed once. A place within itself counts 1. More places than the limit are not looked at: counting
+    must not cost what it is there to prevent.
     """
     totals: dict[tuple[int, int], int] = {}
     parts: dict[tuple[int, int], list[tuple[int, int]]] = {}
@@ -160,7 +168,10 @@ def _count(start: _Place, below: Callable[[_Place], Iterable[_Place]]) -> tuple[
         place = stack[-1]
         key = (id(place[0]), id(place[1]))
         if key not in parts:
-            found = list(below(place))
+            found = list(islice(below(place), 10 * limit + 1))
+            if len(parts) > limit or len(found) > 10 * limit:
+                choices = any(key in node for node in _subschemas(start[0]) for key in ("anyOf", "oneOf"))
+                return limit + 1, limit + 1 if choices else 0
             totals[key] = 1
             parts[key] = [(id(node), id(value)) for node, value in found]
             stack.extend(each for each, its_key in zip(found, parts[key], strict=True) if its_key not in parts)

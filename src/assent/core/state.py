@@ -6,6 +6,7 @@ written, cut after any event. The transcript is another view (``transcript``).
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any, Literal, assert_never
 
 import msgspec
@@ -251,17 +252,27 @@ def _imported(state: State, event: ConversationImported) -> State:
 
 
 def _asked_again(call: CallState) -> CallState:
-    """An open call without the approvals of the file. What a person answers or does by hand has no effect here."""
+    """An open call without the approvals of the file. What a person answers or does by hand has no effect here.
+
+    The file's word on how to ask counts for nothing either: before it runs, hooks look at it, its plan is made, and
+    the tool's own prompt is shown.
+    """
     made = call.made
-    if call.phase == "done" or made.manual or made.executor not in ("server", "client"):
+    if call.phase == "done":
         return call
-    if call.phase in ("awaiting_human", "awaiting_manual") or call.decided is not None:
-        return replace(call, epoch=0, imported=True)
     began = call.attempt > 0 and (call.phase == "running" or call.recovering)
+    if not began:
+        if made.manual or made.executor not in ("server", "client"):
+            return call
+        if call.phase in ("awaiting_human", "awaiting_manual") or call.decided is not None:
+            return replace(call, epoch=0, imported=True)
+        made = replace(made, hooked=True, planned=True)
     return replace(
         call,
+        made=made,
         phase="running" if began else "ready",
-        gate="auto" if began else "policy" if made.hooked else "required",
+        gate="auto" if began else "policy",
+        attempt=call.attempt if began else 0,
         epoch=0,
         suspension=None,
         bound=None,
@@ -415,9 +426,9 @@ def _bound(call: CallState, decision: Approve, event: CallResolved) -> str | Non
         return None
     if decision.args is None:
         return shown
-    changed = sorted_json(decision.args) != sorted_json(call.args)
-    seen = None if changed and decision.digest == shown else decision.digest
-    return seen or event.judged
+    if sorted_json(decision.args) == sorted_json(call.args):
+        return shown  # not an edit
+    return event.judged or (None if decision.digest == shown else decision.digest)
 
 
 def _used(turn: TurnState, attempts: tuple[Attempt, ...]) -> dict[str, Any]:
@@ -466,7 +477,8 @@ def suspended(state: State) -> dict[str, CallSuspended]:
 
 
 def pending(state: State) -> list[Pending]:
-    return [pending_of(state, event) for event in suspended(state).values()]
+    """Return what waits, as copies: a caller may change its entry, and what was shown stays what runs."""
+    return [deepcopy(pending_of(state, event)) for event in suspended(state).values()]
 
 
 def pending_of(state: State, event: CallSuspended) -> Pending:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
@@ -21,7 +21,8 @@ from assent.core.decisions import (
 )
 from assent.core.events import AnyEvent, AssistantSaid, CallResolved, CallReturned, ResolutionRefused
 from assent.core.inputs import Input, Planned, RefuseResolution, Resolve
-from assent.core.resolving import check_edit, edited
+from assent.core.plain import sorted_json
+from assent.core.resolving import check_edit, edited, judged_as
 from assent.core.state import CallState, pending
 from assent.errors import Invalid, NotAllowed, Stale, ToolError
 from assent.runtime import dispatch
@@ -47,7 +48,7 @@ async def decide(home: Home, conv: Conversation, decisions: dict[str, Decision],
                 return await conv.submit(Resolve(decisions=decisions, by=by, judged=judged, plans=plans))
             except Stale:
                 # Our view may have been behind: then they have yet to be asked about what really waits.
-                if judged is None or judged == _digests(_affected(conv, decisions)):
+                if judged is None or judged == _judged_as(entry for entry, _ in _affected(conv, decisions).values()):
                     raise
     except Stale as stale:
         if stale.reason != "unknown":
@@ -74,14 +75,14 @@ async def end_turn(
     while True:
         judged: dict[str, str] | None = None
         if home.rights.limited:
-            waiting = {entry.call: entry for entry in pending(conv.state)}
-            judged = _digests(waiting)
-            for entry in waiting.values():
+            waiting = pending(conv.state)
+            judged = _judged_as(waiting)
+            for entry in waiting:
                 await _require(home, conv, by, entry, denial, verb)
         try:
             return await conv.submit(make(judged))
         except Stale:
-            if judged is None or judged == {entry.call: entry.digest for entry in pending(conv.state)}:
+            if judged is None or judged == _judged_as(pending(conv.state)):
                 raise
 
 
@@ -96,8 +97,8 @@ def _affected(conv: Conversation, decisions: Mapping[str, Decision]) -> dict[str
     return found
 
 
-def _digests(entries: Mapping[str, Pending | tuple[Pending, Decision]]) -> dict[str, str]:
-    return {call: (each[0] if isinstance(each, tuple) else each).digest for call, each in entries.items()}
+def _judged_as(entries: Iterable[Pending]) -> dict[str, str]:
+    return {entry.call: judged_as(entry) for entry in entries}
 
 
 async def _judge(
@@ -113,9 +114,15 @@ async def _judge(
     for entry, decision in affected.values():
         seen = await _resulting(home, conv, entry, decision)
         await _require(home, conv, by, seen, decision, type(decision).__name__)
-        if seen is not entry and seen.preview_error is None:
+        if seen is not entry and entry.agent in home.agents:  # elsewhere no plan can be made, and the rule is told so
             plans[entry.call] = seen.digest
-    return _digests(affected), plans
+            if isinstance(decision, Approve) and decision.digest not in (None, entry.digest, seen.digest):
+                raise Stale(
+                    f"the digest stands neither for what call {entry.call!r} waits to do nor for the edited arguments "
+                    "and their plan; look at it again",
+                    reason="superseded",
+                )
+    return _judged_as(entry for entry, _ in affected.values()), plans
 
 
 async def _require(
@@ -139,6 +146,8 @@ async def _resulting(home: Home, conv: Conversation, entry: Pending, decision: D
         check_edit(entry, decision.args, f"Approve for {entry.tool}")
     except Invalid:
         return entry  # refused as such when it is decided
+    if sorted_json(decision.args) == sorted_json(entry.args):
+        return entry  # not an edit
     return edited(entry, call, decision.args, await _plan(home, conv, call, decision.args))
 
 

@@ -187,7 +187,7 @@ async def _before(conv: Conversation, call: CallState) -> Ruling:
     """What the before-tool hooks say. Whatever goes wrong with them, it does not run."""
     hooks = _hooks(conv, "before_tool", call)
     if not hooks:
-        if not call.made.hooked:
+        if not call.made.hooked or call.imported:
             return Ruling()
         gone = Verdict("hooks", "required", "the hooks that were to look at this call are gone from the code")
         return Ruling(required=True, verdicts=(gone,))
@@ -247,6 +247,8 @@ async def plan(conv: Conversation, call: CallState) -> Planned:
     """The preview, as it is now."""
     tool = _tool(conv, call)
     call_id = call.made.id
+    if call.imported and (tool is None or tool.planner is None):  # that it has a preview was not its tool's word
+        return Planned(call=call_id, preview={"tool": call.made.tool, "args": call.args})
     if tool is None or tool.planner is None:
         return Planned(call=call_id, failure="the tool's preview is gone from the code")
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import secrets
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from typing import Any, cast, get_args
 
 from assent.core.decisions import SYSTEM, Decision, Pending, Principal
@@ -77,7 +78,8 @@ def decided(decisions: Mapping[str, Decision]) -> dict[str, Decision]:
         if not isinstance(decision, DECISIONS):
             names = ", ".join(each.__name__ for each in DECISIONS)
             raise Invalid(f"call {call_id(call)!r}: {decision!r} is no decision; use {names}")
-    return {call_id(call): decision for call, decision in decisions.items()}
+    # Copies: a caller may change its dict while a rule is asked, and what was judged must be what runs.
+    return {call_id(call): deepcopy(decision) for call, decision in decisions.items()}
 
 
 def status_name(status: str | None) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
+from copy import deepcopy
 from typing import Any
 
 from assent.core.decisions import Approve, Decision, Pending, Principal
@@ -58,7 +59,7 @@ class Rights:
 async def _asked(name: str, rule: Rule, by: Principal, entry: Pending, decision: Decision, what: str) -> str | None:
     """Ask one rule; a rule that fails refuses."""
     try:
-        verdict = rule(by, entry, decision)
+        verdict = rule(by, deepcopy(entry), deepcopy(decision))  # what it judges is what runs, whatever it does to it
         if inspect.isawaitable(verdict):
             verdict = await verdict
     except Exception as problem:
