@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import signal
 import sqlite3
 import stat
 import subprocess
@@ -238,7 +239,8 @@ def test_everything_acknowledged_survives_a_kill_after_another_library_closed_th
         told = [line.split() for line in child.stdout]
         child.kill()
     acknowledged = {int(n): int(seq) for n, seq in (words[1:] for words in told if words[0] == "acknowledged")}
-    assert told[-1][0] == "stopped"
+    # The other library may also truncate the -shm file that ours has mapped: then the system ends the process (SIGBUS).
+    assert told[-1][0] == "stopped" or child.returncode == -signal.SIGBUS
     saved = [asyncio.run(heads(file)) for file in [path, *tmp_path.glob("assent.db.rescued-*")]]
     for n, seq in acknowledged.items():
         assert max(found.get(f"c{n}", 0) for found in saved) >= seq
