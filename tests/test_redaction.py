@@ -14,6 +14,13 @@ from assent.core.redaction import foreign_text, redact_secrets
 SOURCE = Path(assent.__file__).parent
 
 SHAPES = [
+    ("headers={b'Authorization': b'Basic S3CRET'}", "headers={b'Authorization': b'[redacted]'}"),
+    ("[(b'authorization', b'Basic S3CRET')]", "[(b'authorization', b'[redacted]')]"),
+    ("connect(host='db', password='a S3CRET b')", "connect(host='db', password='[redacted]')"),
+    ('{"password": "p\\"S3CRET"}', '{"password": "[redacted]"}'),
+    ("mysql://u:p@S3CRET@h", "mysql://u:[redacted]@h"),
+    ("postgresql://u:p S3CRET@h/db", "postgresql://u:[redacted]@h/db"),
+    ("clientSecret: S3CRET", "clientSecret: [redacted]"),
     ("could not connect to postgres://shop:S3CRET@db.example/shop", "postgres://shop:[redacted]@db.example/shop"),
     ("redis://:S3CRET@cache:6379/0 refused", "redis://:[redacted]@cache:6379/0 refused"),
     ("amqp://u:S3CR/ET@q/x", "amqp://u:[redacted]@q/x"),

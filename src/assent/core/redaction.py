@@ -25,17 +25,22 @@ SECRETS = re.compile(
 )
 """Keys and tokens that can be told by their own shape."""
 
-_USERINFO = re.compile(r"(?<=://)([^\s:/@]*):(?:[^\s/@]+|\S{1,128})@")
+_USERINFO = re.compile(r"(?<=://)([^\s:/@]*):(?:(?:[^\s/@]*@)*[^\s/@]+|[^/@\n]{1,128}|\S{1,128})@")
 """The password in ``scheme://user:password@host``; one that is not quoted as it should be has up to 128 characters."""
 
-_HEADER = re.compile(r"(?i)(authorization[\"']?\s{0,8}[:=]\s{0,8}[\"']?)(?!\[redacted\])(?:\w{1,20}\s)?[^\s\"',;]+")
-"""``Authorization: Basic dXNlcjpwYXNz``"""
+_VALUE = r"(?!\[redacted\])(b?'(?:[^'\\]|\\.)*'?|b?\"(?:[^\"\\]|\\.)*\"?|[^\s\"'&,;)}\]]+)"
+"""A value: in quotes, as Python or JSON writes it, or up to a space or the next separator."""
+
+_ASSIGNED = r"(?:[\"']\s{0,8}[:=,]|\s{0,8}[:=])\s{0,8}"
+"""What stands between a name and its value: ``=``, ``:``, or the comma of a pair whose name is in quotes."""
+
+_HEADER = re.compile(rf"(?i)((?:authorization|cookie){_ASSIGNED})(?:(?:basic|bearer|digest|token)\s)?{_VALUE}")
+"""``Authorization: Basic dXNlcjpwYXNz``, ``(b'authorization', b'Basic dXNlcjpwYXNz')``"""
 
 _NAMED = re.compile(
-    r"(?i)((?:passw(?:or)?d|passphrase|api[_-]?key|access[_-]?key|private[_-]?key|[_-]token|[_-]secret)"
-    r"[\"']?\s{0,8}[:=]\s{0,8}[\"']?"
-    r"|\b(?:pwd|token|secret|key)=[\"']?)"
-    r"(?!\[redacted\])[^\s\"'&,;)}\]]+"
+    r"(?i)((?:passw(?:or)?d|passphrase|api[_-]?key|access[_-]?key|private[_-]?key|[_-]token|[_-]secret"
+    rf"|accesstoken|authtoken|refreshtoken|clientsecret){_ASSIGNED}"
+    rf"|\b(?:pwd|token|secret|key)=){_VALUE}"
 )
 """``password=...``, ``"api_key": "..."``; bare ``token`` only before ``=``: "unexpected token: }" is none."""
 
@@ -44,8 +49,18 @@ def redact_secrets(text: str) -> str:
     """Return the text with ``[redacted]`` in the place of whatever looks like a password, a key or a token."""
     text = SECRETS.sub(REDACTED, text)
     text = _USERINFO.sub(rf"\1:{REDACTED}@", text)
-    text = _HEADER.sub(rf"\1{REDACTED}", text)
-    return _NAMED.sub(rf"\1{REDACTED}", text)
+    text = _HEADER.sub(_without_value, text)
+    return _NAMED.sub(_without_value, text)
+
+
+def _without_value(found: re.Match[str]) -> str:
+    name, value = found[1], found[2]
+    quote = value.lstrip("b")[:1]
+    if quote not in ("'", '"'):
+        return f"{name}{REDACTED}"
+    start = value[: value.index(quote) + 1]
+    end = quote if len(value) > len(start) and value.endswith(quote) else ""
+    return f"{name}{start}{REDACTED}{end}"
 
 
 def foreign_text(error: BaseException) -> str:
