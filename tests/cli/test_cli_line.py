@@ -198,9 +198,10 @@ def test_the_terminal_is_left_as_it_was(desk):
     """Whoever reads the next line of the same terminal sees what they type."""
     words = f"{sys.executable} -m assent chat {DESK}:plain --conversation c"
     script = f"trap : INT; stty -a > before; {words}; stty -a > after; echo END"
-    child = pexpect.spawn("sh", ["-c", script], cwd=str(desk.path), env=environment(TERM="xterm"), timeout=20)
+    child = pexpect.spawn("sh", ["-c", script], cwd=str(desk.path), env=environment(TERM="xterm"), timeout=60)
     child.expect_exact("> ")
     child.send("x")
+    child.expect_exact("x")  # it reads keys now: a Ctrl-C before that may be lost
     child.sendintr()
     child.expect_exact("again leaves")
     child.sendintr()
