@@ -510,10 +510,18 @@ def test_where_no_worker_runs_the_agent_the_page_says_so_until_one_does(visit, c
     crowd.command.append("idle")
     crowd.start()
     page = visit(stage=crowd).page(f"c/{name}")
-    say(page, "hello")
     status = page.locator(".composer .status")
-    expect(status).to_have_text("Thinking…")
+    expect(status).to_have_text("")
+    status.evaluate(
+        """(status) => {
+            window.said = [];
+            new MutationObserver(() => window.said.push(status.textContent))
+                .observe(status, {childList: true, characterData: true, subtree: true});
+        }"""
+    )
+    say(page, "hello")
     expect(status).to_have_text("Waiting for a worker that runs support")
+    assert page.evaluate("window.said.includes('Thinking…')"), "and first what it looked like, for three seconds"
     worker = Stage(crowd.folder)  # another process on the same store
     worker.start()
     expect(page.get_by_text("You said: hello")).to_be_visible()
