@@ -1,6 +1,7 @@
 """Streams of events: resumed anywhere, encoded once, bounded, and ended when the server ends."""
 
 import asyncio
+import gc
 import json
 import socket
 import time
@@ -879,3 +880,27 @@ async def test_a_reader_that_does_not_take_a_list_of_which_it_may_not_see_all_an
         allowed.remove("a")
         await viewer.done
         assert viewer.events == []
+
+
+@story
+async def test_a_reader_that_was_cut_leaves_nothing_to_the_garbage_collector(monkeypatch):
+    """The collector runs seldom in a server: many revoked readers would fill the memory until it comes."""
+    never_by_heartbeat(monkeypatch)
+    allowed = {"c"}
+    async with Runtime(desk(*["hi"] * 9)) as rt:
+        await large(rt, "c", 1_000_000)
+        served = app(rt, whoever, may_see=lambda principal, conversation: conversation in allowed)
+        gc.collect()
+        gc.disable()
+        try:
+            viewers = [Viewer(served, f"{C}/events", takes=takes) for takes in (10, 10**9)]
+            await viewers[0].blocked()
+            while "TurnEnded" not in viewers[1].events:
+                await asyncio.sleep(0.01)
+            allowed.clear()
+            for viewer in viewers:
+                await viewer.done
+            while [each for each in gc.get_objects() if isinstance(each, sse.Stream)]:
+                await asyncio.sleep(0.01)  # until their tasks have ended, and not for ever
+        finally:
+            gc.enable()

@@ -165,6 +165,13 @@ class Stream:
 
     async def __aexit__(self, *error: object) -> bool:
         self._rest()
+        try:
+            return await self._end(*error)
+        finally:
+            # Each of these leads back to the stream: such a circle would wait for the garbage collector.
+            self._main = self._check = self._watch = self._checking = self._refusal = None
+
+    async def _end(self, *error: object) -> bool:
         if isinstance(error[1], Gone):
             return True
         if isinstance(error[1], asyncio.CancelledError) and self._refusal is not None:
