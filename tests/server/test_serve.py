@@ -295,3 +295,13 @@ def test_without_the_extra_the_exact_command_is_told(tmp_path):
         "assent: error [resource_missing]: the server needs uvicorn, httptools: "
         "pip install 'assent[server]' (in a clone: pip install '.[server]')\n"
     )
+
+
+def test_without_a_home_directory_the_token_is_not_kept_in_the_working_directory(tmp_path, monkeypatch):
+    """Tools work there: it is made anew at each start instead."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.delenv("ASSENT_TOKEN", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as where there is no home to be found
+    assert not server_token.token_for("sqlite:///a.db").lasting
+    assert list(tmp_path.iterdir()) == []

@@ -46,8 +46,7 @@ class SchemaSize:
 
     def expanded(self) -> int:
         """Return the number of subschemas with references expanded; one that leads back to itself counts once."""
-        below: Callable[[_Place], Iterable[_Place]] = lambda at: ((each, None) for each in self._below(at[0]))  # noqa: E731
-        return _count((self._root, None), below, MAX_SIZE)[0]
+        return _count((self._root, None), lambda at: ((each, None) for each in self._below(at[0])), MAX_SIZE)[0]
 
     def validation_steps(self, value: Any, limit: int) -> int:
         """Return how many times validation applies a subschema to the value or to a part of it.
