@@ -1,32 +1,48 @@
-# Two commands do everything: `make demo` and `make test`. Each sets up what it needs.
+# Start with `make demo` or `make test`. Every target creates the virtual environment that it needs.
 
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check lint format bench chaos chaos-sqlite chaos-postgres docs screenshots clean
+.PHONY: help demo test quick check lint format bench chaos chaos-sqlite chaos-postgres coming-from docs docs-serve \
+	screenshots clean
+
+# Tests start hundreds of processes: without bytecode files each of them would compile the package.
+unexport PYTHONDONTWRITEBYTECODE
 
 N ?= 1000
 STORE ?= sqlite
 MINUTES ?= 60
 
+# The tests of the inner loop: no browser, no server, no database, no other process.
+QUICK := tests/core tests/tools tests/golden tests/stores/test_memory.py \
+	$(addprefix tests/test_,layers.py errors.py name.py public_api.py redaction.py) \
+	$(addprefix tests/runtime/test_,cancel.py definitions.py dry_run.py expiry.py grants.py hooks.py plain_turn.py \
+		revival.py rights.py suspending.py)
+
 help:
 	@echo "make demo    set up and start the demo (no API key needed)"
-	@echo "make test    set up and run everything: lint, types, tests"
-	@echo "make check   lint and types only"
+	@echo "make test    set up and run lint, type checks and tests"
+	@echo "make quick   lint and the tests of the inner loop, under a minute"
+	@echo "make check   lint and type checks only"
 	@echo "make format  format the code"
-	@echo "make bench   measure us, the least that could be done, and the bare loop, as ratios"
-	@echo "make bench STORE=postgres   the same on PostgreSQL, with its defaults"
-	@echo "make chaos   kill real processes N=1000 times, fill disks, move clocks, and check what is left"
-	@echo "make chaos STORE=postgres MINUTES=60   the same on PostgreSQL: also stop processes, lose replies, restart it"
+	@echo "make bench   measure the overhead of Holdfast, as ratios to minimal baselines"
+	@echo "make bench STORE=postgres   the same on PostgreSQL, with its default settings"
+	@echo "make chaos   kill real processes N=1000 times, fill disks, move clocks, and check the stores"
+	@echo "make chaos STORE=postgres MINUTES=60   the same on PostgreSQL, which also restarts and loses replies"
+	@echo "make coming-from  run the other frameworks' half of the programs in docs/coming-from, with their packages"
 	@echo "make docs    build the documentation into site/, offline"
-	@echo "make screenshots  picture each view of the page, light, dark and phone, into screenshots/"
-	@echo "make clean   remove what make has made"
+	@echo "make docs-serve  show the documentation in a browser, and build it again when a page changes"
+	@echo "make screenshots  save a screenshot of each view of the page (light, dark, phone) into screenshots/"
+	@echo "make clean   remove all generated files"
 
 demo: $(VENV)/.demo
-	@$(BIN)/assent demo --page || [ $$? = 130 ]  # 130: Ctrl-C, which is a fine way to leave
+	@$(BIN)/holdfast demo --page || [ $$? = 130 ]  # 130 is Ctrl-C, the normal way to stop it
 
 test: lint
-	scripts/test $(BIN)
+	$(BIN)/python -m pytest --numprocesses=6
+
+quick: lint
+	$(BIN)/python -m pytest $(QUICK)
 
 check: lint
 	$(BIN)/pyright
@@ -51,8 +67,15 @@ chaos-sqlite: $(VENV)/.dev
 chaos-postgres: $(VENV)/.dev
 	$(BIN)/python tests/chaos/postgres.py --minutes $(MINUTES)
 
-docs: $(VENV)/.dev
-	$(BIN)/python scripts/docs build
+docs: $(VENV)/.docs
+	PYTHONPATH=scripts $(BIN)/python -m zensical build --clean --strict
+	@echo "open site/index.html, or run make docs-serve to search it"
+
+docs-serve: $(VENV)/.docs
+	PYTHONPATH=scripts $(BIN)/python -m zensical serve
+
+coming-from: $(VENV)/.dev
+	scripts/coming-from $(BIN)
 
 screenshots: $(VENV)/.dev
 	$(BIN)/python scripts/screenshots.py screenshots
@@ -61,9 +84,14 @@ $(VENV)/.demo: pyproject.toml scripts/setup
 	scripts/setup $(VENV) '.[server]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml scripts/setup
-	scripts/setup $(VENV) '.[dev]'
+$(VENV)/.docs: pyproject.toml scripts/setup
+	scripts/setup $(VENV) '.[docs]'
 	@touch $(VENV)/.demo $@
 
+$(VENV)/.dev: pyproject.toml scripts/setup
+	scripts/setup $(VENV) '.[dev]'
+	@touch $(VENV)/.demo $(VENV)/.docs $@
+
 clean:
-	rm -rf $(VENV) screenshots .pytest_cache .ruff_cache .hypothesis site assent-demo.db*
+	rm -rf $(VENV) .venv-coming-from tests/coming_from/node_modules screenshots site holdfast-demo.db* \
+		.cache .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""The bare ways of doing things: a tool call without a runtime, a commit without a store, a stream without viewers."""
+"""Baselines: a tool call without a runtime, a commit without a store, a stream without viewers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import apsw
 
 
 async def call(text: str, fn: Callable[..., Awaitable[Any]]) -> str:
-    """The bare loop: decode the arguments, await the function, encode the result."""
+    """Decode the arguments, await the function, encode the result."""
     return json.dumps(await fn(**json.loads(text)))
 
 
@@ -22,14 +22,14 @@ async def parallel(n: int, text: str, fn: Callable[..., Awaitable[Any]]) -> None
 
 
 async def chunks(n: int, text: str) -> AsyncIterator[str]:
-    """A generator that yields to the loop before each chunk, as one that waits for a provider does."""
+    """Yield n chunks, giving control to the event loop before each, as a provider's stream does."""
     for _ in range(n):
         await asyncio.sleep(0)
         yield text
 
 
 class Writer:
-    """A thread with one connection: takes a list of rows, commits it durably, wakes the event loop."""
+    """A thread with one connection that commits lists of rows durably and wakes the event loop after each."""
 
     def __init__(self, path: str):
         self._path = path

@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""What a step, a decision and a bare POST take in instructions: the same on a busy machine as on a quiet one.
+"""Count the instructions of a step, a decision and a bare POST.
 
-Seconds tell what people wait for, and on shared cores they vary by half. Instructions vary by a hundredth, so they tell
-whether a change made anything better. Needs valgrind (``apt install valgrind``); takes a minute. What the kernel
-does is not counted.
+On shared cores, seconds vary by 50 %, but instructions by only 1 %: they show whether a change helped, even on a busy
+machine. Needs valgrind (``apt install valgrind``); takes a minute. Instructions in the kernel are not counted.
 
-``python instructions.py step`` is what is measured of a step: it is run as a process of its own.
+``python instructions.py step`` runs the measured step; the benchmark starts it as a separate process.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from pathlib import Path
 import measures
 import server
 
-from assent import Agent, Runtime
+from holdfast import Agent, Runtime
 
 STEPS = 200
 ROUNDS = 12
@@ -43,18 +42,18 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as directory:
         os.environ["COUNTED"] = str(Path(directory).absolute() / "counted")
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        subprocess.run([*valgrind(), __file__, "step"], check=True, **quiet)
-        print(f"{'a step, memory store':<58} {counted() / STEPS:>12,.0f}", flush=True)
-        bare = asyncio.run(exchanged("bare", looking=False, directory=Path(directory)))
+        subprocess.run([*valgrind_command(), __file__, "step"], check=True, **quiet)
+        print(f"{'a step, memory store':<58} {read_instruction_count() / STEPS:>12,.0f}", flush=True)
+        bare = asyncio.run(instructions_per_request("bare", looking=False, directory=Path(directory)))
         print(f"{'a bare POST':<58} {bare:>12,.0f}", flush=True)
         for looking, what in ((True, "that was looked at"), (False, "that nobody has looked at")):
-            ours = asyncio.run(exchanged("ours", looking=looking, directory=Path(directory)))
+            ours = asyncio.run(instructions_per_request("ours", looking=looking, directory=Path(directory)))
             print(f"{f'a durable decision over HTTP, {what}':<58} {ours:>12,.0f}  {ours / bare:.2f}x", flush=True)
     return 0
 
 
-def valgrind() -> list[str]:
-    """A Python whose instructions are counted while ``counting``."""
+def valgrind_command() -> list[str]:
+    """Return the command for a Python under valgrind, which counts instructions within ``counting``."""
     out = f"--callgrind-out-file={os.environ['COUNTED']}"
     return ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--separate-threads=yes", out, sys.executable]
 
@@ -72,8 +71,8 @@ def _switch(to: str, pid: int) -> None:
     )
 
 
-def counted() -> int:
-    """The instructions of all threads, of the process that was counted last."""
+def read_instruction_count() -> int:
+    """Return the instructions of all threads of the last counted process."""
     total = 0
     path = Path(os.environ["COUNTED"])
     for each in path.parent.glob(f"{path.name}*"):
@@ -84,8 +83,8 @@ def counted() -> int:
 
 
 async def step() -> None:
-    model = measures.Marks(STEPS)
-    agent = Agent("bench", model=model, tools=[measures.weather], steps=STEPS + 1)
+    model = measures.BenchModel(STEPS)
+    agent = Agent("bench", model=model, tools=[measures.weather], max_steps=STEPS + 1)
     async with Runtime(agent) as rt:
         await measures.turn(rt, "warm", model)
         model.again()
@@ -96,7 +95,7 @@ async def step() -> None:
 class Counted(server.Server):
     def __init__(self, which: str, path: Path):
         self._process = subprocess.Popen(
-            [*valgrind(), server.__file__, which, str(path)],
+            [*valgrind_command(), server.__file__, which, str(path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -105,13 +104,13 @@ class Counted(server.Server):
         self.port, self.pid = int(self._line()), self._process.pid
 
 
-async def exchanged(which: str, *, looking: bool, directory: Path) -> float:
-    """Instructions for one of those that come from 32 clients at once."""
+async def instructions_per_request(which: str, *, looking: bool, directory: Path) -> float:
+    """Return the instructions per request, with 32 concurrent clients."""
     own = directory / f"{which}-{looking}-{time.monotonic_ns()}"
     own.mkdir()
-    entries, path = await server._parked(own, server.CLIENTS * (WARM + ROUNDS))
+    entries, path = await server.park_conversations(own, server.CLIENTS * (WARM + ROUNDS))
     running = Counted(which, path)
-    clients = [await server.Client.connected(running.port) for _ in range(server.CLIENTS)]
+    clients = [await server.Client.connect(running.port) for _ in range(server.CLIENTS)]
 
     async def decided(n: int) -> None:
         some = entries[n * len(clients) : (n + 1) * len(clients)]
@@ -129,7 +128,7 @@ async def exchanged(which: str, *, looking: bool, directory: Path) -> float:
     for client in clients:
         client.close()
     running.end()
-    return counted() / (ROUNDS * len(clients))
+    return read_instruction_count() / (ROUNDS * len(clients))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is measured, each against its yardstick, in alternating rounds."""
+"""The measures: each compares Holdfast with a baseline, in alternating rounds."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ import bare
 import parked
 import skeleton
 
-from assent import Agent, Approve, Runtime, ScriptedModel, ToolCall, tool
-from assent.core.live import TextDelta
-from assent.models.base import FinishPart, Request, StreamPart, TextPart, ToolCallPart
-from assent.stores.base import Append
-from assent.stores.memory import MemoryStore
-from assent.stores.sqlite import SQLiteStore
+from holdfast import Agent, Approve, Runtime, ScriptedModel, ToolCall, tool
+from holdfast.core.live import TextDelta
+from holdfast.models.base import FinishPart, Request, StreamPart, TextPart, ToolCallPart
+from holdfast.stores.base import Append
+from holdfast.stores.memory import MemoryStore
+from holdfast.stores.sqlite.store import SQLiteStore
 
 ARGS = {"city": "Paris", "days": 3}
 ARGS_TEXT = '{"city": "Paris", "days": 3}'
@@ -32,7 +32,7 @@ clock = time.perf_counter
 
 
 class Row(NamedTuple):
-    """One line of the table."""
+    """One row of the result table."""
 
     name: str
     goal: str
@@ -45,12 +45,12 @@ class Row(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Both of them: on a busy disk everybody waits for it, which makes any ratio look good."""
+        """Whether both ratios meet the goal. On a busy disk both sides wait, which makes the median ratio look good."""
         return self.limit is None or max(self.value, self.best or 0) <= self.limit
 
 
 class Sizes(NamedTuple):
-    """How much is measured."""
+    """The number of rounds and steps of each measure."""
 
     rounds: int
     steps: int
@@ -79,8 +79,8 @@ async def plain_weather(city: str, days: int) -> str:
     return "sunny, 21 degrees, light wind from the west"
 
 
-class Marks:
-    """A model that makes the same calls n times, then says that it is done; it notes when it was asked."""
+class BenchModel:
+    """A model that requests the same calls n times, then ends; it records the time of each request."""
 
     name = "marks"
 
@@ -90,7 +90,7 @@ class Marks:
         self.again()
 
     def again(self) -> None:
-        """For another turn."""
+        """Reset the model for another turn."""
         self.at: list[float] = []
         self.last = asyncio.Event()
 
@@ -106,8 +106,8 @@ class Marks:
         yield FinishPart()
 
 
-class Counted(MemoryStore):
-    """A memory store that counts the bytes that it is given."""
+class CountingStore(MemoryStore):
+    """A memory store that counts the bytes appended to it."""
 
     written = 0
 
@@ -117,8 +117,8 @@ class Counted(MemoryStore):
         await super().append(append)
 
 
-async def turn(rt: Runtime, name: str, model: Marks) -> None:
-    """One turn, with nobody listening or asking until it is as good as over."""
+async def turn(rt: Runtime, name: str, model: BenchModel) -> None:
+    """Run one turn without viewers, and poll only near its end, so that polling does not slow it."""
     await rt.send(name, "How is the weather?")
     await model.last.wait()
     await idle(rt, name)
@@ -129,15 +129,15 @@ async def idle(rt: Runtime, name: str) -> None:
         await asyncio.sleep(0.002)
 
 
-def copied(source: Path, directory: Path) -> Path:
-    """A fresh copy of a store, nothing left of the last one."""
+def copy_store(source: Path, directory: Path) -> Path:
+    """Return the path of a new copy of a store; the last copy is deleted."""
     for old in directory.glob("copy.db*"):
         shutil.rmtree(old) if old.is_dir() else old.unlink()
     return Path(shutil.copy(source, directory / "copy.db"))
 
 
-def output(*arguments: str) -> list[str]:
-    """What a fresh interpreter prints."""
+def run_python(*arguments: str) -> list[str]:
+    """Run a new Python interpreter and return the lines that it prints."""
     return subprocess.run([sys.executable, *arguments], check=True, capture_output=True, text=True).stdout.split()
 
 
@@ -145,31 +145,31 @@ Timed = Callable[[], Awaitable[float]]
 
 
 async def alternate(rounds: int, progress: Progress, **sides: Timed) -> dict[str, list[float]]:
-    """A B B A A B ...: what disturbs the machine disturbs both, and neither is always measured after the same one."""
+    """Time the sides in the order A B B A A B ..., so that other load affects both, and order favours neither."""
     found: dict[str, list[float]] = {name: [] for name in sides}
     for each in sides.values():
-        await each()  # the first time costs more
+        await each()  # warm up
     for n in range(rounds):
         progress(f"round {n + 1} of {rounds}")
-        for name in there_and_back(sides, n):
+        for name in round_order(sides, n):
             gc.collect()
             found[name].append(await sides[name]())
     return found
 
 
-def there_and_back(sides: Iterable[str], n: int) -> list[str]:
-    """In which order they come in this round: a process that has just waited is slow, and so is its server."""
+def round_order(sides: Iterable[str], n: int) -> list[str]:
+    """Return the order of the sides in round n, reversed in every second round: an idle process is slow at first."""
     return list(sides)[:: -1 if n % 2 else 1]
 
 
 def ratio(ours: list[float], theirs: list[float]) -> tuple[float, float]:
-    """The median of the rounds' ratios, and the ratio of the quietest rounds."""
+    """Return the median of the rounds' ratios, and the ratio of the fastest rounds."""
     pairs = [a / b for a, b in zip(ours, theirs, strict=True)]
-    return statistics.median(pairs), quiet(ours) / quiet(theirs)
+    return statistics.median(pairs), quietest(ours) / quietest(theirs)
 
 
-def quiet(rounds: list[float]) -> float:
-    """The slowest of the fastest fifth: of many short rounds a single one is luck."""
+def quietest(rounds: list[float]) -> float:
+    """Return the slowest of the fastest fifth of the rounds: the minimum alone would be an outlier."""
     return sorted(rounds)[(len(rounds) - 1) // 5]
 
 
@@ -182,8 +182,8 @@ def us(seconds: float) -> str:
 
 async def step(size: Sizes, progress: Progress) -> list[Row]:
     async def ours() -> float:
-        model = Marks(size.steps)
-        agent = Agent("bench", model=model, tools=[weather], steps=size.steps + 1)
+        model = BenchModel(size.steps)
+        agent = Agent("bench", model=model, tools=[weather], max_steps=size.steps + 1)
         async with Runtime(agent) as rt:
             await turn(rt, "c", model)
         return (model.at[-1] - model.at[0]) / size.steps
@@ -201,16 +201,16 @@ async def step(size: Sizes, progress: Progress) -> list[Row]:
     took, quiet, theirs = statistics.median(found["ours"]), min(found["ours"]), statistics.median(found["least"])
     return [
         Row("a step, memory store", "<= 400 us", us(took), took * 1e6, 400, quiet * 1e6),
-        Row("... against the skeleton", "<= 3x", f"{times:.2f}x ({us(theirs)})", times, 3, best),
+        Row("... against the skeleton", "", f"{times:.2f}x ({us(theirs)})", times, None, best),
     ]
 
 
 async def durable(size: Sizes, progress: Progress) -> list[Row]:
-    model = Marks(size.durable)
-    agent = Agent("bench", model=model, tools=[weather], steps=size.durable + 1)
+    model = BenchModel(size.durable)
+    agent = Agent("bench", model=model, tools=[weather], max_steps=size.durable + 1)
     with tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as directory:
-        # Both stay open, and have filled their write-ahead logs once: while such a file grows, a commit takes the
-        # disk half as long again as later, when the old pages are written over.
+        # Both stay open and have filled their write-ahead logs once: while the file still grows, a commit takes 50 %
+        # longer than later, when it overwrites old pages.
         async with Runtime(agent, store=f"sqlite:///{directory}/ours.db") as rt:
             writer = bare.Writer(f"{directory}/bare.db")
             sample: list[bytes] = []
@@ -227,7 +227,7 @@ async def durable(size: Sizes, progress: Progress) -> list[Row]:
             async def commits() -> float:
                 began = clock()
                 for _ in range(size.durable):
-                    await writer.commit(sample[:2])  # what the model said and the claim
+                    await writer.commit(sample[:2])  # the reply and the start of the call
                     await writer.commit(sample[2:])  # the result
                 return (clock() - began) / size.durable
 
@@ -235,8 +235,8 @@ async def durable(size: Sizes, progress: Progress) -> list[Row]:
             for _ in range(size.fill):
                 await ours()
                 await commits()
-                await commits()  # it has one page to write where ours has two
-            # Short rounds and many: how long a disk takes changes from one moment to the next.
+                await commits()  # it writes one page, our store two
+            # Many short rounds: the disk's latency changes from one moment to the next.
             found = await alternate(size.rounds * 3, progress, ours=ours, commits=commits)
             writer.close()
     times, best = ratio(found["ours"], found["commits"])
@@ -250,10 +250,10 @@ async def flat(size: Sizes, progress: Progress) -> list[Row]:
     early, late, near_bytes, far_bytes = [], [], 0, 0
     for n in range(max(3, size.rounds // 2)):
         progress(f"conversation {n + 1}: {far + width} steps")
-        model, store = Marks(far + width), Counted()
+        model, store = BenchModel(far + width), CountingStore()
         written: list[int] = []
         model.asked = lambda step, written=written, store=store: written.append(store.written)
-        agent = Agent("bench", model=model, tools=[weather], steps=far + width + 1)
+        agent = Agent("bench", model=model, tools=[weather], max_steps=far + width + 1)
         gc.collect()
         async with Runtime(agent, store=store) as rt:
             await turn(rt, "c", model)
@@ -272,13 +272,13 @@ async def flat(size: Sizes, progress: Progress) -> list[Row]:
     ]
 
 
-# --- many at once ---
+# --- concurrency ---
 
 
 async def parallel(size: Sizes, progress: Progress) -> list[Row]:
     async def ours() -> float:
-        model = Marks(5, calls=100)
-        agent = Agent("bench", model=model, tools=[weather], steps=6)
+        model = BenchModel(5, calls=100)
+        agent = Agent("bench", model=model, tools=[weather], max_steps=6)
         async with Runtime(agent, parallel=100) as rt:
             await turn(rt, "c", model)
         return min(b - a for a, b in pairwise(model.at)) / 100
@@ -304,7 +304,7 @@ async def together(size: Sizes, progress: Progress) -> list[Row]:
 
     @tool
     async def wait(city: str, days: int) -> str:
-        """Wait for a sign."""
+        """Wait for a signal."""
         nonlocal entered
         entered += 1
         await gate.wait()
@@ -314,8 +314,8 @@ async def together(size: Sizes, progress: Progress) -> list[Row]:
     with tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as directory:
         for n in range(min(size.rounds, 5)):
             gate, entered = asyncio.Event(), 0
-            model = Marks(1, calls=100, tool="wait")
-            agent = Agent("bench", model=model, tools=[wait], steps=3)
+            model = BenchModel(1, calls=100, tool="wait")
+            agent = Agent("bench", model=model, tools=[wait], max_steps=3)
             store = SQLiteStore(f"{directory}/together{n}.db")
             seen: list[int] = []
             model.asked = lambda step, store=store, seen=seen: seen.append(store.commits)
@@ -325,13 +325,13 @@ async def together(size: Sizes, progress: Progress) -> list[Row]:
                     await asyncio.sleep(0.005)
                 before = store.commits
                 gate.set()
-                await handle.ended()
+                await handle.final_result()
             counts.append(seen[1] - before)
     worst = max(counts)
     return [Row("100 results that arrive together: commits", "<= 2", f"{worst}", worst, 2)]
 
 
-# --- coming back ---
+# --- recovery ---
 
 
 async def resume(size: Sizes, progress: Progress) -> list[Row]:
@@ -339,7 +339,7 @@ async def resume(size: Sizes, progress: Progress) -> list[Row]:
 
     @tool(approval="required")
     async def pay(amount: int) -> str:
-        """Pay somebody."""
+        """Pay an invoice."""
         nonlocal entered
         entered = clock()
         return "paid"
@@ -351,8 +351,8 @@ async def resume(size: Sizes, progress: Progress) -> list[Row]:
         store = SQLiteStore(path, synchronous="OFF")
         async with Runtime(Agent("bench", model=model, tools=[pay]), store=store) as rt:
             for _ in range(turns):
-                await (await rt.send("c", "How are you today, all of you?")).ended()
-            await (await rt.send("c", "Pay them.")).rest()
+                await (await rt.send("c", "How are you today, all of you?")).final_result()
+            await (await rt.send("c", "Pay them.")).result()
             return (await rt.pending())[0].call
 
     with tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as name:
@@ -364,7 +364,7 @@ async def resume(size: Sizes, progress: Progress) -> list[Row]:
 
         def side(messages: int) -> Timed:
             async def once() -> float:
-                path = copied(directory / f"{messages}.db", directory)
+                path = copy_store(directory / f"{messages}.db", directory)
                 model = ScriptedModel(["done"])
                 async with Runtime(Agent("bench", model=model, tools=[pay]), store=f"sqlite:///{path}") as rt:
                     began = clock()
@@ -389,7 +389,7 @@ async def parking(size: Sizes, progress: Progress) -> list[Row]:
     few, many = size.parked
     with tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as name:
         directory = Path(name)
-        bodies, events, entry = await parked.original(directory)
+        bodies, events, entry = await parked.record_parked_conversation(directory)
         small, large = directory / "few.db", directory / "many.db"
         progress(f"parking {few:,} conversations")
         await parked.park(small, 0, few, bodies, entry)
@@ -401,10 +401,12 @@ async def parking(size: Sizes, progress: Progress) -> list[Row]:
         for n in range(1 if size is QUICK else 5):
             for which, path in (("few", small), ("many", large)):
                 progress(f"weighing a process with {few if which == 'few' else many:,}, {n + 1}")
-                weights[which].append(int(output(parked.__file__, f"sqlite:///{copied(path, directory)}", "0")[0]))
+                weights[which].append(
+                    int(run_python(parked.__file__, f"sqlite:///{copy_store(path, directory)}", "0")[0])
+                )
     light, heavy = statistics.median(weights["few"]), statistics.median(weights["many"])
     more = max((heavy - light) / 1e6, 0.001)
-    said = parked.said(events)
+    said = parked.text_size(events)
     beyond = (each - said) / 1e3
     stored = sum(map(len, bodies))
     return [
@@ -425,7 +427,7 @@ async def parking(size: Sizes, progress: Progress) -> list[Row]:
     ]
 
 
-# --- viewers, and the first moment ---
+# --- viewers and import time ---
 
 
 async def streaming(size: Sizes, progress: Progress) -> list[Row]:
@@ -477,11 +479,12 @@ async def streaming(size: Sizes, progress: Progress) -> list[Row]:
 
 
 HEAVY = ("openai", "anthropic", "google", "httpx", "aiohttp", "requests", "fastapi", "starlette", "uvicorn", "django",
-         "psycopg", "asyncpg", "sqlalchemy", "pydantic", "opentelemetry", "numpy", "rich", "click")  # fmt: skip
+         "psycopg", "asyncpg", "sqlalchemy", "pydantic", "opentelemetry", "numpy", "rich", "click",
+         "prompt_toolkit")  # fmt: skip
 IMPORT = f"""
 import sys, time
 began = time.perf_counter()
-import assent
+import holdfast
 took = time.perf_counter() - began
 print(took, ",".join(name for name in {HEAVY!r} if name in sys.modules) or "-")
 """
@@ -492,11 +495,11 @@ async def importing(size: Sizes, progress: Progress) -> list[Row]:
     heavy = "-"
     for n in range(size.imports + 1):
         progress(f"interpreter {n + 1} of {size.imports + 1}")
-        seconds, heavy = output("-c", IMPORT)
+        seconds, heavy = run_python("-c", IMPORT)
         took.append(float(seconds))
-    median = statistics.median(took[1:])  # the first one may have compiled
+    median = statistics.median(took[1:])  # the first run may have compiled bytecode
     shown = f"{median:.3f} s, {'nothing heavy loaded' if heavy == '-' else f'LOADED: {heavy}'}"
-    return [Row("import assent", "< 0.3 s", shown, median if heavy == "-" else 99.0, 0.3, min(took))]
+    return [Row("import holdfast", "< 0.3 s", shown, median if heavy == "-" else 99.0, 0.3, min(took))]
 
 
 ALL: tuple[Callable[[Sizes, Progress], Awaitable[list[Row]]], ...] = (

@@ -1,7 +1,7 @@
-"""What the layer above the providers' own costs: a streamed chunk, a request of a long history, a long conversation.
+"""The overhead over the provider layer (pydantic-ai): a streamed chunk, a request with a long history, memory.
 
-``python models.py FILE`` opens a runtime on the file, says something in its conversation, and prints the process's
-resident memory in bytes while the reply comes in: it is run as a process of its own.
+``python models.py FILE`` opens a runtime on the file, sends a message and prints the process's resident memory in bytes
+while the reply streams in. The benchmark starts it as a separate process.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from measures import QUICK, Progress, Row, Sizes, alternate, clock, copied, idle, output, weather
+from measures import QUICK, Progress, Row, Sizes, alternate, clock, copy_store, idle, run_python, weather
 from parked import resident
 from provider import serving
 
-from assent import Agent, Context, Retention, Runtime, ScriptedModel, ToolCall
-from assent.core import codec
-from assent.core.compaction import Rendering
-from assent.core.events import AnyEvent, CallReturned
-from assent.core.history import History
-from assent.core.live import TextDelta
-from assent.models.base import FinishPart, Request, StreamPart, TextPart
-from assent.models.providers import ProviderModel
-from assent.runtime.context import prepare
-from assent.stores.sqlite import SQLiteStore
+from holdfast import Agent, Context, Retention, Runtime, ScriptedModel, ToolCall
+from holdfast.core import codec
+from holdfast.core.events import AnyEvent, CallReturned
+from holdfast.core.live import TextDelta
+from holdfast.core.prompt.compaction import PromptRenderer
+from holdfast.core.prompt.history import History
+from holdfast.errors import install_command
+from holdfast.models.base import FinishPart, Request, StreamPart, TextPart
+from holdfast.models.providers import ProviderModel
+from holdfast.runtime.prompt import render_messages
+from holdfast.stores.sqlite.store import SQLiteStore
 
 EXTRAS = ("anthropic", "openai")
 SAID, REPLIED = "How are you today, all of you?", "All is well, thank you for asking, and how are you?"
@@ -39,16 +40,16 @@ INSTRUCTIONS = "You are a helpful assistant."
 
 
 def missing() -> str | None:
-    """Why these cannot be measured here."""
+    """Return the reason for which these measures cannot run here, or None."""
     lacking = [name for name in ("pydantic_ai", *EXTRAS) if find_spec(name) is None]
-    return f"{', '.join(lacking)} not installed: pip install 'assent[{','.join(EXTRAS)}]'" if lacking else None
+    return f"{', '.join(lacking)} not installed: {install_command(','.join(EXTRAS))}" if lacking else None
 
 
 # --- a streamed chunk ---
 
 
-def theirs(side: str, url: str) -> Any:
-    """The layer's own model."""
+def layer_model(side: str, url: str) -> Any:
+    """Return the layer's own model, the baseline."""
     if side == "anthropic":
         from pydantic_ai.models.anthropic import AnthropicModel
         from pydantic_ai.providers.anthropic import AnthropicProvider
@@ -73,7 +74,7 @@ async def provider_chunk(size: Sizes, progress: Progress) -> list[Row]:
             ("anthropic", f"anthropic:claude-haiku-4-5@{url}"),
             ("openai", f"openai-chat:gpt-4o@{url}/v1"),
         ):
-            model, bare = ProviderModel(name, key="k"), theirs(side, url)
+            model, bare = ProviderModel(name, key="k"), layer_model(side, url)
             agent = Agent("bench", model=model)
 
             async def ours(agent: Agent = agent) -> float:
@@ -119,32 +120,34 @@ async def provider_chunk(size: Sizes, progress: Progress) -> list[Row]:
 
 
 async def long_request(size: Sizes, progress: Progress) -> list[Row]:
-    from assent.models.providers.render import Renderer
+    from holdfast.models.providers.render import MessageRenderer
 
     messages, steps = size.history, 40
     progress(f"a history of {messages:,} messages")
     calls = [[ToolCall("weather", {"city": "Paris", "days": 3})]] * steps
     model = ScriptedModel([*([REPLIED] * (messages // 2)), *calls, "done"])
     context = Context(window=messages, budget=10**7, retention=Retention.forever())
-    agent = Agent("bench", model=model, tools=[weather], steps=steps + 1, instructions=INSTRUCTIONS, context=context)
+    agent = Agent(
+        "bench", model=model, tools=[weather], max_steps=steps + 1, instructions=INSTRUCTIONS, context=context
+    )
     async with Runtime(agent) as rt:
         for _ in range(messages // 2 + 1):
             await rt.send("c", SAID)
             await idle(rt, "c")
-        events = [codec.decode(body) for body in await rt.store.read("c")]
+        events = [codec.decode_event(body) for body in await rt.store.read("c")]
 
     rounds: list[float] = []
     counts: list[int] = []
     for n in range(max(1, size.rounds // 5)):
         progress(f"round {n + 1}")
-        history, rendering, renderer = History(context), Rendering(), Renderer("anthropic", "anthropic")
+        history, rendering, renderer = History(context), PromptRenderer(), MessageRenderer("anthropic", "anthropic")
         took: list[float] = []
         for event in events:
             history.apply(event)
             if not _asks(event, len(history.turns), messages // 2):
                 continue
             began = clock()
-            rendered = prepare(history, rendering, instructions=INSTRUCTIONS, tools=agent.weight)
+            rendered = render_messages(history, rendering, instructions=INSTRUCTIONS, tools=agent.weight)
             request = Request(
                 conversation="c",
                 turn=1,
@@ -153,10 +156,10 @@ async def long_request(size: Sizes, progress: Progress) -> list[Row]:
                 messages=rendered.messages,
                 tools=agent.offers,
             )
-            renderer.messages(request, mark=False)
+            renderer.render_request(request, mark=False)
             took.append(clock() - began)
             counts.append(len(rendered.messages))
-        rounds.append(statistics.median(took[1:]))  # the first one renders everything
+        rounds.append(statistics.median(took[1:]))  # the first request renders the whole history
     assert all(a <= b for a, b in pairwise(counts[:steps])), counts
     assert counts[0] >= messages, counts
     ms, best = statistics.median(rounds) * 1e3, min(rounds) * 1e3
@@ -164,15 +167,15 @@ async def long_request(size: Sizes, progress: Progress) -> list[Row]:
 
 
 def _asks(event: AnyEvent, turn: int, before: int) -> bool:
-    """The model is asked next, in the last turn."""
+    """Return whether the next event is a reply of the last turn."""
     return turn > before and isinstance(event, CallReturned)
 
 
 # --- a long conversation ---
 
 
-class Weighs:
-    """A model that renders what it is sent, and says in the middle of its reply what the process weighs."""
+class MemoryModel:
+    """A model that renders its request and measures the process's memory in the middle of the reply."""
 
     name = "weighs"
 
@@ -180,10 +183,10 @@ class Weighs:
         self.resident = 0
 
     async def stream(self, request: Request) -> AsyncIterator[StreamPart]:
-        from assent.models.providers.render import Renderer
+        from holdfast.models.providers.render import MessageRenderer
 
-        renderer = Renderer("anthropic", "anthropic")  # with what it remembers, as long as the reply comes in
-        sent = renderer.messages(request, mark=False)
+        renderer = MessageRenderer("anthropic", "anthropic")  # includes the cache of rendered messages
+        sent = renderer.render_request(request, mark=False)
         yield TextPart(f"{len(sent)} messages")
         self.resident = resident()
         yield FinishPart()
@@ -203,7 +206,7 @@ async def long_memory(size: Sizes, progress: Progress) -> list[Row]:
         for n in range(1 if size is QUICK else 5):
             for which, path in (("short", small), ("long", large)):
                 progress(f"weighing a process with the {which} one, {n + 1}")
-                weights[which].append(int(output(__file__, str(copied(path, directory)))[0]))
+                weights[which].append(int(run_python(__file__, str(copy_store(path, directory)))[0]))
     light, heavy = statistics.median(weights["short"]), statistics.median(weights["long"])
     more = max((heavy - light) / 1e6, 0.001)
     shown = f"{more:.2f} MB ({heavy / 1e6:.1f} - {light / 1e6:.1f})"
@@ -214,14 +217,14 @@ async def _talk(path: Path, messages: int) -> None:
     store = SQLiteStore(path, synchronous="OFF")
     async with Runtime(Agent("bench", model=ScriptedModel([REPLIED] * (messages // 2))), store=store) as rt:
         for _ in range(messages // 2):
-            await (await rt.send("c", SAID)).ended()
+            await (await rt.send("c", SAID)).final_result()
 
 
 async def weigh(path: str) -> int:
-    model = Weighs()
+    model = MemoryModel()
     async with Runtime(Agent("bench", model=model), store=f"sqlite:///{path}") as rt:
         for _ in range(3):
-            await (await rt.send("c", SAID)).ended()
+            await (await rt.send("c", SAID)).final_result()
     return model.resident
 
 

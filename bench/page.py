@@ -1,6 +1,6 @@
-"""The page in a real Chromium: how soon the first card is there, and again after a restart; a long conversation.
+"""The page in a real Chromium: time until the first card, time until it is back after a restart, a long conversation.
 
-``python page.py STORE PORT`` serves a model that streams, to be killed: it is run as a process of its own.
+``python page.py STORE PORT`` serves a streaming model. The benchmark starts it as a separate process and kills it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 import measures
 from measures import Progress, Row, Sizes, clock
 
-from assent import Agent, Runtime
-from assent.models.base import FinishPart, Request, StreamPart, TextPart
+from holdfast import Agent, Runtime
+from holdfast.models.base import FinishPart, Request, StreamPart, TextPart
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "page"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 CONVERSATION = "long"
 WORDS = {True: 200, False: 2_000}
@@ -33,9 +33,9 @@ LONG_TASKS = """() => {
 
 
 def missing() -> str | None:
-    """What keeps this from being measured."""
+    """Return the reason for which this measure cannot run here, or None."""
     try:
-        from browser import chromium
+        from support.browser import chromium
 
         chromium()
     except (ImportError, RuntimeError) as problem:
@@ -43,11 +43,11 @@ def missing() -> str | None:
     return None
 
 
-# --- the process that is measured ---
+# --- the measured process ---
 
 
 class Talker:
-    """Says "fine." to most, and a long text to whoever asks for one: ``long N``."""
+    """A model that replies "fine.", or a long text to the message ``long N``."""
 
     name = "talker"
 
@@ -67,11 +67,11 @@ def agent() -> Agent:
 
 
 async def serving(store: str, port: int) -> None:
-    from assent.server import app
-    from assent.server.serving import listen, serve
+    from holdfast.server import app
+    from holdfast.server.process import open_socket, serve
 
     served = app(Runtime(agent(), store=store), auth=lambda request: request.cookies.get("who"))
-    await serve(served, listen("127.0.0.1", port), lambda stop: print("ready", flush=True))
+    await serve(served, open_socket("127.0.0.1", port), lambda stop: print("ready", flush=True))
 
 
 # --- cards ---
@@ -82,7 +82,7 @@ async def first_card(size: Sizes, progress: Progress) -> list[Row]:
 
 
 def _cards(rounds: int, progress: Progress) -> list[Row]:
-    from browser import Demo, Visitor, browser
+    from support.browser import Demo, Visitor, browser
 
     firsts, agains = list[float](), list[float]()
     with browser() as launched:
@@ -94,13 +94,13 @@ def _cards(rounds: int, progress: Progress) -> list[Row]:
                 began = clock()
                 try:
                     page = visitor.at(demo.start())
-                    card = page.locator("assent-approval .approve")
+                    card = page.locator("holdfast-approval .approve")
                     away = page.get_by_text("The page reconnects by itself")
                     card.wait_for()
                     firsts.append(clock() - began)
                     demo.kill()
                     away.wait_for()
-                    page.wait_for_timeout(3_000)  # a restart takes its time
+                    page.wait_for_timeout(3_000)  # wait for the restart
                     began = clock()
                     demo.start()
                     away.wait_for(state="hidden")
@@ -127,12 +127,13 @@ async def long_conversation(size: Sizes, progress: Progress) -> list[Row]:
         async with Runtime(agent(), store=f"sqlite:///{folder}/page.db") as rt:
             events = 0
             while events < EVENTS[quick]:
-                events = (await (await rt.send(CONVERSATION, "How is the lamp?")).ended()).seq
+                await rt.run("How is the lamp?", conversation=CONVERSATION)
+                events = (await rt.load_state(CONVERSATION)).seq
         return await asyncio.to_thread(_long, folder, quick, progress)
 
 
 def _long(folder: Path, quick: bool, progress: Progress) -> list[Row]:
-    from browser import Stage, Visitor, browser
+    from support.browser import Stage, Visitor, browser
 
     stage = Stage(folder)
     stage.command = [__file__, stage.store, str(stage.port)]
@@ -144,7 +145,7 @@ def _long(folder: Path, quick: bool, progress: Progress) -> list[Row]:
                 progress(f"opened and streamed into, {n + 1}")
                 visitor = Visitor(launched, stage, "somebody")
                 page = visitor.page("inbox")
-                page.get_by_text("Nothing waits").wait_for()
+                page.get_by_text("Nothing is waiting").wait_for()
                 said = page.locator(".said.assistant")
                 began = clock()
                 page.evaluate(f"location.hash = '#/c/{CONVERSATION}'")
@@ -160,7 +161,7 @@ def _long(folder: Path, quick: bool, progress: Progress) -> list[Row]:
     finally:
         stage.kill()
     seconds, task = statistics.median(opened), statistics.median(longest)
-    told = f"{task:.0f} ms" if task else "under 50 ms"  # the browser tells of longer ones only
+    told = f"{task:.0f} ms" if task else "under 50 ms"  # the browser reports only longer tasks
     return [
         Row(f"a conversation of {EVENTS[quick]:,} events opens", "< 1 s", f"{seconds:.2f} s", seconds, 1, min(opened)),
         Row(f"longest task as {WORDS[quick]:,} pieces stream", "<= 100 ms", told, task or 50, 100, min(longest) or 50),

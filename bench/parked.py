@@ -1,7 +1,7 @@
-"""Many conversations that wait for somebody: how they are made fast, and what a process that has them weighs.
+"""Create many conversations that wait for an approval, and measure the memory of a process that serves them.
 
-``python parked.py STORE FIRST`` opens a runtime on that store, lets it look around, decides a few of what waits, from
-that number on, and prints its resident memory in bytes: it is run as a process of its own.
+``python parked.py STORE FIRST`` opens a runtime on that store, lets it poll, resolves a few pending calls from number
+FIRST on, and prints its resident memory in bytes. The benchmark starts it as a separate process.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from assent import Agent, Approve, Pending, Runtime, ScriptedModel, ToolCall, tool
-from assent.core.events import AnyEvent, AssistantSaid, MessageReceived
-from assent.stores.base import Append, PendingRow
-from assent.stores.sqlite import SQLiteStore
+from holdfast import Agent, Approve, Pending, Runtime, ScriptedModel, ToolCall, tool
+from holdfast.core.events import AnyEvent, AssistantSaid, MessageReceived
+from holdfast.stores.base import Append, PendingRow
+from holdfast.stores.sqlite.store import SQLiteStore
 
 MESSAGE = "Please give order 4711 its money back, it arrived broken. " * 4
 BATCH = 400
@@ -34,15 +34,15 @@ def agent() -> Agent:
     return Agent("shop", model=ScriptedModel(script, follow=True), tools=[refund])
 
 
-async def original(directory: Path) -> tuple[list[bytes], list[AnyEvent], Pending]:
-    """A real conversation that waits: its events as they are stored, and its pending entry."""
+async def record_parked_conversation(directory: Path) -> tuple[list[bytes], list[AnyEvent], Pending]:
+    """Run one conversation until it waits; return its events (stored and decoded) and its pending entry."""
     async with Runtime(agent(), store=f"sqlite:///{directory}/original.db") as rt:
-        await (await rt.send("original", MESSAGE)).rest()
+        await (await rt.send("original", MESSAGE)).result()
         return await rt.store.read("original"), await rt.history("original"), (await rt.pending())[0]
 
 
-def said(events: list[AnyEvent]) -> int:
-    """Bytes of what was said: the messages' own text and arguments, nothing around them."""
+def text_size(events: list[AnyEvent]) -> int:
+    """Return the bytes of the messages' text and arguments alone, without the encoding around them."""
     size = 0
     for event in events:
         if isinstance(event, MessageReceived):
@@ -53,7 +53,7 @@ def said(events: list[AnyEvent]) -> int:
 
 
 async def park(path: Path, first: int, last: int, bodies: list[bytes], entry: Pending) -> None:
-    """Conversations first..last, each with the original's events under a name of its own."""
+    """Store the conversations first..last, each a copy of the recorded one under a new name."""
     store = SQLiteStore(path, synchronous="OFF")
     await store.open()
     deadline = time.time() + 7 * 86400
@@ -86,7 +86,7 @@ def resident() -> int:
 
 async def weigh(store: str, first: int, decide: int = 20) -> int:
     async with Runtime(agent(), store=store) as rt:
-        await asyncio.sleep(1.2)  # a look at what is owed and at what is due, and a second one
+        await asyncio.sleep(1.2)  # two polls for owing conversations and due calls
         for n in range(decide):
             name = f"conversation-{first + n * 7}"
             waiting = await rt.pending(name)

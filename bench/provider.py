@@ -1,7 +1,7 @@
-"""A provider that says n words, in Anthropic's format or in OpenAI's, as fast as it is heard.
+"""A fake provider that streams N words in Anthropic's or OpenAI's format, as fast as the client reads.
 
-``python provider.py N`` serves on loopback, prints its port, and ends with its standard input: it is run as a process
-of its own, so that what it costs is nobody else's.
+``python provider.py N`` serves on loopback, prints its port and ends with its standard input. The benchmark starts it
+as a separate process, so that its CPU time is not measured.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding
 
 @contextmanager
 def serving(n: int) -> Iterator[str]:
-    """Its URL."""
+    """Start the provider and yield its URL."""
     with subprocess.Popen([sys.executable, __file__, str(n)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin
         assert process.stdout

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""make bench: what Assent costs, as ratios to the least that could be done, all from one run.
+"""``make bench``: the cost of Holdfast as ratios to minimal baselines, all from one run.
 
-Each measure alternates with its yardstick, round by round, so that a busy machine slows both; a ratio is the median of
-the rounds' ratios, a time the median of the rounds, and "quietest" the same from each side's fastest fifth. A goal
-holds only where both keep it.
+Each measure alternates with its baseline, round by round, so that other load on the machine slows both. A ratio is the
+median of the rounds' ratios, a time the median of the rounds, and "quietest" the same over each side's fastest fifth. A
+goal is met only if both values meet it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The server on loopback against bare Starlette: what readers weigh, and how many decisions a second it takes.
+"""The server on loopback against bare Starlette: memory per reader, and decisions per second.
 
 ``python server.py bare|ours|running FILE`` serves until its standard input ends, prints its port, and answers each line
-of input with its resident memory in bytes: it is run as a process of its own. ``ours`` has no agent: it records
-decisions, as ``serve --no-run`` does. ``running`` has the agent: what is approved runs in the same process.
+of input with its resident memory in bytes. The benchmark starts it as a separate process. ``ours`` has no agent and
+only records decisions, as ``serve --no-run`` does; ``running`` also runs the approved calls.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ import msgspec
 import parked
 from measures import Progress, Row, Sizes, clock
 
-from assent import Runtime
+from holdfast import Runtime
+from holdfast.errors import install_command
 
 T = TypeVar("T")
 TOKEN = "the-token-of-the-bench"
@@ -43,18 +44,18 @@ ROUND = {True: (64, 2), False: (320, 30)}
 
 
 def missing() -> str | None:
-    """What keeps this from being measured."""
+    """Return the reason for which these measures cannot run here, or None."""
     from importlib.util import find_spec
 
     lacking = [name for name in ("starlette", "uvicorn", "httptools") if find_spec(name) is None]
-    return f"{', '.join(lacking)} not installed: pip install 'assent[server]'" if lacking else None
+    return f"{', '.join(lacking)} not installed: {install_command('server')}" if lacking else None
 
 
-# --- the process that is measured ---
+# --- the measured process ---
 
 
 def bare() -> Any:
-    """The least that could be done: a POST that reads and writes JSON, a stream that says hello and waits."""
+    """Return the baseline application: a POST that reads and writes JSON, and a stream that stays open."""
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response, StreamingResponse
@@ -80,13 +81,13 @@ def bare() -> Any:
 
 
 async def serving(which: str, path: str) -> None:
-    from assent.server import Limits, TokenAuth, app
-    from assent.server.serving import listen, serve
+    from holdfast.server import Limits, TokenAuth, app
+    from holdfast.server.process import open_socket, serve
 
     agents = [parked.agent()] if which == "running" else []
     limits = Limits(principal_streams=10_000)
     served = app(Runtime(*agents, store=f"sqlite:///{path}"), TokenAuth(TOKEN), limits=limits)
-    listening = listen("127.0.0.1", 0)
+    listening = open_socket("127.0.0.1", 0)
     loop = asyncio.get_running_loop()
 
     def ready(stop: Any) -> None:
@@ -138,27 +139,27 @@ def server(which: str, path: Path) -> Iterator[Server]:
 async def readers(size: Sizes, progress: Progress) -> list[Row]:
     quick = size is measures.QUICK
     count = READERS[quick]
-    _room(count)
+    _raise_file_limit(count)
     weights: dict[str, list[float]] = {"bare": [], "ours": []}
     with tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as name:
         directory = Path(name)
-        _, path = await _parked(directory, 10)
+        _, path = await park_conversations(directory, 10)
         for n in range(1 if quick else 3):
             for which, found in weights.items():
                 progress(f"{count:,} readers of {which}, {n + 1}")
                 with server(which, path) as running:
-                    found.append(await _weighed(running, count) / count)
+                    found.append(await _memory_of_readers(running, count) / count)
     each, least = statistics.median(weights["ours"]), statistics.median(weights["bare"])
     value, best = measures.ratio(weights["ours"], weights["bare"])
     said = f"{value:.2f}x ({each / 1e3:.1f} and {least / 1e3:.1f} KB each)"
     return [Row(f"memory of {count:,} SSE readers to bare Starlette's", "<= 1.5x", said, value, 1.5, best)]
 
 
-async def _weighed(running: Server, count: int) -> float:
-    """What so many readers of one conversation add, each behind its own connection and answered."""
-    warm = [await _reader(running.port) for _ in range(20)]
+async def _memory_of_readers(running: Server, count: int) -> float:
+    """Return the memory that ``count`` readers of one conversation add, each on its own connection."""
+    warm = [await _open_reader(running.port) for _ in range(20)]
     before = running.resident()
-    held = [await _reader(running.port) for _ in range(count)]
+    held = [await _open_reader(running.port) for _ in range(count)]
     after = running.resident()
     for _, writer in (*warm, *held):
         writer.close()
@@ -166,14 +167,14 @@ async def _weighed(running: Server, count: int) -> float:
     return after - before
 
 
-async def _reader(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _open_reader(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(_EVENTS)
     await reader.readuntil(b"retry: 1000\n\n")
     return reader, writer
 
 
-def _room(count: int) -> None:
+def _raise_file_limit(count: int) -> None:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -181,19 +182,19 @@ def _room(count: int) -> None:
 
 
 async def stalled(size: Sizes, progress: Progress) -> list[Row]:
-    """Readers that never read, of a log that is far larger than what may be held for them."""
+    """Measure readers that never read, on a log that is far larger than the buffer for each."""
     count = 50 if size is measures.QUICK else 1_000
-    _room(count)
+    _raise_file_limit(count)
     with tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as name:
         path = Path(name) / "long.db"
         async with Runtime(parked.agent(), store=f"sqlite:///{path}") as rt:
-            await (await rt.send("conversation-0", "x" * 20_000)).rest()
+            await (await rt.send("conversation-0", "x" * 20_000)).result()
             for _ in range(300):
                 await rt.send("conversation-0", "x" * 20_000, when_busy="queue")
         progress(f"{count:,} readers that never read")
         with server("ours", path) as running:
             before = running.resident()
-            held = [_mute(running.port) for _ in range(count)]
+            held = [_open_silent_reader(running.port) for _ in range(count)]
             after = 0
             while (now := running.resident()) > after:
                 after = now
@@ -205,7 +206,7 @@ async def stalled(size: Sizes, progress: Progress) -> list[Row]:
     return [Row(f"memory of {count:,} readers that never read", "<= 200 KB each", said, each_one, 200)]
 
 
-def _mute(port: int) -> socket.socket:
+def _open_silent_reader(port: int) -> socket.socket:
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sock.connect(("127.0.0.1", port))
@@ -217,37 +218,37 @@ def _mute(port: int) -> socket.socket:
 
 
 async def resolving(size: Sizes, progress: Progress) -> list[Row]:
-    """Against bare POSTs: of conversations that the server has run or shown, and of some that it has yet to read.
+    """Measure decisions against bare POSTs: for conversations that the server has in memory, and for cold ones.
 
     The last row is a server that also runs the agent: a decision counts when its tool has run and its turn has ended.
 
-    All servers stay up, as servers do, and the first round of each is not counted: a new process is slow at first, and
-    so are commits while the write-ahead log still grows. A server that has waited for the others is slow at first, too:
-    each gets some requests before it is measured.
+    All servers stay up, and the first round of each is not counted: a new process is slow at first, and so are commits
+    while the write-ahead log still grows. A server that was idle during the last measurement is slow, too: each gets
+    some requests before it is measured.
     """
     count, rounds = ROUND[size is measures.QUICK]
     times: list[float] = []
     async with contextlib.AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=".", prefix=".bench-")))
-        entries, path = await _parked(directory, 3 * count * (rounds + 1))
+        entries, path = await park_conversations(directory, 3 * count * (rounds + 1))
         paths = {which: Path(shutil.copy(path, directory / f"{which}.db")) for which in ("bare", "ours", "running")}
         ports = {which: stack.enter_context(server(which, paths[which])).port for which in paths}
         left = {which: list(entries) for which in paths}
         watching = await stack.enter_async_context(Runtime(store=f"sqlite:///{paths['running']}"))
         sides = {
-            "bare": ("bare", _at_once),
-            "known": ("ours", _known),
-            "in batches": ("ours", _batches),
-            "not read yet": ("ours", _at_once),
-            "run": ("running", functools.partial(_until_ended, watching)),
+            "bare": ("bare", _decide_concurrently),
+            "known": ("ours", _decide_loaded),
+            "in batches": ("ours", _decide_in_batches),
+            "not read yet": ("ours", _decide_concurrently),
+            "run": ("running", functools.partial(_decide_and_wait, watching)),
         }
         rates: dict[str, list[float]] = {side: [] for side in sides}
         for n in range(rounds + 1):
-            for side in measures.there_and_back(sides, n):
+            for side in measures.round_order(sides, n):
                 which, decide = sides[side]
                 progress(f"{count} decisions by {CLIENTS} clients, {side}, round {n} of {rounds}")
                 some = [left[which].pop() for _ in range(count)]
-                await _shared(ports[which], AWAKE * [some[0]], Client.wake)
+                await _run_clients(ports[which], AWAKE * [some[0]], Client.warm_up)
                 seconds, each = await decide(ports[which], some)
                 if n:
                     rates[side].append(seconds / count)
@@ -255,64 +256,64 @@ async def resolving(size: Sizes, progress: Progress) -> list[Row]:
     late = statistics.quantiles(times, n=100)[98] * 1e3
     what = f"durable decisions over HTTP to bare POSTs, {CLIENTS} clients"
     return [
-        _compared(what, rates["known"], rates["bare"], 2.5),
-        _compared("... of what it has yet to read, 32 in a request", rates["in batches"], rates["bare"], 2.5),
-        _compared("... of what it has yet to read, one in a request", rates["not read yet"], rates["bare"], None),
+        _compare_rates(what, rates["known"], rates["bare"]),
+        _compare_rates("... of what it has yet to read, 32 in a request", rates["in batches"], rates["bare"]),
+        _compare_rates("... of what it has yet to read, one in a request", rates["not read yet"], rates["bare"]),
         Row(f"99th percentile of these, {CLIENTS} clients", "< 50 ms", f"{late:.1f} ms", late, 50),
-        _compared("decided, run and answered by the same process", rates["run"], rates["bare"], None),
+        _compare_rates("decided, run and answered by the same process", rates["run"], rates["bare"]),
     ]
 
 
-def _compared(what: str, ours: list[float], bare: list[float], limit: float | None) -> Row:
+def _compare_rates(what: str, ours: list[float], bare: list[float]) -> Row:
     value, best = measures.ratio(ours, bare)
     fast, least = 1 / statistics.median(ours), 1 / statistics.median(bare)
     said = f"{value:.2f}x ({1 / value:.0%}; {fast:,.0f} and {least:,.0f} a second)"
-    return Row(what, "<= 2.5x (40%)" if limit else "", said, value, limit, best)
+    return Row(what, "", said, value, None, best)
 
 
 Entry = tuple[str, str, str]
-"""A conversation, what waits in it, and the digest of what it would do."""
+"""The ids of a conversation and of its pending call, and the digest to approve."""
 
 
 class Client:
     """One connection, one request at a time."""
 
     @classmethod
-    async def connected(cls, port: int) -> Client:
+    async def connect(cls, port: int) -> Client:
         client = cls()
         client._reader, client._writer = await asyncio.open_connection("127.0.0.1", port)
         return client
 
-    async def wake(self, entry: Entry) -> None:
-        """Ask for something that is nowhere."""
-        await self._ask("GET", "/api/nothing", b"")
+    async def warm_up(self, entry: Entry) -> None:
+        """Send a request to an unknown path."""
+        await self._request("GET", "/api/nothing", b"")
 
     async def look(self, entry: Entry) -> None:
-        answer = await self._ask("GET", f"/api/conversations/{entry[0]}", b"")
+        answer = await self._request("GET", f"/api/conversations/{entry[0]}", b"")
         assert entry[2].encode() in answer, answer
 
     async def decide(self, entry: Entry) -> float:
-        """Approve; the seconds that it took."""
+        """Approve the call and return the seconds that it took."""
         conversation, call, digest = entry
         body = msgspec.json.encode({"decision": {"type": "approve", "digest": digest}})
         began = clock()
-        answer = await self._ask("POST", f"/api/conversations/{conversation}/calls/{call}/resolve", body)
+        answer = await self._request("POST", f"/api/conversations/{conversation}/calls/{call}/resolve", body)
         assert b"accepted" in answer, answer
         return clock() - began
 
     async def decide_all(self, entries: list[Entry]) -> float:
-        """Approve all of these with one request; the seconds that it took."""
+        """Approve all of these calls with one request and return the seconds that it took."""
         decisions = [
             {"conversation": conversation, "call": call, "decision": {"type": "approve", "digest": digest}}
             for conversation, call, digest in entries
         ]
         body = msgspec.json.encode({"decisions": decisions})
         began = clock()
-        answer = await self._ask("POST", "/api/pending/resolve", body)
+        answer = await self._request("POST", "/api/pending/resolve", body)
         assert answer.count(b"accepted") == len(entries), answer
         return clock() - began
 
-    async def _ask(self, method: str, path: str, body: bytes) -> bytes:
+    async def _request(self, method: str, path: str, body: bytes) -> bytes:
         self._writer.write(
             f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {TOKEN}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
@@ -329,34 +330,34 @@ Decided = tuple[float, list[float]]
 """Seconds for all decisions, and for each."""
 
 
-async def _at_once(port: int, entries: list[Entry]) -> Decided:
-    """Each once."""
+async def _decide_concurrently(port: int, entries: list[Entry]) -> Decided:
+    """Decide each entry once, from all clients."""
     began = clock()
-    times = await _shared(port, entries, Client.decide)
+    times = await _run_clients(port, entries, Client.decide)
     return clock() - began, times
 
 
-async def _known(port: int, entries: list[Entry]) -> Decided:
-    """The same after a look at each, which is not measured: the server has them in memory, as those that it ran."""
-    await _shared(port, entries, Client.look)
-    return await _at_once(port, entries)
+async def _decide_loaded(port: int, entries: list[Entry]) -> Decided:
+    """Do the same with conversations in memory: each is requested first, which is not measured."""
+    await _run_clients(port, entries, Client.look)
+    return await _decide_concurrently(port, entries)
 
 
-async def _until_ended(watching: Runtime, port: int, entries: list[Entry]) -> Decided:
-    """Each once, until the turn that each decision let go on has ended."""
+async def _decide_and_wait(watching: Runtime, port: int, entries: list[Entry]) -> Decided:
+    """Decide each entry once and wait until all turns have ended."""
     began = clock()
-    times = await _shared(port, entries, Client.decide)
+    times = await _run_clients(port, entries, Client.decide)
     for conversation, _, _ in entries:
         await measures.idle(watching, conversation)
     return clock() - began, times
 
 
-async def _shared(port: int, entries: list[Entry], work: Callable[[Client, Entry], Awaitable[T]]) -> list[T]:
-    """By clients that come with the next when they have the answer to the last."""
+async def _run_clients(port: int, entries: list[Entry], work: Callable[[Client, Entry], Awaitable[T]]) -> list[T]:
+    """Share the entries among the clients, each of which sends one request at a time."""
     left, done = list(entries), list[T]()
 
     async def client() -> None:
-        client = await Client.connected(port)
+        client = await Client.connect(port)
         while left:
             done.append(await work(client, left.pop()))
         client.close()
@@ -365,17 +366,17 @@ async def _shared(port: int, entries: list[Entry], work: Callable[[Client, Entry
     return done
 
 
-async def _batches(port: int, entries: list[Entry]) -> Decided:
-    """Each once, by one client that decides as many at a time as there are clients elsewhere."""
-    client = await Client.connected(port)
+async def _decide_in_batches(port: int, entries: list[Entry]) -> Decided:
+    """Decide each entry once, from one client, in batches of ``CLIENTS`` entries."""
+    client = await Client.connect(port)
     times = [await client.decide_all(entries[start : start + CLIENTS]) for start in range(0, len(entries), CLIENTS)]
     client.close()
     return sum(times), times
 
 
-async def _parked(directory: Path, count: int) -> tuple[list[Entry], Path]:
-    """A store in which so many conversations wait for an approval, and what is waited for."""
-    bodies, _, entry = await parked.original(directory)
+async def park_conversations(directory: Path, count: int) -> tuple[list[Entry], Path]:
+    """Create a store with ``count`` conversations that wait for an approval; return the pending calls and its path."""
+    bodies, _, entry = await parked.record_parked_conversation(directory)
     path = directory / "parked.db"
     await parked.park(path, 0, count, bodies, entry)
     async with Runtime(store=f"sqlite:///{path}") as rt:

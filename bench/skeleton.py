@@ -1,8 +1,7 @@
-"""The least that an asyncio runtime could do for a step: what Assent's step is compared with.
+"""The baseline for a step: the minimum that an asyncio runtime must do.
 
-A model task, a tool task, a queue hop for what each of them reports, three events encoded. No validation, no state,
-no hash chain, no store, no viewers, no cancellation: whoever does less than this does not run the step in tasks of
-their own, or does not write down what happened.
+A model task, a tool task, a queue for their results, and three encoded events. No validation, no state, no hash chain,
+no store, no viewers, no cancellation. A runtime that does less either starts no tasks or logs no events.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ Tool = Callable[..., Awaitable[Any]]
 
 
 async def steps(n: int, stream: Stream, tools: dict[str, Tool]) -> int:
-    """Run n steps; the number of bytes that were encoded."""
+    """Run n steps and return the number of encoded bytes."""
     queue: asyncio.Queue[Any] = asyncio.Queue()
     encode = msgspec.json.Encoder().encode
     loop = asyncio.get_running_loop()

@@ -1,6 +1,9 @@
-"""Ask, then act: `assent run hello:agent "Tell Ada the build is green"`, and approve from a second terminal."""
+"""An agent that asks before it sends a mail.
 
-from assent import Agent, ScriptedModel, ToolCall, tool
+Run `holdfast run hello:agent "Tell Ada the build is green"`, and approve from a second terminal.
+"""
+
+from holdfast import Agent, ScriptedModel, ToolCall, tool
 
 
 @tool

@@ -1,20 +1,22 @@
-"""Assent below /assent of a Django project, with Django's sessions: `uvicorn with_django:application`.
+"""Holdfast under /holdfast in a Django project, with Django's sessions: `uvicorn with_django:application`.
 
-What stands here in one file are your project's settings.py, urls.py and asgi.py. Open
-http://127.0.0.1:8000/login/ada and then /assent/.
+This file combines the settings.py, urls.py, views.py and asgi.py of a project. Open http://127.0.0.1:8000/login/ada
+and then /holdfast/. `POST /ask` with a field `text` is a view of the project's own that runs the agent.
 """
 
 import os
 import secrets
+from typing import Any
 
 from django.conf import settings
 from django.core.asgi import get_asgi_application
-from django.http import HttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
 from hello import agent
+from starlette.requests import Request
 
-from assent import Runtime
-from assent.server import OpenedBy, app
+from holdfast import Runtime
+from holdfast.server import OpenedBy, app
 
 settings.configure(
     SECRET_KEY=os.environ.get("SECRET_KEY", secrets.token_urlsafe()),
@@ -29,29 +31,39 @@ django = get_asgi_application()
 from django.contrib.sessions.backends.signed_cookies import SessionStore  # noqa: E402  (needs the settings)
 
 
-def login(request, name):
-    """Your own login stands here."""
+def login(request: HttpRequest, name: str) -> HttpResponse:
+    """Replace this with your own login."""
     request.session["user"] = name
     return HttpResponse(f"hello {name}")
 
 
-urlpatterns = [path("login/<str:name>", login)]
+async def ask(request: HttpRequest) -> HttpResponse:
+    """Run the agent for the user; return its reply, and what waits for a decision on the page."""
+    user = request.session.get("user")
+    if user is None or request.method != "POST":
+        return HttpResponse(status=401 if user is None else 405)
+    result = await runtime.run(request.POST["text"], by=user)
+    waiting = [pending.prompt for pending in result.pending]
+    return JsonResponse({"text": result.text, "waiting": waiting, "conversation": result.conversation})
 
 
-def who(request):
-    """Who asks, from Django's session; None: they have to log in first."""
+urlpatterns = [path("login/<str:name>", login), path("ask", ask)]
+
+
+def authenticate(request: Request) -> str | None:
+    """Return the user's name from Django's session; None refuses the request."""
     return SessionStore(request.cookies.get(settings.SESSION_COOKIE_NAME, "")).get("user")
 
 
-runtime = Runtime(agent, store=os.environ.get("ASSENT_STORE", "sqlite:///assent.db"))
-assent = app(runtime, auth=who, may_see=OpenedBy(runtime))
+runtime = Runtime(agent, store=os.environ.get("HOLDFAST_STORE", "sqlite:///holdfast.db"))
+holdfast = app(runtime, auth=authenticate, may_see=OpenedBy(runtime))
 
 
-async def application(scope, receive, send):
-    """Django has no lifespan and no mounts: both are three lines."""
+async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    """Route requests to Holdfast or Django. Django supports neither lifespan nor mounts."""
     if scope["type"] == "lifespan":
-        await assent(scope, receive, send)
-    elif scope["path"] == "/assent" or scope["path"].startswith("/assent/"):
-        await assent({**scope, "root_path": f"{scope.get('root_path', '')}/assent"}, receive, send)
+        await holdfast(scope, receive, send)
+    elif scope["path"] == "/holdfast" or scope["path"].startswith("/holdfast/"):
+        await holdfast({**scope, "root_path": f"{scope.get('root_path', '')}/holdfast"}, receive, send)
     else:
         await django(scope, receive, send)

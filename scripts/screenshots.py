@@ -1,13 +1,13 @@
-"""Picture each view of the page, in light, in dark and on a phone. Usage: scripts/screenshots.py FOLDER"""
+"""Save a screenshot of each view of the page: light, dark and phone. Usage: scripts/screenshots.py FOLDER"""
 
 import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "page"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from browser import Stage, Visitor, browser, read_and_click, select
 from playwright.sync_api import Page
+from support.browser import Stage, Visitor, browser, read_and_click, select
 
 LOOKS = {
     "light": {"viewport": {"width": 1200, "height": 860}, "color_scheme": "light"},
@@ -16,44 +16,44 @@ LOOKS = {
 }
 
 
-def editing(page: Page) -> None:
-    read_and_click(page.locator("assent-approval .edit"))
-    page.locator("assent-approval").get_by_label("amount", exact=True).fill("5.50")
+def edit_arguments(page: Page) -> None:
+    read_and_click(page.locator("holdfast-approval .edit"))
+    page.locator("holdfast-approval").get_by_label("amount", exact=True).fill("5.50")
     page.get_by_text("5.50 EUR to the card").wait_for()
-    page.locator("assent-approval .card").evaluate("card => card.scrollIntoView({block: 'center'})")
+    page.locator("holdfast-approval .card").evaluate("card => card.scrollIntoView({block: 'center'})")
 
 
-def opened(page: Page) -> None:
+def open_row(page: Page) -> None:
     page.locator(".row .head").first.click()
     page.locator(".row.open .card").wait_for()
 
 
-def answering(page: Page) -> None:
-    page.locator("assent-question").get_by_label("seats", exact=True).fill("12")
+def answer_question(page: Page) -> None:
+    page.locator("holdfast-question").get_by_label("seats", exact=True).fill("12")
     read_and_click(page.get_by_role("button", name="Send the answer"))
 
 
-def batch(page: Page) -> None:
+def review_batch(page: Page) -> None:
     for row in page.locator(".row:has(input[type=checkbox])").all()[:3]:
         select(row)
     page.get_by_role("button", name="Review").click()
 
 
-def unfolded(page: Page) -> None:
+def unfold_thinking(page: Page) -> None:
     page.get_by_text("Thinking", exact=True).click()
 
 
-def listed(page: Page) -> None:
+def list_remembered(page: Page) -> None:
     page.get_by_role("button", name="1 remembered").click()
 
 
-def running(page: Page) -> None:
+def start_run(page: Page) -> None:
     page.get_by_label("Message", exact=True).fill("count")
     page.keyboard.press("Enter")
     page.locator(".progress").wait_for()
 
 
-def chosen(page: Page) -> None:
+def cancel_file_chooser(page: Page) -> None:
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="Choose a file").click()
     chooser.value.element.dispatch_event("cancel")
@@ -74,30 +74,30 @@ def main(folder: Path) -> None:
             stage.ask("POST", f"conversations/kept/calls/{kept['call']}/resolve", {"decision": decision})
             for word in ("refund", "patch", "book", "sign", "evil"):
                 stage.waiting(talks[word])
-            views = {  # a place, or how to get to one of its own for each look
+            views = {  # name -> (path, or a function that creates one per look; an action on the page)
                 "chat": (f"c/{talks['refund']}", None),
-                "edit": (f"c/{talks['refund']}", editing),
+                "edit": (f"c/{talks['refund']}", edit_arguments),
                 "diff": (f"c/{talks['patch']}", None),
-                "question": (f"c/{talks['book']}", answering),
+                "question": (f"c/{talks['book']}", answer_question),
                 "long": (f"c/{talks['sign']}", None),
                 "hostile": (f"c/{talks['evil']}", None),
-                "thinking": (f"c/{talks['think']}", unfolded),
+                "thinking": (f"c/{talks['think']}", unfold_thinking),
                 "failed": (f"c/{talks['fail']}", None),
-                "remembered": ("c/kept", listed),
-                "running": (lambda: f"c/{stage.conversation()}", running),
+                "remembered": ("c/kept", list_remembered),
+                "running": (lambda: f"c/{stage.conversation()}", start_run),
                 "file": (lambda: f"c/{stage.conversation('file')}", None),
-                "refused": (lambda: f"c/{stage.conversation('file')}", chosen),
+                "refused": (lambda: f"c/{stage.conversation('file')}", cancel_file_chooser),
                 "inbox": ("inbox", None),
-                "inbox-open": ("inbox", opened),
-                "batch": ("inbox", batch),
+                "inbox-open": ("inbox", open_row),
+                "batch": ("inbox", review_batch),
                 "home": ("", None),
             }
             for look, options in LOOKS.items():
                 visitor = Visitor(launched, stage, "alice", **options)
                 for name, (where, act) in views.items():
                     page = visitor.page(where() if callable(where) else where)
-                    page.locator("assent-app .app").wait_for()
-                    page.wait_for_timeout(900)  # what comes is there, and cards are armed
+                    page.locator("holdfast-app .app").wait_for()
+                    page.wait_for_timeout(900)  # until the view is complete and the cards accept clicks
                     if act:
                         act(page)
                         page.wait_for_timeout(450)

@@ -53,5 +53,5 @@ def test_without_the_providers_sdks_their_measures_are_skipped_and_that_is_said(
         timeout=60,
     )
     assert run.returncode == 0, run.stderr
-    assert "skipped: provider_chunk long_request: anthropic not installed: pip install 'assent[" in run.stderr
+    assert "skipped: provider_chunk long_request: anthropic not installed: pip install 'holdfast[" in run.stderr
     assert json.loads(run.stdout)["measures"] == []

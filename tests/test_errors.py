@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from assent import errors
-from assent.core.decisions import Failed
-from assent.errors import KINDS, AssentError, DeclarationError, Stale, ToolError
+from holdfast import errors
+from holdfast.core.decisions import Failed
+from holdfast.errors import KINDS, DeclarationError, HoldfastError, Stale, ToolError
 
 CODES = [
     (errors.NotFound("no conversation"), 3, 404),
@@ -32,22 +32,22 @@ CODES = [
 
 @pytest.mark.parametrize(("error", "exit_code", "status"), CODES, ids=lambda v: type(v).__name__)
 def test_each_error_has_the_exit_code_and_the_http_status_of_the_design(
-    error: AssentError, exit_code: int, status: int
+    error: HoldfastError, exit_code: int, status: int
 ) -> None:
     assert (error.exit_code, error.http_status) == (exit_code, status)
 
 
 def test_every_error_class_carries_a_kind_of_the_vocabulary() -> None:
-    def classes(root: type[AssentError]) -> list[type[AssentError]]:
+    def classes(root: type[HoldfastError]) -> list[type[HoldfastError]]:
         return [root, *(c for sub in root.__subclasses__() for c in classes(sub))]
 
-    for cls in classes(AssentError):
+    for cls in classes(HoldfastError):
         assert cls.kind in KINDS, cls
 
 
 def test_the_tree_in_the_docstring_names_every_error_class() -> None:
     for name in errors.__all__:
-        if isinstance(getattr(errors, name), type) and issubclass(getattr(errors, name), AssentError):
+        if isinstance(getattr(errors, name), type) and issubclass(getattr(errors, name), HoldfastError):
             assert name in (errors.__doc__ or ""), name
 
 
@@ -55,7 +55,7 @@ def test_a_kind_outside_of_the_vocabulary_is_refused_wherever_it_could_be_given(
     for attempt in (
         lambda: ToolError("card_declined", "no"),
         lambda: Failed("card_declined", "no"),
-        lambda: AssentError("no", kind="card_declined"),
+        lambda: HoldfastError("no", kind="card_declined"),
     ):
         with pytest.raises(DeclarationError, match=r"unknown error kind 'card_declined'.*details"):
             attempt()

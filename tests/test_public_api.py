@@ -10,38 +10,39 @@ from types import ModuleType
 
 import pytest
 
-import assent
-from assent import events, hooks, models
+import holdfast
+from holdfast import blocking, events, hooks, models
 
 PUBLIC = [
-    "Accepted", "Agent", "Answer", "Approve", "Ask", "AssentError", "Busy", "Call", "ClientResult", "Context",
-    "Default", "Deny", "Failed", "Halt", "Invalid", "Limits", "NotAllowed", "NotFound", "Pending", "Previewed",
-    "Principal", "Result", "Retention", "Retry", "Runtime", "ScriptedModel", "Snapshot", "Stale", "Submit", "Tool",
-    "ToolCall", "ToolError", "Toolset", "Turn", "provider_tool", "tool",
+    "Accepted", "Agent", "Answer", "Approve", "Ask", "Busy", "Call", "ClientResult", "Context", "Decision",
+    "Default", "Deny", "Failed", "Halt", "HoldfastError", "Invalid", "Limits", "NotAllowed", "NotFound", "Pending",
+    "Previewed", "Principal", "Result", "Retention", "Retry", "Runtime", "ScriptedModel", "Snapshot", "Stale",
+    "Submit", "Tool", "ToolCall", "ToolError", "Toolset", "Turn", "TurnError", "TurnResult", "provider_tool",
+    "tool",
 ]  # fmt: skip
 
 
 def test_the_public_names_are_these_and_no_others() -> None:
-    assert assent.__all__ == PUBLIC
-    assert sorted(assent.__all__, key=lambda name: (name[0].islower(), name)) == assent.__all__
-    assert len(assent.__all__) < 40
-    for name in assent.__all__:
-        assert getattr(assent, name) is not None
+    assert holdfast.__all__ == PUBLIC
+    assert sorted(holdfast.__all__, key=lambda name: (name[0].islower(), name)) == holdfast.__all__
+    assert len(holdfast.__all__) < 40
+    for name in holdfast.__all__:
+        assert getattr(holdfast, name) is not None
 
 
 def test_every_public_name_says_what_it_is() -> None:
-    for name in assent.__all__:
-        assert (getattr(assent, name).__doc__ or "").strip(), f"{name} has no docstring"
+    for name in holdfast.__all__:
+        assert (getattr(holdfast, name).__doc__ or "").strip(), f"{name} has no docstring"
 
 
-@pytest.mark.parametrize("module", [events, hooks, models])
+@pytest.mark.parametrize("module", [blocking, events, hooks, models])
 def test_a_public_module_is_sorted_says_what_it_is_and_has_every_member_of_its_unions(module: ModuleType) -> None:
     assert (module.__doc__ or "").strip()
     assert sorted(module.__all__) == module.__all__
     for name in module.__all__:
         thing = getattr(module, name)
         if members := typing.get_args(thing):
-            assert {each.__name__ for each in members} <= {*module.__all__, *assent.__all__}, name
+            assert {each.__name__ for each in members} <= {*module.__all__, *holdfast.__all__}, name
         else:
             doc = vars(thing).get("__doc__") if isinstance(thing, type) else thing.__doc__
             assert (doc or "").strip(), f"{name} has no docstring"
@@ -51,12 +52,14 @@ def test_a_public_module_is_sorted_says_what_it_is_and_has_every_member_of_its_u
     ("cls", "names"),
     [
         (
-            assent.Runtime,
-            "agents attach_client backup cancel close conversations dry_run events grants history open owners pending "
-            "preview resolve result revoke send snapshot start store submit",
+            holdfast.Runtime,
+            "agents attach_client backup call_result cancel close conversations count_running_calls dry_run events "
+            "find_client grants history is_open kill load_state now open owners pending pending_changes pending_pages "
+            "preview resolve resolve_many revoke run send skip_drain snapshot start store stream unfinished_states "
+            "wait watch",
         ),
-        (assent.Agent, "from_json to_json"),
-        (assent.Turn, "ended rest"),
+        (holdfast.Agent, "from_json run run_sync to_json"),
+        (holdfast.Turn, "final_result result stream"),
     ],
 )
 def test_help_shows_what_a_user_may_call_and_nothing_else_each_with_a_docstring(cls: type, names: str) -> None:
@@ -66,13 +69,20 @@ def test_help_shows_what_a_user_may_call_and_nothing_else_each_with_a_docstring(
         assert (inspect.getattr_static(cls, name).__doc__ or "").strip(), f"{cls.__name__}.{name}"
 
 
-def test_importing_assent_loads_no_provider_web_framework_database_driver_or_command_line() -> None:
-    code = "import sys, assent; print(*sorted({m.split('.')[0] for m in sys.modules}))"
+def test_importing_holdfast_loads_no_provider_web_framework_database_driver_or_command_line() -> None:
+    code = "import sys, holdfast; print(*sorted({m.split('.')[0] for m in sys.modules}))"
     loaded = set(
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     )
     unwanted = {
         "openai", "anthropic", "google", "groq", "pydantic", "pydantic_ai", "starlette", "uvicorn", "asyncpg", "apsw",
-        "click", "rich", "opentelemetry", "httpx", "httpx2", "genai_prices", "sqlite3",
+        "click", "rich", "prompt_toolkit", "opentelemetry", "httpx", "httpx2", "genai_prices", "sqlite3",
+        "langchain_core",
     }  # fmt: skip
     assert not loaded & unwanted
+
+
+def test_typing_extensions_is_for_type_checkers_only() -> None:
+    """It is no dependency: a dependency that happens to bring it must not hide that."""
+    code = "import sys; sys.modules['typing_extensions'] = None; import holdfast, holdfast.hooks, holdfast.events"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-import assent
-from assent import Agent, Call, Runtime, ScriptedModel, ToolCall, ToolError, tool
-from assent.core.events import CallReturned
-from assent.core.redaction import foreign_text, redact_secrets
+import holdfast
+from holdfast import Agent, Call, Runtime, ScriptedModel, ToolCall, ToolError, tool
+from holdfast.core.events import CallReturned
+from holdfast.core.redaction import redact_exception, redact_secrets
 
-SOURCE = Path(assent.__file__).parent
+SOURCE = Path(holdfast.__file__).parent
 
 SHAPES = [
     ("headers={b'Authorization': b'Basic S3CRET'}", "headers={b'Authorization': b'[redacted]'}"),
@@ -88,9 +88,9 @@ def test_an_exception_whose_message_cannot_be_read_still_becomes_text():
         def __str__(self):
             raise RuntimeError("no")
 
-    assert foreign_text(Odd()) == "Odd: its message could not be read"
-    assert foreign_text(ValueError("\ud800")) == "ValueError: ?"
-    assert foreign_text(ValueError()) == "ValueError"
+    assert redact_exception(Odd()) == "Odd: its message could not be read"
+    assert redact_exception(ValueError("\ud800")) == "ValueError: ?"
+    assert redact_exception(ValueError()) == "ValueError"
 
 
 def run(main):
@@ -125,10 +125,10 @@ def test_a_handler_s_exception_reaches_log_and_model_without_its_secrets(kind, c
 
     async def main():
         async with Runtime(Agent("a", model=model, tools=[awaited if kind == "async" else threaded, spoken])) as rt:
-            await (await rt.send("c", "go")).ended()
+            await (await rt.send("c", "go")).final_result()
             return await rt.history("c")
 
-    with caplog.at_level(logging.WARNING, "assent"):
+    with caplog.at_level(logging.WARNING, "holdfast"):
         log = run(main())
     errors = {event.tool: event.error for event in log if isinstance(event, CallReturned)}
     failed, said = errors["work"], errors["spoken"]
@@ -151,7 +151,7 @@ def test_a_model_s_exception_reaches_the_log_without_its_secrets():
 
     async def main():
         async with Runtime(Agent("a", model=Broken())) as rt:
-            return await (await rt.send("c", "go")).ended()
+            return await (await rt.send("c", "go")).final_result()
 
     ended = run(main())
     assert "https://u:[redacted]@models.example" in ended.error.message
@@ -160,7 +160,7 @@ def test_a_model_s_exception_reaches_the_log_without_its_secrets():
 # --- the one place ---
 
 BROAD = {"Exception", "BaseException"}
-SAFE = {"foreign_text", "shown", "redact_secrets"}
+SAFE = {"redact_exception", "describe_exception", "redact_secrets"}
 
 
 def _names(kind):
@@ -190,7 +190,7 @@ def _formatted(handler):
 
 
 def test_no_other_place_turns_a_foreign_exception_into_text():
-    """``except Exception as x`` catches what is not ours: x becomes text through ``foreign_text`` or not at all."""
+    """``except Exception as x`` catches what is not ours: x becomes text through ``redact_exception`` or not at all."""
     wrong = []
     for path in sorted(SOURCE.rglob("*.py")):
         if path.name == "redaction.py":

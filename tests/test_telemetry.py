@@ -12,6 +12,7 @@ import threading
 import timeit
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,13 +24,22 @@ from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.trace import SpanKind, StatusCode
 
-from assent import Agent, Answer, Approve, Deny, Runtime, ScriptedModel, ToolCall, telemetry, tool
-from assent.core.decisions import Principal
-from assent.core.events import Attempt, CallMade, CallReturned, CallSuspended, ErrorInfo, TurnEnded, TurnStarted, Usage
-from assent.core.inputs import Asked, CallWanted, Erred, ModelFailed, ModelReplied, Returned
-from assent.core.state import CallState, State, TurnState, evolve
-from assent.core.transcript import AssistantMessage, ToolResult, ToolUse, UserMessage
-from assent.models.base import Request
+from holdfast import Agent, Answer, Approve, Deny, Runtime, ScriptedModel, ToolCall, telemetry, tool
+from holdfast.core.decisions import Decision, Principal
+from holdfast.core.events import (
+    Attempt,
+    CallMade,
+    CallReturned,
+    CallSuspended,
+    ErrorInfo,
+    TurnEnded,
+    TurnStarted,
+    Usage,
+)
+from holdfast.core.inputs import CallWanted, ErrorOutcome, ModelFailed, ModelReplied, QuestionOutcome, ValueOutcome
+from holdfast.core.state import CallState, State, TurnState, evolve
+from holdfast.core.transcript import AssistantMessage, ToolResult, ToolUse, UserMessage
+from holdfast.models.base import Request
 
 WEEK = 7 * 24 * 3600.0
 TURN = TurnState(number=3, message=9, agent="desk", by=Principal("ada"), steps=20, step=1, started=1_800_000_000.5)
@@ -77,6 +87,7 @@ def week() -> list:
     @tool(executor="human", prompt="Which?", expires="60d")
     def ask_order() -> int:
         """Ask for the order."""
+        raise NotImplementedError
 
     script = [[ToolCall("refund", {"order": 7}, id="toolu_1"), Usage(100, 10, cost=0.5)], [ToolCall("ask_order")], "ok"]
 
@@ -85,10 +96,10 @@ def week() -> list:
         async with Runtime(Agent("desk", model=model, tools=[refund, ask_order]), clock=lambda: now[0]) as rt:
             turn = await rt.send("ada", "my money", by="ada")
             for decision in (Approve(), Answer(7)):
-                (waiting,) = (await turn.rest()).pending
+                (waiting,) = (await turn.result()).pending
                 now[0] += WEEK
                 await rt.resolve("ada", waiting.call, decision, by="boss")
-            await turn.ended()
+            await turn.final_result()
             return await rt.history("ada")
 
     return asyncio.run(asyncio.wait_for(main(), 60))
@@ -99,7 +110,7 @@ def feed(log: list, conversation: str = "ada") -> None:
     state = State(conversation=conversation)
     for event in log:
         after = evolve(state, event)
-        telemetry.saw(state, [event], [after])
+        telemetry.on_append(state, [event], [after])
         state = after
 
 
@@ -119,22 +130,22 @@ def test_a_suspension_is_a_span_that_lasted_as_long_as_the_log_says(spans: Spans
     span = spans.one("suspended refund")
     suspended = of(week, CallSuspended)[0]
     assert (span.start_time, span.end_time) == (ns(suspended.at), ns(suspended.at + WEEK))
-    assert dict(span.attributes) == {
+    assert dict(span.attributes or {}) == {
         "gen_ai.conversation.id": "ada",
         "gen_ai.agent.name": "desk",
         "gen_ai.tool.name": "refund",
         "gen_ai.tool.type": "function",
         "gen_ai.tool.call.id": "toolu_1",
-        "assent.turn": 1,
-        "assent.step": 1,
-        "assent.call.key": f"ada/{suspended.call_id}",
-        "assent.call.executor": "server",
-        "assent.suspension.kind": "approval",
-        "assent.suspension.decision": "approve",
-        "assent.suspension.by": "boss",
+        "holdfast.turn": 1,
+        "holdfast.step": 1,
+        "holdfast.call.key": f"ada/{suspended.call_id}",
+        "holdfast.call.executor": "server",
+        "holdfast.suspension.kind": "approval",
+        "holdfast.suspension.decision": "approve",
+        "holdfast.suspension.by": "boss",
     }
     answered = spans.one("suspended ask_order").attributes
-    assert (answered["assent.suspension.kind"], answered["assent.suspension.decision"]) == ("elicitation", "answer")
+    assert (answered["holdfast.suspension.kind"], answered["holdfast.suspension.decision"]) == ("elicitation", "answer")
 
 
 def test_a_turn_is_a_span_that_lasted_as_long_as_the_log_says(spans: Spans, week: list) -> None:
@@ -142,16 +153,16 @@ def test_a_turn_is_a_span_that_lasted_as_long_as_the_log_says(spans: Spans, week
     span = spans.one("invoke_agent desk")
     assert (span.start_time, span.end_time) == (ns(of(week, TurnStarted)[0].at), ns(of(week, TurnEnded)[0].at))
     assert span.status.status_code == StatusCode.UNSET
-    assert dict(span.attributes) == {
+    assert dict(span.attributes or {}) == {
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.conversation.id": "ada",
         "gen_ai.agent.name": "desk",
         "gen_ai.usage.input_tokens": 100,
         "gen_ai.usage.output_tokens": 10,
-        "assent.cost": 0.5,
-        "assent.turn": 1,
-        "assent.turn.steps": 3,
-        "assent.turn.reason": "completed",
+        "holdfast.cost": 0.5,
+        "holdfast.turn": 1,
+        "holdfast.turn.steps": 3,
+        "holdfast.turn.reason": "completed",
     }
 
 
@@ -161,7 +172,7 @@ def test_whoever_appends_an_event_tells_of_it_and_nobody_needs_to_have_seen_the_
     state = State(conversation="ada")
     for event in week[:-1]:
         state = evolve(state, event)
-    telemetry.saw(state, week[-1:], [evolve(state, week[-1])])
+    telemetry.on_append(state, week[-1:], [evolve(state, week[-1])])
     assert spans.names() == ["invoke_agent desk"]
 
 
@@ -169,7 +180,7 @@ def test_what_one_append_has_is_told_in_its_order(spans: Spans, week: list) -> N
     states, state = [], State(conversation="ada")
     for event in week:
         states.append(state := evolve(state, event))
-    telemetry.saw(State(conversation="ada"), week, states)
+    telemetry.on_append(State(conversation="ada"), week, states)
     assert spans.names() == ["suspended refund", "suspended ask_order", "invoke_agent desk"]
 
 
@@ -180,10 +191,10 @@ def test_a_turn_is_one_trace_and_another_turn_another(spans: Spans, week: list) 
     assert len({span.parent.span_id for span in told}) == 1
     assert all(span.parent.is_remote for span in told)
     roots = [
-        telemetry._root("ada", TURN),
-        telemetry._root("bob", TURN),
-        telemetry._root("ada", msgspec.structs.replace(TURN, number=4)),
-        telemetry._root("ada", msgspec.structs.replace(TURN, started=5.0)),  # the same name in another store
+        telemetry._turn_root("ada", TURN),
+        telemetry._turn_root("bob", TURN),
+        telemetry._turn_root("ada", msgspec.structs.replace(TURN, number=4)),
+        telemetry._turn_root("ada", msgspec.structs.replace(TURN, started=5.0)),  # the same name in another store
     ]
     assert len({root.trace_id for root in roots}) == 4
     assert all(root.is_valid and root.trace_flags.sampled for root in roots)
@@ -191,13 +202,14 @@ def test_a_turn_is_one_trace_and_another_turn_another(spans: Spans, week: list) 
 
 def test_another_process_comes_to_the_same_trace() -> None:
     code = (
-        "from assent import telemetry; from assent.core.state import TurnState; from assent.core.decisions import *;"
+        "from holdfast import telemetry; from holdfast.core.state import TurnState;"
+        "from holdfast.core.decisions import *;"
         f"turn = TurnState(number=3, message=9, agent='desk', by=Principal('eve'), steps=1, started={TURN.started!r});"
-        "root = telemetry._root('ada', turn); print(root.trace_id, root.span_id)"
+        "root = telemetry._turn_root('ada', turn); print(root.trace_id, root.span_id)"
     )
     env = {**os.environ, "PYTHONHASHSEED": "7"}
     ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True)
-    root = telemetry._root("ada", TURN)
+    root = telemetry._turn_root("ada", TURN)
     assert ran.stdout.split() == [str(root.trace_id), str(root.span_id)]
 
 
@@ -208,7 +220,7 @@ def test_clocks_that_disagree_make_a_span_of_no_length_and_never_one_that_ends_f
     assert span.start_time == span.end_time == ns(of(week, TurnStarted)[0].at)
 
 
-def outcome(script: list, *decisions: object, cancel: bool = False) -> list:
+def outcome(script: list, *decisions: Decision, cancel: bool = False) -> list:
     """The log of a turn with a gated call and one of these decisions, or a cancel."""
 
     @tool(approval="required")
@@ -219,12 +231,12 @@ def outcome(script: list, *decisions: object, cancel: bool = False) -> list:
     async def main() -> list:
         async with Runtime(Agent("desk", model=ScriptedModel(script), tools=[refund])) as rt:
             turn = await rt.send("ada", "my money", by="ada")
-            rest = await turn.rest()
-            for waiting, decision in zip(rest.pending, decisions, strict=False):
+            result = await turn.result()
+            for waiting, decision in zip(result.pending, decisions, strict=False):
                 await rt.resolve("ada", waiting.call, decision, by="boss")
             if cancel:
                 await rt.cancel("ada", by="ada")
-            await turn.ended()
+            await turn.final_result()
             return await rt.history("ada")
 
     return asyncio.run(asyncio.wait_for(main(), 60))
@@ -235,9 +247,9 @@ def test_a_suspension_that_a_cancel_ends_is_told_as_cancelled(spans: Spans, monk
     log = outcome([[ToolCall("refund")]], cancel=True)
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", spans.provider)
     feed(log)
-    assert spans.one("suspended refund").attributes["assent.suspension.decision"] == "cancelled"
+    assert spans.one("suspended refund").attributes["holdfast.suspension.decision"] == "cancelled"
     turn = spans.one("invoke_agent desk")
-    assert turn.attributes["assent.turn.reason"] == "cancelled"
+    assert turn.attributes["holdfast.turn.reason"] == "cancelled"
     assert turn.status.status_code == StatusCode.UNSET
 
 
@@ -247,7 +259,7 @@ def test_a_denial_is_a_decision_and_no_error(spans: Spans, monkeypatch: pytest.M
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", spans.provider)
     feed(log)
     span = spans.one("suspended refund")
-    assert span.attributes["assent.suspension.decision"] == "deny"
+    assert span.attributes["holdfast.suspension.decision"] == "deny"
     assert span.status.status_code == StatusCode.UNSET
     assert of(log, CallReturned)[0].error.kind == "denied"
 
@@ -267,51 +279,51 @@ def test_a_turn_that_failed_has_the_errors_kind(spans: Spans, monkeypatch: pytes
 
 def test_a_tool_call_is_the_current_span_while_it_runs_also_in_its_thread(spans: Spans) -> None:
     tracer = spans.provider.get_tracer("mine")
-    with telemetry.tool_call("ada", TURN, CALL) as span:
+    with telemetry.tool_call_span("ada", TURN, CALL) as span:
         with tracer.start_as_current_span("query"):
             pass
         context = contextvars.copy_context()
         thread = threading.Thread(target=context.run, args=(lambda: tracer.start_span("in a thread").end(),))
         thread.start()
         thread.join()
-        span.ended(Returned(value={"secret": 1}))
+        span.record_outcome(ValueOutcome(value={"secret": 1}))
     ran = spans.one("execute_tool refund")
     assert {spans.one("query").parent.span_id, spans.one("in a thread").parent.span_id} == {ran.context.span_id}
     assert not trace.get_current_span().get_span_context().is_valid
-    assert ran.context.trace_id == telemetry._root("ada", TURN).trace_id
+    assert ran.context.trace_id == telemetry._turn_root("ada", TURN).trace_id
     assert ran.kind == SpanKind.INTERNAL
-    assert dict(ran.attributes) == {
+    assert dict(ran.attributes or {}) == {
         "gen_ai.operation.name": "execute_tool",
         "gen_ai.conversation.id": "ada",
         "gen_ai.agent.name": "desk",
         "gen_ai.tool.name": "refund",
         "gen_ai.tool.type": "function",
         "gen_ai.tool.call.id": "toolu_7",
-        "assent.turn": 3,
-        "assent.step": 1,
-        "assent.call.key": "ada/c7",
-        "assent.call.executor": "server",
-        "assent.call.attempt": 2,
-        "assent.call.approver": "boss",
+        "holdfast.turn": 3,
+        "holdfast.step": 1,
+        "holdfast.call.key": "ada/c7",
+        "holdfast.call.executor": "server",
+        "holdfast.call.attempt": 2,
+        "holdfast.call.approver": "boss",
     }
 
 
 def test_a_tool_calls_error_is_its_kind_and_its_words_stay_here(spans: Spans) -> None:
-    with telemetry.tool_call("ada", TURN, CALL) as span:
-        span.ended(Erred(error=ErrorInfo(kind="not_found", message="no order of Ada's")))
+    with telemetry.tool_call_span("ada", TURN, CALL) as span:
+        span.record_outcome(ErrorOutcome(error=ErrorInfo(kind="not_found", message="no order of Ada's")))
     ran = spans.one("execute_tool refund")
     assert ran.attributes["error.type"] == "not_found"
     assert (ran.status.status_code, ran.status.description) == (StatusCode.ERROR, None)
 
 
 def test_a_tool_call_that_asks_is_no_error(spans: Spans) -> None:
-    with telemetry.tool_call("ada", TURN, CALL) as span:
-        span.ended(Asked(question="which?"))
+    with telemetry.tool_call_span("ada", TURN, CALL) as span:
+        span.record_outcome(QuestionOutcome(question="which?"))
     assert spans.one("execute_tool refund").status.status_code == StatusCode.UNSET
 
 
 def test_work_that_is_broken_off_says_so_and_ends(spans: Spans) -> None:
-    with suppress(asyncio.CancelledError), telemetry.tool_call("ada", TURN, CALL):
+    with suppress(asyncio.CancelledError), telemetry.tool_call_span("ada", TURN, CALL):
         raise asyncio.CancelledError
     ran = spans.one("execute_tool refund")
     assert (ran.attributes["error.type"], ran.status.status_code) == ("CancelledError", StatusCode.ERROR)
@@ -319,12 +331,12 @@ def test_work_that_is_broken_off_says_so_and_ends(spans: Spans) -> None:
 
 def test_a_model_call_has_what_all_its_attempts_used(spans: Spans) -> None:
     failed = Attempt("openai:gpt-5", Usage(10, cost=0.25), ErrorInfo(kind="rate_limited", message="wait"))
-    with telemetry.model_call("ada", TURN, 2, "openai:gpt-5") as span:
+    with telemetry.model_call_span("ada", TURN, 2, "openai:gpt-5") as span:
         attempts = (failed, Attempt("openai:gpt-5-mini", Usage(100, 20, cache_read_tokens=80, cost=0.5)))
-        span.ended(ModelReplied(turn=3, step=2, text="hello", attempts=attempts), "stop")
+        span.record_report(ModelReplied(turn=3, step=2, text="hello", attempts=attempts), "stop")
     ran = spans.one("chat gpt-5")
     assert ran.kind == SpanKind.CLIENT
-    assert dict(ran.attributes) == {
+    assert dict(ran.attributes or {}) == {
         "gen_ai.operation.name": "chat",
         "gen_ai.conversation.id": "ada",
         "gen_ai.agent.name": "desk",
@@ -336,17 +348,17 @@ def test_a_model_call_has_what_all_its_attempts_used(spans: Spans) -> None:
         "gen_ai.usage.input_tokens": 110,
         "gen_ai.usage.output_tokens": 20,
         "gen_ai.usage.cache_read.input_tokens": 80,
-        "assent.turn": 3,
-        "assent.step": 2,
-        "assent.model.requests": 2,
-        "assent.cost": 0.75,
+        "holdfast.turn": 3,
+        "holdfast.step": 2,
+        "holdfast.model.requests": 2,
+        "holdfast.cost": 0.75,
     }
 
 
 def test_what_a_provider_did_not_report_is_absent_and_not_0(spans: Spans) -> None:
     error = ErrorInfo(kind="network", message="cut off")
-    with telemetry.model_call("ada", TURN, 1, "scripted") as span:
-        span.ended(ModelFailed(turn=3, step=1, error=error, attempts=(Attempt("scripted", None, error),)))
+    with telemetry.model_call_span("ada", TURN, 1, "scripted") as span:
+        span.record_report(ModelFailed(turn=3, step=1, error=error, attempts=(Attempt("scripted", None, error),)))
     ran = spans.one("chat scripted")
     assert not [name for name in ran.attributes if "usage" in name or "cost" in name]
     assert ran.attributes["error.type"] == "network"
@@ -364,7 +376,7 @@ def test_what_a_provider_did_not_report_is_absent_and_not_0(spans: Spans) -> Non
 def test_a_models_name_is_told_as_the_conventions_want_it_and_without_its_server(
     spans: Spans, model: str, provider: str, name: str
 ) -> None:
-    with telemetry.model_call("ada", TURN, 1, model):
+    with telemetry.model_call_span("ada", TURN, 1, model):
         pass
     ran = spans.one(f"chat {name}")
     assert (ran.attributes["gen_ai.provider.name"], ran.attributes["gen_ai.request.model"]) == (provider, name)
@@ -373,14 +385,14 @@ def test_a_models_name_is_told_as_the_conventions_want_it_and_without_its_server
 
 def test_spans_join_their_turn_and_not_the_trace_of_whoever_woke_it(spans: Spans) -> None:
     tracer = spans.provider.get_tracer("mine")
-    root = telemetry._root("ada", TURN)
+    root = telemetry._turn_root("ada", TURN)
     with tracer.start_as_current_span("a request") as request:
-        with telemetry.tool_call("ada", TURN, CALL):
+        with telemetry.tool_call_span("ada", TURN, CALL):
             pass
-        with telemetry.inside("ada", TURN):
+        with telemetry.turn_trace("ada", TURN):
             tracer.start_span("in a preview").end()
         assert trace.get_current_span() is request
-        telemetry.link("ada", TURN)
+        telemetry.link_turn("ada", TURN)
     assert spans.one("execute_tool refund").parent == root
     assert spans.one("in a preview").parent == root
     assert [link.context for link in spans.one("a request").links] == [root]
@@ -389,15 +401,15 @@ def test_spans_join_their_turn_and_not_the_trace_of_whoever_woke_it(spans: Spans
 def test_a_sampler_by_trace_id_keeps_all_of_a_turn_or_nothing_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def kept() -> list[int]:
+    def kept() -> list[object]:
         """A process with a provider of its own; the turns whose spans it exports."""
         provider = TracerProvider(sampler=TraceIdRatioBased(0.5))
         monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
         spans = Spans(provider)
         for number in range(100):
-            with telemetry.tool_call("ada", msgspec.structs.replace(TURN, number=number), CALL):
+            with telemetry.tool_call_span("ada", msgspec.structs.replace(TURN, number=number), CALL):
                 pass
-        return [span.attributes["assent.turn"] for span in spans.all()]
+        return [span.attributes["holdfast.turn"] for span in spans.all()]
 
     assert kept() == kept()
     assert 20 < len(kept()) < 80
@@ -406,21 +418,21 @@ def test_a_sampler_by_trace_id_keeps_all_of_a_turn_or_nothing_of_it(
 # --- what was said ---
 
 
-def said(spans: Spans) -> dict[str, str]:
+def said(spans: Spans) -> dict[str, Any]:
     messages = (
         UserMessage(text="my money", seq=1, turn=1, by="ada"),
         AssistantMessage(id="m", turn=1, text="", calls=(ToolUse(id="t1", call="c1", name="refund", args=MADE.args),)),
         ToolResult(id="t1", call="c1", tool="refund", ok=True, content='{"ok":true}'),
     )
     request = Request(conversation="ada", turn=3, step=2, instructions="Be kind.", messages=messages)
-    with telemetry.model_call("ada", TURN, 2, "m") as span:
-        span.asked(request)
+    with telemetry.model_call_span("ada", TURN, 2, "m") as span:
+        span.record_request(request)
         wanted = CallWanted(provider_id="t2", tool="refund", args={"order": 8})
-        span.ended(ModelReplied(turn=3, step=2, text="hm", thinking="so", calls=(wanted,)), "tool_call")
-    with telemetry.tool_call("ada", TURN, CALL) as span:
-        span.ended(Returned(value={"paid": 7}))
-    with telemetry.tool_call("ada", TURN, CALL) as span:
-        span.ended(Erred(error=ErrorInfo(kind="not_found", message="no order of Ada's")))
+        span.record_report(ModelReplied(turn=3, step=2, text="hm", thinking="so", calls=(wanted,)), "tool_call")
+    with telemetry.tool_call_span("ada", TURN, CALL) as span:
+        span.record_outcome(ValueOutcome(value={"paid": 7}))
+    with telemetry.tool_call_span("ada", TURN, CALL) as span:
+        span.record_outcome(ErrorOutcome(error=ErrorInfo(kind="not_found", message="no order of Ada's")))
     told = {name: value for span in spans.all() for name, value in span.attributes.items()}
     words = ("messages", "instructions", "arguments", "result")
     descriptions = [span.status.description for span in spans.all() if span.status.description]
@@ -429,15 +441,15 @@ def said(spans: Spans) -> dict[str, str]:
 
 @pytest.mark.parametrize("value", [None, "false", "NO_CONTENT", "EVENT_ONLY"])
 def test_what_was_said_is_not_told(spans: Spans, monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
-    monkeypatch.delenv(telemetry.CAPTURE, raising=False)
+    monkeypatch.delenv(telemetry.CAPTURE_VARIABLE, raising=False)
     if value is not None:
-        monkeypatch.setenv(telemetry.CAPTURE, value)
+        monkeypatch.setenv(telemetry.CAPTURE_VARIABLE, value)
     assert said(spans) == {}
 
 
 @pytest.mark.parametrize("value", ["true", "SPAN_ONLY", "SPAN_AND_EVENT"])
 def test_what_was_said_is_told_where_it_is_asked_for(spans: Spans, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv(telemetry.CAPTURE, value)
+    monkeypatch.setenv(telemetry.CAPTURE_VARIABLE, value)
     told = said(spans)
     assert "no order of Ada's" in told
     del told["no order of Ada's"]
@@ -476,7 +488,9 @@ def test_the_names_are_those_of_the_conventions() -> None:
     theirs = {value for value in ours if value.startswith("gen_ai.")}
     assert len(theirs) >= 20
     assert theirs <= known
-    assert all(value.startswith("assent.") for value in ours - theirs - {telemetry.ERROR_TYPE, telemetry.CAPTURE})
+    assert all(
+        value.startswith("holdfast.") for value in ours - theirs - {telemetry.ERROR_TYPE, telemetry.CAPTURE_VARIABLE}
+    )
 
 
 class Broken(SpanProcessor):
@@ -498,16 +512,16 @@ def test_a_broken_processor_costs_a_line_in_the_log_and_nothing_else(
 ) -> None:
     spans.provider.add_span_processor(Broken(where))
     feed(week)
-    with telemetry.tool_call("ada", TURN, CALL) as span:
-        span.ended(Returned(value=1))
+    with telemetry.tool_call_span("ada", TURN, CALL) as span:
+        span.record_outcome(ValueOutcome(value=1))
     assert [record.message for record in caplog.records if "span" in record.message]
 
 
 def test_where_nobody_traces_nothing_is_imported() -> None:
     code = (
-        "import sys; from assent import telemetry; from assent.core.state import State;"
-        "telemetry.saw(State(conversation='c'), [], []);"
-        "telemetry.inside('c', None).__enter__(); telemetry.tool_call('c', None, None).__enter__();"
+        "import sys; from holdfast import telemetry; from holdfast.core.state import State;"
+        "telemetry.on_append(State(conversation='c'), [], []);"
+        "telemetry.turn_trace('c', None).__enter__(); telemetry.tool_call_span('c', None, None).__enter__();"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
@@ -516,10 +530,10 @@ def test_where_nobody_traces_nothing_is_imported() -> None:
 
 def test_where_nobody_listens_it_costs_next_to_nothing() -> None:
     """About 2 us; with a span it would be 40."""
-    result = Returned(value=1)
+    result = ValueOutcome(value=1)
 
     def work() -> None:
-        with telemetry.tool_call("ada", TURN, CALL) as span:
-            span.ended(result)
+        with telemetry.tool_call_span("ada", TURN, CALL) as span:
+            span.record_outcome(result)
 
     assert min(timeit.repeat(work, number=1000, repeat=20)) / 1000 < 15e-6

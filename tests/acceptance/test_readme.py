@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text()
-HELLO, EMBEDDED = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+FIRST, HELLO, SCRIPT, EMBEDDED = re.findall(r"```python\n(.*?)```", README, flags=re.S)
 
 
 @pytest.fixture
@@ -23,15 +23,15 @@ def here(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def assent(here: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("ASSENT")}
+def holdfast(here: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST")}
     return subprocess.run(
-        [sys.executable, "-m", "assent", *args], cwd=here, env=env, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "holdfast", *args], cwd=here, env=env, capture_output=True, text=True, timeout=60
     )
 
 
 def waiting(here: Path) -> dict[str, Any]:
-    (only,) = [json.loads(line) for line in assent(here, "pending", "--json").stdout.splitlines()]
+    (only,) = [json.loads(line) for line in holdfast(here, "pending", "--json").stdout.splitlines()]
     return only
 
 
@@ -44,25 +44,40 @@ def test_the_readmes_program_is_the_example_and_has_twelve_lines_of_code() -> No
 
 def test_the_readmes_program_runs_stops_at_the_gate_and_is_finished_from_a_second_terminal(here: Path) -> None:
     """B35 B53"""
-    message = re.findall(r'assent run hello:agent "(.*?)"', README)[0]
-    first = assent(here, "run", "hello:agent", message)
+    message = re.findall(r'holdfast run hello:agent "(.*?)"', README)[0]
+    first = holdfast(here, "run", "hello:agent", message)
     assert first.returncode == 75, first.stderr
     assert "find_address" in first.stdout
     entry = waiting(here)
     assert (entry["tool"], entry["kind"]) == ("send_mail", "approval")
-    assert entry["call"] in assent(here, "pending").stdout
-    second = assent(here, "approve", entry["call"], "--resume", "hello:agent")
+    assert entry["call"] in holdfast(here, "pending").stdout
+    second = holdfast(here, "approve", entry["call"], "--resume", "hello:agent")
     assert second.returncode == 0, second.stderr
     assert "sent to ada@example.org" in second.stdout
-    assert assent(here, "pending", "--json").stdout == ""
+    assert holdfast(here, "pending", "--json").stdout == ""
 
 
-def test_the_readmes_embedded_program_prints_what_it_says_however_often_it_runs(here: Path) -> None:
-    (here / "embedded.py").write_text(EMBEDDED)
+def run_program(here: Path, program: str) -> list[str]:
+    (here / "program.py").write_text(program)
+    ran = subprocess.run([sys.executable, "program.py"], cwd=here, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.splitlines()
+
+
+def lines_that_are_shown(program: str) -> list[str]:
+    return re.findall(r"print\(.*\)  # (.+)", program)
+
+
+def test_the_readmes_first_program_has_four_lines_and_prints_its_reply(here: Path) -> None:
+    assert len([line for line in FIRST.splitlines() if line.strip()]) == 4
+    assert run_program(here, FIRST) == lines_that_are_shown(FIRST) == ["Three minutes."]
+
+
+def test_a_call_of_the_readmes_script_is_approved_by_its_second_program_however_often(here: Path) -> None:
     for _ in range(2):
-        ran = subprocess.run([sys.executable, "embedded.py"], cwd=here, capture_output=True, text=True, timeout=60)
-        assert ran.returncode == 0, ran.stderr
-        assert ran.stdout.split() == re.findall(r"print\(.*# (\w+)", EMBEDDED)
+        assert run_program(here, SCRIPT) == lines_that_are_shown(SCRIPT)
+        assert run_program(here, EMBEDDED) == lines_that_are_shown(EMBEDDED) == ["Bye."]
+    assert holdfast(here, "pending", "--json").stdout == ""
 
 
 def test_the_readme_points_only_at_files_that_exist() -> None:

@@ -1,7 +1,7 @@
 """Chaos: real processes on one SQLite file, killed with SIGKILL at random moments and at named points.
 
 Besides, a disk is full for a while, clocks jump, processes run half of the conversations each or leave in good order,
-and many decide the same call at once.
+many decide the same call at once, and the store is backed up while all that goes on.
 
     python tests/chaos/driver.py --kills 1000 --conversations 20 --seed 7
 
@@ -10,34 +10,69 @@ See ``trial`` for what is done meanwhile, and what is checked in the end.
 
 import argparse
 import asyncio
+import contextlib
+import io
 import json
 import os
 import random
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent.parent / "src")]
+sys.path[:0] = [str(HERE.parent.parent / "src")]
 
 import shop  # noqa: E402
 from evidence import Clock, timely, within  # noqa: E402
 from trial import CROWD, Trial  # noqa: E402
 
-from assent import Runtime  # noqa: E402
-from assent.stores.sqlite import SQLiteStore  # noqa: E402
+from holdfast import Runtime  # noqa: E402
+from holdfast.cli.commands.verify import verify_store  # noqa: E402
+from holdfast.core import codec  # noqa: E402
+from holdfast.errors import HoldfastError  # noqa: E402
+from holdfast.stores.sqlite.store import SQLiteStore  # noqa: E402
 
 WORKERS = 3
-DECK = ["full", "jumps", "jumps", "halves", "leave", *["kill"] * 11]
+DECK = ["full", "jumps", "jumps", "halves", "leave", "copy", *["kill"] * 10]
 """What befalls a process: each card once in so many processes, in an order that the dice make."""
 SPLIT = 6
 """So many processes, one after the other, run half of the conversations each."""
-FAULTS = (CROWD, "a full disk", "a jump of a clock", "a process for half of them", "a process that leaves")
+BACKUP, HALF_BACKUP = "a backup meanwhile", "a kill during a backup"
+FAULTS = (
+    CROWD,
+    "a full disk",
+    "a jump of a clock",
+    "a process for half of them",
+    "a process that leaves",
+    BACKUP,
+    HALF_BACKUP,
+)
 """Besides kills."""
-CONTROLS = {"ack": "kill", "rerun": "kill", "winners": "kill", "greedy": "halves", "early": "jumps", "blind": "full"}
+BACKUP_SECONDS = 1.5
+"""Between two backups that this process makes."""
+CONTROLS = {
+    "ack": "kill",
+    "rerun": "kill",
+    "winners": "kill",
+    "greedy": "halves",
+    "early": "jumps",
+    "blind": "full",
+    "copied": "copy",
+}
 """What can be broken on purpose (see ``on_sqlite``), and the card that brings it to light."""
+
+
+@dataclass
+class Backup:
+    """A backup that was asked for."""
+
+    path: Path
+    seen: dict[str, int]
+    """How many events of each conversation had been read before it began."""
+    outcome: str = "unknown"
 
 
 class Chaos(Trial):
@@ -51,6 +86,7 @@ class Chaos(Trial):
         self.clocks.touch()
         self.halves, self.split = [], 0
         self.only = {}
+        self.backups, self.copying = [], set()
 
     def order(self):
         wishes = {"store": str(self.store), "clocks": str(self.clocks), "only": None, "full": False, "jumps": None}
@@ -147,6 +183,40 @@ class Chaos(Trial):
             self.violations.append(f"worker {worker.number} has room again, and says {said}")
         return worker
 
+    async def _copy(self, dice, only):
+        """It is asked for a backup, and killed before, while or after it is made."""
+        worker = await self.spawn(only=only)
+        await worker.up()
+        copying = asyncio.create_task(self.back_up(worker))
+        self.copying.add(copying)
+        await asyncio.wait([copying], timeout=dice.choice([0.0, 0.01, 0.05, 30.0]))
+        return worker
+
+    async def back_up(self, worker):
+        """Ask a worker (None: our own runtime) for a backup. What becomes of it is checked in the end."""
+        seen = {name: len(known) for name, known in self.seen.items()}
+        made = Backup(self.directory / f"backup{len(self.backups)}.db", seen)
+        self.backups.append(made)
+        if worker is None:
+            try:
+                await self.desk.backup(made.path)
+                made.outcome = "ok"
+            except HoldfastError as failure:
+                self.violations.append(f"{made.path.name}: {failure}")
+                return
+        else:
+            self.count += 1
+            answer = await worker.ask(self.count, {"verb": "backup", "path": str(made.path)})
+            made.outcome = answer["outcome"]
+            if made.outcome == "refused":
+                self.violations.append(f"{made.path.name}: {answer}")
+        self.others[BACKUP if made.outcome == "ok" else HALF_BACKUP] += 1
+
+    async def keep_backing_up(self):
+        while not self.resting:
+            await self.back_up(None)
+            await asyncio.sleep(BACKUP_SECONDS)
+
     async def room(self, worker, size):
         self.count += 1
         return (await worker.ask(self.count, {"verb": "room", "bytes": size}))["seq"]
@@ -155,11 +225,12 @@ class Chaos(Trial):
 
     async def run(self):
         clients = [asyncio.create_task(self.client(name)) for name in self.names]
+        backups = asyncio.create_task(self.keep_backing_up())
         started = time.monotonic()
         await asyncio.gather(*(self.fate(random.Random(f"{self.seed}/fate/{n}")) for n in range(WORKERS)))
         self.seconds = time.monotonic() - started
         self.resting = True
-        await asyncio.gather(*clients)
+        await asyncio.gather(*clients, backups, *self.copying)
         os.fsync(self.history)
         await self.spawn()
         await self.rest()
@@ -175,6 +246,33 @@ class Chaos(Trial):
         await store.open()
         try:
             await self.check(store, evident)
+            for made in self.backups:
+                try:
+                    await self._check_backup(made, store)
+                except (AssertionError, HoldfastError) as broken:
+                    self.violations.append(f"{made.path.name}: {broken}")
+        finally:
+            await store.close()
+
+    async def _check_backup(self, made, live):
+        """A backup is a store at one moment of the run, with all that was read before it began.
+
+        Where its process died before it could say so, it is there as a whole, or not at all.
+        """
+        if made.outcome != "ok" and not made.path.exists():
+            return
+        assert made.path.exists(), "it was reported as complete, and is not there"
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            verified = await verify_store(f"sqlite:///{made.path}", None, as_json=False)
+        assert verified == 0, f"the backup does not verify: {said.getvalue()}"
+        store = SQLiteStore(made.path)
+        await store.open()
+        try:
+            for name in self.names:
+                bodies = await store.read(name)
+                assert len(bodies) >= made.seen[name], f"the backup lacks events of {name} that were read before"
+                assert bodies == (await live.read(name))[: len(bodies)], f"{name} in the backup is no prefix of the log"
+                await self._kept(store, name, [codec.decode_event(body) for body in bodies], bodies)
         finally:
             await store.close()
 

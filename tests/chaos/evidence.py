@@ -12,8 +12,8 @@ from typing import Any
 
 from laws import Effect, Operation
 
-from assent.core.decisions import Expired
-from assent.core.events import (
+from holdfast.core.decisions import Expired
+from holdfast.core.events import (
     AssistantSaid,
     CallResolved,
     CallStarted,
@@ -27,7 +27,9 @@ from assent.core.events import (
 OWNERS = (TurnStarted, AssistantSaid, OutputRejected, CallStarted, TurnEnded)
 """What only an owner may append, under its epoch."""
 LATEST = 5.0
-"""Seconds after its deadline, at most, a call expires."""
+"""Seconds after its deadline, at most, a call expires, where clients are answered at once."""
+SLOWNESS = 3.0
+"""It may take so many times as long, besides, as a client had to wait for an answer in the same time."""
 
 
 @dataclass(frozen=True)
@@ -154,9 +156,13 @@ def intended(events: list[Any], bodies: list[bytes], intents: Iterable[Intent]) 
         at += one.events
 
 
-def punctual(events: list[Any], outages: Iterable[tuple[float, float]]) -> None:
+def punctual(
+    events: list[Any], outages: Iterable[tuple[float, float]], answers: Iterable[tuple[float, float]] = ()
+) -> None:
     """What expires does so at most ``LATEST`` seconds after its deadline, without those in which no store was there.
 
+    ``answers``: from when until when clients waited for one. They measure how busy the machine was: the longest that
+    falls into the same time is added ``SLOWNESS`` times.
     That it is not early is said by ``laws.resolutions`` (by the event's own time) and ``timely``.
     """
     asked: dict[str, CallSuspended] = {}
@@ -168,7 +174,9 @@ def punctual(events: list[Any], outages: Iterable[tuple[float, float]]) -> None:
                 deadline = asked[event.call_id].deadline
                 away = sum(max(0.0, min(event.at, end) - max(deadline, begin)) for begin, end in outages)
                 late = event.at - deadline - away
-                assert late <= LATEST, f"{event.seq}: {event.call_id} expired {late:.1f} s late"
+                meanwhile = [end - begin for begin, end in answers if begin <= event.at and end >= deadline]
+                allowed = LATEST + SLOWNESS * max(meanwhile, default=0.0)
+                assert late <= allowed, f"{event.seq}: {event.call_id} expired {late:.1f} s late"
             case _:
                 pass
 

@@ -9,7 +9,7 @@ import time
 
 import apsw
 
-from assent.runtime import conversation, watch
+from holdfast.runtime import conversation, takeover
 
 
 class Disk(apsw.VFS):
@@ -26,9 +26,9 @@ class Disk(apsw.VFS):
         self.refused = 0
         # An owner tries again for a while, then stops and looks again later: the same, in less time.
         conversation.WRITE_RETRIES = (0.02, 0.05, 0.1)
-        watch.AVOID_FOR = 0.2
+        takeover.BACKOFF_SECONDS = 0.2
         expected = ("disk is full", "the store answers again")
-        logging.getLogger("assent").addFilter(lambda record: not any(each in _whole(record) for each in expected))
+        logging.getLogger("holdfast").addFilter(lambda record: not any(each in _whole(record) for each in expected))
 
     def xOpen(self, name, flags):
         return File(self, name, flags)

@@ -10,23 +10,24 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from assent.core import codec
-from assent.core.decisions import Answer, Approve, ClientResult, Deny, Detached, Expired, Failed, Submit
-from assent.core.events import (
+from holdfast.core import codec
+from holdfast.core.decisions import Answer, Approve, ClientResult, Deny, Detached, Expired, Failed, Submit
+from holdfast.core.events import (
     AssistantSaid,
     CallResolved,
     CallReturned,
     CallStarted,
     CallSuspended,
     CancelRequested,
+    ConversationImported,
     GrantGiven,
     GrantRevoked,
     MessageReceived,
     TurnEnded,
     TurnStarted,
 )
-from assent.core.schema import digest
-from assent.core.state import State, evolve, pending
+from holdfast.core.schema.validation import call_digest
+from holdfast.core.state import State, evolve, pending_entries
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Operation:
     """Whoever was asked has a clock that jumps."""
     away: bool = False
     """Whoever was asked could not do anything for anybody: its disk was full, or it was leaving."""
+    invoked: float = 0.0
     answered: float = 0.0
     """When, by the wall's clock."""
 
@@ -104,6 +106,29 @@ def check(events: list[Any], effects: Iterable[Effect], truths: Mapping[str, Tru
         log = "\n".join(f"    {shown(event)}" for event in events)
         done = "\n".join(f"    {effect}" for effect in mine)
         raise AssertionError(f"{broken}\n  the log:\n{log}\n  the effects:\n{done}") from None
+
+
+def imported(events: list[Any], effects: Iterable[Effect]) -> None:
+    """Without trust nothing follows an import. With it, what the file left open runs only after an approval here."""
+    mark = max(n for n, event in enumerate(events) if isinstance(event, ConversationImported))
+    before, after = events[:mark], events[mark + 1 :]
+    begun: set[tuple[str, int]] = set()
+    if not events[mark].trusted:
+        assert not after, f"{after[0].seq}: {after[0].type} in a log that was imported without trust"
+    made = {call.id for said in before if isinstance(said, AssistantSaid) for call in said.calls}
+    left_open = made - {event.call_id for event in before if isinstance(event, CallReturned)}
+    for event in after:
+        match event:
+            case CallResolved(decision=Approve()):
+                left_open.discard(event.call_id)
+            case CallStarted() | CallSuspended(kind="client_exec"):
+                assert event.call_id not in left_open, f"{event.seq}: {event.call_id} began on the word of a file"
+            case _:
+                pass
+        if isinstance(event, CallStarted):
+            begun.add((event.call_id, event.attempt))
+    for effect in effects:
+        assert (effect.call, effect.attempt) in begun, f"an imported log, and an effect without a claim: {effect}"
 
 
 def shown(event: Any) -> str:
@@ -189,7 +214,8 @@ def resolutions(events: list[Any]) -> None:
         match event:
             case CallSuspended():
                 assert event.call_id not in asked, f"{event.seq}: {event.call_id} is suspended already"
-                shown_ = digest(event.tool, event.args, event.preview, event.fingerprint)
+                failed = event.preview_error is not None
+                shown_ = call_digest(event.tool, event.args, event.preview, event.fingerprint, failed=failed)
                 assert event.digest == shown_, f"{event.seq}: the digest is not of what is shown"
                 asked[event.call_id] = event
             case CallResolved():
@@ -296,7 +322,7 @@ def gates(events: list[Any], truths: Mapping[str, Truth]) -> dict[str, Leave]:
 
 def _covers(grant: GrantGiven, call: Any, at: float) -> bool:
     in_time = grant.until is None or at < grant.until
-    fits = grant.scope == "tool" or grant.args_digest == digest(call.tool, call.args, None)
+    fits = grant.scope == "tool" or grant.args_digest == call_digest(call.tool, call.args, None)
     return grant.tool == call.tool and in_time and fits
 
 
@@ -428,13 +454,15 @@ def _by(events: list[Any], kind: type) -> dict[str, list[Any]]:
 
 def folded(events: list[Any], *, resting: bool) -> State:
     """The log folds, each state survives being written down, and at rest nothing is owed."""
-    from assent.core.effects import owed
+    from holdfast.core.effects import owed
 
     conversation = "c"
     state = State(conversation=conversation)
     for event in events:
-        body = codec.encode(event)
-        assert codec.encode(codec.decode(body)) == body, f"{event.seq}: {event.type} does not read as it was written"
+        body = codec.encode_event(event)
+        assert codec.encode_event(codec.decode_event(body)) == body, (
+            f"{event.seq}: {event.type} does not read as it was written"
+        )
         state = evolve(state, event)
         again = codec.decode_state(codec.encode_state(state))
         assert again == state, f"{event.seq}: the snapshot is not the state"
@@ -447,4 +475,4 @@ def waiting(conversation: str, events: list[Any]) -> list[Any]:
     state = State(conversation=conversation)
     for event in events:
         state = evolve(state, event)
-    return pending(state)
+    return pending_entries(state)

@@ -1,4 +1,4 @@
-"""A worker on PostgreSQL, which serves HTTP as ``assent serve`` does; and what can be broken in it.
+"""A worker on PostgreSQL, which serves HTTP as ``holdfast serve`` does; and what can be broken in it.
 
 What it is about to append is written down first, outside of the system. It can die around each statement that
 matters: before it is sent, when it is on its way, and when the reply has come.
@@ -16,22 +16,22 @@ import shop
 from evidence import Intent
 from faults import Clock
 
-from assent import Runtime
-from assent.errors import StoreError
-from assent.runtime import conversation
-from assent.runtime.conversation import Conversation
-from assent.runtime.tasks import Tasks
-from assent.server import TokenAuth, app, serving, wire
-from assent.stores.postgres import PostgresStore, appending, keeper, leasing
-from assent.stores.postgres.driver import Link
+from holdfast import Runtime
+from holdfast.errors import StoreError
+from holdfast.runtime import conversation
+from holdfast.runtime.conversation import Conversation
+from holdfast.runtime.tasks import Tasks
+from holdfast.server import TokenAuth, api_types, app, process
+from holdfast.stores.postgres import PostgresStore, append, heartbeat, leases
+from holdfast.stores.postgres.connection import Link
 
 TOKEN = "a-token-of-the-storm"
 STATEMENTS = {
-    appending.MOVED: "append",
-    leasing.CLAIM: "claim",
-    leasing.TAKE: "take",
-    leasing.RELEASE: "release",
-    keeper.RENEW: "renew",
+    append.APPEND: "append",
+    leases.CLAIM: "claim",
+    leases.CLAIM_OWING: "take",
+    leases.RELEASE: "release",
+    heartbeat.RENEW: "renew",
 }
 POINTS = (
     *(f"{name}:{when}" for name in STATEMENTS.values() for when in ("before_send", "after_send", "after_reply")),
@@ -98,14 +98,16 @@ async def at_work(order):
     while True:
         rt = Runtime(shop.agent(), store=Noted(order["store"], order["worker"], order["intents"]))
         up = asyncio.get_running_loop().create_future()
-        listening = serving.listen("127.0.0.1", 0)
+        listening = process.open_socket("127.0.0.1", 0)
         port = listening.getsockname()[1]
-        serve = asyncio.create_task(serving.serve(app(rt, TokenAuth(TOKEN)), listening, up.set_result))
+        serve = asyncio.create_task(process.serve(app(rt, TokenAuth(TOKEN)), listening, up.set_result))
         await asyncio.wait({up, serve}, return_when=asyncio.FIRST_COMPLETED)
         if up.done():
             break
-        if not excusable(serve.exception()):
-            raise serve.exception()
+        failure = serve.exception()
+        assert failure is not None, "the server ended before it was up"
+        if not excusable(failure):
+            raise failure
         await asyncio.sleep(0.1)  # whoever runs us starts us again
     yield rt, {"port": port}, {}
     stop = up.result()
@@ -127,12 +129,12 @@ class Complaints(logging.FileHandler):
         self.setLevel(logging.WARNING)
         self.setFormatter(logging.Formatter(f"worker {worker}: %(message)s"))
         self.addFilter(unexpected)
-        log = logging.getLogger("assent")
+        log = logging.getLogger("holdfast")
         log.addHandler(self)
         log.propagate = False
 
     def close(self):
-        log = logging.getLogger("assent")
+        log = logging.getLogger("holdfast")
         log.removeHandler(self)
         log.propagate = True
         super().close()
@@ -159,13 +161,13 @@ def unfenced(_):
         await asyncio.Event().wait()
 
     PostgresStore.append = anybody
-    PostgresStore.lapsed = never
-    Conversation._lose = lambda self: None
+    PostgresStore.wait_until_lapsed = never
+    Conversation._drop_ownership = lambda self: None
 
 
 def hurry(_):
     """Acknowledges what it is about to write, and then writes it."""
-    write = appending.Appending.write
+    write = append.AppendKind.write
 
     async def too_early(self, link, jobs):
         for job in jobs:
@@ -173,7 +175,7 @@ def hurry(_):
         await asyncio.sleep(0.02)
         return await write(self, link, jobs)
 
-    appending.Appending.write = too_early
+    append.AppendKind.write = too_early
 
 
 def twice(_):
@@ -205,7 +207,7 @@ def blind(_):
     async def unseen(self, link, jobs, outcomes):
         pass
 
-    appending.Appending._recognise = unseen
+    append.AppendKind._recognise_committed = unseen
 
 
 def void(_):
@@ -219,20 +221,20 @@ def void(_):
             item.epoch = epoch if item.epoch is not None else None
         return inbox_current(items, epoch)
 
-    inbox_current, conversation.current = conversation.current, current
-    Tasks.done = done
+    inbox_current, conversation.reject_stale = conversation.reject_stale, current
+    Tasks.mark_done = done
 
 
 def early(_):
     """What it takes for the database's time is half a minute ahead."""
-    now = keeper.Keeper.now
-    keeper.Keeper.now = lambda self: now(self) + 30.0
+    now = heartbeat.LeaseManager.now
+    heartbeat.LeaseManager.now = lambda self: now(self) + 30.0
 
 
 def stutter(_):
     """A viewer who comes back is sent the first event after its last one twice."""
-    stored = wire.stored
-    wire.stored = lambda body: (stored(body)[0], stored(body)[1] * 2)
+    stored = api_types.log_frame
+    api_types.log_frame = lambda body: (stored(body)[0], stored(body)[1] * 2)
 
 
 CONTROLS = {

@@ -1,6 +1,7 @@
 """A worker's store on SQLite, on a disk that may fill and with a clock that may jump; and what can be broken in it."""
 
 import asyncio
+import subprocess
 import time
 from contextlib import asynccontextmanager
 
@@ -8,18 +9,18 @@ import apsw
 import shop
 from faults import Clock, Disk
 
-from assent import Runtime
-from assent.core import machine
-from assent.core.decisions import Accepted
-from assent.errors import Stale
-from assent.runtime.home import Home
-from assent.stores import writer
-from assent.stores.jobs import reply
-from assent.stores.sqlite import SQLiteStore
+from holdfast import Runtime
+from holdfast.core.decide import machine
+from holdfast.core.decisions import Accepted
+from holdfast.errors import Stale
+from holdfast.runtime.engine import Engine
+from holdfast.stores.sqlite import backup, writer
+from holdfast.stores.sqlite.jobs import resolve_jobs
+from holdfast.stores.sqlite.store import SQLiteStore
 
 
 def arm(crash):
-    writer.crash = crash
+    writer.crash_hook = crash
 
 
 @asynccontextmanager
@@ -35,16 +36,19 @@ async def at_work(order):
         disk.room = asked["bytes"]
         return disk.refused
 
+    async def back_up(asked):
+        await rt.backup(asked["path"])
+
     store = SQLiteStore(order["store"])
     async with Runtime(shop.agent(), store=store, only=order["only"], clock=clock) as rt:
-        yield rt, {}, {"room": room}
+        yield rt, {}, {"room": room, "backup": back_up}
     if jumping:
         jumping.cancel()
 
 
 def hurry(_):
     """The negative control: replies when everything is checked and written, and then commits."""
-    attempt, crash = writer.Writer._attempt, writer.crash
+    attempt, crash = writer.Writer._try_commit, writer.crash_hook
     now = []
 
     def remember(self, group):
@@ -53,24 +57,24 @@ def hurry(_):
 
     def too_early(point):
         if point == "append:before_commit":
-            reply(now)
+            resolve_jobs(now)
             time.sleep(0.003)  # the answer is out before the disk has it
         if crash:
             crash(point)
 
-    writer.Writer._attempt = remember
-    writer.crash = too_early
+    writer.Writer._try_commit = remember
+    writer.crash_hook = too_early
 
 
 def rerun(_):
     """Another negative control: whatever was interrupted runs again, also what must not."""
-    recover = machine._recover
-    machine._recover = lambda log, call, recovery, *rest: recover(log, call, "redispatch", *rest)
+    recover = machine._recover_call
+    machine._recover_call = lambda log, call, recovery, *rest: recover(log, call, "redispatch", *rest)
 
 
 def winners(_):
     """Another: whoever comes second is told that they decided it."""
-    submit = Home.submit
+    submit = Engine.submit_decisions
 
     async def polite(self, *args, **given):
         try:
@@ -80,7 +84,7 @@ def winners(_):
                 raise
             return Accepted(0)
 
-    Home.submit = polite
+    Engine.submit_decisions = polite
 
 
 def greedy(order):
@@ -95,13 +99,30 @@ def early(_):
 
 def blind(_):
     """Another: a commit that met a full disk is taken for one that did not."""
-    attempt = writer.Writer._attempt
+    attempt = writer.Writer._try_commit
 
     def hopeful(self, group):
         fault, settled = attempt(self, group)
         return (None, True) if isinstance(fault, apsw.FullError) else (fault, settled)
 
-    writer.Writer._attempt = hopeful
+    writer.Writer._try_commit = hopeful
 
 
-CONTROLS = {"ack": hurry, "rerun": rerun, "winners": winners, "greedy": greedy, "early": early, "blind": blind}
+def copied(_):
+    """Another: a backup is a copy of the file, without what is in the write-ahead log only."""
+
+    def copy(_connect, source, target, **_options):
+        subprocess.run(["cp", source, target], check=True)  # in this process it would drop the store's locks
+
+    backup.back_up = copy
+
+
+CONTROLS = {
+    "ack": hurry,
+    "rerun": rerun,
+    "winners": winners,
+    "greedy": greedy,
+    "early": early,
+    "blind": blind,
+    "copied": copied,
+}

@@ -9,10 +9,10 @@ from contextlib import suppress
 
 import psutil
 
-from assent.errors import AssentError, Refused, Stale
+from holdfast.errors import HoldfastError, Refused, Stale
 
 
-def refusal(failure: AssentError) -> dict:
+def refusal(failure: HoldfastError) -> dict:
     """What the one who asked is told. ``unknown`` where the store itself does not know whether it was recorded."""
     settled = isinstance(failure, Refused) or failure.details.get("outcome") == "nothing"
     stale = {"reason": failure.reason, "winner": failure.winner} if isinstance(failure, Stale) else {}

@@ -25,20 +25,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent.parent / "src")]
+sys.path[:0] = [str(HERE.parent.parent / "src")]
 
 import apsw  # noqa: E402
 
-from assent import Agent, Approve, Call, Runtime, ScriptedModel, ToolCall, tool  # noqa: E402
-from assent.core import codec  # noqa: E402
-from assent.core.events import AssistantSaid, CallResolved, CallReturned, CallStarted  # noqa: E402
-from assent.errors import AssentError, Refused, StoreError  # noqa: E402
-from assent.stores import writer  # noqa: E402
-from assent.stores.base import GENESIS, chain  # noqa: E402
-from assent.stores.sqlite import SQLiteStore  # noqa: E402
+from holdfast import Agent, Approve, Call, Runtime, ScriptedModel, ToolCall, tool  # noqa: E402
+from holdfast.core import codec  # noqa: E402
+from holdfast.core.events import AssistantSaid, CallResolved, CallReturned, CallStarted  # noqa: E402
+from holdfast.errors import HoldfastError, Refused, StoreError  # noqa: E402
+from holdfast.stores.base import GENESIS, hash_chain  # noqa: E402
+from holdfast.stores.sqlite import writer  # noqa: E402
+from holdfast.stores.sqlite.store import SQLiteStore  # noqa: E402
 
 SECTOR = 512
-STORE = "assent.db"
+STORE = "holdfast.db"
 CONVERSATIONS = 6
 PATIENCE = 60.0
 """Seconds in which everything must come to rest."""
@@ -206,7 +206,7 @@ class Noting(SQLiteStore):
         except StoreError as failure:
             self._disk.note("append", failure.details["outcome"], places, [])
             raise
-        except AssentError:
+        except HoldfastError:
             self._disk.note("append", "nothing", places, [])
             raise
         self._disk.note("append", "acknowledged", places, artifacts)
@@ -377,7 +377,7 @@ class Power:
         path = Path(place.name) / STORE
         try:
             bodies, complaints = await read(path, facts)
-        except AssentError as broken:
+        except HoldfastError as broken:
             bodies, complaints = {}, [f"cannot be read: {broken}"]
         self.violations += [f"{where}: {complaint}" for complaint in complaints]
         self.count["cuts that left no sound store"] += bool(complaints)
@@ -391,7 +391,7 @@ class Power:
         if sound:
             try:
                 await go_on(path, bodies, facts.effects, self.count)
-            except (AssentError, AssertionError, TimeoutError) as broken:
+            except (HoldfastError, AssertionError, TimeoutError) as broken:
                 self.violations.append(f"{where}: {broken!r}")
                 sound = False
         place.cleanup()
@@ -405,7 +405,7 @@ class Power:
 
 
 def decides(body, call, by):
-    event = body and codec.decode(body)
+    event = body and codec.decode_event(body)
     return isinstance(event, CallResolved) and event.call_id == call and event.by.id == by
 
 
@@ -420,7 +420,7 @@ async def read(path, facts):
         for row in await store.rows():
             name, log = row.conversation, await store.read(row.conversation)
             hashes = await store.hashes(name)
-            if hashes != chain(GENESIS, log) or (row.seq, row.hash) != (len(log), [GENESIS, *hashes][-1]):
+            if hashes != hash_chain(GENESIS, log) or (row.seq, row.hash) != (len(log), [GENESIS, *hashes][-1]):
                 wrong.append(f"{name}: the hash chain does not hold")
             for seq, body in enumerate(log, 1):
                 bodies[name, seq] = body
@@ -443,7 +443,7 @@ async def go_on(path, bodies, effects, count):
     async with asyncio.timeout(PATIENCE), Runtime(agent, store=SQLiteStore(path, synchronous="OFF"), drain=0) as rt:
         names = {name for name, _ in bodies}
         await asyncio.gather(*(settle(rt, name, lambda *fact: None) for name in names))
-        logs = {(name, event.seq): codec.encode(event) for name in names for event in await rt.history(name)}
+        logs = {(name, event.seq): codec.encode_event(event) for name in names for event in await rt.history(name)}
     for key, (tool_name, _, results) in calls_of(logs).items():
         assert len(results) == 1, f"{key}: {len(results)} results"
         _, started, returned = before.get(key, (tool_name, False, []))
@@ -466,7 +466,7 @@ def calls_of(bodies):
     """By conversation and call: its tool, whether it was started, its results."""
     calls = {}
     for (name, _), body in sorted(bodies.items()):
-        match codec.decode(body):
+        match codec.decode_event(body):
             case AssistantSaid(calls=made):
                 calls |= {(name, call.id): [call.tool, False, []] for call in made}
             case CallStarted(call_id=call):

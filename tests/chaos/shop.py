@@ -12,8 +12,8 @@ import time
 
 from laws import Truth
 
-from assent import Agent, Ask, Call, Default, tool
-from assent.models.base import FinishPart, TextPart, ToolCallPart
+from holdfast import Agent, Ask, Call, Default, tool
+from holdfast.models.base import FinishPart, TextPart, ToolCallPart
 
 
 class Place:
@@ -36,7 +36,8 @@ async def act(name, n, call):
     Place.crash("tool:before_effect")
     row = {"conversation": call.conversation, "call": call.id, "attempt": call.attempt, "tool": name, "args": {"n": n}}
     when = time.clock_gettime(time.CLOCK_REALTIME)  # whatever this process takes for the time
-    os.write(Place.ledger, (json.dumps(row | {"key": call.key, "worker": Place.worker, "when": when}) + "\n").encode())
+    line = json.dumps(row | {"key": call.key, "worker": Place.worker, "when": when})
+    os.write(Place.ledger, f"\n{line}\n".encode())  # a kill can tear a write; the next line still starts a line
     Place.crash("tool:after_effect")
     await asyncio.sleep((n % 3) / 1000)
     return {"did": name, "n": n, "attempt": call.attempt}
@@ -145,4 +146,4 @@ class Shopkeeper:
 
 
 def agent():
-    return Agent("shop", model=Shopkeeper(), tools=TOOLS, steps=5)
+    return Agent("shop", model=Shopkeeper(), tools=TOOLS, max_steps=5)

@@ -9,10 +9,10 @@ import laws
 import pytest
 import shop
 
-from assent.core.decisions import SYSTEM
-from assent.core.events import CallStarted
+from holdfast.core.decisions import SYSTEM
+from holdfast.core.events import CallStarted
 
-KILLS = int(os.environ.get("ASSENT_KILLS", "150"))
+KILLS = int(os.environ.get("HOLDFAST_KILLS", "150"))
 
 
 def run(directory, **options):
@@ -24,7 +24,7 @@ def run(directory, **options):
     return asyncio.run(main())
 
 
-def test_kills_full_disks_jumping_clocks_divided_work_and_fifty_deciders_break_no_law(tmp_path):
+def test_kills_full_disks_jumping_clocks_divided_work_backups_and_fifty_deciders_break_no_law(tmp_path):
     """B30, B31, B47-B51, B54, B57, B60: at random moments and at every named point, 20 conversations at once."""
     met = Counter[str]()
     for seed in (1, 2, 3):  # a machine that is busy comes to less in one run
@@ -50,6 +50,7 @@ def test_kills_full_disks_jumping_clocks_divided_work_and_fifty_deciders_break_n
         pytest.param("winners", 20, "were told that they had decided", id="two who are told that they decided"),
         pytest.param("greedy", 20, "not its conversation", id="a process that runs what is another's"),
         pytest.param("early", 15, "no clock has shown that", id="a deadline that passes before its time"),
+        pytest.param("copied", 10, "the backup", id="a backup without what is in the write-ahead log"),
         pytest.param("blind", 20, "stands in the log 0 times", id="a commit that met a full disk and is acknowledged"),
     ],
 )

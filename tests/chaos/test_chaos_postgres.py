@@ -10,10 +10,10 @@ import shop
 from evidence import LATEST, Intent, intended, joined, punctual
 from postgres import FAULTS, LATE, LOST_APPEND, LOST_LEASE, storm
 
-from assent.core.decisions import SYSTEM, Expired
-from assent.core.events import AssistantSaid, CallMade, CallResolved, CallStarted, CallSuspended, MessageReceived
+from holdfast.core.decisions import SYSTEM, Expired
+from holdfast.core.events import AssistantSaid, CallMade, CallResolved, CallStarted, CallSuspended, MessageReceived
 
-SECONDS = float(os.environ.get("ASSENT_STORM", "40"))
+SECONDS = float(os.environ.get("HOLDFAST_STORM", "40"))
 
 
 def run(directory, **options):
@@ -92,6 +92,14 @@ def test_the_checker_sees_what_expires_late_unless_the_database_was_away():
     punctual(expiring(101.0 + LATEST), [(99.0, 101.0)])
     with pytest.raises(AssertionError, match="late"):
         punctual(expiring(101.0 + LATEST), [(99.0, 100.5)])
+
+
+def test_the_checker_measures_lateness_by_how_long_clients_waited_in_the_same_time():
+    late = expiring(103.0 + LATEST)
+    punctual(late, [], [(101.0, 102.0)])
+    for answers in ([(101.0, 101.5)], [(97.0, 99.5)], [(103.5 + LATEST, 110.0 + LATEST)]):
+        with pytest.raises(AssertionError, match="late"):
+            punctual(late, [], answers)
 
 
 def test_the_checker_sees_what_a_viewer_missed_or_was_sent_twice():

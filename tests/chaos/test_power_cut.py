@@ -7,10 +7,10 @@ import random
 import power
 import pytest
 
-from assent.errors import StoreError
-from assent.testing.store_contract import step
+from holdfast.errors import StoreError
+from holdfast.testing.store_contract import make_append
 
-CUTS = int(os.environ.get("ASSENT_CUTS", "60"))
+CUTS = int(os.environ.get("HOLDFAST_CUTS", "60"))
 
 
 def run(directory, **options):
@@ -59,7 +59,7 @@ async def written(directory, failing=lambda: False):
         for n in range(10):
             for _ in range(3):
                 try:
-                    await store.append(step("c", n, dice.randbytes(10_000)))
+                    await store.append(make_append("c", n, dice.randbytes(10_000)))
                     break
                 except StoreError as failure:
                     said.append(failure)

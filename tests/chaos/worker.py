@@ -18,8 +18,8 @@ import msgspec
 import shop
 from peers import refusal
 
-from assent.core.decisions import Decision
-from assent.errors import AssentError
+from holdfast.core.decisions import Decision
+from holdfast.errors import HoldfastError
 
 
 def armed(order):
@@ -69,7 +69,7 @@ def explain():
 async def serve(rt, verbs, asked, out):
     try:
         answer = {"outcome": "ok", "seq": await perform(rt, verbs, asked)}
-    except AssentError as failure:
+    except HoldfastError as failure:
         answer = refusal(failure)
     out.write(json.dumps({"id": asked["id"], **answer}).encode() + b"\n")
 
@@ -77,7 +77,8 @@ async def serve(rt, verbs, asked, out):
 async def perform(rt, verbs, asked):
     """Where it stands in the log, or what the backend's own verb says."""
     if asked["verb"] in verbs:
-        return verbs[asked["verb"]](asked)
+        told = verbs[asked["verb"]](asked)
+        return await told if asyncio.iscoroutine(told) else told
     conversation, by = asked["conversation"], asked["by"]
     match asked["verb"]:
         case "send":
@@ -85,7 +86,7 @@ async def perform(rt, verbs, asked):
             return turn.seq
         case "resolve":
             decisions = msgspec.convert(asked["decisions"], dict[str, Decision])
-            return (await rt.submit(conversation, decisions, by=by)).seq
+            return (await rt.resolve_many(conversation, decisions, by=by)).seq
         case "cancel":
             return None if await rt.cancel(conversation, by=by) else 0
         case verb:

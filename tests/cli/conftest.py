@@ -1,10 +1,5 @@
-import sys
-from pathlib import Path
-
 import pytest
 from terminal import Desk, Zygote
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "stores"))  # for its PostgreSQL server
 
 
 @pytest.fixture(scope="session")

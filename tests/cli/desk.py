@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-from assent import Agent, Halt, ScriptedModel, ToolCall, tool
+from holdfast import Agent, Halt, ScriptedModel, ToolCall, tool
 
 EVIL = "\x1b[31mred\x07\u202etxt.exe\u200b\x9b2J [bold]not bold[/bold] :smile:"
 
@@ -40,26 +40,31 @@ class Seat:
 @tool(executor="human", prompt="Which seat?")
 def choose_seat() -> Seat:
     """Ask for a seat."""
+    raise NotImplementedError
 
 
 @tool(executor="human", prompt="How many?")
 def how_many() -> int:
     """Ask for a number."""
+    raise NotImplementedError
 
 
 @tool(executor="human", prompt="Which size?")
 def which_size() -> Literal["s", "m", "l"]:
     """Ask for a size."""
+    raise NotImplementedError
 
 
 @tool(executor="human", prompt="What is it called?")
 def what_name() -> str:
     """Ask for a name."""
+    raise NotImplementedError
 
 
 @tool(manual=True)
 def weigh(parcel: int) -> float:
     """Weigh a parcel by hand."""
+    raise NotImplementedError
 
 
 @tool
@@ -72,7 +77,7 @@ def stop_here() -> Halt:
 async def wire(amount: int) -> dict:
     """Wire money."""
     ledger(f"wire {amount}")
-    await asyncio.Event().wait()
+    return await asyncio.get_running_loop().create_future()
 
 
 @tool
@@ -92,6 +97,25 @@ def _(text: str) -> str:
     return f"--- a\n+++ b\n@@ -1 +1 @@\n-{EVIL}\n+[red]fine[/red]"
 
 
+@tool(approval="required", prompt="Wipe {disk}?")
+def wipe(disk: str) -> str:
+    """Has a preview that fails for one disk and is None for the others."""
+    return "wiped"
+
+
+@wipe.preview
+def _(disk: str) -> None:
+    if disk == "sdb":
+        raise RuntimeError("the inventory is down")
+
+
+@tool(approval="required", prompt="Print it?")
+def announce() -> str:
+    """Print to standard output while it runs."""
+    print("the tool prints this")
+    return "announced"
+
+
 @tool(approval="required", prompt="Blow it up?", risk="high")
 def blow_up() -> str:
     """Blow it up."""
@@ -108,7 +132,9 @@ def agent(name, *script, tools):
 
 REFUND = ToolCall("refund", {"order": 1, "amount": 2.5})
 gated = agent("gated", [REFUND], last, tools=[refund])
+wiping = agent("wiping", [ToolCall("wipe", {"disk": "sda"}), ToolCall("wipe", {"disk": "sdb"})], last, tools=[wipe])
 twice = agent("twice", [REFUND, REFUND], last, tools=[refund])
+printing = agent("printing", [ToolCall("announce")], last, tools=[announce])
 risky = agent("risky", [ToolCall("blow_up")], last, tools=[blow_up])
 seat = agent("seat", [ToolCall("choose_seat")], last, tools=[choose_seat])
 number = agent("number", [ToolCall("how_many")], last, tools=[how_many])

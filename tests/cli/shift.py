@@ -1,9 +1,9 @@
-"""Agents for the tests of workers: what they do is written down, with who did it."""
+"""Agents for the tests of workers. Their tools write each action and its process id to a ledger file."""
 
 import asyncio
 import os
 
-from assent import Agent, ScriptedModel, ToolCall, tool
+from holdfast import Agent, ScriptedModel, ToolCall, tool
 
 
 def note(line):

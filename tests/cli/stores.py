@@ -1,28 +1,27 @@
-"""A store that commands share, of every kind; and what happens in it, seen from this process."""
+"""Stores that several commands share, and helpers that read them from this process."""
 
 import asyncio
 from pathlib import Path
 
-import pg
 import pytest
+from support import pg
 from terminal import until
 
-from assent import Runtime
+from holdfast import Runtime
 
 SHIFT = Path(__file__).resolve().parent / "shift.py"
-LEASE = 2.0
 
 
-def url_of(kind, desk=None, name="shared"):
-    """A store that does not exist yet."""
-    return f"sqlite:///{desk.path}/{name}.db" if kind == "sqlite" else pg.fresh(lease=LEASE)
+def url_of(kind, desk=None, name="shared", lease=None):
+    """Return the URL of a store that does not exist yet. ``lease``: seconds, on PostgreSQL only."""
+    return f"sqlite:///{desk.path}/{name}.db" if kind == "sqlite" else pg.fresh(lease=lease)
 
 
 both = pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 
 
 def ask(url, work):
-    """Do something with a runtime that runs nothing."""
+    """Run a coroutine function with a runtime that has no agents, and return its result."""
 
     async def asked():
         async with Runtime(store=url) as rt:
@@ -47,12 +46,12 @@ def events(url, name):
 
 
 def until_over(url, name):
-    """Its events, when its turn has ended."""
+    """Wait until the turn has ended, and return the events."""
     return until(lambda: (found := events(url, name))[-1].type == "TurnEnded" and found)
 
 
 def ledger(desk):
-    """What was done, by which process: [(what, hole, pid)]."""
+    """Return what the tools did, in order: [(action, hole, pid)]."""
     path = desk.path / "ledger"
     return (
         [(*line.split()[:2], int(line.split()[2])) for line in path.read_text().splitlines()] if path.exists() else []
@@ -60,7 +59,7 @@ def ledger(desk):
 
 
 def until_noted(desk, what, hole, number=1):
-    """The processes that did it, when so many have."""
+    """Wait until an action was done so many times, and return the process ids."""
 
     def done():
         pids = [pid for each, where, pid in ledger(desk) if (each, where) == (what, hole)]

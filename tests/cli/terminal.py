@@ -1,4 +1,4 @@
-"""The command line as a user has it: real processes, real files. Helpers of the tests in this directory."""
+"""Helpers that run commands as real processes with real files."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 
-from assent import Runtime
+from holdfast import Runtime
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 ZYGOTE = Path(__file__).resolve().parent / "zygote.py"
@@ -20,19 +20,19 @@ DESK = Path(__file__).resolve().parent / "desk.py"
 PATIENCE = 60.0
 UNSET = ("NO_COLOR", "COLUMNS", "MAKELEVEL")
 OURS = ("_API_KEY", "_BASE_URL")
-"""What is said of models depends on these, and no test may use somebody's key."""
+"""Suffixes of variables that are removed: no test may use a real key, and messages about models depend on them."""
 
 
 def environment(**more):
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("ASSENT_") and k not in UNSET}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("HOLDFAST_") and k not in UNSET}
     kept = {k: v for k, v in kept.items() if not k.endswith(OURS)}
-    # Without an `assent` on the PATH, whoever runs the tests: the commands that are printed depend on it.
-    places = [place for place in os.environ.get("PATH", "").split(os.pathsep) if not Path(place, "assent").exists()]
+    # The printed commands depend on whether there is a `holdfast` on the PATH: remove it.
+    places = [place for place in os.environ.get("PATH", "").split(os.pathsep) if not Path(place, "holdfast").exists()]
     return {**kept, "PATH": os.pathsep.join(places), "PYTHONPATH": str(SRC), **more}
 
 
-class Told:
-    """What a command that has ended said."""
+class CommandResult:
+    """The exit code and the output of a finished command."""
 
     def __init__(self, code, out, err):
         self.code, self.raw = code, out
@@ -45,7 +45,7 @@ class Told:
 
 
 class Zygote:
-    """See ``zygote.py``: commands as real processes, without the price of a cold start."""
+    """Starts commands as real processes that do not import everything again; see ``zygote.py``."""
 
     def __init__(self):
         self._process = subprocess.Popen(
@@ -81,35 +81,35 @@ class Desk:
                 "words": [os.fsencode(str(word)).hex() for word in words],
             }
             code = self._zygote.run(job)
-            return Told(code, Path(files[1]).read_bytes(), Path(files[2]).read_bytes())
+            return CommandResult(code, Path(files[1]).read_bytes(), Path(files[2]).read_bytes())
 
     def shell(self, line):
-        """A command as it was printed, typed into a shell."""
+        """Run a printed command in a shell."""
         done = subprocess.run(line, shell=True, cwd=self.path, capture_output=True, env=environment(), timeout=PATIENCE)
-        return Told(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
     def start(self, *words, env=None):
-        return Running([sys.executable, "-m", "assent", *map(str, words)], self.path, environment(**(env or {})))
+        return Running([sys.executable, "-m", "holdfast", *map(str, words)], self.path, environment(**(env or {})))
 
-    def waiting(self, name, agent, text="hi", store="assent.db", **options):
-        """A conversation at rest, brought there by a process that is gone: [Pending]."""
+    def run_until_rest(self, name, agent, text="hi", store="holdfast.db", **options):
+        """Run one turn in a runtime that then closes; return the pending calls."""
 
         async def until_rest():
             async with Runtime(agent, store=f"sqlite:///{self.path}/{store}", **options) as rt:
                 turn = await rt.send(name, text, by="customer")
-                return (await turn.rest()).pending
+                return (await turn.result()).pending
 
         return asyncio.run(until_rest())
 
     def log(self, name, *words):
-        """The events of a conversation, as ``assent log --json`` prints them."""
-        told = self("log", name, "--json", *words)
-        assert told.code == 0, told.err
-        return told.objects
+        """Return the events of a conversation, as ``holdfast log --json`` prints them."""
+        result = self("log", name, "--json", *words)
+        assert result.code == 0, result.err
+        return result.objects
 
 
 class Running:
-    """A command that goes on."""
+    """A command that is still running."""
 
     def __init__(self, words, cwd, env):
         self.process = subprocess.Popen(
@@ -138,16 +138,16 @@ class Running:
                 self._changed.notify_all()
 
     def until(self, text):
-        """Wait until it has said this."""
+        """Wait until it has printed this text; return its output."""
         end = time.monotonic() + PATIENCE
         with self._changed:
             while text not in self.out:
                 if not self._changed.wait(timeout=0.5) and time.monotonic() > end:
-                    raise AssertionError(f"{text!r} was not said in:\n{self.out}")
+                    raise AssertionError(f"{text!r} is not in the output:\n{self.out}")
         return self.out
 
     def kill(self):
-        """kill -9, and wait until it is gone."""
+        """Send SIGKILL, wait for the end and return the output."""
         self.process.kill()
         self.process.wait(PATIENCE)
         self._reader.join(PATIENCE)
@@ -155,23 +155,23 @@ class Running:
         return self.out
 
     def end(self):
-        """Its exit code, when it has ended by itself."""
+        """Wait for the end and return the exit code."""
         code = self.process.wait(PATIENCE)
         self._reader.join(PATIENCE)
         return code
 
 
-def refused(told, code, *words):
-    """One clear line, the right exit code, no traceback."""
-    assert told.code == code, told.out + told.err
-    assert told.err.startswith("assent: error ["), told.err
-    assert told.err.count("\n") == 1
+def assert_refused(result, code, *words):
+    """Check the exit code, and that standard error is one error line with these words."""
+    assert result.code == code, result.out + result.err
+    assert result.err.startswith("holdfast: error ["), result.err
+    assert result.err.count("\n") == 1
     for word in words:
-        assert word in told.err, told.err
+        assert word in result.err, result.err
 
 
 def until(fact):
-    """Wait for a fact that another process makes true."""
+    """Wait until the function returns a true value, and return it."""
     end = time.monotonic() + PATIENCE
     while not (found := fact()):
         assert time.monotonic() < end
@@ -180,10 +180,10 @@ def until(fact):
 
 
 def commands(text, verb):
-    """The printed commands of this verb."""
-    return [line.strip() for line in text.splitlines() if re.search(rf"\bassent {verb} ", line)]
+    """Return the printed commands of this verb."""
+    return [line.strip() for line in text.splitlines() if re.search(rf"\bholdfast {verb} ", line)]
 
 
 def call_in(command):
     words = shlex.split(command)
-    return words[words.index("assent") + 2]
+    return words[words.index("holdfast") + 2]

@@ -1,4 +1,4 @@
-"""Whole logs: out to a file and back byte for byte, and as they were at any event."""
+"""``holdfast export``, ``import`` and ``replay``."""
 
 import asyncio
 import json
@@ -7,28 +7,28 @@ import stat
 
 import desk as agents
 import pytest
-from terminal import DESK, refused
-from test_cli_verify import BIG, CHANGED, change, reader
+from terminal import DESK, assert_refused
+from test_cli_verify import BIG, CHANGED, change_database, make_reader
 
-from assent import Runtime
+from holdfast import Runtime
 
 OTHER = ("--store", "sqlite:///other.db")
 
 
-def exported(desk, name, agent, file="c.jsonl"):
-    entries = desk.waiting(name, agent)
-    told = desk("export", name, file)
-    assert told.code == 0, told.err
+def run_and_export(desk, name, agent, file="c.jsonl"):
+    entries = desk.run_until_rest(name, agent)
+    result = desk("export", name, file)
+    assert result.code == 0, result.err
     return entries, (desk.path / file).read_bytes()
 
 
 @pytest.mark.parametrize("agent", ["gated", "seat", "scales", "plain", "halting", "failing", "evil"])
-def test_a_round_trip_is_byte_identical_and_the_importer_s_mark_stands_behind_it(desk, agent):
-    _, body = exported(desk, "c", getattr(agents, agent))
+def test_export_and_import_keep_every_byte_and_append_one_event_that_names_the_importer(desk, agent):
+    _, body = run_and_export(desk, "c", getattr(agents, agent))
     assert desk("export", "c").raw == body
     assert body.splitlines()[:-1] == desk("log", "c", "--json").raw.splitlines()
-    told = desk("import", "c.jsonl", "--by", "ada", *OTHER)
-    assert told.code == 0, told.err
+    result = desk("import", "c.jsonl", "--by", "ada", *OTHER)
+    assert result.code == 0, result.err
     *events, mark = desk("log", "c", "--json", *OTHER).raw.splitlines()
     assert events == body.splitlines()[:-1]
     mark = json.loads(mark)
@@ -37,29 +37,29 @@ def test_a_round_trip_is_byte_identical_and_the_importer_s_mark_stands_behind_it
     assert desk("verify", *OTHER).code == 0
 
 
-def test_what_was_imported_without_trust_can_be_read_and_nothing_of_it_runs(desk):
+def test_a_conversation_imported_without_trust_is_readable_and_never_runs(desk):
     """An export is a file that anybody can write: an approval in it must not run anything."""
-    [entry], _ = exported(desk, "c", agents.gated)
+    [entry], _ = run_and_export(desk, "c", agents.gated)
     assert desk("approve", entry.call).code == 0
     assert desk("export", "c", "approved.jsonl").code == 0
-    told = desk("import", "approved.jsonl", *OTHER)
-    assert "without trust" in told.out
+    result = desk("import", "approved.jsonl", *OTHER)
+    assert "without trust" in result.out
     env = {"LEDGER": str(desk.path / "l")}
     words = ("--conversation", "c", *OTHER)
-    refused(
+    assert_refused(
         desk("run", f"{DESK}:gated", *words, env=env), 5, "[permission_denied]", "imported without trust", "--trust"
     )
-    refused(desk("run", f"{DESK}:gated", "go on", *words, env=env), 5, "[permission_denied]", "--trust")
+    assert_refused(desk("run", f"{DESK}:gated", "go on", *words, env=env), 5, "[permission_denied]", "--trust")
     assert desk("run", f"{DESK}:gated", *OTHER, env=env).code == 0, "other conversations are not held up"
-    refused(desk("cancel", "c", *OTHER), 5, "[permission_denied]")
+    assert_refused(desk("cancel", "c", *OTHER), 5, "[permission_denied]")
     assert desk("pending", "--json", *OTHER).objects == []
     assert not (desk.path / "l").exists()
     assert "without trust: nothing of it runs" in desk("log", "c", *OTHER).out
     assert desk("replay", "c", *OTHER).code == 0
 
 
-def forged(desk, entry, **made):
-    """The export of a conversation in which "boss" approved a call, whoever that is, with no end line to check."""
+def write_forged_export(desk, entry, **made):
+    """Write an export without an end line, in which "boss" approved a call, with other settings of the call."""
     assert desk("approve", entry.call, "--by", "boss").code == 0
     lines = desk("log", "c", "--json").objects
     for line in lines:
@@ -69,31 +69,31 @@ def forged(desk, entry, **made):
 
 
 @pytest.mark.parametrize("made", [{}, {"gate": "auto", "recovery": "redispatch"}], ids=["approved", "gate: auto"])
-def test_with_trust_what_had_not_started_is_asked_again(desk, made):
-    [entry], _ = exported(desk, "c", agents.gated)
-    forged(desk, entry, **made)
+def test_with_trust_calls_that_had_not_started_need_approval_again(desk, made):
+    [entry], _ = run_and_export(desk, "c", agents.gated)
+    write_forged_export(desk, entry, **made)
     env = {"LEDGER": str(desk.path / "l")}
-    told = desk("import", "forged.jsonl", "--as", "d", "--trust", *OTHER)
-    assert told.code == 0, told.err
-    assert f"refund ({entry.call}), approved by boss: has not started, and is asked about again here" in told.out
+    result = desk("import", "forged.jsonl", "--as", "d", "--trust", *OTHER)
+    assert result.code == 0, result.err
+    assert f"refund ({entry.call}), approved by boss: has not started, and is asked about again here" in result.out
     assert desk("run", f"{DESK}:gated", "--conversation", "d", *OTHER, env=env).code == 75
     assert not (desk.path / "l").exists(), "it ran on the word of a file"
-    told = desk("approve", f"d/{entry.call}", "--resume", f"{DESK}:gated", *OTHER, env=env)
-    assert told.code == 0, told.err
+    result = desk("approve", f"d/{entry.call}", "--resume", f"{DESK}:gated", *OTHER, env=env)
+    assert result.code == 0, result.err
     assert (desk.path / "l").read_text() == "refund 1 2.5\n"
 
 
-def test_a_call_that_a_file_left_running_does_not_run_again_by_itself(desk):
+def test_an_imported_call_that_was_running_does_not_run_again_without_approval(desk):
     """Whatever recovery the file names: a forged CallStarted with "redispatch" would be an approval."""
-    [entry], _ = exported(desk, "c", agents.gated)
-    forged(desk, entry, gate="auto", recovery="redispatch")
+    [entry], _ = run_and_export(desk, "c", agents.gated)
+    write_forged_export(desk, entry, gate="auto", recovery="redispatch")
     lines = (desk.path / "forged.jsonl").read_text().splitlines()
     last = json.loads(lines[-1])
     started = {"type": "CallStarted", "call_id": entry.call, "attempt": 1, "epoch": 10**15, "seq": last["seq"] + 1}
     (desk.path / "forged.jsonl").write_text("\n".join([*lines, json.dumps({**last, **started})]))
     env = {"LEDGER": str(desk.path / "l")}
-    told = desk("import", "forged.jsonl", "--as", "d", "--trust", *OTHER)
-    assert "may have run; a person decides here whether it runs again" in told.out, told.err
+    result = desk("import", "forged.jsonl", "--as", "d", "--trust", *OTHER)
+    assert "may have run; a person decides here whether it runs again" in result.out, result.err
     assert desk("run", f"{DESK}:gated", "--conversation", "d", *OTHER, env=env).code == 75
     [waits] = desk("pending", "--json", *OTHER).objects
     assert (waits["call"], waits["recovery"]) == (entry.call, True)
@@ -101,30 +101,30 @@ def test_a_call_that_a_file_left_running_does_not_run_again_by_itself(desk):
 
 
 def test_grants_of_a_trusted_file_are_listed(desk):
-    [entry], _ = exported(desk, "c", agents.gated)
+    [entry], _ = run_and_export(desk, "c", agents.gated)
     assert desk("approve", entry.call, "--remember", "tool", "--by", "boss", "--resume", f"{DESK}:gated").code == 0
     assert desk("export", "c", "c.jsonl", "--force").code == 0
-    told = desk("import", "c.jsonl", "--trust", *OTHER)
-    assert "refund with any arguments, given by boss: holds here from now on" in told.out
+    result = desk("import", "c.jsonl", "--trust", *OTHER)
+    assert "refund with any arguments, given by boss: holds here from now on" in result.out
     assert len(desk("grants", "--json", *OTHER).objects) == 1
 
 
 def test_trust_can_be_given_later_with_the_same_file_and_with_no_other(desk):
-    exported(desk, "c", agents.gated)
-    exported(desk, "b", agents.gated, "b.jsonl")
+    run_and_export(desk, "c", agents.gated)
+    run_and_export(desk, "b", agents.gated, "b.jsonl")
     assert desk("import", "c.jsonl", *OTHER).code == 0
-    refused(desk("import", "c.jsonl", *OTHER), 3, "[conflict]")
-    refused(desk("import", "b.jsonl", "--as", "c", "--trust", *OTHER), 3, "[conflict]")
+    assert_refused(desk("import", "c.jsonl", *OTHER), 3, "[conflict]")
+    assert_refused(desk("import", "b.jsonl", "--as", "c", "--trust", *OTHER), 3, "[conflict]")
     assert desk("pending", "--json", *OTHER).objects == []
-    told = desk("import", "c.jsonl", "--trust", *OTHER)
-    assert told.code == 0, told.err
-    assert "is asked about again here" in told.out
-    refused(desk("import", "c.jsonl", "--trust", *OTHER), 3, "[conflict]")
+    result = desk("import", "c.jsonl", "--trust", *OTHER)
+    assert result.code == 0, result.err
+    assert "is asked about again here" in result.out
+    assert_refused(desk("import", "c.jsonl", "--trust", *OTHER), 3, "[conflict]")
     assert desk("verify", *OTHER).code == 0
 
 
-def test_artifacts_come_along(desk):
-    _, body = exported(desk, "c", reader())
+def test_artifacts_are_exported_and_imported(desk):
+    _, body = run_and_export(desk, "c", make_reader())
     assert desk("import", "c.jsonl", *OTHER).code == 0
     assert [line for line in desk("export", "c", *OTHER).raw.splitlines() if b'"artifact":"' in line[:13]] == [
         line for line in body.splitlines() if b'"artifact":"' in line[:13]
@@ -134,47 +134,47 @@ def test_artifacts_come_along(desk):
     async def result():
         async with Runtime(store=f"sqlite:///{desk.path}/other.db") as rt:
             call = next(e.call_id for e in await rt.history("c") if e.type == "CallReturned")
-            return await rt.result("c", call)
+            return await rt.call_result("c", call)
 
     assert asyncio.run(result()) == BIG
     lines = body.splitlines(keepends=True)
     (desk.path / "less.jsonl").write_bytes(b"".join([*lines[:-2], lines[-1]]))
-    refused(desk("import", "less.jsonl", "--as", "d"), 1, "line 6", "artifact")
+    assert_refused(desk("import", "less.jsonl", "--as", "d"), 1, "line 6", "artifact")
     (desk.path / "lie.jsonl").write_bytes(b"".join([*lines[:-2], lines[-2].replace(b"eHh4", b"eXh4", 1), lines[-1]]))
-    refused(desk("import", "lie.jsonl", "--as", "d"), 1, f"line {len(lines) - 1}", "does not hold")
+    assert_refused(desk("import", "lie.jsonl", "--as", "d"), 1, f"line {len(lines) - 1}", "does not match its hash")
 
 
-def test_what_was_imported_goes_on(desk):
-    [entry], _ = exported(desk, "c", agents.gated)
-    told = desk("import", "c.jsonl", "--as", "copy", "--trust", *OTHER)
-    assert "its turn is open: whoever runs agent gated on this store goes on with it" in told.out
+def test_an_imported_conversation_can_be_continued(desk):
+    [entry], _ = run_and_export(desk, "c", agents.gated)
+    result = desk("import", "c.jsonl", "--as", "copy", "--trust", *OTHER)
+    assert "its turn is open: a process that runs agent gated on this store continues it" in result.out
     assert desk("pending", "--json", *OTHER).objects == [], "its own tool is asked first: for hooks, plan and prompt"
-    told = desk("run", f"{DESK}:gated", "--conversation", "copy", "--wait", "0", *OTHER)
-    assert told.code == 75, told.err
+    result = desk("run", f"{DESK}:gated", "--conversation", "copy", "--wait", "0", *OTHER)
+    assert result.code == 75, result.err
     (again,) = desk("pending", "--json", *OTHER).objects
     assert again["reason"] == "imported, and asked again here"
-    told = desk("approve", f"copy/{entry.call}", "--resume", f"{DESK}:gated", *OTHER)
-    assert told.code == 0, told.err
-    assert "turn completed" in told.out
+    result = desk("approve", f"copy/{entry.call}", "--resume", f"{DESK}:gated", *OTHER)
+    assert result.code == 0, result.err
+    assert "turn completed" in result.out
     assert desk("verify", *OTHER).code == 0
 
 
-def test_a_conversation_that_is_there_is_never_touched(desk):
-    exported(desk, "c", agents.gated)
+def test_an_import_never_changes_an_existing_conversation(desk):
+    run_and_export(desk, "c", agents.gated)
     before = desk("export", "c").raw
-    refused(desk("import", "c.jsonl"), 3, "[conflict]", "'c'", "--as")
+    assert_refused(desk("import", "c.jsonl"), 3, "[conflict]", "'c'", "--as")
     assert desk("export", "c").raw == before
     assert desk("import", "c.jsonl", "--as", "d").code == 0
     assert {o["conversation"] for o in desk("log", "--json").objects} == {"c", "d"}
-    refused(desk("export", "c", "c.jsonl"), 2, "--force")
+    assert_refused(desk("export", "c", "c.jsonl"), 2, "--force")
     assert desk("export", "c", "c.jsonl", "--force").code == 0
-    refused(desk("export", "c", ".", "--force"), 2, "not a file")
-    refused(desk("export", "c", "no/where.jsonl"), 1, "[write_failed]")
-    assert sorted(p.name for p in desk.path.iterdir() if "assent-" in p.name) in ([], ["assent.db-owners"])
+    assert_refused(desk("export", "c", ".", "--force"), 2, "not a file")
+    assert_refused(desk("export", "c", "no/where.jsonl"), 1, "[write_failed]")
+    assert sorted(p.name for p in desk.path.iterdir() if "holdfast-" in p.name) in ([], ["holdfast.db-owners"])
 
 
 @pytest.mark.parametrize(
-    ("line", "change", "code", "said"),
+    ("line", "change", "code", "message"),
     [
         (3, lambda body: body[:40], 1, "not JSON"),
         (3, lambda body: b"\xff\xfe", 1, "not JSON"),
@@ -190,44 +190,44 @@ def test_a_conversation_that_is_there_is_never_touched(desk):
         (3, lambda body: b"[" * 100_000, 1, "not JSON"),
     ],
 )
-def test_a_bad_line_is_refused_by_its_number_and_nothing_is_imported(desk, line, change, code, said):
-    _, body = exported(desk, "c", agents.gated)
+def test_a_bad_line_is_refused_by_its_number_and_nothing_is_imported(desk, line, change, code, message):
+    _, body = run_and_export(desk, "c", agents.gated)
     lines = body.split(b"\n")
     lines[line - 1] = change(lines[line - 1])
     (desk.path / "bad.jsonl").write_bytes(b"\n".join(lines))
-    told = desk("import", "bad.jsonl", *OTHER)
-    refused(told, code, "bad.jsonl, line ", *([f"line {line}: ", said] if said else []))
+    result = desk("import", "bad.jsonl", *OTHER)
+    assert_refused(result, code, "bad.jsonl, line ", *([f"line {line}: ", message] if message else []))
     assert desk("log", "--json", *OTHER).objects == []
 
 
-def test_events_alone_can_be_read_and_what_is_missing_is_said(desk):
-    _, body = exported(desk, "c", agents.gated)
+def test_a_file_of_events_alone_can_be_replayed_and_its_missing_parts_are_reported(desk):
+    _, body = run_and_export(desk, "c", agents.gated)
     events = b"\r\n".join(body.splitlines()[:-1])
-    told = desk("import", "-", stdin=events)
-    refused(told, 2, "--as")
-    told = desk("import", "-", "--as", "d", stdin=events)
-    assert told.code == 0, told.err
-    assert "last line was missing" in told.out
+    result = desk("import", "-", stdin=events)
+    assert_refused(result, 2, "--as")
+    result = desk("import", "-", "--as", "d", stdin=events)
+    assert result.code == 0, result.err
+    assert "last line was missing" in result.out
     assert desk("log", "d", "--json").raw.startswith(desk("log", "c", "--json").raw)
-    refused(desk("import", "-", "--as", "e", stdin=b"\n\n"), 2, "no events")
-    refused(desk("import", "nope.jsonl"), 2, "[read_failed]", "nope.jsonl")
-    refused(desk("import", "-", "--as", "a\nb", stdin=events), 2, "bad conversation id")
-    refused(desk("import", "-", "--as", "e", stdin=body + body), 1, "more after the last line")
+    assert_refused(desk("import", "-", "--as", "e", stdin=b"\n\n"), 2, "no events")
+    assert_refused(desk("import", "nope.jsonl"), 2, "[read_failed]", "nope.jsonl")
+    assert_refused(desk("import", "-", "--as", "a\nb", stdin=events), 2, "bad conversation id")
+    assert_refused(desk("import", "-", "--as", "e", stdin=body + body), 1, "more after the last line")
 
 
-def test_a_damaged_conversation_is_not_exported_as_if_it_were_whole(desk):
-    desk.waiting("c", agents.gated)
-    change(desk, f"UPDATE events SET body = {CHANGED}")
-    refused(desk("export", "c", "c.jsonl"), 1, "[corrupt_log_line]")
+def test_exporting_a_damaged_conversation_fails(desk):
+    desk.run_until_rest("c", agents.gated)
+    change_database(desk, f"UPDATE events SET body = {CHANGED}")
+    assert_refused(desk("export", "c", "c.jsonl"), 1, "[corrupt_log_line]")
     assert not (desk.path / "c.jsonl").exists()
-    refused(desk("export", "nope"), 3, "[not_found]")
+    assert_refused(desk("export", "nope"), 3, "[not_found]")
 
 
 # --- replay ---
 
 
-def test_replay_shows_each_moment_and_changes_nothing(desk):
-    [entry] = desk.waiting("c", agents.gated)
+def test_replay_shows_the_state_after_any_event_and_changes_nothing(desk):
+    [entry] = desk.run_until_rest("c", agents.gated)
     desk("approve", entry.call, "--resume", f"{DESK}:gated")
     log = desk("log", "c", "--json").raw
     at = {e["type"]: e["seq"] for e in reversed(desk.log("c"))}
@@ -243,37 +243,37 @@ def test_replay_shows_each_moment_and_changes_nothing(desk):
     )
     [end] = desk("replay", "c", "--json").objects
     assert (end["state"], len(end["messages"])) == ("idle", 4)
-    told = desk("replay", "c", "--to", at["CallSuspended"])
-    assert "awaiting_input" in told.out
-    assert "Give 2.5 back?" in told.out
-    assert "It said" not in told.out
+    result = desk("replay", "c", "--to", at["CallSuspended"])
+    assert "awaiting_input" in result.out
+    assert "Give 2.5 back?" in result.out
+    assert "It said" not in result.out
     assert "It said" in desk("replay", "c").out
     assert desk("log", "c", "--json").raw == log
 
 
-def test_every_prefix_of_every_log_can_be_replayed_also_from_a_file(desk):
-    _, body = exported(desk, "c", agents.evil)
+def test_replay_works_for_every_prefix_of_a_log_from_a_store_and_from_a_file(desk):
+    _, body = run_and_export(desk, "c", agents.evil)
     for seq in range(1, len(body.splitlines())):
-        told = desk("replay", "c", "--to", seq, "--json")
-        assert told.code == 0, told.err
-        assert desk("replay", "c.jsonl", "--to", seq, "--json").raw == told.raw
+        result = desk("replay", "c", "--to", seq, "--json")
+        assert result.code == 0, result.err
+        assert desk("replay", "c.jsonl", "--to", seq, "--json").raw == result.raw
     text = desk("replay", "c").out
     assert not set(text) & {"\x1b", "\x07", "\u202e", "\u200b", "\x9b"}
     assert "[bold]not bold[/bold] :smile:" in text
     assert json.loads(desk("replay", "-", "--json", stdin=body).out)["conversation"] == "c"
 
 
-def test_replay_refuses_what_is_not_there(desk):
-    refused(desk("replay", "nope"), 2, "nope")
-    desk.waiting("c", agents.plain)
-    refused(desk("replay", "nope"), 3, "[not_found]", "nope")
-    refused(desk("replay", "no.jsonl"), 2, "[read_failed]")
-    refused(desk("replay", "c", "--to", "9999"), 2, "only")
-    refused(desk("replay", "c", "--to", "0"), 2, "--to")
+def test_replay_refuses_unknown_conversations_files_and_events(desk):
+    assert_refused(desk("replay", "nope"), 2, "nope")
+    desk.run_until_rest("c", agents.plain)
+    assert_refused(desk("replay", "nope"), 3, "[not_found]", "nope")
+    assert_refused(desk("replay", "no.jsonl"), 2, "[read_failed]")
+    assert_refused(desk("replay", "c", "--to", "9999"), 2, "only")
+    assert_refused(desk("replay", "c", "--to", "0"), 2, "--to")
 
 
-def test_an_exported_file_is_readable_for_its_owner_alone_and_a_replaced_one_keeps_its_mode(desk):
-    desk.waiting("a", agents.plain)
+def test_only_the_owner_can_read_an_exported_file_and_a_replaced_file_keeps_its_mode(desk):
+    desk.run_until_rest("a", agents.plain)
     umask = os.umask(0o022)
     try:
         assert desk("export", "a", "a.jsonl").code == 0

@@ -1,4 +1,4 @@
-"""Every mistake is one clear line of a known kind with its exit code, and never a traceback."""
+"""Every user error is one line with a known kind and exit code, never a traceback."""
 
 import re
 import subprocess
@@ -7,27 +7,27 @@ import sys
 import pytest
 from terminal import DESK, environment
 
-from assent.errors import KINDS
+from holdfast.errors import KINDS
 
 MODULES = {
     "boom.py": "raise RuntimeError('no luck')\n",
     "leaves.py": "import sys\nsys.exit(3)\n",
     "needs.py": "import not_installed_at_all\n",
     "broken.py": "def (\n",
-    "bare.py": "from assent import tool\n@tool\ndef f(): pass\n",
+    "bare.py": "from holdfast import tool\n@tool\ndef f(): pass\n",
     "three.py": "x = 3\n",
 }
 
 
-def refused(told, code, kind, *words):
-    found = re.fullmatch(r"assent: error \[(\w+)\]: .+\n", told.err)
-    assert found, told.err
-    assert found[1] == kind, told.err
+def assert_refused(result, code, kind, *words):
+    found = re.fullmatch(r"holdfast: error \[(\w+)\]: .+\n", result.err)
+    assert found, result.err
+    assert found[1] == kind, result.err
     assert kind in KINDS
-    assert told.code == code
-    assert told.out == ""
+    assert result.code == code
+    assert result.out == ""
     for word in words:
-        assert word in told.err
+        assert word in result.err
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,11 @@ def refused(told, code, kind, *words):
         ("no/such.py:a", "not_found", "no/such.py"),
     ],
 )
-def test_an_agent_that_cannot_be_loaded(desk, spec, kind, word):
+def test_an_agent_that_cannot_be_loaded_is_refused_with_the_reason(desk, spec, kind, word):
     for name, text in MODULES.items():
         (desk.path / name).write_text(text)
-    refused(desk("run", spec, "hi"), 2, kind, word)
-    assert not (desk.path / "assent.db").exists()
+    assert_refused(desk("run", spec, "hi"), 2, kind, word)
+    assert not (desk.path / "holdfast.db").exists()
 
 
 @pytest.mark.parametrize(
@@ -75,16 +75,16 @@ def test_an_agent_that_cannot_be_loaded(desk, spec, kind, word):
         (["serve", "--no-run", "--allow-host", "*", "--allow-host", "desk.example:80"], 2, "invalid_args"),
     ],
 )
-def test_a_command_that_cannot_be_followed(desk, words, code, kind):
-    refused(desk(*words), code, kind)
+def test_invalid_arguments_are_refused_with_their_exit_code_and_kind(desk, words, code, kind):
+    assert_refused(desk(*words), code, kind)
     assert not (desk.path / "none.db").exists()
 
 
 @pytest.mark.parametrize("given", ["http://desk.example", "https://desk.example:8642/", "desk.example/x", "nö://x y"])
-def test_a_host_that_is_given_as_an_address_is_refused_and_it_is_said_what_is_meant(desk, given):
+def test_a_host_name_given_as_a_url_is_refused_with_the_expected_form(desk, given):
     meant = "here desk.example" if "desk" in given else "such as desk.example"
-    told = desk("serve", "--no-run", "--allow-host", given)
-    refused(told, 2, "invalid_args", "--allow-host", f"without scheme, port and path, {meant}")
+    result = desk("serve", "--no-run", "--allow-host", given)
+    assert_refused(result, 2, "invalid_args", "--allow-host", f"without scheme, port and path, {meant}")
 
 
 @pytest.mark.parametrize(
@@ -97,55 +97,57 @@ def test_a_host_that_is_given_as_an_address_is_refused_and_it_is_said_what_is_me
         (b"x" * 50_000_000, "too_large"),
     ],
 )
-def test_a_message_that_cannot_be_taken(desk, data, kind):
-    refused(desk("run", f"{DESK}:plain", "-", stdin=data), 2, kind)
-    assert not (desk.path / "assent.db").exists()
+def test_an_invalid_message_is_refused(desk, data, kind):
+    assert_refused(desk("run", f"{DESK}:plain", "-", stdin=data), 2, kind)
+    assert not (desk.path / "holdfast.db").exists()
 
 
-def test_standard_input_that_is_closed(desk):
+def test_a_closed_standard_input_is_refused(desk):
     done = subprocess.run(
-        ["sh", "-c", f"{sys.executable} -m assent run {DESK}:plain - <&-"],
+        ["sh", "-c", f"{sys.executable} -m holdfast run {DESK}:plain - <&-"],
         cwd=desk.path,
         env=environment(),
         capture_output=True,
         check=False,
     )
     assert done.returncode == 2
-    assert done.stderr.startswith(b"assent: error [stdin_error]: ")
+    assert done.stderr.startswith(b"holdfast: error [stdin_error]: ")
 
 
-def test_a_store_that_is_damaged_foreign_newer_or_cannot_be_written(desk):
+def test_a_damaged_foreign_newer_or_read_only_store_is_refused(desk):
     (desk.path / "text.db").write_text("this is not a database, whatever its name says\n" * 10)
-    refused(desk("pending", "--store", "sqlite:///text.db"), 1, "corrupt_log_line")
+    assert_refused(desk("pending", "--store", "sqlite:///text.db"), 1, "corrupt_log_line")
     assert desk("run", f"{DESK}:plain", "hi", "--conversation", "c").code == 0
-    with open(desk.path / "assent.db", "r+b") as file:
+    with open(desk.path / "holdfast.db", "r+b") as file:
         file.seek(60)
         file.write((2**20).to_bytes(4, "big"))
-    refused(desk("log", "c"), 1, "store_newer")
-    told = desk("run", f"{DESK}:plain", "hi", "--store", "sqlite:////proc/assent.db")
-    assert told.code == 1
-    assert re.fullmatch(r"assent: error \[log_\w+\]: .+\n", told.err)
+    assert_refused(desk("log", "c"), 1, "store_newer")
+    result = desk("run", f"{DESK}:plain", "hi", "--store", "sqlite:////proc/holdfast.db")
+    assert result.code == 1
+    assert re.fullmatch(r"holdfast: error \[log_\w+\]: .+\n", result.err)
 
 
-def test_deep_and_malformed_json_where_arguments_are_given(desk):
+def test_deeply_nested_and_malformed_json_arguments_are_refused(desk):
     import desk as agents
 
-    [entry] = desk.waiting("c", agents.gated)
+    [entry] = desk.run_until_rest("c", agents.gated)
     for text in ("[" * 10_000, "{" * 10_000, '{"a":' * 10_000 + "1" + "}" * 10_000, "nul", "", '"\\ud800"', "[1]"):
-        refused(desk("approve", entry.call, "--args", text), 2, "invalid_args")
+        assert_refused(desk("approve", entry.call, "--args", text), 2, "invalid_args")
     assert [e["call"] for e in desk("pending", "--json").objects] == [entry.call]
 
 
 def test_debugging_shows_the_traceback_of_a_module_that_raises(desk):
     (desk.path / "boom.py").write_text(MODULES["boom.py"])
-    told = desk("run", "boom:a", "hi", env={"ASSENT_DEBUG": "1"})
-    assert told.code == 2
-    assert "Traceback" in told.err
-    assert "RuntimeError: no luck" in told.err
+    result = desk("run", "boom:a", "hi", env={"HOLDFAST_DEBUG": "1"})
+    assert result.code == 2
+    assert "Traceback" in result.err
+    assert "RuntimeError: no luck" in result.err
 
 
-def test_who_looks_into_a_store_that_is_not_there_is_told_so_and_creates_none(desk):
+def test_reading_commands_report_a_missing_store_and_do_not_create_it(desk):
     for words in (["pending"], ["pending", "--json"], ["log"], ["grants"], ["verify", "--json"]):
-        refused(desk(*words), 3, "not_found", "there is no store sqlite:///assent.db", "$ASSENT_STORE", "migrate")
+        assert_refused(
+            desk(*words), 3, "not_found", "there is no store sqlite:///holdfast.db", "$HOLDFAST_STORE", "migrate"
+        )
     assert desk("pending", "--json", "--wait", "0.1").code == 75  # somebody may make it meanwhile
     assert list(desk.path.iterdir()) == []

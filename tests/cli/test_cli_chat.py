@@ -1,22 +1,22 @@
-"""``assent chat`` in a real terminal."""
+"""``holdfast chat`` in a real terminal."""
 
 import sys
 
 import pexpect
 import pytest
-from terminal import DESK, environment, refused
+from terminal import DESK, assert_refused, environment
 
 WIDE = (50, 120)
 
 
-class Talk:
+class ChatSession:
     """A chat in a pseudo-terminal."""
 
     def __init__(self, desk, agent, *words, term="dumb", **env):
         self.desk = desk
         self.child = pexpect.spawn(
             sys.executable,
-            ["-m", "assent", "chat", f"{DESK}:{agent}", "--conversation", "c", "--by", "ada", *words],
+            ["-m", "holdfast", "chat", f"{DESK}:{agent}", "--conversation", "c", "--by", "ada", *words],
             cwd=str(desk.path),
             env=environment(TERM=term, **{"XDG_STATE_HOME": str(desk.path / "state"), **env}),
             dimensions=WIDE,
@@ -24,236 +24,237 @@ class Talk:
             encoding="utf-8",
         )
 
-    def sees(self, text):
+    def expect(self, text):
         self.child.expect_exact(text)
 
-    def says(self, text):
+    def send_line(self, text):
         self.child.sendline(text)
 
-    def leaves(self):
+    def exit(self):
+        """Press Ctrl-D and return the exit code."""
         self.child.sendeof()
         self.child.expect(pexpect.EOF)
         self.child.close()
         return self.child.exitstatus
 
-    def types(self):
+    def event_types(self):
         return [e["type"] for e in self.desk.log("c")]
 
 
 @pytest.fixture
-def talk(desk):
-    open_talks = []
+def start_chat(desk):
+    sessions = []
 
     def start(agent, first="> ", **env):
-        open_talks.append(Talk(desk, agent, **env))
-        open_talks[-1].sees(first)
-        return open_talks[-1]
+        sessions.append(ChatSession(desk, agent, **env))
+        sessions[-1].expect(first)
+        return sessions[-1]
 
     yield start
-    for each in open_talks:
+    for each in sessions:
         each.child.close(force=True)
 
 
-def test_without_a_terminal_it_is_refused(desk):
-    refused(desk("chat", f"{DESK}:gated"), 2, "[no_prompt]", "assent run")
-    assert not (desk.path / "assent.db").exists()
+def test_chat_without_a_terminal_is_refused(desk):
+    assert_refused(desk("chat", f"{DESK}:gated"), 2, "[no_prompt]", "holdfast run")
+    assert not (desk.path / "holdfast.db").exists()
 
 
-def test_messages_and_replies_until_ctrl_d(talk):
-    chat = talk("plain")
-    chat.says("hello")
-    chat.sees("plain: Good day.")
-    chat.sees("turn completed")
-    chat.sees("> ")
-    chat.says("again")
-    chat.sees("plain: And again.")
-    chat.sees("> ")
-    assert chat.leaves() == 0
-    assert chat.types().count("TurnEnded") == 2
+def test_a_chat_exchanges_messages_and_replies_until_ctrl_d(start_chat):
+    chat = start_chat("plain")
+    chat.send_line("hello")
+    chat.expect("plain: Good day.")
+    chat.expect("turn completed")
+    chat.expect("> ")
+    chat.send_line("again")
+    chat.expect("plain: And again.")
+    chat.expect("> ")
+    assert chat.exit() == 0
+    assert chat.event_types().count("TurnEnded") == 2
 
 
-def test_an_approval_is_asked_for_inline_with_its_reasons(talk):
-    chat = talk("gated")
-    chat.says("hi")
-    chat.sees("Give 2.5 back?")
-    chat.sees("(l)eave it pending: ")
-    chat.says("x")
-    chat.sees("type one of a, e, d, w, l")
-    chat.says("w")
-    chat.sees("low risk")
-    chat.sees("for ada")
-    chat.sees("expires")
-    chat.sees("this tool asks before it runs")
-    chat.sees("digest")
-    chat.sees("(l)eave it pending: ")
-    chat.says("a")
-    chat.sees("approved by ada")
-    chat.sees('It said {"ok":true,"result":{"refunded":2.5}}')
-    chat.sees("> ")
-    assert chat.leaves() == 0
+def test_a_call_is_approved_in_the_chat_after_its_reasons_were_shown(start_chat):
+    chat = start_chat("gated")
+    chat.send_line("hi")
+    chat.expect("Give 2.5 back?")
+    chat.expect("(l)eave it pending: ")
+    chat.send_line("x")
+    chat.expect("type one of a, e, d, w, l")
+    chat.send_line("w")
+    chat.expect("low risk")
+    chat.expect("for ada")
+    chat.expect("expires")
+    chat.expect("this tool asks before it runs")
+    chat.expect("digest")
+    chat.expect("(l)eave it pending: ")
+    chat.send_line("a")
+    chat.expect("approved by ada")
+    chat.expect('It said {"ok":true,"result":{"refunded":2.5}}')
+    chat.expect("> ")
+    assert chat.exit() == 0
 
 
-def test_deny_with_a_reason(talk):
-    chat = talk("gated")
-    chat.says("hi")
-    chat.sees("pending: ")
-    chat.says("d")
-    chat.sees("why not")
-    chat.says("paid already")
-    chat.sees("denied (paid already) by ada")
-    chat.sees("> ")
-    assert chat.leaves() == 0
+def test_a_call_is_denied_in_the_chat_with_a_reason(start_chat):
+    chat = start_chat("gated")
+    chat.send_line("hi")
+    chat.expect("pending: ")
+    chat.send_line("d")
+    chat.expect("why not")
+    chat.send_line("paid already")
+    chat.expect("denied (paid already) by ada")
+    chat.expect("> ")
+    assert chat.exit() == 0
 
 
-def test_edit_in_the_editor_shows_the_diff_before_it_is_sent(talk, desk):
+def test_edited_arguments_are_shown_as_a_diff_and_confirmed_before_they_are_sent(start_chat, desk):
     editor = desk.path / "editor"
     editor.write_text("#!/bin/sh\nsed -i 's/2.5/1.25/' \"$1\"\n")
     editor.chmod(0o755)
-    chat = talk("gated", EDITOR=str(editor))
-    chat.says("hi")
-    chat.sees("pending: ")
-    chat.says("e")
-    chat.sees('-  "amount": 2.5')
-    chat.sees('+  "amount": 1.25')
-    chat.sees("(n)o: ")
-    chat.says("n")
-    chat.sees("pending: ")
-    chat.says("e")
-    chat.sees("(n)o: ")
-    chat.says("y")
-    chat.sees('"refunded":1.25')
-    chat.sees("> ")
-    assert chat.leaves() == 0
+    chat = start_chat("gated", EDITOR=str(editor))
+    chat.send_line("hi")
+    chat.expect("pending: ")
+    chat.send_line("e")
+    chat.expect('-  "amount": 2.5')
+    chat.expect('+  "amount": 1.25')
+    chat.expect("(n)o: ")
+    chat.send_line("n")
+    chat.expect("pending: ")
+    chat.send_line("e")
+    chat.expect("(n)o: ")
+    chat.send_line("y")
+    chat.expect('"refunded":1.25')
+    chat.expect("> ")
+    assert chat.exit() == 0
 
 
-def test_a_broken_editor_or_bad_json_sends_nothing(talk, desk):
+def test_invalid_json_from_the_editor_sends_nothing(start_chat, desk):
     editor = desk.path / "editor"
     editor.write_text('#!/bin/sh\necho nonsense > "$1"\n')
     editor.chmod(0o755)
-    chat = talk("gated", EDITOR=str(editor))
-    chat.says("hi")
-    chat.sees("pending: ")
-    chat.says("e")
-    chat.sees("not valid JSON")
-    chat.sees("pending: ")
-    chat.says("l")
-    chat.sees("left pending")
-    chat.sees("> ")
-    assert chat.leaves() == 0
+    chat = start_chat("gated", EDITOR=str(editor))
+    chat.send_line("hi")
+    chat.expect("pending: ")
+    chat.send_line("e")
+    chat.expect("not valid JSON")
+    chat.expect("pending: ")
+    chat.send_line("l")
+    chat.expect("left pending")
+    chat.expect("> ")
+    assert chat.exit() == 0
     assert len(desk("pending", "--json").objects) == 1
 
 
-def test_what_is_left_pending_is_asked_again_with_enter_and_after_a_restart(talk, desk):
-    chat = talk("gated")
-    chat.says("hi")
-    chat.sees("pending: ")
-    chat.says("l")
-    chat.sees("left pending")
-    chat.sees("> ")
-    chat.says("")
-    chat.sees("Give 2.5 back?")
-    chat.sees("pending: ")
-    assert chat.leaves() == 0
-    chat = talk("gated", first="pending: ")
-    chat.says("a")
-    chat.sees("approved by ada")
-    chat.sees("> ")
-    assert chat.leaves() == 0
+def test_a_call_left_pending_is_asked_again_after_enter_and_after_a_restart(start_chat, desk):
+    chat = start_chat("gated")
+    chat.send_line("hi")
+    chat.expect("pending: ")
+    chat.send_line("l")
+    chat.expect("left pending")
+    chat.expect("> ")
+    chat.send_line("")
+    chat.expect("Give 2.5 back?")
+    chat.expect("pending: ")
+    assert chat.exit() == 0
+    chat = start_chat("gated", first="pending: ")
+    chat.send_line("a")
+    chat.expect("approved by ada")
+    chat.expect("> ")
+    assert chat.exit() == 0
 
 
-def test_questions_are_asked_from_the_schema_and_again_when_the_answer_does_not_fit(talk):
-    chat = talk("size")
-    chat.says("hi")
-    chat.sees("Which size?")
-    chat.sees("/leave): ")
-    chat.says("xl")
-    chat.sees("none of the choices")
-    chat.sees("/leave): ")
-    chat.says("2")
-    chat.sees("answered m by ada")
-    chat.sees("> ")
-    assert chat.leaves() == 0
+def test_a_question_lists_its_choices_and_is_asked_again_after_an_invalid_answer(start_chat):
+    chat = start_chat("size")
+    chat.send_line("hi")
+    chat.expect("Which size?")
+    chat.expect("/leave): ")
+    chat.send_line("xl")
+    chat.expect("none of the choices")
+    chat.expect("/leave): ")
+    chat.send_line("2")
+    chat.expect("answered m by ada")
+    chat.expect("> ")
+    assert chat.exit() == 0
 
 
-def test_a_typed_answer(talk):
-    chat = talk("number")
-    chat.says("hi")
-    chat.sees("/leave): ")
-    chat.says("many")
-    chat.sees("integer")
-    chat.sees("/leave): ")
-    chat.says("/why")
-    chat.sees("the answer is the result")
-    chat.sees("/leave): ")
-    chat.says("7")
-    chat.sees("answered 7 by ada")
-    chat.sees("> ")
-    assert chat.leaves() == 0
+def test_an_answer_is_parsed_by_the_type_that_the_question_asks_for(start_chat):
+    chat = start_chat("number")
+    chat.send_line("hi")
+    chat.expect("/leave): ")
+    chat.send_line("many")
+    chat.expect("integer")
+    chat.expect("/leave): ")
+    chat.send_line("/why")
+    chat.expect("the answer is the result")
+    chat.expect("/leave): ")
+    chat.send_line("7")
+    chat.expect("answered 7 by ada")
+    chat.expect("> ")
+    assert chat.exit() == 0
 
 
-def test_a_form_field_by_field(talk):
-    chat = talk("seat")
-    chat.says("hi")
-    for field, said in [
+def test_a_form_is_asked_field_by_field_and_enter_skips_optional_fields(start_chat):
+    chat = start_chat("seat")
+    chat.send_line("hi")
+    for field, text in [
         ("row (integer", "12"),
         ("window (boolean", "true"),
         ("name (text", "Ada"),
         ("skips it): ", ""),
     ]:
-        chat.sees(field)
-        chat.says(said)
-    chat.sees('answered {"row":12,"window":true,"name":"Ada"} by ada')
-    chat.sees("> ")
-    assert chat.leaves() == 0
+        chat.expect(field)
+        chat.send_line(text)
+    chat.expect('answered {"row":12,"window":true,"name":"Ada"} by ada')
+    chat.expect("> ")
+    assert chat.exit() == 0
 
 
-def test_a_result_by_hand(talk):
-    chat = talk("scales")
-    chat.says("hi")
-    chat.sees("pending: ")
-    chat.says("s")
-    chat.sees("its result: ")
-    chat.says("1.5")
-    chat.sees('"result":1.5')
-    chat.sees("> ")
-    assert chat.leaves() == 0
+def test_the_result_of_a_manual_call_is_typed_in_the_chat(start_chat):
+    chat = start_chat("scales")
+    chat.send_line("hi")
+    chat.expect("pending: ")
+    chat.send_line("s")
+    chat.expect("its result: ")
+    chat.send_line("1.5")
+    chat.expect('"result":1.5')
+    chat.expect("> ")
+    assert chat.exit() == 0
 
 
-def test_ctrl_c_cancels_the_turn_at_a_prompt_and_while_a_tool_runs(talk):
-    chat = talk("gated")
-    chat.says("hi")
-    chat.sees("pending: ")
+def test_ctrl_c_at_an_approval_cancels_the_turn(start_chat):
+    chat = start_chat("gated")
+    chat.send_line("hi")
+    chat.expect("pending: ")
     chat.child.sendintr()
-    chat.sees("turn ended: cancelled")
-    chat.sees("> ")
-    assert chat.leaves() == 0
-    assert chat.types()[-1] == "TurnEnded"
+    chat.expect("turn ended: cancelled")
+    chat.expect("> ")
+    assert chat.exit() == 0
+    assert chat.event_types()[-1] == "TurnEnded"
 
 
-def test_ctrl_c_while_a_tool_runs_and_twice_leaves(talk):
-    chat = talk("bank")
-    chat.says("hi")
-    chat.sees("wire")
+def test_ctrl_c_cancels_a_running_tool_and_ctrl_c_twice_at_the_prompt_exits(start_chat):
+    chat = start_chat("bank")
+    chat.send_line("hi")
+    chat.expect("wire")
     chat.child.sendintr()
-    chat.sees("cancelling the turn")
-    chat.sees("turn ended: cancelled")
-    chat.sees("> ")
+    chat.expect("cancelling the turn")
+    chat.expect("turn ended: cancelled")
+    chat.expect("> ")
     chat.child.sendintr()
-    chat.sees("again leaves")
-    chat.sees("> ")
+    chat.expect("again exits")
+    chat.expect("> ")
     chat.child.sendintr()
-    chat.sees("to go on")
+    chat.expect("to continue")
     chat.child.expect(pexpect.EOF)
     chat.child.close()
     assert chat.child.exitstatus == 130
 
 
-def test_what_was_typed_before_the_question_decides_nothing(talk, desk):
-    chat = talk("gated")
+def test_lines_that_were_typed_before_the_question_decide_nothing(start_chat, desk):
+    chat = start_chat("gated")
     chat.child.send("hi\na\na\na\n")
-    chat.sees("pending: ")
+    chat.expect("pending: ")
     chat.child.expect(pexpect.TIMEOUT, timeout=0.5)
     assert len(desk("pending", "--json").objects) == 1
-    chat.says("l")
-    chat.sees("> ")
-    assert chat.leaves() == 0
+    chat.send_line("l")
+    chat.expect("> ")
+    assert chat.exit() == 0

@@ -1,80 +1,82 @@
-"""Answering from the command line: which call, what value, who won, what happens next."""
+"""Decisions on the command line: ``approve``, ``deny``, ``answer``, ``submit`` and ``pending``."""
 
 import asyncio
 import time
 
 import desk as agents
 import pytest
-from terminal import DESK, refused, until
+from terminal import DESK, assert_refused, until
 
-from assent import Runtime
+from holdfast import Runtime
 
 
-def sets(*pairs):
+def set_options(*pairs):
     return [word for pair in pairs for word in ("--set", pair)]
 
 
-def results(desk, name="c"):
+def returned_calls(desk, name="c"):
     return [e for e in desk.log(name) if e["type"] == "CallReturned"]
 
 
-def test_a_second_approval_is_stale_and_is_told_who_won(desk):
+def test_a_second_approval_is_stale_and_names_the_first_approver(desk):
     """B27"""
-    [entry] = desk.waiting("c", agents.gated)
+    [entry] = desk.run_until_rest("c", agents.gated)
     assert desk("approve", entry.call, "--by", "boss").code == 0
-    refused(desk("approve", entry.call), 3, "[stale]", "boss")
-    refused(desk("deny", f"c/{entry.call}"), 3, "[stale]", "boss")
+    assert_refused(desk("approve", entry.call), 3, "[stale]", "boss")
+    assert_refused(desk("deny", f"c/{entry.call}"), 3, "[stale]", "boss")
     assert len([e for e in desk.log("c") if e["type"] == "CallResolved"]) == 1
 
 
-def test_unknown_calls_and_conversations_are_3_and_touch_nothing(desk):
+def test_decisions_about_unknown_calls_and_conversations_exit_with_3_and_change_nothing(desk):
     """B28"""
-    desk.waiting("c", agents.gated)
+    desk.run_until_rest("c", agents.gated)
     before = desk.log("c")
-    refused(desk("approve", "zzz"), 3, "zzz")
-    refused(desk("approve", "nope/zzz"), 3, "nope")
-    refused(desk("approve", "c/zzz"), 3, "zzz")
-    refused(desk("log", "nope"), 3, "[not_found]", "nope")
-    refused(desk("cancel", "nope"), 3, "[not_found]")
-    refused(desk("pending", "--conversation", "nope"), 3, "[not_found]")
-    refused(desk("pending", "--conversation", "nope", "--wait", "0.2"), 3, "[not_found]")
-    refused(desk("pending", "--conversation", "nope", "--wait", "0.2", "--store", "sqlite:///no.db"), 3, "[not_found]")
+    assert_refused(desk("approve", "zzz"), 3, "zzz")
+    assert_refused(desk("approve", "nope/zzz"), 3, "nope")
+    assert_refused(desk("approve", "c/zzz"), 3, "zzz")
+    assert_refused(desk("log", "nope"), 3, "[not_found]", "nope")
+    assert_refused(desk("cancel", "nope"), 3, "[not_found]")
+    assert_refused(desk("pending", "--conversation", "nope"), 3, "[not_found]")
+    assert_refused(desk("pending", "--conversation", "nope", "--wait", "0.2"), 3, "[not_found]")
+    assert_refused(
+        desk("pending", "--conversation", "nope", "--wait", "0.2", "--store", "sqlite:///no.db"), 3, "[not_found]"
+    )
     assert desk.log("c") == before
 
 
-def test_an_ambiguous_prefix_is_2_and_lists_the_candidates_and_a_conversation_tells_them_apart(desk):
+def test_an_ambiguous_prefix_exits_with_2_and_lists_the_candidates_with_their_conversations(desk):
     """B32"""
     waiting = {}
     # Ids begin with a letter that chance gives: as many conversations as it takes for two to share one.
     for number in range(30):
-        [entry] = desk.waiting(f"c{number}", agents.gated)
+        [entry] = desk.run_until_rest(f"c{number}", agents.gated)
         same = waiting.setdefault(entry.call[0], [])
         same.append(entry)
         if len(same) == 2:
             break
     names = [f"{entry.conversation}/{entry.call}" for entry in same]
-    refused(desk("approve", same[0].call[0]), 2, "ambiguous", *names)
+    assert_refused(desk("approve", same[0].call[0]), 2, "ambiguous", *names)
     assert desk("approve", f"{same[0].conversation}/{same[0].call[0]}").code == 0
     assert desk("approve", same[0].call[0]).code == 0
 
 
-def test_a_decision_of_the_wrong_kind_is_2_and_names_the_right_command(desk):
-    [gated] = desk.waiting("c", agents.gated)
-    [number] = desk.waiting("n", agents.number)
-    [scales] = desk.waiting("s", agents.scales)
-    refused(desk("answer", gated.call, "yes"), 2, "assent approve")
-    refused(desk("approve", number.call), 2, "assent answer")
-    refused(desk("deny", scales.call), 2, "assent submit")
-    refused(desk("submit", gated.call, "--json", "1"), 2, "assent approve")
+def test_a_decision_of_the_wrong_kind_exits_with_2_and_names_the_right_command(desk):
+    [gated] = desk.run_until_rest("c", agents.gated)
+    [number] = desk.run_until_rest("n", agents.number)
+    [scales] = desk.run_until_rest("s", agents.scales)
+    assert_refused(desk("answer", gated.call, "yes"), 2, "holdfast approve")
+    assert_refused(desk("approve", number.call), 2, "holdfast answer")
+    assert_refused(desk("deny", scales.call), 2, "holdfast submit")
+    assert_refused(desk("submit", gated.call, "--json", "1"), 2, "holdfast approve")
     assert len(desk("pending", "--json").objects) == 3
 
 
-def test_a_late_answer_to_an_expired_call_is_4(desk):
+def test_an_answer_to_an_expired_call_exits_with_4(desk):
     """B31 B55"""
-    [entry] = desk.waiting("c", agents.gated, expires="1h", clock=lambda: time.time() - 7200)
-    refused(desk("approve", entry.call), 4, "expired")
-    refused(desk("approve", f"c/{entry.call}"), 4, "expired")
-    assert [e["error"]["kind"] for e in results(desk)] == ["timeout"]
+    [entry] = desk.run_until_rest("c", agents.gated, expires="1h", clock=lambda: time.time() - 7200)
+    assert_refused(desk("approve", entry.call), 4, "expired")
+    assert_refused(desk("approve", f"c/{entry.call}"), 4, "expired")
+    assert [e["error"]["kind"] for e in returned_calls(desk)] == ["timeout"]
 
 
 @pytest.mark.parametrize(
@@ -87,24 +89,24 @@ def test_a_late_answer_to_an_expired_call_is_4(desk):
         ("name", ["--json", '"x y"'], "x y"),
         (
             "seat",
-            sets("row=12", "window=true", "name=12", "meal.vegan=false", "meal.course=soup=hot"),
+            set_options("row=12", "window=true", "name=12", "meal.vegan=false", "meal.course=soup=hot"),
             {"row": 12, "window": True, "name": "12", "meal": {"vegan": False, "course": "soup=hot"}},
         ),
         ("seat", ["--json", '{"row": 1, "window": false, "name": "A"}'], {"row": 1, "window": False, "name": "A"}),
     ],
 )
-def test_an_answer_becomes_what_the_schema_asks_for(desk, agent, words, value):
+def test_an_answer_is_parsed_by_the_schema_of_the_question(desk, agent, words, value):
     """B26"""
-    [entry] = desk.waiting("c", getattr(agents, agent))
-    told = desk("answer", entry.call, *words)
-    assert told.code == 0, told.err
-    [result] = results(desk)
-    assert (result["ok"], result["value"]) == (True, value)
-    assert type(result["value"]) is type(value)
+    [entry] = desk.run_until_rest("c", getattr(agents, agent))
+    result = desk("answer", entry.call, *words)
+    assert result.code == 0, result.err
+    [returned] = returned_calls(desk)
+    assert (returned["ok"], returned["value"]) == (True, value)
+    assert type(returned["value"]) is type(value)
 
 
 @pytest.mark.parametrize(
-    ("agent", "words", "said"),
+    ("agent", "words", "message"),
     [
         ("number", ["many"], "integer"),
         ("size", ["xl"], "xl"),
@@ -120,160 +122,162 @@ def test_an_answer_becomes_what_the_schema_asks_for(desk, agent, words, value):
         ("number", ["--file", "nothere.json"], "nothere.json"),
     ],
 )
-def test_an_answer_that_does_not_fit_is_2_and_the_question_is_still_there(desk, agent, words, said):
+def test_an_invalid_answer_exits_with_2_and_the_question_stays_pending(desk, agent, words, message):
     """B34"""
-    [entry] = desk.waiting("c", getattr(agents, agent))
-    refused(desk("answer", entry.call, *words), 2, said)
+    [entry] = desk.run_until_rest("c", getattr(agents, agent))
+    assert_refused(desk("answer", entry.call, *words), 2, message)
     assert [e["call"] for e in desk("pending", "--json").objects] == [entry.call]
 
 
-def test_answers_from_standard_input_and_files(desk):
-    [entry] = desk.waiting("c", agents.number)
-    refused(desk("answer", entry.call, "--file", "-", stdin=b" " * (1024 * 1024 + 2)), 2, "[too_large]")
-    refused(desk("answer", entry.call, "--file", "-", stdin=b"\xff"), 2, "not valid JSON")
+def test_answers_are_read_from_standard_input_and_from_files(desk):
+    [entry] = desk.run_until_rest("c", agents.number)
+    assert_refused(desk("answer", entry.call, "--file", "-", stdin=b" " * (1024 * 1024 + 2)), 2, "[too_large]")
+    assert_refused(desk("answer", entry.call, "--file", "-", stdin=b"\xff"), 2, "not valid JSON")
     twice = '{"n": 41, "n": 42}'
-    refused(desk("answer", entry.call, "--file", "-", stdin=twice.encode()), 2, "appears twice")
-    refused(desk("answer", entry.call, "--json", twice), 2, "appears twice")
-    refused(desk("answer", entry.call, twice), 2, "appears twice")
+    assert_refused(desk("answer", entry.call, "--file", "-", stdin=twice.encode()), 2, "appears twice")
+    assert_refused(desk("answer", entry.call, "--json", twice), 2, "appears twice")
+    assert_refused(desk("answer", entry.call, twice), 2, "appears twice")
     assert desk("answer", entry.call, "--file", "-", stdin=b"41\n").code == 0
-    [entry] = desk.waiting("d", agents.number)
+    [entry] = desk.run_until_rest("d", agents.number)
     (desk.path / "answer.json").write_text("42")
     assert desk("answer", entry.call, "--file", "answer.json").code == 0
-    assert [results(desk, name)[0]["value"] for name in "cd"] == [41, 42]
+    assert [returned_calls(desk, name)[0]["value"] for name in "cd"] == [41, 42]
 
 
-def test_a_result_given_by_hand_and_a_failure_reported_by_hand(desk):
+def test_submit_records_a_result_or_a_failure_of_a_manual_call(desk):
     """B66 B90"""
-    [entry] = desk.waiting("c", agents.scales)
-    refused(desk("submit", entry.call, "--error", "no_such_kind", "--message", "x"), 2, "no_such_kind")
-    refused(desk("submit", entry.call, "--error", "timeout"), 2, "--message")
-    refused(desk("submit", entry.call, "--json", '"heavy"'), 2)
+    [entry] = desk.run_until_rest("c", agents.scales)
+    assert_refused(desk("submit", entry.call, "--error", "no_such_kind", "--message", "x"), 2, "no_such_kind")
+    assert_refused(desk("submit", entry.call, "--error", "timeout"), 2, "--message")
+    assert_refused(desk("submit", entry.call, "--json", '"heavy"'), 2)
     assert desk("submit", entry.call, "--json", "1.25").code == 0
-    [entry] = desk.waiting("d", agents.scales)
+    [entry] = desk.run_until_rest("d", agents.scales)
     assert desk("submit", entry.call, "--error", "command_failed", "--message", "no scales").code == 0
-    assert results(desk)[0]["value"] == 1.25
-    assert results(desk, "d")[0]["error"] == {"kind": "command_failed", "message": "no scales"}
+    assert returned_calls(desk)[0]["value"] == 1.25
+    assert returned_calls(desk, "d")[0]["error"] == {"kind": "command_failed", "message": "no scales"}
 
 
-def test_edited_arguments_a_reason_and_a_grant_stand_in_the_log(desk):
+def test_edited_arguments_a_reason_and_a_grant_are_recorded_in_the_log(desk):
     """B36 B37"""
-    [entry] = desk.waiting("c", agents.gated)
-    refused(desk("approve", entry.call, "--args", "{order: 1}"), 2, "not valid JSON")
-    refused(desk("approve", entry.call, "--args", '{"order": "x"}'), 2, "order")
+    [entry] = desk.run_until_rest("c", agents.gated)
+    assert_refused(desk("approve", entry.call, "--args", "{order: 1}"), 2, "not valid JSON")
+    assert_refused(desk("approve", entry.call, "--args", '{"order": "x"}'), 2, "order")
     twice = '{"order": 1, "amount": 1, "amount": 5000}'
-    refused(desk("approve", entry.call, "--args", twice), 2, '--args: the key "amount" appears twice')
-    refused(desk("approve", entry.call, "--for", "1h"), 2, "--for goes with --remember args or --remember tool")
-    told = desk(
+    assert_refused(desk("approve", entry.call, "--args", twice), 2, '--args: the key "amount" appears twice')
+    assert_refused(desk("approve", entry.call, "--for", "1h"), 2, "--for goes with --remember args or --remember tool")
+    result = desk(
         *("approve", entry.call, "--args", '{"order": 1, "amount": 1}', "--remember", "tool", "--for", "1h"),
         *("--resume", f"{DESK}:gated", "--by", "boss"),
         env={"LEDGER": str(desk.path / "ledger")},
     )
-    assert told.code == 0, told.err
+    assert result.code == 0, result.err
     assert (desk.path / "ledger").read_text() == "refund 1 1.0\n"
     events = desk.log("c")
     assert next(e for e in events if e["type"] == "CallResolved")["by"] == {"id": "boss"}
     assert next(e for e in events if e["type"] == "GrantGiven")["scope"] == "tool"
 
 
-def test_an_approval_holds_only_for_what_was_shown(desk):
+def test_an_approval_with_another_digest_is_refused(desk):
     """B73"""
-    [entry] = desk.waiting("c", agents.gated)
-    refused(desk("approve", entry.call, "--digest", "0" * 64), 3, "[stale]", "changed")
-    refused(desk("approve", entry.call, "--digest", entry.digest[:4]), 3, "[stale]", "does not match", "16 or more")
+    [entry] = desk.run_until_rest("c", agents.gated)
+    assert_refused(desk("approve", entry.call, "--digest", "0" * 64), 3, "[stale]", "changed")
+    assert_refused(
+        desk("approve", entry.call, "--digest", entry.digest[:4]), 3, "[stale]", "does not match", "16 or more"
+    )
     assert desk("approve", entry.call, "--digest", entry.digest[:16]).code == 0
 
 
-def test_edited_arguments_go_with_the_beginning_of_the_digest_that_was_shown(desk):
+def test_edited_arguments_can_be_sent_with_a_prefix_of_the_digest(desk):
     """B36"""
-    [entry] = desk.waiting("c", agents.gated)
+    [entry] = desk.run_until_rest("c", agents.gated)
     edited = ("--args", '{"order": 1, "amount": 1}')
-    refused(desk("approve", entry.call, *edited, "--digest", "0" * 64), 3, "[stale]")
-    told = desk("approve", entry.call, *edited, "--digest", entry.digest[:16])
-    assert told.code == 0, told.err
+    assert_refused(desk("approve", entry.call, *edited, "--digest", "0" * 64), 3, "[stale]")
+    result = desk("approve", entry.call, *edited, "--digest", entry.digest[:16])
+    assert result.code == 0, result.err
     decision = next(e for e in desk.log("c") if e["type"] == "CallResolved")["decision"]
     assert decision == {"type": "approve", "args": {"order": 1, "amount": 1}, "digest": entry.digest}
 
 
-def started(desk, name="c"):
+def started_calls(desk, name="c"):
     return [e["call_id"] for e in desk.log(name) if e["type"] == "CallStarted"]
 
 
 @pytest.mark.parametrize("agent", ["gated", "plain"])
 def test_a_late_decision_with_resume_is_refused_and_runs_nothing(desk, agent):
     """B27"""
-    [entry] = desk.waiting("c", agents.gated)
+    [entry] = desk.run_until_rest("c", agents.gated)
     assert desk("approve", entry.call, "--by", "boss").code == 0
     before = desk.log("c")
     env = {"LEDGER": str(desk.path / "ledger")}
     plain = desk("deny", entry.call, "--reason", "no", env=env)
     late = desk("deny", entry.call, "--reason", "no", "--resume", f"{DESK}:{agent}", env=env)
-    refused(late, 3, "[stale]", "boss")
+    assert_refused(late, 3, "[stale]", "boss")
     assert (late.err, late.out) == (plain.err, plain.out)
     assert not (desk.path / "ledger").exists()
     assert desk.log("c") == before
 
 
-def test_resume_with_an_agent_that_is_not_the_conversations_or_does_not_load_records_nothing(desk):
-    [entry] = desk.waiting("c", agents.gated)
+def test_resume_with_the_wrong_agent_or_one_that_does_not_load_records_nothing(desk):
+    [entry] = desk.run_until_rest("c", agents.gated)
     before = desk.log("c")
-    refused(desk("approve", entry.call, "--resume", f"{DESK}:plain"), 2, "with agent 'gated', not 'plain'")
-    refused(desk("approve", entry.call, "--resume", f"{DESK}:nobody"), 2, "nobody")
+    assert_refused(desk("approve", entry.call, "--resume", f"{DESK}:plain"), 2, "with agent 'gated', not 'plain'")
+    assert_refused(desk("approve", entry.call, "--resume", f"{DESK}:nobody"), 2, "nobody")
     assert desk.log("c") == before
 
 
-def test_resume_runs_its_own_conversation_and_no_other(desk):
-    [other] = desk.waiting("a", agents.gated)
-    [entry] = desk.waiting("c", agents.gated)
+def test_resume_runs_only_the_conversation_of_the_decided_call(desk):
+    [other] = desk.run_until_rest("a", agents.gated)
+    [entry] = desk.run_until_rest("c", agents.gated)
     assert desk("approve", f"a/{other.call}").code == 0
     assert desk("approve", f"c/{entry.call}", "--resume", f"{DESK}:gated").code == 0
-    assert (started(desk, "a"), started(desk, "c")) == ([], [entry.call])
+    assert (started_calls(desk, "a"), started_calls(desk, "c")) == ([], [entry.call])
 
 
-def test_resume_is_only_offered_while_another_answer_is_awaited(desk):
-    first, second = desk.waiting("c", agents.twice)
-    told = desk("approve", first.call)
-    assert "1 more answer awaited" in told.out
-    assert "--resume MODULE:AGENT" in told.out
-    told = desk("approve", second.call)
-    assert "run MODULE:AGENT --conversation c" in told.out
-    assert "--resume" not in told.out
+def test_no_resume_command_is_printed_while_another_answer_is_awaited(desk):
+    first, second = desk.run_until_rest("c", agents.twice)
+    result = desk("approve", first.call)
+    assert "1 more answer awaited" in result.out
+    assert "--resume MODULE:AGENT" in result.out
+    result = desk("approve", second.call)
+    assert "run MODULE:AGENT --conversation c" in result.out
+    assert "--resume" not in result.out
 
 
-def test_a_process_that_runs_another_conversation_of_the_agent_is_not_said_to_go_on(desk):
-    [entry] = desk.waiting("a", agents.gated)
+def test_a_process_restricted_to_another_conversation_is_not_named_as_the_runner(desk):
+    [entry] = desk.run_until_rest("a", agents.gated)
     with desk.start("run", f"{DESK}:gated", "hi", "--conversation", "b", "--wait", "30") as run:
         run.until("waiting for 1 answer")
-        told = desk("approve", f"a/{entry.call}")
-    assert "goes on" not in told.out
-    assert "run MODULE:AGENT --conversation a" in told.out
+        result = desk("approve", f"a/{entry.call}")
+    assert "continues it" not in result.out
+    assert "run MODULE:AGENT --conversation a" in result.out
 
 
-def test_pending_says_what_has_work_to_do_and_that_nobody_does_it(desk):
+def test_pending_lists_conversations_that_owe_work_and_have_no_worker(desk):
     assert desk("run", f"{DESK}:gated", "hi", "--conversation", "c").code == 75
     [entry] = desk("pending", "--json").objects
     assert desk("approve", entry["call"]).code == 0
-    told = desk("pending")
-    assert told.code == 0
-    assert "nothing is waiting; conversation c has work to do and nobody runs agent gated:\n" in told.out
-    assert told.out.splitlines()[-1].endswith(f"run {DESK}:gated --conversation c")
+    result = desk("pending")
+    assert result.code == 0
+    assert "nothing is waiting; conversation c has work to do and no process runs agent gated:\n" in result.out
+    assert result.out.splitlines()[-1].endswith(f"run {DESK}:gated --conversation c")
     assert "has work to do" in desk("pending", "--conversation", "c").out
     bare = desk("pending", "--json")
     assert (bare.code, bare.out) == (0, "")
     assert desk("pending", "--wait", "0.1").code == 75
-    desk.waiting("d", agents.plain)
+    desk.run_until_rest("d", agents.plain)
     assert desk("pending", "--conversation", "d").out == "nothing is waiting\n"
     assert desk("run", f"{DESK}:gated").code == 0
     assert desk("pending").out == "nothing is waiting\n"
 
 
 def test_deny_with_stop_ends_the_turn_as_halted(desk):
-    [entry] = desk.waiting("c", agents.gated)
-    told = desk("deny", entry.call, "--reason", "closed", "--stop", "--resume", f"{DESK}:gated")
-    assert told.code == 0, told.out
+    [entry] = desk.run_until_rest("c", agents.gated)
+    result = desk("deny", entry.call, "--reason", "closed", "--stop", "--resume", f"{DESK}:gated")
+    assert result.code == 0, result.out
     assert desk.log("c")[-1]["reason"] == "halted"
 
 
-def test_a_call_that_was_interrupted_is_given_its_result_by_hand(desk):
+def test_submit_records_the_result_of_an_interrupted_call(desk):
     """B49"""
     ledger = desk.path / "ledger"
     with desk.start("run", f"{DESK}:bank", "hi", "--conversation", "c", env={"LEDGER": str(ledger)}) as run:
@@ -284,22 +288,22 @@ def test_a_call_that_was_interrupted_is_given_its_result_by_hand(desk):
     assert "interrupted" in asked.out
     [entry] = desk("pending", "--json").objects
     assert entry["recovery"] is True
-    told = desk("submit", entry["call"], "--json", '{"wired": 5}', "--resume", f"{DESK}:bank")
-    assert (told.code, '"wired":5' in told.out) == (0, True)
+    result = desk("submit", entry["call"], "--json", '{"wired": 5}', "--resume", f"{DESK}:bank")
+    assert (result.code, '"wired":5' in result.out) == (0, True)
     assert ledger.read_text() == "wire 5\n"
 
 
-def test_who_may_not_resolve_is_5():
+def test_a_decision_without_permission_exits_with_5():
     """B33"""
-    from assent import NotAllowed
-    from assent.cli.output import failed
+    from holdfast import NotAllowed
+    from holdfast.cli.output import report_error
 
-    assert failed(NotAllowed("no")) == 5
+    assert report_error(NotAllowed("no")) == 5
 
 
-def test_pending_waits_for_something_to_come(desk):
+def test_pending_with_wait_returns_when_a_call_becomes_pending(desk):
     with desk.start("pending", "--wait", "30", "--json") as waiting:
-        [entry] = desk.waiting("c", agents.gated)
+        [entry] = desk.run_until_rest("c", agents.gated)
         assert waiting.end() == 0
         assert entry.call in waiting.out
     asyncio.run(_approve_all(desk))
@@ -307,8 +311,8 @@ def test_pending_waits_for_something_to_come(desk):
 
 
 async def _approve_all(desk):
-    from assent import Approve
+    from holdfast import Approve
 
-    async with Runtime(store=f"sqlite:///{desk.path}/assent.db") as rt:
+    async with Runtime(store=f"sqlite:///{desk.path}/holdfast.db") as rt:
         for entry in await rt.pending():
             await rt.resolve(entry.conversation, entry.call, Approve())

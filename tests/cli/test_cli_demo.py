@@ -1,4 +1,4 @@
-"""The demo: what a newcomer sees first, and the promise that nothing is lost."""
+"""``holdfast demo``: the first run of a new user, which survives kill -9."""
 
 import re
 import socket
@@ -11,7 +11,7 @@ import pexpect
 import pytest
 from terminal import PATIENCE, call_in, commands, environment
 
-STORE = "sqlite:///assent-demo.db"
+STORE = "sqlite:///holdfast-demo.db"
 
 
 def types(events):
@@ -31,7 +31,7 @@ def test_the_demo_shows_its_cards_again_after_kill_9_and_the_printed_commands_fi
         assert after.count("My lamp from order 1042") == 1
         answered = desk.shell(commands(before, "answer")[1])
         assert answered.code == 0, answered.err
-        assert f"process {again.process.pid} goes on" in answered.out
+        assert f"process {again.process.pid} continues" in answered.out
         again.until("choose_remedy answered replacement by")
         assert desk.shell(commands(after, "approve")[0]).code == 0
         assert again.end() == 0
@@ -51,10 +51,10 @@ def test_answers_recorded_while_the_demo_is_dead_are_found_by_the_next_one(desk)
         "choose_remedy": "elicitation",
         "refund": "approval",
     }
-    told = desk("deny", waiting["refund"]["call"], "--reason", "paid already", "--store", STORE)
-    assert told.code == 0
-    assert "nobody runs agent support now" in told.out
-    assert f"run assent.cli.demo:agent --conversation demo --store {STORE}" in told.out
+    result = desk("deny", waiting["refund"]["call"], "--reason", "paid already", "--store", STORE)
+    assert result.code == 0
+    assert "no process runs agent support now" in result.out
+    assert f"run holdfast.cli.demo:agent --conversation demo --store {STORE}" in result.out
     assert desk("answer", f"demo/{waiting['choose_remedy']['call']}", "refund", "--store", STORE).code == 0
     with desk.start("demo") as again:
         assert again.end() == 0
@@ -68,7 +68,7 @@ def test_answers_recorded_while_the_demo_is_dead_are_found_by_the_next_one(desk)
     assert {c["conversation"]: c["state"] for c in listed} == {"demo": "idle", "demo-2": "awaiting_input"}
 
 
-def test_the_demo_leaves_other_conversations_alone(desk):
+def test_the_demo_does_not_run_other_conversations_of_the_store(desk):
     """Its exit does not break off what it has not begun."""
     assert desk("demo", "--no-wait").code == 75
     for entry in desk("pending", "--json", "--store", STORE).objects:
@@ -77,7 +77,7 @@ def test_the_demo_leaves_other_conversations_alone(desk):
     before = desk.log("demo", "--store", STORE)
     other = desk("demo", "--no-wait", "--conversation", "other")
     assert other.code == 75
-    assert commands(other.out, "demo")[-1].endswith("-m assent demo --conversation other")
+    assert commands(other.out, "demo")[-1].endswith("-m holdfast demo --conversation other")
     assert desk.log("demo", "--store", STORE) == before
 
 
@@ -85,7 +85,7 @@ def test_resume_finishes_the_demo_in_the_terminal_that_answers(desk):
     """B31"""
     assert desk("--store", STORE, "demo", "--no-wait").code == 75
     waiting = {entry["tool"]: entry["call"] for entry in desk("--store", STORE, "pending", "--json").objects}
-    resume = ("--resume", "assent.cli.demo:agent", "--store", STORE)
+    resume = ("--resume", "holdfast.cli.demo:agent", "--store", STORE)
     half = desk("approve", waiting["refund"], *resume)
     assert half.code == 75
     assert "refund approved by" in half.out
@@ -98,15 +98,15 @@ def test_resume_finishes_the_demo_in_the_terminal_that_answers(desk):
 @pytest.mark.parametrize(
     ("words", "env", "again"),
     [
-        ([], {}, "-m assent demo\r\n"),
+        ([], {}, "-m holdfast demo\r\n"),
         ([], {"MAKELEVEL": "1"}, "    make demo\r\n"),
-        (["--store", STORE, "--conversation", "x"], {"MAKELEVEL": "1"}, "-m assent demo --conversation x\r\n"),
+        (["--store", STORE, "--conversation", "x"], {"MAKELEVEL": "1"}, "-m holdfast demo --conversation x\r\n"),
     ],
 )
-def test_on_a_terminal_ctrl_c_leaves_the_demo_and_says_how_to_go_on(desk, words, env, again):
+def test_ctrl_c_ends_the_demo_and_prints_the_command_that_continues_it(desk, words, env, again):
     child = pexpect.spawn(
         sys.executable,
-        ["-m", "assent", "demo", *words],
+        ["-m", "holdfast", "demo", *words],
         cwd=str(desk.path),
         env=environment(TERM="xterm-256color", **env),
         dimensions=(40, 40),
@@ -114,6 +114,7 @@ def test_on_a_terminal_ctrl_c_leaves_the_demo_and_says_how_to_go_on(desk, words,
         timeout=PATIENCE,
     )
     child.expect("waiting for 2 answers")
+    assert child.before is not None
     assert "\x1b[" in child.before
     assert "╭─" in child.before
     intro = re.sub(r"\x1b\[[0-9;]*m", "", child.before.split("customer")[0]).split("\r\n")
@@ -130,7 +131,7 @@ def test_on_a_terminal_ctrl_c_leaves_the_demo_and_says_how_to_go_on(desk, words,
 
 
 @contextmanager
-def the_usual_port_in_use():
+def occupy_default_port():
     with socket.socket() as taken:
         with suppress(OSError):  # somebody else has it
             taken.bind(("127.0.0.1", 8642))
@@ -138,14 +139,14 @@ def the_usual_port_in_use():
         yield
 
 
-def test_the_demo_on_a_page_has_its_cards_there_and_again_after_kill_9_on_another_port_if_the_usual_is_taken(desk):
+def test_the_demo_page_shows_its_cards_again_after_kill_9_and_uses_another_port_if_its_own_is_taken(desk):
     """B25 B35"""
     calls = []
     for words in (["--port", "0"], []):
-        with the_usual_port_in_use(), desk.start("demo", "--page", *words) as demo:
-            said = demo.until("Ctrl-C stops it")
-            assert ("port 8642 is in use; this is another\n" in said) == (words == [])
-            address = re.search(r"http://\S+", said).group()
+        with occupy_default_port(), desk.start("demo", "--page", *words) as demo:
+            output = demo.until("Ctrl-C stops it")
+            assert ("port 8642 is in use; using another\n" in output) == (words == [])
+            address = re.search(r"http://\S+", output).group()
             assert address.endswith("#/c/demo")
             root = address.split("/?")[0]
             with httpx.Client(headers={"Host": root.removeprefix("http://")}) as browser:

@@ -1,4 +1,4 @@
-"""``assent tail``: each event once, in order, also those of other processes; resumed where one left off."""
+"""``holdfast tail``: each event once and in order, including events of other processes."""
 
 import io
 import json
@@ -6,27 +6,27 @@ import signal
 
 import desk as agents
 from rich.console import Console
-from terminal import DESK, refused, until
+from terminal import DESK, assert_refused, until
 
-from assent.cli.commands import Commands
-from assent.cli.passing import Passing
-from assent.cli.screen import Screen
-from assent.core.live import TextDelta
+from holdfast.cli.command_lines import CommandWriter
+from holdfast.cli.render.console import Screen
+from holdfast.cli.render.stream import LiveOutput
+from holdfast.core.live import TextDelta
 
 
-def test_tail_prints_what_log_prints_and_ends(desk):
-    desk.waiting("c", agents.gated)
+def test_tail_prints_the_same_lines_as_log_and_exits(desk):
+    desk.run_until_rest("c", agents.gated)
     assert desk("tail", "c").out == desk("log", "c").out
     assert desk("tail", "c", "--json").raw == desk("log", "c", "--json").raw
     assert desk("tail", "c", "--after", "3", "--json").raw == desk("log", "c", "--after", "3", "--json").raw
     assert desk("tail", "c", "--after", "4").out == desk("log", "c", "--after", "4").out
     assert desk("tail", "c", "--after", "999").out == ""
-    refused(desk("tail", "nope"), 3, "[not_found]", "nope")
-    refused(desk("tail", "c", "--after", "x"), 2, "--after")
+    assert_refused(desk("tail", "nope"), 3, "[not_found]", "nope")
+    assert_refused(desk("tail", "c", "--after", "x"), 2, "--after")
 
 
-def test_tail_f_sees_what_another_process_does_and_ctrl_c_leaves_with_130(desk):
-    [entry] = desk.waiting("c", agents.gated)
+def test_tail_follow_prints_events_of_other_processes_and_exits_with_130_after_ctrl_c(desk):
+    [entry] = desk.run_until_rest("c", agents.gated)
     last = len(desk.log("c"))
     with desk.start("tail", "-f", "c") as text, desk.start("tail", "-f", "c", "--after", last, "--json") as lines:
         text.until("waits: approval")
@@ -44,8 +44,8 @@ def test_tail_f_sees_what_another_process_does_and_ctrl_c_leaves_with_130(desk):
         ]
 
 
-def test_live_events_come_only_when_asked_for(desk):
-    [entry] = desk.waiting("c", agents.gated)
+def test_tail_prints_live_events_only_with_the_live_option(desk):
+    [entry] = desk.run_until_rest("c", agents.gated)
     with desk.start("tail", "-f", "c", "--json", "--live") as lines:
         lines.until("CallSuspended")
         assert desk("approve", entry.call, "--resume", f"{DESK}:gated").code == 0
@@ -55,22 +55,22 @@ def test_live_events_come_only_when_asked_for(desk):
         assert {e["conversation"] for e in found if "seq" not in e} == {"c"}
 
 
-def test_what_no_terminal_should_be_sent_is_escaped(desk):
-    desk.waiting("c", agents.evil)
+def test_tail_escapes_untrusted_text(desk):
+    desk.run_until_rest("c", agents.evil)
     assert not set(desk("tail", "c").out) & {"\x1b", "\x07", "\u202e", "\u200b", "\x9b"}
 
 
-def test_a_reply_that_is_begun_anew_is_not_printed_behind_what_was_said_before():
+def test_a_restarted_reply_is_not_appended_to_the_text_of_the_first_attempt():
     printed = io.StringIO()
-    screen = Screen(Console(file=printed), Commands("sqlite:///a.db"))
-    passing = Passing(screen, screen.line, lambda: screen.line("agent:"), lambda: (None, False))
+    screen = Screen(Console(file=printed), CommandWriter("sqlite:///a.db"))
+    passing = LiveOutput(screen, screen.print_line, lambda: screen.print_line("agent:"), lambda: (None, False))
     for epoch, words in ((1, ["Good ", "mor"]), (2, ["Hello ", "there"])):
         for n, text in enumerate(words, 1):
-            passing.take(TextDelta(conversation="c", message_id="m1.1", text=text, n=n, epoch=epoch), {})
+            passing.handle_event(TextDelta(conversation="c", message_id="m1.1", text=text, n=n, epoch=epoch), {})
     assert printed.getvalue().splitlines() == [
         "agent:",
         "Good mor",
-        "  (begun anew: who said this is gone)",
+        "  (restarted: the previous worker died)",
         "agent:",
         "Hello there",
     ]

@@ -1,14 +1,14 @@
-"""``assent ui``: a card of the page becomes the project's own, and is served before ours."""
+"""``holdfast ui``: override files of the page."""
 
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-import assent
-from assent.cli.main import cli
+import holdfast
+from holdfast.cli.app import cli
 
-PACKAGED = Path(assent.__file__).parent / "server" / "static"
+PACKAGED = Path(holdfast.__file__).parent / "server" / "static"
 
 
 @pytest.fixture
@@ -21,20 +21,20 @@ def ui(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
-def test_an_ejected_card_is_a_copy_that_the_server_finds_first(ui, tmp_path: Path):
-    from assent.server.page import Files
+def test_an_ejected_card_is_a_copy_that_the_server_prefers(ui, tmp_path: Path):
+    from holdfast.server.static_files import PageFiles
 
     assert "approval" in ui().output
     ui("eject", "approval")
     own = tmp_path / "ui" / "elements" / "approval.js"
     assert own.read_bytes() == (PACKAGED / "elements" / "approval.js").read_bytes()
     own.write_text("// mine\n")
-    found = Files(tmp_path / "ui").find(["elements", "approval.js"])
+    found = PageFiles(tmp_path / "ui").find(["elements", "approval.js"])
     assert found is not None
     assert found.body == b"// mine\n"
 
 
-def test_a_card_is_not_ejected_over_what_is_there(ui, tmp_path: Path):
+def test_eject_does_not_overwrite_an_existing_file(ui, tmp_path: Path):
     ui("eject", "style.css")
     (tmp_path / "ui" / "style.css").write_text("mine")
     again = ui("eject", "style.css")
@@ -43,7 +43,7 @@ def test_a_card_is_not_ejected_over_what_is_there(ui, tmp_path: Path):
     assert (tmp_path / "ui" / "style.css").read_text() == "mine"
 
 
-def test_diff_shows_what_was_changed_and_nothing_else(ui, tmp_path: Path):
+def test_ui_diff_shows_only_changed_lines(ui, tmp_path: Path):
     assert "nothing of the page is yours" in ui("diff").output
     ui("eject", "style.css")
     assert "is the same as ours" in ui("diff").output
@@ -54,7 +54,7 @@ def test_diff_shows_what_was_changed_and_nothing_else(ui, tmp_path: Path):
     assert changed == ["-  --radius: 12px;", "+  --radius: 2px;"]
 
 
-def test_an_unknown_card_is_refused_with_those_that_there_are(ui):
-    refused = ui("eject", "nothing")
-    assert "there are: " in str(refused.exception)
-    assert "inbox" in str(refused.exception)
+def test_an_unknown_card_is_refused_with_the_list_of_cards(ui):
+    assert_refused = ui("eject", "nothing")
+    assert "there are: " in str(assert_refused.exception)
+    assert "inbox" in str(assert_refused.exception)

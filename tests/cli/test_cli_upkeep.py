@@ -1,4 +1,4 @@
-"""New versions and health: ``assent migrate`` on both stores, ``assent doctor`` on PostgreSQL."""
+"""``holdfast migrate`` on both stores, and ``holdfast doctor`` on PostgreSQL."""
 
 import asyncio
 import os
@@ -7,36 +7,40 @@ import socket
 import sqlite3
 
 import asyncpg
-import pg
 import pytest
 from stores import both, send, url_of
-from terminal import refused
-from test_cli_workbench import checks
+from support import pg
+from terminal import assert_refused
+from test_cli_workbench import findings_by_id
 
-from assent import urls
-from assent.cli import migrating, reading
-from assent.cli.commands import Commands
-from assent.cli.copying import copy
-from assent.cli.doctor import Examination, served
-from assent.cli.workers import workers
-from assent.errors import StoreError
-from assent.stores import database
-from assent.stores.postgres import migrations
-from assent.stores.upkeep import Health
-from assent.urls import plan
+from holdfast import urls
+from holdfast.cli.command_lines import CommandWriter
+from holdfast.cli.commands import migrate
+from holdfast.cli.commands.copy import copy_store
+from holdfast.cli.commands.doctor import HealthChecks, check_server_settings
+from holdfast.cli.commands.log import show_log
+from holdfast.cli.commands.migrate import migrate_store
+from holdfast.cli.commands.pending_list import list_pending
+from holdfast.cli.commands.worker import list_workers
+from holdfast.cli.output import EXIT_WAITING
+from holdfast.errors import StoreError
+from holdfast.stores.maintenance import DatabaseHealth
+from holdfast.stores.postgres import migrations
+from holdfast.stores.sqlite import file
+from holdfast.urls import plan_migration
 
 
 @both
-def test_a_dry_run_says_what_a_migration_would_do_and_does_nothing(desk, kind):
+def test_migrate_with_dry_run_lists_the_steps_and_changes_nothing(desk, kind):
     url = url_of(kind, desk)
     for _ in range(2):
-        told = desk("migrate", "--dry-run", "--store", url)
-        assert told.code == 0, told.err
-        assert "no store yet, would become schema 2\n  1  the first tables\n  2  checksums of" in told.out
+        result = desk("migrate", "--dry-run", "--store", url)
+        assert result.code == 0, result.err
+        assert "no store yet, would become schema 2\n  1  the first tables\n  2  checksums of" in result.out
     assert list(desk.path.iterdir()) == []
-    told = desk("migrate", "--store", url)
-    assert told.code == 0, told.err
-    assert "no store yet, is now schema 2" in told.out
+    result = desk("migrate", "--store", url)
+    assert result.code == 0, result.err
+    assert "no store yet, is now schema 2" in result.out
     for words in (("--dry-run",), ()):
         assert "schema 2, nothing to do" in desk("migrate", *words, "--store", url).out
     send(url, "c")
@@ -44,7 +48,7 @@ def test_a_dry_run_says_what_a_migration_would_do_and_does_nothing(desk, kind):
 
 
 @both
-def test_a_store_of_a_newer_version_is_not_touched(desk, kind):
+def test_a_store_of_a_newer_version_is_refused_and_not_changed(desk, kind):
     url = url_of(kind, desk)
     assert desk("migrate", "--store", url).code == 0
     if kind == "sqlite":
@@ -54,7 +58,7 @@ def test_a_store_of_a_newer_version_is_not_touched(desk, kind):
     else:
         pg.sql(url, "UPDATE meta SET version = 99")
     for words in (("--dry-run",), ()):
-        refused(desk("migrate", *words, "--store", url), 1, "[store_newer]", "not touched")
+        assert_refused(desk("migrate", *words, "--store", url), 1, "[store_newer]", "not touched")
 
 
 LOOKING = {
@@ -82,86 +86,92 @@ def schemas(url):
 
 @both
 @pytest.mark.parametrize(("line", "code"), LOOKING.items(), ids=LOOKING)
-def test_who_only_looks_or_answers_makes_no_store(desk, kind, line, code):
+def test_commands_that_read_or_decide_create_no_store(desk, kind, line, code):
     url = url_of(kind, desk)
-    told = desk(*line.split(), "--store", url)
-    assert told.code == code, told.err
+    result = desk(*line.split(), "--store", url)
+    assert result.code == code, result.err
     assert list(desk.path.iterdir()) == []
     if kind == "postgres":
         assert schemas(url) == []
 
 
 @both
-def test_a_store_that_is_mistyped_is_not_found_and_nothing_is_copied_from_it(desk, kind):
+def test_copy_from_a_missing_store_fails_with_not_found(desk, kind):
     source, target = url_of(kind, desk, "a"), url_of(kind, desk, "b")
-    refused(desk("copy", source, target), 3, "[not_found]", "there is no store", "to copy from")
-    refused(desk("workers", "--store", source), 3, "[not_found]", "nobody works on it")
-    refused(desk("log", "c", "--store", source), 3, "[not_found]", "there is no conversation 'c'")
+    assert_refused(desk("copy", source, target), 3, "[not_found]", "there is no store", "to copy from")
+    assert_refused(desk("workers", "--store", source), 3, "[not_found]", "no worker runs on it")
+    assert_refused(desk("log", "c", "--store", source), 3, "[not_found]", "there is no conversation 'c'")
     assert list(desk.path.iterdir()) == []
 
 
-def test_a_password_is_not_shown_where_a_store_is_not_found(desk):
+def test_the_error_for_a_missing_store_does_not_show_the_password(desk):
     url = url_of("postgres", desk).replace("postgres@", "postgres:s3cret@")
     for words in (("workers",), ("log", "c"), ("pending",), ("replay", "c"), ("approve", "x"), ("verify",)):
-        told = desk(*words, "--store", url)
-        assert "no store" in told.out + told.err or words == ("replay", "c")
-        assert "s3cret" not in told.out + told.err
+        result = desk(*words, "--store", url)
+        assert "no store" in result.out + result.err or words == ("replay", "c")
+        assert "s3cret" not in result.out + result.err
 
 
 @both
-def test_who_only_looks_leaves_a_store_of_an_older_version_alone_and_says_how_to_migrate(desk, kind, monkeypatch):
+def test_commands_that_read_do_not_migrate_an_older_store_and_print_how_to(desk, kind, monkeypatch):
     url = url_of(kind, desk)
     send(url, "c")
     if kind == "sqlite":
-        monkeypatch.setattr(database, "VERSION", database.VERSION + 1)
-        monkeypatch.setattr(database, "STEPS", (*database.STEPS, "CREATE TABLE more (x)"))
-        monkeypatch.setattr(database, "WHAT", (*database.WHAT, "more"))
+        monkeypatch.setattr(file, "VERSION", file.VERSION + 1)
+        monkeypatch.setattr(file, "STEPS", (*file.STEPS, "CREATE TABLE more (x)"))
+        monkeypatch.setattr(file, "STEP_DESCRIPTIONS", (*file.STEP_DESCRIPTIONS, "more"))
     else:
         monkeypatch.setattr(migrations, "VERSION", migrations.VERSION + 1)
-        monkeypatch.setattr(migrations, "STEPS", (*migrations.STEPS, migrations.Step("more", "CREATE TABLE more ()")))
+        monkeypatch.setattr(
+            migrations, "STEPS", (*migrations.STEPS, migrations.MigrationStep("more", "CREATE TABLE more ()"))
+        )
     elsewhere = url_of(kind, desk, "elsewhere")
-    for look in (workers(url, as_json=True), reading.log(url, None, False, 0, None), copy(url, elsewhere)):
-        with pytest.raises(StoreError, match=r"this Assent reads .* assent migrate"):
+    for look in (
+        list_workers(url, as_json=True),
+        show_log(url, None, False, 0, None),
+        copy_store(url, elsewhere),
+    ):
+        with pytest.raises(StoreError, match=r"this Holdfast reads .* holdfast migrate"):
             asyncio.run(look)
-    found = asyncio.run(Examination(url).run())
+    found = asyncio.run(HealthChecks(url).run())
     assert {each.id: each.detail for each in found}["store"] == "it was not opened"
-    assert asyncio.run(plan(url)).steps == ("more",)
+    assert asyncio.run(plan_migration(url)).steps == ("more",)
 
 
-def test_who_waits_for_a_store_that_is_not_there_does_not_ask_the_server_all_the_time(monkeypatch):
-    url, look, looks = url_of("postgres"), urls.plan, []
+def test_waiting_for_a_missing_store_polls_the_server_with_pauses(monkeypatch):
+    url, look, looks = url_of("postgres"), urls.plan_migration, []
 
     async def counted(asked):
         looks.append(asked)
         return await look(asked)
 
-    monkeypatch.setattr(urls, "plan", counted)
-    assert asyncio.run(reading.pending(url, as_json=True, wait=1.0, conversation=None)) == reading.WAITING
+    monkeypatch.setattr(urls, "plan_migration", counted)
+    assert asyncio.run(list_pending(url, as_json=True, wait=1.0, conversation=None)) == EXIT_WAITING
     assert 1 <= len(looks) <= 6
 
 
-def test_a_migration_that_waits_says_for_whom_and_what_it_said_once_it_does_not_repeat(monkeypatch, capsys):
+def test_a_migration_that_waits_for_a_lock_names_its_holder_once(monkeypatch, capsys):
     url = url_of("postgres")
-    monkeypatch.setattr(migrating, "SILENCE", 60)
-    asyncio.run(migrating.migrate(url, dry_run=False))
+    monkeypatch.setattr(migrate, "NOTICE_SECONDS", 60)
+    asyncio.run(migrate_store(url, dry_run=False))
     assert capsys.readouterr().err == "", "nothing took long"
-    step = migrations.Step("a column", "ALTER TABLE conversations ADD COLUMN note text")
+    step = migrations.MigrationStep("a column", "ALTER TABLE conversations ADD COLUMN note text")
     monkeypatch.setattr(migrations, "STEPS", (*migrations.STEPS, step))
     monkeypatch.setattr(migrations, "VERSION", migrations.VERSION + 1)
-    monkeypatch.setattr(migrations, "LOCK", 0.2)
-    monkeypatch.setattr(migrating, "SILENCE", 0.1)
+    monkeypatch.setattr(migrations, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(migrate, "NOTICE_SECONDS", 0.1)
 
-    said = ["", ""]
+    output = ["", ""]
 
     def listen():
-        said[:] = [before + more for before, more in zip(said, capsys.readouterr(), strict=True)]
+        output[:] = [before + more for before, more in zip(output, capsys.readouterr(), strict=True)]
 
-    async def told():
+    async def migrate_while_locked():
         reader = await asyncpg.connect(pg.server().url(), server_settings={"search_path": pg.schema_of(url)})
         async with reader.transaction():
             await reader.fetch("SELECT FROM conversations")
-            migration = asyncio.ensure_future(migrating.migrate(url, dry_run=False))
-            while " holds a table that has to change" not in said[1]:
+            migration = asyncio.ensure_future(migrate_store(url, dry_run=False))
+            while " holds a table that has to change" not in output[1]:
                 await asyncio.sleep(0.01)
                 listen()
             assert not migration.done()
@@ -170,9 +180,9 @@ def test_a_migration_that_waits_says_for_whom_and_what_it_said_once_it_does_not_
         await reader.close()
         return pid
 
-    pid = asyncio.run(told())
+    pid = asyncio.run(migrate_while_locked())
     listen()
-    out, err = said
+    out, err = output
     assert out.endswith("  3  a column\n")
     lines = err.splitlines()  # also of connecting and the like, where that takes long
     assert f"process {pid} (unnamed, user postgres) holds a table that has to change; trying for 30 s ..." in lines
@@ -181,30 +191,33 @@ def test_a_migration_that_waits_says_for_whom_and_what_it_said_once_it_does_not_
     pg.drop(url)
 
 
-def test_a_migration_of_a_server_that_does_not_answer_says_so(monkeypatch, capsys):
-    monkeypatch.setattr(migrating, "SILENCE", 0.1)
+def test_a_migration_prints_that_it_is_still_connecting(monkeypatch, capsys):
+    monkeypatch.setattr(migrate, "NOTICE_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"postgresql://postgres@127.0.0.1:{silent.getsockname()[1]}/desk"
 
-        async def cut_short():
-            async with asyncio.timeout(2):
-                await migrating.migrate(url, dry_run=False)
+        async def first_notice():
+            migration = asyncio.ensure_future(migrate_store(url, dry_run=False))
+            while not (output := capsys.readouterr().err):
+                assert not migration.done()
+                await asyncio.sleep(0.01)
+            migration.cancel()
+            await asyncio.gather(migration, return_exceptions=True)
+            return output
 
-        with pytest.raises(TimeoutError):
-            asyncio.run(cut_short())
-    assert capsys.readouterr().err == f"connecting to {urls.place(url)} ...\n"
+        assert asyncio.run(first_notice()) == f"connecting to {urls.display_url(url)} ...\n"
 
 
-def test_what_cannot_be_migrated_is_refused(desk):
-    refused(desk("migrate", "--store", "memory:"), 2, "ends with its process")
+def test_migrate_refuses_stores_that_cannot_be_migrated(desk):
+    assert_refused(desk("migrate", "--store", "memory:"), 2, "ends with its process")
     (desk.path / "x.db").write_text("no database" * 100)
-    refused(desk("migrate", "--store", "sqlite:///x.db"), 1, "not a database")
+    assert_refused(desk("migrate", "--store", "sqlite:///x.db"), 1, "not a database")
 
 
-def test_the_doctor_looks_at_a_server_and_makes_nothing(desk):
+def test_doctor_checks_a_postgresql_server_and_creates_nothing(desk):
     url = url_of("postgres", desk)
-    told = desk("doctor", "--json", "--store", url)
-    found = checks(told)
+    result = desk("doctor", "--json", "--store", url)
+    found = findings_by_id(result)
     assert list(found)[:9] == [
         "server",
         "extras",
@@ -218,25 +231,25 @@ def test_the_doctor_looks_at_a_server_and_makes_nothing(desk):
     ]
     assert (found["server"]["status"], found["clock"]["status"], found["schema"]["status"]) == ("ok", "ok", "ok")
     assert (found["store"]["status"], found["store"]["detail"]) == ("warn", "there is no store yet")
-    assert "assent migrate" in found["store"]["fix"]
+    assert "holdfast migrate" in found["store"]["fix"]
     # The tests' server does without fsync, and is told so loudly.
-    assert (told.code, found["durable"]["status"]) == (1, "fail")
+    assert (result.code, found["durable"]["status"]) == (1, "fail")
     assert "fsync is off: A POWER CUT LOSES WHAT WAS ACKNOWLEDGED" in found["durable"]["detail"]
     assert pg.sql(url, "SELECT 1 FROM pg_namespace WHERE nspname = $1", pg.schema_of(url)) == []
     send(url, "c", agent="someone")
-    found = checks(desk("doctor", "--json", "--store", url))
+    found = findings_by_id(desk("doctor", "--json", "--store", url))
     assert found["store"]["detail"].startswith("1 conversation, 0 other processes")
     assert found["leases"]["status"] == found["deadlines"]["status"] == "ok"
 
 
-def test_the_doctor_says_what_to_do_about_a_server_that_is_not_there(desk):
-    told = desk("doctor", "--json", "--store", f"postgresql://postgres@127.0.0.1:{pg.server().port + 1}/x")
-    assert told.code == 1
-    found = checks(told)
+def test_doctor_suggests_a_fix_for_an_unreachable_server(desk):
+    result = desk("doctor", "--json", "--store", f"postgresql://postgres@127.0.0.1:{pg.server().port + 1}/x")
+    assert result.code == 1
+    found = findings_by_id(result)
     assert found["server"]["status"] == found["schema"]["status"] == "fail"
     assert "nothing listens there" in found["server"]["detail"]
-    told = desk("doctor", "--json", "--store", pg.server().url(database="nowhere"))
-    assert "createdb" in checks(told)["server"]["detail"]
+    result = desk("doctor", "--json", "--store", pg.server().url(database="nowhere"))
+    assert "createdb" in findings_by_id(result)["server"]["detail"]
 
 
 ROLE = f"desk_{os.getpid()}"
@@ -253,7 +266,7 @@ def role():
     pg.sql(admin, f"DROP ROLE {ROLE}")
 
 
-def test_the_doctor_counts_the_connections_of_others_also_for_an_ordinary_user(desk, role):
+def test_doctor_counts_the_connections_of_other_users_without_special_rights(desk, role):
     admin, url = role
 
     async def crowded():
@@ -264,26 +277,26 @@ def test_the_doctor_counts_the_connections_of_others_also_for_an_ordinary_user(d
             for each in others:
                 await each.close()
 
-    detail = checks(asyncio.run(crowded()))["connections"]["detail"]
+    detail = findings_by_id(asyncio.run(crowded()))["connections"]["detail"]
     used, allowed = re.match(r"(\d+) of (\d+) connections are used \(max_connections\)", detail).groups()
     assert int(used) > 20
     assert int(allowed) < 200
     pg.sql(admin, f"ALTER ROLE {ROLE} CONNECTION LIMIT 6")
-    found = checks(desk("doctor", "--json", "--store", url))["connections"]
+    found = findings_by_id(desk("doctor", "--json", "--store", url))["connections"]
     assert (found["status"], f"raise the connection limit of user {ROLE}" in found["fix"]) == ("fail", True)
     assert found["detail"].startswith("1 of 6 connections are used")
 
 
-def test_the_doctor_says_of_a_user_who_may_only_read_what_to_do_on_a_server(desk, role):
+def test_doctor_suggests_a_fix_for_a_database_user_who_can_only_read(desk, role):
     admin, url = role
     assert desk("migrate", "--store", url).code == 0
     pg.sql(admin, f"ALTER ROLE {ROLE} SET default_transaction_read_only = on")
-    found = checks(desk("doctor", "--json", "--store", url))["store"]
+    found = findings_by_id(desk("doctor", "--json", "--store", url))["store"]
     assert (found["status"], found["fix"]) == ("fail", None)
     assert "default_transaction_read_only is on for this user" in found["detail"]
 
 
-WELL = Health(
+WELL = DatabaseHealth(
     version="18.0",
     ahead=0.0,
     within=0.001,
@@ -315,10 +328,10 @@ WELL = Health(
         ({"standby": True}, "standby", "fail"),
     ],
 )
-def test_what_a_servers_settings_mean_for_what_was_acknowledged_is_said(change, check, status):
+def test_doctor_reports_server_settings_that_endanger_acknowledged_appends(change, check, status):
     import msgspec
 
-    found = dict(served(msgspec.structs.replace(WELL, **change)))[check]
+    found = dict(check_server_settings(msgspec.structs.replace(WELL, **change)))[check]
     assert found.status == status
     assert (found.fix is None) == (status == "ok")
 
@@ -332,7 +345,7 @@ def test_what_a_servers_settings_mean_for_what_was_acknowledged_is_said(change, 
     ],
 )
 def test_a_password_is_never_printed_in_a_command(url):
-    told = Commands(url).write("approve", "x")
-    assert "s3cret" not in told
-    assert told.endswith('approve x --store "$ASSENT_STORE"')
-    assert Commands("postgresql://ada@db/desk").write("log").endswith("--store postgresql://ada@db/desk")
+    result = CommandWriter(url).format_command("approve", "x")
+    assert "s3cret" not in result
+    assert result.endswith('approve x --store "$HOLDFAST_STORE"')
+    assert CommandWriter("postgresql://ada@db/desk").format_command("log").endswith("--store postgresql://ada@db/desk")

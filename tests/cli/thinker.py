@@ -2,9 +2,9 @@
 
 import asyncio
 
-from assent import Agent, ScriptedModel, ToolCall, tool
-from assent.hooks import before_model
-from assent.models import (
+from holdfast import Agent, ScriptedModel, ToolCall, tool
+from holdfast.hooks import before_model
+from holdfast.models import (
     FinishPart,
     HostedPart,
     ModelError,

@@ -10,16 +10,14 @@ import sys
 import rich.panel
 import rich.table  # noqa: F401
 
-import assent.cli.cards
-import assent.cli.copying
-import assent.cli.live
-import assent.cli.logs
-import assent.cli.main
-import assent.cli.reading
-import assent.cli.running
-import assent.cli.values
-import assent.stores.postgres.store
-import assent.stores.sqlite
+import holdfast.cli.app
+import holdfast.cli.commands.copy
+import holdfast.cli.commands.decide
+import holdfast.cli.commands.log
+import holdfast.cli.commands.pending_list
+import holdfast.cli.commands.run
+import holdfast.stores.postgres.store
+import holdfast.stores.sqlite.store
 
 
 def child(job):
@@ -31,8 +29,8 @@ def child(job):
     os.environ.update(job["env"])
     os.chdir(job["cwd"])
     sys.path[0] = job["cwd"]
-    sys.argv = [assent.__path__[0] + "/__main__.py", *(os.fsdecode(bytes.fromhex(word)) for word in job["words"])]
-    code = assent.cli.main.main()
+    sys.argv = [holdfast.__path__[0] + "/__main__.py", *(os.fsdecode(bytes.fromhex(word)) for word in job["words"])]
+    code = holdfast.cli.app.main()
     sys.stdout.flush()
     return code
 

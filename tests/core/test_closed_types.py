@@ -18,11 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import TypedDict
 
-from assent import tool
-from assent.core.schema import check, compile_schema, schema_of, signature_schema
-from assent.errors import DeclarationError, Invalid
-from assent.tools.call import Call
-from assent.tools.declare import Tool
+from holdfast import tool
+from holdfast.core.schema.validation import compile_schema, schema_of, signature_schema, validate_value
+from holdfast.errors import DeclarationError, Invalid
+from holdfast.tools.call import Call
+from holdfast.tools.declare import Tool
 
 T = TypeVar("T")
 
@@ -157,7 +157,7 @@ def receive(annotation: Any, shown: Any) -> Any:
 
     fn.__annotations__["x"] = annotation
     schema, bind = signature_schema(fn)
-    check(schema, {"x": shown}, "arguments")
+    validate_value(schema, {"x": shown}, "arguments")
 
     def plain(value: Any) -> Any:
         return value.model_dump(mode="json", by_alias=True)
@@ -220,7 +220,7 @@ def test_a_misspelt_field_inside_an_argument_is_refused_with_the_known_ones() ->
         raise AssertionError("never run")
 
     with pytest.raises(Invalid, match=r"order\.maxprice: unknown field; known fields: item, max_price, colour"):
-        check(buy.spec.parameters, {"order": {"item": "lamp", "maxprice": 20}}, "arguments of buy")
+        validate_value(buy.spec.parameters, {"order": {"item": "lamp", "maxprice": 20}}, "arguments of buy")
 
 
 def test_a_type_that_keeps_unknown_fields_stays_open() -> None:

@@ -7,8 +7,8 @@ import typing
 import msgspec
 import pytest
 
-from assent.core import codec, events
-from assent.core.decisions import (
+from holdfast.core import codec, events
+from holdfast.core.decisions import (
     Answer,
     Approve,
     ClientResult,
@@ -19,12 +19,12 @@ from assent.core.decisions import (
     Principal,
     Submit,
 )
-from assent.core.events import Attempt, CallMade, ErrorInfo, Usage, Verdict
-from assent.core.state import State
-from assent.core.tool import Default, Retention
-from assent.errors import AssentError, StoreDamaged, StoreNewer
+from holdfast.core.events import Attempt, CallMade, ErrorInfo, Usage, Verdict
+from holdfast.core.state import State
+from holdfast.core.tool import Default, Retention
+from holdfast.errors import HoldfastError, StoreDamaged, StoreNewer
 
-HEAD = {
+HEAD: dict[str, typing.Any] = {
     "seq": 7,
     "at": 12.5,
     "by": Principal("ann", roles=("boss",), claims={"team": [1, None, {"é": "\U0001f600"}]}),
@@ -38,7 +38,7 @@ MADE = CallMade(
     on_expiry=Default({"v": 1}), recovery="ask", timeout=1.5, retention=Retention.last(3), risk="high",
     schema={"type": "object"}, result_schema=True,
 )  # fmt: skip
-CALL = {"call_id": "bcdfg1"}
+CALL: dict[str, typing.Any] = {"call_id": "bcdfg1"}
 VERDICTS = (Verdict("approval", "required", "why"),)
 FULL = [
     events.ConversationOpened(**HEAD, agent="a", metadata={"k": [1]}),
@@ -85,13 +85,13 @@ def test_every_type_of_event_is_tried_here():
 
 
 @pytest.mark.parametrize("event", FULL, ids=lambda e: e.type)
-def test_an_event_reads_back_as_what_was_written_and_writes_the_same_bytes_again(event):
+def test_an_event_round_trips_to_the_same_value_and_the_same_bytes(event):
     """B53"""
-    body = codec.encode(event)
-    again = codec.decode(body)
+    body = codec.encode_event(event)
+    again = codec.decode_event(body)
     assert again == event
     assert type(again) is type(event)
-    assert codec.encode(again) == body
+    assert codec.encode_event(again) == body
     plain = json.loads(body)
     assert (plain["type"], plain["seq"], plain["v"]) == (type(event).__name__, 7, 1)
 
@@ -99,32 +99,34 @@ def test_an_event_reads_back_as_what_was_written_and_writes_the_same_bytes_again
 @pytest.mark.parametrize("event", FULL, ids=lambda e: e.type)
 def test_fields_that_a_later_minor_version_adds_do_not_stop_a_reader(event):
     """B53: fields are only ever added with a default"""
-    plain = json.loads(codec.encode(event)) | {"added_later": {"x": 1}}
-    assert codec.decode(json.dumps(plain).encode()) == event
+    plain = json.loads(codec.encode_event(event)) | {"added_later": {"x": 1}}
+    assert codec.decode_event(json.dumps(plain).encode()) == event
 
 
 @pytest.mark.parametrize("event", FULL, ids=lambda e: e.type)
 def test_a_newer_version_is_refused_never_guessed_at(event):
     """Also where today's code would understand it"""
-    plain = json.loads(codec.encode(event))
+    plain = json.loads(codec.encode_event(event))
     for newer in (plain | {"v": 2}, {"type": "NotYetInvented", "v": 2, "seq": 7}, plain | {"v": 2, "seq": "seven"}):
         with pytest.raises(StoreNewer, match="upgrade") as refused:
-            codec.decode(json.dumps(newer).encode())
+            codec.decode_event(json.dumps(newer).encode())
         assert refused.value.kind == "store_newer"
 
 
 DAMAGED = {
     "empty": b"",
-    "cut": codec.encode(MESSAGE)[:-3],
-    "not UTF-8": codec.encode(MESSAGE).replace(b"a", b"\xff", 1),
+    "cut": codec.encode_event(MESSAGE)[:-3],
+    "not UTF-8": codec.encode_event(MESSAGE).replace(b"a", b"\xff", 1),
     "not JSON": b"hello",
     "a list": b"[]",
     "no type": b'{"v":1,"seq":1}',
     "unknown type": b'{"type":"Nonsense","v":1,"seq":1,"at":1.0,"by":{"id":"a"}}',
-    "a missing field": json.dumps({k: v for k, v in json.loads(codec.encode(MESSAGE)).items() if k != "text"}).encode(),
-    "a field of another type": codec.encode(MESSAGE).replace(b'"seq":7', b'"seq":"7"'),
-    "no version": codec.encode(MESSAGE).replace(b'"v":1,', b""),
-    "an unknown decision": codec.encode(FULL[7]).replace(b'"type":"approve"', b'"type":"nod"'),
+    "a missing field": json.dumps(
+        {k: v for k, v in json.loads(codec.encode_event(MESSAGE)).items() if k != "text"}
+    ).encode(),
+    "a field of another type": codec.encode_event(MESSAGE).replace(b'"seq":7', b'"seq":"7"'),
+    "no version": codec.encode_event(MESSAGE).replace(b'"v":1,', b""),
+    "an unknown decision": codec.encode_event(FULL[7]).replace(b'"type":"approve"', b'"type":"nod"'),
     "100,000 levels": b'{"type":"MessageReceived","v":1,"x":' + b"[" * 100_000,
 }
 
@@ -133,7 +135,7 @@ DAMAGED = {
 def test_damaged_bytes_are_reported_as_damage(name):
     """What was read is not what was written: never silently repaired"""
     with pytest.raises(StoreDamaged) as reported:
-        codec.decode(DAMAGED[name])
+        codec.decode_event(DAMAGED[name])
     assert reported.value.kind == "corrupt_log_line"
 
 
@@ -145,37 +147,37 @@ def test_an_older_version_is_lifted_step_by_step(monkeypatch):
         ("MessageReceived", 2): lambda data: data | {"text": data["text"].upper()},
     }
     monkeypatch.setattr(codec, "UPCASTERS", lifts)
-    old = json.loads(codec.encode(MESSAGE))
+    old = json.loads(codec.encode_event(MESSAGE))
     old["words"] = old.pop("text")
-    lifted = codec.decode(json.dumps(old).encode())
+    lifted = codec.decode_event(json.dumps(old).encode())
     assert isinstance(lifted, events.MessageReceived)
     assert (lifted.text, lifted.v) == (MESSAGE.text.upper(), 3)
-    second = json.loads(codec.encode(MESSAGE)) | {"v": 2, "text": "half way"}
-    assert codec.decode(json.dumps(second).encode()).text == "HALF WAY"
-    untouched = codec.decode(codec.encode(FULL[0]))
+    second = json.loads(codec.encode_event(MESSAGE)) | {"v": 2, "text": "half way"}
+    assert codec.decode_event(json.dumps(second).encode()).text == "HALF WAY"
+    untouched = codec.decode_event(codec.encode_event(FULL[0]))
     assert (untouched.agent, untouched.v) == ("a", 3)
-    current = json.loads(codec.encode(MESSAGE)) | {"v": 3}
-    assert codec.decode(json.dumps(current).encode()).text == MESSAGE.text
+    current = json.loads(codec.encode_event(MESSAGE)) | {"v": 3}
+    assert codec.decode_event(json.dumps(current).encode()).text == MESSAGE.text
 
 
-def test_what_cannot_be_encoded_is_an_error_of_a_known_kind():
+def test_an_unencodable_event_is_an_error_of_a_known_kind():
     """log_encode_failed"""
     for value in (object(), "\ud800", {1, object()}):
-        with pytest.raises(AssentError) as failed:
-            codec.encode(events.ConversationOpened(**HEAD, agent="a", metadata={"x": value}))
+        with pytest.raises(HoldfastError) as failed:
+            codec.encode_event(events.ConversationOpened(**HEAD, agent="a", metadata={"x": value}))
         assert failed.value.kind == "log_encode_failed"
 
 
 def test_the_chain_starts_from_zeros_and_every_byte_of_the_past_counts():
     """SHA-256(previous hash + stored bytes)"""
-    bodies = [codec.encode(event) for event in FULL]
+    bodies = [codec.encode_event(event) for event in FULL]
     assert bytes(32) == codec.GENESIS
-    hashes = codec.chain(codec.GENESIS, bodies)
+    hashes = codec.hash_chain(codec.GENESIS, bodies)
     for before, body, after in zip([codec.GENESIS, *hashes], bodies, hashes, strict=False):
         assert after == hashlib.sha256(before + body).digest()
     for n, body in enumerate(bodies):
         changed = [*bodies[:n], body[:-2] + b" }", *bodies[n + 1 :]]
-        others = codec.chain(codec.GENESIS, changed)
+        others = codec.hash_chain(codec.GENESIS, changed)
         assert others[:n] == hashes[:n]
         assert all(one != other for one, other in zip(others[n:], hashes[n:], strict=True))
 
@@ -190,7 +192,7 @@ def test_a_snapshot_of_another_version_or_of_nonsense_is_ignored():
         assert codec.decode_state(bad) is None
 
 
-def test_null_usage_stays_null_and_sums_only_what_was_reported():
+def test_null_usage_stays_null_and_sums_count_reported_values_only():
     """Null stays null"""
     total = Usage() + Usage(1, None) + None + Usage(2, None, cost=0.5)
     assert total == Usage(3, None, None, None, 0.5)

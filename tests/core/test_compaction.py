@@ -8,16 +8,16 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.example_logs import KEPT, Told, logs, result
 from test_machine import Dice
 from test_transcript import legal, roles
-from told import KEPT, Told, logs, result
 
-from assent.core.compaction import Rendering, render, roundest, wants_summary
-from assent.core.events import HistorySummarised, MessageReceived, TurnEnded, TurnStarted
-from assent.core.history import SUMMARY, Context, History, weight
-from assent.core.tool import Retention
-from assent.core.transcript import AssistantMessage, ToolResult, Transcript, UserMessage
-from assent.errors import DeclarationError, ModelError
+from holdfast.core.events import HistorySummarised, MessageReceived, TurnEnded, TurnStarted
+from holdfast.core.prompt.compaction import PromptRenderer, next_summary_end, render_prompt, roundest
+from holdfast.core.prompt.history import SUMMARY_HEADING, Context, History, message_weight
+from holdfast.core.tool import Retention
+from holdfast.core.transcript import AssistantMessage, ToolResult, Transcript, UserMessage
+from holdfast.errors import DeclarationError, ModelError
 
 FOREVER = Context(retention=Retention.forever(), window=10_000, budget=10_000_000)
 contexts = st.builds(
@@ -56,7 +56,7 @@ def requests(events, context, **fields):
     made = []
     for event in events:
         if event.type == "AssistantSaid":
-            made.append(render(history, **fields))
+            made.append(render_prompt(history, **fields))
         history.apply(event)
     return made
 
@@ -73,9 +73,9 @@ def test_a_result_is_seen_for_as_many_turns_as_its_tool_says_and_then_a_stub_sta
     told = Told()
     (call,) = told.turn([result("aged", 100)])
     told.turn()
-    assert removed(render(lived(told.events, Context()))) == [], "the second of two turns"
+    assert removed(render_prompt(lived(told.events, Context()))) == [], "the second of two turns"
     told.turn()
-    rendered = render(lived(told.events, Context()))
+    rendered = render_prompt(lived(told.events, Context()))
     assert removed(rendered) == list(rendered.report.stubbed) == [call]
     about = envelopes(rendered)[call]["result"]
     assert about["tool"] == "aged"
@@ -88,15 +88,15 @@ def test_the_last_results_of_a_tool_are_seen_and_what_the_model_has_not_seen_yet
     """B62"""
     told = Told()
     first = told.turn([result("counted")], [result("counted"), result("kept")], [result("counted")])
-    assert removed(render(lived(told.events, Context()))) == [first[0]]
+    assert removed(render_prompt(lived(told.events, Context()))) == [first[0]]
     told.hear()
     told.begin()
     fresh = told.say("", *[result("counted")] * 3)
-    rendered = render(lived(told.events, Context()))
+    rendered = render_prompt(lived(told.events, Context()))
     assert removed(rendered) == [first[0], first[1], first[3]]
     assert not set(fresh) & set(removed(rendered))
     told.say("thanks")
-    assert removed(render(lived(told.events, Context()))) == [first[0], first[1], first[3], fresh[0]]
+    assert removed(render_prompt(lived(told.events, Context()))) == [first[0], first[1], first[3], fresh[0]]
 
 
 def test_results_of_a_turn_that_ended_before_the_model_saw_them_are_there_when_it_is_asked_again():
@@ -108,9 +108,9 @@ def test_results_of_a_turn_that_ended_before_the_model_saw_them_are_there_when_i
     told.end()
     told.hear()
     told.begin()
-    assert removed(render(lived(told.events, Context()))) == []
+    assert removed(render_prompt(lived(told.events, Context()))) == []
     told.say("I see")
-    assert removed(render(lived(told.events, Context()))) == unseen[:1]
+    assert removed(render_prompt(lived(told.events, Context()))) == unseen[:1]
 
 
 def test_a_reply_that_was_cut_off_while_calls_were_open_does_not_change_for_how_long_their_results_are_seen():
@@ -123,7 +123,7 @@ def test_a_reply_that_was_cut_off_while_calls_were_open_does_not_change_for_how_
     told.events[:] = [msgspec.structs.replace(event, seq=n) for n, event in enumerate(told.events, 1)]
     told.turn()
     told.turn()
-    assert removed(render(lived(told.events, Context()))) == [call]
+    assert removed(render_prompt(lived(told.events, Context()))) == [call]
 
 
 def test_a_result_that_is_kept_for_ever_is_never_removed_by_age_and_one_whose_tool_says_nothing_is_the_context_s():
@@ -135,10 +135,10 @@ def test_a_result_that_is_kept_for_ever_is_never_removed_by_age_and_one_whose_to
     told.events[told.events.index(said)] = msgspec.structs.replace(said, calls=(said.calls[0], unsaid))
     for n in range(2, 10):
         told.turn()
-        assert removed(render(lived(told.events, Context()))) == ([silent] if n > 6 else [])
+        assert removed(render_prompt(lived(told.events, Context()))) == ([silent] if n > 6 else [])
         sooner = Context(retention=Retention.turns(3))
-        assert removed(render(lived(told.events, sooner))) == ([silent] if n > 3 else [])
-    assert kept not in removed(render(lived(told.events, Context())))
+        assert removed(render_prompt(lived(told.events, sooner))) == ([silent] if n > 3 else [])
+    assert kept not in removed(render_prompt(lived(told.events, Context())))
 
 
 def test_the_stub_of_an_error_is_an_error_of_the_same_kind_and_says_how_to_see_it_again_where_there_is_a_way():
@@ -147,7 +147,7 @@ def test_the_stub_of_an_error_is_an_error_of_the_same_kind_and_says_how_to_see_i
     (call,) = told.turn([result("aged", 500, ok=False)])
     told.turn()
     told.turn()
-    rendered = render(lived(told.events, Context()), again="recall")
+    rendered = render_prompt(lived(told.events, Context()), again="recall")
     stub = envelopes(rendered)[call]
     assert (stub["ok"], stub["error"]["kind"]) == (False, "timeout")
     assert f'recall({{"call": "{call}"}})' in stub["error"]["message"]
@@ -190,7 +190,7 @@ def test_the_window_slides_by_many_turns_at_a_time():
         told.turn()
         for event in told.events[history.seq :]:
             history.apply(event)
-        rendered = render(history)
+        rendered = render_prompt(history)
         starts.append(numbers(rendered)[0])
         assert min(n, 30) <= rendered.report.turns <= 40
         assert rendered.report.dropped == starts[-1] - 1
@@ -207,30 +207,30 @@ def test_the_budget_drops_whole_old_turns_several_at_a_time_and_never_the_curren
     starts = []
     for _ in range(120):
         told.turn(text="u" * 2_000)
-        rendered = render(lived(told.events, Context(budget=10_000)), instructions=500, tools=500)
+        rendered = render_prompt(lived(told.events, Context(budget=10_000)), instructions=500, tools=500)
         assert rendered.report.tokens.total <= 10_000
         assert rendered.report.tokens.total > 6_000 or rendered.report.dropped == 0
         assert rendered.report.gap == (rendered.report.dropped > 0)
         starts.append(numbers(rendered)[0])
     assert len({*starts}) < 60
     told.turn([result("kept", 15_000)] * 3, text="u" * 4_000)
-    rendered = render(lived(told.events, Context(budget=10_000)))
+    rendered = render_prompt(lived(told.events, Context(budget=10_000)))
     assert numbers(rendered) == [121]
     assert rendered.report.tokens.total > 10_000
 
 
-def test_what_did_not_fit_is_shown_again_once_the_results_that_were_in_its_way_have_aged_out():
+def test_dropped_turns_are_shown_again_once_large_results_have_aged_out():
     """B62, B63"""
     told = Told()
     for _ in range(3):
         told.turn()
     told.turn([result("aged", 15_000)] * 3)
     context = Context(budget=3_000)
-    assert numbers(render(lived(told.events, context))) == [4]
+    assert numbers(render_prompt(lived(told.events, context))) == [4]
     told.turn()
-    assert numbers(render(lived(told.events, context))) == [5]
+    assert numbers(render_prompt(lived(told.events, context))) == [5]
     told.turn()
-    assert numbers(render(lived(told.events, context))) == [1, 2, 3, 4, 5, 6]
+    assert numbers(render_prompt(lived(told.events, context))) == [1, 2, 3, 4, 5, 6]
 
 
 def test_the_roundest_number_stays_for_as_long_as_it_can():
@@ -251,13 +251,13 @@ def test_a_summary_stands_at_the_head_for_all_turns_that_it_covers():
         told.turn(text=f"say {n + 1}")
     ended = [event.seq for event in told.events if isinstance(event, TurnEnded)]
     told.add(HistorySummarised, upto=ended[2], text="They counted to three.")
-    rendered = render(lived(told.events, Context()))
+    rendered = render_prompt(lived(told.events, Context()))
     head = rendered.messages[0]
     assert isinstance(head, UserMessage)
-    assert head.text == f"{SUMMARY}\n\nThey counted to three."
+    assert head.text == f"{SUMMARY_HEADING}\n\nThey counted to three."
     assert numbers(rendered) == [4, 5]
     assert (rendered.report.summarised, rendered.report.dropped, rendered.report.gap) == (ended[2], 3, False)
-    assert rendered.report.tokens.summary == weight(head)
+    assert rendered.report.tokens.summary == message_weight(head)
 
 
 def test_a_turn_that_a_summary_cuts_in_two_is_shown_whole():
@@ -265,7 +265,7 @@ def test_a_turn_that_a_summary_cuts_in_two_is_shown_whole():
     told.turn()
     told.turn([result("kept")])
     told.add(HistorySummarised, upto=told.events[-3].seq, text="half")
-    assert numbers(render(lived(told.events, Context()))) == [2]
+    assert numbers(render_prompt(lived(told.events, Context()))) == [2]
 
 
 def test_a_summary_is_wanted_before_anything_has_to_go_and_again_a_quarter_of_the_window_later():
@@ -276,47 +276,47 @@ def test_a_summary_is_wanted_before_anything_has_to_go_and_again_a_quarter_of_th
     for n in range(1, 101):
         told.turn()
         history = lived(told.events, context)
-        upto = wants_summary(history)
+        upto = next_summary_end(history)
         if upto is not None:
             assert isinstance(told.events[upto - 1], TurnEnded)
             asked.append(n)
             told.add(HistorySummarised, upto=upto, text="so far")
-            assert wants_summary(lived(told.events, context)) is None
-        assert not render(lived(told.events, context)).report.gap
+            assert next_summary_end(lived(told.events, context)) is None
+        assert not render_prompt(lived(told.events, context)).report.gap
     assert asked[0] == 31
     assert {b - a for a, b in pairwise(asked)} == {11}
 
 
-def test_what_was_dropped_without_a_summary_is_wanted_until_there_is_one():
+def test_dropped_turns_ask_for_a_summary_until_there_is_one():
     told = Told()
     for _ in range(60):
         told.turn()
-    assert wants_summary(lived(told.events, Context())) is None, "nobody to make it"
+    assert next_summary_end(lived(told.events, Context())) is None, "nobody to make it"
     history = lived(told.events, Context(summary="small"))
-    assert render(history).report.gap
-    told.add(HistorySummarised, upto=wants_summary(history), text="so far")
-    assert not render(lived(told.events, Context(summary="small"))).report.gap
+    assert render_prompt(history).report.gap
+    told.add(HistorySummarised, upto=next_summary_end(history), text="so far")
+    assert not render_prompt(lived(told.events, Context(summary="small"))).report.gap
 
 
 # --- tokens ---
 
 
-def test_what_the_provider_counted_corrects_the_guess_unless_it_is_absurd():
+def test_the_providers_token_count_corrects_the_estimate_unless_it_is_absurd():
     for counted, ratio in ((1_000, 1.0), (1_500, 1.5), (1_510, 1.625), (10, 1.0), (9_000, 1.0), (None, 1.0)):
         told = Told()
         told.hear("u" * 4_000)
         told.begin()
         told.say("", result("kept", 4_000), usage=counted, context={"estimate": 1_000})
-        report = render(lived(told.events, FOREVER), instructions=100, tools=50).report
+        report = render_prompt(lived(told.events, FOREVER), instructions=100, tools=50).report
         assert report.ratio == ratio
         assert report.tokens.total == round(report.estimate * ratio)
         assert report.estimate > 2_150
         told.say("done")
         told.end()
         told.turn()
-        assert render(lived(told.events, FOREVER)).report.ratio == ratio, "of the turn before"
+        assert render_prompt(lived(told.events, FOREVER)).report.ratio == ratio, "of the turn before"
         told.turn()
-        assert render(lived(told.events, FOREVER)).report.ratio == 1.0, "too long ago"
+        assert render_prompt(lived(told.events, FOREVER)).report.ratio == 1.0, "too long ago"
 
 
 def test_fewer_turns_fit_where_the_provider_counts_more():
@@ -325,24 +325,24 @@ def test_fewer_turns_fit_where_the_provider_counts_more():
         told.turn(text="u" * 4_000)
     told.hear()
     told.begin()
-    plain = render(lived(told.events, Context(budget=10_500)))
+    plain = render_prompt(lived(told.events, Context(budget=10_500)))
     told.say("", result("kept"), usage=2_000, context={"estimate": 1_000})
-    dear = render(lived(told.events, Context(budget=10_500)))
+    dear = render_prompt(lived(told.events, Context(budget=10_500)))
     assert plain.report.turns == 11
     assert dear.report.turns <= 5
     assert dear.report.tokens.total <= 10_500
 
 
-def test_the_report_of_what_was_sent_counts_what_hooks_added_or_changed():
+def test_the_report_of_a_request_counts_the_changes_of_hooks():
     told = Told()
     told.turn(text="u" * 400)
-    report = render(lived(told.events, Context()), instructions=10, tools=20).report
-    sent = report.sent([("weather", "w" * 40), ("clock", "t" * 4)])
+    report = render_prompt(lived(told.events, Context()), instructions=10, tools=20).report
+    sent = report.as_sent([("weather", "w" * 40), ("clock", "t" * 4)])
     assert [(each.hook, each.tokens) for each in sent.injected] == [("weather", 10), ("clock", 1)]
     assert (sent.tokens.injections, sent.estimate) == (11, report.estimate + 11)
-    shorter = report.sent(messages=[UserMessage(text="x" * 8, seq=1, turn=1, by="ann")])
+    shorter = report.as_sent(messages=[UserMessage(text="x" * 8, seq=1, turn=1, by="ann")])
     assert (shorter.estimate, shorter.tokens.history, shorter.tokens.total) == (32, 2, 32)
-    assert msgspec.convert(report.data(), type(report)) == report
+    assert msgspec.convert(report.to_data(), type(report)) == report
 
 
 # --- the ceiling ---
@@ -355,7 +355,7 @@ def test_over_the_ceiling_the_current_turn_s_oldest_results_go_first_and_several
     gone, seen = [], []
     for _ in range(40):
         seen += told.say("", result("kept", 3_900))
-        rendered = render(lived(told.events, Context()), instructions=100, capacity=16_000)
+        rendered = render_prompt(lived(told.events, Context()), instructions=100, capacity=16_000)
         assert rendered.report.tokens.total <= 12_000
         stubbed = list(rendered.report.stubbed)
         assert stubbed == seen[: len(stubbed)]
@@ -366,13 +366,13 @@ def test_over_the_ceiling_the_current_turn_s_oldest_results_go_first_and_several
     assert len(set(gone)) < 20
 
 
-def test_results_that_are_too_large_even_alone_are_cut_and_still_say_what_they_are():
+def test_results_that_are_too_large_on_their_own_are_cut_and_still_labelled():
     told = Told()
     told.hear()
     told.begin()
     (old,) = told.say("", result("kept", 9_000))
     large, small, failed = told.say("", result("kept", 15_000), result("kept", 50), result("kept", 7_000, ok=False))
-    rendered = render(lived(told.events, Context()), capacity=4_000)
+    rendered = render_prompt(lived(told.events, Context()), capacity=4_000)
     assert rendered.report.stubbed == (old,)
     assert rendered.report.cut == (large, failed)
     assert rendered.report.tokens.total <= 3_000
@@ -388,12 +388,12 @@ def test_a_turn_that_cannot_be_made_to_fit_is_refused_as_too_large():
     told.hear("u" * 20_000)
     told.begin()
     with pytest.raises(ModelError, match=r"more than 75% of the model's 4000") as refusal:
-        render(lived(told.events, Context()), capacity=4_000)
+        render_prompt(lived(told.events, Context()), capacity=4_000)
     assert refusal.value.kind == "too_large"
     assert refusal.value.details == {"tokens": 5_000, "window": 4_000, "ceiling": 0.75}
-    assert render(lived(told.events, Context()), capacity=8_000).report.tokens.total == 5_000
+    assert render_prompt(lived(told.events, Context()), capacity=8_000).report.tokens.total == 5_000
     with pytest.raises(ModelError):
-        render(lived(told.events, Context()), capacity=8_000, tail=4_000)
+        render_prompt(lived(told.events, Context()), capacity=8_000, tail=4_000)
 
 
 def test_earlier_turns_make_room_before_the_current_one_has_to():
@@ -403,7 +403,7 @@ def test_earlier_turns_make_room_before_the_current_one_has_to():
     told.hear()
     told.begin()
     told.say("", result("kept", 8_000))
-    rendered = render(lived(told.events, Context()), capacity=4_000)
+    rendered = render_prompt(lived(told.events, Context()), capacity=4_000)
     assert numbers(rendered) == [5]
     assert rendered.report.stubbed == rendered.report.cut == ()
 
@@ -423,29 +423,29 @@ def heads(events):
 
 @settings(max_examples=300, deadline=None)
 @given(logs(), contexts, st.integers(0, 400), st.sampled_from([None, 1_000, 8_000]))
-def test_read_from_mid_log_it_is_what_it_would_be_had_it_been_lived_through(told, context, fixed, capacity):
+def test_a_history_loaded_from_mid_log_equals_one_built_event_by_event(told, context, fixed, capacity):
     """B63: another process renders the same request"""
     events = told.events
     whole = lived(events, context)
     shown = attempt(whole, fixed, capacity)
     for n, before in heads(events):
         history = lived([*before, *events[n:]], context)
-        if history.settled:
+        if history.is_sufficient:
             assert attempt(history, fixed, capacity) == shown
-            assert wants_summary(history, tools=fixed) == wants_summary(whole, tools=fixed)
+            assert next_summary_end(history, tools=fixed) == next_summary_end(whole, tools=fixed)
             assert history.seq == whole.seq
 
 
 def attempt(history, fixed, capacity):
     try:
-        return render(history, tools=fixed, capacity=capacity)
+        return render_prompt(history, tools=fixed, capacity=capacity)
     except ModelError as refusal:
         return refusal.details
 
 
 @settings(max_examples=150, deadline=None)
 @given(logs(), contexts, st.sampled_from([None, 1_000, 8_000]))
-def test_a_rendering_that_is_extended_is_what_it_would_be_if_it_were_made_anew(told, context, capacity):
+def test_an_extended_rendering_equals_a_new_one(told, context, capacity):
     """B63"""
 
     def rendered(way):
@@ -455,15 +455,15 @@ def test_a_rendering_that_is_extended_is_what_it_would_be_if_it_were_made_anew(t
             return refusal.message
         return list(made.messages), made.report
 
-    history, rendering = History(context), Rendering()
+    history, rendering = History(context), PromptRenderer()
     for event in told.events:
         history.apply(event)
-        assert rendered(rendering.of) == rendered(render)
+        assert rendered(rendering.render) == rendered(render_prompt)
 
 
-def test_a_turn_of_many_steps_extends_what_it_rendered():
+def test_a_turn_of_many_steps_extends_its_rendering():
     """B63"""
-    told, history, rendering = Told(), History(Context()), Rendering()
+    told, history, rendering = Told(), History(Context()), PromptRenderer()
     told.hear()
     told.begin()
     made = []
@@ -473,10 +473,10 @@ def test_a_turn_of_many_steps_extends_what_it_rendered():
         told.say("", ("aged", None, "x", True))
         for event in told.events[history.seq :]:
             history.apply(event)
-        made.append(rendering.of(history))
+        made.append(rendering.render(history))
     assert [len(each.messages) for each in made] == [1 + 2 * n for n in range(1, 51)]
     assert all(one is other for one, other in zip(made[0].messages, made[-1].messages, strict=False))
-    assert rendering._made.messages is made[-1].messages._items  # and the list is one and the same
+    assert rendering._cached.messages is made[-1].messages._items  # and the list is one and the same
 
 
 @settings(max_examples=200, deadline=None)
@@ -488,7 +488,7 @@ def test_every_request_is_legal_within_its_limits_and_shows_whole_turns_in_their
         full.apply(event)
     history = lived(told.events, context)
     try:
-        rendered = render(history, capacity=capacity)
+        rendered = render_prompt(history, capacity=capacity)
     except ModelError:
         assert capacity == 1_000
         return
@@ -497,7 +497,7 @@ def test_every_request_is_legal_within_its_limits_and_shows_whole_turns_in_their
     assert rendered.report.turns <= context.window
     assert rendered.report.turns <= 1 or rendered.report.tokens.total <= context.budget
     assert capacity is None or rendered.report.tokens.total <= capacity * 0.75 + 2
-    assert rendered.report.estimate == sum(weight(message) for message in rendered.messages)
+    assert rendered.report.estimate == sum(message_weight(message) for message in rendered.messages)
     expected = [m for m in full.messages if places(full)[id(m)] in numbers(rendered)]
     assert [type(m) for m in messages] == [type(m) for m in expected]
     changed = {*rendered.report.stubbed, *rendered.report.cut}
@@ -529,9 +529,9 @@ def test_with_room_for_everything_it_is_the_transcript():
         for event in dice.log.events:
             history.apply(event)
             full.apply(event)
-            ours = [m for m in render(history).messages if not isinstance(m, ToolResult)]
+            ours = [m for m in render_prompt(history).messages if not isinstance(m, ToolResult)]
             assert ours == [m for m in full.messages if not isinstance(m, ToolResult)]
-            assert len(render(history).messages) == len(full.messages)
+            assert len(render_prompt(history).messages) == len(full.messages)
 
 
 def test_the_machine_s_own_logs_render_the_same_from_mid_log():
@@ -540,16 +540,16 @@ def test_the_machine_s_own_logs_render_the_same_from_mid_log():
         dice.play(120)
         events = dice.log.events
         for context in (Context(window=2), Context(window=3, budget=60)):
-            shown = render(lived(events, context))
+            shown = render_prompt(lived(events, context))
             for n, before in heads(events):
                 history = lived([*before, *events[n:]], context)
-                assert not history.settled or render(history) == shown
+                assert not history.is_sufficient or render_prompt(history) == shown
 
 
 # --- cost ---
 
 
-def test_what_is_kept_is_bounded_by_the_window_and_the_budget_and_not_by_history():
+def test_memory_is_bounded_by_the_window_and_the_budget_and_not_by_history():
     """A turn that no later request can show is gone"""
     history, told = History(Context(window=10, budget=2_000)), Told()
     most = 0
@@ -569,7 +569,7 @@ def test_rendering_after_one_more_step_calls_few_functions_for_each_message():
         told.turn([result("default", 2_000, "p")])
     context = Context(window=1_000, budget=10_000_000)
     history = lived(told.events, context)
-    render(history)
+    render_prompt(history)
     calls = 0
 
     def count(frame, event, arg):
@@ -583,7 +583,7 @@ def test_rendering_after_one_more_step_calls_few_functions_for_each_message():
         try:
             for event in told.events[history.seq :]:
                 history.apply(event)
-            messages = render(history).messages
+            messages = render_prompt(history).messages
         finally:
             sys.setprofile(None)
         assert len(messages) > 1_000
@@ -597,7 +597,7 @@ def test_a_message_that_is_sent_again_is_the_same_object():
         told.turn([result("default", 100, "p"), result("counted", 10, "p")])
     told.add(HistorySummarised, upto=told.events[6].seq, text="s")
     history = lived(told.events, Context())
-    first, second = render(history), render(history)
+    first, second = render_prompt(history), render_prompt(history)
     assert all(a is b for a, b in zip(first.messages, second.messages, strict=True))
     assert first.report.stubbed
 

@@ -5,27 +5,27 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from assent.core import codec, state
-from assent.core.decisions import Approve, Principal
-from assent.core.effects import RunPreview, RunTool, owed
-from assent.core.events import CallStarted
-from assent.core.inputs import (
+from holdfast.core import codec, state
+from holdfast.core.decide.machine import decide
+from holdfast.core.decisions import Approve, Principal
+from holdfast.core.effects import RunPreview, RunTool, owed
+from holdfast.core.events import CallStarted
+from holdfast.core.inputs import (
     BeginTurn,
-    Cancel,
-    Claim,
-    Close,
-    Finished,
-    Import,
-    Planned,
-    Reconciled,
+    CallFinished,
+    CallReconciled,
+    CancelTurn,
+    ClaimCall,
+    EndTurn,
+    ImportConversation,
+    OwnerStarted,
+    PreviewMade,
     Resolve,
-    Returned,
-    Say,
-    Woke,
+    SendMessage,
+    ValueOutcome,
 )
-from assent.core.machine import decide
-from assent.core.state import State, evolve, pending, status
-from assent.errors import Invalid, NotAllowed, Refused
+from holdfast.core.state import State, evolve, pending_entries, status_of
+from holdfast.errors import Invalid, NotAllowed, Refused
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 LOGS = sorted(GOLDEN.glob("v*/*.jsonl"))
@@ -38,7 +38,7 @@ def prefixes(path):
     """Every state that a cut of this log leads to."""
     now = State(conversation=path.stem)
     for body in path.read_bytes().splitlines():
-        now = evolve(now, codec.decode(body))
+        now = evolve(now, codec.decode_event(body))
         yield now
 
 
@@ -51,7 +51,7 @@ def told(before, given):
 
 def eager(now):
     """An owner that does all it is owed, with hooks, policies and recovery functions that let everything through."""
-    now, done = told(now, Woke(epoch=1))
+    now, done = told(now, OwnerStarted(epoch=1))
     while True:
         before = len(done)
         for effect in owed(now):
@@ -59,13 +59,13 @@ def eager(now):
             if call is None:
                 continue
             if isinstance(effect, RunPreview):
-                given = Planned(call=effect.call, preview="a plan")
+                given = PreviewMade(call=effect.call, preview="a plan")
             elif call.phase == "running" and call.epoch < 1:
-                given = Reconciled(call=effect.call, epoch=1, verdict="redispatch")
+                given = CallReconciled(call=effect.call, epoch=1, verdict="redispatch")
             elif call.phase == "running":
                 continue
             else:
-                given = Claim(call=effect.call, epoch=1, plan=Planned(call=effect.call, preview="a plan"))
+                given = ClaimCall(call=effect.call, epoch=1, plan=PreviewMade(call=effect.call, preview="a plan"))
             try:
                 now, events = told(now, given)
             except Refused:
@@ -77,16 +77,21 @@ def eager(now):
 
 def check_closed(before):
     """Nothing is owed, nothing waits, and every input is refused."""
-    now, _ = told(before, Import(by=ANN, origin="x"))
+    now, _ = told(before, ImportConversation(by=ANN, origin="x"))
     assert now.closed
     assert owed(now) == frozenset(), "something is owed"
-    assert pending(now) == [], "something waits"
-    assert status(now) == "idle"
+    assert pending_entries(now) == [], "something waits"
+    assert status_of(now) == "idle"
     calls = list(now.turn.calls.values()) if now.turn else []
-    inputs = [Say(text="go", by=ANN, agent="a", when_busy="interrupt"), Cancel(by=ANN), Woke(epoch=9), Close()]
-    inputs += [BeginTurn(steps=3), *(Claim(call=call.made.id, epoch=9) for call in calls)]
+    inputs = [
+        SendMessage(text="go", by=ANN, agent="a", when_busy="interrupt"),
+        CancelTurn(by=ANN),
+        OwnerStarted(epoch=9),
+        EndTurn(),
+    ]
+    inputs += [BeginTurn(steps=3), *(ClaimCall(call=call.made.id, epoch=9) for call in calls)]
     inputs += [Resolve(decisions={call.made.id: Approve()}, by=ANN) for call in calls]
-    inputs += [Finished(call=c.made.id, attempt=c.attempt, outcome=Returned(value=1)) for c in calls]
+    inputs += [CallFinished(call=c.made.id, attempt=c.attempt, outcome=ValueOutcome(value=1)) for c in calls]
     for given in inputs:
         with pytest.raises(NotAllowed, match="imported without trust"):
             decide(now, given, {}, NOW)
@@ -94,21 +99,21 @@ def check_closed(before):
 
 def check_asked_again(before):
     """Nothing that the file left open starts, or is handed to a client, before somebody here approves it."""
-    now, first = told(before, Import(by=ANN, trusted=True, origin="x"))
+    now, first = told(before, ImportConversation(by=ANN, trusted=True, origin="x"))
     assert (now.closed, now.grants) == (False, before.grants)
     now, events = eager(now)
     begun = [event for event in (*first, *events) if isinstance(event, CallStarted)]
     assert not begun, "it started on the word of a file"
-    handed = [entry for entry in pending(now) if entry.kind == "client_exec"]
+    handed = [entry for entry in pending_entries(now) if entry.kind == "client_exec"]
     assert not handed, "a client was given it on the word of a file"
     if now.turn is None or now.turn.cancelling or now.turn.halt is not None:
         return
-    asked = [entry for entry in pending(now) if entry.kind == "approval"]
+    asked = [entry for entry in pending_entries(now) if entry.kind == "approval"]
     for entry in asked:
         now, _ = told(now, Resolve(decisions={entry.call: Approve(digest=entry.digest)}, by=ANN))
     now, events = eager(now)
     moved = {e.call_id for e in events if isinstance(e, CallStarted) or getattr(e, "kind", "") == "client_exec"}
-    moved |= {entry.call for entry in pending(now) if entry.kind in ("client_exec", "manual")}
+    moved |= {entry.call for entry in pending_entries(now) if entry.kind in ("client_exec", "manual")}
     assert moved >= {entry.call for entry in asked}, "approved here, and it does not run"
 
 
@@ -120,17 +125,17 @@ def test_a_log_that_was_imported_without_trust_is_read_and_never_goes_on(path):
 
 
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
-def test_what_a_trusted_log_left_open_is_asked_about_here_before_it_runs(path):
+def test_open_calls_of_a_trusted_import_need_an_answer_before_they_run(path):
     """Cut after any event: approvals, grants, gates and recoveries of the file start nothing by themselves."""
     for before in prefixes(path):
         check_asked_again(before)
 
 
-def test_trust_opens_what_was_imported_without_it():
-    before = next(s for s in prefixes(GOLDEN / "v1" / "approval.jsonl") if pending(s))
-    now, _ = told(before, Import(by=ANN, origin="x"))
-    assert pending(now) == []
-    now, _ = told(now, Import(by=ANN, trusted=True, origin="x"))
+def test_trust_unlocks_a_conversation_imported_without_it():
+    before = next(s for s in prefixes(GOLDEN / "v1" / "approval.jsonl") if pending_entries(s))
+    now, _ = told(before, ImportConversation(by=ANN, origin="x"))
+    assert pending_entries(now) == []
+    now, _ = told(now, ImportConversation(by=ANN, trusted=True, origin="x"))
     assert owed(now)
     check_asked_again(now)
 
@@ -143,46 +148,49 @@ def test_a_call_that_a_file_says_was_running_is_asked_about_whatever_else_it_say
         for state in prefixes(GOLDEN / "v1" / "plain.jsonl")
         if state.turn and any(call.phase == "running" for call in state.turn.calls.values())
     )
+    assert before.turn is not None
     calls = {
         name: replace(call, made=replace(call.made, **claimed)) if call.phase == "running" else call
         for name, call in before.turn.calls.items()
     }
     running = [name for name, call in before.turn.calls.items() if call.phase == "running"]
-    now, _ = told(replace(before, turn=replace(before.turn, calls=calls)), Import(by=ANN, trusted=True, origin="x"))
-    now, events = told(now, Woke(epoch=1))
+    now, _ = told(
+        replace(before, turn=replace(before.turn, calls=calls)), ImportConversation(by=ANN, trusted=True, origin="x")
+    )
+    now, events = told(now, OwnerStarted(epoch=1))
     assert not any(isinstance(event, CallStarted) for event in events)
-    assert {entry.call for entry in pending(now) if entry.recovery} == set(running)
+    assert {entry.call for entry in pending_entries(now) if entry.recovery} == set(running)
 
 
 def test_a_claim_of_trust_in_the_file_counts_for_nothing():
     """Whoever imports has the last word: the mark behind the file's events is the importer's."""
-    before = next(s for s in prefixes(GOLDEN / "v1" / "approval.jsonl") if pending(s))
-    forged, _ = told(before, Import(by=ANN, trusted=True, origin="x"))
+    before = next(s for s in prefixes(GOLDEN / "v1" / "approval.jsonl") if pending_entries(s))
+    forged, _ = told(before, ImportConversation(by=ANN, trusted=True, origin="x"))
     check_closed(forged)
 
 
 def test_a_conversation_without_a_log_cannot_be_marked_as_imported():
     with pytest.raises(Invalid, match="no log"):
-        decide(State(conversation="c"), Import(by=ANN), {}, NOW)
+        decide(State(conversation="c"), ImportConversation(by=ANN), {}, NOW)
 
 
-asked_again = state._asked_again
+asked_again = state._reset_imported_call
 MUTANTS = {
-    "the file's approvals hold": ("_asked_again", lambda call: call, check_asked_again, "it started"),
+    "the file's approvals hold": ("_reset_imported_call", lambda call: call, check_asked_again, "it started"),
     "the file's recoveries hold": (
-        "_asked_again",
+        "_reset_imported_call",
         lambda call: replace(asked_again(call), imported=False),
         check_asked_again,
         "it started",
     ),
     "the file's clients go on": (
-        "_asked_again",
+        "_reset_imported_call",
         lambda call: call if call.phase == "awaiting_client" else asked_again(call),
         check_asked_again,
         "a client was given it",
     ),
     "nothing is closed": (
-        "_imported",
+        "_apply_import",
         lambda now, event: replace(now, seq=event.seq, epoch=0),
         check_closed,
         "assert",

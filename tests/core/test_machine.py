@@ -2,14 +2,17 @@
 
 import random
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
-from assent.core import codec
-from assent.core.decisions import Answer, Approve, ClientResult, Deny, Failed, Pending, Principal, Submit
-from assent.core.draft import Draft
-from assent.core.effects import CallModel, CloseTurn, RunPreview, RunTool, StartTurn, owed
-from assent.core.events import (
+from holdfast.core import codec
+from holdfast.core.decide.draft import Draft
+from holdfast.core.decide.machine import TRANSITIONS, decide, decide_into
+from holdfast.core.decide.reply import make_call_id
+from holdfast.core.decisions import Answer, Approve, ClientResult, Deny, Failed, Pending, Principal, Submit
+from holdfast.core.effects import CallModel, CloseTurn, RunPreview, RunTool, StartTurn, owed
+from holdfast.core.events import (
     AssistantSaid,
     CallMade,
     CallResolved,
@@ -17,40 +20,39 @@ from assent.core.events import (
     CallStarted,
     CallSuspended,
     ErrorInfo,
+    Mode,
     TurnEnded,
     TurnStarted,
     Usage,
 )
-from assent.core.inputs import (
-    Asked,
+from holdfast.core.inputs import (
     BeginTurn,
+    CallFinished,
+    CallReconciled,
     CallWanted,
-    Cancel,
-    Claim,
+    CancelTurn,
+    ClaimCall,
     ClientGone,
-    Close,
     DeadlinePassed,
-    Erred,
-    Finished,
-    Halted,
+    EndTurn,
+    ErrorOutcome,
+    HaltOutcome,
     ModelFailed,
     ModelReplied,
-    Open,
-    Planned,
-    Reconciled,
+    OpenConversation,
+    OwnerStarted,
+    PreviewMade,
+    QuestionOutcome,
     RefuseResolution,
     Resolve,
-    Returned,
-    Revoke,
-    Say,
-    Woke,
+    RevokeGrant,
+    SendMessage,
+    ValueOutcome,
 )
-from assent.core.live import Snapshot
-from assent.core.machine import TRANSITIONS, decide, decide_into
-from assent.core.replying import call_id
-from assent.core.state import State, evolve, pending, status
-from assent.core.tool import Default, ToolSpec, recovery_of
-from assent.errors import AssentError, Busy, Invalid, Refused, Stale
+from holdfast.core.live import Snapshot
+from holdfast.core.state import State, evolve, pending_entries, status_of
+from holdfast.core.tool import Default, ToolSpec, recovery_of
+from holdfast.errors import Busy, HoldfastError, Invalid, Refused, Stale
 
 ANN = Principal("ann")
 OBJECT = '{"type":"object","properties":{"n":{"type":"integer"}}}'
@@ -140,8 +142,8 @@ class Log:
             label = event.type + (f": {event.kind}" if isinstance(event, CallSuspended) else "")
             self.moves.add((before[named], label, after[named]))
 
-    def start(self, *tools, mode="auto", steps=5):
-        self.tell(Say(text="hi", by=ANN, agent="a", when_busy="queue"))
+    def start(self, *tools, mode: Mode = "auto", steps=5):
+        self.tell(SendMessage(text="hi", by=ANN, agent="a", when_busy="queue"))
         self.tell(BeginTurn(steps=steps, mode=mode))
         return self.reply(*tools)
 
@@ -155,11 +157,11 @@ class Log:
         return self.state.turn.calls[call].phase
 
     def claim(self, call, **fields):
-        return self.tell(Claim(call=call, epoch=self.epoch, **fields))
+        return self.tell(ClaimCall(call=call, epoch=self.epoch, **fields))
 
     def finish(self, call, outcome=None):
         attempt = self.state.turn.calls[call].attempt
-        return self.tell(Finished(call=call, attempt=attempt, outcome=outcome or Returned(value=1)))
+        return self.tell(CallFinished(call=call, attempt=attempt, outcome=outcome or ValueOutcome(value=1)))
 
     def resolve(self, call, decision, by=ANN):
         return self.tell(Resolve(decisions={call: decision}, by=by))
@@ -178,9 +180,9 @@ def test_a_refusal_leads_to_no_event_and_leaves_a_draft_as_it_was():
     (human, gated) = log.start("human", "gated")
     before = log.state
     refused = {
-        Busy: [Say(text="x", by=ANN)],
+        Busy: [SendMessage(text="x", by=ANN)],
         Invalid: [
-            Open(agent="a", by=ANN),
+            OpenConversation(agent="a", by=ANN),
             Resolve(decisions={human: Approve()}, by=ANN),
             Resolve(decisions={human: Answer(5)}, by=ANN),
             Resolve(decisions={gated: Approve(args={"n": "x"})}, by=ANN),
@@ -195,18 +197,18 @@ def test_a_refusal_leads_to_no_event_and_leaves_a_draft_as_it_was():
             RefuseResolution(call="nope", decision="Approve", by=ANN, reason="no"),
             DeadlinePassed(call=human),
             ClientGone(call=human),
-            Revoke(grant="g1", by=ANN),
+            RevokeGrant(grant="g1", by=ANN),
             BeginTurn(steps=3),
             ModelReplied(turn=1, step=2),
             ModelReplied(turn=1, step=1),
             ModelFailed(turn=1, step=2, error=ErrorInfo("network", "x")),
-            Planned(call=human),
-            Planned(call="nope"),
-            Claim(call=gated, epoch=1),
-            Claim(call=human, epoch=1),
-            Finished(call=human, attempt=0, outcome=Returned()),
-            Reconciled(call=human, epoch=9, verdict="redispatch"),
-            Close(),
+            PreviewMade(call=human),
+            PreviewMade(call="nope"),
+            ClaimCall(call=gated, epoch=1),
+            ClaimCall(call=human, epoch=1),
+            CallFinished(call=human, attempt=0, outcome=ValueOutcome()),
+            CallReconciled(call=human, epoch=9, verdict="redispatch"),
+            EndTurn(),
         ],
     }
     for kind, inputs in refused.items():
@@ -215,7 +217,7 @@ def test_a_refusal_leads_to_no_event_and_leaves_a_draft_as_it_was():
             mark = draft.mark()
             with pytest.raises(kind):
                 decide_into(draft, each, SPECS)
-            draft.back(mark)
+            draft.roll_back(mark)
             assert draft.state is before
             assert draft.events == draft.states == draft.artifacts == []
     assert log.state is before
@@ -224,10 +226,10 @@ def test_a_refusal_leads_to_no_event_and_leaves_a_draft_as_it_was():
 def test_an_unchanged_wish_leads_to_nothing():
     """B61: cancelling twice, or with no turn, is a no-op"""
     log = Log()
-    assert log.tell(Cancel(by=ANN)) == []
+    assert log.tell(CancelTurn(by=ANN)) == []
     log.start("human")
-    assert kinds(log.tell(Cancel(by=ANN))) == ["CancelRequested"]
-    assert log.tell(Cancel(by=ANN)) == []
+    assert kinds(log.tell(CancelTurn(by=ANN))) == ["CancelRequested"]
+    assert log.tell(CancelTurn(by=ANN)) == []
 
 
 def test_declarations_are_consulted_only_when_the_model_replied():
@@ -235,42 +237,42 @@ def test_declarations_are_consulted_only_when_the_model_replied():
     log = Log()
     gated, planned, human = log.start("gated", "planned", "human")
     fresh = Log()
-    fresh.tell(Say(text="hi", by=ANN, agent="a"))
+    fresh.tell(SendMessage(text="hi", by=ANN, agent="a"))
     fresh.tell(BeginTurn(steps=2))
     replied = ModelReplied(turn=1, step=1, calls=(CallWanted(provider_id=None, tool="plain", args={}),))
     with pytest.raises(AssertionError, match="consulted"):
         decide(fresh.state, replied, Untouchable(), 0.0)
     log.resolve(gated, Approve(remember="tool"))
     log.claim(gated)
-    log.tell(Planned(call=planned, preview="plan"))
+    log.tell(PreviewMade(call=planned, preview="plan"))
     log.resolve(planned, Deny("no"))
     log.finish(gated)
     log.now += 10**9
     log.tell(DeadlinePassed(call=human))
-    log.tell(Revoke(grant=log.state.grants[0].id, by=ANN))
+    log.tell(RevokeGrant(grant=log.state.grants[0].id, by=ANN))
     assert owed(log.state) == {CallModel(1, 2)}
 
 
 # --- single steps ---
 
 
-def test_what_is_owed_is_a_function_of_the_state_alone():
+def test_owed_work_is_a_function_of_the_state_alone():
     """B47, B51: level-triggered"""
     log = Log()
     assert owed(log.state) == frozenset()
-    log.tell(Say(text="hi", by=ANN, agent="a"))
+    log.tell(SendMessage(text="hi", by=ANN, agent="a"))
     assert owed(log.state) == {StartTurn(2)}
     log.tell(BeginTurn(steps=2))
     assert owed(log.state) == {CallModel(1, 1)}
     plain, planned, human, gated = log.reply("plain", "planned", "human", "gated")
     assert owed(log.state) == {RunTool(plain), RunPreview(planned)}
-    assert status(log.state) == "executing_tools"
+    assert status_of(log.state) == "executing_tools"
     log.claim(plain)
-    log.tell(Planned(call=planned, preview="p"))
+    log.tell(PreviewMade(call=planned, preview="p"))
     assert owed(log.state) == {RunTool(plain)}
     log.finish(plain)
     assert owed(log.state) == frozenset()
-    assert status(log.state) == "awaiting_input"
+    assert status_of(log.state) == "awaiting_input"
     log.resolve(gated, Approve())
     assert owed(log.state) == {RunTool(gated)}
     log.resolve(human, Answer("x"))
@@ -283,7 +285,7 @@ def test_what_is_owed_is_a_function_of_the_state_alone():
     log.claim(call)
     log.finish(call)
     assert owed(log.state) == {CloseTurn(1)}, "the second of two steps"
-    assert log.tell(Close())[-1].reason == "step_limit"
+    assert log.tell(EndTurn())[-1].reason == "step_limit"
     assert owed(log.state) == frozenset()
 
 
@@ -294,9 +296,9 @@ def test_a_gate_cannot_be_claimed_past_whoever_asks():
     for call in (gated, planned):
         with pytest.raises(Stale):
             log.claim(call)
-    log.tell(Planned(call=planned, preview="a"))
+    log.tell(PreviewMade(call=planned, preview="a"))
     log.resolve(planned, Approve())
-    assert kinds(log.claim(planned, plan=Planned(call=planned, preview="b"))) == ["CallSuspended"]
+    assert kinds(log.claim(planned, plan=PreviewMade(call=planned, preview="b"))) == ["CallSuspended"]
     log.resolve(planned, Approve())
     assert kinds(log.claim(planned)) == ["CallSuspended"], "no plan at all is not the plan that was approved"
 
@@ -306,37 +308,37 @@ def test_a_late_result_of_an_earlier_attempt_is_stale():
     log = Log()
     (plain,) = log.start("plain")
     log.claim(plain)
-    log.tell(Woke(epoch=2))
+    log.tell(OwnerStarted(epoch=2))
     assert log.state.turn.calls[plain].attempt == 2
     with pytest.raises(Stale):
-        log.tell(Finished(call=plain, attempt=1, outcome=Returned(value="old")))
+        log.tell(CallFinished(call=plain, attempt=1, outcome=ValueOutcome(value="old")))
     log.finish(plain)
     with pytest.raises(Stale):
         log.finish(plain)
 
 
-def test_each_recovery_does_what_its_event_says():
+def test_each_recovery_has_the_effect_of_its_event():
     """B49"""
     log = Log()
     plain, careful, once, evidence = log.start("plain", "careful", "once", "evidence")
     for call in (plain, careful, once, evidence):
         log.claim(call)
-    assert log.tell(Woke(epoch=1)) == [], "its own epoch has nothing to recover"
-    woke = log.tell(Woke(epoch=2))
+    assert log.tell(OwnerStarted(epoch=1)) == [], "its own epoch has nothing to recover"
+    woke = log.tell(OwnerStarted(epoch=2))
     assert {event.call_id: event.type for event in woke} == {
         plain: "CallStarted",
         careful: "CallSuspended",
         once: "CallReturned",
     }
     assert owed(log.state) == {RunTool(plain), RunTool(evidence)}
-    (entry,) = pending(log.state)
+    (entry,) = pending_entries(log.state)
     assert (entry.kind, entry.recovery, entry.reason) == ("approval", True, "recovery")
     with pytest.raises(Invalid):
         log.resolve(careful, Approve(args={"n": 2}))
     log.resolve(careful, Approve())
     log.epoch = 2
     assert log.claim(careful)[0].attempt == 2
-    log.tell(Reconciled(call=evidence, epoch=2, verdict=Returned(value="it had worked")))
+    log.tell(CallReconciled(call=evidence, epoch=2, verdict=ValueOutcome(value="it had worked")))
     assert log.phase(evidence) == "done"
 
 
@@ -352,7 +354,7 @@ def test_without_a_declared_recovery_gated_and_high_risk_calls_are_asked_about()
         log.resolve(calls[name], Approve())
     for call in calls.values():
         log.claim(call)
-    woke = {event.call_id: event.type for event in log.tell(Woke(epoch=2))}
+    woke = {event.call_id: event.type for event in log.tell(OwnerStarted(epoch=2))}
     again = {name for name, call in calls.items() if woke[call] == "CallStarted"}
     assert again == {"plain", "medium", "gated_again", "stated"}
     assert {name for name, call in calls.items() if woke[call] == "CallSuspended"} == {"gated", "judged", "risky"}
@@ -371,7 +373,7 @@ def test_a_run_that_a_hook_had_approved_is_not_repeated_by_default():
         log.resolve(call, Approve())
     for call in (approved, free, explicit):
         log.claim(call)
-    woke = {event.call_id: event.type for event in log.tell(Woke(epoch=2))}
+    woke = {event.call_id: event.type for event in log.tell(OwnerStarted(epoch=2))}
     assert woke == {approved: "CallSuspended", free: "CallStarted", explicit: "CallStarted"}
 
 
@@ -382,7 +384,7 @@ def test_a_run_that_a_hook_wanted_approved_and_a_grant_let_through_is_not_repeat
     log.claim(first, required=True)
     log.resolve(first, Approve(remember="tool"))
     log.claim(granted, required=True)
-    woke = {event.call_id: event.type for event in log.tell(Woke(epoch=2))}
+    woke = {event.call_id: event.type for event in log.tell(OwnerStarted(epoch=2))}
     assert woke == {granted: "CallSuspended"}
 
 
@@ -394,12 +396,12 @@ def test_a_recovery_that_asks_takes_a_result_or_a_denial_too(decision, ok, kind)
     log = Log()
     (careful,) = log.start("careful")
     log.claim(careful)
-    log.tell(Woke(epoch=2))
+    log.tell(OwnerStarted(epoch=2))
     returned = log.resolve(careful, decision)[-1]
     assert (returned.ok, returned.error and returned.error.kind) == (ok, kind)
 
 
-def test_silence_is_what_the_tool_says_it_is():
+def test_an_expired_call_has_the_outcome_that_the_tool_declares():
     """B55"""
     for tool, value, kind, owes in (
         ("human", None, "timeout", CallModel(1, 2)),
@@ -410,7 +412,7 @@ def test_silence_is_what_the_tool_says_it_is():
         (call,) = log.start(tool)
         with pytest.raises(Stale):
             log.tell(DeadlinePassed(call=call))
-        log.now = pending(log.state)[0].deadline
+        log.now = pending_entries(log.state)[0].deadline
         with pytest.raises(Stale) as late:
             log.resolve(call, Answer("x"))
         assert late.value.reason == "expired"
@@ -428,7 +430,7 @@ def test_call_ids_are_ours_numbered_over_the_conversation_and_differ_between_con
         log.resolve(call, Answer("x"))
     second = log.reply("human")
     assert [call[5:] for call in (*first, *second)] == ["1", "2", "3"]
-    assert len({call_id(name, 1) for name in ("c", "d", "c/1", "c1")}) == 4
+    assert len({make_call_id(name, 1) for name in ("c", "d", "c/1", "c1")}) == 4
 
 
 def test_a_cut_between_a_decision_and_its_result_is_healed_when_somebody_wakes():
@@ -438,7 +440,7 @@ def test_a_cut_between_a_decision_and_its_result_is_healed_when_somebody_wakes()
     resolved, returned = decide(log.state, Resolve(decisions={human: Answer("x")}, by=ANN), Untouchable(), 0.0)
     cut = Log(evolve(log.state, resolved))
     assert cut.phase(human) == "ready"
-    (healed,) = cut.tell(Woke(epoch=5))
+    (healed,) = cut.tell(OwnerStarted(epoch=5))
     assert (healed.type, healed.value, healed.by, healed.source) == ("CallReturned", "x", "ann", "human")
     assert (healed.seq, healed.value) == (returned.seq, returned.value)
 
@@ -470,16 +472,16 @@ class Dice:
         log, roll = self.log, self.roll
         turn = log.state.turn
         if roll.random() < 0.1:
-            return Say(text="x", by=ANN, agent="a", when_busy=roll.choice(["queue", "interrupt", "refuse"]))
+            return SendMessage(text="x", by=ANN, agent="a", when_busy=roll.choice(["queue", "interrupt", "refuse"]))
         if roll.random() < 0.03:
-            return Cancel(by=ANN)
+            return CancelTurn(by=ANN)
         if roll.random() < 0.05 and log.state.grants:
-            return Revoke(grant=log.state.grants[0].id, by=ANN)
+            return RevokeGrant(grant=log.state.grants[0].id, by=ANN)
         if roll.random() < 0.08:
             log.epoch += 1
-            return Woke(epoch=log.epoch)
+            return OwnerStarted(epoch=log.epoch)
         effects = sorted(owed(log.state), key=repr)
-        waiting = pending(log.state)
+        waiting = pending_entries(log.state)
         if waiting and (not effects or roll.random() < 0.5):
             return self.decision(roll.choice(waiting))
         if not effects:
@@ -495,7 +497,8 @@ class Dice:
             return ClientGone(call=entry.call)
         if roll.random() < 0.1:
             return RefuseResolution(call=entry.call, decision="Approve", by=ANN, reason="no")
-        remember = roll.choice([None, None, "args", "tool"])
+        remembers: list[Any] = [None, None, "args", "tool"]
+        remember = roll.choice(remembers)
         edited = roll.choice([None, None, {"n": 7}])
         choices = {
             "approval": [Approve(remember=remember, args=edited), Approve(), Deny("no"), Submit(1)],
@@ -509,9 +512,10 @@ class Dice:
         roll = self.roll
         match effect:
             case StartTurn():
-                return BeginTurn(steps=roll.choice([1, 3]), mode=roll.choice(["auto"] * 4 + ["manual"]))
+                modes: list[Mode] = ["auto", "auto", "auto", "auto", "manual"]
+                return BeginTurn(steps=roll.choice([1, 3]), mode=roll.choice(modes))
             case CloseTurn():
-                return Close(text=roll.choice(["", "half"]))
+                return EndTurn(text=roll.choice(["", "half"]))
             case CallModel(number, step):
                 if roll.random() < 0.05:
                     return ModelFailed(turn=number, step=step, error=ErrorInfo("network", "x"), text="half")
@@ -524,11 +528,11 @@ class Dice:
                 )
                 return ModelReplied(turn=number, step=step, text="so", calls=calls)
             case RunPreview(call):
-                return Planned(call=call, **self.plan())
+                return PreviewMade(call=call, **self.plan())
             case RunTool(call):
                 return self.run(call, turn.calls[call])
 
-    def plan(self):
+    def plan(self) -> dict[str, Any]:
         self.previews += 1
         return self.roll.choice(
             [
@@ -542,18 +546,24 @@ class Dice:
     def run(self, call, state):
         roll, log = self.roll, self.log
         if state.phase == "ready":
-            plan = Planned(call=call, **self.plan()) if state.bound else None
-            return Claim(call=call, epoch=log.epoch, required=roll.random() < 0.5, plan=plan)
+            plan = PreviewMade(call=call, **self.plan()) if state.bound else None
+            return ClaimCall(call=call, epoch=log.epoch, required=roll.random() < 0.5, plan=plan)
         if state.epoch < log.epoch:
-            verdicts = ["redispatch", "fail", "ask", Returned(value=2), Erred(error=ErrorInfo("timeout", "x"))]
-            return Reconciled(call=call, epoch=log.epoch, verdict=roll.choice(verdicts))
+            verdicts = [
+                "redispatch",
+                "fail",
+                "ask",
+                ValueOutcome(value=2),
+                ErrorOutcome(error=ErrorInfo("timeout", "x")),
+            ]
+            return CallReconciled(call=call, epoch=log.epoch, verdict=roll.choice(verdicts))
         outcomes = [
-            Returned(value=1),
-            Erred(error=ErrorInfo("timeout", "x")),
-            Asked(question="?"),
-            Halted(reason="stop"),
+            ValueOutcome(value=1),
+            ErrorOutcome(error=ErrorInfo("timeout", "x")),
+            QuestionOutcome(question="?"),
+            HaltOutcome(reason="stop"),
         ]
-        return Finished(call=call, attempt=state.attempt, outcome=roll.choice(outcomes))
+        return CallFinished(call=call, attempt=state.attempt, outcome=roll.choice(outcomes))
 
     def rest(self):
         """Do all that is owed, then cancel what waits: the log comes to its end."""
@@ -563,7 +573,7 @@ class Dice:
             if not effects and turn is None:
                 return
             try:
-                self.log.tell(self.tidy(effects[0], turn) if effects else Cancel(by=ANN))
+                self.log.tell(self.tidy(effects[0], turn) if effects else CancelTurn(by=ANN))
             except Refused as refusal:
                 raise AssertionError(f"owed, and refused: {effects[0]}: {refusal}") from refusal
         raise AssertionError("it does not come to rest")
@@ -573,14 +583,14 @@ class Dice:
             case CallModel(number, step):
                 return ModelReplied(turn=number, step=step, text="done")
             case RunPreview(call):
-                return Planned(call=call, preview="p")
+                return PreviewMade(call=call, preview="p")
             case RunTool(call) if turn.calls[call].phase == "running":
                 state = turn.calls[call]
                 if state.epoch < self.log.epoch:
-                    return Reconciled(call=call, epoch=self.log.epoch, verdict="fail")
-                return Finished(call=call, attempt=state.attempt, outcome=Returned(value=1))
+                    return CallReconciled(call=call, epoch=self.log.epoch, verdict="fail")
+                return CallFinished(call=call, attempt=state.attempt, outcome=ValueOutcome(value=1))
             case RunTool(call):
-                return Claim(call=call, epoch=self.log.epoch)
+                return ClaimCall(call=call, epoch=self.log.epoch)
             case _:
                 return self.effect(effect, turn)
 
@@ -634,7 +644,7 @@ def test_every_prefix_of_every_log_is_a_legal_start():
             log.fold(events[:cut])
             log.now = dice.log.now
             log.epoch = dice.log.epoch + 1
-            log.tell(Woke(epoch=log.epoch))
+            log.tell(OwnerStarted(epoch=log.epoch))
             other.rest()
             invariants(log.events)
 
@@ -646,38 +656,40 @@ def test_a_state_that_was_stored_and_read_back_is_the_same_state():
         dice.play(60)
         state = State(conversation="c")
         for event in dice.log.events:
-            state = evolve(codec.decode_state(codec.encode_state(state)), codec.decode(codec.encode(event)))
+            stored = codec.decode_state(codec.encode_state(state))
+            assert stored is not None
+            state = evolve(stored, codec.decode_event(codec.encode_event(event)))
         assert codec.encode_state(state) == codec.encode_state(dice.log.state)
         assert owed(state) == owed(dice.log.state)
-        assert pending(state) == pending(dice.log.state)
+        assert pending_entries(state) == pending_entries(dice.log.state)
 
 
 # --- what a fault leaves behind ---
 
 
-def test_a_halted_turn_asks_nobody_about_what_was_interrupted():
+def test_a_halted_turn_does_not_ask_about_interrupted_calls():
     """B49, B70: whether the halt came before the revival or after it"""
     log = Log()
     careful, plain = log.start("careful", "plain")
     log.claim(careful)
     log.claim(plain)
-    log.finish(plain, Halted(reason="handed_over"))
-    (returned,) = log.tell(Woke(epoch=2))
+    log.finish(plain, HaltOutcome(reason="handed_over"))
+    (returned,) = log.tell(OwnerStarted(epoch=2))
     assert (returned.call_id, returned.error.kind) == (careful, "interrupted")
-    assert log.tell(Close())[-1].reason == "handed_over"
+    assert log.tell(EndTurn())[-1].reason == "handed_over"
 
     log = Log()
     careful, plain = log.start("careful", "plain")
     log.claim(careful)
     log.claim(plain)
     log.epoch = 2
-    assert kinds(log.tell(Woke(epoch=2))) == ["CallSuspended", "CallStarted"]
-    halting = log.finish(plain, Halted(reason="handed_over"))
+    assert kinds(log.tell(OwnerStarted(epoch=2))) == ["CallSuspended", "CallStarted"]
+    halting = log.finish(plain, HaltOutcome(reason="handed_over"))
     assert [(event.call_id, event.error and event.error.kind) for event in halting] == [
         (plain, None),
         (careful, "interrupted"),
     ]
-    assert pending(log.state) == []
+    assert pending_entries(log.state) == []
 
 
 def test_a_call_that_ran_on_a_grant_is_not_run_again_once_the_grant_is_gone():
@@ -691,16 +703,16 @@ def test_a_call_that_ran_on_a_grant_is_not_run_again_once_the_grant_is_gone():
     (granted,) = log.reply("gated_again")
     log.claim(granted)
     held = Log(log.state)
-    assert kinds(held.tell(Woke(epoch=2))) == ["CallStarted"], "the grant holds"
-    log.tell(Revoke(grant=log.state.grants[0].id, by=ANN))
-    assert kinds(log.tell(Woke(epoch=2))) == ["CallSuspended"]
-    (entry,) = pending(log.state)
+    assert kinds(held.tell(OwnerStarted(epoch=2))) == ["CallStarted"], "the grant holds"
+    log.tell(RevokeGrant(grant=log.state.grants[0].id, by=ANN))
+    assert kinds(log.tell(OwnerStarted(epoch=2))) == ["CallSuspended"]
+    (entry,) = pending_entries(log.state)
     assert (entry.call, entry.kind, entry.recovery) == (granted, "approval", True)
     log.resolve(granted, Approve())
     log.epoch = 2
     log.claim(granted)
     assert log.state.turn.calls[granted].attempt == 2
-    assert kinds(log.tell(Woke(epoch=3))) == ["CallStarted"], "this time a person approved it"
+    assert kinds(log.tell(OwnerStarted(epoch=3))) == ["CallStarted"], "this time a person approved it"
 
 
 def test_nothing_of_a_turn_that_is_being_ended_is_pending():
@@ -709,29 +721,29 @@ def test_nothing_of_a_turn_that_is_being_ended_is_pending():
         log = Log()
         plain, human, gated = log.start("plain", "human", "gated")
         log.claim(plain)
-        assert [entry.call for entry in pending(log.state)] == [human, gated]
+        assert [entry.call for entry in pending_entries(log.state)] == [human, gated]
         if end == "cancel":
-            log.tell(Cancel(by=ANN))
+            log.tell(CancelTurn(by=ANN))
         else:
             log.resolve(gated, Deny("stop", stop=True))
-        assert pending(log.state) == []
-        assert status(log.state) == "executing_tools"
+        assert pending_entries(log.state) == []
+        assert status_of(log.state) == "executing_tools"
         with pytest.raises(Stale) as late:
             log.resolve(human, Answer("x"))
         assert late.value.reason == "cancelled"
 
 
-def test_what_cannot_be_encoded_is_refused_by_the_draft_that_it_would_have_been_in():
+def test_an_unencodable_value_is_refused_by_the_draft_that_contains_it():
     """The refusal is of one input: what was drafted before it stands, with its bytes"""
     log = Log()
     draft = Draft(log.state, log.now)
-    decide_into(draft, Say(text="hi", by=ANN, agent="a"), {})
+    decide_into(draft, SendMessage(text="hi", by=ANN, agent="a"), {})
     mark = draft.mark()
-    with pytest.raises(AssentError, match="MessageReceived cannot be encoded"):
-        decide_into(draft, Say(text="\ud800", by=ANN, when_busy="queue"), {})
-    draft.back(mark)
-    decide_into(draft, Say(text="there", by=ANN, when_busy="queue"), {})
-    assert [codec.decode(body) for body in draft.bodies] == draft.events
+    with pytest.raises(HoldfastError, match="MessageReceived cannot be encoded"):
+        decide_into(draft, SendMessage(text="\ud800", by=ANN, when_busy="queue"), {})
+    draft.roll_back(mark)
+    decide_into(draft, SendMessage(text="there", by=ANN, when_busy="queue"), {})
+    assert [codec.decode_event(body) for body in draft.bodies] == draft.events
     assert [event.text for event in draft.events[1:]] == ["hi", "there"]
 
 

@@ -6,19 +6,26 @@ import json
 
 import pytest
 
-from assent import Agent, Runtime, ScriptedModel, Stale, ToolCall
-from assent import tool as declare
-from assent.core.decisions import SYSTEM
-from assent.core.events import CallReturned, ErrorInfo
-from assent.core.results import INLINE_LIMIT, MODEL_LIMIT, bounded, content, cut, sized
+from holdfast import Agent, Runtime, ScriptedModel, Stale, ToolCall
+from holdfast import tool as declare
+from holdfast.core.decisions import SYSTEM
+from holdfast.core.events import CallReturned, ErrorInfo
+from holdfast.core.results import (
+    INLINE_LIMIT,
+    MODEL_LIMIT,
+    encode_envelope,
+    split_large_value,
+    truncate_error,
+    truncate_text,
+)
 
 
-def returned(**fields):
-    return CallReturned(seq=1, at=0.0, by=SYSTEM, v=1, call_id="b1", tool="t", **({"ok": True} | fields))
+def returned(ok=True, **fields):
+    return CallReturned(seq=1, at=0.0, by=SYSTEM, v=1, call_id="b1", tool="t", ok=ok, **fields)
 
 
 def seen(**fields):
-    return json.loads(content(returned(**fields)))
+    return json.loads(encode_envelope(returned(**fields)))
 
 
 FORGERIES = [
@@ -52,11 +59,11 @@ def test_an_error_is_kind_message_and_details_and_no_value_can_make_it_look_like
 def test_a_long_error_is_cut_too():
     """B21"""
     error = ErrorInfo("timeout", "é" * 20_000, {"log": "x" * 20_000})
-    told = bounded(error)
+    told = truncate_error(error)
     assert len(told["message"].encode()) + len(told["details"]["cut"].encode()) <= MODEL_LIMIT
     assert "total 40000 bytes" in told["message"]
     assert "total 20010 bytes" in told["details"]["cut"]
-    assert len(content(returned(ok=False, error=error))) <= MODEL_LIMIT
+    assert len(encode_envelope(returned(ok=False, error=error))) <= MODEL_LIMIT
 
 
 @pytest.mark.parametrize("character", ["a", "é", "€", "\U0001f600"])
@@ -66,7 +73,7 @@ def test_a_cut_never_splits_a_character_wherever_it_falls(character):
     for shift in range(width):
         for limit in range(200, 200 + width):
             text = "x" * shift + character * 300
-            told = cut(text, limit)
+            told = truncate_text(text, limit)
             kept, marker = told.split("\n[cut: ")
             assert len(told.encode()) <= limit
             assert len(told.encode()) > limit - width, "no more than a character is given away"
@@ -74,12 +81,12 @@ def test_a_cut_never_splits_a_character_wherever_it_falls(character):
             assert marker.startswith(f"limit {limit} bytes, total {len(text.encode())} bytes")
 
 
-def test_what_fits_is_left_alone_to_the_byte():
+def test_a_result_that_fits_is_kept_byte_for_byte():
     """B21"""
     for text in ("é" * 8_000, "x" * MODEL_LIMIT, ""):
-        assert cut(text) == text
-    assert cut("x" * (MODEL_LIMIT + 1)) != "x" * (MODEL_LIMIT + 1)
-    assert len(cut("x" * (MODEL_LIMIT + 1))) == MODEL_LIMIT
+        assert truncate_text(text) == text
+    assert truncate_text("x" * (MODEL_LIMIT + 1)) != "x" * (MODEL_LIMIT + 1)
+    assert len(truncate_text("x" * (MODEL_LIMIT + 1))) == MODEL_LIMIT
 
 
 def test_structured_values_are_cut_as_the_json_that_they_are():
@@ -99,9 +106,10 @@ def test_over_64_kib_the_value_is_an_artifact_named_by_its_bytes(character):
     width = len(character.encode())
     most = (INLINE_LIMIT - 2) // width
     value = character * most
-    assert sized(value) == (value, None, None, None)
+    assert split_large_value(value) == (value, None, None, None)
     value += character
-    inline, sha, size, raw = sized(value)
+    inline, sha, size, raw = split_large_value(value)
+    assert raw is not None
     assert raw == json.dumps(value, ensure_ascii=False).encode()
     assert (sha, size) == (hashlib.sha256(raw).hexdigest(), len(raw))
     assert len(inline.encode()) <= MODEL_LIMIT
@@ -109,7 +117,7 @@ def test_over_64_kib_the_value_is_an_artifact_named_by_its_bytes(character):
     assert seen(value=inline, artifact=sha, size=size)["result"] == inline
 
 
-def test_edited_arguments_are_told_beside_the_result():
+def test_edited_arguments_are_shown_beside_the_result():
     """B36"""
     envelope = seen(value=1, edited={"n": 2})
     assert (envelope["ok"], envelope["result"], envelope["edited_args"]) == (True, 1, {"n": 2})
@@ -138,15 +146,17 @@ def test_a_result_over_64_kib_and_its_data_are_kept_in_full_and_can_be_read_on()
     async def main():
         model = ScriptedModel([[ToolCall("fetch", {"full": True}), ToolCall("fetch", {"full": False})], "done"])
         async with asyncio.timeout(60), Runtime(Agent("a", model=model, tools=[fetch])) as rt:
-            await (await rt.send("c", "hi")).ended()
+            await (await rt.send("c", "hi")).final_result()
             events = [event for event in await rt.history("c") if isinstance(event, CallReturned)]
             by_size = sorted(events, key=lambda event: event.size or 0)
-            assert await rt.result("c", by_size[0].call_id) == "little"
-            assert await rt.result("c", by_size[1].call_id) == big
+            assert await rt.call_result("c", by_size[0].call_id) == "little"
+            assert await rt.call_result("c", by_size[1].call_id) == big
+            assert by_size[1].artifact is not None
             raw = await rt.store.artifact(by_size[1].artifact)
+            assert raw is not None
             assert (len(raw), json.loads(raw)) == (by_size[1].size, big)
             assert len(json.dumps(by_size[1].value)) < INLINE_LIMIT
             with pytest.raises(Stale, match="no result"):
-                await rt.result("c", "nope")
+                await rt.call_result("c", "nope")
 
     asyncio.run(main())

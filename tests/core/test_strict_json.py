@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assent.core.strict_json import decode
-from assent.errors import Invalid
+from holdfast.core.json_values import parse_strict_json
+from holdfast.errors import Invalid
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -29,11 +29,11 @@ VALUES = st.recursive(
 )
 def test_a_key_that_an_object_gives_twice_is_refused_by_name(text: str | bytes, key: str) -> None:
     with pytest.raises(Invalid, match=rf"the body: the key {key} appears twice in one object"):
-        decode(text, "the body")
+        parse_strict_json(text, "the body")
 
 
 def test_the_same_key_in_different_objects_is_no_duplicate() -> None:
-    assert decode('[{"a": 1}, {"a": {"a": 2}}]') == [{"a": 1}, {"a": {"a": 2}}]
+    assert parse_strict_json('[{"a": 1}, {"a": {"a": 2}}]') == [{"a": 1}, {"a": {"a": 2}}]
 
 
 @pytest.mark.parametrize(
@@ -42,9 +42,9 @@ def test_the_same_key_in_different_objects_is_no_duplicate() -> None:
 )
 def test_malformed_text_is_refused_like_everywhere_else(text: str | bytes) -> None:
     with pytest.raises(Invalid, match="the JSON text: "):
-        decode(text)
+        parse_strict_json(text)
 
 
 @given(VALUES)
 def test_text_without_duplicate_keys_decodes_to_its_value(value: Any) -> None:
-    assert decode(json.dumps(value)) == value
+    assert parse_strict_json(json.dumps(value)) == value

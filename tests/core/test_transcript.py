@@ -5,10 +5,10 @@ from itertools import pairwise
 
 from test_machine import ANN, Dice, Log
 
-from assent.core.decisions import Answer, Deny
-from assent.core.events import AssistantSaid, MessageReceived, OutputRejected
-from assent.core.inputs import BeginTurn, Cancel, Close, ModelReplied, Say
-from assent.core.transcript import AssistantMessage, Messages, ToolResult, Transcript, UserMessage
+from holdfast.core.decisions import Answer, Deny
+from holdfast.core.events import AssistantSaid, MessageReceived, OutputRejected
+from holdfast.core.inputs import BeginTurn, CancelTurn, EndTurn, ModelReplied, SendMessage
+from holdfast.core.transcript import AssistantMessage, Message, Messages, ToolResult, Transcript, UserMessage
 
 
 def read(events):
@@ -58,7 +58,7 @@ def test_until_a_step_is_complete_the_model_would_see_none_of_its_results_and_pe
     log.resolve(b, Answer("second"))
     transcript = read(log.events)
     assert roles(transcript.messages) == ["User", "Assistant"]
-    assert roles(transcript.shown()) == ["User", "Assistant", "Result"]
+    assert roles(transcript.visible_messages()) == ["User", "Assistant", "Result"]
     log.resolve(a, Deny("no"))
     assert roles(read(log.events).messages) == ["User", "Assistant", "Result", "Result"]
 
@@ -67,11 +67,11 @@ def test_a_reply_that_was_cut_off_is_kept_and_marked_and_an_empty_one_leaves_no_
     """B58"""
     for text, expected in (("half a sen", ["User", "Assistant", "User"]), ("", ["User", "User"])):
         log = Log()
-        log.tell(Say(text="hi", by=ANN, agent="a"))
+        log.tell(SendMessage(text="hi", by=ANN, agent="a"))
         log.tell(BeginTurn(steps=3))
-        log.tell(Cancel(by=ANN))
-        log.tell(Close(text=text))
-        log.tell(Say(text="again", by=ANN))
+        log.tell(CancelTurn(by=ANN))
+        log.tell(EndTurn(text=text))
+        log.tell(SendMessage(text="again", by=ANN))
         log.tell(BeginTurn(steps=3))
         messages = read(log.events).messages
         assert roles(messages) == expected
@@ -85,11 +85,11 @@ def test_a_queued_message_is_said_when_its_turn_begins():
     """B13"""
     log = Log()
     (a,) = log.start("human")
-    log.tell(Say(text="later", by=ANN, when_busy="queue"))
+    log.tell(SendMessage(text="later", by=ANN, when_busy="queue"))
     assert roles(read(log.events).messages) == ["User", "Assistant"]
     log.resolve(a, Answer("x"))
     log.reply(text="done")
-    log.tell(Close())
+    log.tell(EndTurn())
     log.tell(BeginTurn(steps=3))
     messages = read(log.events).messages
     assert roles(messages) == ["User", "Assistant", "Result", "Assistant", "User"]
@@ -100,7 +100,7 @@ def test_a_queued_message_is_said_when_its_turn_begins():
 def test_a_rejected_answer_and_the_request_to_repair_it_are_replayed():
     """B24: what the model is sent back"""
     log = Log()
-    log.tell(Say(text="hi", by=ANN, agent="a"))
+    log.tell(SendMessage(text="hi", by=ANN, agent="a"))
     log.tell(BeginTurn(steps=3))
     rejected = OutputRejected(
         seq=log.state.seq + 1, at=0.0, by=ANN, v=1, turn=1, message="give an integer", text="five"
@@ -125,7 +125,7 @@ def test_one_event_at_a_time_is_the_same_as_all_at_once_and_every_request_is_leg
             if n % 7 == 0 or n == len(events):
                 scratch = read(events[:n])
                 assert growing.messages == scratch.messages
-                assert growing.shown() == scratch.shown()
+                assert growing.visible_messages() == scratch.visible_messages()
             if isinstance(event, AssistantSaid):
                 views.append((growing.messages, list(growing.messages)))
         for view, copy in views:
@@ -151,7 +151,7 @@ def test_what_is_sent_to_the_model_grows_and_never_changes():
 def test_provider_s_parts_are_replayed_verbatim():
     """B46"""
     log = Log()
-    log.tell(Say(text="hi", by=ANN, agent="a"))
+    log.tell(SendMessage(text="hi", by=ANN, agent="a"))
     log.tell(BeginTurn(steps=3))
     parts = [{"kind": "thinking", "data": {"signature": "abc=="}}]
     log.tell(ModelReplied(turn=1, step=1, text="x", parts=parts, provider="p"))
@@ -161,7 +161,7 @@ def test_provider_s_parts_are_replayed_verbatim():
 
 def test_a_view_of_messages_is_a_sequence_like_any_other():
     """The first n of an append-only list"""
-    items = [UserMessage(text=str(n), seq=n, turn=1, by="ann") for n in range(5)]
+    items: list[Message] = [UserMessage(text=str(n), seq=n, turn=1, by="ann") for n in range(5)]
     view = Messages(items, 3)
     items.append(items[0])
     assert len(view) == 3

@@ -19,7 +19,13 @@ DOCS = ROOT / "docs"
 RUNNER = Path(__file__).parent / "run_page.py"
 ON_POSTGRES = ("howto/run-on-postgres.md",)
 """Pages that need a server; what they start, they may leave running."""
-ELSEWHERE = {"howto/test-your-agent-under-crashes.md": "tests/testing/test_howto.py"}
+ELSEWHERE = {
+    "howto/test-your-agent-under-crashes.md": "tests/testing/test_howto.py",
+    "coming-from/langgraph.md": "tests/coming_from/test_coming_from.py",
+    "coming-from/openai-agents.md": "tests/coming_from/test_coming_from.py",
+    "coming-from/pydantic-ai.md": "tests/coming_from/test_coming_from.py",
+    "coming-from/vercel-ai-sdk.md": "tests/coming_from/test_coming_from.py",
+}
 """Pages whose snippets have a test of their own."""
 
 
@@ -38,15 +44,14 @@ Run = subprocess.CompletedProcess[str]
 
 def postgres() -> dict[str, str]:
     """How libpq's programs, and ours, find the tests' server."""
-    sys.path.append(str(ROOT / "tests" / "stores"))
-    import pg
+    from support import pg
 
     found = pg.server()
     return {"PGHOST": str(found.home), "PGPORT": str(found.port), "PGUSER": "postgres", "PATH": str(found.programs)}
 
 
 def run_page(page: Path, place: Path, more: dict[str, str] | None = None) -> Run:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("ASSENT")}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST")}
     env |= {"LOGNAME": "you", "COLUMNS": "80", "PYTHONUTF8": "1", "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     path = [str(Path(sys.executable).parent), *([more.pop("PATH")] if more else []), env.get("PATH", os.defpath)]
     env |= {"PATH": os.pathsep.join(path), **(more or {})}
@@ -55,7 +60,7 @@ def run_page(page: Path, place: Path, more: dict[str, str] | None = None) -> Run
         command, cwd=place, env=env, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True
     ) as ran:
         try:
-            out, err = ran.communicate(timeout=60)
+            out, err = ran.communicate(timeout=300)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(ran.pid, signal.SIGKILL)  # what the page has started goes with it

@@ -26,12 +26,12 @@ import msgspec
 from scenes import SCENES, Scene
 from shapes import kept, shape
 
-from assent.core import codec
-from assent.core.effects import owed
-from assent.core.events import VERSION, AnyEvent
-from assent.core.state import State, evolve, status
-from assent.core.transcript import Transcript
-from assent.stores.base import GENESIS, chain
+from holdfast.core import codec
+from holdfast.core.effects import owed
+from holdfast.core.events import VERSION, AnyEvent
+from holdfast.core.state import State, evolve, status_of
+from holdfast.core.transcript import Transcript
+from holdfast.stores.base import GENESIS, hash_chain
 
 HERE = Path(__file__).parent / f"v{VERSION}"
 
@@ -47,7 +47,7 @@ def trace(events: list[AnyEvent], name: str) -> list[dict[str, Any]]:
     for event in events:
         state = evolve(state, event)
         turn = state.turn
-        line: dict[str, Any] = {"seq": event.seq, "type": event.type, "status": status(state)}
+        line: dict[str, Any] = {"seq": event.seq, "type": event.type, "status": status_of(state)}
         if turn is not None:
             line["turn"] = [turn.number, turn.step, turn.answered, turn.cancelling, turn.halt]
             line["phases"] = " ".join(call.phase for call in turn.calls.values())
@@ -69,7 +69,7 @@ def expectations(name: str, events: list[AnyEvent]) -> dict[str, bytes]:
         transcript.apply(event)
     return {
         f"{name}.state.json": pretty(state),
-        f"{name}.transcript.json": pretty(transcript.shown()),
+        f"{name}.transcript.json": pretty(transcript.visible_messages()),
         f"{name}.trace.jsonl": b"".join(msgspec.json.encode(line) + b"\n" for line in trace(events, name)),
     }
 
@@ -78,7 +78,7 @@ def files(name: str) -> dict[str, bytes]:
     """The files of a scene."""
     scene = Scene(name)
     SCENES[name](scene)
-    log = b"".join(codec.encode(event) + b"\n" for event in scene.events)
+    log = b"".join(codec.encode_event(event) + b"\n" for event in scene.events)
     return {f"{name}.jsonl": log, **expectations(name, scene.events)}
 
 
@@ -95,7 +95,7 @@ def main(words: list[str]) -> int:
     target.mkdir(parents=True, exist_ok=True)
     if "--expect" in options:
         for log in logs(target):
-            events = [codec.decode(body) for body in log.read_bytes().splitlines()]
+            events = [codec.decode_event(body) for body in log.read_bytes().splitlines()]
             for name, body in expectations(log.stem, events).items():
                 (target / name).write_bytes(body)
         print("expectations written from the logs as they are: every difference must be meant")
@@ -123,7 +123,7 @@ def main(words: list[str]) -> int:
     record = target / "heads.json"
     heads: dict[str, str] = json.loads(record.read_bytes()) if record.exists() else {}
     written = {name: body for name, body in wanted.items() if name.removesuffix(".jsonl") in SCENES}
-    heads |= {name: chain(GENESIS, body.splitlines())[-1].hex() for name, body in written.items()}
+    heads |= {name: hash_chain(GENESIS, body.splitlines())[-1].hex() for name, body in written.items()}
     record.write_bytes(pretty(heads))
     print(f"{len(wanted)} files written" + (f", {len(existing)} left alone" if "--force" not in options else ""))
     return 0

@@ -11,10 +11,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from assent import Call, Default, Principal, Retention, provider_tool, tool
-from assent.core.decisions import Answer, Approve, ClientResult, Deny, Failed, Submit
-from assent.core.draft import Draft
-from assent.core.events import (
+from holdfast import Call, Default, Principal, Retention, provider_tool, tool
+from holdfast.core.decide.draft import Draft
+from holdfast.core.decide.machine import decide_into
+from holdfast.core.decide.resolution import judgement_key
+from holdfast.core.decisions import Answer, Approve, ClientResult, Deny, Failed, Submit
+from holdfast.core.events import (
     VERSION,
     AnyEvent,
     AssistantSaid,
@@ -28,41 +30,39 @@ from assent.core.events import (
     Usage,
     Verdict,
 )
-from assent.core.inputs import (
-    Asked,
+from holdfast.core.inputs import (
     BeginTurn,
+    CallFinished,
+    CallReconciled,
     CallWanted,
-    Cancel,
-    Claim,
+    CancelTurn,
+    ClaimCall,
     ClientGone,
-    Close,
     DeadlinePassed,
-    Erred,
-    Finished,
-    Halted,
-    Import,
+    EndTurn,
+    ErrorOutcome,
+    HaltOutcome,
+    ImportConversation,
     ModelFailed,
     ModelHalted,
     ModelReplied,
-    Open,
-    Planned,
-    Reconciled,
+    OpenConversation,
+    OwnerStarted,
+    PreviewMade,
+    QuestionOutcome,
     RefuseResolution,
     ReplyRejected,
     Resolve,
-    Returned,
-    Revoke,
-    Say,
-    Summarised,
-    TimeUp,
-    Woke,
+    RevokeGrant,
+    SendMessage,
+    SummaryMade,
+    TimeLimitReached,
+    ValueOutcome,
 )
-from assent.core.machine import decide_into
-from assent.core.resolving import judged_as
-from assent.core.schema import digest
-from assent.core.state import State, evolve
-from assent.core.tool import definition_of
-from assent.tools.toolset import Toolset
+from holdfast.core.schema.validation import call_digest
+from holdfast.core.state import State, evolve
+from holdfast.core.tool import definition_of
+from holdfast.tools.toolset import Toolset
 
 ADA = Principal("ada", ("agent", "night shift"), {"tenant": "north", "level": 3})
 BOSS = Principal("boss", ("manager",))
@@ -150,7 +150,7 @@ class Scene:
         self.state = evolve(self.state, event)
 
     def say(self, text: str = "go", by: Principal = USER, **more: Any) -> None:
-        self.tell(Say(text=text, by=by, agent="desk", **more))
+        self.tell(SendMessage(text=text, by=by, agent="desk", **more))
 
     def begin(self, steps: int = 20, mode: Any = "auto") -> None:
         self.tell(BeginTurn(steps=steps, mode=mode))
@@ -159,7 +159,7 @@ class Scene:
         """The model replies; a call is a tool's name, or (name, args), or (name, args, provider's id)."""
         turn = self.state.turn
         assert turn is not None
-        wanted = [(c, {"n": 1}, None) if isinstance(c, str) else (*c, None)[:3] for c in calls]
+        wanted: list[Any] = [(c, {"n": 1}, None) if isinstance(c, str) else (*c, None)[:3] for c in calls]
         more.setdefault("attempts", (Attempt("scripted", USAGE),))
         made = tuple(CallWanted(tool=tool, args=args, provider_id=theirs) for tool, args, theirs in wanted)
         self.tell(ModelReplied(turn=turn.number, step=turn.step + 1, text=text, calls=made, **more))
@@ -179,16 +179,16 @@ class Scene:
         self.finish(tool, outcome, nth)
 
     def claim(self, tool: str, nth: int = 0, **claim: Any) -> None:
-        self.tell(Claim(call=self.call(tool, nth), epoch=self.epoch, **claim))
+        self.tell(ClaimCall(call=self.call(tool, nth), epoch=self.epoch, **claim))
 
     def finish(self, tool: str, outcome: Any = None, nth: int = 0) -> None:
         call = self.call(tool, nth)
         assert self.state.turn is not None
         attempt = self.state.turn.calls[call].attempt
-        self.tell(Finished(call=call, attempt=attempt, outcome=outcome or Returned(value={"did": tool})))
+        self.tell(CallFinished(call=call, attempt=attempt, outcome=outcome or ValueOutcome(value={"did": tool})))
 
     def plan(self, tool: str, preview: Any = None, nth: int = 0, **more: Any) -> None:
-        self.tell(Planned(call=self.call(tool, nth), preview=preview, **more))
+        self.tell(PreviewMade(call=self.call(tool, nth), preview=preview, **more))
 
     def decide(self, tool: str, decision: Any, by: Principal = BOSS, nth: int = 0) -> None:
         self.tell(Resolve(decisions={self.call(tool, nth): decision}, by=by))
@@ -196,7 +196,7 @@ class Scene:
     def digest(self, tool: str, args: dict[str, Any], preview: Any, nth: int = 0) -> str:
         """What an approval of the call with these arguments carries."""
         assert self.state.turn is not None
-        return digest(tool, args, preview, self.state.turn.calls[self.call(tool, nth)].fingerprint)
+        return call_digest(tool, args, preview, self.state.turn.calls[self.call(tool, nth)].fingerprint)
 
     def silence(self, tool: str, seconds: float) -> None:
         self.now += seconds
@@ -205,11 +205,11 @@ class Scene:
     def wake(self) -> None:
         """A new owner."""
         self.epoch += 1
-        self.tell(Woke(epoch=self.epoch))
+        self.tell(OwnerStarted(epoch=self.epoch))
 
     def end(self, text: str = "done") -> None:
         self.reply(text=text)
-        self.tell(Close())
+        self.tell(EndTurn())
 
 
 # --- the scenarios ---
@@ -217,7 +217,7 @@ class Scene:
 
 def plain(s: Scene) -> None:
     """A turn with nothing special, and everything that a model can say."""
-    s.tell(Open(agent="desk", by=ADA, metadata={"subject": "order 7", "tags": ["a", "ü"]}))
+    s.tell(OpenConversation(agent="desk", by=ADA, metadata={"subject": "order 7", "tags": ["a", "ü"]}))
     s.say("Where is order 7?", ADA)
     s.begin()
     parts = [{"kind": "signature", "data": "c2ln"}, {"kind": "server_tool", "data": {"name": "web_search"}}]
@@ -233,13 +233,13 @@ def plain(s: Scene) -> None:
             Attempt("scripted", Usage(input_tokens=10)),
         ),
     )
-    s.run("look", Returned(value={"where": "Bonn", "days": 2.5}, data={"map": [50.7, 7.1]}))
-    s.run("look", Returned(value=None), nth=1)
+    s.run("look", ValueOutcome(value={"where": "Bonn", "days": 2.5}, data={"map": [50.7, 7.1]}))
+    s.run("look", ValueOutcome(value=None), nth=1)
     s.end("It is in Bonn.")
     s.say("Thanks \u2603", ADA)
     s.begin()
     s.reply(("look", '{"n": 9}', "toolu_1"))
-    s.run("look", Returned(value=[1, "two", None, True]))
+    s.run("look", ValueOutcome(value=[1, "two", None, True]))
     s.end("You are welcome.")
 
 
@@ -259,13 +259,13 @@ def approval(s: Scene) -> None:
     s.plan("wire", nth=2, error=ErrorInfo("resource_missing", "no such account"))
     suspension = s.state.turn.calls[s.call("wire")].suspension
     s.decide("wire", Approve(digest=suspension.digest))
-    s.run("wire", plan=Planned(call=s.call("wire"), preview={"from": 1, "to": 2}))
+    s.run("wire", plan=PreviewMade(call=s.call("wire"), preview={"from": 1, "to": 2}))
     s.decide("wire", Deny(), nth=1)
     s.reply("wire")
     for n in range(3):
         s.plan("wire", f"plan {n}") if n == 0 else None
         s.decide("wire", Approve())
-        s.claim("wire", plan=Planned(call=s.call("wire"), preview=f"plan {n + 1}"))
+        s.claim("wire", plan=PreviewMade(call=s.call("wire"), preview=f"plan {n + 1}"))
     s.reply("policy", "policy")
     s.claim("policy", required=True, verdicts=(Verdict("approval", "required", "over the limit"),))
     s.run("policy", nth=1, verdicts=(Verdict("approval", "auto"),))
@@ -273,7 +273,7 @@ def approval(s: Scene) -> None:
     s.run("policy")
     s.reply("pay", "choose")
     s.decide("pay", Deny("stop here", stop=True))
-    s.tell(Close())
+    s.tell(EndTurn())
 
 
 def grants(s: Scene) -> None:
@@ -293,7 +293,7 @@ def grants(s: Scene) -> None:
     s.reply("policy", ("pay", {"n": 4}))
     s.run("policy", required=True, verdicts=(Verdict("approval", "required"),))
     for grant in [grant.id for grant in s.state.grants if grant.tool == "pay"]:
-        s.tell(Revoke(grant=grant, by=BOSS))
+        s.tell(RevokeGrant(grant=grant, by=BOSS))
     s.claim("pay")
     s.decide("pay", Approve())
     s.run("pay")
@@ -304,12 +304,12 @@ def questions(s: Scene) -> None:
     """A person answers; a handler asks; a question is declined."""
     s.turn("choose", "look")
     s.decide("choose", Answer(3), by=ADA)
-    s.run("look", Asked(question="Sure?", choices=["yes", "no"], expires=600.0))
+    s.run("look", QuestionOutcome(question="Sure?", choices=["yes", "no"], expires=600.0))
     s.decide("look", Answer("yes"), by=ADA)
     s.reply("choose", "look")
     s.decide("choose", Deny("none of them"), by=ADA)
     s.claim("look")
-    s.finish("look", Asked(question="How many?", schema={"type": "integer"}))
+    s.finish("look", QuestionOutcome(question="How many?", schema={"type": "integer"}))
     s.decide("look", Deny(), by=ADA)
     s.end()
 
@@ -360,11 +360,11 @@ def recovery(s: Scene) -> None:
     s.decide("asked", Submit({"was": "done"}), nth=1)
     s.decide("asked", Deny("leave it"), nth=2)
     s.run("asked")
-    s.tell(Reconciled(call=s.call("known"), epoch=s.epoch, verdict=Returned(value={"found": 1})))
-    s.tell(Reconciled(call=s.call("known", 1), epoch=s.epoch, verdict="redispatch"))
-    s.tell(Reconciled(call=s.call("known", 2), epoch=s.epoch, verdict="fail"))
+    s.tell(CallReconciled(call=s.call("known"), epoch=s.epoch, verdict=ValueOutcome(value={"found": 1})))
+    s.tell(CallReconciled(call=s.call("known", 1), epoch=s.epoch, verdict="redispatch"))
+    s.tell(CallReconciled(call=s.call("known", 2), epoch=s.epoch, verdict="fail"))
     s.wake()
-    s.tell(Reconciled(call=s.call("known", 1), epoch=s.epoch, verdict="ask"))
+    s.tell(CallReconciled(call=s.call("known", 1), epoch=s.epoch, verdict="ask"))
     s.decide("known", Deny(), nth=1)
     s.now += 7200.0
     s.tell(DeadlinePassed(call=s.call("asked", 3)))
@@ -379,26 +379,26 @@ def expiry(s: Scene) -> None:
     s.silence("default_silence", 0.0)
     s.reply("halt_silence", "choose")
     s.silence("halt_silence", 3600.0)
-    s.tell(Close())
+    s.tell(EndTurn())
 
 
 def cancelled(s: Scene) -> None:
     """In mid-stream, with calls in every state, and with a call that was being recovered."""
     s.say()
     s.begin()
-    s.tell(Cancel(by=ADA, reason="changed my mind"))
-    s.tell(Close(text="The first half of", thinking="hm", attempts=(Attempt("scripted"),)))
+    s.tell(CancelTurn(by=ADA, reason="changed my mind"))
+    s.tell(EndTurn(text="The first half of", thinking="hm", attempts=(Attempt("scripted"),)))
     s.turn("look", "pay", "choose", "asked", "once")
     s.claim("look")
     s.claim("asked")
     s.wake()
     s.run("once")
-    s.tell(Cancel(by=USER))
-    s.tell(Close())
+    s.tell(CancelTurn(by=USER))
+    s.tell(EndTurn())
     s.say()
     s.begin()
-    s.tell(Cancel(by=USER))
-    s.tell(Close())
+    s.tell(CancelTurn(by=USER))
+    s.tell(EndTurn())
 
 
 def queue(s: Scene) -> None:
@@ -412,7 +412,7 @@ def queue(s: Scene) -> None:
     s.end("first")
     s.begin()
     s.say("four", BOSS, when_busy="interrupt")
-    s.tell(Close(text="cut"))
+    s.tell(EndTurn(text="cut"))
     s.begin(mode="manual")
     s.end("third")
     s.begin()
@@ -424,17 +424,17 @@ def failures(s: Scene) -> None:
     s.turn("nope", ("look", '{"n": '), ("look", {"n": "seven"}), "web_search", text="several")
     s.reply("look", "look", "once", ("look", {"n": 4}))
     s.run("look")
-    s.run("look", Erred(error=ErrorInfo("network", "no reply", {"host": "x"}), data={"trace": "t"}), nth=1)
-    s.run("once", Erred(error=ErrorInfo("timeout", "once was stopped after 30 s", {"partial": [1, 2]})))
-    s.run("look", Returned(value="x" * 70_000, data="y" * 70_000), nth=2)
+    s.run("look", ErrorOutcome(error=ErrorInfo("network", "no reply", {"host": "x"}), data={"trace": "t"}), nth=1)
+    s.run("once", ErrorOutcome(error=ErrorInfo("timeout", "once was stopped after 30 s", {"partial": [1, 2]})))
+    s.run("look", ValueOutcome(value="x" * 70_000, data="y" * 70_000), nth=2)
     s.reply("look")
-    s.run("look", Returned(value={"big": ["z" * 1000] * 70}))
+    s.run("look", ValueOutcome(value={"big": ["z" * 1000] * 70}))
     s.end()
     s.say()
     s.begin(steps=1)
     s.reply("look")
     s.run("look")
-    s.tell(Close())
+    s.tell(EndTurn())
     s.say()
     s.begin()
     error = ErrorInfo("rate_limited", "slow down", {"status": 429})
@@ -447,12 +447,12 @@ def halts(s: Scene) -> None:
     s.turn("look", "once", "pay", "choose")
     s.claim("look")
     s.claim("once")
-    s.finish("look", Halted(reason="handed_over", value={"to": "ann"}))
+    s.finish("look", HaltOutcome(reason="handed_over", value={"to": "ann"}))
     s.finish("once")
-    s.tell(Close())
+    s.tell(EndTurn())
     s.turn("look")
-    s.run("look", Halted(reason="exported", value="row\n" * 20_000))
-    s.tell(Close())
+    s.run("look", HaltOutcome(reason="exported", value="row\n" * 20_000))
+    s.tell(EndTurn())
 
 
 def by_hand(s: Scene) -> None:
@@ -489,7 +489,7 @@ def waiting(s: Scene) -> None:
     s.wake()
     s.plan("wire", {"from": 1})
     s.decide("wire", Approve())
-    s.claim("wire", plan=Planned(call=s.call("wire"), preview={"from": 2}))
+    s.claim("wire", plan=PreviewMade(call=s.call("wire"), preview={"from": 2}))
     s.claim("policy", required=True, verdicts=(Verdict("approval", "required"),))
     s.say("and then?", ADA, when_busy="queue")
 
@@ -508,8 +508,8 @@ def answers(s: Scene) -> None:
     s.tell(reject)
     changed = (Verdict("tidy", "changed"),)
     s.reply(text='{"total": 3}', output=SCHEMA, context=context, verdicts=changed)
-    s.tell(Close())
-    s.tell(Summarised(upto=s.state.seq, text="The sum is 3.", attempts=(Attempt("small", USAGE),)))
+    s.tell(EndTurn())
+    s.tell(SummaryMade(upto=s.state.seq, text="The sum is 3.", attempts=(Attempt("small", USAGE),)))
     s.say()
     s.begin()
     s.tell(
@@ -519,10 +519,10 @@ def answers(s: Scene) -> None:
     s.tell(BeginTurn(steps=9, limits=Limits(cost=0.004)))
     s.reply("look")
     s.run("look")
-    s.tell(Close())
+    s.tell(EndTurn())
     s.say()
     s.tell(BeginTurn(steps=9, limits=Limits(seconds=1.5)))
-    s.tell(TimeUp(turn=4, step=1, text="As I was", thinking="hm", attempts=(Attempt("scripted"),)))
+    s.tell(TimeLimitReached(turn=4, step=1, text="As I was", thinking="hm", attempts=(Attempt("scripted"),)))
 
 
 def hooked(s: Scene) -> None:
@@ -533,13 +533,13 @@ def hooked(s: Scene) -> None:
     s.claim("look", args={"n": 2}, verdicts=edited)
     call = s.call("look")
     changed = (Verdict("mask", "changed"),)
-    s.tell(Finished(call=call, attempt=1, outcome=Returned(value="[redacted]"), verdicts=changed))
+    s.tell(CallFinished(call=call, attempt=1, outcome=ValueOutcome(value="[redacted]"), verdicts=changed))
     denied = ErrorInfo("denied", "hook 'budget' denied: spent", {"hook": "budget"})
     s.claim("once", refused=denied, verdicts=(Verdict("cap", "allowed"), Verdict("budget", "denied", "spent")))
     s.claim("pay", args={"n": 2}, verdicts=edited)
     s.decide("pay", Approve(remember="args"))
     s.run("pay")
-    plan = Planned(call=s.call("wire"), preview="2 will go")
+    plan = PreviewMade(call=s.call("wire"), preview="2 will go")
     s.claim("wire", args={"n": 2}, verdicts=edited, plan=plan)
     s.decide("wire", Approve())
     s.claim("wire", plan=plan)
@@ -552,9 +552,11 @@ def hooked(s: Scene) -> None:
     s.claim("pay", args={"n": 2}, verdicts=edited)  # covered by the grant
     s.claim("look", required=True, verdicts=(Verdict("careful", "required", "the third time"),))
     stopped = ErrorInfo("denied", "hook 'hours' ended the turn: closed", {"hook": "hours"})
-    s.claim("look", 1, refused=stopped, halt=Halted(reason="closed", value=9), verdicts=(Verdict("hours", "halted"),))
+    s.claim(
+        "look", 1, refused=stopped, halt=HaltOutcome(reason="closed", value=9), verdicts=(Verdict("hours", "halted"),)
+    )
     s.finish("pay")
-    s.tell(Close())
+    s.tell(EndTurn())
 
 
 def edits(s: Scene) -> None:
@@ -565,19 +567,21 @@ def edits(s: Scene) -> None:
     shown = [s.state.turn.calls[s.call("wire", nth)].suspension.digest for nth in (0, 1)]
     s.tell(RefuseResolution(call=s.call("wire"), decision="Cancel", by=USER, reason="user may not resolve wire"))
     s.decide("wire", Approve(args={"n": 2}, digest=shown[0]))
-    s.claim("wire", plan=Planned(call=s.call("wire"), preview={"from": 2, "to": 0}))
+    s.claim("wire", plan=PreviewMade(call=s.call("wire"), preview={"from": 2, "to": 0}))
     s.finish("wire")
     plan = {"from": 3, "to": 1}
     s.decide("wire", Approve(args={"n": 3}, digest=s.digest("wire", {"n": 3}, plan, 1)), nth=1)
-    s.claim("wire", 1, plan=Planned(call=s.call("wire", 1), preview=plan))
+    s.claim("wire", 1, plan=PreviewMade(call=s.call("wire", 1), preview=plan))
     s.finish("wire", nth=1)
     s.decide("pay", Approve(args={"n": 4}, digest=s.state.turn.calls[s.call("pay")].suspension.digest))
     s.run("pay")
     third, plan = s.call("wire", 2), {"from": 5, "to": 2}
-    judged = {third: judged_as(s.state.turn.calls[third].suspension)}
+    suspension = s.state.turn.calls[third].suspension
+    assert suspension is not None
+    judged = {third: judgement_key(suspension)}
     bound = {third: s.digest("wire", {"n": 5}, plan, 2)}
     s.tell(Resolve(decisions={third: Approve(args={"n": 5})}, by=BOSS, judged=judged, plans=bound))
-    s.claim("wire", 2, plan=Planned(call=third, preview=plan))
+    s.claim("wire", 2, plan=PreviewMade(call=third, preview=plan))
     s.finish("wire", nth=2)
     s.end()
 
@@ -598,9 +602,9 @@ def redefined(s: Scene) -> None:
     s.claim("pay", definition=now["pay"])
     s.decide("pay", Approve())
     s.run("pay", definition=now["pay"])
-    s.claim("wire", plan=Planned(call=s.call("wire"), preview="plan 1"), definition=now["wire"])
+    s.claim("wire", plan=PreviewMade(call=s.call("wire"), preview="plan 1"), definition=now["wire"])
     s.decide("wire", Approve())
-    s.run("wire", plan=Planned(call=s.call("wire"), preview="plan 1"), definition=now["wire"])
+    s.run("wire", plan=PreviewMade(call=s.call("wire"), preview="plan 1"), definition=now["wire"])
     s.decide("pay", Approve(), nth=1)
     narrow = replace(later["pay"], parameters='{"type":"object","properties":{"n":{"maximum":1}}}')
     s.claim("pay", 1, definition=definition_of(narrow))
@@ -610,7 +614,7 @@ def redefined(s: Scene) -> None:
     s.run("pay", definition=now["pay"])
     s.claim("asked")
     s.epoch += 1
-    s.tell(Woke(epoch=s.epoch, definitions={"asked": definition_of(SPECS["asked"])}))
+    s.tell(OwnerStarted(epoch=s.epoch, definitions={"asked": definition_of(SPECS["asked"])}))
     s.decide("asked", Approve())
     s.run("asked", definition=definition_of(SPECS["asked"]))
     s.end()
@@ -643,19 +647,20 @@ def imported(s: Scene) -> None:
     s.decide("wire", Approve())
     s.claim("once")
     s.claim("known")
-    s.tell(Import(by=ADA, origin="support"))
-    s.tell(Import(by=BOSS, trusted=True, origin="support"))
+    s.tell(ImportConversation(by=ADA, origin="support"))
+    s.tell(ImportConversation(by=BOSS, trusted=True, origin="support"))
     s.epoch = 0
     s.wake()
     for name in ("pay", "wire", "look", "locate"):
-        plan = Planned(call=s.call(name), preview=f"{name}, planned here")
+        plan = PreviewMade(call=s.call(name), preview=f"{name}, planned here")
         s.claim(name, plan=plan, definition=definition_of(SPECS[name]), verdicts=(Verdict("cap", "allowed"),))
     s.decide("pay", Approve())
-    s.run("pay", plan=Planned(call=s.call("pay"), preview="pay, planned here"))
+    s.run("pay", plan=PreviewMade(call=s.call("pay"), preview="pay, planned here"))
     s.decide("wire", Deny("not here"))
     s.decide("look", Approve())
-    s.run("look", plan=Planned(call=s.call("look"), preview="look, planned here"))
+    s.run("look", plan=PreviewMade(call=s.call("look"), preview="look, planned here"))
     s.decide("locate", Approve())
+    s.claim("locate", plan=PreviewMade(call=s.call("locate"), preview="locate, planned here"))
     s.decide("locate", ClientResult(3))
     s.decide("choose", Answer(2))
     s.decide("known", Submit({"was": "done"}))

@@ -7,7 +7,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from assent.core.events import VERSION, AnyEvent
+from holdfast.core.events import VERSION, AnyEvent
 
 
 def shape() -> dict[str, Any]:

@@ -8,31 +8,27 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any, get_args
 
+import generate
 import msgspec
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import generate
 from shapes import differences, kept, shape
 from shapes import events as event_types
 
-from assent import Runtime
-from assent.core import codec
-from assent.core.draft import Draft
-from assent.core.effects import owed
-from assent.core.events import VERSION, AnyEvent
-from assent.core.state import Phase, State, evolve, pending, status
-from assent.core.transcript import Transcript
-from assent.errors import StoreNewer
-from assent.runtime.record import appended
-from assent.stores.base import GENESIS, chain
-from assent.stores.memory import MemoryStore
-from assent.testing import ManualClock
+from holdfast import Runtime
+from holdfast.core import codec
+from holdfast.core.decide.draft import Draft
+from holdfast.core.effects import owed
+from holdfast.core.events import VERSION, AnyEvent
+from holdfast.core.state import Phase, State, evolve, pending_entries, status_of
+from holdfast.core.transcript import Transcript
+from holdfast.errors import StoreNewer
+from holdfast.runtime.commit import build_append
+from holdfast.stores.base import GENESIS, hash_chain
+from holdfast.stores.memory import MemoryStore
+from holdfast.testing import ManualClock
 
 HERE = Path(__file__).parent
 LOGS = [log for version in sorted(HERE.glob("v*")) for log in generate.logs(version)]
@@ -54,7 +50,7 @@ def bodies(log: Path) -> list[bytes]:
 
 
 def decoded(log: Path) -> list[AnyEvent]:
-    return [codec.decode(body) for body in bodies(log)]
+    return [codec.decode_event(body) for body in bodies(log)]
 
 
 def folded(log: Path) -> list[State]:
@@ -102,7 +98,7 @@ def test_every_line_decodes_and_sequence_numbers_have_no_gap(log: Path) -> None:
 @current
 def test_every_line_is_encoded_again_byte_for_byte(log: Path) -> None:
     for body in bodies(log):
-        assert codec.encode(codec.decode(body)) == body
+        assert codec.encode_event(codec.decode_event(body)) == body
 
 
 @logs
@@ -121,7 +117,7 @@ def test_the_transcript_is_what_it_was(log: Path) -> None:
     transcript = Transcript()
     for event in decoded(log):
         transcript.apply(event)
-    assert plain(transcript.shown()) == expected(log, "transcript")
+    assert plain(transcript.visible_messages()) == expected(log, "transcript")
 
 
 @logs
@@ -130,8 +126,8 @@ def test_every_prefix_can_be_folded_owed_and_shown(log: Path) -> None:
     for event, state in zip(decoded(log), folded(log)[1:], strict=True):
         transcript.apply(event)
         assert state.seq == event.seq
-        assert status(state) in ("idle", "preparing", "executing_tools", "awaiting_input")
-        msgspec.json.encode([pending(state), transcript.shown()])
+        assert status_of(state) in ("idle", "preparing", "executing_tools", "awaiting_input")
+        msgspec.json.encode([pending_entries(state), transcript.visible_messages()])
         assert isinstance(owed(state), frozenset)
         again = codec.decode_state(codec.encode_state(state))
         assert again == state, "a snapshot is the same state"
@@ -147,14 +143,16 @@ def test_a_runtime_serves_it_without_the_agents_code(log: Path) -> None:
         state = State(conversation=log.stem)
         for event in events:
             draft = Draft(state, event.at)
-            draft.take(event)
-            await store.append(appended(state, draft, owes=bool(owed(draft.state)), epoch=None, release=False))
+            draft.add_event(event)
+            await store.append(build_append(state, draft, owes=bool(owed(draft.state)), epoch=None, release=False))
             state = draft.state
         await store.close()
         async with Runtime(store=store.sibling(), clock=ManualClock(events[-1].at)) as desk:
             snapshot = await desk.snapshot(log.stem)
             assert plain(snapshot.messages) == expected(log, "transcript")
-            assert await desk.pending() == sorted(pending(state), key=lambda e: (e.deadline, e.conversation, e.call))
+            assert await desk.pending() == sorted(
+                pending_entries(state), key=lambda e: (e.deadline, e.conversation, e.call)
+            )
             assert await desk.history(log.stem) == events, "nothing is added to it"
 
     asyncio.run(main())
@@ -258,11 +256,11 @@ def test_a_newer_log_is_refused_and_an_older_one_is_lifted(monkeypatch: pytest.M
     body = bodies(HERE / "v1" / "plain.jsonl")[0]
     newer = body.replace(b'"v":1', f'"v":{VERSION + 1}'.encode())
     with pytest.raises(StoreNewer):
-        codec.decode(newer)
+        codec.decode_event(newer)
     monkeypatch.setattr(codec, "VERSION", VERSION + 1)
     lifts = {("ConversationOpened", VERSION): lambda data: {**data, "agent": data["agent"] + "!"}}
     monkeypatch.setattr(codec, "UPCASTERS", lifts)
-    lifted = codec.decode(body.replace(b'"v":1', f'"v":{VERSION}'.encode()))
+    lifted = codec.decode_event(body.replace(b'"v":1', f'"v":{VERSION}'.encode()))
     assert (lifted.v, lifted.agent) == (VERSION + 1, "desk!")  # type: ignore[union-attr]
 
 
@@ -270,7 +268,7 @@ def test_the_hash_chain_of_the_golden_logs_is_what_it_was() -> None:
     """The stored bytes are what is hashed: not one of them may change, by a hand or by a line-ending filter."""
     for log in LOGS:
         heads = json.loads((log.parent / "heads.json").read_bytes())
-        assert chain(GENESIS, bodies(log))[-1].hex() == heads[log.name], f"{log.name} was changed"
+        assert hash_chain(GENESIS, bodies(log))[-1].hex() == heads[log.name], f"{log.name} was changed"
 
 
 def test_the_generator_does_not_write_a_log_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

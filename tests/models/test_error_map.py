@@ -7,8 +7,8 @@ import inspect
 import pytest
 from pydantic_ai import exceptions as theirs
 
-from assent.errors import KINDS, ModelError
-from assent.models.providers.errors import model_error
+from holdfast.errors import KINDS, ModelError
+from holdfast.models.providers.errors import to_model_error
 
 LOOP = {"RunCancelled", "RunTimedOut", "SuspendedResponseExpired", "UsageLimitExceeded", "ConcurrencyLimitExceeded"}
 """Raised by the layer's agent loop and its wrappers, which are not used here."""
@@ -21,7 +21,7 @@ def raised():
 
 @pytest.mark.parametrize("kind", [kind for kind in raised() if kind is not theirs.AgentRunError], ids=str)
 def test_every_error_of_the_layer_is_mapped_by_its_category(kind):
-    from assent.models.providers.errors import _KINDS
+    from holdfast.models.providers.errors import _KINDS
 
     ours = next(ours for known, ours in _KINDS if issubclass(kind, known))
     assert ours in KINDS
@@ -50,7 +50,7 @@ def test_every_error_of_the_layer_is_mapped_by_its_category(kind):
     ids=str,
 )
 def test_an_error_has_the_kind_that_callers_branch_on(problem, kind):
-    error = model_error(problem, "anthropic")
+    error = to_model_error(problem, "anthropic")
     assert error.kind == kind
     assert error.message
     if isinstance(problem, theirs.ModelRateLimitError):
@@ -58,6 +58,6 @@ def test_an_error_has_the_kind_that_callers_branch_on(problem, kind):
 
 
 def test_a_long_error_is_shortened_and_keys_are_struck_out():
-    error = model_error(theirs.ModelAPIError("m", "Bearer abcdefgh12345678 " + "x" * 5000), "openai", secret="xxxx")
+    error = to_model_error(theirs.ModelAPIError("m", "Bearer abcdefgh12345678 " + "x" * 5000), "openai", secret="xxxx")
     assert len(error.message) < 1000
     assert "abcdefgh" not in error.message

@@ -9,18 +9,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from asking import ask, assistant, offer, request, result, story, use, user
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from refusing import Refused
-from strict import StrictServer, check_anthropic, check_openai
-from strict_google import check_google
-from strict_responses import check_responses
-from talking import say, weather
+from support.model_agents import say, weather
+from support.model_requests import ask, assistant, offer, request, result, use, user
+from support.strict_google import check_google
+from support.strict_responses import check_responses
+from support.strict_rules import Refused
+from support.strict_server import StrictServer, check_anthropic, check_openai
 
-from assent import Agent, Runtime
-from assent.models import Thinking, ToolCall
-from assent.models.providers import ProviderModel
+from holdfast import Agent, Runtime
+from holdfast.models import Thinking, ToolCall
+from holdfast.models.providers import ProviderModel
 
 SIDES = ("anthropic", "openai", "responses", "google", "groq", "deepseek")
 EVERY = pytest.mark.parametrize("side", SIDES)
@@ -45,30 +45,25 @@ def model(server, side, **options):
 @pytest.mark.parametrize(
     "pieces", [[Thinking("hm")], [Thinking("hm"), " \n"]], ids=["reasoning", "reasoning and blanks"]
 )
-def test_a_conversation_goes_on_after_a_reply_that_had_reasoning_and_no_text(side, pieces):
+async def test_a_conversation_goes_on_after_a_reply_that_had_reasoning_and_no_text(side, pieces):
     """A turn that ended without visible text does not make the provider refuse every later turn."""
 
-    @story
-    async def told():
-        with StrictServer(
-            [pieces, "Here I am.", [Thinking("hm"), ToolCall("weather", {"city": "Rome"})], "Sunny."]
-        ) as server:
-            async with Runtime(Agent("a", model=model(server, side), tools=[weather])) as rt:
-                assert (await say(rt, "hello")).reason == "completed"
-                assert (await say(rt, "are you there?")).reason == "completed"
-                assert (await say(rt, "and in Rome?")).reason == "completed"
-        assert server.refused == []
-        assert len(server.requests) == 4
-        assert "are you there?" in server.requests[1].text
-
-    told()
+    with StrictServer(
+        [pieces, "Here I am.", [Thinking("hm"), ToolCall("weather", {"city": "Rome"})], "Sunny."]
+    ) as server:
+        async with Runtime(Agent("a", model=model(server, side), tools=[weather])) as rt:
+            assert (await say(rt, "hello")).reason == "completed"
+            assert (await say(rt, "are you there?")).reason == "completed"
+            assert (await say(rt, "and in Rome?")).reason == "completed"
+    assert server.refused == []
+    assert len(server.requests) == 4
+    assert "are you there?" in server.requests[1].text
 
 
 # --- reasoning goes back where it may ---
 
 
 @pytest.mark.parametrize("side", ["anthropic", "responses", "google"])
-@story
 async def test_reasoning_goes_back_with_the_calls_that_it_led_to(side):
     """What the provider signed or sealed is sent back for as long as what followed it stands there unchanged."""
     with StrictServer([[Thinking("hm"), "I look.", ToolCall("look")], "ok"]) as server:
@@ -79,7 +74,6 @@ async def test_reasoning_goes_back_with_the_calls_that_it_led_to(side):
     assert sealed in server.requests[1].text
 
 
-@story
 async def test_reasoning_is_left_out_where_the_text_behind_it_was_changed():
     """OpenAI refuses reasoning without the item that followed it; the call behind the text stays, without an id."""
     with StrictServer([[Thinking("hm"), "I look.", ToolCall("look")], "ok"]) as server:
@@ -101,7 +95,6 @@ async def test_reasoning_is_left_out_where_the_text_behind_it_was_changed():
 @pytest.mark.parametrize(
     "asked", [{"thinking": True}, {"anthropic_thinking": {"type": "enabled", "budget_tokens": 2000}}]
 )
-@story
 async def test_thinking_is_not_asked_for_in_the_middle_of_calls_that_began_without_a_signed_thought(asked):
     """Anthropic's extended thinking refuses calls that another provider made, until their turn is over."""
     call = use("look", "id-1")
@@ -234,24 +227,19 @@ OWN = {
 
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("last", [True, False], ids=["last", "earlier"])
-def test_a_reply_of_the_provider_itself_is_sent_back_in_a_form_that_it_takes(name, last):
+async def test_a_reply_of_the_provider_itself_is_sent_back_in_a_form_that_it_takes(name, last):
     """Replies are legal to receive that are illegal to send back: they are mended, or left out."""
     side, reply = OWN[name]
 
-    @story
-    async def told():
-        reply_ = msgspec.structs.replace(reply, provider=PROVIDERS[side])
-        after = [] if last else [assistant("so"), user("on")]
-        with StrictServer(["fine"]) as server:
-            said = [user("a"), reply_, *map(result, reply_.calls), user("b"), *after]
-            assert (await ask(model(server, side), *said, tools=LOOK)).text == "fine"
-        assert server.refused == []
-
-    told()
+    reply_ = msgspec.structs.replace(reply, provider=PROVIDERS[side])
+    after = [] if last else [assistant("so"), user("on")]
+    with StrictServer(["fine"]) as server:
+        said = [user("a"), reply_, *map(result, reply_.calls), user("b"), *after]
+        assert (await ask(model(server, side), *said, tools=LOOK)).text == "fine"
+    assert server.refused == []
 
 
 @EVERY
-@story
 async def test_a_user_stands_between_two_replies(side):
     """Google takes a call behind a user only; a reply behind a reply would also be merged into one elsewhere."""
     said = [user("a"), assistant("half", partial=True), assistant("", A), result(A)]
@@ -378,7 +366,7 @@ def world():
     one.close()
 
 
-def spoke(side, *pieces, fate="kept", user="go on"):
+def spoke(side, *pieces, fate="kept", user: str | None = "go on"):
     return Step(side=side, pieces=pieces, fate=fate, answered=3, user=user)
 
 
@@ -413,7 +401,7 @@ THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "s"}
     ],
 )
 def test_the_strict_anthropic_refuses_thoughts_that_are_out_of_place(messages, why):
-    said = [{"role": "user", "content": "hi"}]
+    said: list[Any] = [{"role": "user", "content": "hi"}]
     for content in messages:
         said.append({"role": "assistant", "content": content})
         asked = [{"type": "tool_result", "tool_use_id": "t", "content": "1"}] if CALL in content else "and?"
@@ -458,7 +446,7 @@ ASKED = {"role": "user", "content": "hi"}
         ([spoken(text=" ")], "must not be empty"),
     ],
 )
-def test_the_strict_responses_api_refuses_items_that_miss_the_others(items, why):
+def test_the_strict_responses_api_refuses_incomplete_replies(items, why):
     with pytest.raises(Refused, match=why):
         check_responses({"input": [ASKED, *items]})
 

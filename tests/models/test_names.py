@@ -6,11 +6,11 @@ import subprocess
 import sys
 
 import pytest
-from asking import ask, story
+from support.model_requests import ask
 
-from assent.errors import ModelError, install
-from assent.models.providers import PROVIDERS, ProviderModel, check, names
-from assent.urls import open_model
+from holdfast.errors import ModelError, install_command
+from holdfast.models.providers import PROVIDERS, ProviderModel, check, names
+from holdfast.urls import open_model
 
 VARIABLES = {v for provider in PROVIDERS.values() for v in (*provider.keys, provider.url)}
 
@@ -32,12 +32,12 @@ def _no_variables(monkeypatch):
     ],
 )
 def test_a_model_string_says_provider_model_and_server(name, parts):
-    parsed = names.parse(name)
+    parsed = names.parse_model_name(name)
     assert (parsed.provider, parsed.model, parsed.url) == parts
 
 
 @pytest.mark.parametrize("name", ["claude", "mistral:x", ":x", "", "anthropic:", "openai:@http://x"])
-def test_a_string_that_names_no_model_is_refused_with_what_there_is(name):
+def test_an_unknown_model_string_is_refused_with_the_known_providers(name):
     with pytest.raises(ModelError) as problem:
         open_model(name)
     assert problem.value.kind == "model_not_supported"
@@ -50,33 +50,29 @@ def test_a_base_url_is_a_url():
     assert ProviderModel("openai:x", base_url="http://localhost:80").provider == "openai"
 
 
-def test_a_missing_extra_is_told_with_the_command_that_installs_it(monkeypatch):
+def test_a_missing_extra_is_reported_with_the_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "groq", None)  # as if it were not there
     monkeypatch.setattr(names, "find_spec", lambda module: None if module == "groq" else object())
     with pytest.raises(ModelError) as problem:
         open_model("groq:x")
     assert problem.value.kind == "model_not_supported"
-    assert "pip install 'assent[groq]'" in problem.value.message
-    assert ("extra", False, "pip install 'assent[groq]' (in a clone: pip install '.[groq]')") in check("groq:x")
+    assert "pip install 'holdfast[groq]'" in problem.value.message
+    assert ("extra", False, "pip install 'holdfast[groq]' (in a clone: pip install '.[groq]')") in check("groq:x")
     open_model("anthropic:x")
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_a_missing_key_is_told_with_the_variable_that_holds_it(provider):
-    @story
-    async def told():
-        with pytest.raises(ModelError) as problem:
-            await ask(open_model(f"{provider}:x"))
-        assert problem.value.kind == "not_authenticated"
-        assert PROVIDERS[provider].keys[0] in problem.value.message
-
-    told()
+async def test_a_missing_key_is_reported_with_its_variable(provider):
+    with pytest.raises(ModelError) as problem:
+        await ask(open_model(f"{provider}:x"))
+    assert problem.value.kind == "not_authenticated"
+    assert PROVIDERS[provider].keys[0] in problem.value.message
 
 
 def test_a_model_is_checked_without_asking_anybody(monkeypatch):
     assert check("anthropic:x") == [
         ("name", True, ""),
-        ("extra", True, install("anthropic")),
+        ("extra", True, install_command("anthropic")),
         ("key", False, "set ANTHROPIC_API_KEY"),
     ]
     monkeypatch.setenv("ANTHROPIC_API_KEY", "k")
@@ -99,7 +95,7 @@ def test_the_extras_that_are_named_are_the_extras_that_there_are():
 
 def test_naming_a_model_loads_no_sdk():
     code = (
-        "import sys; from assent import Agent; from assent.models.providers import ProviderModel, check\n"
+        "import sys; from holdfast import Agent; from holdfast.models.providers import ProviderModel, check\n"
         "check('openai:x'); ProviderModel('anthropic:x'); ProviderModel('google:x', key='k')\n"
         "print(*sorted({m.split('.')[0] for m in sys.modules}))"
     )
@@ -111,9 +107,9 @@ def test_naming_a_model_loads_no_sdk():
 
 @pytest.mark.parametrize("name", ["openai-chat:x@127.0.0.1:11434", "openai-chat:x@localhost:1/v1", "openai:x@a.b/v1"])
 def test_an_address_without_its_scheme_is_not_taken_for_a_part_of_the_model_s_name(name):
-    with pytest.raises(ModelError, match="a whole URL"):
-        names.parse(name)
+    with pytest.raises(ModelError, match="a full URL"):
+        names.parse_model_name(name)
 
 
 def test_a_model_s_own_name_may_have_an_at_sign():
-    assert names.parse("openai-chat:claude@20240620").model == "claude@20240620"
+    assert names.parse_model_name("openai-chat:claude@20240620").model == "claude@20240620"

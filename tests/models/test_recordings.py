@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from asking import ask, assistant, hosted, offer, result, story, use, user
-from playback import RECORDINGS, playback, recorded
+from support.model_requests import ask, assistant, hosted, offer, result, use, user
+from support.recordings import RECORDINGS, playback, recorded
 
-from assent.models.providers import ProviderModel
+from holdfast.models.providers import ProviderModel
 
 CITY = {
     "additionalProperties": False,
@@ -93,7 +93,6 @@ def test_every_recording_is_used():
     assert {path.stem for path in RECORDINGS.glob("*.json")} == USED
 
 
-@story
 async def test_anthropic_thinking_streams_and_its_signature_goes_back_verbatim():
     [exchange] = recorded("anthropic_model_thinking_part_stream")
     with playback(exchange, exchange) as server:
@@ -114,7 +113,6 @@ async def test_anthropic_thinking_streams_and_its_signature_goes_back_verbatim()
     }
 
 
-@story
 async def test_anthropic_code_execution_is_shown_as_it_begins_and_ends_and_goes_back_verbatim():
     [exchange] = recorded("anthropic_code_execution_tool_stream")
     with playback(exchange, exchange) as server:
@@ -140,7 +138,6 @@ async def test_anthropic_code_execution_is_shown_as_it_begins_and_ends_and_goes_
     assert server.requests[1].body["container"] == "container_011CaNRFAbjdPf4rmBarZzqQ"
 
 
-@story
 async def test_anthropic_web_search_results_and_citations_go_back_verbatim():
     [exchange] = recorded("anthropic_web_search_tool_stream")
     with playback(exchange, exchange) as server:
@@ -168,7 +165,6 @@ async def test_anthropic_web_search_results_and_citations_go_back_verbatim():
     assert got.hosted[1].result[0]["encrypted_content"]
 
 
-@story
 async def test_deepseek_reasoning_and_its_call_go_back_as_recorded():
     first, second = recorded("deepseek_responses_function_tool_stream")
     with playback(first, second) as server:
@@ -191,7 +187,6 @@ async def test_deepseek_reasoning_and_its_call_go_back_as_recorded():
         assert without(body, "tools") == without(was, "tools")
 
 
-@story
 async def test_google_search_is_shown_and_the_next_turn_is_as_recorded():
     first, second = recorded("google_model_web_search_tool_stream")
     with playback(first, first) as server:
@@ -209,7 +204,6 @@ async def test_google_search_is_shown_and_the_next_turn_is_as_recorded():
         assert heard.body == exchange["request"]["body"] | {"generationConfig": {"responseModalities": ["TEXT"]}}
 
 
-@story
 async def test_geminis_thought_signature_goes_back_with_its_call():
     first, second = recorded("google_streaming_tool_call_thought_signature")
     with playback(first, second) as server:
@@ -231,7 +225,6 @@ async def test_geminis_thought_signature_goes_back_with_its_call():
     assert server.requests[1].body["contents"][1]["parts"][0]["thoughtSignature"]
 
 
-@story
 async def test_parallel_calls_and_their_results_are_sent_to_anthropic_as_recorded():
     first, second = recorded("multiple_parallel_tool_calls")
     [streamed] = recorded("anthropic_code_execution_tool_stream")  # any stream: only what was asked is looked at
@@ -260,7 +253,6 @@ async def test_parallel_calls_and_their_results_are_sent_to_anthropic_as_recorde
     assert len(calls) == 4
 
 
-@story
 async def test_openai_file_search_is_shown_and_goes_back_with_its_message():
     [exchange] = recorded("openai_responses_model_file_search_tool_stream")
     with playback(exchange, exchange) as server:
@@ -281,7 +273,6 @@ async def test_openai_file_search_is_shown_and_goes_back_with_its_message():
     assert (said["text"], said["annotations"]) == (was["text"], was["annotations"])
 
 
-@story
 async def test_openai_encrypted_reasoning_and_searches_go_back_as_recorded():
     first, second = recorded("openai_responses_model_web_search_tool_stream")
     with playback(first, first) as server:
@@ -302,7 +293,6 @@ async def test_openai_encrypted_reasoning_and_searches_go_back_as_recorded():
         assert item == expected
 
 
-@story
 async def test_openai_reasoning_between_code_executions_goes_back_in_its_order():
     [exchange] = recorded("openai_responses_thinking_with_code_execution_tool_stream")
     with playback(exchange, exchange) as server:
@@ -325,7 +315,6 @@ async def test_openai_reasoning_between_code_executions_goes_back_in_its_order()
     assert [part.done for part in got.hosted] == [False, True] * 3
 
 
-@story
 async def test_a_chat_history_is_sent_to_openai_as_recorded():
     exchanges = recorded("openai_tool_call_roundtrip_wire_stable_ag_ui")
     call = exchanges[0]["response"]["body"]["choices"][0]["message"]["tool_calls"][0]
@@ -363,7 +352,6 @@ async def test_a_chat_history_is_sent_to_openai_as_recorded():
         assert body == without(was, "stream")
 
 
-@story
 async def test_a_call_that_groq_refuses_in_mid_stream_is_a_call_that_our_validation_can_answer():
     first, second, third = recorded("tool_use_failed_error_streaming")
     with playback(first, second, third) as server:

@@ -8,12 +8,12 @@ import sys
 import threading
 
 import pytest
-from asking import ODD, ask, assistant, hosted, offer, request, result, story, use, user
-from wire import Wire
+from support.http_provider import Wire
+from support.model_requests import ODD, ask, assistant, hosted, offer, request, result, use, user
 
-from assent.core.transcript import Messages
-from assent.errors import ModelError
-from assent.models.providers import ProviderModel
+from holdfast.core.transcript import Messages
+from holdfast.errors import ModelError
+from holdfast.models.providers import ProviderModel
 
 NAMES = {
     "anthropic": "anthropic:claude-sonnet-4-5",
@@ -73,18 +73,14 @@ def tools_of(provider, body):
 
 
 @EVERY
-def test_an_odd_schema_reaches_the_provider_unchanged(provider):
-    @story
-    async def told():
-        body = await sent(NAMES[provider], tools=(offer("odd", ODD, "An odd one."), offer("plain")))
-        odd, plain = tools_of(provider, body)
-        assert odd[:2] == ("odd", ODD)
-        assert list(odd[1]) == list(ODD)  # also in its order
-        assert plain[0] == "plain"
-        # The Responses API requires the field: there it says false.
-        assert odd[2].get("strict") is (False if provider in ("openai", "deepseek-responses") else None)
-
-    told()
+async def test_an_odd_schema_reaches_the_provider_unchanged(provider):
+    body = await sent(NAMES[provider], tools=(offer("odd", ODD, "An odd one."), offer("plain")))
+    odd, plain = tools_of(provider, body)
+    assert odd[:2] == ("odd", ODD)
+    assert list(odd[1]) == list(ODD)  # also in its order
+    assert plain[0] == "plain"
+    # The Responses API requires the field: there it says false.
+    assert odd[2].get("strict") is (False if provider in ("openai", "deepseek-responses") else None)
 
 
 def text_of(provider, text, calls=()):
@@ -141,25 +137,20 @@ def asked_natively(provider, body):
 
 
 @EVERY
-def test_a_structured_answer_is_asked_for_natively_where_the_model_can_and_as_a_tool_where_not(provider):
-    @story
-    async def told():
-        body = await sent(NAMES[provider], output=PERSON)
-        schema = asked_natively(provider, body)
-        if provider in ("groq", "deepseek"):
-            assert schema is None
-            [(name, parameters, _)] = tools_of(provider, body)
-            assert (name, parameters) == ("final_result", PERSON)
-        elif provider == "anthropic":  # takes a subset: objects are closed, lengths are words
-            assert schema["properties"]["age"] == {"type": "integer"}
-            assert schema["additionalProperties"] is False
-        else:
-            assert schema == PERSON
-
-    told()
+async def test_a_structured_answer_is_asked_for_natively_where_the_model_can_and_as_a_tool_where_not(provider):
+    body = await sent(NAMES[provider], output=PERSON)
+    schema = asked_natively(provider, body)
+    if provider in ("groq", "deepseek"):
+        assert schema is None
+        [(name, parameters, _)] = tools_of(provider, body)
+        assert (name, parameters) == ("final_result", PERSON)
+    elif provider == "anthropic":  # takes a subset: objects are closed, lengths are words
+        assert schema["properties"]["age"] == {"type": "integer"}
+        assert schema["additionalProperties"] is False
+    else:
+        assert schema == PERSON
 
 
-@story
 async def test_old_gemini_gets_a_tool_for_the_answer_where_it_has_other_tools():
     body = await sent("google:gemini-2.5-flash", output=PERSON, tools=(offer("look"),))
     assert asked_natively("google", body) is None
@@ -169,7 +160,6 @@ async def test_old_gemini_gets_a_tool_for_the_answer_where_it_has_other_tools():
     assert [tool[0] for tool in tools_of("google", body)] == ["look"]
 
 
-@story
 async def test_the_answer_of_an_output_tool_is_text_and_no_call():
     answer = '{"name": "Ann"}'
     calls = [("look", "{}"), ("final_result", answer)]
@@ -186,29 +176,23 @@ async def test_the_answer_of_an_output_tool_is_text_and_no_call():
     assert neither.text == "no"  # not what was asked for: whoever validates it says so
 
 
-@story
 async def test_an_output_tool_has_a_name_that_no_other_tool_has():
     body = await sent("deepseek:deepseek-chat", output=PERSON, tools=(offer("final_result"),))
     assert [tool[0] for tool in tools_of("deepseek", body)] == ["final_result", "final_result_"]
 
 
 @pytest.mark.parametrize("provider", ["anthropic", "openai-chat", "google", "deepseek"])
-def test_an_answer_that_is_no_object_is_asked_for_in_one_and_given_without_it(provider):
+async def test_an_answer_that_is_no_object_is_asked_for_in_one_and_given_without_it(provider):
     schema = {"type": "array", "items": {"$ref": "#/$defs/n"}, "$defs": {"n": {"type": "integer"}}}
     wrapped = '{"result": [1, 2]}'
     calls = [("final_result", wrapped)] if provider == "deepseek" else []
 
-    @story
-    async def told():
-        with saying(text_of(provider, "" if calls else wrapped, calls)) as server:
-            got = await ask(ProviderModel(f"{NAMES[provider]}@{server.url}"), "numbers?", output=schema)
-        assert json.loads(got.text) == [1, 2]
-        assert '"$defs"' in server.requests[0].text
-
-    told()
+    with saying(text_of(provider, "" if calls else wrapped, calls)) as server:
+        got = await ask(ProviderModel(f"{NAMES[provider]}@{server.url}"), "numbers?", output=schema)
+    assert json.loads(got.text) == [1, 2]
+    assert '"$defs"' in server.requests[0].text
 
 
-@story
 async def test_a_provider_that_pauses_its_turn_is_asked_to_go_on_and_it_is_one_reply():
     first = text_of("anthropic", "Searching. ").replace("end_turn", "pause_turn")
     with saying(first, text_of("anthropic", "Found it.")) as server:
@@ -225,7 +209,6 @@ async def test_a_provider_that_pauses_its_turn_is_asked_to_go_on_and_it_is_one_r
     ]
 
 
-@story
 async def test_a_provider_that_pauses_for_ever_is_given_up():
     paused = text_of("anthropic", "Hm. ").replace("end_turn", "pause_turn")
     with saying(*[paused] * 20) as server, pytest.raises(ModelError, match="paused") as problem:
@@ -235,7 +218,7 @@ async def test_a_provider_that_pauses_for_ever_is_given_up():
 
 
 @EVERY
-def test_a_request_that_is_cancelled_hangs_up_whoever_the_provider_is(provider):
+async def test_cancelling_a_request_closes_the_connection_for_every_provider(provider):
     """The connection closes with the task, not when the client is closed or the loop ends."""
 
     async def answer(heard, say):
@@ -246,18 +229,14 @@ def test_a_request_that_is_cancelled_hangs_up_whoever_the_provider_is(provider):
 
     asked = threading.Event()
 
-    @story
-    async def told():
-        with Wire(answer) as server:
-            task = asyncio.create_task(ask(ProviderModel(f"{NAMES[provider]}@{server.url}")))
-            await asyncio.to_thread(asked.wait, 60)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            while server.requests[0].gone is None:
-                await asyncio.sleep(0.001)
-
-    told()
+    with Wire(answer) as server:
+        task = asyncio.create_task(ask(ProviderModel(f"{NAMES[provider]}@{server.url}")))
+        await asyncio.to_thread(asked.wait, 60)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while server.requests[0].gone is None:
+            await asyncio.sleep(0.001)
 
 
 FAULTS = {
@@ -273,7 +252,7 @@ FAULTS = {
 
 @EVERY
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_has_the_same_kind_whoever_the_provider_is(provider, fault):
+async def test_a_fault_has_the_same_kind_for_every_provider(provider, fault):
     kind, status, words = FAULTS[fault]
 
     async def answer(heard, say):
@@ -290,33 +269,24 @@ def test_a_fault_has_the_same_kind_whoever_the_provider_is(provider, fault):
             await say.chunk(f"{named}{words}")
         await say.end()
 
-    @story
-    async def told():
-        with Wire(answer) as server:
-            with pytest.raises(ModelError) as problem:
-                await ask(ProviderModel(f"{NAMES[provider]}@{server.url}"))
-            assert len(server.requests) == 1
-        assert problem.value.kind == kind, problem.value
-        if status == 429:
-            assert problem.value.details["retry_after"] == 7
-
-    told()
+    with Wire(answer) as server:
+        with pytest.raises(ModelError) as problem:
+            await ask(ProviderModel(f"{NAMES[provider]}@{server.url}"))
+        assert len(server.requests) == 1
+    assert problem.value.kind == kind, problem.value
+    if status == 429:
+        assert problem.value.details["retry_after"] == 7
 
 
 @pytest.mark.parametrize(
     ("word", "reason"), [("max_tokens", "length"), ("refusal", "content_filter"), ("stop_sequence", "stop")]
 )
-def test_why_a_reply_ended_is_told(word, reason):
-    @story
-    async def told():
-        with saying(text_of("anthropic", "x").replace("end_turn", word)) as server:
-            assert (await ask(ProviderModel(f"anthropic:claude-sonnet-4-5@{server.url}"))).finish == reason
-
-    told()
+async def test_the_finish_reason_is_reported(word, reason):
+    with saying(text_of("anthropic", "x").replace("end_turn", word)) as server:
+        assert (await ask(ProviderModel(f"anthropic:claude-sonnet-4-5@{server.url}"))).finish == reason
 
 
-@story
-async def test_a_model_that_nobody_has_a_price_for_has_no_cost():
+async def test_a_model_without_a_known_price_has_no_cost():
     with saying(text_of("anthropic", "x")) as server:
         got = await ask(ProviderModel(f"anthropic:my-own-thing@{server.url}"))
     assert (got.usage.input_tokens, got.usage.cost, got.usage.cache_read_tokens) == (3, None, None)
@@ -332,15 +302,15 @@ def long_history(rounds):
 
 def test_a_long_history_is_rendered_once_and_then_only_its_news():
     """The next request holds the very objects of the one before it."""
-    from assent.models.providers.render import Renderer
+    from holdfast.models.providers.render import MessageRenderer
 
     said = long_history(334)
-    renderer = Renderer("anthropic", "anthropic")
+    renderer = MessageRenderer("anthropic", "anthropic")
 
     def parts():
         asked = request()
         asked = type(asked)(conversation="c", turn=1, step=1, instructions="", messages=Messages(said))
-        rendered = renderer.messages(asked, mark=False)
+        rendered = renderer.render_request(asked, mark=False)
         return [part for message in rendered for part in message.parts]
 
     before = parts()
@@ -354,7 +324,7 @@ def test_a_long_history_is_rendered_once_and_then_only_its_news():
 
 
 @pytest.mark.parametrize("provider", ["anthropic", "openai", "openai-chat", "groq"])
-def test_sending_a_long_history_does_not_hold_up_the_loop(provider):
+async def test_sending_a_long_history_does_not_hold_up_the_loop(provider):
     """A message that was sent before costs few function calls; it was 650 to 2000 while the SDK walked every field."""
 
     async def calls(model, said):
@@ -374,20 +344,16 @@ def test_sending_a_long_history_does_not_hold_up_the_loop(provider):
                 sys.setprofile(None)
         return made
 
-    @story
-    async def told():
-        with refusing() as server:
-            model = ProviderModel(f"{NAMES[provider]}@{server.url}")
-            short, long = await calls(model, long_history(100)), await calls(model, long_history(200))
-        assert (long - short) / 300 < 100
-
-    told()
+    with refusing() as server:
+        model = ProviderModel(f"{NAMES[provider]}@{server.url}")
+        short, long = await calls(model, long_history(100)), await calls(model, long_history(200))
+    assert (long - short) / 300 < 100
 
 
-def test_what_is_remembered_of_histories_is_bounded():
-    from assent.models.providers import render
+def test_the_cache_of_rendered_messages_is_bounded():
+    from holdfast.models.providers import render
 
-    renderer = render.Renderer("anthropic", "anthropic")
+    renderer = render.MessageRenderer("anthropic", "anthropic")
     for n in range(3):
-        renderer.messages(request(*[user(f"{n} {i}") for i in range(render.KEPT)]), mark=False)
-    assert len(renderer._kept) <= render.KEPT
+        renderer.render_request(request(*[user(f"{n} {i}") for i in range(render.MAX_CACHED_MESSAGES)]), mark=False)
+    assert len(renderer._rendered) <= render.MAX_CACHED_MESSAGES

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from itertools import pairwise
+from unittest import mock
 
 import pytest
-from asking import story
-from strict import SIGNATURE, Breaks, Closes, Cut, Garbage, Hang, Status, StrictServer
-from talking import SIDES, Tape, agent, calls, model, of, paired, results, say, until, weather
-from wire import Wire
+from support.async_tests import run_bounded
+from support.http_provider import Wire
+from support.model_agents import SIDES, Tape, agent, calls, model, of, paired, results, say, skip_time, until, weather
+from support.strict_server import SIGNATURE, Breaks, Closes, Cut, Garbage, Hang, Status, StrictServer
 
-from assent import Answer, Approve, Context, Deny, Limits, Retention, Runtime, Submit, tool
-from assent.core.events import AssistantSaid, OutputRejected
-from assent.core.live import Retrying
-from assent.hooks import on_stream
-from assent.models import Thinking, ToolCall
-from assent.models.providers import ProviderModel
-from assent.runtime.recording import redacted
+from holdfast import Answer, Approve, Context, Deny, Limits, Retention, Runtime, Submit, tool
+from holdfast.core.events import AssistantSaid, OutputRejected
+from holdfast.core.live import Retrying
+from holdfast.hooks import on_stream
+from holdfast.models import Request, Thinking, ToolCall
+from holdfast.models.providers import ProviderModel
+from holdfast.runtime.prompt import encode_request
 
 ROME, OSLO = ToolCall("weather", {"city": "Rome"}), ToolCall("weather", {"city": "Oslo"})
 ENDPOINT = {"anthropic": "", "openai": "/v1"}
@@ -31,7 +33,6 @@ NAME = {"anthropic": "anthropic:claude-haiku-4-5", "openai": "openai-chat:gpt-4o
 
 
 @SIDES
-@story
 async def test_two_503_and_then_an_answer_are_three_requests_with_pauses_between_them(side):
     """B23"""
     with StrictServer([Status(503), Status(503), "here I am"]) as server:
@@ -51,7 +52,6 @@ async def test_two_503_and_then_an_answer_are_three_requests_with_pauses_between
 
 
 @SIDES
-@story
 async def test_a_429_is_tried_again_when_the_provider_says(side):
     """B23"""
     with StrictServer([Status(429, retry_after=0.3), "now"]) as server:
@@ -62,7 +62,6 @@ async def test_a_429_is_tried_again_when_the_provider_says(side):
 
 
 @SIDES
-@story
 async def test_a_provider_that_wants_us_to_wait_for_an_hour_is_not_waited_for(side):
     """B23"""
     with StrictServer([Status(429, retry_after=3600)]) as server:
@@ -73,7 +72,6 @@ async def test_a_provider_that_wants_us_to_wait_for_an_hour_is_not_waited_for(si
 
 
 @SIDES
-@story
 async def test_a_401_is_one_request_and_says_that_the_key_is_wrong(side):
     """B23"""
     with StrictServer([Status(401, "bad key")]) as server:
@@ -85,27 +83,22 @@ async def test_a_401_is_one_request_and_says_that_the_key_is_wrong(side):
 
 @SIDES
 @pytest.mark.parametrize("fault", [Cut(["half a sen"]), Breaks(["half a "]), Garbage(["half a "])], ids=str)
-def test_after_the_first_token_nobody_is_asked_again(side, fault):
+async def test_no_retry_after_the_first_token(side, fault):
     """B23: the fallback neither"""
 
-    @story
-    async def told():
-        with StrictServer([fault, "fine"]) as server, StrictServer(["me too"]) as other:
-            async with Runtime(agent(server, side, fallbacks=[model(other, side)])) as rt:
-                end = await say(rt)
-                [said] = of(await rt.history("c"), AssistantSaid)
-                assert (end.reason, said.partial, said.text[:5]) == ("failed", True, "half ")
-                assert (len(server.requests), len(other.requests)) == (1, 0)
-                assert (await say(rt, "again")).reason == "completed"
-            assert not server.refused
-            assert "[cut off" in server.requests[-1].text
-
-    told()
+    with StrictServer([fault, "fine"]) as server, StrictServer(["me too"]) as other:
+        async with Runtime(agent(server, side, fallbacks=[model(other, side)])) as rt:
+            end = await say(rt)
+            [said] = of(await rt.history("c"), AssistantSaid)
+            assert (end.reason, said.partial, said.text[:5]) == ("failed", True, "half ")
+            assert (len(server.requests), len(other.requests)) == (1, 0)
+            assert (await say(rt, "again")).reason == "completed"
+        assert not server.refused
+        assert "[cut off" in server.requests[-1].text
 
 
 @pytest.mark.parametrize(("first", "second"), [("anthropic", "openai"), ("openai", "anthropic")])
-@story
-async def test_another_provider_goes_on_with_what_a_dead_one_began(first, second):
+async def test_another_provider_continues_a_conversation_of_a_dead_one(first, second):
     """B23: thoughts that only the first can read are left out, and calls and results stay"""
     gone = StrictServer([[Thinking("hm"), "I look.", ROME], "Sunny in Rome."])
     gone.start()
@@ -134,7 +127,6 @@ async def test_another_provider_goes_on_with_what_a_dead_one_began(first, second
 
 
 @SIDES
-@story
 async def test_a_stream_that_is_cut_in_the_middle_of_a_call_makes_no_call_and_the_next_turn_goes_on(side):
     ran = []
 
@@ -163,44 +155,37 @@ async def test_a_stream_that_is_cut_in_the_middle_of_a_call_makes_no_call_and_th
     [(Garbage(), "invalid_response", 1), (Closes(), "network", 3)],
     ids=["garbage", "closes"],
 )
-def test_a_reply_without_a_single_token_is_a_failure_of_its_kind_and_leaves_nothing_behind(side, fault, kind, asked):
-    @story
-    async def told():
-        with StrictServer([fault] * asked + ["fine"]) as server:
-            async with Runtime(agent(server, side)) as rt:
-                end = await say(rt)
-                assert (end.reason, end.error.kind) == ("failed", kind)
-                assert len(server.requests) == asked
-                assert (await say(rt, "again")).reason == "completed"
-            assert not server.refused
-            assert not any(message["role"] == "assistant" for message in server.requests[-1].body["messages"])
-
-    told()
+async def test_a_reply_without_a_single_token_is_a_failure_of_its_kind_and_leaves_nothing_behind(
+    side, fault, kind, asked
+):
+    with StrictServer([fault] * asked + ["fine"]) as server:
+        async with Runtime(agent(server, side)) as rt:
+            end = await say(rt)
+            assert (end.reason, end.error.kind) == ("failed", kind)
+            assert len(server.requests) == asked
+            assert (await say(rt, "again")).reason == "completed"
+        assert not server.refused
+        assert not any(message["role"] == "assistant" for message in server.requests[-1].body["messages"])
 
 
 @SIDES
 @pytest.mark.parametrize("kind", ["text/event-stream", "application/json"])
-def test_an_empty_200_is_a_failure_that_is_tried_again(side, kind):
+async def test_an_empty_200_is_a_failure_that_is_tried_again(side, kind):
     """A proxy's timeout often looks like this."""
 
-    @story
-    async def told():
-        async def nothing(heard, say):
-            await say.stream(kind)
-            await say.end()
+    async def nothing(heard, say):
+        await say.stream(kind)
+        await say.end()
 
-        with Wire(nothing) as server:
-            server.anthropic, server.openai = (f"{NAME[s]}@{server.url}{ENDPOINT[s]}" for s in ("anthropic", "openai"))
-            async with Runtime(agent(server, side)) as rt:
-                end = await say(rt)
-        assert (end.reason, end.error.kind, len(server.requests)) == ("failed", "network", 3)
-
-    told()
+    with Wire(nothing) as server:
+        server.anthropic, server.openai = (f"{NAME[s]}@{server.url}{ENDPOINT[s]}" for s in ("anthropic", "openai"))
+        async with Runtime(agent(server, side)) as rt:
+            end = await say(rt)
+    assert (end.reason, end.error.kind, len(server.requests)) == ("failed", "network", 3)
 
 
 @SIDES
-@story
-async def test_a_cancel_hangs_up_and_keeps_what_was_said(side):
+async def test_a_cancel_closes_the_connection_and_keeps_the_partial_reply(side):
     """B58"""
     with StrictServer([Hang(["One moment, I "]), "Fine."]) as server:
         async with Runtime(agent(server, side)) as rt:
@@ -211,7 +196,7 @@ async def test_a_cancel_hangs_up_and_keeps_what_was_said(side):
 
             await until(begun)
             await rt.cancel("c")
-            end = await turn.ended()
+            end = await turn.final_result()
             await until(lambda: server.requests[0].gone)
             [said] = of(await rt.history("c"), AssistantSaid)
             assert (end.reason, said.text, said.partial) == ("cancelled", "One moment, I ", True)
@@ -221,7 +206,6 @@ async def test_a_cancel_hangs_up_and_keeps_what_was_said(side):
 
 
 @SIDES
-@story
 async def test_a_cancel_before_the_first_token_hangs_up_too(side):
     """B58"""
     with StrictServer([Hang(), "Fine."]) as server:
@@ -229,22 +213,28 @@ async def test_a_cancel_before_the_first_token_hangs_up_too(side):
             turn = await rt.send("c", "hello")
             await until(lambda: server.requests)
             await rt.cancel("c")
-            assert (await turn.ended()).reason == "cancelled"
+            assert (await turn.final_result()).reason == "cancelled"
             await until(lambda: server.requests[0].gone)
             assert (await say(rt, "again")).reason == "completed"
     assert not server.refused
 
 
 @SIDES
-@story
-async def test_a_turn_that_has_no_time_left_hangs_up_and_keeps_what_was_said(side):
+async def test_a_turn_out_of_time_closes_the_connection_and_keeps_the_partial_reply(side):
     with StrictServer(["Hello.", Hang(["One moment, I "]), "Fine."]) as server:
         one = agent(server, side)
         async with Runtime(one) as rt:
-            await say(rt, conversation="first")  # the SDK is loaded now: that may take longer than a turn
-        one.limits = Limits(seconds=3.0)  # enough for the first words, on a busy machine too
+            await say(rt, conversation="first")  # the SDK is loaded now: that may take long
+        one.limits = Limits(seconds=25)
         async with Runtime(one) as rt:
-            end = await say(rt)
+            turn = await rt.send("c", "hello")
+
+            async def begun():
+                return (await rt.snapshot("c")).partial == "One moment, I "
+
+            await until(begun)
+            skip_time(25)
+            end = await turn.final_result()
             await until(lambda: server.requests[1].gone)
             one.limits = Limits()
             [said] = of(await rt.history("c"), AssistantSaid)
@@ -254,11 +244,13 @@ async def test_a_turn_that_has_no_time_left_hangs_up_and_keeps_what_was_said(sid
 
 
 @SIDES
-@story
 async def test_a_hook_that_fails_in_the_middle_of_a_reply_hangs_up(side):
     class Broken:
-        def feed(self, piece):
-            raise ValueError(piece)
+        def feed(self, text):
+            raise ValueError(text)
+
+        def end(self):
+            return ""
 
     with StrictServer([Hang(["One moment, I "])]) as server:
         async with Runtime(agent(server, side, hooks=[on_stream(Broken)])) as rt:
@@ -271,8 +263,7 @@ async def test_a_hook_that_fails_in_the_middle_of_a_reply_hangs_up(side):
 
 
 @SIDES
-@story
-async def test_ids_that_a_provider_gives_twice_are_told_apart_and_results_stay_with_their_calls(side):
+async def test_duplicate_provider_ids_are_made_unique_and_results_stay_with_their_calls(side):
     def twice(*cities):
         return [ToolCall("weather", {"city": city}, id="same") for city in cities]
 
@@ -291,7 +282,6 @@ async def test_ids_that_a_provider_gives_twice_are_told_apart_and_results_stay_w
 
 
 @SIDES
-@story
 async def test_of_a_thousand_calls_in_one_reply_128_are_run_and_every_one_is_answered(side):
     ran = []
 
@@ -316,7 +306,6 @@ async def test_of_a_thousand_calls_in_one_reply_128_are_run_and_every_one_is_ans
 
 
 @SIDES
-@story
 async def test_a_cancel_in_the_middle_of_tools_leaves_a_history_that_the_provider_takes(side):
     """B59"""
     entered = asyncio.Event()
@@ -325,14 +314,14 @@ async def test_a_cancel_in_the_middle_of_tools_leaves_a_history_that_the_provide
     async def wait() -> str:
         """Wait."""
         entered.set()
-        await asyncio.Event().wait()
+        return await asyncio.get_running_loop().create_future()
 
     with StrictServer([["I try.", ROME, ToolCall("wait"), ToolCall("nothing")], "Fine."]) as server:
         async with Runtime(agent(server, side, weather, wait)) as rt:
             turn = await rt.send("c", "go")
             await entered.wait()
             await rt.cancel("c")
-            assert (await turn.ended()).reason == "cancelled"
+            assert (await turn.final_result()).reason == "cancelled"
             assert (await say(rt, "go on")).reason == "completed"
             paired(await rt.history("c"))
     assert not server.refused
@@ -349,16 +338,17 @@ async def refund(order: int) -> str:
 @tool(executor="human", prompt="Which flight?")
 def choose(options: list[str]) -> str:
     """Let the user choose."""
+    raise NotImplementedError
 
 
 @tool(manual=True)
 def measure(what: str) -> str:
     """Measured by whoever has the instrument."""
+    raise NotImplementedError
 
 
 @SIDES
-@story
-async def test_denials_answers_and_what_people_submit_are_results_that_the_provider_takes(side):
+async def test_denials_answers_and_submitted_results_are_accepted_by_the_provider(side):
     """B26, B35"""
     script = [
         [
@@ -372,14 +362,14 @@ async def test_denials_answers_and_what_people_submit_are_results_that_the_provi
     with StrictServer(script) as server:
         async with Runtime(agent(server, side, refund, choose, measure)) as rt:
             turn = await rt.send("c", "go")
-            await turn.rest()
+            await turn.result()
             waiting = {(one.tool, one.args.get("order")): one.call for one in await rt.pending("c")}
             await rt.resolve("c", waiting["refund", 1], Deny("too much"))
             await rt.resolve("c", waiting["measure", None], Submit("5 m"))
             await rt.resolve("c", waiting["choose", None], Answer("AZ2"))
             assert len(server.requests) == 1
             await rt.resolve("c", waiting["refund", 2], Approve())
-            assert (await turn.ended()).reason == "completed"
+            assert (await turn.final_result()).reason == "completed"
     assert not server.refused
     denied, refunded, chosen, measured = [envelope for _, envelope in results(server.requests[-1].body)]
     assert (denied["error"]["kind"], "too much" in denied["error"]["message"]) == ("denied", True)
@@ -388,8 +378,8 @@ async def test_denials_answers_and_what_people_submit_are_results_that_the_provi
 
 CHILD = """
 import asyncio, sys
-from assent import Agent, Runtime, tool
-from assent.models.providers import ProviderModel
+from holdfast import Agent, Runtime, tool
+from holdfast.models.providers import ProviderModel
 
 @tool
 async def weather(city: str) -> str:
@@ -405,7 +395,7 @@ async def work() -> str:
 async def main():
     agent = Agent("a", model=ProviderModel(sys.argv[1], key="k"), tools=[weather, work])
     async with Runtime(agent, store="sqlite:///" + sys.argv[2]) as rt:
-        await (await rt.send("c", "go")).ended()
+        await (await rt.send("c", "go")).final_result()
 
 asyncio.run(main())
 """
@@ -431,7 +421,6 @@ def test_after_a_kill_9_in_the_middle_of_a_tool_the_provider_takes_the_history_a
         child.wait()
         child.stdout.close()
 
-        @story
         async def revived():
             async with Runtime(agent(server, side, weather, work), store=f"sqlite:///{path}") as rt:
 
@@ -442,7 +431,7 @@ def test_after_a_kill_9_in_the_middle_of_a_tool_the_provider_takes_the_history_a
                 assert (await say(rt, "And now?")).reason == "completed"
                 paired(await rt.history("c"))
 
-        revived()
+        run_bounded(revived())
     assert not server.refused
     assert len(server.requests) == 3
     rome, lost = [envelope for _, envelope in results(server.requests[-1].body)]
@@ -467,7 +456,6 @@ ANSWER = {
 
 
 @SIDES
-@story
 async def test_a_structured_answer_is_asked_for_on_the_wire_repaired_and_the_turns_value(side):
     """B24"""
     script = [[ROME], '{"city": "Rome"}', '{"city": "Rome", "degrees": 21}', "You are welcome."]
@@ -484,12 +472,11 @@ async def test_a_structured_answer_is_asked_for_on_the_wire_repaired_and_the_tur
 
 
 @SIDES
-@story
 async def test_a_separate_answer_is_asked_for_once_the_tools_are_done(side):
     """B24"""
     script = [[ROME], "It is sunny.", '{"city": "Rome", "degrees": 21}', "You are welcome."]
     with StrictServer(script) as server:
-        async with Runtime(agent(server, side, weather, answer="separate")) as rt:
+        async with Runtime(agent(server, side, weather, output_mode="separate")) as rt:
             end = await say(rt, "Rome?", output=ANSWER)
             assert (end.reason, end.value) == ("completed", {"city": "Rome", "degrees": 21})
             await say(rt, "Thanks")
@@ -502,7 +489,6 @@ async def test_a_separate_answer_is_asked_for_once_the_tools_are_done(side):
 
 
 @SIDES
-@story
 async def test_each_tenant_is_served_with_its_own_key(side):
     keys = {"ann": "key-of-ann", "bob": "key-of-bob"}
 
@@ -532,7 +518,6 @@ def unmarked(value):
 
 
 @SIDES
-@story
 async def test_a_request_begins_with_the_one_before_it_byte_for_byte(side):
     """B63, on the wire. Anthropic's cache markers move with the tail of the request and are no part of what is cached:
     they are left out of the comparison. OpenAI's side has none, and is compared in the very bytes that were sent.
@@ -578,8 +563,7 @@ def dumped(value):
 
 
 @SIDES
-@story
-async def test_a_recorded_request_is_what_was_sent_but_for_secrets(side):
+async def test_a_recorded_request_is_the_sent_one_without_secrets(side):
     with StrictServer([[ROME], "Sunny."]) as server:
         one = agent(
             server,
@@ -606,12 +590,18 @@ async def test_a_recorded_request_is_what_was_sent_but_for_secrets(side):
     assert json.loads(record["messages"][-1]["content"]) == envelope
 
 
-def test_what_is_redacted_looks_like_a_key_or_is_the_value_of_a_variable_that_is_called_one():
+def recorded_instructions(text, environment):
+    request = Request(conversation="c", turn=1, step=1, instructions=text, messages=())
+    with mock.patch.dict(os.environ, environment, clear=True):
+        return json.loads(encode_request(request))["instructions"]
+
+
+def test_text_that_looks_like_a_key_and_values_of_key_variables_are_redacted():
     environment = {"SHOP_TOKEN": 'tok"en-of-the-shop', "PATH": "/usr/bin:/bin", "PIN_KEY": "short"}
     text = json.dumps(
         {"a": 'it is tok"en-of-the-shop', "b": "/usr/bin:/bin is short", "c": "Bearer abcdefghijklmnop123"}
     )
-    told = json.loads(redacted(text, environment))
+    told = json.loads(recorded_instructions(text, environment))
     assert told == {"a": "it is [redacted: SHOP_TOKEN]", "b": "/usr/bin:/bin is short", "c": "Bearer [redacted]"}
     for secret in (
         "sk-ant-api03-0123456789abcdef",
@@ -619,6 +609,6 @@ def test_what_is_redacted_looks_like_a_key_or_is_the_value_of_a_variable_that_is
         "AKIAIOSFODNN7EXAMPLE",
         "xoxb-0123456789-a",
     ):
-        assert redacted(f"<{secret}>", {}) == "<[redacted]>"
+        assert recorded_instructions(f"<{secret}>", {}) == "<[redacted]>"
     for word in ("sk-short", "ask-me-anything", "a risk-averse-investment"):
-        assert redacted(word, {}) == word
+        assert recorded_instructions(word, {}) == word

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
-from asking import story
-from strict import Breaks, Closes, Cut, Ends, Garbage, Hang, Status, StrictServer
-from talking import agent, model, of, paired, until
+from support.async_tests import run_bounded
+from support.model_agents import agent, model, of, paired, until
+from support.revival import kill
+from support.strict_server import Breaks, Closes, Cut, Ends, Garbage, Hang, Status, StrictServer
 
-from assent import Answer, Approve, Call, Context, Deny, Halt, Retention, Runtime, ToolError, tool
-from assent.core.events import HistorySummarised, OutputRejected, TurnEnded, TurnStarted
-from assent.models import Thinking, ToolCall
-from assent.stores.memory import MemoryStore
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))
-from reviving import kill
+from holdfast import Answer, Approve, Call, Context, Deny, Halt, Retention, Runtime, ToolError, tool
+from holdfast.core.events import HistorySummarised, OutputRejected, TurnEnded, TurnStarted
+from holdfast.models import Thinking, ToolCall
+from holdfast.stores.memory import MemoryStore
 
 SEEDS = range(16)
 TURNS = 9
@@ -120,6 +116,7 @@ class World:
         @tool(executor="human", prompt="Which?")
         def choose() -> str:
             """Ask the user."""
+            raise NotImplementedError
 
         @tool(recovery=self.random.choice(["redispatch", "fail"]))
         async def slow(call: Call) -> str:
@@ -130,7 +127,7 @@ class World:
             return "at last"
 
         @tool
-        async def stop() -> str:
+        async def stop() -> str | Halt:
             """End the turn now and then."""
             if world.random.random() < 0.3:
                 world.note("halt")
@@ -215,7 +212,6 @@ def conversation(side, seed):
     """One of them, checked; what happened in it."""
     world = World(seed)
 
-    @story
     async def told():
         with StrictServer([world.reply] * 2000) as server:
             log = await talk(server, side, world)
@@ -228,7 +224,7 @@ def conversation(side, seed):
         firsts = {str(first(heard.body)) for heard in server.requests if SUMMARY not in heard.text}
         world.happened["windows"] += len(firsts) - 1
 
-    told()
+    run_bounded(told())
     return world.happened
 
 

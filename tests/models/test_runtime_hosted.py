@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from asking import story
-from playback import playback, recorded
-from strict import StrictServer
-from talking import SIDES, Tape, agent, of, say
+from support.model_agents import SIDES, Tape, agent, of, say
+from support.recordings import playback, recorded
+from support.strict_server import StrictServer
 from test_recordings import anthropic_blocks, events, model, same
 
-from assent import Agent, Runtime, provider_tool
-from assent.core.events import AssistantSaid, CallStarted, CallSuspended
-from assent.core.live import ToolCallResolved, ToolCallStarted
+from holdfast import Agent, Runtime, provider_tool
+from holdfast.core.events import AssistantSaid, CallStarted, CallSuspended
+from holdfast.core.live import ToolCallResolved, ToolCallStarted
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,6 @@ def hosting(name, server):
 
 
 @EACH
-@story
 async def test_a_hosted_call_is_shown_and_logged_with_the_reply_and_is_no_call_of_ours(name):
     """B46"""
     exchange = recorded(name)[0]
@@ -88,33 +86,28 @@ async def two_turns(name, store, restart):
 
 
 @EACH
-def test_hosted_calls_go_back_to_their_provider_in_the_same_bytes_also_after_a_restart(name, tmp_path):
+async def test_hosted_calls_go_back_to_their_provider_in_the_same_bytes_also_after_a_restart(name, tmp_path):
     """B46"""
 
-    @story
-    async def told():
-        exchange, here = await two_turns(name, "memory:", False)
-        _, there = await two_turns(name, f"sqlite:///{tmp_path}/a.db", True)
-        assert here.text == there.text
-        assert len(here.text) > 500
-        if name.startswith("anthropic"):
-            received = [block for block in anthropic_blocks(exchange) if block.get("text", "x").strip()]
-            sent = here.body["messages"][1]["content"]
-            assert all(same(a, b) for a, b in zip(sent, received, strict=True))
-        elif name.startswith("openai"):
-            items = [event["item"] for event in events(exchange, "response.output_item.done")]
-            sent = here.body["input"][1:-1]
-            assert [item.get("type", "message") for item in sent] == [item["type"] for item in items]
-            assert [item.get("id") for item in sent] == [item["id"] for item in items]
-        else:
-            assert "".join(part["text"] for part in here.body["contents"][1]["parts"] if "text" in part)
-
-    told()
+    exchange, here = await two_turns(name, "memory:", False)
+    _, there = await two_turns(name, f"sqlite:///{tmp_path}/a.db", True)
+    assert here.text == there.text
+    assert len(here.text) > 500
+    if name.startswith("anthropic"):
+        received = [block for block in anthropic_blocks(exchange) if block.get("text", "x").strip()]
+        sent = here.body["messages"][1]["content"]
+        assert all(same(a, b) for a, b in zip(sent, received, strict=True))
+    elif name.startswith("openai"):
+        items = [event["item"] for event in events(exchange, "response.output_item.done")]
+        sent = here.body["input"][1:-1]
+        assert [item.get("type", "message") for item in sent] == [item["type"] for item in items]
+        assert [item.get("id") for item in sent] == [item["id"] for item in items]
+    else:
+        assert "".join(part["text"] for part in here.body["contents"][1]["parts"] if "text" in part)
 
 
 @SIDES
 @EACH
-@story
 async def test_a_fallback_takes_a_history_with_hosted_calls_and_sees_those_of_its_own_provider_only(name, side):
     """B46, and B23: the first provider is gone, the fallback answers"""
     exchange = recorded(name)[0]

@@ -8,12 +8,12 @@ from email.utils import format_datetime
 
 import msgspec
 import pytest
-from asking import ODD, Got, ask, assistant, hosted, offer, request, result, story, use, user
-from strict import SIGNATURE, Breaks, Closes, Cut, Ends, Garbage, Hang, Status, StrictServer
+from support.model_requests import ODD, Got, ask, assistant, hosted, offer, request, result, use, user
+from support.strict_server import SIGNATURE, Breaks, Closes, Cut, Ends, Garbage, Hang, Status, StrictServer
 
-from assent.errors import ModelError
-from assent.models import Thinking, ToolCall
-from assent.models.providers import ProviderModel
+from holdfast.errors import ModelError
+from holdfast.models import Thinking, ToolCall
+from holdfast.models.providers import ProviderModel
 
 SIDES = pytest.mark.parametrize("side", ["anthropic", "openai"])
 
@@ -29,7 +29,6 @@ async def fails(server, side, *messages, **fields):
 
 
 @SIDES
-@story
 async def test_a_turn_with_parallel_calls_goes_there_and_back(side):
     script = [
         ["I look.", ToolCall("weather", {"city": "Rome"}), ToolCall("weather", {"city": "Oslo"})],
@@ -94,23 +93,19 @@ HISTORIES = {
 
 @SIDES
 @pytest.mark.parametrize("history", HISTORIES)
-def test_every_history_is_rendered_as_one_that_the_provider_takes(side, history):
-    @story
-    async def told():
-        with StrictServer(["fine"]) as server:
-            asked = request("x", injected=()) if not HISTORIES[history] else request(*HISTORIES[history])
-            if not HISTORIES[history]:
-                asked = type(asked)(conversation="c", turn=1, step=1, instructions="", messages=())
-            got = await ask(model(server, side), asked)
-        assert not server.refused
-        assert got.text == "fine"
-        assert "not-yours" not in server.requests[0].text
-
-    told()
+async def test_every_history_is_rendered_as_one_that_the_provider_takes(side, history):
+    with StrictServer(["fine"]) as server:
+        asked = request("x", injected=()) if not HISTORIES[history] else request(*HISTORIES[history])
+        if not HISTORIES[history]:
+            asked = type(asked)(conversation="c", turn=1, step=1, instructions="", messages=())
+        got = await ask(model(server, side), asked)
+    assert not server.refused
+    assert got.text == "fine"
+    assert "not-yours" not in server.requests[0].text
 
 
-def test_the_strict_provider_refuses_what_is_empty_and_who_speaks_out_of_turn():
-    from strict import Refused, check_anthropic, check_openai
+def test_the_strict_provider_refuses_empty_messages_and_wrong_roles():
+    from support.strict_server import Refused, check_anthropic, check_openai
 
     def says(role, content="hi"):
         return {"role": role, "content": content}
@@ -128,7 +123,7 @@ def test_the_strict_provider_refuses_what_is_empty_and_who_speaks_out_of_turn():
 
 
 def test_the_strict_provider_refuses_calls_and_results_that_do_not_belong_together():
-    from strict import Refused, check_anthropic, check_openai
+    from support.strict_server import Refused, check_anthropic, check_openai
 
     def tool_use(*ids):
         return {
@@ -175,8 +170,7 @@ def test_the_strict_provider_refuses_calls_and_results_that_do_not_belong_togeth
 
 
 @SIDES
-@story
-async def test_a_refusal_is_told_with_its_status_and_the_providers_words(side):
+async def test_a_refusal_is_reported_with_its_status_and_the_providers_message(side):
     with StrictServer([Status(400, "messages: no, thank you")]) as server:
         problem = await fails(server, side)
     assert (problem.kind, problem.details["status"]) == ("provider_http_error", 400)
@@ -204,22 +198,18 @@ LATER = format_datetime(datetime.now(UTC) + timedelta(seconds=3600), usegmt=True
     ],
     ids=lambda value: getattr(value, "code", None),
 )
-def test_an_error_status_has_its_kind_and_is_asked_once(side, status, kind):
+async def test_an_error_status_has_its_kind_and_is_asked_once(side, status, kind):
     if side == "anthropic" and status.type == "insufficient_quota":
         status = Status(400, "Your credit balance is too low to access the API.")
 
-    @story
-    async def told():
-        with StrictServer([status] * 5) as server:
-            problem = await fails(server, side)
-        assert (problem.kind, problem.details["status"]) == (kind, status.code)
-        assert len(server.requests) == 1  # the SDK does not try again: that is the runtime's business
-        if status.retry_after == LATER:
-            assert 1800 < problem.details["retry_after"] <= 3600  # as of when the tests were read
-        elif status.retry_after:
-            assert problem.details["retry_after"] == status.retry_after
-
-    told()
+    with StrictServer([status] * 5) as server:
+        problem = await fails(server, side)
+    assert (problem.kind, problem.details["status"]) == (kind, status.code)
+    assert len(server.requests) == 1  # the SDK does not try again: that is the runtime's business
+    if status.retry_after == LATER:
+        assert 1800 < problem.details["retry_after"] <= 3600  # as of when the tests were read
+    elif status.retry_after:
+        assert problem.details["retry_after"] == status.retry_after
 
 
 @SIDES
@@ -238,21 +228,16 @@ def test_an_error_status_has_its_kind_and_is_asked_once(side, status, kind):
     ],
     ids=str,
 )
-def test_a_stream_that_breaks_is_an_error_of_its_kind(side, fault, kind):
+async def test_a_stream_that_breaks_is_an_error_of_its_kind(side, fault, kind):
     if side == "openai" and isinstance(fault, Breaks):
         kind = {"rate_limit_error": "rate_limited"}.get(fault.type, kind)
 
-    @story
-    async def told():
-        with StrictServer([fault]) as server:
-            assert (await fails(server, side)).kind == kind
-
-    told()
+    with StrictServer([fault]) as server:
+        assert (await fails(server, side)).kind == kind
 
 
 @SIDES
-@story
-async def test_nobody_there_is_a_network_error(side):
+async def test_a_refused_connection_is_a_network_error(side):
     with StrictServer() as server:
         name = getattr(server, side)
     with pytest.raises(ModelError) as problem:
@@ -261,7 +246,6 @@ async def test_nobody_there_is_a_network_error(side):
 
 
 @SIDES
-@story
 async def test_a_cancelled_request_hangs_up(side):
     """The connection closes with the task, not when the client is closed or the loop ends."""
     with StrictServer([Hang(["one moment "])]) as server:
@@ -280,8 +264,7 @@ async def test_a_cancelled_request_hangs_up(side):
             await asyncio.sleep(0.001)
 
 
-@story
-async def test_a_reply_that_breaks_off_has_told_what_it_cost_so_far():
+async def test_a_reply_that_breaks_off_has_reported_its_usage():
     with StrictServer([Cut(["I will ", ToolCall("look", {"a": "some words in here"})])]) as server:
         got = Got()
         with pytest.raises(ModelError):
@@ -292,7 +275,6 @@ async def test_a_reply_that_breaks_off_has_told_what_it_cost_so_far():
 
 
 @SIDES
-@story
 async def test_silence_ends_with_the_timeout_that_was_set(side):
     with StrictServer([Hang()]) as server, pytest.raises(ModelError) as problem:
         await ask(model(server, side, timeout=0.2))
@@ -300,7 +282,6 @@ async def test_silence_ends_with_the_timeout_that_was_set(side):
 
 
 @SIDES
-@story
 async def test_a_thousand_calls_in_one_reply_arrive(side):
     calls = [ToolCall("look", {"n": n}) for n in range(1000)]
     with StrictServer([calls, "done"]) as server:
@@ -313,14 +294,12 @@ async def test_a_thousand_calls_in_one_reply_arrive(side):
 
 
 @SIDES
-@story
 async def test_two_calls_with_one_id_both_arrive(side):
     with StrictServer([[ToolCall("look", {"n": 1}, id="same"), ToolCall("look", {"n": 2}, id="same")]]) as server:
         got = await ask(model(server, side))
     assert [(call.id, call.args) for call in got.calls] == [("same", {"n": 1}), ("same", {"n": 2})]
 
 
-@story
 async def test_thinking_goes_back_signed_before_the_call_that_it_led_to():
     with StrictServer([[Thinking("hm"), ToolCall("look", {})], "ok"]) as server:
         got = await ask(model(server, "anthropic"))
@@ -333,22 +312,17 @@ async def test_thinking_goes_back_signed_before_the_call_that_it_led_to():
 
 
 @pytest.mark.parametrize("text", ["", "Let me look it up for you.", "No."])
-def test_text_that_a_hook_changed_stands_where_it_was_and_what_was_signed_stays(text):
-    @story
-    async def told():
-        with StrictServer([[Thinking("hm"), "I look.", ToolCall("look", {}), "Wait."], "ok"]) as server:
-            got = await ask(model(server, "anthropic"))
-            changed = msgspec.structs.replace(got.message("anthropic"), text=text)
-            await ask(model(server, "anthropic"), "hello", changed, result(changed.calls[0]))
-        assert not server.refused
-        sent = server.requests[1].body["messages"][1]["content"]
-        assert [block["type"] for block in sent] == ["thinking", *(["text"] if text else []), "tool_use"]
-        assert [block["text"] for block in sent if block["type"] == "text"] == ([text] if text else [])
-
-    told()
+async def test_text_changed_by_a_hook_keeps_its_place_and_signed_parts_stay(text):
+    with StrictServer([[Thinking("hm"), "I look.", ToolCall("look", {}), "Wait."], "ok"]) as server:
+        got = await ask(model(server, "anthropic"))
+        changed = msgspec.structs.replace(got.message("anthropic"), text=text)
+        await ask(model(server, "anthropic"), "hello", changed, result(changed.calls[0]))
+    assert not server.refused
+    sent = server.requests[1].body["messages"][1]["content"]
+    assert [block["type"] for block in sent] == ["thinking", *(["text"] if text else []), "tool_use"]
+    assert [block["text"] for block in sent if block["type"] == "text"] == ([text] if text else [])
 
 
-@story
 async def test_a_plain_reply_has_no_parts_of_the_provider():
     with StrictServer(["hello", [ToolCall("a")], ["x", ToolCall("a")]]) as server:
         for _ in range(3):
@@ -356,8 +330,7 @@ async def test_a_plain_reply_has_no_parts_of_the_provider():
 
 
 @SIDES
-@story
-async def test_what_is_injected_comes_last_and_has_no_cache_marker(side):
+async def test_injected_text_comes_last_and_has_no_cache_marker(side):
     with StrictServer(["a", "b", "c"]) as server:
         tools, a = (offer("look", {"type": "object"}, "Looks."),), use("look", "id")
         told = {"tools": tools, "instructions": "Be brief."}
@@ -386,7 +359,6 @@ async def test_what_is_injected_comes_last_and_has_no_cache_marker(side):
 
 
 @SIDES
-@story
 async def test_a_schema_arrives_as_it_was_declared_and_without_strict(side):
     with StrictServer(["ok"]) as server:
         await ask(model(server, side), tools=(offer("odd", ODD),))
@@ -396,7 +368,6 @@ async def test_a_schema_arrives_as_it_was_declared_and_without_strict(side):
     assert "strict" not in declared
 
 
-@story
 async def test_a_key_is_asked_for_with_every_request_and_each_has_a_client_of_its_own():
     async def key_of(request):
         return f"key-of-{request.principal}"
@@ -413,7 +384,6 @@ async def test_a_key_is_asked_for_with_every_request_and_each_has_a_client_of_it
     assert server.connections == 1  # and the connection is shared
 
 
-@story
 async def test_a_key_function_that_has_none_or_fails_is_an_error_that_says_no_secret():
     def broken(request):
         raise RuntimeError("sk-very-secret-key is locked")
@@ -428,7 +398,6 @@ async def test_a_key_function_that_has_none_or_fails_is_an_error_that_says_no_se
 
 
 @SIDES
-@story
 async def test_an_error_never_repeats_the_key(side):
     words = "Incorrect API key provided: hunter2-hunter2. Also sk-abcdefghijkl0123."
     with StrictServer([Status(401, words)]) as server, pytest.raises(ModelError) as problem:
@@ -439,7 +408,6 @@ async def test_an_error_never_repeats_the_key(side):
 
 
 @SIDES
-@story
 async def test_settings_of_the_agent_come_on_top_of_the_models(side):
     with StrictServer(["a"]) as server:
         claude = model(server, side, settings={"temperature": 0.1, "max_tokens": 50})
@@ -450,7 +418,6 @@ async def test_settings_of_the_agent_come_on_top_of_the_models(side):
 
 
 @SIDES
-@story
 async def test_a_provider_tool_that_the_model_does_not_have_is_refused_with_those_that_it_has(side):
     with StrictServer(["a"]) as server:
         with pytest.raises(ModelError) as problem:

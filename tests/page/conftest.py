@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from browser import Stage, Visitor, browser
 from playwright.sync_api import Browser
+from support.browser import Stage, Visitor, browser
 
 
 @pytest.fixture(scope="module")  # while it runs, no other test of this process can have an event loop

@@ -3,15 +3,16 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from browser import Demo, Stage, Visitor, begin, read_and_click, read_card, register, say, select, until
 from playwright.sync_api import Page, Request, expect
+from support.browser import Demo, Stage, Visitor, begin, read_and_click, read_card, register, say, select, until
 
-import assent.server
-from assent.server.page import Files
+import holdfast.server
+from holdfast.server.static_files import PageFiles
 
-STATIC = Path(assent.server.__file__).parent / "static"
+STATIC = Path(holdfast.server.__file__).parent / "static"
 AXE = Path(__file__).with_name("axe") / "axe.min.js"
 HOWTO = Path(__file__).parents[2] / "docs" / "howto" / "page.md"
 
@@ -23,10 +24,10 @@ def test_a_card_survives_kill_9_and_is_edited_and_approved_by_keyboard(visit, st
     page = visit().page()
     begin(page)
     say(page, "refund the delivery")
-    card = page.locator("assent-approval")
+    card = page.locator("holdfast-approval")
     expect(card.get_by_role("heading", name="Give 9.95 EUR of order 1042 back?")).to_be_visible()
-    expect(page.locator("assent-markdown strong", has_text="7 days late")).to_be_visible()
-    expect(page).to_have_title(re.compile(r"^\(\d+\) Assent$"))
+    expect(page.locator("holdfast-markdown strong", has_text="7 days late")).to_be_visible()
+    expect(page).to_have_title(re.compile(r"^\(\d+\) Holdfast$"))
     conversation = page.url.rsplit("/", 1)[1]
 
     stage.kill()
@@ -35,7 +36,7 @@ def test_a_card_survives_kill_9_and_is_edited_and_approved_by_keyboard(visit, st
     expect(page.get_by_text("The page reconnects by itself")).to_be_hidden()
     expect(card.get_by_role("heading", name="Give 9.95 EUR of order 1042 back?")).to_be_visible()
 
-    page.get_by_role("button", name="Jump to it").click()
+    page.get_by_role("button", name="Next waiting").click()
     assert page.evaluate("document.activeElement.className").startswith("card")
     page.keyboard.press("e")
     amount = card.get_by_label("amount", exact=True)
@@ -47,7 +48,7 @@ def test_a_card_survives_kill_9_and_is_edited_and_approved_by_keyboard(visit, st
     expect(card.get_by_text("5.50 EUR to the card that ends in 4242")).to_be_visible()
     expect(card.locator(".diff .removed")).to_contain_text("9.95")
     expect(card.locator(".diff .added")).to_contain_text("5.5")
-    expect(card.locator(".facts")).to_contain_text("The question is as it was before your edit.")
+    expect(card.locator(".facts")).to_contain_text("The title above still shows the original values.")
     page.keyboard.press("Control+Enter")  # leads to what the edit would do, which is below the window
     expect(card.get_by_role("button", name="Approve as edited")).to_be_enabled()
     page.keyboard.press("Control+Enter")
@@ -60,7 +61,7 @@ def test_a_card_survives_kill_9_and_is_edited_and_approved_by_keyboard(visit, st
 
 def test_a_reply_streams_and_can_be_stopped_and_the_next_message_is_queued_or_interrupts(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('slow please')}")
-    expect(page.locator(".live assent-markdown")).to_contain_text("word3")
+    expect(page.locator(".live holdfast-markdown")).to_contain_text("word3")
     page.get_by_label("Message", exact=True).fill("hello")
     page.get_by_role("button", name="Queue").click()
     expect(page.locator(".queued")).to_contain_text("hello")
@@ -69,7 +70,7 @@ def test_a_reply_streams_and_can_be_stopped_and_the_next_message_is_queued_or_in
     expect(page.get_by_text("You said: hello")).to_be_visible()
     expect(page.get_by_role("button", name="Stop")).to_be_hidden()
     say(page, "slow again")
-    expect(page.locator(".live assent-markdown")).to_contain_text("word1")
+    expect(page.locator(".live holdfast-markdown")).to_contain_text("word1")
     page.get_by_label("Message", exact=True).fill("never mind")
     page.get_by_role("button", name="Interrupt").click()
     expect(page.get_by_text("You said: never mind")).to_be_visible()
@@ -117,7 +118,7 @@ def test_arguments_are_seen_as_they_are_written_and_a_running_call_counts_its_se
 
 def test_thinking_is_folded_and_what_the_provider_ran_is_marked(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('think')}")
-    expect(page.locator("assent-markdown li").first).to_have_text("boil the water")
+    expect(page.locator("holdfast-markdown li").first).to_have_text("boil the water")
     assert page.locator(".thinking").get_attribute("open") is None
     page.get_by_text("Thinking", exact=True).click()
     expect(page.locator(".thinking p")).to_contain_text("The customer asks about tea")
@@ -147,28 +148,28 @@ def test_approve_is_never_focused_by_itself_and_keys_are_ignored_as_the_card_app
     page = visit().page(f"c/{conversation}")
     page.evaluate(
         """() => new MutationObserver(() => {
-            const card = document.querySelector('assent-approval .card');
+            const card = document.querySelector('holdfast-approval .card');
             if (!card || window.pressed) return;
             window.pressed = performance.now();
             card.focus();
             for (const key of ['a', 'Enter']) card.dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}));
-            window.approve = document.querySelector('assent-approval .approve').ariaDisabled;
+            window.approve = document.querySelector('holdfast-approval .approve').ariaDisabled;
             window.focused = document.activeElement.className;
         }).observe(document.body, {subtree: true, childList: true})"""
     )
     say(page, "refund")
-    expect(page.locator("assent-approval .approve")).to_be_enabled()
+    expect(page.locator("holdfast-approval .approve")).to_be_enabled()
     assert page.evaluate("window.approve") == "true", "disabled as it appeared"
     assert "approve" not in page.evaluate("window.focused").split()
     assert page.evaluate("performance.now() - window.pressed") >= 300
     assert stage.waiting(conversation)["tool"] == "refund", "the early key has decided nothing"
-    page.locator("assent-approval .card").press("a")
+    page.locator("holdfast-approval .card").press("a")
     expect(page.get_by_text("Done: refund went well.")).to_be_visible()
 
 
 def test_long_content_is_approved_only_when_it_was_seen_to_its_end(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('sign')}")
-    card = page.locator("assent-approval")
+    card = page.locator("holdfast-approval")
     expect(card.get_by_text("Scroll to the end to approve.")).to_be_visible()
     expect(card.locator(".edit")).to_be_enabled()
     expect(card.locator(".approve")).to_be_disabled()
@@ -180,17 +181,33 @@ def test_long_content_is_approved_only_when_it_was_seen_to_its_end(visit, stage:
 
 def test_a_preview_that_is_a_diff_is_shown_as_one(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('patch')}")
-    card = page.locator("assent-approval")
+    card = page.locator("holdfast-approval")
     expect(card.locator(".diff .added").first).to_contain_text("daily = 5000")
     expect(card.locator(".diff .removed").first).to_contain_text("daily = 500")
     card.get_by_role("button", name="Raw JSON").click()
     expect(card.locator(".raw").first).to_be_visible()
 
 
+def test_a_card_tells_a_plan_of_null_from_a_preview_that_failed(visit, stage: Stage):
+    """A dry run that gave null is shown as null; where it failed, there is no plan, and the card says so."""
+    failed = stage.waiting(stage.conversation("wipe"))
+    page = visit().page("inbox")
+    show = """pending => {
+        document.body.innerHTML = '<holdfast-approval></holdfast-approval>';
+        Object.assign(document.querySelector('holdfast-approval'), { client: holdfast, pending });
+    }"""
+    page.evaluate(show, failed)
+    expect(page.get_by_text("No preview")).to_be_visible()
+    expect(page.get_by_role("heading", name="What would happen")).to_have_count(0)
+    page.evaluate(show, {**failed, "preview_error": None})
+    expect(page.get_by_role("heading", name="What would happen")).to_be_visible()
+    expect(page.locator("holdfast-approval .preview")).to_have_text("null")
+
+
 def test_a_denial_carries_its_reason(visit, stage: Stage):
     conversation = stage.conversation("refund")
     page = visit().page(f"c/{conversation}")
-    read_and_click(page.locator("assent-approval .deny"))
+    read_and_click(page.locator("holdfast-approval .deny"))
     page.get_by_label("Reason").fill("not without a photo")
     expect(page.get_by_role("button", name="Deny", exact=True)).to_be_enabled()
     page.keyboard.press("Enter")
@@ -203,7 +220,7 @@ def test_a_denial_carries_its_reason(visit, stage: Stage):
 def test_a_denial_can_stop_the_turn(visit, stage: Stage):
     conversation = stage.conversation("refund")
     page = visit().page(f"c/{conversation}")
-    read_and_click(page.locator("assent-approval .deny"))
+    read_and_click(page.locator("holdfast-approval .deny"))
     read_and_click(page.get_by_role("button", name="Deny and stop"))
     expect(page.locator(".tool.denied")).to_be_visible()
     expect(page.get_by_role("button", name="Stop")).to_be_hidden()
@@ -213,7 +230,7 @@ def test_a_denial_can_stop_the_turn(visit, stage: Stage):
 def test_a_remembered_approval_needs_no_second_one(visit, stage: Stage):
     conversation = stage.conversation("refund")
     page = visit().page(f"c/{conversation}")
-    approve = page.locator("assent-approval .approve")
+    approve = page.locator("holdfast-approval .approve")
     expect(approve).to_have_text("Approve once")
     page.get_by_label("Remember").select_option("args")
     expect(approve).to_have_text("Approve and remember")
@@ -228,7 +245,7 @@ def test_a_remembered_approval_needs_no_second_one(visit, stage: Stage):
 def test_a_remembered_tool_is_listed_and_asks_again_once_it_is_revoked(visit, stage: Stage):
     conversation = stage.conversation("refund")
     page = visit().page(f"c/{conversation}")
-    read_and_click(page.locator("assent-approval .edit"))
+    read_and_click(page.locator("holdfast-approval .edit"))
     page.get_by_label("amount", exact=True).fill("5")
     page.get_by_label("Remember").select_option("tool")
     read_and_click(page.get_by_role("button", name="Approve as edited and remember"))
@@ -239,12 +256,12 @@ def test_a_remembered_tool_is_listed_and_asks_again_once_it_is_revoked(visit, st
     expect(listed.locator("li")).to_contain_text("refund with any arguments")
     expect(listed.locator("li")).to_contain_text("allowed by alice")
     listed.get_by_role("button", name="Revoke").click()
-    expect(listed.get_by_text("Nothing is remembered any more")).to_be_visible()
+    expect(listed.get_by_text("No approval is remembered")).to_be_visible()
     listed.get_by_role("button", name="Close").click()
     expect(page.get_by_role("button", name="remembered")).to_be_hidden()
-    expect(page.get_by_text("alice took a remembered approval back.")).to_be_visible()
+    expect(page.get_by_text("alice revoked a remembered approval.")).to_be_visible()
     say(page, "refund again")
-    expect(page.locator("assent-approval .approve")).to_be_enabled()
+    expect(page.locator("holdfast-approval .approve")).to_be_enabled()
     assert stage.waiting(conversation)["tool"] == "refund"
 
 
@@ -252,51 +269,51 @@ def test_the_second_of_two_people_sees_who_won(visit, stage: Stage):
     conversation = stage.conversation("refund")
     alice, bob, carol = (visit(who).page(f"c/{conversation}") for who in ("alice", "bob", "carol"))
     for page in (alice, bob, carol):
-        expect(page.locator("assent-approval .approve")).to_be_enabled()
+        expect(page.locator("holdfast-approval .approve")).to_be_enabled()
     # Carol's page does not hear of it, as if the news were still on its way.
-    carol.evaluate("document.querySelector('assent-chat').live.close()")
-    read_and_click(alice.locator("assent-approval .approve"))
+    carol.evaluate("document.querySelector('holdfast-chat').live.close()")
+    read_and_click(alice.locator("holdfast-approval .approve"))
     expect(bob.locator(".who")).to_have_text("approved by alice")
-    expect(bob.locator("assent-approval")).to_have_count(0)
-    read_and_click(carol.locator("assent-approval .approve"))
+    expect(bob.locator("holdfast-approval")).to_have_count(0)
+    read_and_click(carol.locator("holdfast-approval .approve"))
     expect(carol.locator(".stale")).to_contain_text("Too late")
     expect(carol.locator(".stale")).to_contain_text("alice")
-    expect(carol.locator("assent-approval .approve")).to_have_count(0)
+    expect(carol.locator("holdfast-approval .approve")).to_have_count(0)
 
 
 def test_who_edits_a_card_that_somebody_else_denies_is_told_so(visit, stage: Stage):
     conversation = stage.conversation("refund")
     page = visit().page(f"c/{conversation}")
-    read_and_click(page.locator("assent-approval .edit"))
+    read_and_click(page.locator("holdfast-approval .edit"))
     page.get_by_label("amount", exact=True).fill("5")
     denial = {"type": "deny", "reason": "no thanks"}
     path = f"conversations/{conversation}/calls/{stage.waiting(conversation)['call']}/resolve"
     stage.ask("POST", path, {"decision": denial}, who="bob")
-    expect(page.locator(".who")).to_have_text("While you were editing: denied by bob: no thanks")
+    expect(page.locator(".who")).to_have_text("Meanwhile: denied by bob: no thanks")
 
 
 def test_a_plan_that_has_changed_is_asked_about_again_and_the_card_shows_what_changed(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('buy')}")
-    expect(page.locator("assent-approval .preview")).to_have_text("costs 41 EUR")
-    read_and_click(page.locator("assent-approval .approve"))
-    expect(page.locator("assent-approval .preview")).to_have_text("costs 42 EUR")
-    expect(page.locator("assent-approval .since .removed")).to_contain_text("costs 41 EUR")
-    expect(page.locator("assent-approval .since .added")).to_contain_text("costs 42 EUR")
-    page.locator("assent-approval .content").evaluate("box => box.scrollTo(0, box.scrollHeight)")
-    read_and_click(page.locator("assent-approval .approve"))
+    expect(page.locator("holdfast-approval .preview")).to_have_text("costs 41 EUR")
+    read_and_click(page.locator("holdfast-approval .approve"))
+    expect(page.locator("holdfast-approval .preview")).to_have_text("costs 42 EUR")
+    expect(page.locator("holdfast-approval .since .removed")).to_contain_text("costs 41 EUR")
+    expect(page.locator("holdfast-approval .since .added")).to_contain_text("costs 42 EUR")
+    page.locator("holdfast-approval .content").evaluate("box => box.scrollTo(0, box.scrollHeight)")
+    read_and_click(page.locator("holdfast-approval .approve"))
     expect(page.get_by_text("Done: buy went well.")).to_be_visible()
 
 
 def test_the_result_of_an_interrupted_call_can_be_given_by_hand(visit, stage: Stage):
     conversation = stage.conversation("label")
     page = visit().page(f"c/{conversation}")
-    read_and_click(page.locator("assent-approval .approve"))
+    read_and_click(page.locator("holdfast-approval .approve"))
     expect(page.locator(".tool.running")).to_be_visible()
     stage.kill()
     stage.start()
-    expect(page.get_by_text("It was interrupted while it ran")).to_be_visible()
-    read_and_click(page.get_by_role("button", name="Give its result"))
-    page.locator("assent-approval textarea").fill('"it was printed"')
+    expect(page.get_by_text("It was interrupted while running")).to_be_visible()
+    read_and_click(page.get_by_role("button", name="Enter its result"))
+    page.locator("holdfast-approval textarea").fill('"it was printed"')
     read_and_click(page.get_by_role("button", name="Submit the result"))
     expect(page.get_by_text("Done: label went well.")).to_be_visible()
 
@@ -304,7 +321,7 @@ def test_the_result_of_an_interrupted_call_can_be_given_by_hand(visit, stage: St
 def test_a_card_counts_down_and_says_what_happens_at_zero(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation()}")
     say(page, "quick")
-    expect(page.locator(".expiry")).to_have_text(re.compile(r"Expires in ([1-9]|1[0-5]) s; then it is denied\."))
+    expect(page.locator(".expiry")).to_have_text(re.compile(r"Expires in ([1-9]|1[0-5]) s. After that it is denied\."))
     expect(page.locator(".tool.denied .state")).to_have_text("denied")
     expect(page.locator(".who")).to_have_text("expired: nobody answered in time")
 
@@ -315,7 +332,7 @@ def test_a_card_counts_down_and_says_what_happens_at_zero(visit, stage: Stage):
 def test_an_invalid_answer_is_told_beside_its_field_and_a_valid_one_is_taken(visit, stage: Stage):
     conversation = stage.conversation("book")
     page = visit(viewport={"width": 1200, "height": 860}).page(f"c/{conversation}")
-    form = page.locator("assent-question")
+    form = page.locator("holdfast-question")
     read_and_click(form.get_by_role("button", name="Send the answer"))
     expect(form.get_by_text("This is required.").first).to_be_visible()
     page.wait_for_timeout(100)  # the card has grown, and nothing is scrolled away from who has to write
@@ -349,9 +366,9 @@ def test_an_invalid_answer_is_told_beside_its_field_and_a_valid_one_is_taken(vis
 
 def test_the_server_is_the_authority_over_an_answer(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('book')}")
-    form = page.locator("assent-question")
+    form = page.locator("holdfast-question")
     expect(form.get_by_label("name", exact=True)).to_be_visible()
-    page.evaluate("document.querySelector('assent-form').check = () => true")
+    page.evaluate("document.querySelector('holdfast-form').check = () => true")
     form.get_by_label("seats", exact=True).fill("12")
     read_and_click(form.get_by_role("button", name="Send the answer"))
     expect(form.get_by_role("alert")).to_contain_text("seats")
@@ -399,7 +416,7 @@ def test_without_a_page_that_can_run_it_a_client_tool_ends_as_detached(visit, st
     """B43."""
     page = visit().page(f"c/{stage.conversation()}")
     say(page, "where")
-    expect(page.get_by_text("It waits for a page that can run whereabouts.")).to_be_visible()
+    expect(page.get_by_text("Waiting for an open page that can run whereabouts.")).to_be_visible()
     expect(page.get_by_text("Done: whereabouts gave detached.")).to_be_visible()
 
 
@@ -409,7 +426,7 @@ def test_a_gated_client_tool_is_approved_and_then_run_here(visit, stage: Stage):
     page = visit().page(f"c/{conversation}")
     register(page, "gated_whereabouts", "return {ok: 'forged', latitude: 'nowhere'};")
     say(page, "gated")
-    read_and_click(page.locator("assent-approval .approve"))
+    read_and_click(page.locator("holdfast-approval .approve"))
     expect(page.get_by_text("Done: gated_whereabouts gave invalid_result.")).to_be_visible()
     suspended = [event for event in stage.log(conversation) if event["type"] == "CallSuspended"]
     assert [event["kind"] for event in suspended] == ["approval", "client_exec"]
@@ -423,8 +440,8 @@ def test_a_server_killed_between_approval_and_run_goes_on_with_the_run_once(visi
     register(page, "gated_whereabouts", "return {latitude: 48.1};")
     page.route("**/lease", lambda route: route.abort())
     say(page, "gated")
-    read_and_click(page.locator("assent-approval .approve"))
-    expect(page.locator("assent-question.client_exec, assent-question .client_exec")).to_be_visible()
+    read_and_click(page.locator("holdfast-approval .approve"))
+    expect(page.locator("holdfast-question.client_exec, holdfast-question .client_exec")).to_be_visible()
     assert page.evaluate("window.ran") == 0
     stage.kill()
     expect(page.get_by_text("The page reconnects by itself")).to_be_visible()
@@ -454,11 +471,11 @@ def test_what_is_somebody_elses_is_as_unknown_as_what_does_not_exist(visit, stag
     assert page.locator(".empty").inner_text() == told.replace("bob-1", "bob-9")
     page.evaluate("location.hash = '#/inbox'")
     expect(page.locator(".row", has_text=mine["conversation"])).to_be_visible()
-    expect(page.locator("assent-app")).not_to_contain_text("private-bob-1")
+    expect(page.locator("holdfast-app")).not_to_contain_text("private-bob-1")
 
-    def answer(conversation: str, call: str, decision: dict[str, object]) -> object:
+    def answer(conversation: str, call: str, decision: dict[str, object]) -> Any:
         return page.evaluate(
-            "([conversation, call, decision]) => assent.resolve({conversation, call}, decision)"
+            "([conversation, call, decision]) => holdfast.resolve({conversation, call}, decision)"
             ".catch(({status, kind, message}) => [status, kind, message])",
             [conversation, call, decision],
         )
@@ -490,7 +507,7 @@ def test_the_demos_visitor_meets_a_card_a_question_a_position_and_a_file(visit, 
     stage, address = demo
     munich = {"latitude": 48.2, "longitude": 11.6}
     page = visit(stage=stage, geolocation=munich, permissions=["geolocation"]).at(address)
-    read_and_click(page.locator("assent-approval .approve"))
+    read_and_click(page.locator("holdfast-approval .approve"))
     page.get_by_role("radio", name="replacement").check()
     read_and_click(page.get_by_role("button", name="Send the answer"))
     expect(page.get_by_text("I can find the nearest shop, or take your receipt.")).to_be_visible()
@@ -510,15 +527,15 @@ def test_a_refused_position_and_a_file_that_was_not_chosen_are_told_as_what_they
     page = visit(stage=stage).at(address)
     begin(page)
     say(page, "Is there a shop near me?")
-    located = page.locator("assent-tool", has_text="locate")
+    located = page.locator("holdfast-tool", has_text="locate")
     expect(located.locator(".tool.denied .state")).to_have_text("denied")
-    expect(located.locator(".why")).to_have_text("the browser was not allowed to say where it is")
-    expect(page.get_by_text("I do not know where you are (the browser was not allowed")).to_be_visible()
+    expect(located.locator(".why")).to_have_text("the browser denied access to its location")
+    expect(page.get_by_text("I do not know where you are (the browser denied access")).to_be_visible()
     say(page, "I have an invoice.")
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="Choose a file").click()
     chooser.value.element.dispatch_event("cancel")  # as the browser does when its dialog is closed
-    expect(page.locator("assent-tool", has_text="pick_file").locator(".why")).to_have_text("no file was chosen")
+    expect(page.locator("holdfast-tool", has_text="pick_file").locator(".why")).to_have_text("no file was chosen")
     expect(page.get_by_text("I have no receipt of you (no file was chosen).")).to_be_visible()
     say(page, "A file, once more.")
     with page.expect_file_chooser() as chooser:
@@ -560,8 +577,8 @@ def test_the_inbox_is_worked_by_keyboard(visit, stage: Stage):
     page.keyboard.press("Escape")
     page.keyboard.press("j")
     page.keyboard.press("a")
-    expect(page.locator("assent-approval .card")).to_be_focused()
-    expect(page.locator("assent-approval .approve")).to_be_enabled()
+    expect(page.locator("holdfast-approval .card")).to_be_focused()
+    expect(page.locator("holdfast-approval .approve")).to_be_enabled()
     page.keyboard.press("a")
     expect(page.locator(".row.open .stale")).to_have_text("Approved by alice.")
     expect(page.locator(".row.open .stale.good")).to_be_visible()  # by whoever looks: no warning
@@ -609,7 +626,7 @@ def test_an_open_row_of_the_inbox_shows_what_was_said_last(visit, stage: Stage):
     page.on("request", lambda request: looks.append(request) if request.url.endswith(f"/{name}") else None)
     page.get_by_label("Filter").fill("seven days late")
     page.locator(".row .head").click()
-    said = page.get_by_role("region", name="Said last")
+    said = page.get_by_role("region", name="Last messages")
     expect(said).to_contain_text(f"alice {first}")
     assert looks, "and so the conversation is in memory where it is decided"
     card = page.locator(".row.open .card")
@@ -624,8 +641,8 @@ def test_a_filter_without_a_match_does_not_say_that_nothing_waits(visit, stage: 
     page = visit().page("inbox")
     expect(page.locator(".row").first).to_be_visible()
     page.get_by_label("Filter").fill("no such thing anywhere")
-    expect(page.get_by_role("heading", name="Nothing matches")).to_be_visible()
-    expect(page.get_by_text("Nothing waits")).to_have_count(0)
+    expect(page.get_by_role("heading", name="No matches")).to_be_visible()
+    expect(page.get_by_text("Nothing is waiting")).to_have_count(0)
 
 
 def test_a_batch_shows_every_row_and_decides_them_together(visit, stage: Stage):
@@ -638,7 +655,7 @@ def test_a_batch_shows_every_row_and_decides_them_together(visit, stage: Stage):
         page.keyboard.press("j")
         page.keyboard.press("x")
     page.keyboard.press("a")
-    dialog = page.get_by_role("dialog", name="Decide 3 together")
+    dialog = page.get_by_role("dialog", name="Review 3 requests")
     expect(dialog.locator(".entry")).to_have_count(3)
     dialog.locator(".content").evaluate("box => box.scrollTo(0, box.scrollHeight)")
     dialog.get_by_role("button", name="Approve 3").click()
@@ -652,7 +669,7 @@ def test_a_batch_shows_every_row_and_decides_them_together(visit, stage: Stage):
 
 @pytest.fixture(scope="module")
 def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    stage = Stage(tmp_path_factory.mktemp("mounted"), mount="/assent")
+    stage = Stage(tmp_path_factory.mktemp("mounted"), mount="/holdfast")
     stage.start()
     yield stage
     stage.kill()
@@ -660,7 +677,7 @@ def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 def test_the_page_works_under_a_path_of_another_application(visit, mounted: Stage):
     page = visit(stage=mounted).page(f"c/{mounted.conversation('refund')}")
-    read_and_click(page.locator("assent-approval .approve"))
+    read_and_click(page.locator("holdfast-approval .approve"))
     expect(page.get_by_text("Done: refund went well.")).to_be_visible()
 
 
@@ -692,43 +709,43 @@ def test_elements_that_a_framework_made_before_they_were_defined_take_their_prop
     waiting = {"approval": mounted.waiting(refund), "question": mounted.waiting(book)}
     imports = re.search(r'<script type="importmap">.*?</script>', HOWTO.read_text(), re.DOTALL)
     assert imports is not None
-    page = foreign(visit(stage=mounted), imports.group() + '<link rel="stylesheet" href="/assent/static/style.css">')
+    page = foreign(visit(stage=mounted), imports.group() + '<link rel="stylesheet" href="/holdfast/static/style.css">')
     page.evaluate(
         """async (waiting) => {
-            const { Client } = await import('/assent/static/client.js');
-            const client = new Client({ base: '/assent/' });
+            const { Client } = await import('/holdfast/static/client.js');
+            const client = new Client({ base: '/holdfast/' });
             window.heard = [];
             for (const [name, pending] of Object.entries(waiting)) {
-                const card = document.createElement(`assent-${name}`);
+                const card = document.createElement(`holdfast-${name}`);
                 Object.assign(card, { client, pending });
                 const hear = ({ type, detail }) => heard.push([type, detail.pending.tool]);
                 for (const event of ['decided', 'refused']) card.addEventListener(event, hear);
                 document.body.append(card);
             }
-            const chat = document.createElement('assent-chat');
+            const chat = document.createElement('holdfast-chat');
             Object.assign(chat, { client, conversation: waiting.approval.conversation });
-            await import('/assent/static/elements/chat.js');
+            await import('/holdfast/static/elements/chat.js');
             document.body.append(chat);
         }""",
         waiting,
     )
-    read_card(page.locator("assent-chat assent-approval .approve"))  # where a card comes, no press counts
-    read_and_click(page.locator("body > assent-approval .approve"))
+    read_card(page.locator("holdfast-chat holdfast-approval .approve"))  # where a card comes, no press counts
+    read_and_click(page.locator("body > holdfast-approval .approve"))
     until(page, "window.heard.length === 1")
-    expect(page.locator("assent-chat").get_by_text("Done: refund went well.")).to_be_visible()
-    read_and_click(page.locator("body > assent-question").get_by_role("button", name="Decline"))
+    expect(page.locator("holdfast-chat").get_by_text("Done: refund went well.")).to_be_visible()
+    read_and_click(page.locator("body > holdfast-question").get_by_role("button", name="Decline"))
     page.get_by_label("Reason").fill("I walk")
-    read_and_click(page.locator("body > assent-question .danger"))
+    read_and_click(page.locator("body > holdfast-question .danger"))
     until(page, "window.heard.length === 2")
     assert page.evaluate("window.heard") == [["decided", "refund"], ["decided", "book"]]
     # A card that was moved goes on, and one that is too late says so.
-    page.evaluate("document.body.prepend(document.querySelector('body > assent-approval'))")
-    page.evaluate("Object.assign(document.querySelector('body > assent-approval'), {busy: false})")
-    read_and_click(page.locator("body > assent-approval").get_by_role("button", name="Deny"))
-    read_and_click(page.locator("body > assent-approval").get_by_role("button", name="Deny", exact=True))
+    page.evaluate("document.body.prepend(document.querySelector('body > holdfast-approval'))")
+    page.evaluate("Object.assign(document.querySelector('body > holdfast-approval'), {busy: false})")
+    read_and_click(page.locator("body > holdfast-approval").get_by_role("button", name="Deny"))
+    read_and_click(page.locator("body > holdfast-approval").get_by_role("button", name="Deny", exact=True))
     until(page, "window.heard.length === 3")
     assert page.evaluate("window.heard[2]") == ["refused", "refund"]
-    expect(page.locator("body > assent-approval .stale")).to_contain_text("alice")
+    expect(page.locator("body > holdfast-approval .stale")).to_contain_text("alice")
 
 
 def test_elements_take_what_react_and_vue_give_them_also_where_it_is_a_proxy(visit, mounted: Stage):
@@ -737,12 +754,12 @@ def test_elements_take_what_react_and_vue_give_them_also_where_it_is_a_proxy(vis
     waiting = [mounted.waiting(mounted.conversation("pay")) for _ in range(2)]
     imports = re.search(r'<script type="importmap">.*?</script>', HOWTO.read_text(), re.DOTALL)
     assert imports is not None
-    page = foreign(visit(stage=mounted), imports.group() + '<link rel="stylesheet" href="/assent/static/style.css">')
+    page = foreign(visit(stage=mounted), imports.group() + '<link rel="stylesheet" href="/holdfast/static/style.css">')
     page.evaluate(
         """async (waiting) => {
-            const { Client } = await import('/assent/static/client.js');
-            const client = new Client({ base: '/assent/' });
-            await import('/assent/static/elements/approval.js');
+            const { Client } = await import('/holdfast/static/client.js');
+            const client = new Client({ base: '/holdfast/' });
+            await import('/holdfast/static/elements/approval.js');
             window.heard = [];
             const react = (node, props) => {
                 for (const [name, value] of Object.entries(props))
@@ -759,7 +776,7 @@ def test_elements_take_what_react_and_vue_give_them_also_where_it_is_a_proxy(vis
                 node.addEventListener('decided', ondecided);
             };
             for (const [n, set] of [react, vue].entries()) {
-                const card = document.createElement('assent-approval');
+                const card = document.createElement('holdfast-approval');
                 const pending = n ? reactive(waiting[n]) : waiting[n];
                 set(card, { client, pending, ondecided: ({ detail }) => heard.push([n, detail.decision.args.amount]) });
                 document.body.append(card);
@@ -768,7 +785,7 @@ def test_elements_take_what_react_and_vue_give_them_also_where_it_is_a_proxy(vis
         waiting,
     )
     for n in range(2):
-        card = page.locator("assent-approval").nth(n)
+        card = page.locator("holdfast-approval").nth(n)
         read_and_click(card.locator(".edit"))
         card.get_by_label("amount", exact=True).fill(f"{n + 1}.5")
         read_and_click(card.get_by_role("button", name="Approve as edited"))
@@ -794,33 +811,33 @@ def test_the_colours_can_be_chosen_and_stay(visit, stage: Stage):
 
 def test_html_scripts_images_and_hidden_characters_stay_inert(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('evil')}")
-    card = page.locator("assent-approval")
+    card = page.locator("holdfast-approval")
     expect(card).to_be_visible()
     page.locator(".tool summary").first.click()
     page.locator(".tool .inside").wait_for()
     page.wait_for_timeout(300)
     assert page.evaluate("window.pwned") is None
-    assert page.locator("assent-chat :is(script, iframe, img, style, object, b[onclick])").count() == 0
-    assert page.locator("assent-markdown a").evaluate_all("all => all.map(a => a.protocol)") == [
+    assert page.locator("holdfast-chat :is(script, iframe, img, style, object, b[onclick])").count() == 0
+    assert page.locator("holdfast-markdown a").evaluate_all("all => all.map(a => a.protocol)") == [
         "http:",
         "https:",
         "http:",
     ]
-    assert "<script>window.pwned = 1</script>" in page.locator("assent-markdown").first.inner_text()
-    for place in (page.locator("assent-markdown").first, card.locator(".content"), page.locator(".tool .inside")):
+    assert "<script>window.pwned = 1</script>" in page.locator("holdfast-markdown").first.inner_text()
+    for place in (page.locator("holdfast-markdown").first, card.locator(".content"), page.locator(".tool .inside")):
         assert "U+202E" in place.inner_text(), "an override is seen"
-    shown = page.locator("assent-chat").evaluate("chat => chat.textContent")
+    shown = page.locator("holdfast-chat").evaluate("chat => chat.textContent")
     assert not re.search("[\u202a-\u202e\u200b\u2066-\u2069]", shown)
 
 
 def test_the_page_weighs_less_than_100_kilobytes():
-    files, sent = Files(), 0
+    files, sent = PageFiles(), 0
     for path in STATIC.rglob("*"):
         if path.suffix in (".js", ".css", ".html", ".svg"):
             file = files.find(path.relative_to(STATIC).parts)
             assert file
-            assert file.packed
-            sent += len(file.packed)
+            assert file.compressed
+            sent += len(file.compressed)
             assert file.body.count(b"\n") == path.read_bytes().count(b"\n")  # what is left stands where it stood
     assert sent < 100 * 1024
 
@@ -863,28 +880,28 @@ def test_axe_finds_no_violation_on_any_view(visit, stage: Stage, scheme: str, wi
         page.locator(sight).first.wait_for()
 
     check("home")
-    go(f"c/{refund}", "assent-approval .edit:enabled")
+    go(f"c/{refund}", "holdfast-approval .edit:enabled")
     check("approval")
-    read_and_click(page.locator("assent-approval .edit"))
+    read_and_click(page.locator("holdfast-approval .edit"))
     check("edit")
-    page.locator("assent-approval .deny:enabled").click()
+    page.locator("holdfast-approval .deny:enabled").click()
     check("deny")
-    go(f"c/{sign}", "assent-approval .gate")
+    go(f"c/{sign}", "holdfast-approval .gate")
     check("long")
-    go(f"c/{book}", "assent-question")
+    go(f"c/{book}", "holdfast-question")
     read_and_click(page.get_by_role("button", name="Send the answer"))
     check("question")
-    go(f"c/{evil}", "assent-approval")
+    go(f"c/{evil}", "holdfast-approval")
     page.locator(".tool summary").first.click()
     check("tool")
-    go(f"c/{think}", "assent-markdown li")
+    go(f"c/{think}", "holdfast-markdown li")
     page.get_by_text("Thinking", exact=True).click()
     check("thinking")
     go(f"c/{fail}", ".tool.error")
     check("failed")
-    go(f"c/{stage.conversation('file')}", "assent-question")
+    go(f"c/{stage.conversation('file')}", "holdfast-question")
     check("browser")
-    go(f"c/{kept}", "assent-grants button")
+    go(f"c/{kept}", "holdfast-grants button")
     page.get_by_role("button", name="1 remembered").click()
     check("remembered")
     page.keyboard.press("Escape")

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from browser import COUNTS, Stage, read_and_click, read_card, select, until
 from playwright.sync_api import Page, Route, expect
+from support.browser import COUNTS, Stage, read_and_click, read_card, select, until
 
-from assent.core.schema import check
+from holdfast.core.schema.validation import validate_value
 
 
 def decided(stage: Stage, conversation: str) -> list[dict[str, Any]]:
@@ -14,9 +14,9 @@ def decided(stage: Stage, conversation: str) -> list[dict[str, Any]]:
 
 def form(page: Page, schema: dict[str, Any]) -> None:
     """A form for this schema, and nothing else."""
-    until(page, "customElements.get('assent-form') !== undefined")
+    until(page, "customElements.get('holdfast-form') !== undefined")
     page.evaluate(
-        "schema => document.body.replaceChildren(Object.assign(document.createElement('assent-form'), {schema}))",
+        "schema => document.body.replaceChildren(Object.assign(document.createElement('holdfast-form'), {schema}))",
         schema,
     )
 
@@ -55,7 +55,7 @@ def test_an_answer_may_have_lines_and_enter_sends_it_as_it_sends_a_message(visit
     assert decided(stage, conversation)[0]["value"] == {"text": "Dear Ann,\nno.", "amount": 1}
 
     page = visit().page(f"c/{stage.conversation('refund')}")
-    read_and_click(page.locator("assent-approval .edit"))
+    read_and_click(page.locator("holdfast-approval .edit"))
     order = page.get_by_label("order", exact=True)
     expect(order).to_be_focused()
     page.keyboard.press("End")
@@ -67,7 +67,7 @@ def test_an_answer_may_have_lines_and_enter_sends_it_as_it_sends_a_message(visit
 def test_text_of_many_lines_keeps_them_when_the_field_before_it_goes(visit, stage: Stage):
     page = visit().page("inbox")
     form(page, {"type": "array", "items": {"type": "string"}})
-    page.evaluate("document.querySelector('assent-form').value = ['short', 'of\\ntwo lines']")
+    page.evaluate("document.querySelector('holdfast-form').value = ['short', 'of\\ntwo lines']")
     expect(page.locator("textarea").last).to_have_value("of\ntwo lines")
     page.get_by_role("button", name="Remove Answer 1").click()
     expect(page.locator(".item")).to_have_count(1)
@@ -97,12 +97,12 @@ def test_what_is_left_out_is_shown_as_left_out_and_with_what_holds_then(visit, s
     conversation = stage.conversation("essay")
     page = visit().page(f"c/{conversation}")
     newsletter = page.get_by_role("group", name="newsletter optional, default: yes")
-    expect(newsletter.get_by_label("leave out")).to_be_checked()
+    expect(newsletter.get_by_label("not set")).to_be_checked()
     expect(page.get_by_text("copies optional, default: 3")).to_be_visible()
-    newsletter.get_by_label("no").check()
-    value = "document.querySelector('assent-form').value"
+    newsletter.get_by_label("no", exact=True).check()
+    value = "document.querySelector('holdfast-form').value"
     until(page, f"{value}.newsletter === false")
-    newsletter.get_by_label("leave out").check()
+    newsletter.get_by_label("not set").check()
     until(page, f"!('newsletter' in {value})")
     page.get_by_label("text", exact=True).fill("x")
     page.get_by_label("amount", exact=True).fill("1")
@@ -123,10 +123,10 @@ def test_a_choice_says_which_it_is_also_where_its_tag_may_be_left_out(visit, sta
     for kind in ("card", "invoice"):
         page.get_by_role("radio", name=kind.title()).check()
         page.get_by_label("n", exact=True).fill("5")
-        until(page, "document.querySelector('assent-form').value.n === 5")
-        value = page.evaluate("document.querySelector('assent-form').value")
+        until(page, "document.querySelector('holdfast-form').value.n === 5")
+        value = page.evaluate("document.querySelector('holdfast-form').value")
         assert value == {"kind": kind, "n": 5}
-        check(schema, value, "the answer")
+        validate_value(schema, value, "the answer")
 
 
 # --- decisions ---
@@ -135,13 +135,13 @@ def test_a_choice_says_which_it_is_also_where_its_tag_may_be_left_out(visit, sta
 def test_a_press_meant_for_a_card_that_goes_does_not_decide_the_next(visit, stage: Stage):
     conversation = stage.conversation("twins")
     page = visit().page(f"c/{conversation}")
-    approve = page.locator("assent-approval .approve")
+    approve = page.locator("holdfast-approval .approve")
     expect(approve).to_have_count(2)
     for n in (1, 0):
         read_card(approve.nth(n))
     page.evaluate(
         """() => {
-            const [first, next] = document.querySelectorAll('assent-approval');
+            const [first, next] = document.querySelectorAll('holdfast-approval');
             next.querySelector('.deny').focus({preventScroll: true});
             new MutationObserver(() => {
                 if (first.isConnected || window.gone) return;
@@ -166,7 +166,7 @@ def test_what_stands_beside_the_box_was_not_seen(visit, stage: Stage):
     conversation = stage.conversation("disguise")
     stage.waiting(conversation)
     page = visit().page(f"c/{conversation}")
-    card = page.locator("assent-approval")
+    card = page.locator("holdfast-approval")
     expect(card.get_by_text("rm -rf /")).to_be_visible()
     right = "text => text.getBoundingClientRect().right <= text.closest('.content').getBoundingClientRect().right"
     assert card.get_by_text("rm -rf /").evaluate(right), "a long name does not push its value away"
@@ -200,18 +200,18 @@ def test_what_stands_beside_the_box_was_not_seen(visit, stage: Stage):
 def test_a_card_outlives_whatever_comes_back(visit, stage: Stage):
     conversation = stage.conversation("refund")
     page = visit().page(f"c/{conversation}")
-    card = page.locator("assent-approval")
+    card = page.locator("holdfast-approval")
     page.route("**/resolve", lambda route: route.fulfill(content_type="text/html", body="<h1>Welcome to our wifi</h1>"))
     read_and_click(card.locator(".approve"))
     expect(card.get_by_role("alert")).to_be_visible()
     page.unroute("**/resolve")
-    page.evaluate("void (window.resolve = assent.resolve)")
+    page.evaluate("void (window.resolve = holdfast.resolve)")
     for thrown in ("undefined", "'words'", "{details: null}", "new TypeError('odd')"):
-        page.evaluate(f"void (assent.resolve = async () => {{ throw {thrown} }})")
+        page.evaluate(f"void (holdfast.resolve = async () => {{ throw {thrown} }})")
         read_and_click(card.locator(".approve"))
-        expect(card.get_by_role("alert")).to_contain_text("What came of it is not known")
+        expect(card.get_by_role("alert")).to_contain_text("The outcome is unknown")
         expect(card.locator(".approve")).to_be_enabled()
-    page.evaluate("void (assent.resolve = window.resolve)")
+    page.evaluate("void (holdfast.resolve = window.resolve)")
     read_and_click(card.locator(".approve"))
     expect(page.get_by_text("Done: refund went well.")).to_be_visible()
 
@@ -219,7 +219,7 @@ def test_a_card_outlives_whatever_comes_back(visit, stage: Stage):
 def test_a_decision_that_a_store_was_away_for_can_be_pressed_again_at_once(visit, stage: Stage):
     conversation = stage.conversation("refund")
     page = visit().page(f"c/{conversation}")
-    card = page.locator("assent-approval")
+    card = page.locator("holdfast-approval")
     told = "the store cannot be reached now: nothing was recorded, try again"
     problem = {"type": "about:blank", "status": 503, "kind": "store_unavailable", "detail": told}
     page.route("**/resolve", lambda route: route.fulfill(status=503, json=problem))
@@ -261,7 +261,7 @@ def test_none_is_a_value_and_a_choice_within_a_choice_leaves_it_as_it_is(visit, 
     colour = {"anyOf": [{"enum": ["red", "green"]}, nothing]}
     properties = {"note": {"anyOf": [{"type": "string"}, nothing], "default": "hello"}, "colour": colour}
     form(page, {"type": "object", "properties": properties, "required": ["colour"]})
-    value = "JSON.stringify(document.querySelector('assent-form').value)"
+    value = "JSON.stringify(document.querySelector('holdfast-form').value)"
     for group in ("note", "colour"):
         page.get_by_role("group", name=group).get_by_label("none", exact=True).check()
     until(page, lambda: page.evaluate(value) == '{"note":null,"colour":null}')
@@ -274,7 +274,7 @@ def test_none_is_a_value_and_a_choice_within_a_choice_leaves_it_as_it_is(visit, 
 
 def test_nothing_moves_under_a_press_that_follows_an_edit(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('pay')}")
-    card, approve = page.locator("assent-approval"), page.locator("assent-approval .approve")
+    card, approve = page.locator("holdfast-approval"), page.locator("holdfast-approval .approve")
     read_and_click(card.locator(".edit"))
     card.get_by_label("amount", exact=True).fill("11")
     expect(card.locator(".diff .added")).to_have_count(1)
@@ -288,7 +288,7 @@ def test_nothing_moves_under_a_press_that_follows_an_edit(visit, stage: Stage):
     assert place
     page.mouse.move(place["x"] + 5, place["y"] + 5)
     page.mouse.down()
-    page.evaluate("document.querySelector('assent-chat').requestUpdate()")
+    page.evaluate("document.querySelector('holdfast-chat').requestUpdate()")
     page.wait_for_timeout(100)
     assert approve.bounding_box() == place
     page.mouse.up()

@@ -1,8 +1,8 @@
 """The page as a client: it runs client tools on whatever view it shows, and streams while somebody looks."""
 
 import pytest
-from browser import Stage, read_and_click, register, say, until
 from playwright.sync_api import Page, Route, expect
+from support.browser import Stage, read_and_click, register, say, until
 
 SEEN = """(state) => {
     Object.defineProperty(document, 'visibilityState', { value: state, configurable: true });
@@ -31,7 +31,7 @@ def test_looking_at_the_inbox_does_not_disturb_a_client_tool_that_runs(visit, st
     stage.ask("POST", f"conversations/{conversation}/messages", {"text": "where"}, "bob")
     until(page, "window.ran === 1")
     page.get_by_role("link", name="Inbox").click()
-    expect(page.locator("assent-inbox .row", has_text="whereabouts")).to_be_visible()
+    expect(page.locator("holdfast-inbox .row", has_text="whereabouts")).to_be_visible()
     assert not left
     page.evaluate("window.finish()")
     until(page, lambda: returned(stage, conversation))
@@ -70,7 +70,7 @@ def test_a_page_that_attaches_before_there_is_a_conversation_runs_its_calls_once
     register(page, "whereabouts", "return {latitude: 48.1};")
     answers: list[int] = []
     page.on("response", lambda reply: answers.append(reply.status) if reply.url.endswith("/later/clients") else None)
-    page.evaluate("void assent.attach('later')")
+    page.evaluate("void holdfast.attach('later')")
     until(page, lambda: answers == [404])
     other = stage.conversation("refund")
     expect(page.locator(".row", has_text=other)).to_be_visible()
@@ -130,7 +130,7 @@ def test_a_page_that_went_before_its_announcement_was_answered_asks_for_nothing(
     page.evaluate(f"location.hash = '#/c/{conversation}'")
     until(page, lambda: held)
     page.evaluate("location.hash = '#/inbox'")
-    expect(page.locator("assent-inbox")).to_be_visible()
+    expect(page.locator("holdfast-inbox")).to_be_visible()
     held.pop().continue_()
     until(page, lambda: any(each.startswith("DELETE") for each in asked))
     page.wait_for_timeout(1500)
@@ -152,8 +152,8 @@ def test_a_tab_opened_in_the_background_lets_its_stream_go_and_once_seen_says_wh
     stage.ask("POST", f"conversations/{conversation}/messages", {"text": "refund"})
     stage.waiting(conversation)
     page.evaluate(SEEN, "visible")
-    expect(page.locator("assent-approval")).to_be_visible()
-    assert page.locator(".composer .status").inner_text() == "Waiting for somebody"
+    expect(page.locator("holdfast-approval")).to_be_visible()
+    assert page.locator(".composer .status").inner_text() == "Waiting for a decision"
 
 
 @pytest.mark.parametrize("body", ["<html>Sign in to the wifi</html>", ""])
@@ -161,7 +161,7 @@ def test_a_reply_that_is_not_the_servers_is_told_and_the_card_stays_usable(visit
     conversation = stage.conversation("wipe")
     page = visit().page(f"c/{conversation}")
     page.route("**/resolve", lambda route: route.fulfill(status=200, content_type="text/html", body=body))
-    card = page.locator("assent-approval").first
+    card = page.locator("holdfast-approval").first
     read_and_click(card.locator("button.approve"))
     expect(card.get_by_role("alert")).to_contain_text("server")
     page.unroute("**/resolve")

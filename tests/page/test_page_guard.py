@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from browser import COUNTS, Stage, read_and_click, read_card, select, until
 from playwright.sync_api import Locator, Page, expect
+from support.browser import COUNTS, Stage, read_and_click, read_card, select, until
 
 PHONE, ZOOMED = {"width": 390, "height": 844}, {"width": 640, "height": 400}
 """A phone, and a window of 1280 x 800 at 200 %."""
@@ -57,7 +57,7 @@ def test_after_a_decision_the_conversation_stays_in_place_and_a_second_press_app
     name = stage.conversation("crowd")
     waiting = {call["args"]["contract"]: call["call"] for call in calls(stage, name, 40)}
     page = visit().page(f"c/{name}")
-    cards = page.locator("assent-approval")
+    cards = page.locator("holdfast-approval")
     expect(cards).to_have_count(40)
     fifth = cards.nth(4)
     read_card(fifth.locator(".approve"))
@@ -68,12 +68,12 @@ def test_after_a_decision_the_conversation_stays_in_place_and_a_second_press_app
     assert scrolled(page) == place
     until(page, lambda: cards.nth(4).locator(".edit").evaluate(COUNTS))  # the guard is over
     seen = page.evaluate(
-        """() => [...document.querySelectorAll('assent-approval')].filter((card) => !card.guard.unseen())
+        """() => [...document.querySelectorAll('holdfast-approval')].filter((card) => !card.guard.unseen())
             .map((card) => card.pending.call)"""
     )
     page.mouse.click(*at)
-    page.locator("assent-approval").first.evaluate("card => card.updateComplete")
-    until(page, "![...document.querySelectorAll('assent-approval')].some((card) => card.busy)")
+    page.locator("holdfast-approval").first.evaluate("card => card.updateComplete")
+    until(page, "![...document.querySelectorAll('holdfast-approval')].some((card) => card.busy)")
     assert set(decided(stage, name)) <= {waiting["number 4"], *seen}
     assert waiting["number 38"] not in [*seen, *decided(stage, name)]
     assert scrolled(page) == place
@@ -83,7 +83,7 @@ def test_when_the_last_card_is_decided_what_stands_above_it_does_not_slide_down(
     name = stage.conversation("crowd")
     calls(stage, name, 40)
     page = visit().page(f"c/{name}")
-    cards = page.locator("assent-approval")
+    cards = page.locator("holdfast-approval")
     expect(cards).to_have_count(40)
     read_card(cards.nth(39).locator(".approve"))
     page.locator(".scroll").evaluate("box => box.scrollTo(0, box.scrollHeight)")
@@ -97,7 +97,7 @@ def test_when_the_last_card_is_decided_what_stands_above_it_does_not_slide_down(
 def test_a_press_at_the_moment_when_a_card_has_moved_decides_nothing_and_says_so(visit, stage: Stage):
     name = stage.conversation("refund")
     page = visit().page(f"c/{name}")
-    approve = page.locator("assent-approval .approve")
+    approve = page.locator("holdfast-approval .approve")
     read_card(approve)
     approve.evaluate(
         """(approve) => {
@@ -105,7 +105,7 @@ def test_a_press_at_the_moment_when_a_card_has_moved_decides_nothing_and_says_so
             approve.click();
         }"""
     )
-    expect(page.locator("assent-approval .gate")).to_contain_text("Nothing was sent: this card has just")
+    expect(page.locator("holdfast-approval .gate")).to_contain_text("Nothing was sent: this card has just")
     expect(approve).to_be_disabled()
     read_and_click(approve)
     expect(page.get_by_text("Done: refund went well.")).to_be_visible()
@@ -120,7 +120,7 @@ def test_a_conversation_opens_at_the_top_of_its_first_card_and_keeps_the_questio
         name = stage.conversation(word)
         calls(stage, name, 40 if word == "crowd" else 1)
         page = visit(viewport=size).page(f"c/{name}")
-        card = page.locator("assent-approval").first
+        card = page.locator("holdfast-approval").first
         question = card.get_by_role("heading", name=asks)
         expect(question).to_be_in_viewport(ratio=1)
         expect(card.locator(".facts")).to_be_in_viewport(ratio=1)
@@ -131,11 +131,11 @@ def test_a_conversation_opens_at_the_top_of_its_first_card_and_keeps_the_questio
 
 def test_a_question_that_is_too_long_to_stay_in_sight_does_not_cover_what_it_is_about(visit, stage: Stage):
     page = visit(viewport=ZOOMED).page(f"c/{stage.conversation('refund')}")
-    card = page.locator("assent-approval")
+    card = page.locator("holdfast-approval")
     read_card(card.locator(".approve"))
     page.evaluate(
         """() => {
-            const card = document.querySelector('assent-approval');
+            const card = document.querySelector('holdfast-approval');
             card.pending = {...card.pending, digest: 'another', prompt: 'Give it back? '.repeat(200)};
         }"""
     )
@@ -148,9 +148,11 @@ def test_a_card_that_was_not_on_screen_as_a_whole_is_not_approved_and_a_press_le
     name = stage.conversation("crowd")
     calls(stage, name, 40)
     page = visit(viewport=ZOOMED).page(f"c/{name}")
-    card = page.locator("assent-approval").nth(20)
+    card = page.locator("holdfast-approval").nth(20)
     card.locator("footer").evaluate("footer => footer.scrollIntoView({block: 'end'})")
-    until(page, lambda: card.locator(".actions").evaluate("actions => actions.closest('assent-approval').guard.armed"))
+    until(
+        page, lambda: card.locator(".actions").evaluate("actions => actions.closest('holdfast-approval').guard.armed")
+    )
     expect(card.locator(".approve")).to_be_disabled()
     page.mouse.click(*spot(card.locator(".approve")))
     expect(card.locator(".facts")).to_be_in_viewport(ratio=1)
@@ -162,8 +164,8 @@ def test_a_card_that_was_not_on_screen_as_a_whole_is_not_approved_and_a_press_le
 def test_by_keyboard_alone_a_card_is_read_and_approved_where_it_does_not_fit_the_window(visit, stage: Stage):
     name = stage.conversation("sign")
     page = visit(viewport=ZOOMED).page(f"c/{name}")
-    card = page.locator("assent-approval")
-    page.get_by_role("button", name="Jump to it").press("Enter")
+    card = page.locator("holdfast-approval")
+    page.get_by_role("button", name="Next waiting").press("Enter")
     expect(card.locator(".card")).to_be_focused()
 
     def read() -> bool:
@@ -178,7 +180,7 @@ def test_by_keyboard_alone_a_card_is_read_and_approved_where_it_does_not_fit_the
 
 def test_a_button_that_the_keyboard_has_scrolled_to_can_be_pressed_at_once(visit, stage: Stage):
     page = visit(viewport=PHONE).page(f"c/{stage.conversation('refund')}")
-    deny = page.locator("assent-approval .deny")
+    deny = page.locator("holdfast-approval .deny")
     read_card(deny)
     page.locator(".scroll").evaluate("box => (box.scrollTop = 0)")
     page.keyboard.press("Shift")  # from here on it is the keyboard

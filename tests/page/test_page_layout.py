@@ -1,8 +1,8 @@
 """Where things are: what scrolls keeps to itself what is in it, and nothing moves under a pointer."""
 
 import pytest
-from browser import Stage, read_and_click, read_card, say, select, until
 from playwright.sync_api import Page, Route, expect
+from support.browser import Stage, read_and_click, read_card, say, select, until
 
 WIDE, NARROW = {"width": 1200, "height": 720}, {"width": 390, "height": 720}
 
@@ -33,14 +33,14 @@ def edges(page: Page, selector: str) -> tuple[float, float]:
 @pytest.mark.parametrize("size", [WIDE, NARROW])
 def test_however_long_a_difference_is_only_its_own_place_scrolls(visit, stage: Stage, size: dict[str, int]):
     page = visit(viewport=size).page(f"c/{stage.conversation('refund')}")
-    card = page.locator("assent-approval")
+    card = page.locator("holdfast-approval")
     read_and_click(card.locator(".edit"))
     card.get_by_label("reason", exact=True).fill("so late that it was no present any more")
     read_card(card.get_by_role("button", name="Approve as edited"))
     keeps_to_itself(page)
     read_and_click(card.locator(".approve"))
-    page.locator("assent-tool summary").click()
-    expect(page.locator("assent-tool .diff")).to_be_visible()
+    page.locator("holdfast-tool summary").click()
+    expect(page.locator("holdfast-tool .diff")).to_be_visible()
     keeps_to_itself(page)
 
     name = stage.conversation("rewrite")
@@ -72,9 +72,9 @@ def test_neither_the_scrollbar_that_an_opened_row_brings_nor_a_selection_moves_i
     })"""
     before = page.evaluate(places)
     assert before[0][1] == pytest.approx(before[1][1], abs=8), "in one line"
-    assert not page.evaluate(SCROLLS, "assent-inbox")
+    assert not page.evaluate(SCROLLS, "holdfast-inbox")
     page.locator(".row .head").click()
-    until(page, lambda: page.evaluate(SCROLLS, "assent-inbox"))
+    until(page, lambda: page.evaluate(SCROLLS, "holdfast-inbox"))
     assert page.evaluate(places) == before
     select(page.locator(".row"))
     expect(page.get_by_role("button", name="Review 1 selected")).to_be_visible()
@@ -91,9 +91,9 @@ def test_the_conversation_stays_in_line_with_the_message_field_whether_it_scroll
     before = edges(page, ".thread")
     assert before == edges(page, ".composer")
     say(page, "rewrite")
-    expect(page.locator("assent-approval")).to_be_visible()
+    expect(page.locator("holdfast-approval")).to_be_visible()
     until(page, lambda: page.evaluate(SCROLLS, ".scroll"))
-    assert edges(page, ".thread") == edges(page, "assent-approval .card") == edges(page, ".composer") == before
+    assert edges(page, ".thread") == edges(page, "holdfast-approval .card") == edges(page, ".composer") == before
 
 
 def test_a_script_that_is_wrong_is_named_with_its_line_where_the_page_would_be(visit, stage: Stage):
@@ -104,9 +104,9 @@ def test_a_script_that_is_wrong_is_named_with_its_line_where_the_page_would_be(v
     page = alice.page("inbox")
     page.route("**/elements/approval.js", broken)
     page.reload()
-    expect(page.locator("assent-app")).to_contain_text("SyntaxError")
-    expect(page.locator("assent-app")).to_contain_text(f"({stage.url}static/elements/approval.js:2)")
-    expect(page.locator("assent-app")).to_contain_text("assent ui diff")
+    expect(page.locator("holdfast-app")).to_contain_text("SyntaxError")
+    expect(page.locator("holdfast-app")).to_contain_text(f"({stage.url}static/elements/approval.js:2)")
+    expect(page.locator("holdfast-app")).to_contain_text("holdfast ui diff")
     assert len(alice.complaints) == 1
     alice.complaints.clear()  # it was broken on purpose
 
@@ -114,7 +114,7 @@ def test_a_script_that_is_wrong_is_named_with_its_line_where_the_page_would_be(v
 def test_a_script_that_cannot_be_loaded_leaves_no_empty_page(visit, stage: Stage):
     alice = visit()
     page = alice.page("inbox")
-    shown = "getComputedStyle(document.querySelector('assent-app'), '::before')"
+    shown = "getComputedStyle(document.querySelector('holdfast-app'), '::before')"
     assert page.evaluate(f"{shown}.content") == "none"
     page.route("**/elements/approval.js", lambda route: route.abort())
     page.reload()

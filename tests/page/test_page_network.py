@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Stage, read_and_click, read_card, say, select, until
 from playwright.sync_api import Page, expect
+from support.browser import Stage, read_and_click, read_card, say, select, until
 
-SHORT = "Object.assign(assent.limits, {request: 4000, silence: 5000})"
+SHORT = "Object.assign(holdfast.limits, {request: 4000, silence: 5000})"
 """So that a test does not take minutes. The stage's heart beats every second."""
 
 LATER = "const { now } = Date; Date.now = () => now() + 3_600_000"
@@ -83,7 +83,7 @@ def behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[St
 
 def opened(visit, stage: Stage, place: str) -> Page:
     page = visit(stage=stage).page(place)
-    until(page, "window.assent?.connection === 'online'")
+    until(page, "window.holdfast?.connection === 'online'")
     page.evaluate(SHORT)
     return page
 
@@ -94,7 +94,7 @@ def test_after_a_silent_loss_of_the_network_the_page_comes_back_and_a_press_says
     stage, proxy = behind
     name = stage.conversation("refund")
     page = opened(visit, stage, f"c/{name}")
-    card, banner = page.locator("assent-approval"), page.get_by_text("The page reconnects by itself")
+    card, banner = page.locator("holdfast-approval"), page.get_by_text("The page reconnects by itself")
     read_card(card.locator(".approve"))
     proxy.dark = True
     card.locator(".approve").click()
@@ -136,7 +136,7 @@ def test_a_batch_and_a_message_say_that_they_are_being_sent_and_that_no_answer_c
     proxy.dark = True
     approve.click()
     expect(approve).to_have_text("Sending…")
-    expect(dialog.get_by_role("alert")).to_contain_text("what was decided is not known")
+    expect(dialog.get_by_role("alert")).to_contain_text("the outcome is unknown")
     expect(approve).to_have_text("Approve 1")
     page.keyboard.press("Escape")
     page.evaluate(f"location.hash = '#/c/{name}'")
@@ -185,8 +185,8 @@ def test_a_stream_outlives_the_time_between_two_heartbeats(visit, behind: tuple[
     """The limit on silence is longer than the server's heartbeat: nothing is opened again without a reason."""
     stage, _ = behind
     page = visit(stage=stage).page("inbox")
-    until(page, "window.assent?.connection === 'online'")
-    assert page.evaluate("assent.limits.silence") > 2 * 15_000
+    until(page, "window.holdfast?.connection === 'online'")
+    assert page.evaluate("holdfast.limits.silence") > 2 * 15_000
     page.evaluate(
         """() => {
             window.beats = 0;
@@ -196,6 +196,7 @@ def test_a_stream_outlives_the_time_between_two_heartbeats(visit, behind: tuple[
             };
         }"""
     )
+    until(page, "window.beats >= 1")  # every stream of the page is open by now
     streams: list[str] = []
     page.on("request", lambda request: streams.append(request.url) if "/events" in request.url else None)
     until(page, "window.beats >= 3")

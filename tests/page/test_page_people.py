@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from browser import Stage, read_and_click, read_card, say, until
 from playwright.sync_api import Page, expect
+from support.browser import Stage, read_and_click, read_card, say, until
 
 ARMED = 900
 """Milliseconds after which a card that has moved can be pressed: what decides nothing by then decides nothing."""
@@ -35,7 +35,7 @@ def press(page: Page, keys: str, pause: float = 0) -> None:
 
 def approve(page: Page) -> None:
     """The open card, by its key, as soon as it can be pressed."""
-    expect(page.locator("assent-approval .approve")).to_be_enabled()
+    expect(page.locator("holdfast-approval .approve")).to_be_enabled()
     page.keyboard.press("a")
 
 
@@ -50,11 +50,13 @@ def test_the_rest_of_a_sentence_decides_nothing_when_its_card_goes_from_the_inbo
     expect(page.get_by_label("Reason")).to_be_focused()
     page.keyboard.type("not today: ")
     settle(stage, first)
-    expect(page.locator(".row.open .stale")).to_have_text("Denied by bob: no. What you write goes nowhere: press Esc.")
+    expect(page.locator(".row.open .stale")).to_have_text(
+        "Denied by bob: no. Your typing is ignored; press Esc to continue."
+    )
     expect(page.locator(".row.open .stale")).to_be_focused()
     press(page, "j a a Space Enter Tab a Tab Enter a Space a a", ARMED)
     assert decided(stage, second["conversation"]) == []
-    expect(page.locator("assent-approval")).to_have_count(0)
+    expect(page.locator("holdfast-approval")).to_have_count(0)
     press(page, "Escape j a")  # who has looked up goes on
     approve(page)
     expect(page.locator(".row.open .stale")).to_have_text("Approved by alice.")
@@ -63,23 +65,23 @@ def test_the_rest_of_a_sentence_decides_nothing_when_its_card_goes_from_the_inbo
 def test_the_rest_of_a_sentence_decides_nothing_when_its_card_goes_from_a_conversation(visit, stage: Stage):
     name = stage.conversation("twins")
     page = visit().page(f"c/{name}")
-    expect(page.locator("assent-approval")).to_have_count(2)
-    read_and_click(page.locator("assent-approval .edit").first)
+    expect(page.locator("holdfast-approval")).to_have_count(2)
+    read_and_click(page.locator("holdfast-approval .edit").first)
     expect(page.get_by_role("textbox", name="contract")).to_be_focused()
     page.keyboard.type("my ")
     pending = stage.ask("GET", f"pending?conversation={name}")["pending"]
     settle(stage, next(call for call in pending if call["args"] == {"contract": "first"}))
-    expect(page.locator("assent-approval")).to_have_count(1)
-    expect(page.locator("assent-tool summary").first).to_be_focused()
-    expect(page.get_by_text("What you write goes nowhere: press Esc.")).to_be_visible()
-    expect(page.locator("assent-approval .approve")).to_be_enabled()
+    expect(page.locator("holdfast-approval")).to_have_count(1)
+    expect(page.locator("holdfast-tool summary").first).to_be_focused()
+    expect(page.get_by_text("Your typing is ignored; press Esc to continue.")).to_be_visible()
+    expect(page.locator("holdfast-approval .approve")).to_be_enabled()
     for _ in range(6):
         press(page, "Tab a Enter Space")
     page.wait_for_timeout(ARMED)
     assert decided(stage, name) == [("bob", "deny")]
     page.keyboard.press("Escape")
-    expect(page.get_by_text("What you write goes nowhere: press Esc.")).to_be_hidden()
-    page.locator("assent-approval .card").press("a")
+    expect(page.get_by_text("Your typing is ignored; press Esc to continue.")).to_be_hidden()
+    page.locator("holdfast-approval .card").press("a")
     until(page, lambda: decided(stage, name) == [("bob", "deny"), ("alice", "approve")])
 
 
@@ -129,20 +131,20 @@ def test_a_full_inbox_is_worked_through_by_keyboard_and_the_focus_is_never_lost(
 
     press(page, "j e")
     expect(page.get_by_role("textbox", name="order")).to_be_focused()
-    expect(page.locator("assent-approval .approve")).to_be_enabled()
+    expect(page.locator("holdfast-approval .approve")).to_be_enabled()
     page.keyboard.press("Control+Enter")
     expect(stale).to_be_focused()
 
     press(page, "j x j j k j x")
     page.keyboard.press("a")
-    dialog = page.get_by_role("dialog", name="Decide 2 together")
+    dialog = page.get_by_role("dialog", name="Review 2 requests")
     expect(dialog).to_be_focused()
     page.keyboard.press("Tab")
     page.keyboard.press("End")
     expect(dialog.get_by_role("button", name="Approve 2")).to_be_enabled()
     press(page, "Tab Enter")
     expect(dialog).to_be_hidden()
-    until(page, "document.activeElement.closest('assent-inbox') !== null")
+    until(page, "document.activeElement.closest('holdfast-inbox') !== null")
     press(page, "Escape k a")
     approve(page)
     expect(stale).to_be_focused()
@@ -189,7 +191,7 @@ def test_what_is_written_into_a_text_is_no_key_also_where_it_is_another_applicat
     page = visit().page("inbox")
     filtered(page, stage.conversation("book"), 1)
     press(page, "j Enter")
-    field = page.locator("assent-question").get_by_label("name", exact=True)
+    field = page.locator("holdfast-question").get_by_label("name", exact=True)
     field.focus()
     page.keyboard.type("who?")
     expect(field).to_have_value("who?")
@@ -257,14 +259,14 @@ def test_beside_a_text_and_in_an_edit_letters_on_a_radio_button_or_a_checkbox_le
 
 def test_after_a_decision_by_key_the_focus_is_on_the_calls_line(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('twins')}")
-    expect(page.locator("assent-approval")).to_have_count(2)
+    expect(page.locator("holdfast-approval")).to_have_count(2)
     for n in (1, 0):
-        read_card(page.locator("assent-approval .approve").nth(n))
-    page.locator("assent-approval .card").first.press("a")
-    expect(page.locator("assent-tool summary").first).to_be_focused()
-    expect(page.locator("assent-approval .approve")).to_be_enabled()
-    page.locator("assent-approval .approve").press("Enter")
-    expect(page.locator("assent-tool summary").nth(1)).to_be_focused()
+        read_card(page.locator("holdfast-approval .approve").nth(n))
+    page.locator("holdfast-approval .card").first.press("a")
+    expect(page.locator("holdfast-tool summary").first).to_be_focused()
+    expect(page.locator("holdfast-approval .approve")).to_be_enabled()
+    page.locator("holdfast-approval .approve").press("Enter")
+    expect(page.locator("holdfast-tool summary").nth(1)).to_be_focused()
 
 
 def test_revoking_what_was_remembered_leaves_the_focus_in_its_list_and_then_where_it_came_from(visit, stage: Stage):
@@ -284,7 +286,7 @@ def test_revoking_what_was_remembered_leaves_the_focus_in_its_list_and_then_wher
     expect(opener).to_be_focused()
     opener.press("Enter")
     dialog.get_by_role("button", name="Revoke").press("Enter")
-    expect(dialog.get_by_text("Nothing is remembered any more")).to_be_visible()
+    expect(dialog.get_by_text("No approval is remembered")).to_be_visible()
     expect(dialog).to_be_focused()
     page.keyboard.press("Escape")
     expect(opener).to_have_count(0)
@@ -306,15 +308,15 @@ def test_on_a_phone_the_list_of_conversations_is_opened_and_left_by_keyboard(vis
 # --- by ear ---
 
 
-@pytest.mark.parametrize("place", ["assent-chat", "assent-app"])
+@pytest.mark.parametrize("place", ["holdfast-chat", "holdfast-app"])
 def test_each_call_that_waits_is_spoken_of_also_in_the_same_words_and_without_overrides(
     visit, stage: Stage, place: str
 ):
     name = stage.conversation()
-    page = visit().page(f"c/{name}" if place == "assent-chat" else "inbox")
+    page = visit().page(f"c/{name}" if place == "holdfast-chat" else "inbox")
     region = page.locator(f"{place} [aria-live]").first
     expect(region).to_be_attached()
-    until(page, "window.assent.connection === 'online' && window.assent.inbox.ready")
+    until(page, "window.holdfast.connection === 'online' && window.holdfast.inbox.ready")
     region.evaluate(
         """region => {
             window.told = [];
@@ -369,7 +371,7 @@ def test_who_has_written_elsewhere_or_sent_a_message_is_heard_again(visit, stage
 
 def test_back_can_be_pressed_while_the_edit_is_tried_and_leaves_the_focus_on_the_card(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('refund')}")
-    card = page.locator("assent-approval")
+    card = page.locator("holdfast-approval")
     read_and_click(card.locator(".edit"))
     card.get_by_label("amount", exact=True).fill("7")
     card.get_by_role("button", name="Back").focus()

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Stage, read_and_click, register, say, select, until
 from playwright.sync_api import Route, expect
+from support.browser import Stage, read_and_click, register, say, select, until
 
 HUGE = 9007199254740993
 """No double holds it: it would be shown, and sent back, as ...992."""
@@ -20,7 +20,7 @@ HUGE = 9007199254740993
 def test_a_number_that_a_double_would_round_is_shown_and_sent_back_digit_by_digit(visit, stage: Stage):
     conversation = stage.conversation("pay")
     page = visit().page(f"c/{conversation}")
-    card = page.locator("assent-approval")
+    card = page.locator("holdfast-approval")
     expect(card.locator(".content")).to_contain_text(str(HUGE))
     read_and_click(card.locator(".edit"))
     expect(card.get_by_label("account", exact=True)).to_have_value(str(HUGE))
@@ -48,7 +48,7 @@ def test_a_number_that_a_double_would_round_is_shown_and_sent_back_digit_by_digi
 def test_what_is_no_number_cannot_be_approved_as_the_number_before(visit, stage: Stage):
     conversation = stage.conversation("refund")
     page = visit().page(f"c/{conversation}")
-    card = page.locator("assent-approval")
+    card = page.locator("holdfast-approval")
     read_and_click(card.locator(".edit"))
     expect(card.locator(".approve")).to_be_enabled()
     amount = card.get_by_label("amount", exact=True)
@@ -71,12 +71,12 @@ def test_a_plan_that_changed_is_back_in_the_inbox_with_what_changed(visit, stage
     name = stage.conversation("buy")
     page = visit().page("inbox")
     page.locator(".row", has_text=name).locator(".head").click()
-    expect(page.locator("assent-approval .preview")).to_have_text("costs 41 EUR")
-    read_and_click(page.locator("assent-approval .approve"))
-    expect(page.locator("assent-approval .preview")).to_have_text("costs 42 EUR")
-    expect(page.locator("assent-approval .since .removed")).to_contain_text("costs 41 EUR")
-    page.locator("assent-approval .content").evaluate("box => box.scrollTo(0, box.scrollHeight)")
-    read_and_click(page.locator("assent-approval .approve"))
+    expect(page.locator("holdfast-approval .preview")).to_have_text("costs 41 EUR")
+    read_and_click(page.locator("holdfast-approval .approve"))
+    expect(page.locator("holdfast-approval .preview")).to_have_text("costs 42 EUR")
+    expect(page.locator("holdfast-approval .since .removed")).to_contain_text("costs 41 EUR")
+    page.locator("holdfast-approval .content").evaluate("box => box.scrollTo(0, box.scrollHeight)")
+    read_and_click(page.locator("holdfast-approval .approve"))
     expect(page.locator(".row.open .stale")).to_have_text("Approved by alice.")
 
 
@@ -86,12 +86,12 @@ def test_an_element_that_is_given_the_next_call_keeps_nothing_of_the_last(visit,
     page = visit().page("inbox")
     page.evaluate(
         """pending => {
-            document.body.innerHTML = '<assent-approval></assent-approval>';
-            Object.assign(document.querySelector('assent-approval'), { client: assent, pending });
+            document.body.innerHTML = '<holdfast-approval></holdfast-approval>';
+            Object.assign(document.querySelector('holdfast-approval'), { client: holdfast, pending });
         }""",
         first,
     )
-    give = "pending => (document.querySelector('assent-approval').pending = pending)"
+    give = "pending => (document.querySelector('holdfast-approval').pending = pending)"
     page.get_by_label("Remember").select_option("tool")
     read_and_click(page.locator(".approve"))
     waiting = f"pending?conversation={first['conversation']}"
@@ -111,8 +111,8 @@ def test_an_element_that_is_given_the_next_call_keeps_nothing_of_the_last(visit,
     one, two = (stage.waiting(stage.conversation("book")) for _ in range(2))
     page.evaluate(
         """pending => {
-            document.body.innerHTML = '<assent-question></assent-question>';
-            Object.assign(document.querySelector('assent-question'), { client: assent, pending });
+            document.body.innerHTML = '<holdfast-question></holdfast-question>';
+            Object.assign(document.querySelector('holdfast-question'), { client: holdfast, pending });
         }""",
         one,
     )
@@ -120,7 +120,7 @@ def test_an_element_that_is_given_the_next_call_keeps_nothing_of_the_last(visit,
     page.get_by_label("seats", exact=True).fill("many")
     read_and_click(page.get_by_role("button", name="Send the answer"))
     expect(page.get_by_text("Must be a number.")).to_be_visible()
-    page.evaluate("pending => (document.querySelector('assent-question').pending = pending)", two)
+    page.evaluate("pending => (document.querySelector('holdfast-question').pending = pending)", two)
     expect(page.get_by_label("name", exact=True)).to_have_value("")
     expect(page.get_by_label("seats", exact=True)).to_have_value("")
     expect(page.locator(".wrong")).to_have_count(0)
@@ -136,8 +136,8 @@ def test_a_batch_warns_as_its_cards_do_and_knows_what_it_does_not_know(visit, st
         select(box)
     page.get_by_label("Filter").fill("sdb")
     page.get_by_role("button", name="Review 2 selected").click()
-    dialog = page.get_by_role("dialog", name="Decide 2 together")  # also what the filter hides
-    expect(dialog.get_by_text("could not be found out: the preview failed: RuntimeError")).to_have_count(2)
+    dialog = page.get_by_role("dialog", name="Review 2 requests")  # also what the filter hides
+    expect(dialog.get_by_text("No preview: the preview failed: RuntimeError")).to_have_count(2)
 
     def away(route: Route) -> None:
         problem = {"status": 503, "title": "away", "detail": "the store cannot be reached now"}
@@ -155,7 +155,7 @@ def test_a_batch_warns_as_its_cards_do_and_knows_what_it_does_not_know(visit, st
     page.unroute("**/pending/resolve")
     page.route("**/pending/resolve", cut)
     dialog.get_by_role("button", name="Approve 2").click()
-    expect(dialog.get_by_role("alert")).to_contain_text("what was decided is not known")
+    expect(dialog.get_by_role("alert")).to_contain_text("the outcome is unknown")
     assert [event["type"] for event in stage.log(name)].count("CallResolved") == 2
 
 
@@ -172,10 +172,10 @@ def test_an_interrupted_call_is_not_edited_and_a_batch_says_that_it_was_interrup
     row.locator(".head").focus()
     page.keyboard.press("e")
     expect(row.locator(".card")).to_be_focused()
-    expect(row.locator("assent-form")).to_have_count(0)
+    expect(row.locator("holdfast-form")).to_have_count(0)
     select(row)
     page.get_by_role("button", name="Review 1 selected").click()
-    expect(page.locator("dialog").get_by_text("It was interrupted while it ran")).to_be_visible()
+    expect(page.locator("dialog").get_by_text("It was interrupted while running")).to_be_visible()
 
 
 def test_how_long_an_approval_is_remembered_is_what_the_card_shows(visit, stage: Stage):
@@ -193,16 +193,16 @@ def test_a_waiting_call_is_shown_however_much_was_said_since(visit, stage: Stage
     for n in range(210):
         stage.ask("POST", f"conversations/{name}/messages", {"text": f"and {n}", "when_busy": "queue"})
     page = visit().page(f"c/{name}")
-    expect(page.locator("assent-approval .approve")).to_be_enabled()
+    expect(page.locator("holdfast-approval .approve")).to_be_enabled()
     page.get_by_role("button", name="Earlier messages").evaluate("button => button.click()")
     expect(page.get_by_text("I am asking a colleague")).to_be_attached()
-    expect(page.locator("assent-approval")).to_have_count(1)
+    expect(page.locator("holdfast-approval")).to_have_count(1)
     stage.ask("POST", f"conversations/{name}/cancel")
 
 
 def test_an_edit_goes_on_over_a_lost_connection(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('refund')}")
-    card = page.locator("assent-approval")
+    card = page.locator("holdfast-approval")
     read_and_click(card.locator(".edit"))
     card.get_by_label("reason", exact=True).fill("half a thought")
     stage.kill()
@@ -215,17 +215,17 @@ def test_an_edit_goes_on_over_a_lost_connection(visit, stage: Stage):
 
 def test_that_the_server_could_not_be_reached_is_no_news_once_it_is_back(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('refund')}")
-    card, field = page.locator("assent-approval"), page.get_by_label("Message", exact=True)
+    card, field = page.locator("holdfast-approval"), page.get_by_label("Message", exact=True)
     read_and_click(card.locator(".edit"))
     stage.kill()
     card.get_by_label("amount", exact=True).fill("5.50")
-    expect(card.get_by_text("This would fail: the server cannot be reached")).to_be_visible()
+    expect(card.get_by_text("Not checked: the server cannot be reached")).to_be_visible()
     card.get_by_role("button", name="Back").click()
     read_and_click(card.locator(".approve"))
     expect(card.locator(".stale")).to_contain_text("Not confirmed: the server cannot be reached.")
     field.fill("hello?")
     page.keyboard.press("Enter")
-    expect(page.locator(".below .notice")).to_have_text("the server cannot be reached")
+    expect(page.locator(".below .notice")).to_have_text("Not confirmed: the server cannot be reached")
     stage.start()
     expect(page.get_by_text("The page reconnects by itself")).to_be_hidden()
     for notice in (card.locator(".stale"), page.locator(".below .notice")):
@@ -243,7 +243,7 @@ def test_that_the_server_could_not_be_reached_is_no_news_once_it_is_back(visit, 
 
 def test_a_field_that_is_wrong_does_not_take_the_focus_from_the_one_that_is_written_in(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('refund')}")
-    card = page.locator("assent-approval")
+    card = page.locator("holdfast-approval")
     read_and_click(card.locator(".edit"))
     card.get_by_label("amount", exact=True).fill("")
     card.get_by_label("reason", exact=True).fill("")
@@ -254,36 +254,36 @@ def test_a_field_that_is_wrong_does_not_take_the_focus_from_the_one_that_is_writ
 
 def test_half_a_date_stays_as_it_is_and_is_not_taken_for_the_date_before(visit, stage: Stage):
     page = visit(locale="en-US").page("inbox")
-    until(page, "customElements.get('assent-form') !== undefined")
+    until(page, "customElements.get('holdfast-form') !== undefined")
     page.evaluate(
         """() => {
-            const form = document.createElement('assent-form');
+            const form = document.createElement('holdfast-form');
             document.body.replaceChildren(form);
             Object.assign(form, { schema: { type: 'string', format: 'date' }, value: '2026-05-31' });
         }"""
     )
-    page.locator("assent-form input").focus()
+    page.locator("holdfast-form input").focus()
     page.keyboard.press("Backspace")
     expect(page.get_by_text("This is not complete.")).to_be_visible()
-    assert page.evaluate("document.querySelector('assent-form').check()") is False
+    assert page.evaluate("document.querySelector('holdfast-form').check()") is False
     page.keyboard.type("07")
     expect(page.locator(".wrong")).to_have_count(0)
-    assert page.evaluate("document.querySelector('assent-form').value") == "2026-07-31"
+    assert page.evaluate("document.querySelector('holdfast-form').value") == "2026-07-31"
 
 
 def test_a_schema_that_refers_to_itself_has_a_form_and_its_words_hide_nothing(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('folder')}")
-    card = page.locator("assent-approval")
+    card = page.locator("holdfast-approval")
     read_and_click(card.locator(".edit"))
-    expect(card.locator("assent-form textarea").first).to_be_visible()
-    words = card.locator("assent-form").inner_text()
+    expect(card.locator("holdfast-form textarea").first).to_be_visible()
+    words = card.locator("holdfast-form").inner_text()
     assert all(code in words for code in ("U+202E", "U+2028", "U+200B"))
     assert not re.search("[\u202e\u2028\u200b]", words)
     endless = page.evaluate(
         """async () => {
             const { check, initial } = await import('./static/schema.js');
             const schema = { oneOf: [{ $ref: '#' }, { type: 'string' }] };
-            const form = Object.assign(document.createElement('assent-form'), { schema });
+            const form = Object.assign(document.createElement('holdfast-form'), { schema });
             document.body.append(form);
             await form.updateComplete;
             const fields = form.querySelectorAll('input').length;
@@ -298,7 +298,7 @@ def test_a_schema_that_refers_to_itself_has_a_form_and_its_words_hide_nothing(vi
 
 def test_no_text_freezes_the_page_or_goes_missing(visit, stage: Stage):
     page = visit().page("inbox")
-    until(page, "customElements.get('assent-markdown') !== undefined")
+    until(page, "customElements.get('holdfast-markdown') !== undefined")
     texts = {
         "heading": "# " + " " * 20_000 + "x\rx",
         "hashes": "# " + "#" * 20_000 + "x",
@@ -316,7 +316,7 @@ def test_no_text_freezes_the_page_or_goes_missing(visit, stage: Stage):
     for name, text in texts.items():
         shown, took = page.evaluate(
             """async (text) => {
-                const element = document.createElement('assent-markdown');
+                const element = document.createElement('holdfast-markdown');
                 document.body.append(element);
                 const from = performance.now();
                 element.text = text;
@@ -334,10 +334,10 @@ def test_no_text_freezes_the_page_or_goes_missing(visit, stage: Stage):
 
 def test_a_block_that_cannot_be_read_is_shown_as_it_was_written(visit, stage: Stage):
     page = visit().page("inbox")
-    until(page, "customElements.get('assent-markdown') !== undefined")
+    until(page, "customElements.get('holdfast-markdown') !== undefined")
     shown = page.evaluate(
         """async () => {
-            const element = document.createElement('assent-markdown');
+            const element = document.createElement('holdfast-markdown');
             const { endsWith } = String.prototype;
             String.prototype.endsWith = function (end) {
                 if (this.includes('*two*')) throw new RangeError('as if it were nested too deeply');
@@ -389,7 +389,7 @@ def test_a_message_is_sent_once_and_what_is_written_meanwhile_stays(visit, stage
     page.keyboard.press("Enter")
     field.press_sequentially(" and wait")
     until(page, lambda: held)
-    page.evaluate(f"localStorage.setItem('assent.draft.{there}', 'a long draft')")
+    page.evaluate(f"localStorage.setItem('holdfast.draft.{there}', 'a long draft')")
     held.pop().continue_()
     expect(field).to_have_value("and wait")
     expect(page.get_by_text("You said: settle the bill")).to_be_visible()
@@ -444,7 +444,7 @@ def test_a_stream_that_only_tells_of_a_problem_is_asked_less_and_less_often(visi
 def test_what_does_not_exist_is_not_found_and_the_server_is_still_there(visit, stage: Stage):
     stage.conversation(name="constructor")
     page = visit().page("inbox")
-    until(page, "window.assent?.connection === 'online'")
+    until(page, "window.holdfast?.connection === 'online'")
     for name in ("nope", "100%"):
         page.evaluate("name => (location.hash = `#/c/${name}`)", name)
         expect(page.locator(".empty")).to_contain_text(f"no conversation '{name}'")
@@ -490,7 +490,7 @@ def test_a_reply_that_another_worker_begins_anew_is_not_joined_to_what_was_seen_
         f"**/{name}/events?*", lambda route: route.fulfill(headers={"content-type": "text/event-stream"}, body=told)
     )
     page = alice.page(f"c/{name}")
-    expect(page.locator(".live assent-markdown")).to_have_text("B1 B2")
+    expect(page.locator(".live holdfast-markdown")).to_have_text("B1 B2")
 
 
 # --- many conversations, and a store that is another ---
@@ -565,7 +565,7 @@ def test_the_newest_of_many_conversations_is_listed_and_a_replaced_store_is_show
 
     until(page, looked_often)
     assert len(asked) == len(set(asked)), "who has no title is asked once"
-    page.evaluate("document.querySelector('assent-app').most = 1")  # of more than are listed, the newest are
+    page.evaluate("document.querySelector('holdfast-app').most = 1")  # of more than are listed, the newest are
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     expect(page.locator(".side li")).to_have_count(500)
     expect(page.locator(".side li").first).to_contain_text("hello")

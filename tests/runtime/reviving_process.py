@@ -4,10 +4,10 @@ import asyncio
 import sys
 from pathlib import Path
 
-from harness import until
+from support.async_tests import until
 
-from assent import Agent, Answer, Approve, Call, Runtime, ScriptedModel, Stale, ToolCall, tool
-from assent.models.scripted import Hang
+from holdfast import Agent, Answer, Approve, Call, Runtime, ScriptedModel, Stale, ToolCall, tool
+from holdfast.models.scripted import Hang
 
 
 def say(*words):
@@ -49,11 +49,12 @@ async def look(n: int) -> str:
 @tool(executor="human", prompt="Which one?")
 def choose() -> str:
     """Ask the user."""
+    raise NotImplementedError
 
 
 def saved_agent():
     model = ScriptedModel([])
-    return Agent("saved", model=model, tools=[pay, look, choose], instructions="be brief", steps=5)
+    return Agent("saved", model=model, tools=[pay, look, choose], instructions="be brief", max_steps=5)
 
 
 # --- verbs ---
@@ -131,10 +132,10 @@ async def load_and_run(path, data):
     agent = Agent.from_json(read(data), model=model)
     async with Runtime(agent, store=url(path)) as rt:
         turn = await rt.send("c", "go")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         say("preview", entry.preview)
         await rt.resolve("c", entry.call, Approve(digest=entry.digest), by="boss")
-        await turn.ended()
+        await turn.final_result()
         for message in model.requests[1].messages[-2:]:
             say("result", message.content)
 

@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from worlds import NAMES
 
-EXAMPLES = float(os.environ.get("ASSENT_EXAMPLES", "1"))
-"""How many times as many examples as usual: ``ASSENT_EXAMPLES=100`` for a long night."""
+EXAMPLES = float(os.environ.get("HOLDFAST_EXAMPLES", "1"))
+"""How many times as many examples as usual: ``HOLDFAST_EXAMPLES=100`` for a long night."""
 
 
 def profile(examples, **options):
@@ -18,7 +18,7 @@ def profile(examples, **options):
         derandomize=EXAMPLES == 1,
         database=None,
         print_blob=True,
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
         **options,
     )
 
@@ -32,7 +32,7 @@ def hunting(examples):
         database=None,
         phases=[Phase.generate],
         report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
     )
 
 
@@ -89,6 +89,14 @@ scenario = st.fixed_dictionaries(
     }
 )
 
+
+def _with_copy(plot, at, step):
+    return {**plot, "steps": [*plot["steps"][:at], step, *plot["steps"][at:]]}
+
+
+importing = st.builds(_with_copy, scenario, st.integers(1, 13), verb("copy", who, st.booleans()))
+"""A scenario in which the conversation is exported at some moment, and imported under another name."""
+
 RICH = {
     "script": [
         [
@@ -139,3 +147,20 @@ def _classics():
 
 
 CLASSICS = list(_classics())
+
+
+def _imports():
+    """Imports at moments that matter: a call that waits, one that is approved, one that runs, one for a client."""
+    once = {**RICH, "jitter": [0], "second": False, "parallel": 64, "drain": None}
+    sent = ("send", 0, "refuse", None, None)
+    for trusted in (True, False):
+        copied = ("copy", 0, trusted, None)
+        for name in ("auto", "gated", "client", "gated_client", "planned_once", "asked", "human"):
+            for decide in (None, 0):
+                plot = {**once, "script": [[[(name, 3)]]], "drain": decide}
+                yield {**plot, "steps": [sent, copied]}
+                yield {**plot, "steps": [(*sent[:-1], 0.006), copied]}
+                yield {**plot, "steps": [sent, ("decide", 0, 0, 0, 0.004), copied]}
+
+
+IMPORTS = list(_imports())

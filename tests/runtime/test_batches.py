@@ -4,14 +4,12 @@ import asyncio
 from operator import itemgetter
 
 import pytest
-from harness import story
 
-from assent.runtime.deciding import each_of
+from holdfast.runtime.resolve import gather_by_conversation
 
 MANY = [("a", 1), ("b", 2), ("a", 3), ("c", 4)]
 
 
-@story
 async def test_different_conversations_are_decided_at_once_and_those_of_one_in_their_order():
     under_way, most, seen = 0, 0, []
 
@@ -24,12 +22,11 @@ async def test_different_conversations_are_decided_at_once_and_those_of_one_in_t
         seen.append(item)
         return item[1] * 10
 
-    assert await each_of(MANY, itemgetter(0), decide) == [10, 20, 30, 40]
+    assert await gather_by_conversation(MANY, itemgetter(0), decide) == [10, 20, 30, 40]
     assert most == 3
     assert [item for item in seen if item[0] == "a"] == [("a", 1), ("a", 3)]
 
 
-@story
 async def test_what_fails_is_raised_as_it_is_once_the_others_are_done():
     for failure in (BrokenPipeError, asyncio.CancelledError):
         done = []
@@ -41,5 +38,5 @@ async def test_what_fails_is_raised_as_it_is_once_the_others_are_done():
             done.append(item)
 
         with pytest.raises(failure):
-            await each_of(MANY, itemgetter(0), decide)
+            await gather_by_conversation(MANY, itemgetter(0), decide)
         assert sorted(done) == [("a", 1), ("a", 3), ("c", 4)]

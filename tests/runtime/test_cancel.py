@@ -8,20 +8,21 @@ import threading
 from contextlib import suppress
 
 import pytest
-from harness import until
-from reviving import Seen, agent, kill, kinds, life, of, paired, run
+from support.async_tests import until
+from support.revival import Seen, agent, kill, kinds, life, of, paired, run
 
-from assent import Answer, Approve, Call, NotFound, Principal, Runtime, ScriptedModel, Stale, ToolCall, tool
-from assent.core.events import AssistantSaid, CallReturned, CancelRequested, TurnEnded
-from assent.core.inputs import Cancel
-from assent.core.transcript import UserMessage
-from assent.models.scripted import Hang
-from assent.stores.memory import MemoryStore
+from holdfast import Answer, Approve, Call, NotFound, Principal, Runtime, ScriptedModel, Stale, ToolCall, tool
+from holdfast.core.events import AssistantSaid, CallReturned, CancelRequested, TurnEnded
+from holdfast.core.inputs import CancelTurn
+from holdfast.core.transcript import UserMessage
+from holdfast.models.scripted import Hang
+from holdfast.stores.memory import MemoryStore
 
 
 @tool(executor="human", prompt="Which one?")
 def choose() -> str:
     """Ask the user."""
+    raise NotImplementedError
 
 
 class Closing:
@@ -64,7 +65,7 @@ def test_cancelling_a_stream_closes_the_connection_and_keeps_the_partial_text_ma
             await until(lambda: _partial(rt))
             assert model.open == 1
             assert await rt.cancel("c", by="ann", reason="enough") is True
-            ended = await turn.ended()
+            ended = await turn.final_result()
             assert (ended.reason, model.open) == ("cancelled", 0)
             log = await rt.history("c")
             paired(log)
@@ -72,7 +73,7 @@ def test_cancelling_a_stream_closes_the_connection_and_keeps_the_partial_text_ma
             assert (said.text, said.partial, said.calls) == ("I was about to", True, ())
             (requested,) = of(log, CancelRequested)
             assert (requested.by.id, requested.reason) == ("ann", "enough")
-            await (await rt.send("c", "go on")).ended()
+            await (await rt.send("c", "go on")).final_result()
             seen = [m.text for m in model.requests[1].messages]
             assert seen[1].startswith("I was about to\n[cut off")
             assert seen[2] == "go on"
@@ -109,7 +110,7 @@ def test_cancelling_running_tools_stops_their_handlers_and_pairs_them_as_cancell
             turn = await rt.send("c", "go")
             await until(lambda: len(started) == 2)
             assert await rt.cancel("c")
-            assert (await turn.ended()).reason == "cancelled"
+            assert (await turn.final_result()).reason == "cancelled"
             assert len(stopped) == 2, "the turn was closed only when they had stopped"
             for pid in started:
                 with pytest.raises(ProcessLookupError):
@@ -144,7 +145,7 @@ def test_a_thread_that_cannot_be_stopped_is_told_and_its_late_result_is_ignored(
             turn = await rt.send("c", "go")
             await until(entered.is_set)
             await rt.cancel("c")
-            assert (await turn.ended()).reason == "cancelled"
+            assert (await turn.final_result()).reason == "cancelled"
             before = await rt.history("c")
             release.set()
             await until(over.is_set)
@@ -177,7 +178,7 @@ def test_the_result_of_a_handler_that_ignores_its_cancellation_says_that_it_may_
             turn = await rt.send("c", "go")
             await seen.running()
             await rt.cancel("c")
-            assert (await turn.ended()).reason == "cancelled"
+            assert (await turn.final_result()).reason == "cancelled"
             (returned,) = of(await rt.history("c"), CallReturned)
             assert returned.error.kind == "cancelled"
             assert returned.error.message == "the turn was cancelled while this ran; it may have taken effect"
@@ -213,7 +214,7 @@ def test_a_call_that_was_running_when_its_process_died_is_cancelled_with_the_out
 
 def test_a_handler_that_will_not_be_cancelled_holds_the_turn_up_for_a_grace_only(monkeypatch):
     """B59"""
-    monkeypatch.setattr("assent.runtime.tasks.GRACE", 0.05)
+    monkeypatch.setattr("holdfast.runtime.tasks.GRACE", 0.05)
 
     async def main():
         seen = Seen()
@@ -231,7 +232,7 @@ def test_a_handler_that_will_not_be_cancelled_holds_the_turn_up_for_a_grace_only
             turn = await rt.send("c", "go")
             await seen.running()
             await rt.cancel("c")
-            assert (await turn.ended()).reason == "cancelled"
+            assert (await turn.final_result()).reason == "cancelled"
             log = await rt.history("c")
             seen.door.set()
             paired(log)
@@ -256,21 +257,21 @@ def test_a_slot_that_was_taken_for_a_call_which_never_began_is_free_again():
             return [ToolCall("work")] if isinstance(request.messages[-1], UserMessage) else "done"
 
         async with Runtime(agent(ScriptedModel([reply] * 9), work), parallel=1) as rt:
-            publish = rt.home.bus.publish
+            publish = rt._engine.bus.publish
 
             def cancel_at_once(name, item):
                 publish(name, item)
                 if item.type == "CallStarted" and item.seq < 15:
-                    rt.home.conversation(name).submit(Cancel(by=Principal("ann")))
+                    rt._engine.conversation(name).submit_input(CancelTurn(by=Principal("ann")))
 
-            rt.home.bus.publish = cancel_at_once
+            rt._engine.bus.publish = cancel_at_once
             for _ in range(4):
-                await (await rt.send("c", "go")).ended()
+                await (await rt.send("c", "go")).final_result()
             log = await rt.history("c")
             paired(log)
             assert [e.reason for e in of(log, TurnEnded)] == ["cancelled", "cancelled", "completed", "completed"]
             assert len(seen.calls) == 2, "the first two were claimed, and cancelled before they began"
-            assert rt.home.slots._free == 1
+            assert rt._engine.slots._free == 1
 
     run(main)
 
@@ -281,9 +282,9 @@ def test_cancelling_what_waits_pairs_everything_and_a_later_answer_is_stale():
     async def main():
         async with Runtime(agent(ScriptedModel([[ToolCall("choose"), ToolCall("choose")]]), choose)) as rt:
             turn = await rt.send("c", "go")
-            first, second = (await turn.rest()).pending
+            first, second = (await turn.result()).pending
             await rt.cancel("c")
-            assert (await turn.ended()).reason == "cancelled"
+            assert (await turn.final_result()).reason == "cancelled"
             paired(await rt.history("c"))
             assert await rt.pending() == []
             for entry in (first, second):
@@ -314,7 +315,7 @@ def test_a_turn_whose_process_is_dead_is_closed_by_whoever_cancels_also_without_
             if where == "executing":
                 await seen.running()
             elif where == "awaiting":
-                await turn.rest()
+                await turn.result()
             await kill(rt)
         async with life(store=store.sibling()) as desk:
             waited = await desk.pending()
@@ -338,7 +339,7 @@ def test_cancelling_an_idle_conversation_changes_nothing():
         async with Runtime(agent(ScriptedModel(["hello"]))) as rt:
             with pytest.raises(NotFound):
                 await rt.cancel("c")
-            await (await rt.send("c", "hi")).ended()
+            await (await rt.send("c", "hi")).final_result()
             before = await rt.history("c")
             assert await rt.cancel("c") is False
             assert await rt.history("c") == before
@@ -355,8 +356,8 @@ def test_every_turn_has_exactly_one_terminal_however_often_it_is_cancelled():
                 turn = await rt.send("c", "go")
                 said = await asyncio.gather(*(rt.cancel("c") for _ in range(5)))
                 assert said.count(True) == 1
-                await turn.ended()
-            await (await rt.send("c", "go")).ended()
+                await turn.final_result()
+            await (await rt.send("c", "go")).final_result()
             log = await rt.history("c")
             paired(log)
             assert [e.reason for e in of(log, TurnEnded)] == ["cancelled", "cancelled", "completed"]
@@ -372,7 +373,7 @@ def test_queued_messages_survive_a_cancel_and_begin_in_the_same_append():
             await rt.send("c", "one")
             turn = await rt.send("c", "two", when_busy="queue")
             await rt.cancel("c")
-            assert (await turn.ended()).reason == "completed"
+            assert (await turn.final_result()).reason == "completed"
             log = await rt.history("c")
             paired(log)
             assert "TurnEnded TurnStarted" in " ".join(kinds(log))
@@ -394,9 +395,9 @@ def test_an_approval_and_a_cancel_at_once_leave_one_result_and_at_most_one_run()
 
         async with Runtime(agent(ScriptedModel([[ToolCall("work")], "ok"]), work)) as rt:
             turn = await rt.send("c", "go")
-            (entry,) = (await turn.rest()).pending
+            (entry,) = (await turn.result()).pending
             await asyncio.gather(rt.resolve("c", entry.call, Approve()), rt.cancel("c"), return_exceptions=True)
-            await turn.ended()
+            await turn.final_result()
             log = await rt.history("c")
             paired(log)
             (returned,) = of(log, CallReturned)

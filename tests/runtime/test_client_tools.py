@@ -3,35 +3,50 @@
 import asyncio
 
 import pytest
-from harness import Clock, Counting, Tape, agent, looked, of, paired, sees, story, until
+from support.async_tests import until
+from support.runtimes import Clock, Counting, Tape, agent, looked, of, paired, sees
 
-from assent import Answer, Approve, ClientResult, Deny, Failed, Invalid, Runtime, ScriptedModel, Stale, Submit, ToolCall
-from assent import tool as declare
-from assent.core.events import CallResolved, CallReturned, CallStarted, CallSuspended
-from assent.models.scripted import Hang
-from assent.stores.memory import MemoryStore
+from holdfast import (
+    Answer,
+    Approve,
+    ClientResult,
+    Deny,
+    Failed,
+    Invalid,
+    Runtime,
+    ScriptedModel,
+    Stale,
+    Submit,
+    ToolCall,
+)
+from holdfast import tool as declare
+from holdfast.core.events import CallResolved, CallReturned, CallStarted, CallSuspended
+from holdfast.models.scripted import Hang
+from holdfast.stores.memory import MemoryStore
 
 
 @declare(executor="client")
 def locate(precise: bool = False) -> dict[str, float]:
     """Where is the user?"""
+    raise NotImplementedError
 
 
 @declare(executor="client", approval="required", expires="10m")
 def share(what: str) -> str:
     """Share something from the page."""
+    raise NotImplementedError
 
 
 @declare(executor="human")
 def choose() -> str:
     """Let the person choose."""
+    raise NotImplementedError
 
 
 LOCATE = ToolCall("locate", {"precise": True})
 SHARE = ToolCall("share", {"what": "screen"})
 
 
-@story
 async def test_a_client_call_waits_for_a_live_page_and_its_validated_output_is_the_result():
     """B41"""
     model = ScriptedModel([[LOCATE], "done"])
@@ -39,38 +54,36 @@ async def test_a_client_call_waits_for_a_live_page_and_its_validated_output_is_t
         await rt.open("c")
         async with await rt.attach_client("c", by="ann") as page:
             turn = await rt.send("c", "hi")
-            (entry,) = (await turn.rest()).pending
+            (entry,) = (await turn.result()).pending
             assert (entry.kind, entry.executor, entry.args) == ("client_exec", "client", {"precise": True})
             assert entry.schema == {"type": "object", "additionalProperties": {"type": "number"}}
             assert await page.lease(entry.call)
             await page.result(entry.call, {"lat": 1.5})
-            await turn.ended()
+            await turn.final_result()
         assert sees(model) == [{"ok": True, "result": {"lat": 1.5}}]
         returned = of(await rt.history("c"), CallReturned)[0]
         assert (returned.source, returned.by) == ("client", "ann")
         assert of(await rt.history("c"), CallStarted) == []
 
 
-@story
 async def test_a_client_s_error_is_an_error_of_the_call():
     """B41"""
     model = ScriptedModel([[LOCATE], "done"])
     async with Runtime(agent(model, locate)) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         async with await rt.attach_client("c") as page:
             await page.failed(entry.call, "permission_denied", "the user said no")
-            await turn.ended()
+            await turn.final_result()
         assert sees(model)[0]["error"] == {"kind": "permission_denied", "message": "the user said no", "details": {}}
         assert of(await rt.history("c"), CallReturned)[0].source == "client"
 
 
-@story
 async def test_a_client_result_that_violates_its_schema_is_refused_with_the_reason_and_still_pending():
     """B34, B45"""
     async with Runtime(agent([[LOCATE], "done"], locate)) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         async with await rt.attach_client("c") as page:
             for value in ("here", {"lat": "far"}, [1], None, {"lat": float("nan")}, object()):
                 with pytest.raises(Invalid):
@@ -81,10 +94,9 @@ async def test_a_client_result_that_violates_its_schema_is_refused_with_the_reas
             assert await rt.pending() == [entry]
             assert of(await rt.history("c"), CallResolved) == []
             await page.result(entry.call, {"lat": 1})
-            await turn.ended()
+            await turn.final_result()
 
 
-@story
 async def test_a_gated_client_call_is_two_suspensions_under_one_id_in_one_append_with_a_fresh_deadline():
     """B42"""
     clock, store = Clock(1000.0), Counting()
@@ -93,7 +105,7 @@ async def test_a_gated_client_call_is_two_suspensions_under_one_id_in_one_append
         await rt.open("c")
         async with await rt.attach_client("c") as page:
             turn = await rt.send("c", "hi")
-            (approval,) = (await turn.rest()).pending
+            (approval,) = (await turn.result()).pending
             assert (approval.kind, approval.deadline) == ("approval", 1600.0)
             assert not await page.lease(approval.call), "it is not for a page yet"
             with pytest.raises(Invalid):
@@ -112,18 +124,17 @@ async def test_a_gated_client_call_is_two_suspensions_under_one_id_in_one_append
                 await rt.resolve("c", approval.call, Deny("too late"), by="bob")
             assert await page.lease(execution.call)
             await page.result(execution.call, "shared")
-            await turn.ended()
+            await turn.final_result()
         assert sees(model) == [{"ok": True, "result": "shared"}]
         paired(await rt.history("c"))
 
 
-@story
 async def test_a_kill_between_the_two_suspensions_revives_in_the_second():
     """B42"""
     store = MemoryStore()
     async with Runtime(agent([[SHARE], "done"], share), store=store) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
     async with Runtime(store=store.sibling()) as guest:  # no agent: it serves and records
         await guest.resolve("c", entry.call, Approve(), by="boss")
     model = ScriptedModel([[SHARE], "done"], follow=True)
@@ -135,46 +146,43 @@ async def test_a_kill_between_the_two_suspensions_revives_in_the_second():
         assert sees(model) == [{"ok": True, "result": "shared"}]
 
 
-@story
 async def test_edited_arguments_of_a_gated_client_call_are_what_the_page_gets_and_the_model_is_told():
     """B36, B42"""
     model = ScriptedModel([[SHARE], "done"])
     async with Runtime(agent(model, share)) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         await rt.resolve("c", entry.call, Approve(args={"what": "window"}))
         (execution,) = await rt.pending()
         assert execution.args == {"what": "window"}
         await rt.resolve("c", entry.call, ClientResult("shared"))
-        await turn.ended()
+        await turn.final_result()
         assert sees(model)[0]["edited_args"] == {"what": "window"}
 
 
-@story
 async def test_a_denied_client_call_never_reaches_a_page():
     """B35, B42"""
     model = ScriptedModel([[SHARE], "done"])
     async with Runtime(agent(model, share)) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         await rt.resolve("c", entry.call, Deny("no"))
-        await turn.ended()
+        await turn.final_result()
         assert [event.kind for event in of(await rt.history("c"), CallSuspended)] == ["approval"]
 
 
-@story
 async def test_without_a_live_client_the_call_is_detached_after_the_grace_and_the_turn_goes_on():
     """B43"""
     clock = Clock(1000.0)
     model = ScriptedModel([[LOCATE], "done"])
     async with Runtime(agent(model, locate), clock=clock) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         clock.now += 4.9
         await looked(rt.store)
         assert await rt.pending() == [entry]
         clock.now += 0.1
-        assert (await turn.ended()).reason == "completed"
+        assert (await turn.final_result()).reason == "completed"
         assert sees(model)[0]["error"]["kind"] == "detached"
         with pytest.raises(Stale) as late:
             await rt.resolve("c", entry.call, ClientResult({"lat": 1.0}))
@@ -183,7 +191,6 @@ async def test_without_a_live_client_the_call_is_detached_after_the_grace_and_th
         assert resolved.by == "system"
 
 
-@story
 async def test_the_grace_begins_when_the_last_able_client_leaves_or_stops_beating():
     """B43"""
     clock = Clock(1000.0)
@@ -193,7 +200,7 @@ async def test_the_grace_begins_when_the_last_able_client_leaves_or_stops_beatin
         await rt.attach_client("c", ["other_tool"])  # present, but not for this tool
         page = await rt.attach_client("c", ["locate"])
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         clock.now += 60
         await looked(rt.store)
         assert await rt.pending() == [entry], "a page is there"
@@ -202,50 +209,47 @@ async def test_the_grace_begins_when_the_last_able_client_leaves_or_stops_beatin
         await looked(rt.store)
         assert await rt.pending() == [entry]
         clock.now += 0.2
-        await turn.ended()
+        await turn.final_result()
         assert sees(model)[-1]["error"]["kind"] == "detached"
 
         await rt.attach_client("c", ["locate"], keep=False)  # a page that dies without a word
         turn = await rt.send("c", "again")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         clock.now += 79
         await looked(rt.store)
         assert await rt.pending() == [entry]
         clock.now += 2
-        await turn.ended()
+        await turn.final_result()
         assert sees(model)[-1]["error"]["kind"] == "detached"
 
 
-@story
 async def test_a_page_that_comes_within_the_grace_keeps_the_call_waiting():
     """B43"""
     clock = Clock(1000.0)
     async with Runtime(agent([[LOCATE], "done"], locate), clock=clock) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         clock.now += 4
         async with await rt.attach_client("c", keep=False) as page:
             clock.now += 30
             await looked(rt.store)
             assert await rt.pending() == [entry]
             await page.result(entry.call, {})
-            await turn.ended()
+            await turn.final_result()
 
 
-@story
 async def test_a_page_that_leaves_does_not_hurry_what_waits_for_people():
     """B43, B57"""
     clock = Clock(1000.0)
     async with Runtime(agent([[ToolCall("choose")], "done"], choose), clock=clock) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         page = await rt.attach_client("c")
         await page.detach()
         (row,) = await rt.store.pending("c")
         assert row.due == entry.deadline
 
 
-@story
 async def test_a_page_that_attaches_twice_at_once_is_one_client_and_leaves_nothing_behind_when_it_is_gone():
     store = MemoryStore()
     put = store.put_client
@@ -260,11 +264,33 @@ async def test_a_page_that_attaches_twice_at_once_is_one_client_and_leaves_nothi
         one, two = await asyncio.gather(*(rt.attach_client("c", client="page") for _ in range(2)))
         for page in (one, two):
             await page.detach()
-        await until(lambda: not [t for t in asyncio.all_tasks() if t.get_name() == "assent:client:page"])
-        assert [row.until <= rt.home.now() for row in await rt.store.clients("c")] == [True]
+        await until(lambda: not [t for t in asyncio.all_tasks() if t.get_name() == "holdfast:client:page"])
+        assert [row.until <= rt._engine.now() for row in await rt.store.clients("c")] == [True]
 
 
-@story
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["in one process", "in two processes"])
+async def test_a_principal_cannot_replace_another_principals_client_of_the_same_id(elsewhere):
+    """B45: presence, tools and leases are those of the client of one principal."""
+
+    store = MemoryStore()
+    guest = Runtime(store=store.sibling())
+    async with Runtime(agent([[LOCATE], "done"], locate), store=store) as rt, guest as other:
+        await rt.open("c")
+        page = await rt.attach_client("c", client="page", by="ann")
+        (entry,) = (await (await rt.send("c", "hi")).result()).pending
+        assert await page.lease(entry.call)
+        taken = await (other if elsewhere else rt).attach_client("c", ["other"], client="page", by="eve")
+        assert (page.id, taken.id) == ("page", "page")
+        assert len(await rt.store.clients("c")) == 2
+        assert not await taken.lease(entry.call)
+        await taken.detach()
+        mine = next(row for row in await rt.store.clients("c") if row.client == page.stored)
+        assert (mine.tools, mine.until > rt._engine.now()) == ((), True)
+        again = await rt.attach_client("c", client="page", by="ann")
+        assert await again.lease(entry.call), "the same principal goes on with its client"
+        await again.result(entry.call, {"lat": 1.0})
+
+
 async def test_of_two_tabs_one_holds_the_lease_and_the_other_s_result_is_stale():
     """B44"""
     clock = Clock(1000.0)
@@ -272,7 +298,7 @@ async def test_of_two_tabs_one_holds_the_lease_and_the_other_s_result_is_stale()
         await rt.open("c")
         one, two = [await rt.attach_client("c", by=name) for name in ("one", "two")]
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         leases = await asyncio.gather(one.lease(entry.call), two.lease(entry.call))
         assert leases == [True, False]
         assert await one.lease(entry.call), "asking again renews it"
@@ -285,14 +311,13 @@ async def test_of_two_tabs_one_holds_the_lease_and_the_other_s_result_is_stale()
         assert [event.value for event in of(await rt.history("c"), CallReturned)] == [{"lat": 1.0}]
 
 
-@story
 async def test_a_lease_that_lapsed_is_taken_over_by_another_tab():
     """B44"""
     clock = Clock(1000.0)
     async with Runtime(agent([[LOCATE], Hang()], locate), clock=clock) as rt:
         await rt.open("c")
         one, two = [await rt.attach_client("c") for _ in range(2)]
-        (entry,) = (await (await rt.send("c", "hi")).rest()).pending
+        (entry,) = (await (await rt.send("c", "hi")).result()).pending
         assert await one.lease(entry.call)
         clock.now += 29
         assert not await two.lease(entry.call)
@@ -301,7 +326,6 @@ async def test_a_lease_that_lapsed_is_taken_over_by_another_tab():
         assert not await one.lease(entry.call)
 
 
-@story
 async def test_a_client_can_forge_neither_status_nor_another_call_nor_another_conversation():
     """B45"""
 
@@ -312,8 +336,8 @@ async def test_a_client_can_forge_neither_status_nor_another_call_nor_another_co
     model = ScriptedModel([[ToolCall("anything"), ToolCall("choose")], "done"], follow=True)
     async with Runtime(agent(model, anything, choose)) as rt:
         turns = {name: await rt.send(name, "hi") for name in ("mine", "yours")}
-        mine = {p.tool: p for p in (await turns["mine"].rest()).pending}
-        yours = {p.tool: p for p in (await turns["yours"].rest()).pending}
+        mine = {p.tool: p for p in (await turns["mine"].result()).pending}
+        yours = {p.tool: p for p in (await turns["yours"].result()).pending}
         page = await rt.attach_client("mine", by="eve")
         forged = {"ok": False, "source": "system", "call_id": yours["anything"].call, "conversation": "yours"}
         with pytest.raises(Stale) as unknown:
@@ -323,7 +347,7 @@ async def test_a_client_can_forge_neither_status_nor_another_call_nor_another_co
             await page.result(mine["choose"].call, "a person's answer")
         await page.result(mine["anything"].call, forged)
         await rt.resolve("mine", mine["choose"].call, Answer("b"))
-        await turns["mine"].ended()
+        await turns["mine"].final_result()
         assert sees(model) == [{"ok": True, "result": forged}, {"ok": True, "result": "b"}]
         returned = of(await rt.history("mine"), CallReturned)[0]
         assert (returned.ok, returned.source, returned.by) == (True, "client", "eve")
@@ -334,7 +358,6 @@ async def test_a_client_can_forge_neither_status_nor_another_call_nor_another_co
         await page.detach()
 
 
-@story
 async def test_a_client_s_progress_is_live_the_latest_in_the_snapshot_and_dropped_after_the_end():
     """B83"""
     model = ScriptedModel([[LOCATE, ToolCall("choose")], "done"])
@@ -343,7 +366,7 @@ async def test_a_client_s_progress_is_live_the_latest_in_the_snapshot_and_droppe
         page = await rt.attach_client("c")
         async with Tape(rt, "c") as tape:
             turn = await rt.send("c", "hi")
-            client, ask = sorted((await turn.rest()).pending, key=lambda p: p.kind)
+            client, ask = sorted((await turn.result()).pending, key=lambda p: p.kind)
             await page.progress(client.call, {"at": 1})
             await page.progress(client.call, {"at": 2})
             await page.progress(ask.call, "not a page's business")
@@ -355,24 +378,23 @@ async def test_a_client_s_progress_is_live_the_latest_in_the_snapshot_and_droppe
             await page.progress(client.call, "late")
             assert (await rt.snapshot("c")).in_flight == []
             await rt.resolve("c", ask.call, Answer("a"))
-            await turn.ended()
+            await turn.final_result()
             await page.progress(client.call, "later still")
         told = [(item.n, item.payload) for item in tape.live if item.type == "tool_progress"]
         assert told == [(1, {"at": 1}), (2, {"at": 2})]
         await page.detach()
 
 
-@story
 async def test_failed_with_details_reaches_the_model():
     """B41"""
     model = ScriptedModel([[LOCATE], "done"])
     async with Runtime(agent(model, locate)) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         with pytest.raises(Invalid):
             await rt.resolve("c", entry.call, Failed("timeout", "x", {"a": object()}))
         with pytest.raises(Invalid):
             await rt.resolve("c", entry.call, Failed("timeout", 5))  # type: ignore[arg-type]
         await rt.resolve("c", entry.call, Failed("timeout", "no signal", {"tries": 3}))
-        await turn.ended()
+        await turn.final_result()
         assert sees(model)[0]["error"] == {"kind": "timeout", "message": "no signal", "details": {"tries": 3}}

@@ -2,30 +2,27 @@
 
 import asyncio
 import sys
-from pathlib import Path
 from unittest import mock
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "core"))
 
 import msgspec
 import pytest
-from harness import lines_run, story
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from told import ANN, Told, logs, result
+from support.example_logs import ANN, Told, logs, result
+from support.runtimes import lines_run
 
-from assent.core import codec
-from assent.core.compaction import Rendering, render
-from assent.core.events import HistorySummarised, TurnEnded, Usage
-from assent.core.history import SUMMARY, Context, History
-from assent.core.state import Queued, State
-from assent.core.tool import Retention
-from assent.errors import ModelError
-from assent.models.scripted import Hang, ScriptedModel, ToolCall
-from assent.runtime import context
-from assent.runtime.context import Window, load, prepare, summarise, summary_due
-from assent.stores.base import Append
-from assent.stores.memory import MemoryStore
+from holdfast.core import codec
+from holdfast.core.events import HistorySummarised, TurnEnded, Usage
+from holdfast.core.prompt.compaction import PromptRenderer, render_prompt
+from holdfast.core.prompt.history import SUMMARY_HEADING, Context, History
+from holdfast.core.state import Queued, State
+from holdfast.core.tool import Retention
+from holdfast.errors import ModelError
+from holdfast.models.scripted import Hang, ScriptedModel, ToolCall
+from holdfast.runtime import prompt
+from holdfast.runtime.prompt import Window, load_history, render_messages, summarise, summary_due
+from holdfast.stores.base import Append
+from holdfast.stores.memory import MemoryStore
 
 
 class Shelf(MemoryStore):
@@ -52,7 +49,7 @@ async def stored(told, store=None):
         Append(
             conversation="c",
             expected=at,
-            events=[codec.encode(event) for event in told.events[at:]],
+            events=[codec.encode_event(event) for event in told.events[at:]],
             status="idle",
             agent="a",
             owes=False,
@@ -88,11 +85,11 @@ def test_what_a_fresh_process_loads_is_what_the_old_one_had_and_goes_on_like_it(
 
     async def main():
         store = await stored(told)
-        with mock.patch.object(context, "PAGE", page):
-            history = await load(store, state_of(told), wanted, summarised=summarised(told))
+        with mock.patch.object(prompt, "PAGE", page):
+            history = await load_history(store, state_of(told), wanted, summarised=summarised(told))
         await store.close()
         old = lived(told, wanted)
-        assert render(history) == render(old)
+        assert render_prompt(history) == render_prompt(old)
         # and both go on alike, whatever was waiting
         seen = len(told.events)
         if not isinstance(told.events[-1], TurnEnded | HistorySummarised):
@@ -108,29 +105,27 @@ def test_what_a_fresh_process_loads_is_what_the_old_one_had_and_goes_on_like_it(
         for event in told.events[seen:]:
             history.apply(event)
             old.apply(event)
-            assert render(history) == render(old)
+            assert render_prompt(history) == render_prompt(old)
 
     asyncio.run(main())
 
 
-@story
 async def test_a_fresh_process_reads_a_long_conversation_from_where_the_window_begins():
     told = Told()
     for _ in range(3_000):
         told.turn([result("default")])
     store = await stored(told)
-    history = await load(store, state_of(told), Context())
+    history = await load_history(store, state_of(told), Context())
     assert store.read_events < 1_100, f"of {len(told.events)}"
-    assert prepare(history, Rendering(), instructions="").report.turns > 30
+    assert render_messages(history, PromptRenderer(), instructions="").report.turns > 30
     for budget in (200, 1_000):
         store.read_events = 0
-        small = await load(store, state_of(told), Context(budget=budget))
+        small = await load_history(store, state_of(told), Context(budget=budget))
         assert store.read_events <= 256
-        assert prepare(small, Rendering(), instructions="").report.tokens.total <= budget
+        assert render_messages(small, PromptRenderer(), instructions="").report.tokens.total <= budget
     await store.close()
 
 
-@story
 async def test_a_summary_from_long_before_the_window_is_still_at_the_head():
     told = Told()
     for _ in range(10):
@@ -139,15 +134,14 @@ async def test_a_summary_from_long_before_the_window_is_still_at_the_head():
     for _ in range(200):
         told.turn()
     store = await stored(told)
-    history = await load(store, state_of(told), Context(window=5), summarised=summarised(told))
+    history = await load_history(store, state_of(told), Context(window=5), summarised=summarised(told))
     assert store.read_events <= 257
-    rendered = prepare(history, Rendering(), instructions="")
-    assert rendered.messages[0].text == f"{SUMMARY}\n\nIt began early."
+    rendered = render_messages(history, PromptRenderer(), instructions="")
+    assert rendered.messages[0].text == f"{SUMMARY_HEADING}\n\nIt began early."
     assert rendered.report.gap
     await store.close()
 
 
-@story
 async def test_a_message_that_waited_for_longer_than_the_window_is_found():
     """B13"""
     told = Told()
@@ -159,33 +153,31 @@ async def test_a_message_that_waited_for_longer_than_the_window_is_found():
         told.say("done")
         told.end()
     store = await stored(told)
-    with mock.patch.object(context, "PAGE", 8):
-        history = await load(store, state_of(told), Context(window=4))
-    rendered = prepare(history, Rendering(), instructions="")
+    with mock.patch.object(prompt, "PAGE", 8):
+        history = await load_history(store, state_of(told), Context(window=4))
+    rendered = render_messages(history, PromptRenderer(), instructions="")
     assert rendered.messages[-2].text == "waiting 19"
     told.begin()
     history.apply(told.events[-1])
-    assert prepare(history, Rendering(), instructions="").messages[-1].text == "waiting 20"
+    assert render_messages(history, PromptRenderer(), instructions="").messages[-1].text == "waiting 20"
     await store.close()
 
 
-@story
 async def test_a_conversation_of_which_nothing_is_there_yet_is_empty():
     store = Shelf()
     await store.open()
-    history = await load(store, State(conversation="c"), Context())
-    assert prepare(history, Rendering(), instructions="").messages == []
+    history = await load_history(store, State(conversation="c"), Context())
+    assert render_messages(history, PromptRenderer(), instructions="").messages == []
     told = Told()
     told.hear()
     await stored(told, store)
-    history = await load(store, state_of(told), Context())
+    history = await load_history(store, state_of(told), Context())
     told.begin()
     history.apply(told.events[-1])
-    assert [message.text for message in prepare(history, Rendering(), instructions="").messages] == ["hi"]
+    assert [message.text for message in render_messages(history, PromptRenderer(), instructions="").messages] == ["hi"]
     await store.close()
 
 
-@story
 async def test_the_window_is_read_once_and_then_fed_what_is_appended_also_while_it_is_being_read():
     told = Told()
     told.turn()
@@ -195,9 +187,9 @@ async def test_the_window_is_read_once_and_then_fed_what_is_appended_also_while_
     await stored(told, store)
     states.append(state_of(told))
     window = Window()
-    window.absorb(told.events)  # not read yet: nothing to feed
-    history = await window.at(store, lambda: states.pop(0) if len(states) > 1 else states[0], Context())
-    assert [m.text for m in prepare(history, Rendering(), instructions="").messages] == [
+    window.apply_events(told.events)  # not read yet: nothing to feed
+    history = await window.current_history(store, lambda: states.pop(0) if len(states) > 1 else states[0], Context())
+    assert [m.text for m in render_messages(history, PromptRenderer(), instructions="").messages] == [
         "hi",
         "done",
         "meanwhile",
@@ -206,26 +198,28 @@ async def test_the_window_is_read_once_and_then_fed_what_is_appended_also_while_
     seen, read = len(told.events), store.read_events
     told.turn(text="then")
     await stored(told, store)
-    window.absorb(told.events[seen:])
-    window.absorb(told.events[seen:])  # it has them
+    window.apply_events(told.events[seen:])
+    window.apply_events(told.events[seen:])  # it has them
     states[:] = [state_of(told)]
-    assert await window.at(store, lambda: states[0], Context()) is history
+    assert await window.current_history(store, lambda: states[0], Context()) is history
     assert store.read_events == read
     said = ["hi", "done", "meanwhile", "done", "then", "done"]
-    assert [m.text for m in prepare(history, Rendering(), instructions="").messages] == said
-    other = await window.at(store, lambda: states[0], Context(window=1))
-    assert prepare(other, Rendering(), instructions="").report.turns == 1
+    assert [m.text for m in render_messages(history, PromptRenderer(), instructions="").messages] == said
+    other = await window.current_history(store, lambda: states[0], Context(window=1))
+    assert render_messages(other, PromptRenderer(), instructions="").report.turns == 1
     window.forget()
-    again = await window.at(store, lambda: states[0], Context(window=1))
+    again = await window.current_history(store, lambda: states[0], Context(window=1))
     assert again is not other
-    assert prepare(again, Rendering(), instructions="") == prepare(other, Rendering(), instructions="")
+    assert render_messages(again, PromptRenderer(), instructions="") == render_messages(
+        other, PromptRenderer(), instructions=""
+    )
     await store.close()
 
 
 def test_instructions_and_tools_are_part_of_what_is_counted():
     told = Told()
     told.turn(text="u" * 400)
-    report = prepare(lived(told, Context()), Rendering(), instructions="i" * 100, tools=111).report
+    report = render_messages(lived(told, Context()), PromptRenderer(), instructions="i" * 100, tools=111).report
     assert (report.tokens.instructions, report.tokens.tools, report.tokens.history) == (25, 111, 101)
     assert report.tokens.total == 25 + 111 + 101
 
@@ -233,7 +227,6 @@ def test_instructions_and_tools_are_part_of_what_is_counted():
 # --- summaries ---
 
 
-@story
 async def test_a_summary_is_made_of_the_one_before_it_and_of_what_was_said_since():
     """B63"""
     told = Told()
@@ -264,7 +257,6 @@ async def test_a_summary_is_made_of_the_one_before_it_and_of_what_was_said_since
     await store.close()
 
 
-@story
 async def test_a_summary_is_made_of_a_bounded_piece_of_history_and_is_bounded_itself():
     told = Told()
     for n in range(400):
@@ -283,7 +275,6 @@ async def test_a_summary_is_made_of_a_bounded_piece_of_history_and_is_bounded_it
     await store.close()
 
 
-@story
 async def test_a_summary_that_fails_is_logged_and_left_out():
     """A turn is never hurt by it"""
     told = Told()
@@ -291,13 +282,12 @@ async def test_a_summary_that_fails_is_logged_and_left_out():
     store = await stored(told)
     for entry in (ModelError("no", kind="rate_limited"), RuntimeError("bug"), "", [ToolCall("x")], Hang()):
         model = ScriptedModel([entry])
-        with mock.patch.object(context, "SUMMARY_SECONDS", 0.05), mock.patch.object(context.log, "warning") as warned:
+        with mock.patch.object(prompt, "SUMMARY_SECONDS", 0.05), mock.patch.object(prompt.log, "warning") as warned:
             assert await summarise(store, "c", model, upto=len(told.events), previous=None) is None
         assert warned.call_count == 1
     await store.close()
 
 
-@story
 async def test_who_cancels_a_summary_is_obeyed():
     told = Told()
     told.turn()
@@ -310,7 +300,6 @@ async def test_who_cancels_a_summary_is_obeyed():
     await store.close()
 
 
-@story
 async def test_a_conversation_with_summaries_never_shows_a_gap_and_stays_within_its_budget():
     """B63: due, made, recorded, shown"""
     told = Told()
@@ -324,18 +313,19 @@ async def test_a_conversation_with_summaries_never_shows_a_gap_and_stays_within_
         seen = len(told.events)
         told.turn([result("default", 300)], text=f"{n} " + "u" * (n % 5) * 200)
         await stored(told, store)
-        window.absorb(told.events[seen:])
-        history = await window.at(store, lambda: state_of(told), wanted)
-        rendered = prepare(history, Rendering(), instructions="i" * 400)
+        window.apply_events(told.events[seen:])
+        history = await window.current_history(store, lambda: state_of(told), wanted)
+        rendered = render_messages(history, PromptRenderer(), instructions="i" * 400)
         assert rendered.report.tokens.total <= 3_000
         assert not rendered.report.gap
         upto = summary_due(history, instructions="i" * 400)
         if upto is not None:
             summary = await summarise(store, "c", model, upto=upto, previous=history.summary)
+            assert summary is not None
             seen = len(told.events)
             told.add(HistorySummarised, **msgspec.structs.asdict(summary))
             await stored(told, store)
-            window.absorb(told.events[seen:])
+            window.apply_events(told.events[seen:])
             made += 1
     assert 5 < made < 50
     await store.close()

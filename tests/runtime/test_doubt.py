@@ -5,11 +5,12 @@ that only an owner may write is written without a lease.
 import asyncio
 
 import pytest
-from harness import Counting, agent, story, types, until
+from support.async_tests import until
+from support.runtimes import Counting, agent, types
 
-from assent import Runtime, ScriptedModel, ToolCall, tool
-from assent.core.events import MessageReceived
-from assent.errors import StoreError
+from holdfast import Runtime, ScriptedModel, ToolCall, tool
+from holdfast.core.events import MessageReceived
+from holdfast.errors import StoreError
 
 OWNERS = {"TurnStarted", "AssistantSaid", "CallStarted", "TurnEnded"}
 
@@ -27,29 +28,28 @@ def waiting():
     return go, wait
 
 
-@story
 async def test_what_an_owner_has_drafted_is_not_appended_as_a_guest_when_its_lease_lapses():
     """B48: the lease lapses while it is looked whether a refusal still holds"""
     store = Counting()
     go, wait = waiting()
     async with Runtime(agent(ScriptedModel([[ToolCall("wait")], "bye"], follow=True), wait), store=store) as rt:
         turn = await rt.send("c", "hi")
-        conv = rt.home.conversation("c")
-        await until(lambda: conv.running())
+        conv = rt._engine.conversation("c")
+        await until(lambda: conv.running_call_tasks())
         read = store.read
 
         async def lapsing(*args, **options):
             store.read = read
-            conv.lapse()
+            conv.on_lease_lost()
             return await read(*args, **options)
 
-        async with conv._one:  # so that the result and the message that is refused are decided together
+        async with conv._state_lock:  # so that the result and the message that is refused are decided together
             go.set()
             refused = asyncio.ensure_future(rt.send("c", "no", when_busy="refuse"))
             await until(lambda: len(conv._inbox) == 2)
             store.read = lapsing
         await asyncio.gather(refused, return_exceptions=True)
-        assert (await turn.ended()).reason == "completed"
+        assert (await turn.final_result()).reason == "completed"
         guests = [
             kind for a, kinds in zip(store.appends, store.types(), strict=True) if a.epoch is None for kind in kinds
         ]
@@ -57,14 +57,13 @@ async def test_what_an_owner_has_drafted_is_not_appended_as_a_guest_when_its_lea
         assert "CallReturned" not in guests
 
 
-@story
 async def test_an_append_of_an_owner_that_may_have_landed_is_not_made_again():
     """B50: whoever asked is told that nobody knows, and the log has it once"""
     store = Counting()
     go, wait = waiting()
     async with Runtime(agent(ScriptedModel([[ToolCall("wait")], "bye", "bye"], follow=True), wait), store=store) as rt:
         await rt.send("c", "hi")
-        await until(lambda: rt.home.conversation("c").running())
+        await until(lambda: rt._engine.conversation("c").running_call_tasks())
         append = store.append
 
         async def lost(wanted):
@@ -85,7 +84,6 @@ async def told(rt):
     return types(await rt.history("c")).count("TurnEnded") == 2
 
 
-@story
 async def test_a_lease_that_lapses_while_a_call_is_claimed_costs_no_slot():
     """Another process takes the conversation over before this one hears that its claim has landed."""
     store = Counting()
@@ -109,19 +107,18 @@ async def test_a_lease_that_lapses_while_a_call_is_claimed_costs_no_slot():
                 store.append = append
                 store._data.conversations["c"].owner = None
                 await other.claim("c")
-                rt.home.conversation("c").lapse()
+                rt._engine.conversation("c").on_lease_lost()
                 await asyncio.sleep(0.01)
 
         store.append = lapsing
         await rt.send("c", "hi")
         await until(lambda: store.append is append)
         turn = await rt.send("d", "hi")
-        assert (await turn.ended()).reason == "completed"
+        assert (await turn.final_result()).reason == "completed"
         assert ran == [1]
     await other.close()
 
 
-@story
 async def test_what_others_commit_is_seen_although_the_store_could_not_be_read_at_first():
     """B27: nobody tells it twice."""
     store = Counting()
@@ -131,7 +128,7 @@ async def test_what_others_commit_is_seen_although_the_store_could_not_be_read_a
         Runtime(store=store.sibling()) as door,
     ):
         turn = await rt.send("c", "hi")
-        await until(lambda: rt.home.conversation("c").running())
+        await until(lambda: rt._engine.conversation("c").running_call_tasks())
         heads = store.heads
 
         async def failing(names):
@@ -140,18 +137,17 @@ async def test_what_others_commit_is_seen_although_the_store_could_not_be_read_a
 
         store.heads = failing
         await door.cancel("c")
-        assert (await turn.ended()).reason == "cancelled"
+        assert (await turn.final_result()).reason == "cancelled"
         assert store.heads is heads
 
 
-@story
 async def test_a_snapshot_that_is_read_while_its_conversation_cannot_be_written_shows_what_is_in_the_log():
     store = Counting()
     go, wait = waiting()
     async with Runtime(agent(ScriptedModel([[ToolCall("wait")], "bye"], follow=True), wait), store=store) as rt:
         await rt.send("c", "hi")
-        conv = rt.home.conversation("c")
-        await until(lambda: conv.running())
+        conv = rt._engine.conversation("c")
+        await until(lambda: conv.running_call_tasks())
         before, append, read = await rt.snapshot("c"), store.append, store.read
         crashed = asyncio.Event()
 

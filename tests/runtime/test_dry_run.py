@@ -3,13 +3,14 @@
 import asyncio
 
 import pytest
-from harness import agent, of, paired, sees, story, until
+from support.async_tests import until
+from support.runtimes import agent, of, paired, sees
 
-from assent import Approve, Call, Deny, Invalid, NotFound, Runtime, ScriptedModel, Stale, Tool, ToolCall, ToolError
-from assent import tool as declare
-from assent.core.events import CallResolved, CallReturned, CallStarted, CallSuspended
-from assent.core.schema import digest
-from assent.stores.memory import MemoryStore
+from holdfast import Approve, Call, Deny, Invalid, NotFound, Runtime, ScriptedModel, Stale, Tool, ToolCall, ToolError
+from holdfast import tool as declare
+from holdfast.core.events import CallResolved, CallReturned, CallStarted, CallSuspended
+from holdfast.core.schema.validation import call_digest
+from holdfast.stores.memory import MemoryStore
 
 
 class World:
@@ -51,7 +52,6 @@ async def plain(a: int, b: str = "x") -> None:
     raise AssertionError("a dry run runs nothing")
 
 
-@story
 async def test_every_tool_has_a_dry_run_that_changes_nothing():
     """B71"""
     world = World()
@@ -71,6 +71,7 @@ async def test_every_tool_has_a_dry_run_that_changes_nothing():
     @declare(executor="human")
     def choose() -> str:
         """Ask."""
+        raise NotImplementedError
 
     async with Runtime(agent([], plain, world.tool(), Classy, choose)) as rt:
         assert await rt.dry_run("plain", {"a": 1}) == {"tool": "plain", "args": {"a": 1}}
@@ -81,7 +82,6 @@ async def test_every_tool_has_a_dry_run_that_changes_nothing():
         assert await rt.conversations() == []
 
 
-@story
 async def test_a_dry_run_that_could_not_succeed_gives_the_error_that_the_run_would_give():
     """B72"""
     world = World()
@@ -114,36 +114,34 @@ async def test_a_dry_run_that_could_not_succeed_gives_the_error_that_the_run_wou
         assert late.value.kind == "timeout"
 
 
-@story
 async def test_the_pending_entry_carries_the_plan_and_an_approval_of_it_runs_it():
     """B73, B35"""
     world = World()
     model = ScriptedModel([[PAY], "done"])
     async with Runtime(agent(model, world.tool())) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         assert entry.preview == "10 -> 6"
-        assert entry.digest == digest("pay", {"amount": 4}, "10 -> 6", entry.fingerprint)
+        assert entry.digest == call_digest("pay", {"amount": 4}, "10 -> 6", entry.fingerprint)
         await rt.resolve("c", entry.call, Approve(digest=entry.digest))
-        await turn.ended()
+        await turn.final_result()
         assert world.paid == [4]
         assert world.previews == 2, "made again before it runs"
         assert of(await rt.history("c"), CallStarted)[0].digest == entry.digest
 
 
-@story
 async def test_a_plan_that_changed_suspends_again_and_the_third_that_differs_is_a_conflict():
     """B73"""
     world = World()
     model = ScriptedModel([[PAY], "done"])
     async with Runtime(agent(model, world.tool())) as rt:
         turn = await rt.send("c", "hi")
-        (first,) = (await turn.rest()).pending
+        (first,) = (await turn.result()).pending
         entry, digests = first, [first.digest]
         for _ in range(2):
             world.balance += 1
             await rt.resolve("c", entry.call, Approve(), by="boss")
-            (entry,) = (await turn.rest()).pending
+            (entry,) = (await turn.result()).pending
             assert (entry.call, entry.kind, entry.reason) == (first.call, "approval", "plan changed")
             assert entry.preview == f"{world.balance} -> {world.balance - 4}"
             digests.append(entry.digest)
@@ -153,7 +151,7 @@ async def test_a_plan_that_changed_suspends_again_and_the_third_that_differs_is_
         assert len(set(digests)) == 3
         world.balance += 1
         await rt.resolve("c", entry.call, Approve())
-        await turn.ended()
+        await turn.final_result()
         assert sees(model)[0]["error"]["kind"] == "conflict"
         assert world.paid == []
         events = await rt.history("c")
@@ -162,28 +160,26 @@ async def test_a_plan_that_changed_suspends_again_and_the_third_that_differs_is_
         paired(events)
 
 
-@story
 async def test_a_plan_that_changed_and_is_approved_as_it_is_now_runs():
     """B73"""
     world = World()
     async with Runtime(agent([[PAY], "done"], world.tool())) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         world.balance = 20
         await rt.resolve("c", entry.call, Approve())
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         await rt.resolve("c", entry.call, Approve(digest=entry.digest))
-        await turn.ended()
+        await turn.final_result()
         assert world.paid == [4]
 
 
-@story
 async def test_a_preview_that_raises_tool_error_is_the_result_and_nobody_is_asked():
     """B72, B73"""
     world = World()
     model = ScriptedModel([[ToolCall("pay", {"amount": 99})], "done"])
     async with Runtime(agent(model, world.tool())) as rt:
-        await (await rt.send("c", "hi")).ended()
+        await (await rt.send("c", "hi")).final_result()
         assert sees(model)[0]["error"] == {
             "kind": "resource_missing",
             "message": "not enough money",
@@ -193,17 +189,16 @@ async def test_a_preview_that_raises_tool_error_is_the_result_and_nobody_is_aske
         assert of(events, CallSuspended) == of(events, CallStarted) == []
 
 
-@story
 async def test_a_plan_that_can_no_longer_succeed_after_its_approval_is_that_error():
     """B73"""
     world = World()
     model = ScriptedModel([[PAY], "done"])
     async with Runtime(agent(model, world.tool())) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         world.balance = 1
         await rt.resolve("c", entry.call, Approve())
-        await turn.ended()
+        await turn.final_result()
         assert sees(model)[0]["error"]["kind"] == "resource_missing"
         assert world.paid == []
 
@@ -212,50 +207,122 @@ PROBLEMS = [KeyError("bug"), SystemExit(1), TimeoutError("slow upstream"), Inval
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: type(p).__name__)
-def test_a_preview_that_fails_otherwise_is_shown_as_failed_and_can_be_approved_so(problem):
+async def test_a_preview_that_fails_otherwise_is_shown_as_failed_and_can_be_approved_so(problem):
     """B73: whoever approves a call without a plan knows that there is none"""
 
-    @story
-    async def main():
-        world = World()
-        world.problem = problem
-        model = ScriptedModel([[PAY], "done"])
-        async with Runtime(agent(model, world.tool())) as rt:
-            turn = await rt.send("c", "hi")
-            (entry,) = (await turn.rest()).pending
-            assert entry.preview is None
-            assert "failed" in entry.preview_error
-            assert str(problem) in entry.preview_error
-            await rt.resolve("c", entry.call, Approve())
-            await turn.ended()
-            assert world.paid == [4]
-
-    main()
+    world = World()
+    world.problem = problem
+    model = ScriptedModel([[PAY], "done"])
+    async with Runtime(agent(model, world.tool())) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.result()).pending
+        assert entry.preview is None
+        assert "failed" in (entry.preview_error or "")
+        assert str(problem) in (entry.preview_error or "")
+        await rt.resolve("c", entry.call, Approve())
+        await turn.final_result()
+        assert world.paid == [4]
 
 
-@story
 async def test_a_plan_that_nobody_has_seen_suspends_again_though_the_failed_one_was_approved():
     """B73"""
     world = World()
     world.problem = KeyError("bug")
     async with Runtime(agent([[PAY], "done"], world.tool())) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         world.problem = None
         await rt.resolve("c", entry.call, Approve())
-        (again,) = (await turn.rest()).pending
+        (again,) = (await turn.result()).pending
         assert (again.preview, again.preview_error) == ("10 -> 6", None)
         assert world.paid == []
         world.problem = KeyError("bug again")
         await rt.resolve("c", entry.call, Approve())
-        (third,) = (await turn.rest()).pending
+        (third,) = (await turn.result()).pending
         assert third.preview is None
         assert world.paid == [], "a plan was approved, and there is none now"
         await rt.resolve("c", entry.call, Deny())
-        await turn.ended()
+        await turn.final_result()
 
 
-@story
+def delete(ran, problems):
+    """A tool whose dry run returns None, or raises the next of these problems."""
+
+    @declare(approval="required")
+    async def delete(path: str) -> None:
+        """Delete a file."""
+        ran.append(path)
+
+    @delete.preview
+    async def _(path: str) -> None:
+        problem = problems.pop(0) if problems else None
+        if problem is not None:
+            raise problem
+
+    return delete
+
+
+DELETE = ToolCall("delete", {"path": "a"})
+
+
+async def test_a_plan_of_none_that_was_approved_runs():
+    """B73: None is what the dry run returned, not a sign that it failed"""
+    ran = []
+    async with Runtime(agent([[DELETE], "done"], delete(ran, []))) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.result()).pending
+        assert (entry.preview, entry.preview_error) == (None, None)
+        assert entry.digest == call_digest("delete", {"path": "a"}, None, entry.fingerprint)
+        await rt.resolve("c", entry.call, Approve(digest=entry.digest))
+        await turn.final_result()
+        assert ran == ["a"]
+
+
+@pytest.mark.parametrize("failing", ["when asked", "when run"])
+async def test_a_plan_of_none_and_a_failed_preview_are_two_plans(failing):
+    """B73: an approval of the one is not an approval of the other"""
+
+    ran = []
+    problems = [KeyError("bug")] if failing == "when asked" else [None, KeyError("bug"), KeyError("bug")]
+    async with Runtime(agent([[DELETE], "done"], delete(ran, problems))) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.result()).pending
+        await rt.resolve("c", entry.call, Approve(digest=entry.digest))
+        (again,) = (await turn.result()).pending
+        assert ran == []
+        assert again.reason == "plan changed"
+        assert (entry.preview, again.preview) == (None, None)
+        assert (entry.preview_error is None) != (again.preview_error is None)
+        assert entry.digest != again.digest
+        with pytest.raises(Stale, match="look at it again"):
+            await rt.resolve("c", entry.call, Approve(digest=entry.digest))
+        await rt.resolve("c", entry.call, Approve(digest=again.digest))
+        await turn.final_result()
+        assert ran == ["a"]
+
+
+async def test_a_rule_that_judged_a_plan_of_none_did_not_judge_a_failed_one():
+    """B36, B73: the digest of an edit tells them apart as well"""
+    ran, seen = [], []
+    problems = [None, None, KeyError("bug")]  # asked, judged, before the run
+
+    def rule(principal, pending, decision):
+        seen.append((pending.args["path"], pending.preview_error))
+        return True
+
+    async with Runtime(agent([[DELETE], "done"], delete(ran, problems)), may_resolve=rule) as rt:
+        turn = await rt.send("c", "hi")
+        (entry,) = (await turn.result()).pending
+        await rt.resolve("c", entry.call, Approve(args={"path": "b"}))
+        (again,) = (await turn.result()).pending
+        assert seen == [("b", None)]
+        assert (again.args, again.reason) == ({"path": "b"}, "plan changed")
+        assert "bug" in (again.preview_error or "")
+        assert ran == []
+        await rt.resolve("c", entry.call, Deny())
+        await turn.final_result()
+
+
 async def test_a_preview_that_cancels_its_own_task_has_failed():
     """B15, B73"""
     made = []
@@ -273,12 +340,11 @@ async def test_a_preview_that_cancels_its_own_task_has_failed():
         return "never"
 
     async with Runtime(agent([[ToolCall("act")], "done"], act)) as rt:
-        (entry,) = (await (await rt.send("c", "hi")).rest()).pending
-        assert "cancelled from within" in entry.preview_error
+        (entry,) = (await (await rt.send("c", "hi")).result()).pending
+        assert "cancelled from within" in (entry.preview_error or "")
         assert made == [1]
 
 
-@story
 async def test_edited_arguments_bind_the_plan_only_with_a_digest_of_their_own():
     """B73, B36"""
     edited = {"amount": 5}
@@ -286,36 +352,34 @@ async def test_edited_arguments_bind_the_plan_only_with_a_digest_of_their_own():
         world = World()
         async with Runtime(agent([[PAY], "done"], world.tool())) as rt:
             turn = await rt.send("c", "hi")
-            (entry,) = (await turn.rest()).pending
+            (entry,) = (await turn.result()).pending
             own = (await rt.preview("c", entry.call, edited)).digest if bound else None
             world.balance += 1  # it changes under the approver's hands
             await rt.resolve("c", entry.call, Approve(args=edited, digest=own))
             if bound:
-                (again,) = (await turn.rest()).pending
+                (again,) = (await turn.result()).pending
                 assert (again.args, again.preview, again.reason) == (edited, "11 -> 6", "plan changed")
                 assert world.paid == []
                 await rt.resolve("c", entry.call, Approve(digest=again.digest))
-            await turn.ended()
+            await turn.final_result()
             assert world.paid == [5]
             assert of(await rt.history("c"), CallReturned)[0].edited == edited
 
 
-@story
 async def test_edited_arguments_with_the_right_digest_run_at_once():
     """B73"""
     world = World()
     edited = {"amount": 5}
     async with Runtime(agent([[PAY], "done"], world.tool())) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         own = (await rt.preview("c", entry.call, edited)).digest
         await rt.resolve("c", entry.call, Approve(args=edited, digest=own))
-        await turn.ended()
+        await turn.final_result()
         assert world.paid == [5]
         assert of(await rt.history("c"), CallStarted)[0].digest == own
 
 
-@story
 async def test_a_preview_in_a_thread_works_like_any_other():
     """B73"""
 
@@ -331,14 +395,13 @@ async def test_a_preview_in_a_thread_works_like_any_other():
     model = ScriptedModel([[ToolCall("act", {"n": 3})], "done"])
     async with Runtime(agent(model, act)) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         assert entry.preview == {"would": 3}
         await rt.resolve("c", entry.call, Approve())
-        await turn.ended()
+        await turn.final_result()
         assert sees(model) == [{"ok": True, "result": 3}]
 
 
-@story
 async def test_while_the_plan_is_made_nobody_waits_for_a_decision():
     """B73: Stale, reason phase"""
     door, previews = asyncio.Event(), []
@@ -361,62 +424,61 @@ async def test_while_the_plan_is_made_nobody_waits_for_a_decision():
             await rt.resolve("c", previews[0], Approve())
         assert early.value.reason == "phase"
         door.set()
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         await rt.resolve("c", entry.call, Approve())
-        await turn.ended()
+        await turn.final_result()
 
 
-@story
 async def test_an_edit_with_the_digest_that_was_shown_runs_and_its_own_plan_is_recorded():
     """B36: the digest binds what was seen; nobody saw the plan of the edit, so it is compared with nothing."""
     world = World()
     edited = {"amount": 5}
     async with Runtime(agent([[PAY], "done"], world.tool())) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         world.balance += 1  # also where the world moved on meanwhile
         await rt.resolve("c", entry.call, Approve(args=edited, digest=entry.digest))
-        await turn.ended()
+        await turn.final_result()
         events = await rt.history("c")
         assert world.paid == [5]
         assert len(of(events, CallSuspended)) == 1, "it is not asked about again"
         (started,) = of(events, CallStarted)
-        assert (started.preview, started.digest) == ("11 -> 6", digest("pay", edited, "11 -> 6", entry.fingerprint))
+        assert (started.preview, started.digest) == (
+            "11 -> 6",
+            call_digest("pay", edited, "11 -> 6", entry.fingerprint),
+        )
         (resolved,) = of(events, CallResolved)
         assert (resolved.digest, resolved.decision.args) == (entry.digest, edited), "both versions are logged"
 
 
-@story
 async def test_an_edit_whose_plan_could_not_succeed_does_not_run():
     """B36, B72: it is planned anew before it runs."""
     world = World()
     model = ScriptedModel([[PAY], "done"])
     async with Runtime(agent(model, world.tool())) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         await rt.resolve("c", entry.call, Approve(args={"amount": 11}, digest=entry.digest))
-        await turn.ended()
+        await turn.final_result()
         assert world.paid == []
         assert sees(model)[0]["error"]["kind"] == "resource_missing"
 
 
-@story
 async def test_arguments_that_were_given_again_unchanged_are_bound_to_the_plan_that_was_shown():
     """B73: this is no edit"""
     world = World()
     async with Runtime(agent([[PAY], "done"], world.tool())) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         world.balance += 1
         await rt.resolve("c", entry.call, Approve(args=entry.args, digest=entry.digest))
-        (again,) = (await turn.rest()).pending
+        (again,) = (await turn.result()).pending
         assert (again.reason, world.paid) == ("plan changed", [])
         await rt.resolve("c", entry.call, Approve(args=again.args, digest=again.digest))
-        await turn.ended()
+        await turn.final_result()
         assert world.paid == [4]
 
 
-@story
 async def test_an_edit_of_a_tool_without_a_preview_takes_the_digest_that_was_shown():
     """B36: it never makes an edit stale"""
     ran = []
@@ -429,15 +491,14 @@ async def test_an_edit_of_a_tool_without_a_preview_takes_the_digest_that_was_sho
 
     async with Runtime(agent([[ToolCall("act", {"n": 1})], "done"], act)) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         own = await rt.preview("c", entry.call, {"n": 2})
         assert own.preview == {"tool": "act", "args": {"n": 2}}
         await rt.resolve("c", entry.call, Approve(args={"n": 2}, digest=entry.digest))
-        await turn.ended()
+        await turn.final_result()
         assert ran == [2]
 
 
-@story
 async def test_a_preview_of_edited_arguments_gives_the_digest_that_binds_their_plan():
     """B36, B73: rt.preview, as the page asks for it over HTTP; the tool sees the call's own id."""
     world, seen = World(), []
@@ -455,21 +516,20 @@ async def test_a_preview_of_edited_arguments_gives_the_digest_that_binds_their_p
 
     async with Runtime(agent([[ToolCall("move", {"n": 1})], "done"], move)) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         same = await rt.preview("c", entry.call, {"n": 1})
         assert (same.preview, same.digest) == (entry.preview, entry.digest)
         own = await rt.preview("c", entry.call, {"n": 2})
         world.balance += 1
         await rt.resolve("c", entry.call, Approve(args={"n": 2}, digest=own.digest))
-        (again,) = (await turn.rest()).pending
+        (again,) = (await turn.result()).pending
         assert (again.reason, again.args, world.paid) == ("plan changed", {"n": 2}, [])
         await rt.resolve("c", entry.call, Approve(digest=again.digest))
-        await turn.ended()
+        await turn.final_result()
         assert world.paid == [2]
         assert {each[0] for each in seen} == {entry.call}
 
 
-@story
 async def test_a_preview_that_cannot_be_given_says_why():
     """B72, B28, B34"""
     world = World()
@@ -477,10 +537,11 @@ async def test_a_preview_that_cannot_be_given_says_why():
     @declare(executor="human")
     def choose() -> str:
         """Ask."""
+        raise NotImplementedError
 
     store = MemoryStore()
     async with Runtime(agent([[PAY, ToolCall("choose")], "done"], world.tool(), choose), store=store) as rt:
-        pay, question = (await (await rt.send("c", "hi")).rest()).pending
+        pay, question = (await (await rt.send("c", "hi")).result()).pending
         with pytest.raises(ToolError, match="not enough money"):
             await rt.preview("c", pay.call, {"amount": 11})
         with pytest.raises(Invalid, match="amount"):

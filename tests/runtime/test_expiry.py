@@ -3,21 +3,23 @@
 import asyncio
 
 import pytest
-from harness import Clock, until
-from reviving import Seen, agent, kill, life, of, paired, run
+from support.async_tests import until
+from support.revival import Seen, agent, kill, life, of, paired, run
+from support.runtimes import Clock
 
-from assent import Answer, Approve, Call, Default, Deny, Runtime, ScriptedModel, Stale, ToolCall, tool
-from assent.core.decisions import Expired
-from assent.core.events import CallResolved, CallReturned, TurnEnded
-from assent.errors import StoreError
-from assent.runtime import expiry
-from assent.stores.memory import MemoryStore
+from holdfast import Answer, Approve, Call, Default, Deny, Runtime, ScriptedModel, Stale, ToolCall, tool
+from holdfast.core.decisions import Expired
+from holdfast.core.events import CallResolved, CallReturned, TurnEnded
+from holdfast.errors import StoreError
+from holdfast.runtime import inbox
+from holdfast.stores.memory import MemoryStore
 
 
 def asking(**options):
     @tool(executor="human", prompt="?", **options)
     def choose() -> str:
         """Ask the user."""
+        raise NotImplementedError
 
     return choose
 
@@ -32,7 +34,7 @@ async def _idle(rt):
 
 
 async def suspended(rt):
-    await (await rt.send("c", "go")).rest()
+    await (await rt.send("c", "go")).result()
     (entry,) = await rt.pending("c")
     return entry
 
@@ -144,15 +146,15 @@ async def _none_pending(rt):
 async def looked(rt, times=3):
     """The watch has looked at what is due so many times more."""
     store, seen = rt.store, []
-    due = store.due
+    due = store.list_due
 
     async def counted(now, limit=100):
         seen.append(now)
         return await due(now, limit)
 
-    store.due = counted
+    store.list_due = counted
     await until(lambda: len(seen) >= times)
-    del store.due
+    del store.list_due
 
 
 def test_a_deadline_that_passed_while_nobody_ran_fires_at_once_when_somebody_does():
@@ -277,7 +279,7 @@ def test_one_conversation_that_cannot_be_loaded_does_not_hold_up_the_deadlines_o
             return ScriptedModel([[ToolCall("choose")], "ok"], follow=True)
 
         async with life(agent(model(), choose), store=store, clock=clock) as rt:
-            await (await rt.send("bad", "go")).rest()
+            await (await rt.send("bad", "go")).result()
             clock.now += 1
             await suspended(rt)
             await kill(rt)
@@ -319,7 +321,7 @@ class Held(MemoryStore):
 async def asked(rt, *names):
     """Each of these waits for an answer; the deadline of the last."""
     for name in names:
-        await (await rt.send(name, "go")).rest()
+        await (await rt.send(name, "go")).result()
     return max(entry.deadline for entry in await rt.pending())
 
 
@@ -330,7 +332,7 @@ def chooses():
 @pytest.mark.parametrize("refuses", [False, True])
 def test_a_deadline_that_is_held_up_holds_up_no_other_and_passes_once_when_it_can(refuses, monkeypatch):
     """B55"""
-    monkeypatch.setattr(expiry, "AT_ONCE", 1 if refuses else 2)  # only what waits takes room
+    monkeypatch.setattr(inbox, "MAX_CONCURRENT", 1 if refuses else 2)  # only what waits takes room
 
     async def main():
         clock, store = Clock(), Held(refuses)
@@ -343,9 +345,11 @@ def test_a_deadline_that_is_held_up_holds_up_no_other_and_passes_once_when_it_ca
             paired(await idle(rt))
             await looked(rt)
             assert store.tries == ["held"]  # it is not tried again while it is tried, or was just now
-            assert len([task for task in asyncio.all_tasks() if task.get_name() == "assent:deadline"]) == (not refuses)
+            assert len([task for task in asyncio.all_tasks() if task.get_name() == "holdfast:deadline"]) == (
+                not refuses
+            )
             store.door.set()
-            clock.now += expiry.RETRY_AFTER
+            clock.now += inbox.RETRY_SECONDS
             await until(lambda: _none_pending(rt))
             assert len(of(await rt.history("held"), CallResolved)) == 1
 
@@ -354,7 +358,7 @@ def test_a_deadline_that_is_held_up_holds_up_no_other_and_passes_once_when_it_ca
 
 def test_deadlines_of_one_moment_pass_together_but_not_all_at_once(monkeypatch):
     """B55"""
-    monkeypatch.setattr(expiry, "AT_ONCE", 5)
+    monkeypatch.setattr(inbox, "MAX_CONCURRENT", 5)
 
     async def main():
         clock, store = Clock(), Held()
@@ -382,7 +386,7 @@ def test_a_deadline_that_is_held_up_does_not_keep_the_runtime_from_closing():
             store.door.clear()
             clock.now = deadline
             await until(lambda: store.tries)
-        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("assent:")]
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("holdfast:")]
 
     run(main)
 

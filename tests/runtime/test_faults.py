@@ -5,27 +5,26 @@ Most of it runs in virtual time (``virtual``): retries, pauses and graces are as
 """
 
 import asyncio
-import functools
 import gc
-import inspect
 import logging
 from contextlib import suppress
+from typing import Any
 from unittest import mock
 
 import pytest
-from harness import Clock, Counting, Tape, agent, logged, of, paired, sees, types, until
-from reviving import kill
-from worlds import VirtualLoop
+from support.async_tests import until
+from support.revival import kill
+from support.runtimes import Clock, Counting, Tape, agent, logged, of, paired, rest, sees, types
 
-from assent import (
+from holdfast import (
     Agent,
     Answer,
     Approve,
     Ask,
-    AssentError,
     Call,
     Deny,
     Halt,
+    HoldfastError,
     Invalid,
     NotAllowed,
     Principal,
@@ -36,7 +35,7 @@ from assent import (
     ToolError,
     tool,
 )
-from assent.core.events import (
+from holdfast.core.events import (
     AssistantSaid,
     CallReturned,
     CallStarted,
@@ -46,43 +45,26 @@ from assent.core.events import (
     TurnEnded,
     Usage,
 )
-from assent.core.inputs import Say
-from assent.core.results import MODEL_LIMIT
-from assent.core.schema import digest
-from assent.errors import StoreError
-from assent.models.base import FinishPart, ProviderPart, TextPart, ToolCallPart, UsagePart
-from assent.models.scripted import Drip, Hang
-from assent.runtime import clients, dispatch, watch
-from assent.runtime.conversation import WRITE_RETRIES
-from assent.runtime.expiry import RETRY_AFTER
-from assent.runtime.record import CLIENT_GRACE
-from assent.stores.memory import MemoryStore
+from holdfast.core.inputs import SendMessage
+from holdfast.core.results import MODEL_LIMIT
+from holdfast.core.schema.validation import call_digest
+from holdfast.errors import StoreError
+from holdfast.models.base import FinishPart, ProviderPart, TextPart, ToolCallPart, UsagePart
+from holdfast.models.scripted import Drip, Hang
+from holdfast.runtime import clients, takeover, tool_call
+from holdfast.runtime.commit import CLIENT_GRACE
+from holdfast.runtime.conversation import WRITE_RETRIES
+from holdfast.runtime.inbox import RETRY_SECONDS
+from holdfast.stores.memory import MemoryStore
 
-
-def virtual(test):
-    """``story`` in virtual time, with fixtures; minutes without an end are a hang."""
-
-    @functools.wraps(test)
-    def bounded(**fixtures):
-        async def main():
-            async with asyncio.timeout(200):
-                await test(**fixtures)
-            left = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("assent:")]
-            assert not left, f"left running: {left}"
-
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            runner.run(main())
-
-    bounded.__signature__ = inspect.signature(test)
-    del bounded.__wrapped__
-    return bounded
+pytestmark = pytest.mark.virtual_time
 
 
 def now():
     return asyncio.get_running_loop().time()
 
 
-def breaking(store, event, failure=StoreError, conversation=None, times=None):
+def breaking(store, event, failure: type[Exception] = StoreError, conversation=None, times=None):
     """Let appends with such an event fail until the returned function is called, or so many times."""
     append, left = store.append, [times]
 
@@ -102,10 +84,10 @@ def breaking(store, event, failure=StoreError, conversation=None, times=None):
 def free(rt):
     """How many slots are free."""
     taken = 0
-    while rt.home.slots.take("any"):
+    while rt._engine.slots.try_acquire("any"):
         taken += 1
     for _ in range(taken):
-        rt.home.slots.give("any")
+        rt._engine.slots.release("any")
     return taken
 
 
@@ -128,11 +110,13 @@ class Parts:
 @tool(executor="human")
 def choose() -> str:
     """Let the person choose."""
+    raise NotImplementedError
 
 
 @tool(executor="client")
 def locate() -> str:
     """Where is the user?"""
+    raise NotImplementedError
 
 
 @tool
@@ -193,7 +177,6 @@ def slow():
     return ScriptedModel([Drip("done", pause=5.0)] * len(MANY))
 
 
-@virtual
 async def test_more_viewers_than_idle_conversations_are_kept_each_see_every_event():
     """B87: what is looked at is not let go of"""
     store = MemoryStore()
@@ -218,21 +201,20 @@ async def test_more_viewers_than_idle_conversations_are_kept_each_see_every_even
         gc.collect()  # what nobody holds is gone
         turns = await asyncio.gather(*(rt.send(name, "hi") for name in MANY))
         await all_see(1, 2, 3)
-        await asyncio.gather(*(turn.ended() for turn in turns))
+        await asyncio.gather(*(turn.final_result() for turn in turns))
         await all_see(1, 2, 3, 4, 5)
         for task in views:
             task.cancel()
         await asyncio.gather(*views, return_exceptions=True)
 
 
-@virtual
 async def test_more_turns_than_idle_conversations_are_kept_all_end_for_a_process_without_the_agent():
     """B87"""
     store, model = MemoryStore(), slow()
     async with Runtime(agent(model), store=store), Runtime(store=Distant(store._data)) as web:
         turns = await asyncio.gather(*(web.send(name, "hi", agent="a") for name in MANY))
         await until(lambda: len(model.requests) == len(MANY))
-        ends = [asyncio.create_task(asyncio.wait_for(turn.ended(), 10)) for turn in turns]
+        ends = [asyncio.create_task(asyncio.wait_for(turn.final_result(), 10)) for turn in turns]
         await asyncio.sleep(1)
         gc.collect()  # what nobody holds is gone
         ended = await asyncio.gather(*ends, return_exceptions=True)
@@ -242,7 +224,6 @@ async def test_more_turns_than_idle_conversations_are_kept_all_end_for_a_process
 # --- what cannot be recorded is the affair of whoever brought it ---
 
 
-@virtual
 async def test_a_digest_that_cannot_be_recorded_is_refused_and_disturbs_nobody():
     """B34, B35: its sibling runs on, once; no slot is lost"""
     charge = Charge(lasts=2.0)
@@ -251,19 +232,19 @@ async def test_a_digest_that_cannot_be_recorded_is_refused_and_disturbs_nobody()
         turn = await rt.send("c", "hi")
         (entry,) = await until(rt.pending)
         await until(lambda: charge.running)
-        for decision in (Approve(args={"n": 2}, digest="\ud800"), Approve(digest="\ud800"), Approve(digest=5)):
+        number: Any = 5
+        for decision in (Approve(args={"n": 2}, digest="\ud800"), Approve(digest="\ud800"), Approve(digest=number)):
             with pytest.raises(Invalid):
                 await rt.resolve("c", entry.call, decision)
         assert (charge.running, free(rt)) == (1, 1)
         assert await rt.pending() == [entry]
         await rt.resolve("c", entry.call, Approve())
-        assert (await turn.ended()).reason == "completed"
+        assert (await turn.final_result()).reason == "completed"
         assert charge.attempts == [1]
         assert free(rt) == 2
         paired(await rt.history("c"))
 
 
-@virtual
 async def test_one_input_that_cannot_be_recorded_is_refused_alone():
     """What was handed in together with it is recorded"""
     store = Counting()
@@ -271,18 +252,17 @@ async def test_one_input_that_cannot_be_recorded_is_refused_alone():
         await rt.open("c")
         by = Principal("ann")
         bad, good = await asyncio.gather(
-            rt.home.tell("c", Say(text="\ud800", by=by, agent="a", when_busy="queue")),
-            rt.home.tell("c", Say(text="fine", by=by, agent="a", when_busy="queue")),
+            rt._engine.submit_input("c", SendMessage(text="\ud800", by=by, agent="a", when_busy="queue")),
+            rt._engine.submit_input("c", SendMessage(text="fine", by=by, agent="a", when_busy="queue")),
             return_exceptions=True,
         )
-        assert isinstance(bad, AssentError)
+        assert isinstance(bad, HoldfastError)
         assert bad.kind == "log_encode_failed"
         assert [event.text for event in of(good, MessageReceived)] == ["fine"]
         await logged(rt, TurnEnded)
         assert [event.text for event in of(await rt.history("c"), MessageReceived)] == ["fine"]
 
 
-@virtual
 async def test_a_report_that_cannot_be_recorded_is_recorded_as_an_error_and_made_once():
     """B15: should a check in front of the log have a hole"""
     runs = []
@@ -294,9 +274,9 @@ async def test_a_report_that_cannot_be_recorded_is_recorded_as_an_error_and_made
         return "\ud800"
 
     model = ScriptedModel([[ToolCall("odd")], "done"])
-    with mock.patch.object(dispatch, "recordable", lambda value, what: value):
+    with mock.patch.object(tool_call, "to_plain_json", lambda value, what: value):
         async with Runtime(agent(model, odd)) as rt:
-            assert (await (await rt.send("c", "hi")).ended()).reason == "completed"
+            assert (await (await rt.send("c", "hi")).final_result()).reason == "completed"
     assert (sees(model)[0]["error"]["kind"], runs) == ("invalid_result", [1])
 
 
@@ -306,22 +286,20 @@ async def test_a_report_that_cannot_be_recorded_is_recorded_as_an_error_and_made
 @pytest.mark.parametrize(
     "args", [[1], [], 5, None, {"n": [1]}, {"n": "\ud800"}, {"n": {1}}, {1: 2}, {"n": 2**2000}], ids=ascii
 )
-@virtual
 async def test_arguments_that_are_no_object_or_do_not_fit_are_invalid_and_the_turn_goes_on(args):
     """B17"""
     model = ScriptedModel([[ToolCall("echo", args)], "done"])
     async with Runtime(agent(model, echo)) as rt:
-        assert (await (await rt.send("c", "hi")).ended()).reason == "completed"
+        assert (await (await rt.send("c", "hi")).final_result()).reason == "completed"
         assert sees(model)[0]["error"]["kind"] == "invalid_args"
         assert of(await rt.history("c"), CallStarted) == []
 
 
-@virtual
 async def test_odd_arguments_do_not_fail_a_turn_because_somebody_watches():
     """B17: what viewers are shown of a call on its way is not what it is judged by."""
     model = ScriptedModel(["hello", [ToolCall("echo", {"n": "\ud800"})], "done"])
     async with Runtime(agent(model, echo)) as rt:
-        await (await rt.send("c", "hi")).ended()
+        await (await rt.send("c", "hi")).final_result()
         seen = []
 
         async def look():
@@ -330,60 +308,64 @@ async def test_odd_arguments_do_not_fail_a_turn_because_somebody_watches():
 
         viewer = asyncio.ensure_future(look())
         await until(lambda: seen)
-        assert (await (await rt.send("c", "hi")).ended()).reason == "completed"
+        assert (await (await rt.send("c", "hi")).final_result()).reason == "completed"
         viewer.cancel()
 
 
+NOT_TEXT: Any = 7
+NOT_A_NUMBER: Any = "3"
+NOT_USAGE: Any = {"input_tokens": 3}
+NONE: Any = None
 MALFORMED = {
-    "usage as an object": [TextPart("hi"), UsagePart({"input_tokens": 3}), FinishPart()],
-    "usage that is no number": [TextPart("hi"), UsagePart(Usage(input_tokens="3")), FinishPart()],
-    "bad usage, then an error": [TextPart("hi"), UsagePart(Usage(input_tokens="3")), OSError("reset")],
-    "text that is none": [TextPart(None), FinishPart()],
-    "a call's id that is no text": [ToolCallPart(0, 7, "echo", {"n": 1}), FinishPart()],
-    "a call's name that is no text": [ToolCallPart(0, None, 7, {"n": 1}), FinishPart()],
-    "places that have no order": [ToolCallPart(0, None, "echo", ""), ToolCallPart("1", None, "echo", ""), FinishPart()],
+    "usage as an object": [TextPart("hi"), UsagePart(NOT_USAGE), FinishPart()],
+    "usage that is no number": [TextPart("hi"), UsagePart(Usage(input_tokens=NOT_A_NUMBER)), FinishPart()],
+    "bad usage, then an error": [TextPart("hi"), UsagePart(Usage(input_tokens=NOT_A_NUMBER)), OSError("reset")],
+    "text that is none": [TextPart(NONE), FinishPart()],
+    "a call's id that is no text": [ToolCallPart(0, NOT_TEXT, "echo", {"n": 1}), FinishPart()],
+    "a call's name that is no text": [ToolCallPart(0, None, NOT_TEXT, {"n": 1}), FinishPart()],
+    "places that have no order": [
+        ToolCallPart(0, None, "echo", ""),
+        ToolCallPart(NOT_A_NUMBER, None, "echo", ""),
+        FinishPart(),
+    ],
     "a part that is nothing that we know": [ProviderPart("x", object()), FinishPart()],
 }
 
 
 @pytest.mark.parametrize("reply", MALFORMED.values(), ids=MALFORMED)
-@virtual
 async def test_a_malformed_reply_ends_the_turn_as_failed_after_one_model_call(reply):
     """B61: a reply that cannot be recorded is not paid for again and again"""
     model = Parts(reply)
     async with Runtime(Agent("a", model=model, tools=[echo])) as rt:
         async with asyncio.timeout(20):
-            ended = await (await rt.send("c", "hi")).ended()
+            ended = await (await rt.send("c", "hi")).final_result()
         assert (ended.reason, model.calls) == ("failed", 1)
         if isinstance(reply[1], UsagePart) and not isinstance(reply[-1], OSError):
             assert ended.error.kind == "invalid_response"
         assert (await rt.snapshot("c")).state == "idle"
 
 
-@virtual
 async def test_a_provider_s_part_whose_kind_cannot_be_stored_does_not_stop_the_conversation():
     """B46"""
     model = Parts([ProviderPart("\ud800", {"kept": 1}), TextPart("hi"), FinishPart()])
     async with Runtime(Agent("a", model=model)) as rt:
-        assert (await (await rt.send("c", "hi")).ended()).reason == "completed"
+        assert (await (await rt.send("c", "hi")).final_result()).reason == "completed"
         (said,) = of(await rt.history("c"), AssistantSaid)
         assert (said.parts[0]["data"], said.text, model.calls) == ({"kept": 1}, "hi", 1)
-        assert (await (await rt.send("c", "again")).ended()).reason == "completed"
+        assert (await (await rt.send("c", "again")).final_result()).reason == "completed"
 
 
-@virtual
 async def test_a_model_that_cancels_itself_ends_the_turn_as_failed_after_one_call():
     """B61"""
     model = Parts([TextPart("hi"), asyncio.CancelledError()])
     async with Runtime(Agent("a", model=model)) as rt:
         async with asyncio.timeout(20):
-            ended = await (await rt.send("c", "hi")).ended()
+            ended = await (await rt.send("c", "hi")).final_result()
         assert (ended.reason, ended.error.kind, model.calls) == ("failed", "network", 1)
         (said,) = of(await rt.history("c"), AssistantSaid)
         assert (said.text, said.partial) == ("hi", True)
 
 
-@virtual
 async def test_a_stream_that_swallows_its_cancel_does_not_write_into_the_next_reply():
     """B58"""
     opened = []
@@ -408,7 +390,7 @@ async def test_a_stream_that_swallows_its_cancel_does_not_write_into_the_next_re
         await rt.send("c", "one")
         await until(lambda: opened)
         turn = await rt.send("c", "two", when_busy="interrupt")
-        assert (await turn.ended()).reason == "completed"
+        assert (await turn.final_result()).reason == "completed"
         await asyncio.sleep(30)
         *_, said = of(await rt.history("c"), AssistantSaid)
         assert said.text == "new " * 4
@@ -418,7 +400,6 @@ async def test_a_stream_that_swallows_its_cancel_does_not_write_into_the_next_re
 # --- a store that fails for longer than we try ---
 
 
-@virtual
 async def test_a_conversation_that_could_not_be_written_is_run_again_once_the_store_is_well():
     """B48"""
     charge = Charge()
@@ -427,15 +408,14 @@ async def test_a_conversation_that_could_not_be_written_is_run_again_once_the_st
         heal = breaking(rt.store, "CallReturned")
         turn = await rt.send("c", "hi")
         with pytest.raises(StoreError, match="disk full"):
-            await turn.ended()
+            await turn.final_result()
         heal()
-        async with asyncio.timeout(2 * watch.AVOID_FOR):
-            assert (await turn.ended()).reason == "completed"
+        async with asyncio.timeout(2 * takeover.BACKOFF_SECONDS):
+            assert (await turn.final_result()).reason == "completed"
         assert charge.attempts == [1, 2]
         paired(await rt.history("c"))
 
 
-@virtual
 async def test_a_conversation_that_could_not_be_written_is_run_by_another_process_that_can():
     """B48: the lease is given up, although its holder lives"""
     charge, store = Charge(), MemoryStore()
@@ -447,23 +427,22 @@ async def test_a_conversation_that_could_not_be_written_is_run_by_another_proces
         async with Runtime(agent(model, charge.tool), store=store.sibling()) as other:
             started = now()
             await logged(other, TurnEnded)
-            assert now() - started < sum(WRITE_RETRIES) + 2 * watch.LOOK_EVERY
+            assert now() - started < sum(WRITE_RETRIES) + 2 * takeover.POLL_SECONDS
             assert charge.attempts == [1, 2]
             paired(await other.history("c"))
             row = await other.store.row("c")
             assert (row.owner, row.owes) == (None, False)
-        assert (await turn.ended()).reason == "completed"
+        assert (await turn.final_result()).reason == "completed"
 
 
 @pytest.mark.parametrize("helped", [True, False], ids=["another one closes it", "it closes it itself"])
 @pytest.mark.parametrize("only", [None, ["another"]], ids=["for all", "for others only"])
-@virtual
 async def test_a_canceller_without_the_agent_whose_store_fails_does_not_keep_the_turn_from_ending(helped, only):
     """B60"""
     store = MemoryStore()
     worker = Runtime(agent([[ToolCall("choose")], "done"], choose), store=store)
     async with worker, Runtime(store=store.sibling(), only=only) as web:
-        await (await worker.send("c", "hi")).rest()
+        await (await worker.send("c", "hi")).result()
         if not helped:
             await worker.close()
         heal = breaking(web.store, "TurnEnded")
@@ -472,7 +451,7 @@ async def test_a_canceller_without_the_agent_whose_store_fails_does_not_keep_the
         if not helped:
             assert types(await web.history("c"))[-1] == "CancelRequested"
             heal()
-        async with asyncio.timeout(2 * watch.AVOID_FOR):
+        async with asyncio.timeout(2 * takeover.BACKOFF_SECONDS):
             await logged(web, TurnEnded)
         (ended,) = of(await web.history("c"), TurnEnded)
         assert ended.reason == "cancelled"
@@ -480,7 +459,6 @@ async def test_a_canceller_without_the_agent_whose_store_fails_does_not_keep_the
         assert (await web.store.row("c")).owner is None
 
 
-@virtual
 async def test_a_result_that_cannot_be_written_is_no_reason_to_run_its_tool_again_at_once():
     """B48: after a crash the pause holds, also where another task of the conversation ends meanwhile"""
     charge = Charge()
@@ -501,14 +479,13 @@ async def test_a_result_that_cannot_be_written_is_no_reason_to_run_its_tool_agai
             async with asyncio.timeout(40):
                 while True:  # somebody looks on, and comes back whenever it is thrown out
                     with suppress(StoreError):
-                        await turn.ended()
+                        await turn.final_result()
     apart = [after - before for before, after in zip(charge.at, charge.at[1:], strict=False)]
     assert charge.attempts == list(range(1, len(charge.at) + 1))
-    assert min(apart) >= sum(WRITE_RETRIES) + watch.AVOID_FOR - 0.01
-    assert len(charge.at) >= 40 // (sum(WRITE_RETRIES) + watch.AVOID_FOR + 2 * watch.LOOK_EVERY)
+    assert min(apart) >= sum(WRITE_RETRIES) + takeover.BACKOFF_SECONDS - 0.01
+    assert len(charge.at) >= 40 // (sum(WRITE_RETRIES) + takeover.BACKOFF_SECONDS + 2 * takeover.POLL_SECONDS)
 
 
-@virtual
 async def test_two_attempts_of_a_call_never_run_at_once_in_a_process():
     """B48: also where the first takes long to be cancelled, and somebody wakes the conversation meanwhile"""
     charge = Charge(lasts=10, dies=4)
@@ -518,16 +495,15 @@ async def test_two_attempts_of_a_call_never_run_at_once_in_a_process():
         turn = await rt.send("c", "hi")
         (entry,) = await until(rt.pending)
         with pytest.raises(StoreError):
-            await turn.ended()
+            await turn.final_result()
         assert charge.running == 1
         await rt.resolve("c", entry.call, Approve())
-        assert (await turn.ended()).reason == "completed"
+        assert (await turn.final_result()).reason == "completed"
         assert (charge.attempts, charge.most) == ([1, 2], 1)
         assert charge.at[1] - charge.at[0] >= sum(WRITE_RETRIES) + charge.dies
         paired(await rt.history("c"))
 
 
-@virtual
 async def test_an_unexpected_failure_of_the_store_costs_no_slot():
     charge = Charge()
     model = ScriptedModel([[ToolCall("charge")], "done"])
@@ -535,9 +511,9 @@ async def test_an_unexpected_failure_of_the_store_costs_no_slot():
         breaking(rt.store, "CallStarted", OSError, times=1)
         turn = await rt.send("c", "hi")
         with pytest.raises(OSError, match="for a moment"):
-            await turn.ended()
+            await turn.final_result()
         assert free(rt) == 2
-        assert (await turn.ended()).reason == "completed"
+        assert (await turn.final_result()).reason == "completed"
         assert free(rt) == 2
 
 
@@ -553,12 +529,11 @@ def not_releasing(store):
     return failures, lambda: setattr(store, "release", release)
 
 
-@virtual
 async def test_a_lease_that_could_not_be_given_up_after_a_crash_is_given_up_with_the_next_write():
     """B60: nobody else may run what a living process holds"""
     store = MemoryStore()
     async with Runtime(agent([[ToolCall("choose")], "done"], choose), store=store) as worker:
-        await (await worker.send("c", "hi")).rest()
+        await (await worker.send("c", "hi")).result()
         async with Runtime(store=store.sibling()) as web:
             failures, heal = not_releasing(web.store)
             breaking(web.store, "TurnEnded", times=1 + len(WRITE_RETRIES))
@@ -570,18 +545,17 @@ async def test_a_lease_that_could_not_be_given_up_after_a_crash_is_given_up_with
             assert (await web.store.row("c")).owner is None
 
 
-@virtual
 async def test_a_lease_that_was_taken_for_nothing_and_could_not_be_given_up_is_given_up_later():
     """B60: two may close a turn, and the second finds nothing to do"""
     store = MemoryStore()
     model = ScriptedModel([[ToolCall("choose")], "done"])
     async with Runtime(agent(model, choose), store=store) as worker, Runtime(store=store.sibling()) as web:
         turn = await worker.send("c", "hi")
-        await turn.rest()
+        await turn.result()
         claim = web.store.claim
 
         async def late(name):
-            await turn.ended()
+            await turn.final_result()
             return await claim(name)
 
         web.store.claim = late
@@ -591,10 +565,9 @@ async def test_a_lease_that_was_taken_for_nothing_and_could_not_be_given_up_is_g
             await until(lambda: failures)
         heal()
         async with asyncio.timeout(20):
-            assert (await (await worker.send("c", "again")).ended()).reason == "completed"
+            assert (await (await worker.send("c", "again")).final_result()).reason == "completed"
 
 
-@virtual
 async def test_one_unexpected_failure_while_a_deadline_passes_ends_no_expiry():
     """B55, B56"""
     clock = Clock()
@@ -602,17 +575,18 @@ async def test_one_unexpected_failure_while_a_deadline_passes_ends_no_expiry():
     @tool(executor="human", expires="1h")
     def ask() -> str:
         """Ask."""
+        raise NotImplementedError
 
     model = ScriptedModel([[ToolCall("ask")], "done"], follow=True)
     async with Runtime(agent(model, ask), clock=clock) as rt:
         for name in ("c1", "c2"):
-            await (await rt.send(name, "hi")).rest()
+            await (await rt.send(name, "hi")).result()
         breaking(rt.store, "CallResolved", OSError, conversation="c1", times=1)
         clock.now += 3600
         async with asyncio.timeout(20):
             await logged(rt, TurnEnded, conversation="c2")
         assert [entry.conversation for entry in await rt.pending()] == ["c1"]
-        clock.now += RETRY_AFTER
+        clock.now += RETRY_SECONDS
         async with asyncio.timeout(20):
             await logged(rt, TurnEnded, conversation="c1")
         assert of(await rt.history("c1"), CallReturned)[0].error.kind == "timeout"
@@ -621,7 +595,6 @@ async def test_one_unexpected_failure_while_a_deadline_passes_ends_no_expiry():
 # --- leaving ---
 
 
-@virtual
 async def test_whoever_waits_when_the_runtime_closes_is_told_so():
     """None hangs: the turn goes on elsewhere, if it does"""
     async with Runtime(agent([[Hang()]])) as rt:
@@ -631,7 +604,7 @@ async def test_whoever_waits_when_the_runtime_closes_is_told_so():
             async for _ in rt.events("c"):
                 pass
 
-        waiting = [asyncio.create_task(wait) for wait in (turn.ended(), turn.rest(), view())]
+        waiting = [asyncio.create_task(wait) for wait in (turn.final_result(), rest(turn), view())]
         await asyncio.sleep(1)
     async with asyncio.timeout(20):
         told = await asyncio.gather(*waiting, return_exceptions=True)
@@ -642,7 +615,6 @@ async def test_whoever_waits_when_the_runtime_closes_is_told_so():
 # --- clients ---
 
 
-@virtual
 async def test_a_client_that_was_attached_twice_and_left_is_gone():
     """B43: no ghost of it beats on"""
     model = ScriptedModel([[ToolCall("locate")], "done"])
@@ -651,19 +623,18 @@ async def test_a_client_that_was_attached_twice_and_left_is_gone():
         await rt.attach_client("c", client="tab")
         tab = await rt.attach_client("c", client="tab")
         turn = await rt.send("c", "hi")
-        await turn.rest()
-        await asyncio.sleep(3 * clients.BEAT)
+        await turn.result()
+        await asyncio.sleep(3 * clients.HEARTBEAT_SECONDS)
         assert len(await rt.pending()) == 1, "it is there, and beats"
         left = now()
         await tab.detach()
-        await turn.ended()
+        await turn.final_result()
         assert CLIENT_GRACE <= now() - left < CLIENT_GRACE + 1
         assert sees(model)[0]["error"]["kind"] == "detached"
-        await asyncio.sleep(1.5 * clients.BEAT)
+        await asyncio.sleep(1.5 * clients.HEARTBEAT_SECONDS)
         assert [row.until for row in await rt.store.clients("c")] == [left]
 
 
-@virtual
 async def test_the_clients_of_a_runtime_leave_with_it():
     """B43"""
     store = MemoryStore()
@@ -676,7 +647,6 @@ async def test_the_clients_of_a_runtime_leave_with_it():
 
 
 @pytest.mark.parametrize("failure", [StoreError, OSError])
-@virtual
 async def test_a_heartbeat_that_fails_is_logged_and_the_next_one_is_sent(failure, caplog):
     """B43"""
     async with Runtime(agent([], locate), clock=now) as rt:
@@ -689,15 +659,16 @@ async def test_a_heartbeat_that_fails_is_logged_and_the_next_one_is_sent(failure
             raise failure("disk full")
 
         rt.store.put_client = failing
-        with caplog.at_level(logging.ERROR, logger="assent"):
-            await asyncio.sleep(1.5 * clients.BEAT)
+        with caplog.at_level(logging.ERROR, logger="holdfast"):
+            await asyncio.sleep(1.5 * clients.HEARTBEAT_SECONDS)
         assert "disk full" in caplog.text
-        await asyncio.sleep(clients.BEAT)
-        assert [row.until for row in await rt.store.clients("c")] == [2 * clients.BEAT + clients.PRESENT]
+        await asyncio.sleep(clients.HEARTBEAT_SECONDS)
+        assert [row.until for row in await rt.store.clients("c")] == [
+            2 * clients.HEARTBEAT_SECONDS + clients.PRESENCE_SECONDS
+        ]
 
 
 @pytest.mark.parametrize("failure", [StoreError, OSError])
-@virtual
 async def test_a_client_that_cannot_say_goodbye_does_not_keep_the_runtime_from_closing(failure):
     """What it leaves running, ``virtual`` would see"""
     async with Runtime(agent([], locate)) as rt:
@@ -714,24 +685,23 @@ async def test_a_client_that_cannot_say_goodbye_does_not_keep_the_runtime_from_c
         await rt.send("c", "hi")
 
 
-@virtual
 async def test_the_tools_of_a_client_are_a_list():
     async with Runtime(agent([], locate)) as rt:
         await rt.open("c")
-        for tools in ("locate", [1]):
+        wrong: list[Any] = ["locate", [1]]
+        for tools in wrong:
             with pytest.raises(Invalid, match="list of names"):
                 await rt.attach_client("c", tools)
         assert await rt.store.clients("c") == []
 
 
-@virtual
 async def test_a_client_that_does_not_offer_the_tool_gets_no_lease():
     """B44"""
     async with Runtime(agent([[ToolCall("locate")], "done"], locate)) as rt:
         await rt.open("c")
         other = await rt.attach_client("c", ["other"])
         able = await rt.attach_client("c", ["other", "locate"])
-        (entry,) = (await (await rt.send("c", "hi")).rest()).pending
+        (entry,) = (await (await rt.send("c", "hi")).result()).pending
         assert not await other.lease(entry.call)
         assert await able.lease(entry.call)
 
@@ -739,7 +709,6 @@ async def test_a_client_that_does_not_offer_the_tool_gets_no_lease():
 # --- interrupted ---
 
 
-@virtual
 async def test_nobody_is_asked_about_an_interrupted_call_of_a_turn_that_is_halted():
     """B49, B70"""
     store = MemoryStore()
@@ -771,7 +740,6 @@ async def test_nobody_is_asked_about_an_interrupted_call_of_a_turn_that_is_halte
         paired(log)
 
 
-@virtual
 async def test_a_call_that_ran_on_a_grant_which_was_revoked_is_not_run_again_unasked():
     """B37, B48"""
     store, runs = MemoryStore(), []
@@ -786,7 +754,7 @@ async def test_a_call_that_ran_on_a_grant_which_was_revoked_is_not_run_again_una
 
     model = ScriptedModel([[ToolCall("pay", {"n": 1})], [ToolCall("pay", {"n": 2})], "done"], follow=True)
     async with Runtime(agent(model, pay), store=store) as rt:
-        (entry,) = (await (await rt.send("c", "hi")).rest()).pending
+        (entry,) = (await (await rt.send("c", "hi")).result()).pending
         await rt.resolve("c", entry.call, Approve(remember="tool"))
         await until(lambda: (2, 1) in runs)
         await kill(rt)
@@ -806,7 +774,6 @@ async def test_a_call_that_ran_on_a_grant_which_was_revoked_is_not_run_again_una
 # --- deciding ---
 
 
-@virtual
 async def test_a_question_of_a_tool_that_was_approved_can_be_declined():
     """B35, B68"""
 
@@ -818,19 +785,18 @@ async def test_a_question_of_a_tool_that_was_approved_can_be_declined():
     model = ScriptedModel([[ToolCall("book")], "done"])
     async with Runtime(agent(model, book)) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         await rt.resolve("c", entry.call, Approve(), by="boss")
-        (question,) = (await turn.rest()).pending
+        (question,) = (await turn.result()).pending
         assert question.kind == "elicitation"
         with pytest.raises(Stale) as late:
             await rt.resolve("c", entry.call, Approve(), by="bob")
         assert (late.value.reason, late.value.winner) == ("resolved", "boss")
         await rt.resolve("c", entry.call, Deny("neither"), by="ann")
-        await turn.ended()
+        await turn.final_result()
         assert sees(model)[0]["error"]["details"] == {"reason": "neither"}
 
 
-@virtual
 async def test_edited_arguments_of_half_a_megabyte_reach_the_model_cut():
     """B21, B36"""
     ran = []
@@ -844,33 +810,31 @@ async def test_edited_arguments_of_half_a_megabyte_reach_the_model_cut():
     model = ScriptedModel([[ToolCall("write", {"text": "a"})], "done"])
     async with Runtime(agent(model, write)) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         await rt.resolve("c", entry.call, Approve(args={"text": "x" * 500_000}))
-        await turn.ended()
+        await turn.final_result()
     (seen,) = sees(model)
     assert ran == [500_000]
     assert len(seen["edited_args"].encode()) <= MODEL_LIMIT
     assert "total 500011 bytes" in seen["edited_args"]
 
 
-@virtual
 async def test_a_queued_message_rests_while_the_earlier_turn_waits_for_a_person():
     """B13, B25"""
     async with Runtime(agent([[ToolCall("choose")], "one", "two"], choose)) as rt:
         first = await rt.send("c", "one")
-        (entry,) = (await first.rest()).pending
+        (entry,) = (await first.result()).pending
         second = await rt.send("c", "two", when_busy="queue")
         async with asyncio.timeout(20):
-            snapshot = await second.rest()
+            snapshot = await rest(second)
         assert (snapshot.state, snapshot.pending, snapshot.queued) == ("awaiting_input", [entry], 1)
         await rt.resolve("c", entry.call, Answer("x"))
-        assert (await second.ended()).reason == "completed"
+        assert (await second.final_result()).reason == "completed"
 
 
 @pytest.mark.parametrize(
     ("choices", "other"), [([1, 2], True), ([True, False], 1), (["1"], 1), ([None], False)], ids=str
 )
-@virtual
 async def test_a_value_that_only_python_takes_for_a_choice_is_refused(choices, other):
     """B34, B68"""
 
@@ -882,16 +846,15 @@ async def test_a_value_that_only_python_takes_for_a_choice_is_refused(choices, o
     model = ScriptedModel([[ToolCall("ask")], "done"])
     async with Runtime(agent(model, ask)) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         with pytest.raises(Invalid, match="is not one of"):
             await rt.resolve("c", entry.call, Answer(other))
         assert await rt.pending() == [entry]
         await rt.resolve("c", entry.call, Answer(choices[0]))
-        await turn.ended()
+        await turn.final_result()
         assert sees(model) == [{"ok": True, "result": choices[0]}]
 
 
-@virtual
 async def test_the_end_of_a_halted_turn_names_the_artifact_of_a_large_value():
     """B21, B70"""
     large = {"k": "v" * 70_000}
@@ -902,13 +865,12 @@ async def test_the_end_of_a_halted_turn_names_the_artifact_of_a_large_value():
         return Halt("handed_over", large)
 
     async with Runtime(agent([[ToolCall("stop")]], stop)) as rt:
-        ended = await (await rt.send("c", "hi")).ended()
+        ended = await (await rt.send("c", "hi")).final_result()
         (returned,) = of(await rt.history("c"), CallReturned)
         assert ended.value == {"artifact": returned.artifact, "size": returned.size}
-        assert await rt.result("c", returned.call_id) == large
+        assert await rt.call_result("c", returned.call_id) == large
 
 
-@virtual
 async def test_the_result_of_a_call_that_failed_is_its_error():
     """B15"""
 
@@ -918,14 +880,13 @@ async def test_the_result_of_a_call_that_failed_is_its_error():
         raise ToolError("timeout", "too slow", {"after": 3})
 
     async with Runtime(agent([[ToolCall("bad")], "done"], bad)) as rt:
-        await (await rt.send("c", "hi")).ended()
+        await (await rt.send("c", "hi")).final_result()
         (returned,) = of(await rt.history("c"), CallReturned)
         with pytest.raises(ToolError, match="too slow") as raised:
-            await rt.result("c", returned.call_id)
+            await rt.call_result("c", returned.call_id)
         assert (raised.value.kind, raised.value.details) == ("timeout", {"after": 3})
 
 
-@virtual
 async def test_nothing_is_pending_of_a_turn_that_is_being_cancelled():
     """B60: it would be an offer that nobody can take"""
     charge = Charge(lasts=3600, dies=3)
@@ -941,7 +902,7 @@ async def test_nothing_is_pending_of_a_turn_that_is_being_cancelled():
         with pytest.raises(Stale) as late:
             await rt.resolve("c", entry.call, Answer("x"))
         assert late.value.reason == "cancelled"
-        assert (await turn.ended()).reason == "cancelled"
+        assert (await turn.final_result()).reason == "cancelled"
         paired(await rt.history("c"))
 
 
@@ -950,11 +911,10 @@ async def _later(by, entry, decision):
 
 
 @pytest.mark.parametrize("may", [lambda by, entry, decision: 1 / 0, _later], ids=["at once", "later"])
-@virtual
 async def test_a_rule_that_fails_lets_nobody_decide(may, caplog):
     """B33"""
     async with Runtime(agent([[ToolCall("choose")], "done"], choose), may_resolve=may) as rt:
-        (entry,) = (await (await rt.send("c", "hi")).rest()).pending
+        (entry,) = (await (await rt.send("c", "hi")).result()).pending
         with pytest.raises(NotAllowed, match="ZeroDivisionError"):
             await rt.resolve("c", entry.call, Answer("x"), by="ann")
         assert await rt.pending() == [entry]
@@ -963,18 +923,17 @@ async def test_a_rule_that_fails_lets_nobody_decide(may, caplog):
     assert "may_resolve failed" in caplog.text
 
 
-@virtual
 async def test_a_digest_that_stands_for_neither_the_original_nor_the_edit_is_superseded():
     """B35, B36: also where a tool has no preview of its own"""
     model = ScriptedModel([[ToolCall("gated", {"n": 1})], "done"])
     async with Runtime(agent(model, gated)) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         with pytest.raises(Stale) as stale:
             await rt.resolve("c", entry.call, Approve(args={"n": 2}, digest="nonsense"))
         assert stale.value.reason == "superseded"
         assert await rt.pending() == [entry]
-        right = digest("gated", {"n": 2}, {"tool": "gated", "args": {"n": 2}}, entry.fingerprint)
+        right = call_digest("gated", {"n": 2}, {"tool": "gated", "args": {"n": 2}}, entry.fingerprint)
         await rt.resolve("c", entry.call, Approve(args={"n": 2}, digest=right))
-        await turn.ended()
+        await turn.final_result()
         assert sees(model)[0]["result"] == 2

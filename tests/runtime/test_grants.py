@@ -3,11 +3,12 @@
 import asyncio
 
 import pytest
-from harness import Clock, agent, logged, of, sees, story, types, until
+from support.async_tests import until
+from support.runtimes import Clock, agent, logged, of, sees, types
 
-from assent import Approve, Call, Deny, Invalid, Runtime, ScriptedModel, Stale, ToolCall, ToolError
-from assent import tool as declare
-from assent.core.events import CallResolved, CallStarted, CallSuspended, GrantGiven, GrantRevoked
+from holdfast import Approve, Call, Deny, Invalid, Runtime, ScriptedModel, Stale, ToolCall, ToolError
+from holdfast import tool as declare
+from holdfast.core.events import CallResolved, CallStarted, CallSuspended, GrantGiven, GrantRevoked
 
 
 def refund(n=1):
@@ -27,10 +28,9 @@ def gated(ran):
 async def asked(rt, text="hi"):
     """Send, and the entries that then wait."""
     turn = await rt.send("c", text)
-    return turn, (await turn.rest()).pending
+    return turn, (await turn.result()).pending
 
 
-@story
 async def test_an_approval_remembered_for_these_arguments_covers_these_and_no_others():
     """B37"""
     ran = []
@@ -38,7 +38,7 @@ async def test_an_approval_remembered_for_these_arguments_covers_these_and_no_ot
     async with Runtime(agent(model, gated(ran))) as rt:
         turn, (entry,) = await asked(rt)
         await rt.resolve("c", entry.call, Approve(remember="args"), by="boss")
-        await turn.ended()
+        await turn.final_result()
         (grant,) = await rt.grants("c")
         assert (grant.tool, grant.scope, grant.by, grant.until) == ("refund", "args", "boss", None)
         turn, waiting = await asked(rt)
@@ -52,29 +52,27 @@ async def test_an_approval_remembered_for_these_arguments_covers_these_and_no_ot
         assert [(event.grant, event.by.id) for event in given] == [(grant.id, "boss")]
 
 
-@story
 async def test_an_approval_remembered_for_the_tool_covers_any_arguments_of_this_conversation_alone():
     """B37"""
     ran = []
     model = ScriptedModel([[*refund(1), *refund(1)], [*refund(2), *refund(3)], "ok"], follow=True)
     async with Runtime(agent(model, gated(ran))) as rt:
         turn, entries = await asked(rt)
-        await rt.submit("c", {entries[0].call: Approve(remember="tool"), entries[1].call: Approve()})
-        await turn.ended()
+        await rt.resolve_many("c", {entries[0].call: Approve(remember="tool"), entries[1].call: Approve()})
+        await turn.final_result()
         assert sorted(ran) == [1, 1, 2, 3]
         other = await rt.send("other", "hi")
-        assert len((await other.rest()).pending) == 2
+        assert len((await other.result()).pending) == 2
         assert await rt.grants("other") == []
 
 
-@story
 async def test_a_grant_can_be_revoked_which_is_logged_and_the_next_call_is_asked_about():
     """B37"""
     model = ScriptedModel([refund(), "ok", refund(), "ok"])
     async with Runtime(agent(model, gated([]))) as rt:
         turn, (entry,) = await asked(rt)
         await rt.resolve("c", entry.call, Approve(remember="tool"))
-        await turn.ended()
+        await turn.final_result()
         (grant,) = await rt.grants("c")
         await rt.revoke("c", grant.id, by="auditor")
         assert await rt.grants("c") == []
@@ -86,7 +84,6 @@ async def test_a_grant_can_be_revoked_which_is_logged_and_the_next_call_is_asked
         assert len(waiting) == 1
 
 
-@story
 async def test_a_grant_with_a_duration_ends_by_itself():
     """B37"""
     clock = Clock(1000.0)
@@ -94,7 +91,7 @@ async def test_a_grant_with_a_duration_ends_by_itself():
     async with Runtime(agent(model, gated([])), clock=clock) as rt:
         turn, (entry,) = await asked(rt)
         await rt.resolve("c", entry.call, Approve(remember="tool", duration="1h"))
-        await turn.ended()
+        await turn.final_result()
         (grant,) = await rt.grants("c")
         assert grant.until == 4600.0
         clock.now = 4599.0
@@ -104,7 +101,6 @@ async def test_a_grant_with_a_duration_ends_by_itself():
         assert len((await asked(rt))[1]) == 1
 
 
-@story
 async def test_remembering_edited_arguments_remembers_the_edited_ones():
     """B37, B36"""
     ran = []
@@ -112,25 +108,23 @@ async def test_remembering_edited_arguments_remembers_the_edited_ones():
     async with Runtime(agent(model, gated(ran))) as rt:
         turn, (entry,) = await asked(rt)
         await rt.resolve("c", entry.call, Approve(args={"order": 2}, remember="args"))
-        await turn.ended()
+        await turn.final_result()
         assert (await asked(rt))[1] == []
         assert ran == [2, 2]
         assert len((await asked(rt))[1]) == 1
 
 
-@story
 async def test_a_denial_remembers_nothing():
     """B37"""
     model = ScriptedModel([refund(), "ok", refund(), "ok"])
     async with Runtime(agent(model, gated([]))) as rt:
         turn, (entry,) = await asked(rt)
         await rt.resolve("c", entry.call, Deny("no"))
-        await turn.ended()
+        await turn.final_result()
         assert await rt.grants("c") == []
         assert len((await asked(rt))[1]) == 1
 
 
-@story
 async def test_a_grant_revoked_before_the_call_could_start_closes_the_gate_again():
     """B37: the gate is checked once more at the claim; then the plan is shown and the arguments are validated"""
     door, ran, plans = asyncio.Event(), [], []
@@ -156,7 +150,7 @@ async def test_a_grant_revoked_before_the_call_could_start_closes_the_gate_again
     async with Runtime(agent(model, refund, blocker), parallel=1) as rt:
         turn, (entry,) = await asked(rt)
         await rt.resolve("c", entry.call, Approve(remember="tool"))
-        await turn.ended()
+        await turn.final_result()
         assert ran == [1]
         (grant,) = await rt.grants("c")
         turn = await rt.send("c", "again")
@@ -164,13 +158,13 @@ async def test_a_grant_revoked_before_the_call_could_start_closes_the_gate_again
         await logged(rt, CallStarted, count=2)  # the blocker has the slot
         await rt.revoke("c", grant.id)
         door.set()
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         assert (entry.tool, entry.kind, entry.preview) == ("refund", "approval", "plan 1")
         assert ran == [1]
         with pytest.raises(Invalid):
             await rt.resolve("c", entry.call, Approve(args={"order": "all"}))
         await rt.resolve("c", entry.call, Approve())
-        await turn.ended()
+        await turn.final_result()
         assert ran == [1, 1]
 
 
@@ -191,7 +185,6 @@ def act(amount):
     return [ToolCall("act", {"amount": amount})]
 
 
-@story
 async def test_an_approval_function_decides_call_by_call_and_its_verdict_stands_in_the_log():
     """B35: hooks and policies run once; their verdicts are events"""
     ran, judgements = [], []
@@ -208,7 +201,7 @@ async def test_an_approval_function_decides_call_by_call_and_its_verdict_stands_
         assert [v.outcome for v in of(events, CallStarted)[0].verdicts] == ["auto"]
         assert [v.outcome for v in of(events, CallSuspended)[0].verdicts] == ["required"]
         await rt.resolve("c", entry.call, Approve())
-        await turn.ended()
+        await turn.final_result()
         assert ran == [5, 50]
         assert sorted(judgements) == [(5, True), (50, True)], "asked once about each, and not again after approval"
 
@@ -252,29 +245,24 @@ VERDICTS = {
 
 
 @pytest.mark.parametrize("name", VERDICTS)
-def test_whatever_an_approval_function_says_or_does_in_doubt_a_person_is_asked(name):
+async def test_whatever_an_approval_function_says_or_does_in_doubt_a_person_is_asked(name):
     """B35"""
     policy, asks = VERDICTS[name]
 
-    @story
-    async def main():
-        ran = []
-        async with Runtime(agent([act(1), "ok"], judged(policy, ran))) as rt:
-            turn, waiting = await asked(rt)
-            assert len(waiting) == asks
-            assert ran == ([] if asks else [1])
-            if asks:
-                assert waiting[0].kind == "approval"
-                verdict = of(await rt.history("c"), CallSuspended)[0].verdicts[0]
-                assert (verdict.name, verdict.outcome) == ("approval", "required")
-                await rt.resolve("c", waiting[0].call, Approve())
-                await turn.ended()
-                assert ran == [1]
-
-    main()
+    ran = []
+    async with Runtime(agent([act(1), "ok"], judged(policy, ran))) as rt:
+        turn, waiting = await asked(rt)
+        assert len(waiting) == asks
+        assert ran == ([] if asks else [1])
+        if asks:
+            assert waiting[0].kind == "approval"
+            verdict = of(await rt.history("c"), CallSuspended)[0].verdicts[0]
+            assert (verdict.name, verdict.outcome) == ("approval", "required")
+            await rt.resolve("c", waiting[0].call, Approve())
+            await turn.final_result()
+            assert ran == [1]
 
 
-@story
 async def test_a_grant_answers_what_an_approval_function_would_have_asked():
     """B37"""
     ran = []
@@ -282,20 +270,20 @@ async def test_a_grant_answers_what_an_approval_function_would_have_asked():
     async with Runtime(agent(model, judged(lambda args, call: True, ran))) as rt:
         turn, (entry,) = await asked(rt)
         await rt.resolve("c", entry.call, Approve(remember="args"))
-        await turn.ended()
+        await turn.final_result()
         assert (await asked(rt))[1] == []
         assert ran == [1, 1]
         (grant,) = await rt.grants("c")
         assert of(await rt.history("c"), CallStarted)[-1].grant == grant.id
 
 
-@story
 async def test_a_client_tool_with_an_approval_function_is_asked_about_or_goes_straight_to_the_page():
     """B42"""
 
     @declare(executor="client", approval=lambda args, call: args["risky"])
     def share(risky: bool) -> str:
         """Share."""
+        raise NotImplementedError
 
     calls = [ToolCall("share", {"risky": True}), ToolCall("share", {"risky": False})]
     async with Runtime(agent([calls, "ok"], share)) as rt:
@@ -303,7 +291,6 @@ async def test_a_client_tool_with_an_approval_function_is_asked_about_or_goes_st
         assert [(entry.kind, entry.args["risky"]) for entry in waiting] == [("approval", True), ("client_exec", False)]
 
 
-@story
 async def test_a_policy_s_call_with_a_preview_shows_its_plan_and_is_bound_to_it():
     """B73, B35"""
     world = {"n": 1}
@@ -323,22 +310,21 @@ async def test_a_policy_s_call_with_a_preview_shows_its_plan_and_is_bound_to_it(
         assert entry.preview == "plan 1"
         world["n"] = 2
         await rt.resolve("c", entry.call, Approve())
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         assert (entry.preview, ran) == ("plan 2", [])
         await rt.resolve("c", entry.call, Approve())
-        await turn.ended()
+        await turn.final_result()
         assert ran == [2]
         assert len(of(await rt.history("c"), CallResolved)) == 2
 
 
-@story
 async def test_a_granted_call_is_told_like_any_other():
     """B37"""
     model = ScriptedModel([refund(), "ok", refund(), "ok"])
     async with Runtime(agent(model, gated([]))) as rt:
         turn, (entry,) = await asked(rt)
         await rt.resolve("c", entry.call, Approve(remember="tool"))
-        await turn.ended()
+        await turn.final_result()
         before = len(await rt.history("c"))
         await asked(rt)
         tail = types(await rt.history("c", after=before))

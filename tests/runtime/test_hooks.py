@@ -7,12 +7,13 @@ import subprocess
 import sys
 import time
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
-from harness import Counting, agent, of, paired, sees, story
 from msgspec.structs import replace
+from support.runtimes import Counting, agent, of, paired, sees
 
-from assent import (
+from holdfast import (
     Agent,
     Approve,
     Ask,
@@ -25,11 +26,11 @@ from assent import (
     ToolError,
     tool,
 )
-from assent.core.events import CallReturned, CallStarted, CallSuspended, TurnEnded, Verdict
-from assent.core.inputs import CallWanted
-from assent.core.schema import digest
-from assent.errors import AssentError, DeclarationError
-from assent.hooks import (
+from holdfast.core.events import CallReturned, CallStarted, CallSuspended, TurnEnded, Verdict
+from holdfast.core.inputs import CallWanted
+from holdfast.core.schema.validation import call_digest
+from holdfast.errors import DeclarationError, HoldfastError
+from holdfast.hooks import (
     Edit,
     ModelReply,
     Reject,
@@ -42,9 +43,9 @@ from assent.hooks import (
     on_stream,
     redact,
 )
-from assent.models import Request
-from assent.runtime.hooking import Stream, run_after_model, run_before_model
-from assent.runtime.hooks import Hooks
+from holdfast.models import Request
+from holdfast.runtime.hook_runner import StreamHooks, run_after_model, run_before_model
+from holdfast.runtime.hooks import Hooks
 
 SECRET = "sk-9f8e7d6c5b4a"
 
@@ -64,7 +65,7 @@ async def told(*hooks, tools=None, calls=None, ran=None):
     ran = [] if ran is None else ran
     model = ScriptedModel([calls or [ToolCall("pay", {"amount": 5})], "done"])
     async with Runtime(agent(model, *(tools or [paying(ran)]), hooks=hooks)) as rt:
-        end = await (await rt.send("c", "pay")).ended()
+        end = await (await rt.send("c", "pay")).final_result()
         log = await rt.history("c")
     paired(log)
     seen = sees(model) if len(model.requests) > 1 else []
@@ -78,7 +79,6 @@ def verdicts(event):
 # --- before a tool ---
 
 
-@story
 async def test_a_before_tool_hook_that_says_nothing_lets_the_call_run_and_its_verdict_is_logged():
     seen = []
 
@@ -94,7 +94,6 @@ async def test_a_before_tool_hook_that_says_nothing_lets_the_call_run_and_its_ve
     assert ran == [(5, "shop")]
 
 
-@story
 async def test_a_hooks_denial_is_the_calls_error_and_names_the_hook():
     @before_tool
     def budget(call, args):
@@ -118,22 +117,17 @@ async def test_a_hooks_denial_is_the_calls_error_and_names_the_hook():
         (Halt("handed_over", {"to": "desk"}), "handed_over", {"to": "desk"}),
     ],
 )
-def test_a_before_tool_hook_can_end_the_turn(said, reason, value):
-    @story
-    async def main():
-        @before_tool
-        async def stop(call, args):
-            return said
+async def test_a_before_tool_hook_can_end_the_turn(said, reason, value):
+    @before_tool
+    async def stop(call, args):
+        return said
 
-        log, seen, ran, end = await told(stop)
-        assert (end.reason, end.value, end.halted) == (reason, value, True)
-        (returned,) = of(log, CallReturned)
-        assert (returned.error.kind, seen, ran) == ("denied", [], [])
-
-    main()
+    log, seen, ran, end = await told(stop)
+    assert (end.reason, end.value, end.halted) == (reason, value, True)
+    (returned,) = of(log, CallReturned)
+    assert (returned.error.kind, seen, ran) == ("denied", [], [])
 
 
-@story
 async def test_what_a_hook_edits_is_what_runs_and_the_model_is_told():
     @before_tool
     async def cap(call, args):
@@ -150,24 +144,19 @@ async def test_what_a_hook_edits_is_what_runs_and_the_model_is_told():
     ("args", "complaint"),
     [({"amount": "much"}, "amount"), ({"sum": 3}, "amount"), ([3], "must be an object"), ({"amount": {3}}, "amount")],
 )
-def test_an_edit_that_does_not_fit_the_tools_schema_is_an_error_that_names_the_hook(args, complaint):
-    @story
-    async def main():
-        @before_tool
-        async def clumsy(call, args_):
-            return Edit(args)
+async def test_an_edit_that_does_not_fit_the_tools_schema_is_an_error_that_names_the_hook(args, complaint):
+    @before_tool
+    async def clumsy(call, args_):
+        return Edit(args)
 
-        log, (result,), ran, _ = await told(clumsy)
-        assert (result["error"]["kind"], ran) == ("invalid_args", [])
-        assert result["error"]["message"].startswith("hook 'clumsy' does not fit: ")
-        assert complaint in result["error"]["message"]
-        (returned,) = of(log, CallReturned)
-        assert verdicts(returned)[0][:2] == ("clumsy", "failed")
-
-    main()
+    log, (result,), ran, _ = await told(clumsy)
+    assert (result["error"]["kind"], ran) == ("invalid_args", [])
+    assert result["error"]["message"].startswith("hook 'clumsy' does not fit: ")
+    assert complaint in result["error"]["message"]
+    (returned,) = of(log, CallReturned)
+    assert verdicts(returned)[0][:2] == ("clumsy", "failed")
 
 
-@story
 async def test_what_a_person_approves_is_the_edited_call():
     """Hooks come before the gate: also before one that always asks."""
 
@@ -179,16 +168,34 @@ async def test_what_a_person_approves_is_the_edited_call():
     model = ScriptedModel([[ToolCall("pay", {"amount": 5})], "done"])
     async with Runtime(agent(model, paying(ran, approval="required"), hooks=[cap])) as rt:
         turn = await rt.send("c", "pay")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         assert (entry.kind, entry.args, entry.preview["args"]) == ("approval", {"amount": 3}, {"amount": 3})
         assert verdicts(of(await rt.history("c"), CallSuspended)[0]) == [("cap", "edited", None)]
         await rt.resolve("c", entry.call, Approve(digest=entry.digest))
-        await turn.ended()
+        await turn.final_result()
         assert ran == [(3, "shop")]
         assert of(await rt.history("c"), CallReturned)[0].edited == {"amount": 3}
 
 
-@story
+async def test_a_before_tool_hook_is_not_asked_about_arguments_that_an_approver_edited():
+    """The rule that the documentation states: hooks are asked once, about the model's arguments."""
+    seen, ran = [], []
+
+    @before_tool
+    async def cap(call, args):
+        seen.append(args)
+        return Deny("too much") if args["amount"] > 100 else None
+
+    model = ScriptedModel([[ToolCall("pay", {"amount": 5})], "done"])
+    async with Runtime(agent(model, paying(ran, approval="required"), hooks=[cap])) as rt:
+        turn = await rt.send("c", "pay")
+        (entry,) = (await turn.result()).pending
+        await rt.resolve("c", entry.call, Approve(args={"amount": 900}))
+        await turn.final_result()
+        assert seen == [{"amount": 5}]
+        assert ran == [(900, "shop")]
+
+
 async def test_a_hooked_calls_preview_is_made_from_the_edited_arguments():
     pay = paying([], approval="required")
 
@@ -203,14 +210,13 @@ async def test_a_hooked_calls_preview_is_made_from_the_edited_arguments():
     model = ScriptedModel([[ToolCall("pay", {"amount": 5})], "done"])
     async with Runtime(agent(model, pay, hooks=[cap])) as rt:
         turn = await rt.send("c", "pay")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         assert entry.preview == "3 will go to shop"
-        assert entry.digest == digest("pay", {"amount": 3}, "3 will go to shop", entry.fingerprint)
+        assert entry.digest == call_digest("pay", {"amount": 3}, "3 will go to shop", entry.fingerprint)
         await rt.resolve("c", entry.call, Approve(digest=entry.digest))
-        assert (await turn.ended()).reason == "completed"
+        assert (await turn.final_result()).reason == "completed"
 
 
-@story
 async def test_a_hook_can_require_an_approval_of_a_tool_that_needs_none_and_a_grant_will_do_the_next_time():
     @before_tool
     async def careful(call, args):
@@ -220,17 +226,16 @@ async def test_a_hook_can_require_an_approval_of_a_tool_that_needs_none_and_a_gr
     script = [[ToolCall("pay", {"amount": 5})], "done", [ToolCall("pay", {"amount": 5})], "done"]
     async with Runtime(agent(script, paying(ran), hooks=[careful])) as rt:
         turn = await rt.send("c", "pay")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         assert (entry.kind, entry.reason, entry.prompt, ran) == ("approval", "more than 4", "Pay somebody.", [])
         await rt.resolve("c", entry.call, Approve(remember="args"))
-        await turn.ended()
-        assert (await (await rt.send("c", "again")).ended()).reason == "completed"
+        await turn.final_result()
+        assert (await (await rt.send("c", "again")).final_result()).reason == "completed"
         first, second = of(await rt.history("c"), CallStarted)
         assert (first.grant, second.grant is None, ran) == (None, False, [(5, "shop"), (5, "shop")])
         assert verdicts(second) == [("careful", "required", "more than 4")]
 
 
-@story
 async def test_hooks_run_in_their_order_each_on_what_the_one_before_made_and_none_after_a_denial():
     seen = []
 
@@ -249,7 +254,6 @@ async def test_hooks_run_in_their_order_each_on_what_the_one_before_made_and_non
     assert [v[:2] for v in verdicts(returned)] == [("a", "edited"), ("b", "allowed"), ("c", "denied")]
 
 
-@story
 async def test_the_approval_function_comes_after_the_hooks_and_sees_their_edit():
     seen = []
 
@@ -268,7 +272,6 @@ async def test_the_approval_function_comes_after_the_hooks_and_sees_their_edit()
     assert [v[:2] for v in verdicts(started)] == [("cap", "edited"), ("approval", "auto")]
 
 
-@story
 async def test_a_hook_minds_only_its_tools_and_other_calls_still_start_in_the_same_append_as_the_reply():
     @tool
     async def look() -> str:
@@ -282,7 +285,7 @@ async def test_a_hook_minds_only_its_tools_and_other_calls_still_start_in_the_sa
     store = Counting()
     script = [[ToolCall("pay", {"amount": 1}), ToolCall("look")], "done"]
     async with Runtime(agent(script, paying([]), look, hooks=[guard]), store=store) as rt:
-        await (await rt.send("c", "go")).ended()
+        await (await rt.send("c", "go")).final_result()
         pay, other = of(await rt.history("c"), CallReturned)
         assert sorted([(pay.tool, pay.ok), (other.tool, other.ok)]) == [("look", True), ("pay", False)]
     (said,) = [kinds for kinds in store.types() if "AssistantSaid" in kinds and "CallStarted" in kinds]
@@ -290,30 +293,26 @@ async def test_a_hook_minds_only_its_tools_and_other_calls_still_start_in_the_sa
 
 
 @pytest.mark.parametrize("executor", ["human", "client"])
-def test_hooks_come_before_anybody_outside_is_asked(executor):
-    @story
-    async def main():
-        @tool(executor=executor)
-        def choose(options: list[str]) -> str:
-            """Choose one."""
+async def test_hooks_come_before_anybody_outside_is_asked(executor):
+    @tool(executor=executor)
+    def choose(options: list[str]) -> str:
+        """Choose one."""
+        raise NotImplementedError
 
-        @before_tool
-        async def shorten(call, args):
-            return Edit({"options": args["options"][:1]})
+    @before_tool
+    async def shorten(call, args):
+        return Edit({"options": args["options"][:1]})
 
-        script = [[ToolCall("choose", {"options": ["a", "b"]})], "done"]
-        async with Runtime(agent(script, choose, hooks=[shorten])) as rt:
-            turn = await rt.send("c", "go")
-            (entry,) = (await turn.rest()).pending
-            assert entry.args == {"options": ["a"]}
-            assert verdicts(of(await rt.history("c"), CallSuspended)[0]) == [("shorten", "edited", None)]
-            await rt.cancel("c")
-            await turn.ended()
-
-    main()
+    script = [[ToolCall("choose", {"options": ["a", "b"]})], "done"]
+    async with Runtime(agent(script, choose, hooks=[shorten])) as rt:
+        turn = await rt.send("c", "go")
+        (entry,) = (await turn.result()).pending
+        assert entry.args == {"options": ["a"]}
+        assert verdicts(of(await rt.history("c"), CallSuspended)[0]) == [("shorten", "edited", None)]
+        await rt.cancel("c")
+        await turn.final_result()
 
 
-@story
 async def test_in_a_turn_that_is_run_by_hand_no_hook_runs():
     runs = []
 
@@ -323,10 +322,10 @@ async def test_in_a_turn_that_is_run_by_hand_no_hook_runs():
 
     async with Runtime(agent([[ToolCall("pay", {"amount": 5})]], paying([]), hooks=[look], mode="manual")) as rt:
         turn = await rt.send("c", "go")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         assert (entry.kind, runs) == ("manual", [])
         await rt.cancel("c")
-        await turn.ended()
+        await turn.final_result()
 
 
 def raises(call, args):
@@ -366,21 +365,16 @@ async def babbles(call, args):
         (babbles, "handler_failed", "returned 'fine'; it may return None, Deny, Edit"),
     ],
 )
-def test_a_before_tool_hook_that_fails_keeps_the_call_from_running(fn, kind, complaint):
-    @story
-    async def main():
-        guard = before_tool(name="guard", timeout=0.05 if kind == "timeout" else 5)(fn)
-        log, (result,), ran, end = await told(guard)
-        assert (result["error"]["kind"], result["error"]["details"], ran) == (kind, {"hook": "guard"}, [])
-        assert result["error"]["message"].startswith(f"hook 'guard' {complaint}")
-        (returned,) = of(log, CallReturned)
-        assert [v[:2] for v in verdicts(returned)] == [("guard", "failed")]
-        assert end.reason == "completed"
-
-    main()
+async def test_a_before_tool_hook_that_fails_keeps_the_call_from_running(fn, kind, complaint):
+    guard = before_tool(name="guard", timeout=0.05 if kind == "timeout" else 5)(fn)
+    log, (result,), ran, end = await told(guard)
+    assert (result["error"]["kind"], result["error"]["details"], ran) == (kind, {"hook": "guard"}, [])
+    assert result["error"]["message"].startswith(f"hook 'guard' {complaint}")
+    (returned,) = of(log, CallReturned)
+    assert [v[:2] for v in verdicts(returned)] == [("guard", "failed")]
+    assert end.reason == "completed"
 
 
-@story
 async def test_a_scope_that_cannot_be_made_keeps_a_hooked_call_from_running():
     @before_tool
     async def look(call, args):
@@ -394,12 +388,11 @@ async def test_a_scope_that_cannot_be_made_keeps_a_hooked_call_from_running():
     ran = []
     model = ScriptedModel([[ToolCall("pay", {"amount": 5})], "done"])
     async with Runtime(agent(model, paying(ran), hooks=[look]), scope=broken) as rt:
-        await (await rt.send("c", "go")).ended()
+        await (await rt.send("c", "go")).final_result()
     assert (ran, sees(model)[0]["error"]["kind"]) == ([], "handler_failed")
     assert "no database" in sees(model)[0]["error"]["message"]
 
 
-@story
 async def test_what_a_hook_does_to_the_arguments_it_is_given_stays_its_own():
     @before_tool
     async def careless(call, args):
@@ -412,7 +405,6 @@ async def test_what_a_hook_does_to_the_arguments_it_is_given_stays_its_own():
 # --- after a tool ---
 
 
-@story
 async def test_an_after_tool_hook_puts_another_result_in_the_results_place():
     @after_tool
     def brief(call, outcome):
@@ -425,7 +417,6 @@ async def test_an_after_tool_hook_puts_another_result_in_the_results_place():
     assert verdicts(returned) == [("brief", "changed", None)]
 
 
-@story
 async def test_an_after_tool_hook_sees_errors_and_can_make_one():
     seen = []
 
@@ -453,30 +444,25 @@ async def test_an_after_tool_hook_sees_errors_and_can_make_one():
 
 
 @pytest.mark.parametrize("fn", [raises, hangs, babbles], ids=lambda fn: fn.__name__)
-def test_the_result_is_withheld_when_the_hook_that_should_have_hidden_it_fails(fn):
-    @story
-    async def main():
-        @tool
-        async def read() -> str:
-            """Read it."""
-            return SECRET
+async def test_the_result_is_withheld_when_the_hook_that_should_have_hidden_it_fails(fn):
+    @tool
+    async def read() -> str:
+        """Read it."""
+        return SECRET
 
-        log, (result,), _, _ = await told(
-            after_tool(name="mask", timeout=0.05 if fn is hangs else 5)(fn), tools=[read], calls=[ToolCall("read")]
-        )
-        assert result["error"]["message"].startswith("read has run; its result is withheld: hook 'mask' ")
-        assert result["error"]["details"] == {"hook": "mask"}
-        assert SECRET not in str(log)
-
-    main()
+    log, (result,), _, _ = await told(
+        after_tool(name="mask", timeout=0.05 if fn is hangs else 5)(fn), tools=[read], calls=[ToolCall("read")]
+    )
+    assert result["error"]["message"].startswith("read has run; its result is withheld: hook 'mask' ")
+    assert result["error"]["details"] == {"hook": "mask"}
+    assert SECRET not in str(log)
 
 
-@story
 async def test_a_halt_stays_a_halt_with_its_value_redacted_and_a_question_is_no_result_yet():
     seen = []
 
     @tool
-    async def hand_over(to: str) -> str:
+    async def hand_over(to: str) -> str | Halt | Ask:
         """Hand over."""
         return Halt("handed_over", {"key": SECRET}) if to == "desk" else Ask("Which one?")
 
@@ -487,7 +473,7 @@ async def test_a_halt_stays_a_halt_with_its_value_redacted_and_a_question_is_no_
 
     model = ScriptedModel([[ToolCall("hand_over", {"to": "person"}), ToolCall("hand_over", {"to": "desk"})]])
     async with Runtime(agent(model, hand_over, hooks=[mask])) as rt:
-        end = await (await rt.send("c", "go")).ended()
+        end = await (await rt.send("c", "go")).final_result()
         assert (end.reason, end.value) == ("handed_over", {"key": "[redacted]"})
         assert SECRET not in str(await rt.history("c"))
     assert seen == [ToolOutcome(value={"key": SECRET})]
@@ -502,43 +488,39 @@ def file_bytes(path):
     return subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, check=True).stdout
 
 
-def test_what_is_redacted_never_reaches_the_stores_file(tmp_path):
+async def test_what_is_redacted_never_reaches_the_stores_file(tmp_path):
     """Also where it is so large that it stands beside the log."""
 
-    @story
-    async def main():
-        @tool
-        async def read(lines: int) -> Result:
-            """Read it."""
-            return Result([f"line {n}: {SECRET}" for n in range(lines)], data={SECRET: SECRET})
+    @tool
+    async def read(lines: int) -> Result:
+        """Read it."""
+        return Result([f"line {n}: {SECRET}" for n in range(lines)], data={SECRET: SECRET})
 
-        @after_tool
-        def mask(call, outcome):
-            return outcome.redacted(re.compile("sk-[0-9a-f]+"))
+    @after_tool
+    def mask(call, outcome):
+        return outcome.redacted(re.compile("sk-[0-9a-f]+"))
 
-        async def run(name, *hooks):
-            (tmp_path / name).mkdir()
-            script = [[ToolCall("read", {"lines": 1}), ToolCall("read", {"lines": 5000})], "done"]
-            store = f"sqlite:///{tmp_path / name / 'assent.db'}"
-            async with Runtime(agent(script, read, hooks=hooks), store=store) as rt:
-                await (await rt.send("c", "go")).ended()
-                while_open = file_bytes(tmp_path / name)
-            return while_open + file_bytes(tmp_path / name)
+    async def run(name, *hooks):
+        (tmp_path / name).mkdir()
+        script = [[ToolCall("read", {"lines": 1}), ToolCall("read", {"lines": 5000})], "done"]
+        store = f"sqlite:///{tmp_path / name / 'holdfast.db'}"
+        async with Runtime(agent(script, read, hooks=hooks), store=store) as rt:
+            await (await rt.send("c", "go")).final_result()
+            while_open = file_bytes(tmp_path / name)
+        return while_open + file_bytes(tmp_path / name)
 
-        assert SECRET.encode() in await run("bare")
-        masked = await run("masked", mask)
-        assert SECRET.encode() not in masked
-        assert b"[redacted]" in masked
-
-    main()
+    assert SECRET.encode() in await run("bare")
+    masked = await run("masked", mask)
+    assert SECRET.encode() not in masked
+    assert b"[redacted]" in masked
 
 
 # --- crashes ---
 
 DIES = """
 import asyncio, os, sys
-from assent import Agent, Call, Runtime, ScriptedModel, ToolCall, tool
-from assent.hooks import Edit, RequireApproval, before_tool
+from holdfast import Agent, Call, Runtime, ScriptedModel, ToolCall, tool
+from holdfast.hooks import Edit, RequireApproval, before_tool
 
 where, store, ledger = sys.argv[1:]
 
@@ -586,39 +568,30 @@ asyncio.run(main())
         ("approval", ["hook", "handler 5"]),  # so does its wish for an approval
     ],
 )
-def test_after_a_crash_a_hook_runs_again_only_if_its_verdict_was_not_logged(tmp_path, where, again):
-    ledger, store = tmp_path / "ledger", f"sqlite:///{tmp_path / 'assent.db'}"
+async def test_after_a_crash_a_hook_runs_again_only_if_its_verdict_was_not_logged(tmp_path, where, again):
+    ledger, store = tmp_path / "ledger", f"sqlite:///{tmp_path / 'holdfast.db'}"
 
     def process():
         return subprocess.run([sys.executable, "-c", DIES, where, store, str(ledger)], timeout=60).returncode
 
     assert process() == 9
     if where == "approval":
-
-        @story
-        async def approve():
-            async with Runtime(store=store) as rt:
-                (entry,) = await rt.pending()
-                await rt.resolve("c", entry.call, Approve())
-
-        approve()
+        async with Runtime(store=store) as rt:
+            (entry,) = await rt.pending()
+            await rt.resolve("c", entry.call, Approve())
         assert process() == 9  # it ends so when all is done
     else:
         assert process() == 0
     assert ledger.read_text().splitlines() == again
 
-    @story
-    async def look():
-        async with Runtime(store=store) as rt:
-            log = await rt.history("c")
-        paired(log)
-        said = [event for event in log if getattr(event, "verdicts", ())]
-        assert [v[:2] for event in said for v in verdicts(event)] == [
-            ("guard", "required" if where == "approval" else "edited")
-        ]
-        assert of(log, TurnEnded)[0].reason == "completed"
-
-    look()
+    async with Runtime(store=store) as rt:
+        log = await rt.history("c")
+    paired(log)
+    said = [event for event in log if getattr(event, "verdicts", ())]
+    assert [v[:2] for event in said for v in verdicts(event)] == [
+        ("guard", "required" if where == "approval" else "edited")
+    ]
+    assert of(log, TurnEnded)[0].reason == "completed"
 
 
 # --- declaring ---
@@ -628,18 +601,26 @@ def nothing(*_):
     return None
 
 
+WRONG: dict[str, Any] = {
+    "too few arguments": lambda call: None,
+    "a number": 3,
+    "a function": nothing,
+    "one hook": before_tool(nothing),
+}
+
+
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
         (lambda: before_tool(lambda call, args: None), "give name="),
-        (lambda: before_tool(name="x")(lambda call: None), r"takes a function of \(call, args\)"),
-        (lambda: before_model(3), "takes a function"),
+        (lambda: before_tool(name="x")(WRONG["too few arguments"]), r"takes a function of \(call, args\)"),
+        (lambda: before_model(WRONG["a number"]), "takes a function"),
         (lambda: before_tool(timeout=0)(nothing), "bad duration"),
         (lambda: before_tool(tools="pay")(nothing), "a list of tools"),
         (lambda: redact("x*"), "matches the empty text"),
         (lambda: redact("x", longest=0), "at least 1"),
-        (lambda: Agent("a", model=None, hooks=[nothing]), "is no hook"),
-        (lambda: Agent("a", model=None, hooks=before_tool(nothing)), "must be a list of hooks"),
+        (lambda: Agent("a", model=None, hooks=[WRONG["a function"]]), "is no hook"),
+        (lambda: Agent("a", model=None, hooks=WRONG["one hook"]), "must be a list of hooks"),
         (lambda: Agent("a", model=None, hooks=[before_tool(nothing), after_tool(nothing)]), "two hooks are called"),
         (lambda: Agent("a", model=None, hooks=[before_tool(tools=["pai"])(nothing)]), "unknown tools: pai"),
     ],
@@ -675,7 +656,6 @@ def hooks_of(*hooks):
     return Hooks(hooks, (), "test")
 
 
-@story
 async def test_ordered_hooks_transform_the_request_one_after_the_other():
     """B64"""
 
@@ -697,7 +677,6 @@ async def test_ordered_hooks_transform_the_request_one_after_the_other():
     assert prepared.verdicts == (Verdict("first", "changed"), Verdict("second", "injected"))
 
 
-@story
 async def test_an_ordered_hook_halts_the_turn_and_none_runs_after_it():
     runs = []
 
@@ -718,7 +697,6 @@ async def test_an_ordered_hook_halts_the_turn_and_none_runs_after_it():
     assert prepared.verdicts == (Verdict("closed", "halted", "closed"),)
 
 
-@story
 async def test_parallel_hooks_run_at_once_and_stand_at_the_tail_in_the_order_given():
     """B64"""
     both = asyncio.Barrier(2)
@@ -752,31 +730,27 @@ async def test_parallel_hooks_run_at_once_and_stand_at_the_tail_in_the_order_giv
     ],
     ids=str,
 )
-def test_a_parallel_hook_that_fails_is_skipped_and_reported(said, complaint, caplog):
+async def test_a_parallel_hook_that_fails_is_skipped_and_reported(said, complaint, caplog):
     """B64: it may only append, and its crash or timeout is no one else's affair"""
 
-    async def act(request):
+    async def act(request) -> Any:
         if isinstance(said, Exception):
             raise said
         if isinstance(said, float):
             await asyncio.sleep(said)
         return said
 
-    @story
-    async def main():
-        @before_model(parallel=True)
-        async def good(request):
-            return "weather: fine"
+    @before_model(parallel=True)
+    async def good(request):
+        return "weather: fine"
 
-        bad = before_model(name="bad", timeout=0.05 if said == 60.0 else 5, parallel=True)(act)
-        prepared = await run_before_model(hooks_of(bad, good), request())
-        assert prepared.request.injected == ("weather: fine",)
-        skipped, injected = prepared.verdicts
-        assert (skipped.name, skipped.outcome, injected) == ("bad", "skipped", Verdict("good", "injected"))
-        assert complaint in skipped.reason
-        assert "'bad'" in caplog.text
-
-    main()
+    bad = before_model(name="bad", timeout=0.05 if said == 60.0 else 5, parallel=True)(act)
+    prepared = await run_before_model(hooks_of(bad, good), request())
+    assert prepared.request.injected == ("weather: fine",)
+    skipped, injected = prepared.verdicts
+    assert (skipped.name, skipped.outcome, injected) == ("bad", "skipped", Verdict("good", "injected"))
+    assert complaint in skipped.reason
+    assert "'bad'" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -788,45 +762,36 @@ def test_a_parallel_hook_that_fails_is_skipped_and_reported(said, complaint, cap
         (Halt("stop", {1, object()}), "invalid_result", "hook 'bad' the halt value cannot be recorded"),
         (replace(request(), turn=2), "handler_failed", "hook 'bad' returned another conversation's request"),
     ],
-    ids=str,
+    ids=["raises", "hangs", "returns a number", "halts with an odd value", "returns another request"],
 )
-def test_an_ordered_hook_that_fails_fails_the_turn_with_an_error_that_names_it(said, kind, complaint):
-    async def act(request):
+async def test_an_ordered_hook_that_fails_fails_the_turn_with_an_error_that_names_it(said, kind, complaint):
+    async def act(request) -> Any:
         if isinstance(said, Exception):
             raise said
         if isinstance(said, float):
             await asyncio.sleep(said)
         return said
 
-    @story
-    async def main():
-        bad = before_model(name="bad", timeout=0.05 if said == 60.0 else 5)(act)
-        with pytest.raises(AssentError) as caught:
-            await run_before_model(hooks_of(bad), request())
-        assert (caught.value.kind, caught.value.details) == (kind, {"hook": "bad"})
-        assert str(caught.value).startswith(complaint)
-
-    main()
+    bad = before_model(name="bad", timeout=0.05 if said == 60.0 else 5)(act)
+    with pytest.raises(HoldfastError) as caught:
+        await run_before_model(hooks_of(bad), request())
+    assert (caught.value.kind, caught.value.details) == (kind, {"hook": "bad"})
+    assert str(caught.value).startswith(complaint)
 
 
 @pytest.mark.parametrize("parallel", [False, True])
-def test_injections_over_the_reserve_are_an_error_that_names_the_hook(parallel):
+async def test_injections_over_the_reserve_are_an_error_that_names_the_hook(parallel):
     """B64: also of a parallel one, since what it says would be lost"""
 
-    @story
-    async def main():
-        small = before_model(name="small", parallel=parallel)(lambda request: "x" * 399)
-        large = before_model(name="large", parallel=parallel)(lambda request: ["y" * 2])
-        fits = await run_before_model(hooks_of(small), request(injected=("given " * 100,)), reserve=100)
-        assert len(fits.request.injected) == 2
-        with pytest.raises(AssentError, match=r"hook 'large' brings .* to about 101 tokens; at most 100 fit") as caught:
-            await run_before_model(hooks_of(small, large), request(), reserve=100)
-        assert (caught.value.kind, caught.value.details) == ("too_large", {"hook": "large"})
-
-    main()
+    small = before_model(name="small", parallel=parallel)(lambda request: "x" * 399)
+    large = before_model(name="large", parallel=parallel)(lambda request: ["y" * 2])
+    fits = await run_before_model(hooks_of(small), request(injected=("given " * 100,)), reserve=100)
+    assert len(fits.request.injected) == 2
+    with pytest.raises(HoldfastError, match=r"hook 'large' brings .* to about 101 tokens; at most 100 fit") as caught:
+        await run_before_model(hooks_of(small, large), request(), reserve=100)
+    assert (caught.value.kind, caught.value.details) == ("too_large", {"hook": "large"})
 
 
-@story
 async def test_a_cancelled_turn_takes_its_hooks_along():
     stopped = asyncio.Event()
 
@@ -848,7 +813,6 @@ async def test_a_cancelled_turn_takes_its_hooks_along():
 # --- after the model ---
 
 
-@story
 async def test_guardrails_edit_a_reply_one_after_the_other():
     @after_model
     async def polite(reply):
@@ -870,7 +834,6 @@ async def test_guardrails_edit_a_reply_one_after_the_other():
     assert (untouched.reply, untouched.verdicts) == (reply, ())
 
 
-@story
 async def test_a_guardrail_rejects_with_a_reason_that_names_it_or_halts():
     @after_model
     async def prices(reply):
@@ -885,32 +848,32 @@ async def test_a_guardrail_rejects_with_a_reason_that_names_it_or_halts():
     assert (halted.halt.reason, halted.halt.value, halted.rejected) == ("handed_over", "gone", None)
 
 
+SEVEN: Any = 7
+NAMES: Any = ("pay",)
+
+
 @pytest.mark.parametrize(
     "said",
-    [7, Reject(7), Reject("\ud800"), ModelReply(text=7), ModelReply(text="", calls=("pay",)), ValueError("x")],
+    [SEVEN, Reject(SEVEN), Reject("\ud800"), ModelReply(text=SEVEN), ModelReply(text="", calls=NAMES), ValueError("x")],
     ids=str,
 )
-def test_a_guardrail_that_fails_fails_the_turn_and_names_itself(said):
+async def test_a_guardrail_that_fails_fails_the_turn_and_names_itself(said):
     async def act(reply):
         if isinstance(said, Exception):
             raise said
         return said
 
-    @story
-    async def main():
-        with pytest.raises(AssentError, match=r"^hook 'bad' ") as caught:
-            await run_after_model(hooks_of(after_model(name="bad")(act)), ModelReply(text="hi"))
-        assert caught.value.kind == "handler_failed"
-
-    main()
+    with pytest.raises(HoldfastError, match=r"^hook 'bad' ") as caught:
+        await run_after_model(hooks_of(after_model(name="bad")(act)), ModelReply(text="hi"))
+    assert caught.value.kind == "handler_failed"
 
 
 # --- the stream ---
 
 
 def streamed(hooks, pieces):
-    stream = Stream(hooks_of(*hooks))
-    shown = [stream.text(piece) for piece in pieces]
+    stream = StreamHooks(hooks_of(*hooks))
+    shown = [stream.feed_text(piece) for piece in pieces]
     rest, thinking = stream.end()
     assert thinking == ""
     return [*shown, rest], stream
@@ -963,8 +926,8 @@ def test_transformers_work_one_after_the_other_each_with_an_object_of_its_own_fo
         def end(self):
             return "!"
 
-    stream = Stream(hooks_of(redact("ab", longest=4), Upper))
-    assert [stream.text("x a"), stream.text("b y"), stream.thinking("hm ab hm")] == [
+    stream = StreamHooks(hooks_of(redact("ab", longest=4), Upper))
+    assert [stream.feed_text("x a"), stream.feed_text("b y"), stream.feed_thinking("hm ab hm")] == [
         "",
         "X [REDACTED]",
         "HM [REDACTED]",
@@ -975,18 +938,21 @@ def test_transformers_work_one_after_the_other_each_with_an_object_of_its_own_fo
 
 
 def test_without_hooks_a_stream_passes_as_it_is():
-    stream = Stream(hooks_of())
-    assert (stream.text("a"), stream.thinking("b"), stream.end(), stream.verdicts) == ("a", "b", ("", ""), ())
+    stream = StreamHooks(hooks_of())
+    assert (stream.feed_text("a"), stream.feed_thinking("b"), stream.end(), stream.verdicts) == ("a", "b", ("", ""), ())
 
 
 @pytest.mark.parametrize("said", [None, ValueError("x")], ids=str)
 def test_a_transformer_that_fails_shows_nothing_and_names_itself(said):
     class Broken:
-        def feed(self, text):
+        def feed(self, text) -> Any:
             if said is not None:
                 raise said
             return said
 
-    with pytest.raises(AssentError, match=r"^hook 'Broken' ") as caught:
-        Stream(hooks_of(on_stream(Broken))).text("secret")
+        def end(self):
+            return ""
+
+    with pytest.raises(HoldfastError, match=r"^hook 'Broken' ") as caught:
+        StreamHooks(hooks_of(on_stream(Broken))).feed_text("secret")
     assert (caught.value.kind, "secret" in str(caught.value)) == ("handler_failed", False)

@@ -3,9 +3,10 @@
 import asyncio
 
 import pytest
-from harness import agent, logged, of, paired, sees, story, until
+from support.async_tests import until
+from support.runtimes import agent, logged, of, paired, rest, sees
 
-from assent import (
+from holdfast import (
     Answer,
     Approve,
     Ask,
@@ -20,10 +21,10 @@ from assent import (
     Submit,
     ToolCall,
 )
-from assent import tool as declare
-from assent.core.events import CallResolved, CallReturned, CallStarted, CallSuspended, TurnEnded
-from assent.core.tool import RESERVED_REASONS
-from assent.errors import DeclarationError
+from holdfast import tool as declare
+from holdfast.core.events import CallResolved, CallReturned, CallStarted, CallSuspended, TurnEnded
+from holdfast.core.tool import RESERVED_REASONS
+from holdfast.errors import DeclarationError
 
 
 @declare
@@ -35,29 +36,31 @@ async def echo(text: str) -> str:
 @declare(manual=True)
 def by_hand(what: str) -> int:
     """Somebody does it by hand."""
+    raise NotImplementedError
 
 
 @declare(manual=True, approval="required")
 def carefully(what: str) -> int:
     """Somebody does it by hand, once it is approved."""
+    raise NotImplementedError
 
 
 @declare(executor="human")
 def choose() -> str:
     """Let the person choose."""
+    raise NotImplementedError
 
 
 ECHO = ToolCall("echo", {"text": "x"})
 HAND = ToolCall("by_hand", {"what": "lift"})
 
 
-@story
 async def test_the_automatic_call_runs_and_only_the_manual_one_is_pending():
     """B66"""
     model = ScriptedModel([[ECHO, HAND], "done"])
     async with Runtime(agent(model, echo, by_hand)) as rt:
         turn = await rt.send("c", "hi")
-        snapshot = await turn.rest()
+        snapshot = await rest(turn)
         (entry,) = snapshot.pending
         assert (snapshot.state, entry.tool, entry.kind, entry.reason) == (
             "awaiting_input",
@@ -72,133 +75,125 @@ async def test_the_automatic_call_runs_and_only_the_manual_one_is_pending():
         with pytest.raises(Invalid):
             await rt.resolve("c", entry.call, Answer(3))
         await rt.resolve("c", entry.call, Submit(3), by="bob")
-        await turn.ended()
+        await turn.final_result()
         assert [envelope["result"] for envelope in sees(model)] == ["x", 3]
         returned = of(await rt.history("c"), CallReturned)[1]
         assert (returned.source, returned.by) == ("manual", "bob")
 
 
-@story
 async def test_a_manual_call_that_went_wrong_is_an_error_of_the_kind_that_was_given():
     """B66"""
     model = ScriptedModel([[HAND], "done"])
     async with Runtime(agent(model, by_hand)) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         await rt.resolve("c", entry.call, Failed("resource_missing", "no hands"))
-        await turn.ended()
+        await turn.final_result()
         assert sees(model)[0]["error"]["kind"] == "resource_missing"
         assert of(await rt.history("c"), CallReturned)[0].source == "manual"
 
 
-@story
 async def test_a_gated_manual_call_is_approved_first_and_then_done_by_hand():
     """B66, B36"""
     model = ScriptedModel([[ToolCall("carefully", {"what": "lift"})], "done"])
     async with Runtime(agent(model, carefully)) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         assert entry.kind == "approval"
         await rt.resolve("c", entry.call, Approve(args={"what": "push"}))
         (entry,) = await rt.pending()
         assert (entry.kind, entry.args) == ("manual", {"what": "push"})
         await rt.resolve("c", entry.call, Submit(1))
-        await turn.ended()
+        await turn.final_result()
         assert sees(model)[0]["edited_args"] == {"what": "push"}
 
 
 @pytest.mark.parametrize("where", ["agent", "turn"])
-def test_in_whole_loop_manual_nothing_runs_and_all_calls_surface(where):
+async def test_in_whole_loop_manual_nothing_runs_and_all_calls_surface(where):
     """B67"""
 
-    @story
-    async def main():
-        ran = []
+    ran = []
 
-        @declare(approval="required")
-        async def gated() -> str:
-            """Never run here."""
-            ran.append("gated")
-            return "no"
+    @declare(approval="required")
+    async def gated() -> str:
+        """Never run here."""
+        ran.append("gated")
+        return "no"
 
-        async def policy(args, call):
-            ran.append("policy")
-            return True
+    async def policy(args, call):
+        ran.append("policy")
+        return True
 
-        @declare(approval=policy)
-        async def judged() -> str:
-            """Never judged here."""
-            return "no"
+    @declare(approval=policy)
+    async def judged() -> str:
+        """Never judged here."""
+        return "no"
 
-        @declare(approval="required")
-        async def planned() -> str:
-            """Never planned here."""
-            return "no"
+    @declare(approval="required")
+    async def planned() -> str:
+        """Never planned here."""
+        return "no"
 
-        @planned.preview
-        async def _() -> str:
-            ran.append("preview")
-            return "plan"
+    @planned.preview
+    async def _() -> str:
+        ran.append("preview")
+        return "plan"
 
-        names = ["gated", "judged", "planned", "choose"]
-        model = ScriptedModel([[ECHO, *(ToolCall(name) for name in names), ToolCall("nope")], "done"])
-        mode = {"mode": "manual"} if where == "agent" else {}
-        async with Runtime(agent(model, echo, gated, judged, planned, choose, **mode)) as rt:
-            turn = await rt.send("c", "hi", mode="manual" if where == "turn" else None)
-            entries = (await turn.rest()).pending
-            assert [entry.tool for entry in entries] == ["echo", *names]
-            assert {(entry.kind, entry.reason) for entry in entries} == {("manual", "manual")}
-            assert ran == []
-            assert of(await rt.history("c"), CallStarted) == []
-            await rt.submit("c", {entry.call: Submit(f"{entry.tool} by hand") for entry in entries})
-            await turn.ended()
-            envelopes = sees(model)
-            assert [envelope.get("result") for envelope in envelopes[:-1]] == [f"{n} by hand" for n in ["echo", *names]]
-            assert envelopes[-1]["error"]["kind"] == "unknown_tool"
-            assert ran == []
-            paired(await rt.history("c"))
-
-    main()
+    names = ["gated", "judged", "planned", "choose"]
+    model = ScriptedModel([[ECHO, *(ToolCall(name) for name in names), ToolCall("nope")], "done"])
+    mode = {"mode": "manual"} if where == "agent" else {}
+    async with Runtime(agent(model, echo, gated, judged, planned, choose, **mode)) as rt:
+        turn = await rt.send("c", "hi", mode="manual" if where == "turn" else None)
+        entries = (await turn.result()).pending
+        assert [entry.tool for entry in entries] == ["echo", *names]
+        assert {(entry.kind, entry.reason) for entry in entries} == {("manual", "manual")}
+        assert ran == []
+        assert of(await rt.history("c"), CallStarted) == []
+        await rt.resolve_many("c", {entry.call: Submit(f"{entry.tool} by hand") for entry in entries})
+        await turn.final_result()
+        envelopes = sees(model)
+        assert [envelope.get("result") for envelope in envelopes[:-1]] == [f"{n} by hand" for n in ["echo", *names]]
+        assert envelopes[-1]["error"]["kind"] == "unknown_tool"
+        assert ran == []
+        paired(await rt.history("c"))
 
 
-@story
 async def test_submitting_is_all_or_nothing():
     """B67"""
     model = ScriptedModel([[HAND, HAND], "done"])
     async with Runtime(agent(model, by_hand)) as rt:
         turn = await rt.send("c", "hi")
-        one, two = (await turn.rest()).pending
+        one, two = (await turn.result()).pending
         before = await rt.history("c")
         for bad in ({two.call: Submit("no number")}, {two.call: Answer(2)}):
             with pytest.raises(Invalid):
-                await rt.submit("c", {one.call: Submit(1)} | bad)
+                await rt.resolve_many("c", {one.call: Submit(1)} | bad)
         with pytest.raises(Stale):
-            await rt.submit("c", {one.call: Submit(1), "nope": Submit(2)})
+            await rt.resolve_many("c", {one.call: Submit(1), "nope": Submit(2)})
         with pytest.raises(Invalid):
-            await rt.submit("c", {one.call: Submit(1), two.call: "two"})  # type: ignore[dict-item]
+            await rt.resolve_many("c", {one.call: Submit(1), two.call: "two"})  # type: ignore[dict-item]
         assert await rt.history("c") == before
         assert len(await rt.pending()) == 2
-        accepted = await rt.submit("c", {one.call: Submit(1), two.call: Submit(2)})
+        accepted = await rt.resolve_many("c", {one.call: Submit(1), two.call: Submit(2)})
         events = await rt.history("c")
         assert accepted.seq == max(event.seq for event in of(events, CallResolved))
         assert len(of(events, CallResolved)) == 2
-        await turn.ended()
+        await turn.final_result()
         assert [envelope["result"] for envelope in sees(model)] == [1, 2]
 
 
-@story
 async def test_manual_calls_surface_together_and_submitting_them_continues_the_turn():
     """B90"""
     model = ScriptedModel([[HAND, ECHO, HAND], [HAND], "done"])
     async with Runtime(agent(model, by_hand, echo)) as rt:
         turn = await rt.send("c", "hi")
-        snapshot = await turn.rest()
+        snapshot = await rest(turn)
         assert [(p.kind, p.reason) for p in snapshot.pending] == [("manual", "manual")] * 2
-        await rt.submit("c", {entry.call: Submit(n) for n, entry in enumerate(snapshot.pending)})
+        await rt.resolve_many("c", {entry.call: Submit(n) for n, entry in enumerate(snapshot.pending)})
         await until(lambda: len(model.requests) == 2)
-        (entry,) = (await turn.rest()).pending
-        await rt.submit("c", {entry.call: Submit(9)})
-        assert (await turn.ended()).reason == "completed"
+        (entry,) = (await turn.result()).pending
+        await rt.resolve_many("c", {entry.call: Submit(9)})
+        assert (await turn.final_result()).reason == "completed"
         assert [envelope["result"] for envelope in sees(model)] == [0, "x", 1, 9]
 
 
@@ -215,7 +210,6 @@ def asking(runs, **options):
     return book
 
 
-@story
 async def test_a_handler_s_question_is_pending_under_its_own_call_and_the_answer_is_its_result():
     """B68"""
     runs = []
@@ -223,7 +217,7 @@ async def test_a_handler_s_question_is_pending_under_its_own_call_and_the_answer
     schema = {"type": "integer", "minimum": 1}
     async with Runtime(agent(model, asking(runs, answer=schema, choices=[1, 2]))) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         assert (entry.call, entry.kind, entry.prompt) == (runs[0], "elicitation", "Which seat?")
         assert (entry.choices, entry.schema) == ([1, 2], schema)
         assert len(of(await rt.history("c"), CallStarted)) == 1
@@ -232,24 +226,23 @@ async def test_a_handler_s_question_is_pending_under_its_own_call_and_the_answer
                 await rt.resolve("c", entry.call, wrong)
         assert await rt.pending() == [entry]
         await rt.resolve("c", entry.call, Answer(2), by="ann")
-        await turn.ended()
+        await turn.final_result()
         assert sees(model) == [{"ok": True, "result": 2}]
         assert len(runs) == 1, "the handler is not run again"
         returned = of(await rt.history("c"), CallReturned)[0]
         assert (returned.source, returned.by) == ("human", "ann")
 
 
-@story
 async def test_a_question_without_a_schema_takes_text_and_a_typed_one_what_fits_the_type():
     """B68"""
     for options, good, bad in (({}, "window", 5), ({"answer": list[int]}, [1], ["a"]), ({"choices": ["a"]}, "a", "b")):
         async with Runtime(agent([[ToolCall("book")], "done"], asking([], **options))) as rt:
             turn = await rt.send("c", "hi")
-            (entry,) = (await turn.rest()).pending
+            (entry,) = (await turn.result()).pending
             with pytest.raises(Invalid):
                 await rt.resolve("c", entry.call, Answer(bad))
             await rt.resolve("c", entry.call, Answer(good))
-            await turn.ended()
+            await turn.final_result()
 
 
 @pytest.mark.parametrize(
@@ -260,35 +253,30 @@ async def test_a_question_without_a_schema_takes_text_and_a_typed_one_what_fits_
         {"choices": [object()]},
         {"answer": object()},
     ],
-    ids=str,
+    ids=["a schema elsewhere", "an unknown type", "a choice that is no JSON", "a schema that is no JSON"],
 )
-def test_a_question_that_nobody_could_answer_is_the_handler_s_error(ask):
+async def test_a_question_that_nobody_could_answer_is_the_handler_s_error(ask):
     """B68, B88"""
 
-    @story
-    async def main():
-        model = ScriptedModel([[ToolCall("book")], "done"])
-        async with Runtime(agent(model, asking([], **ask))) as rt:
-            assert (await (await rt.send("c", "hi")).ended()).reason == "completed"
-            assert sees(model)[0]["error"]["kind"] in ("invalid_result", "handler_failed")
-            assert of(await rt.history("c"), CallSuspended) == []
-
-    main()
+    model = ScriptedModel([[ToolCall("book")], "done"])
+    async with Runtime(agent(model, asking([], **ask))) as rt:
+        assert (await (await rt.send("c", "hi")).final_result()).reason == "completed"
+        assert sees(model)[0]["error"]["kind"] in ("invalid_result", "handler_failed")
+        assert of(await rt.history("c"), CallSuspended) == []
 
 
-@story
 async def test_two_asks_and_a_manual_call_in_one_turn_are_all_pending_and_all_paired():
     """B69"""
     model = ScriptedModel([[ToolCall("book"), HAND, ToolCall("book"), ECHO], "done"])
     async with Runtime(agent(model, asking([]), by_hand, echo)) as rt:
         turn = await rt.send("c", "hi")
-        snapshot = await turn.rest()
+        snapshot = await rest(turn)
         assert [entry.kind for entry in snapshot.pending] == ["elicitation", "manual", "elicitation"]
         one, hand, two = (entry.call for entry in snapshot.pending)
         await rt.resolve("c", two, Answer("2C"))
-        assert (await turn.rest()).state == "awaiting_input"
-        await rt.submit("c", {one: Answer("1A"), hand: Submit(7)})
-        await turn.ended()
+        assert (await rest(turn)).state == "awaiting_input"
+        await rt.resolve_many("c", {one: Answer("1A"), hand: Submit(7)})
+        await turn.final_result()
         assert [envelope["result"] for envelope in sees(model)] == ["1A", 7, "2C", "x"]
         paired(await rt.history("c"))
 
@@ -296,7 +284,6 @@ async def test_two_asks_and_a_manual_call_in_one_turn_are_all_pending_and_all_pa
 # --- halt ---
 
 
-@story
 async def test_a_halt_lets_running_siblings_finish_cancels_waiting_ones_and_ends_with_reason_and_value():
     """B70"""
     door, running = asyncio.Event(), []
@@ -323,7 +310,7 @@ async def test_a_halt_lets_running_siblings_finish_cancels_waiting_ones_and_ends
         assert of(await rt.history("c"), TurnEnded) == [], "a sibling still runs"
         assert await rt.pending() == []
         door.set()
-        ended = await turn.ended()
+        ended = await turn.final_result()
         assert (ended.reason, ended.value, ended.halted) == ("handed_over", {"to": "ann"}, True)
         returned = [(e.tool, e.value, e.error and e.error.kind) for e in of(await rt.history("c"), CallReturned)]
         assert ("slow", 1, None) in returned
@@ -334,7 +321,6 @@ async def test_a_halt_lets_running_siblings_finish_cancels_waiting_ones_and_ends
         paired(await rt.history("c"))
 
 
-@story
 async def test_a_sibling_that_asks_after_the_halt_is_cancelled_and_nobody_is_asked():
     """B70"""
     door = asyncio.Event()
@@ -354,12 +340,11 @@ async def test_a_sibling_that_asks_after_the_halt_is_cancelled_and_nobody_is_ask
         turn = await rt.send("c", "hi")
         await logged(rt, CallReturned)
         door.set()
-        assert (await turn.ended()).reason == "enough"
+        assert (await turn.final_result()).reason == "enough"
         assert await rt.pending() == []
         paired(await rt.history("c"))
 
 
-@story
 async def test_a_conversation_goes_on_after_a_halt_with_the_value_as_the_call_s_result():
     """B70"""
 
@@ -370,46 +355,38 @@ async def test_a_conversation_goes_on_after_a_halt_with_the_value_as_the_call_s_
 
     model = ScriptedModel([[ToolCall("stop")], "hello again"])
     async with Runtime(agent(model, stop)) as rt:
-        await (await rt.send("c", "hi")).ended()
-        assert (await (await rt.send("c", "more")).ended()).reason == "completed"
+        await (await rt.send("c", "hi")).final_result()
+        assert (await (await rt.send("c", "more")).final_result()).reason == "completed"
         assert sees(model) == [{"ok": True, "result": 42}]
 
 
 @pytest.mark.parametrize("reason", [*sorted(RESERVED_REASONS), "", "  ", None, 5])
-def test_reserved_and_empty_reasons_are_refused(reason):
+async def test_reserved_and_empty_reasons_are_refused(reason):
     """B70"""
     with pytest.raises(DeclarationError):
         Halt(reason)
 
-    @story
-    async def main():
-        @declare
-        async def stop() -> Halt:
-            """End the turn, wrongly."""
-            return Halt(reason)
+    @declare
+    async def stop() -> Halt:
+        """End the turn, wrongly."""
+        return Halt(reason)
 
-        model = ScriptedModel([[ToolCall("stop")], "done"])
-        async with Runtime(agent(model, stop)) as rt:
-            assert (await (await rt.send("c", "hi")).ended()).reason == "completed"
-            assert sees(model)[0]["error"]["kind"] == "handler_failed"
-
-    main()
+    model = ScriptedModel([[ToolCall("stop")], "done"])
+    async with Runtime(agent(model, stop)) as rt:
+        assert (await (await rt.send("c", "hi")).final_result()).reason == "completed"
+        assert sees(model)[0]["error"]["kind"] == "handler_failed"
 
 
 @pytest.mark.parametrize("value", [Halt("a\ud800"), Halt("fine", object()), Result(Ask("?")), Ask("")])
-def test_a_halt_or_question_that_cannot_be_recorded_is_an_invalid_result(value):
+async def test_a_halt_or_question_that_cannot_be_recorded_is_an_invalid_result(value):
     """B15, B70"""
 
-    @story
-    async def main():
-        @declare
-        async def stop() -> object:
-            """Return it."""
-            return value
+    @declare
+    async def stop() -> object:
+        """Return it."""
+        return value
 
-        model = ScriptedModel([[ToolCall("stop")], "done"])
-        async with Runtime(agent(model, stop)) as rt:
-            assert (await (await rt.send("c", "hi")).ended()).reason == "completed"
-            assert sees(model)[0]["error"]["kind"] == "invalid_result"
-
-    main()
+    model = ScriptedModel([[ToolCall("stop")], "done"])
+    async with Runtime(agent(model, stop)) as rt:
+        assert (await (await rt.send("c", "hi")).final_result()).reason == "completed"
+        assert sees(model)[0]["error"]["kind"] == "invalid_result"

@@ -3,10 +3,11 @@
 import asyncio
 
 import pytest
-from harness import agent, story, until
+from support.async_tests import until
+from support.runtimes import agent, rest
 
-from assent import Approve, Invalid, Runtime, ScriptedModel, ToolCall, tool
-from assent.errors import DeclarationError, ModelError
+from holdfast import Approve, Invalid, Runtime, ScriptedModel, ToolCall, tool
+from holdfast.errors import DeclarationError, ModelError
 
 
 @tool(approval="required", expires="1h")
@@ -34,28 +35,26 @@ def test_an_option_that_cannot_work_is_refused_where_it_is_written(options, told
         Runtime(**options)
 
 
-@story
 async def test_a_call_is_given_by_its_id_and_not_by_the_pending_entry():
     model = ScriptedModel([[ToolCall("refund", {"order": 7})], "done"])
     async with Runtime(agent(model, refund)) as rt:
         turn = await rt.send("c", "go")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         with pytest.raises(Invalid, match=f"its id, here '{entry.call}': pass pending.call"):
-            await rt.resolve("c", entry, Approve())
+            await rt.resolve("c", entry, Approve())  # pyright: ignore[reportArgumentType]
         with pytest.raises(Invalid, match=r"its id, which is text \(pending.call\), not dict"):
-            await rt.resolve("c", {"call": entry.call}, Approve())
+            await rt.resolve("c", {"call": entry.call}, Approve())  # pyright: ignore[reportArgumentType]
         with pytest.raises(Invalid, match="its id, which is text"):
-            await rt.submit("c", {7: Approve()})
+            await rt.resolve_many("c", {7: Approve()})  # pyright: ignore[reportArgumentType]
         with pytest.raises(Invalid, match=r"decisions are given as \{call id: decision\}, not as list"):
-            await rt.submit("c", [Approve()])
+            await rt.resolve_many("c", [Approve()])  # pyright: ignore[reportArgumentType]
         with pytest.raises(Invalid, match=r"pass pending\.call"):
-            await rt.result("c", entry)
+            await rt.call_result("c", entry)  # pyright: ignore[reportArgumentType]
         await rt.resolve("c", entry.call, Approve())
-        assert (await turn.ended()).reason == "completed"
-        assert await rt.result("c", entry.call) == "refunded 7"
+        assert (await turn.final_result()).reason == "completed"
+        assert await rt.call_result("c", entry.call) == "refunded 7"
 
 
-@story
 async def test_a_snapshot_says_why_the_last_turn_ended_and_with_which_error():
     """A turn that failed waits for nobody: its snapshot has the cause, until the next turn begins."""
     model = ScriptedModel([ModelError("no such model", kind="provider_http_error"), [ToolCall("refund", {"order": 7})]])
@@ -63,18 +62,17 @@ async def test_a_snapshot_says_why_the_last_turn_ended_and_with_which_error():
         await rt.open("c")
         fresh = await rt.snapshot("c")
         assert (fresh.reason, fresh.error) == (None, None)
-        failed = await (await rt.send("c", "go")).rest()
+        failed = await rest(await rt.send("c", "go"))
         assert (failed.state, failed.pending, failed.reason) == ("idle", [], "failed")
         assert (failed.error.kind, failed.error.message) == ("provider_http_error", "no such model")
-        waits = await (await rt.send("c", "go on")).rest()
+        waits = await rest(await rt.send("c", "go on"))
         assert (waits.state, waits.reason, waits.error) == ("awaiting_input", None, None)
         await rt.cancel("c")
-        await until(lambda: rt.home.conversation("c").state.turn is None)
+        await until(lambda: rt._engine.conversation("c").state.turn is None)
         ended = await rt.snapshot("c")
         assert (ended.reason, ended.error) == ("cancelled", None)
 
 
-@story
 async def test_conversations_in_a_state_that_does_not_exist_are_refused_with_those_that_do():
     async with Runtime() as rt:
         with pytest.raises(
@@ -84,7 +82,7 @@ async def test_conversations_in_a_state_that_does_not_exist_are_refused_with_tho
         assert await rt.conversations(status="idle") == []
 
 
-def test_a_runtime_that_is_used_from_another_event_loop_says_so():
+async def test_a_runtime_that_is_used_from_another_event_loop_says_so():
     async def verbs(rt):
         yield rt.send("c", "hi")
         yield rt.snapshot("c")
@@ -100,11 +98,26 @@ def test_a_runtime_that_is_used_from_another_event_loop_says_so():
             with pytest.raises(Invalid, match="belongs to the event loop that opened it"):
                 await verb
 
-    @story
-    async def scene():
-        async with Runtime(agent(["hello"])) as rt:
-            await (await rt.send("c", "hi")).ended()
-            await asyncio.to_thread(lambda: asyncio.run(elsewhere(rt)))
-            assert len(await rt.conversations()) == 1
+    async with Runtime(agent(["hello"])) as rt:
+        await (await rt.send("c", "hi")).final_result()
+        await asyncio.to_thread(lambda: asyncio.run(elsewhere(rt)))
+        assert len(await rt.conversations()) == 1
 
-    scene()
+
+def test_with_instead_of_async_with_names_both_ways_to_open_a_runtime():
+    rt = Runtime(agent(ScriptedModel(["hello"])))
+    with pytest.raises(Invalid, match=r'"async with", or holdfast\.blocking\.Runtime'), rt:
+        pass
+
+
+@pytest.mark.parametrize("wrong", ["yes", Approve])
+async def test_resolving_a_pending_call_with_something_else_names_the_decisions(wrong):
+    @tool(approval="required")
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    async with Runtime(agent(ScriptedModel([[ToolCall("pay")], "done"]), pay)) as rt:
+        [pending] = (await rt.run("go")).pending
+        with pytest.raises(Invalid, match=r"is no decision.*Approve\("):
+            await rt.resolve(pending, wrong)

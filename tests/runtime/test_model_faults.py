@@ -3,16 +3,17 @@
 import asyncio
 
 import pytest
-from harness import agent, of, story, until
+from support.async_tests import until
+from support.runtimes import agent, of, skip_time
 
-from assent import Agent, Approve, Context, Deny, Limits, Runtime, ScriptedModel, ToolCall, tool
-from assent.core.events import AssistantSaid, ErrorInfo, OutputRejected, TurnEnded, Usage
-from assent.errors import DeclarationError, ModelError
-from assent.hooks import ToolOutcome, after_model, after_tool, before_tool
-from assent.models import FinishPart, TextPart
-from assent.models.scripted import Hang
-from assent.runtime.retrying import Retry
-from assent.stores.memory import MemoryStore
+from holdfast import Agent, Approve, Context, Deny, Limits, Runtime, ScriptedModel, ToolCall, tool
+from holdfast.core.events import AssistantSaid, ErrorInfo, OutputRejected, TurnEnded, Usage
+from holdfast.errors import DeclarationError, ModelError
+from holdfast.hooks import ToolOutcome, after_model, after_tool, before_tool
+from holdfast.models import FinishPart, TextPart
+from holdfast.models.scripted import Hang
+from holdfast.runtime.retry import Retry
+from holdfast.stores.memory import MemoryStore
 
 SECRET = "the code is 4711"
 
@@ -24,11 +25,11 @@ async def echo(text: str) -> str:
 
 
 async def ended(rt, text="hi"):
-    return await (await rt.send("c", text)).ended()
+    return await (await rt.send("c", text)).final_result()
 
 
 @pytest.mark.parametrize("way", ["raises", "late", "cancelled", "out of time"])
-def test_what_a_guardrail_has_not_let_through_is_in_no_log(way):
+async def test_what_a_guardrail_has_not_let_through_is_in_no_log(way):
     """B64: it fails closed"""
 
     @after_model(timeout=0.05 if way == "late" else 5)
@@ -37,22 +38,17 @@ def test_what_a_guardrail_has_not_let_through_is_in_no_log(way):
             raise RuntimeError("the vault is down")
         await asyncio.sleep(60)
 
-    @story
-    async def run():
-        limits = Limits(seconds=0.05) if way == "out of time" else None
-        async with Runtime(agent([SECRET, "second"], hooks=[mask], limits=limits)) as rt:
-            turn = await rt.send("c", "hi")
-            if way == "cancelled":
-                await until(lambda: rt.home._active["c"].partial.streaming)
-                await asyncio.sleep(0.01)
-                await rt.cancel("c")
-            assert (await turn.ended()).reason in ("failed", "cancelled", "time_limit")
-            assert SECRET not in str(await rt.history("c"))
-
-    run()
+    limits = Limits(seconds=0.05) if way == "out of time" else None
+    async with Runtime(agent([SECRET, "second"], hooks=[mask], limits=limits)) as rt:
+        turn = await rt.send("c", "hi")
+        if way == "cancelled":
+            await until(lambda: rt._engine._active["c"].partial.streaming)
+            await asyncio.sleep(0.01)
+            await rt.cancel("c")
+        assert (await turn.final_result()).reason in ("failed", "cancelled", "time_limit")
+        assert SECRET not in str(await rt.history("c"))
 
 
-@story
 async def test_a_stream_that_ignored_its_cancel_is_not_tried_again_and_leaves_the_next_turn_alone():
     asked = []
 
@@ -76,12 +72,11 @@ async def test_a_stream_that_ignored_its_cancel_is_not_tried_again_and_leaves_th
         first = await rt.send("c", "one")
         await until(lambda: asked)
         await rt.cancel("c")
-        assert (await first.ended()).reason == "cancelled"
+        assert (await first.final_result()).reason == "cancelled"
         assert (await ended(rt)).reason == "completed"
         assert asked == [1, 2]
 
 
-@story
 async def test_a_call_whose_hooks_are_gone_from_the_code_is_asked_about():
     """B64: a roll-back, or half of a deploy"""
 
@@ -94,7 +89,7 @@ async def test_a_call_whose_hooks_are_gone_from_the_code_is_asked_about():
     script = [[ToolCall("echo", {"text": "x"})], "done"]
     async with Runtime(agent(ScriptedModel(script, follow=True), echo, hooks=[guard]), store=store.sibling()) as rt:
         await rt.send("c", "hi")
-        await until(lambda: rt.home._active["c"].tasks.all())
+        await until(lambda: rt._engine._active["c"].tasks.all())
     async with Runtime(agent(ScriptedModel(script, follow=True), echo), store=store.sibling()) as rt:
         (waiting,) = await until(rt.pending)
         assert waiting.kind == "approval"
@@ -104,43 +99,35 @@ PRICED = Usage(10, 10, cost=0.001)
 
 
 @pytest.mark.parametrize(("limits", "reason"), [(Limits(cost=1), "cost_limit"), (Limits(tokens=9999), "token_limit")])
-def test_one_reply_without_a_number_makes_the_sum_unknown_and_the_limit_reached(limits, reason):
-    @story
-    async def run():
-        replies = [[ToolCall("echo", {"text": "x"}), *more] for more in ([PRICED], [], [PRICED], [PRICED])]
-        model = ScriptedModel([*replies, "never"])
-        async with Runtime(agent(model, echo, limits=limits)) as rt:
-            assert (await ended(rt)).reason == reason
-            assert len(model.requests) == 2
-
-    run()
+async def test_one_reply_without_a_number_makes_the_sum_unknown_and_the_limit_reached(limits, reason):
+    replies = [[ToolCall("echo", {"text": "x"}), *more] for more in ([PRICED], [], [PRICED], [PRICED])]
+    model = ScriptedModel([*replies, "never"])
+    async with Runtime(agent(model, echo, limits=limits)) as rt:
+        assert (await ended(rt)).reason == reason
+        assert len(model.requests) == 2
 
 
-@pytest.mark.parametrize("limits", [Limits(tokens=1e6), Limits(tokens=0.5)])
-def test_a_limit_that_the_log_could_not_give_back_is_refused_where_it_is_declared(limits):
+@pytest.mark.parametrize("tokens", [1e6, 0.5])
+def test_a_limit_that_the_log_could_not_give_back_is_refused_where_it_is_declared(tokens):
+    limits = Limits(tokens=tokens)
     with pytest.raises(DeclarationError):
         Agent("a", model=None, limits=limits)
 
 
-@pytest.mark.parametrize("error", [ErrorInfo("denied", "no", ["why"]), ErrorInfo("denied", 7), ErrorInfo(None, "no")])
-def test_what_a_hook_returns_never_makes_the_log_unreadable(error):
+@pytest.mark.parametrize("fields", [("denied", "no", ["why"]), ("denied", 7), (None, "no")])
+async def test_what_a_hook_returns_never_makes_the_log_unreadable(fields):
     @after_tool
     async def odd(call, outcome):
-        return ToolOutcome(error=error)
+        return ToolOutcome(error=ErrorInfo(*fields))
 
-    @story
-    async def run():
-        store = MemoryStore()
-        script = [[ToolCall("echo", {"text": "x"})], "done"]
-        async with Runtime(agent(script, echo, hooks=[odd]), store=store.sibling()) as rt:
-            assert (await ended(rt)).reason == "completed"
-        async with Runtime(store=store.sibling()) as rt:
-            assert (await rt.snapshot("c")).state == "idle"
-
-    run()
+    store = MemoryStore()
+    script = [[ToolCall("echo", {"text": "x"})], "done"]
+    async with Runtime(agent(script, echo, hooks=[odd]), store=store.sibling()) as rt:
+        assert (await ended(rt)).reason == "completed"
+    async with Runtime(store=store.sibling()) as rt:
+        assert (await rt.snapshot("c")).state == "idle"
 
 
-@story
 async def test_a_failure_that_cannot_be_recorded_ends_the_turn_all_the_same():
     model = ScriptedModel([ModelError("odd", kind="invalid_response", details={"response": object()})])
     async with Runtime(agent(model)) as rt:
@@ -148,23 +135,35 @@ async def test_a_failure_that_cannot_be_recorded_ends_the_turn_all_the_same():
         assert (end.reason, end.error.kind) == ("failed", "invalid_response")
 
 
-@story
 async def test_only_attempts_that_were_made_are_logged_and_all_of_those():
-    late = ModelError("later", kind="rate_limited", details={"retry_after": 30})
-    async with Runtime(agent([late, "never"], limits=Limits(seconds=0.05))) as rt:
-        assert (await ended(rt)).reason == "time_limit"
+    failed = asyncio.Event()
+
+    class Late:
+        name = "late"
+
+        async def stream(self, request):
+            try:
+                raise ModelError("later", kind="rate_limited", details={"retry_after": 30})
+                yield
+            finally:
+                failed.set()
+
+    async with Runtime(Agent("a", model=Late(), limits=Limits(seconds=25))) as rt:
+        turn = await rt.send("c", "hi")
+        await failed.wait()
+        skip_time(25)
+        assert (await turn.final_result()).reason == "time_limit"
         assert [attempt.error.kind for attempt in of(await rt.history("c"), AssistantSaid)[0].attempts] == [
             "rate_limited"
         ]
     async with Runtime(agent([["a b c", Hang()]])) as rt:
         turn = await rt.send("c", "hi")
-        await until(lambda: rt.home._active["c"].partial.streaming)
+        await until(lambda: rt._engine._active["c"].partial.streaming)
         await rt.cancel("c")
-        await turn.ended()
+        await turn.final_result()
         assert [attempt.model for attempt in of(await rt.history("c"), AssistantSaid)[0].attempts] == ["scripted"]
 
 
-@story
 async def test_a_tool_that_works_beside_an_open_question_uses_up_the_turn_s_time():
 
     now = [1_000.0]
@@ -187,12 +186,11 @@ async def test_a_tool_that_works_beside_an_open_question_uses_up_the_turn_s_time
         turn = await rt.send("c", "hi")
         (waiting,) = await until(rt.pending)
         done.set()
-        await turn.rest()
+        await turn.result()
         await rt.resolve("c", waiting.call, Approve())
-        assert (await turn.ended()).reason == "time_limit"
+        assert (await turn.final_result()).reason == "time_limit"
 
 
-@story
 async def test_requests_whose_replies_were_not_taken_are_recorded_too():
     schema = {"type": "object", "required": ["n"]}
     model = ScriptedModel(["no JSON", '{"n": 1}', ["half", ModelError("gone", kind="network")]])

@@ -2,17 +2,16 @@
 
 import asyncio
 
-from harness import Tape, agent, of, story
 from msgspec.structs import replace
+from support.runtimes import Tape, agent, of
 
-from assent import Halt, Runtime, ScriptedModel, ToolCall, tool
-from assent.core.events import AssistantSaid, OutputRejected, Verdict
-from assent.hooks import Reject, after_model, before_model, on_stream, redact
+from holdfast import Halt, Runtime, ScriptedModel, ToolCall, tool
+from holdfast.core.events import AssistantSaid, OutputRejected, TurnEnded, Verdict
+from holdfast.hooks import Reject, after_model, before_model, on_stream, redact
 
 SECRET = "sk-9f8e7d6c5b4a"
 
 
-@story
 async def test_what_a_hook_injects_stands_in_this_request_only_and_in_no_log():
     """B64"""
 
@@ -27,14 +26,13 @@ async def test_what_a_hook_injects_stands_in_this_request_only_and_in_no_log():
 
     model = ScriptedModel([[ToolCall("look")], "done"])
     async with Runtime(agent(model, look, hooks=[step])) as rt:
-        await (await rt.send("c", "go")).ended()
+        await (await rt.send("c", "go")).final_result()
         log = await rt.history("c")
     assert [request.injected for request in model.requests] == [("This is step 1.",), ("This is step 2.",)]
     assert [said.verdicts for said in of(log, AssistantSaid)] == [(Verdict("step", "injected"),)] * 2
     assert "This is step" not in str(log)
 
 
-@story
 async def test_a_hook_changes_what_is_sent_and_the_log_keeps_what_was_said():
     @before_model
     async def short(request):
@@ -43,13 +41,12 @@ async def test_a_hook_changes_what_is_sent_and_the_log_keeps_what_was_said():
     model = ScriptedModel(["one", "two"])
     async with Runtime(agent(model, hooks=[short])) as rt:
         for text in ("first", "second"):
-            await (await rt.send("c", text)).ended()
+            await (await rt.send("c", text)).final_result()
         assert [message.text for message in (await rt.snapshot("c")).messages] == ["first", "one", "second", "two"]
     assert [message.text for message in model.requests[1].messages] == ["second"]
     assert model.requests[1].instructions == "Be brief."
 
 
-@story
 async def test_a_hook_halts_the_turn_before_any_model_is_asked():
     """B64"""
 
@@ -59,14 +56,14 @@ async def test_a_hook_halts_the_turn_before_any_model_is_asked():
 
     model = ScriptedModel(["never"])
     async with Runtime(agent(model, hooks=[closed])) as rt:
-        end = await (await rt.send("c", "go")).ended()
+        end = await (await rt.send("c", "go")).final_result()
         assert (end.reason, end.value, end.halted) == ("closed", {"until": "9:00"}, True)
-        assert end.verdicts == (Verdict("closed", "halted", "closed"),)
+        [ended] = of(await rt.history("c"), TurnEnded)
+        assert ended.verdicts == (Verdict("closed", "halted", "closed"),)
         assert of(await rt.history("c"), AssistantSaid) == []
     assert model.requests == []
 
 
-@story
 async def test_a_hook_that_fails_fails_the_turn_by_its_name_and_the_next_turn_works():
     """B64"""
 
@@ -76,13 +73,12 @@ async def test_a_hook_that_fails_fails_the_turn_by_its_name_and_the_next_turn_wo
             raise RuntimeError("no weather")
 
     async with Runtime(agent(["fine"], hooks=[flaky])) as rt:
-        end = await (await rt.send("c", "go")).ended()
+        end = await (await rt.send("c", "go")).final_result()
         assert (end.reason, end.error.kind) == ("failed", "handler_failed")
         assert end.error.message == "hook 'flaky' raised RuntimeError: no weather"
-        assert (await (await rt.send("c", "again")).ended()).reason == "completed"
+        assert (await (await rt.send("c", "again")).final_result()).reason == "completed"
 
 
-@story
 async def test_a_skipped_parallel_hook_is_named_in_the_log():
     """B64"""
 
@@ -91,12 +87,11 @@ async def test_a_skipped_parallel_hook_is_named_in_the_log():
         await asyncio.sleep(60)
 
     async with Runtime(agent(["fine"], hooks=[slow])) as rt:
-        assert (await (await rt.send("c", "go")).ended()).reason == "completed"
+        assert (await (await rt.send("c", "go")).final_result()).reason == "completed"
         (said,) = of(await rt.history("c"), AssistantSaid)
     assert said.verdicts == (Verdict("slow", "skipped", "hook 'slow' took longer than 0.02 s"),)
 
 
-@story
 async def test_a_rejected_reply_is_asked_for_again_with_the_reason_and_given_up_after_two_more():
     @after_model
     async def prices(reply):
@@ -104,7 +99,7 @@ async def test_a_rejected_reply_is_asked_for_again_with_the_reason_and_given_up_
 
     model = ScriptedModel(["It is $5.", "It is cheap.", "$1", "$2", "$3"])
     async with Runtime(agent(model, hooks=[prices])) as rt:
-        assert (await (await rt.send("c", "how much?")).ended()).reason == "completed"
+        assert (await (await rt.send("c", "how much?")).final_result()).reason == "completed"
         log = await rt.history("c")
         (rejected,) = of(log, OutputRejected)
         assert (rejected.text, rejected.verdicts) == (
@@ -113,12 +108,11 @@ async def test_a_rejected_reply_is_asked_for_again_with_the_reason_and_given_up_
         )
         assert "do not state prices" in str(model.requests[1].messages)
         assert [said.text for said in of(log, AssistantSaid)] == ["It is cheap."]
-        end = await (await rt.send("c", "and now?")).ended()
+        end = await (await rt.send("c", "and now?")).final_result()
         assert (end.reason, len(model.requests)) == ("failed", 5)
         assert "prices rejected this reply" in end.error.message
 
 
-@story
 async def test_a_guardrail_ends_the_turn_and_none_of_the_replys_calls_is_made():
     ran = []
 
@@ -126,19 +120,19 @@ async def test_a_guardrail_ends_the_turn_and_none_of_the_replys_calls_is_made():
     async def wipe() -> str:
         """Wipe it."""
         ran.append(1)
+        return "wiped"
 
     @after_model
     async def guard(reply):
         return Halt("handed_over", "a person looks at it") if any(c.tool == "wipe" for c in reply.calls) else None
 
     async with Runtime(agent([["On it.", ToolCall("wipe")]], wipe, hooks=[guard])) as rt:
-        end = await (await rt.send("c", "go")).ended()
+        end = await (await rt.send("c", "go")).final_result()
         assert (end.reason, end.value, ran) == ("handed_over", "a person looks at it", [])
         (said,) = of(await rt.history("c"), AssistantSaid)
         assert (said.text, said.calls, said.partial) == ("On it.", (), True)
 
 
-@story
 async def test_what_the_stream_hides_no_viewer_sees_and_no_log_holds():
     def reply(request):
         return f"The key is {SECRET}, keep it."
@@ -146,7 +140,7 @@ async def test_what_the_stream_hides_no_viewer_sees_and_no_log_holds():
     async with Runtime(agent([reply], hooks=[redact("sk-[0-9a-f]+")])) as rt:
         await rt.open("c")
         async with Tape(rt, "c") as tape:
-            await (await rt.send("c", "go")).ended()
+            await (await rt.send("c", "go")).final_result()
             await tape.until_type("TurnEnded")
         assert (
             "".join(item.text for item in tape.live if item.type == "text_delta") == "The key is [redacted], keep it."
@@ -155,7 +149,6 @@ async def test_what_the_stream_hides_no_viewer_sees_and_no_log_holds():
         assert "sk-" not in str(await rt.snapshot("c"))
 
 
-@story
 async def test_a_transformer_that_fails_fails_the_turn_and_shows_nothing_more():
     @on_stream
     class Broken:
@@ -166,6 +159,6 @@ async def test_a_transformer_that_fails_fails_the_turn_and_shows_nothing_more():
             return ""
 
     async with Runtime(agent([SECRET], hooks=[Broken])) as rt:
-        end = await (await rt.send("c", "go")).ended()
+        end = await (await rt.send("c", "go")).final_result()
         assert (end.reason, end.error.message) == ("failed", "hook 'Broken' raised ValueError: lost")
         assert SECRET not in str(await rt.history("c"))

@@ -4,11 +4,13 @@ import asyncio
 import json
 import math
 import threading
+from typing import Any
 
 import pytest
-from harness import Clock, Counting, Tape, agent, logged, of, paired, sees, story, types, until
+from support.async_tests import until
+from support.runtimes import Clock, Counting, Tape, agent, logged, of, paired, sees, types
 
-from assent import (
+from holdfast import (
     Agent,
     Busy,
     Call,
@@ -21,8 +23,8 @@ from assent import (
     ToolError,
     provider_tool,
 )
-from assent import tool as declare
-from assent.core.events import (
+from holdfast import tool as declare
+from holdfast.core.events import (
     AssistantSaid,
     CallReturned,
     CallStarted,
@@ -31,15 +33,15 @@ from assent.core.events import (
     TurnEnded,
     TurnStarted,
 )
-from assent.core.inputs import Say
-from assent.core.live import StateChanged, TextDelta
-from assent.core.transcript import AssistantMessage, ToolResult, UserMessage
-from assent.errors import Backpressure
-from assent.models.base import FinishPart, ProviderPart, TextPart, ToolCallPart
-from assent.models.scripted import Drip, Hang
-from assent.runtime.bus import Bus
-from assent.runtime.home import PAGE
-from assent.stores.memory import MemoryStore
+from holdfast.core.inputs import SendMessage
+from holdfast.core.live import StateChanged, TextDelta
+from holdfast.core.transcript import AssistantMessage, ToolResult, UserMessage
+from holdfast.errors import Backpressure
+from holdfast.models.base import FinishPart, ProviderPart, TextPart, ToolCallPart
+from holdfast.models.scripted import Drip, Hang
+from holdfast.runtime.event_log import PAGE
+from holdfast.runtime.live import Bus
+from holdfast.stores.memory import MemoryStore
 
 
 @declare
@@ -69,7 +71,6 @@ def returning(value):
 # --- the order of things ---
 
 
-@story
 async def test_a_text_turn_is_told_in_its_order_and_its_deltas_carry_the_message_s_id():
     """B12"""
     async with Runtime(agent(["one two three"])) as rt:
@@ -89,12 +90,11 @@ async def test_a_text_turn_is_told_in_its_order_and_its_deltas_carry_the_message
         assert said.text == "one two three"
 
 
-@story
 async def test_nothing_is_published_before_it_is_in_the_log():
     """B12, B25: publish only after append"""
 
     class Watching(MemoryStore):
-        tape = None
+        tape: Any = None
         ahead = 0
 
         async def append(self, append):
@@ -116,7 +116,6 @@ async def test_nothing_is_published_before_it_is_in_the_log():
         assert store.ahead == 0
 
 
-@story
 async def test_a_message_while_a_turn_is_in_flight_is_refused_as_busy_and_nothing_is_logged():
     """B13"""
     model = ScriptedModel([Hang(), "second"])
@@ -130,7 +129,6 @@ async def test_a_message_while_a_turn_is_in_flight_is_refused_as_busy_and_nothin
         assert await rt.history("c") == before
 
 
-@story
 async def test_a_queued_message_runs_after_the_turn_and_begins_with_its_end():
     """B13"""
     model, go = ScriptedModel([]), asyncio.Event()
@@ -148,14 +146,13 @@ async def test_a_queued_message_runs_after_the_turn_and_begins_with_its_end():
         with pytest.raises(Busy):
             await rt.send("c", "third")
         go.set()
-        assert (await first.ended()).turn == 1
-        assert (await second.ended()).turn == 2
+        assert (await first.final_result()).turn == 1
+        assert (await second.final_result()).turn == 2
         assert [m.text for m in model.requests[0].messages] == ["first"]
         assert [m.text for m in model.requests[1].messages] == ["first", "one", "second"]
         assert ["AssistantSaid", "TurnEnded", "TurnStarted"] in store.types()
 
 
-@story
 async def test_a_message_that_waits_for_somebody_to_run_it_makes_the_conversation_busy():
     """B13: recorded by a process that runs nothing, run by one that does"""
     store = MemoryStore()
@@ -171,7 +168,6 @@ async def test_a_message_that_waits_for_somebody_to_run_it_makes_the_conversatio
         assert [message.text for message in model.requests[1].messages] == ["first", "one", "second"]
 
 
-@story
 async def test_an_interrupt_cancels_the_turn_keeps_its_partial_text_and_runs_the_new_message():
     """B13"""
     model = ScriptedModel([["so far ", Hang()], "fine"])
@@ -182,8 +178,8 @@ async def test_an_interrupt_cancels_the_turn_keeps_its_partial_text_and_runs_the
             first = await rt.send("c", "first")
             await tape.until_type("text_delta")
             second = await rt.send("c", "stop that", when_busy="interrupt", by="ann")
-            assert (await first.ended()).reason == "cancelled"
-            assert (await second.ended()).reason == "completed"
+            assert (await first.final_result()).reason == "cancelled"
+            assert (await second.final_result()).reason == "completed"
         assert ["CancelRequested", "MessageReceived"] in store.types()
         events = await rt.history("c")
         assert of(events, CancelRequested)[0].by == "ann"
@@ -196,7 +192,6 @@ async def test_an_interrupt_cancels_the_turn_keeps_its_partial_text_and_runs_the
         assert [event.text for event in of(events, AssistantSaid)] == ["so far ", "fine"]
 
 
-@story
 async def test_a_turn_cut_at_its_first_step_leaves_no_partial_text_to_the_one_that_follows_it():
     """B13, B58: the follower begins in the very append that ends the other, at the same step"""
     model = ScriptedModel([["first words ", Hang()], Hang()])
@@ -206,11 +201,11 @@ async def test_a_turn_cut_at_its_first_step_leaves_no_partial_text_to_the_one_th
             first = await rt.send("c", "one")
             await tape.until_type("text_delta")
             second = await rt.send("c", "two", when_busy="interrupt")
-            await first.ended()
+            await first.final_result()
             snapshot = await rt.snapshot("c")
             assert (snapshot.state, snapshot.partial) == ("preparing", "")
             await rt.cancel("c")
-            await second.ended()
+            await second.final_result()
         said = of(await rt.history("c"), AssistantSaid)
         assert [(event.turn, event.text) for event in said] == [(1, "first words ")]
         assert (await rt.snapshot("c")).partial == ""
@@ -219,13 +214,12 @@ async def test_a_turn_cut_at_its_first_step_leaves_no_partial_text_to_the_one_th
 # --- tools ---
 
 
-@story
 async def test_a_tool_s_call_and_result_are_one_pair_and_the_model_is_called_again_in_the_same_turn():
     """B14"""
     model = ScriptedModel([[ToolCall("echo", {"text": "hey"}, id="p1")], "done"])
     async with Runtime(agent(model, echo)) as rt:
         turn = await rt.send("c", "hi")
-        assert (await turn.ended()).reason == "completed"
+        assert (await turn.final_result()).reason == "completed"
         events = await rt.history("c")
         assert types(events) == [
             "ConversationOpened", "MessageReceived", "TurnStarted", "AssistantSaid", "CallStarted", "CallReturned",
@@ -241,12 +235,11 @@ async def test_a_tool_s_call_and_result_are_one_pair_and_the_model_is_called_aga
         assert [event.seq for event in events] == list(range(1, 9))
 
 
-@story
 async def test_a_plain_step_costs_two_appends():
     """B14: the claim rides with the reply that made the call"""
     store = Counting()
     async with Runtime(agent([[ToolCall("echo", {"text": "x"})], "done"], echo), store=store) as rt:
-        await (await rt.send("c", "hi")).ended()
+        await (await rt.send("c", "hi")).final_result()
         assert store.types()[-3:] == [
             ["AssistantSaid", "CallStarted"],
             ["CallReturned"],
@@ -255,7 +248,6 @@ async def test_a_plain_step_costs_two_appends():
         assert store.types()[:-3] == [["ConversationOpened", "MessageReceived"], ["TurnStarted"]]
 
 
-@story
 async def test_a_hundred_results_that_arrive_together_are_one_append_or_two():
     """B19"""
     door, inside = asyncio.Event(), []
@@ -274,14 +266,13 @@ async def test_a_hundred_results_that_arrive_together_are_one_append_or_two():
         await until(lambda: len(inside) == 100)
         before = len(store.appends)
         door.set()
-        await turn.ended()
+        await turn.final_result()
         landed = [kinds for kinds in store.types()[before:] if "CallReturned" in kinds]
         assert sum(kinds.count("CallReturned") for kinds in landed) == 100
         assert len(landed) <= 2
         assert [envelope["result"] for envelope in sees(model)] == list(range(100))
 
 
-@story
 async def test_parallel_calls_that_finish_in_reverse_stand_in_call_order_for_the_model_only():
     """B19"""
     doors = [asyncio.Event() for _ in range(3)]
@@ -304,20 +295,19 @@ async def test_parallel_calls_that_finish_in_reverse_stand_in_call_order_for_the
                 done = sum(item.type == "tool_call_resolved" for item in tape.items)
                 doors[n].set()
                 await until(lambda d=done: sum(i.type == "tool_call_resolved" for i in tape.items) > d)
-            await turn.ended()
+            await turn.final_result()
         ids = [made.id for made in of(tape.items, AssistantSaid)[0].calls]
         assert [item.call_id for item in tape.live if item.type == "tool_call_resolved"] == ids[::-1]
         assert [item.call_id for item in tape.live if item.type == "tool_call_started"] == ids
         assert [envelope["result"] for envelope in sees(model)] == [0, 1, 2]
 
 
-@story
 async def test_a_provider_id_that_was_there_before_is_replaced_by_ours_in_call_and_result():
     """B14: in one reply, and over the replies of a conversation"""
     calls = [ToolCall("echo", {"text": "a"}, id="x"), ToolCall("echo", {"text": "b"}, id="x")]
     model = ScriptedModel([calls, [ToolCall("echo", {"text": "c"}, id="x"), ToolCall("echo", {"text": "d"})], "done"])
     async with Runtime(agent(model, echo)) as rt:
-        await (await rt.send("c", "hi")).ended()
+        await (await rt.send("c", "hi")).final_result()
         messages = model.requests[2].messages
         uses = [use for message in messages if isinstance(message, AssistantMessage) for use in message.calls]
         results = [message for message in messages if isinstance(message, ToolResult)]
@@ -369,31 +359,26 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_whatever_a_handler_does_the_call_gets_one_error_of_a_known_kind_and_the_turn_goes_on(name):
+async def test_whatever_a_handler_does_the_call_gets_one_error_of_a_known_kind_and_the_turn_goes_on(name):
     """B15"""
     bad, kind, words = FAILURES[name]
 
-    @story
-    async def main():
-        model = ScriptedModel([[ToolCall("bad"), ToolCall("echo", {"text": "alive"})], "done", "still here"])
-        async with Runtime(agent(model, bad, echo)) as rt:
-            assert (await (await rt.send("c", "hi")).ended()).reason == "completed"
-            events = await rt.history("c")
-            paired(events)
-            error = of(events, CallReturned)[0].error or of(events, CallReturned)[1].error
-            assert error.kind == kind
-            assert words in error.message
-            envelope, other = sees(model)
-            assert envelope["ok"] is False
-            assert set(envelope["error"]) == {"kind", "message", "details"}
-            assert other == {"ok": True, "result": "alive"}
-            assert len(of(events, CallStarted)) == 2
-            assert (await (await rt.send("c", "again")).ended()).reason == "completed"
-
-    main()
+    model = ScriptedModel([[ToolCall("bad"), ToolCall("echo", {"text": "alive"})], "done", "still here"])
+    async with Runtime(agent(model, bad, echo)) as rt:
+        assert (await (await rt.send("c", "hi")).final_result()).reason == "completed"
+        events = await rt.history("c")
+        paired(events)
+        error = of(events, CallReturned)[0].error or of(events, CallReturned)[1].error
+        assert error.kind == kind
+        assert words in error.message
+        envelope, other = sees(model)
+        assert envelope["ok"] is False
+        assert set(envelope["error"]) == {"kind", "message", "details"}
+        assert other == {"ok": True, "result": "alive"}
+        assert len(of(events, CallStarted)) == 2
+        assert (await (await rt.send("c", "again")).final_result()).reason == "completed"
 
 
-@story
 async def test_a_handler_that_cancels_its_own_task_has_failed_and_is_not_run_again():
     """B15: its task dies"""
     runs = []
@@ -415,12 +400,11 @@ async def test_a_handler_that_cancels_its_own_task_has_failed_and_is_not_run_aga
 
     model = ScriptedModel([[ToolCall("suicidal"), ToolCall("lost")], "done"])
     async with Runtime(agent(model, suicidal, lost)) as rt:
-        assert (await (await rt.send("c", "hi")).ended()).reason == "completed"
+        assert (await (await rt.send("c", "hi")).final_result()).reason == "completed"
         assert sorted(runs) == [1, 2]
         assert [envelope["error"]["kind"] for envelope in sees(model)] == ["handler_failed"] * 2
 
 
-@story
 async def test_a_handler_in_a_thread_may_exit_the_interpreter_for_all_we_care():
     """B15"""
 
@@ -431,11 +415,10 @@ async def test_a_handler_in_a_thread_may_exit_the_interpreter_for_all_we_care():
 
     model = ScriptedModel([[ToolCall("leaves")], "done"])
     async with Runtime(agent(model, leaves)) as rt:
-        assert (await (await rt.send("c", "hi")).ended()).reason == "completed"
+        assert (await (await rt.send("c", "hi")).final_result()).reason == "completed"
         assert sees(model)[0]["error"]["kind"] == "handler_failed"
 
 
-@story
 async def test_what_a_handler_does_to_its_arguments_stays_its_own():
     """B14, B35: what is logged and shown is what was called"""
 
@@ -447,16 +430,15 @@ async def test_what_a_handler_does_to_its_arguments_stays_its_own():
 
     model = ScriptedModel([[ToolCall("grows", {"items": [1]})], "done"])
     async with Runtime(agent(model, grows)) as rt:
-        await (await rt.send("c", "hi")).ended()
+        await (await rt.send("c", "hi")).final_result()
         assert model.requests[1].messages[1].calls[0].args == {"items": [1]}
 
 
-@story
 async def test_an_unknown_tool_is_an_error_that_lists_the_known_names():
     """B16"""
     model = ScriptedModel([[ToolCall("ech", {"text": "x"})], "done"])
     async with Runtime(agent(model, echo, provider_tool("web_search"))) as rt:
-        assert (await (await rt.send("c", "hi")).ended()).reason == "completed"
+        assert (await (await rt.send("c", "hi")).final_result()).reason == "completed"
         error = sees(model)[0]["error"]
         assert error["kind"] == "unknown_tool"
         assert "echo" in error["message"]
@@ -482,7 +464,7 @@ BAD_ARGS = {
 
 @pytest.mark.parametrize("gate", ["auto", "required"])
 @pytest.mark.parametrize("name", BAD_ARGS)
-def test_bad_arguments_are_an_error_that_names_the_field_and_neither_handler_nor_person_hears_of_it(name, gate):
+async def test_bad_arguments_are_an_error_that_names_the_field_and_neither_handler_nor_person_hears_of_it(name, gate):
     """B17"""
     args, words = BAD_ARGS[name]
     ran = []
@@ -492,41 +474,35 @@ def test_bad_arguments_are_an_error_that_names_the_field_and_neither_handler_nor
         """Paint."""
         ran.append(size)
 
-    paint = paint.replaced(
+    paint = paint.copy_with(
         parameters='{"type":"object","properties":{"size":{"type":"integer"},"colour":{"enum":["red","blue"]}},'
         '"required":["size"],"additionalProperties":false}'
     )
 
-    @story
-    async def main():
-        model = ScriptedModel([[ToolCall("paint", args)], "done"])
-        async with Runtime(agent(model, paint)) as rt:
-            assert (await (await rt.send("c", "hi")).ended()).reason == "completed"
-            error = sees(model)[0]["error"]
-            assert error["kind"] == "invalid_args"
-            assert words in error["message"]
-            assert ran == []
-            events = await rt.history("c")
-            assert not any(event.type in ("CallSuspended", "CallStarted") for event in events)
-            paired(events)
-
-    main()
+    model = ScriptedModel([[ToolCall("paint", args)], "done"])
+    async with Runtime(agent(model, paint)) as rt:
+        assert (await (await rt.send("c", "hi")).final_result()).reason == "completed"
+        error = sees(model)[0]["error"]
+        assert error["kind"] == "invalid_args"
+        assert words in error["message"]
+        assert ran == []
+        events = await rt.history("c")
+        assert not any(event.type in ("CallSuspended", "CallStarted") for event in events)
+        paired(events)
 
 
-@story
 async def test_arguments_over_a_megabyte_are_refused_and_not_logged():
     """B17, B21: too_large names the limit"""
     huge = json.dumps({"text": "x" * 2_000_000})
     model = ScriptedModel([[ToolCall("echo", huge), ToolCall("echo", json.loads(huge))], "done"])
     store = Counting()
     async with Runtime(agent(model, echo), store=store) as rt:
-        await (await rt.send("c", "hi")).ended()
+        await (await rt.send("c", "hi")).final_result()
         assert [envelope["error"]["kind"] for envelope in sees(model)] == ["too_large"] * 2
         assert "1048576" in sees(model)[0]["error"]["message"]
         assert max(len(body) for append in store.appends for body in append.events) < 1_200_000
 
 
-@story
 async def test_a_handler_past_its_timeout_is_stopped_and_its_progress_so_far_is_told():
     """B18"""
     stopped = []
@@ -554,7 +530,7 @@ async def test_a_handler_past_its_timeout_is_stopped_and_its_progress_so_far_is_
 
     model = ScriptedModel([[ToolCall("slow"), ToolCall("stubborn")], "done"])
     async with Runtime(agent(model, slow, stubborn)) as rt:
-        await (await rt.send("c", "hi")).ended()
+        await (await rt.send("c", "hi")).final_result()
         error = sees(model)[0]["error"]
         assert error["kind"] == "timeout"
         assert error["message"] == "slow was stopped after 1 s"
@@ -565,7 +541,6 @@ async def test_a_handler_past_its_timeout_is_stopped_and_its_progress_so_far_is_
         assert late["message"] == "stubborn did not finish in 0.05 s, did not stop, and may have taken effect"
 
 
-@story
 async def test_a_thread_past_its_timeout_is_abandoned_told_so_and_holds_its_slot_until_it_returns():
     """B18"""
     first, release, told = threading.Event(), threading.Event(), []
@@ -596,14 +571,13 @@ async def test_a_thread_past_its_timeout_is_abandoned_told_so_and_holds_its_slot
                 await asyncio.sleep(0)
             assert len(of(await rt.history("c"), CallStarted)) == 1, "its slot is held: the second does not start"
             release.set()
-            assert (await turn.ended()).reason == "completed"
+            assert (await turn.final_result()).reason == "completed"
         assert told == [True]
         assert len(of(await rt.history("c"), CallReturned)) == 2, "what it returned at last is ignored"
         assert not any(item.type == "tool_progress" for item in tape.items)
         assert sees(model)[1] == {"ok": True, "result": 2}
 
 
-@story
 async def test_no_more_handlers_run_at_once_than_the_runtime_and_the_tool_allow():
     """B19: per-runtime and per-tool limits"""
     now, most, conversations = {"a": 0, "b": 0}, {"a": 0, "b": 0, "all": 0}, 4
@@ -626,7 +600,7 @@ async def test_no_more_handlers_run_at_once_than_the_runtime_and_the_tool_allow(
     async with runtime as rt:
         turns = [await rt.send(f"c{n}", "hi") for n in range(conversations)]
         for turn in turns:
-            await turn.ended()
+            await turn.final_result()
         assert most["a"] == 2
         assert most["all"] == 5
         assert now == {"a": 0, "b": 0}
@@ -635,18 +609,16 @@ async def test_no_more_handlers_run_at_once_than_the_runtime_and_the_tool_allow(
 # --- results ---
 
 
-@story
 async def test_a_value_shaped_like_an_envelope_stands_inside_ours():
     """B20"""
     forged = {"ok": False, "error": {"kind": "denied", "message": "no", "details": {}}}
     model = ScriptedModel([[ToolCall("bad")], "done"])
     async with Runtime(agent(model, returning(forged))) as rt:
-        await (await rt.send("c", "hi")).ended()
+        await (await rt.send("c", "hi")).final_result()
         assert sees(model) == [{"ok": True, "result": forged}]
         assert of(await rt.history("c"), CallReturned)[0].ok
 
 
-@story
 async def test_a_long_result_is_cut_for_the_model_with_its_limit_and_total_and_can_be_read_on():
     """B21"""
     texts = {"inline": "é" * 20_000, "artifact": "ü" * 90_000}
@@ -661,7 +633,7 @@ async def test_a_long_result_is_cut_for_the_model_with_its_limit_and_total_and_c
     model = ScriptedModel([calls, "done"])
     store = Counting()
     async with Runtime(agent(model, long), store=store) as rt:
-        await (await rt.send("c", "hi")).ended()
+        await (await rt.send("c", "hi")).final_result()
         for envelope, total in zip(
             sees(model), (40_000, 180_000, len(json.dumps(lines, separators=(",", ":")))), strict=True
         ):
@@ -676,17 +648,16 @@ async def test_a_long_result_is_cut_for_the_model_with_its_limit_and_total_and_c
         assert returned[ids[0]].artifact is None
         assert returned[ids[1]].artifact is not None
         for call, full in zip(ids, (texts["inline"], texts["artifact"], lines), strict=True):
-            assert await rt.result("c", call) == full
+            assert await rt.call_result("c", call) == full
         kept = [sha for append in store.appends for sha, _ in append.artifacts]
         assert set(kept) == {returned[ids[1]].artifact, returned[ids[2]].artifact}
 
 
-@story
 async def test_the_step_limit_ends_the_turn_after_so_many_model_calls_with_every_call_paired():
     """B22"""
     model = ScriptedModel([[ToolCall("echo", {"text": str(n)})] for n in range(9)])
-    async with Runtime(agent(model, echo, steps=3)) as rt:
-        ended = await (await rt.send("c", "hi")).ended()
+    async with Runtime(agent(model, echo, max_steps=3)) as rt:
+        ended = await (await rt.send("c", "hi")).final_result()
         assert (ended.reason, ended.halted) == ("step_limit", False)
         assert len(model.requests) == 3
         events = await rt.history("c")
@@ -694,7 +665,6 @@ async def test_the_step_limit_ends_the_turn_after_so_many_model_calls_with_every
         assert len(of(events, CallReturned)) == 3
 
 
-@story
 async def test_output_and_data_part_ways_the_model_sees_one_the_log_has_both():
     """B84"""
 
@@ -705,7 +675,7 @@ async def test_output_and_data_part_ways_the_model_sees_one_the_log_has_both():
 
     model = ScriptedModel([[ToolCall("chart")], "done"])
     async with Runtime(agent(model, chart)) as rt:
-        await (await rt.send("c", "hi")).ended()
+        await (await rt.send("c", "hi")).final_result()
         assert sees(model) == [{"ok": True, "result": "three bars"}]
         assert "bars" not in model.requests[1].messages[2].content.replace("three bars", "")
         returned = of(await rt.history("c"), CallReturned)[0]
@@ -715,7 +685,6 @@ async def test_output_and_data_part_ways_the_model_sees_one_the_log_has_both():
 # --- progress, keys, scopes ---
 
 
-@story
 async def test_progress_is_live_ordered_under_its_call_and_the_latest_stands_in_the_snapshot():
     """B83"""
     door, kept = asyncio.Event(), []
@@ -748,7 +717,6 @@ async def test_progress_is_live_ordered_under_its_call_and_the_latest_stands_in_
         assert len(of(tape.items, CallReturned)) == 1
 
 
-@story
 async def test_a_done_call_is_no_longer_in_flight_while_its_siblings_run():
     """B83, B38"""
     door = asyncio.Event()
@@ -771,10 +739,9 @@ async def test_a_done_call_is_no_longer_in_flight_while_its_siblings_run():
             await tape.until_type("tool_call_resolved")
             assert [flying.tool for flying in (await rt.snapshot("c")).in_flight] == ["slow"]
             door.set()
-            await turn.ended()
+            await turn.final_result()
 
 
-@story
 async def test_progress_that_cannot_be_recorded_is_the_handler_s_own_failure():
     """B15, B83"""
 
@@ -786,11 +753,10 @@ async def test_progress_that_cannot_be_recorded_is_the_handler_s_own_failure():
 
     model = ScriptedModel([[ToolCall("work")], "done"])
     async with Runtime(agent(model, work)) as rt:
-        await (await rt.send("c", "hi")).ended()
+        await (await rt.send("c", "hi")).final_result()
         assert sees(model)[0]["error"]["kind"] == "invalid_result"
 
 
-@story
 async def test_the_idempotency_key_names_conversation_and_call_and_differs_between_conversations():
     """B85, B32"""
     keys = []
@@ -805,13 +771,12 @@ async def test_the_idempotency_key_names_conversation_and_call_and_differs_betwe
 
     model = ScriptedModel([[ToolCall("key"), ToolCall("key")], "done"], follow=True)
     async with Runtime(agent(model, key)) as rt:
-        await (await rt.send("c1", "hi")).ended()
-        await (await rt.send("c2", "hi")).ended()
+        await (await rt.send("c1", "hi")).final_result()
+        await (await rt.send("c2", "hi")).final_result()
         assert len(set(keys)) == 4
         assert {key.split("/")[0] for key in keys} == {"c1", "c2"}
 
 
-@story
 async def test_the_scope_is_made_from_the_principal_in_the_log_and_closed_after_the_call():
     """B35: never persisted, made wherever the call runs"""
     opened, closed = [], []
@@ -836,13 +801,12 @@ async def test_the_scope_is_made_from_the_principal_in_the_log_and_closed_after_
     ann = Principal("ann", roles=("admin",), claims={"team": 3})
     model = ScriptedModel([[ToolCall("who")], "done"])
     async with Runtime(agent(model, who), scope=Scope) as rt:
-        await (await rt.send("c", "hi", by=ann)).ended()
+        await (await rt.send("c", "hi", by=ann)).final_result()
         assert sees(model) == [{"ok": True, "result": ["ann", "ann", "a", "admin"]}]
         assert opened == closed == [ann]
         assert of(await rt.history("c"), MessageReceived)[0].by == ann
 
 
-@story
 async def test_a_scope_that_cannot_be_made_is_an_error_of_the_call():
     """B15"""
 
@@ -851,7 +815,7 @@ async def test_a_scope_that_cannot_be_made_is_an_error_of_the_call():
 
     model = ScriptedModel([[ToolCall("echo", {"text": "x"})], "done"])
     async with Runtime(agent(model, echo), scope=factory) as rt:
-        assert (await (await rt.send("c", "hi")).ended()).reason == "completed"
+        assert (await (await rt.send("c", "hi")).final_result()).reason == "completed"
         assert "no database" in sees(model)[0]["error"]["message"]
 
 
@@ -879,13 +843,12 @@ class Hosted:
         yield FinishPart()
 
 
-@story
 async def test_a_provider_s_tool_is_never_dispatched_and_its_parts_are_kept_and_replayed_verbatim():
     """B46"""
     model = Hosted()
     hosted = provider_tool("web_search", max_uses=3)
     async with Runtime(Agent("a", model=model, tools=[hosted, echo])) as rt:
-        assert (await (await rt.send("c", "hi")).ended()).reason == "completed"
+        assert (await (await rt.send("c", "hi")).final_result()).reason == "completed"
         assert [(offer.name, offer.provider) for offer in model.requests[0].tools] == [
             ("web_search", True),
             ("echo", False),
@@ -902,39 +865,36 @@ async def test_a_provider_s_tool_is_never_dispatched_and_its_parts_are_kept_and_
         assert model.requests[1].messages[1].parts == parts
 
 
-@story
 async def test_a_provider_s_part_that_cannot_be_kept_fails_the_turn_and_not_the_conversation():
     """B46"""
     for bad in (object(), math.nan, "\ud800"):
         model = Hosted({"bad": bad})
         async with Runtime(Agent("a", model=model, tools=[echo])) as rt:
-            ended = await (await rt.send("c", "hi")).ended()
+            ended = await (await rt.send("c", "hi")).final_result()
             assert (ended.reason, ended.error.kind) == ("failed", "invalid_response")
-            assert (await (await rt.send("c", "again")).ended()).reason == "completed"
+            assert (await (await rt.send("c", "again")).final_result()).reason == "completed"
 
 
 # --- models and viewers ---
 
 
-@story
 async def test_a_model_that_fails_ends_the_turn_as_failed_with_what_it_had_said():
     """B61: every turn start has exactly one terminal"""
     model = ScriptedModel([["half ", RuntimeError("lost")], "better"])
     async with Runtime(agent(model)) as rt:
-        ended = await (await rt.send("c", "hi")).ended()
+        ended = await (await rt.send("c", "hi")).final_result()
         assert (ended.reason, ended.error.kind) == ("failed", "provider_http_error")
         said = of(await rt.history("c"), AssistantSaid)[0]
         assert (said.partial, said.text, said.attempts[0].error.message) == (True, "half ", "RuntimeError: lost")
-        assert (await (await rt.send("c", "again")).ended()).reason == "completed"
+        assert (await (await rt.send("c", "again")).final_result()).reason == "completed"
         assert [type(m) for m in model.requests[1].messages] == [UserMessage, AssistantMessage, UserMessage]
 
 
-@story
 async def test_a_slow_reader_is_cut_with_backpressure_and_can_read_on_from_where_it_was():
     """B12: bounded fan-out, nothing canonical is lost"""
     model = ScriptedModel([" ".join(["word"] * 200), "again"])
     rt = Runtime(agent(model))
-    rt.home.bus = Bus(limit=20)
+    rt._engine.bus = Bus(limit=20)
     async with rt:
         await rt.open("c")
         reader = rt.events("c")
@@ -942,7 +902,7 @@ async def test_a_slow_reader_is_cut_with_backpressure_and_can_read_on_from_where
         following = asyncio.ensure_future(anext(reader))
         await asyncio.sleep(0)
         turn = await rt.send("c", "hi")
-        await turn.ended()
+        await turn.final_result()
         seen = [(await following).seq]
         after = None
         while after is None:
@@ -961,12 +921,11 @@ async def test_a_slow_reader_is_cut_with_backpressure_and_can_read_on_from_where
         assert [1, *canonical, *(event.seq for event in again)] == [event.seq for event in history]
 
 
-@story
 async def test_a_snapshot_is_one_moment_its_messages_and_its_sequence_number_agree():
     """B12: a viewer is snapshot plus tail"""
 
     class Slow(MemoryStore):
-        gate = None
+        gate: Any = None
 
         async def read(self, *args, **kwargs):
             bodies = await super().read(*args, **kwargs)
@@ -977,10 +936,10 @@ async def test_a_snapshot_is_one_moment_its_messages_and_its_sequence_number_agr
 
     store = Slow()
     async with Runtime(agent(["hello", "again"]), store=store) as rt:
-        await (await rt.send("c", "hi")).ended()
+        await (await rt.send("c", "hi")).final_result()
 
         async def meanwhile():
-            await (await rt.send("c", "more")).ended()
+            await (await rt.send("c", "more")).final_result()
 
         store.gate = meanwhile
         snapshot = await rt.snapshot("c")
@@ -991,20 +950,18 @@ async def test_a_snapshot_is_one_moment_its_messages_and_its_sequence_number_agr
         assert last == said[-1]
 
 
-@story
 async def test_times_come_from_the_clock_that_was_given():
     """B57"""
     clock = Clock(5_000.0)
     async with Runtime(agent(["hello"]), clock=clock) as rt:
-        await (await rt.send("c", "hi")).ended()
+        await (await rt.send("c", "hi")).final_result()
         assert {event.at for event in await rt.history("c")} == {5_000.0}
 
 
-@story
 async def test_what_the_log_could_not_give_back_is_refused_at_the_door():
     """B28: nothing half-written, no conversation that cannot be loaded again"""
     async with Runtime(agent(["hello"])) as rt:
-        await (await rt.send("c", "hi")).ended()
+        await (await rt.send("c", "hi")).final_result()
         before = await rt.history("c")
         for wrong in (
             rt.send("c", "x", by=Principal(5)),  # type: ignore[arg-type]
@@ -1032,7 +989,6 @@ async def test_what_the_log_could_not_give_back_is_refused_at_the_door():
         assert [row.conversation for row in await rt.conversations()] == ["c"]
 
 
-@story
 async def test_a_schema_that_leads_out_of_itself_is_refused_and_nothing_is_fetched():
     """B88"""
     asked = []
@@ -1056,7 +1012,6 @@ async def test_a_schema_that_leads_out_of_itself_is_refused_and_nothing_is_fetch
     assert asked == []
 
 
-@story
 async def test_drips_are_told_as_they_fall_and_the_snapshot_has_what_has_fallen():
     """B12"""
     async with Runtime(agent([[Drip("a b", pause=0), Hang()]])) as rt:
@@ -1070,13 +1025,14 @@ async def test_drips_are_told_as_they_fall_and_the_snapshot_has_what_has_fallen(
             assert not of(tape.items, TurnEnded)
 
 
-@story
 async def test_while_a_long_log_is_read_others_have_their_turn_and_every_event_is_there_once():
     events = 2 * PAGE + 3
     async with Runtime(agent([])) as rt:
         await rt.open("c")
         for n in range(events - 1):
-            await rt.home.tell("c", Say(text=str(n), by=Principal("user"), agent="elsewhere", when_busy="queue"))
+            await rt._engine.submit_input(
+                "c", SendMessage(text=str(n), by=Principal("user"), agent="elsewhere", when_busy="queue")
+            )
         turns = 0
 
         async def others():

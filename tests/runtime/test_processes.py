@@ -5,10 +5,11 @@ import time
 
 import pytest
 import reviving_process
-from harness import until
-from reviving import Process, Seen, agent, life, milliseconds, of, paired, run
+from support.async_tests import until
+from support.revival import Process, Seen, agent, life, milliseconds, of, paired, run
+from support.runtimes import rest
 
-from assent import (
+from holdfast import (
     Agent,
     Answer,
     Approve,
@@ -20,10 +21,10 @@ from assent import (
     ToolCall,
     tool,
 )
-from assent.core.events import CallResolved, CallReturned
-from assent.errors import DeclarationError, StoreError
-from assent.runtime.turn import Turn
-from assent.stores.memory import MemoryStore
+from holdfast.core.events import CallResolved, CallReturned
+from holdfast.errors import DeclarationError, StoreError
+from holdfast.runtime.turn import Turn
+from holdfast.stores.memory import MemoryStore
 
 
 def url(path):
@@ -32,19 +33,20 @@ def url(path):
 
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / "assent.db"
+    return tmp_path / "holdfast.db"
 
 
 @tool(executor="human", prompt="Which one?")
 def choose() -> str:
     """Ask the user."""
+    raise NotImplementedError
 
 
 async def parked(store):
     """A conversation that waits for an answer, and nobody runs it."""
     async with Runtime(agent(ScriptedModel([[ToolCall("choose")]]), choose), store=store) as rt:
         turn = await rt.send("c", "go")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
     return entry
 
 
@@ -92,7 +94,7 @@ def test_of_fifty_deciders_at_two_runtimes_exactly_one_wins(path, kind):
             two = one.sibling() if kind == "memory" else one
             async with life(store=two) as desk:
                 turn = await owner.send("c", "go")
-                (entry,) = (await turn.rest()).pending
+                (entry,) = (await turn.result()).pending
                 said = await asyncio.gather(
                     *((owner, desk)[n % 2].resolve("c", entry.call, Answer(f"d{n}"), by=f"d{n}") for n in range(50)),
                     return_exceptions=True,
@@ -236,7 +238,7 @@ def test_an_agent_saved_without_handlers_continues_in_another_process_that_has_t
         saved = reviving_process.saved_agent()
         saved.model = ScriptedModel([[ToolCall("pay", {"amount": 9})]])
         async with Runtime(saved, store=url(path)) as rt:
-            (entry,) = (await (await rt.send("c", "go")).rest()).pending
+            (entry,) = (await (await rt.send("c", "go")).result()).pending
         data = saved.to_json(handlers=False)
         loaded = Agent.from_json(
             data,
@@ -261,9 +263,9 @@ def test_a_conversation_that_was_unknown_at_the_first_look_is_found_when_another
             with pytest.raises(NotFound):
                 await desk.snapshot("c")
             async with life(agent(ScriptedModel(["hello", "again"])), store=store) as rt:
-                await (await rt.send("c", "hi")).ended()
+                await (await rt.send("c", "hi")).final_result()
                 turn = await desk.send("c", "from the desk, which knows no agent")
-                assert (await turn.ended()).reason == "completed"
+                assert (await turn.final_result()).reason == "completed"
 
     run(main)
 
@@ -286,8 +288,8 @@ def test_a_process_that_waits_for_more_conversations_than_it_keeps_hears_of_all_
         ):
             for name in names:
                 await rt.send(name, "hi")
-            waiting = asyncio.gather(*(Turn(desk, name, 2).rest() for name in names))
-            await until(lambda: len(desk.home.bus.topics()) == len(names))
+            waiting = asyncio.gather(*(rest(Turn(desk._engine, name, 2)) for name in names))
+            await until(lambda: len(desk._engine.bus.topics()) == len(names))
             go.set()
             assert {snapshot.state for snapshot in await waiting} == {"idle"}
 
@@ -299,14 +301,14 @@ def test_a_snapshot_is_of_one_moment_also_while_the_conversation_goes_on():
 
     async def main():
         async with Runtime(agent(ScriptedModel(["one", "two"]))) as rt:
-            await (await rt.send("c", "first")).ended()
+            await (await rt.send("c", "first")).final_result()
             read, gone_on = rt.store.read, []
 
             async def slowly(*args, **options):
                 bodies = await read(*args, **options)
                 if options.get("before") and not gone_on:
                     gone_on.append(True)
-                    await (await rt.send("c", "second")).ended()
+                    await (await rt.send("c", "second")).final_result()
                 return bodies
 
             rt.store.read = slowly
@@ -322,9 +324,9 @@ def test_a_snapshot_is_of_one_moment_also_while_the_conversation_goes_on():
 
 def test_a_conversation_that_could_not_be_written_is_tried_again_with_nobody_touching_it(monkeypatch):
     """B48: a full disk that is freed again; the process never died, and holds the lease."""
-    monkeypatch.setattr("assent.runtime.conversation.WRITE_RETRIES", (0.001,))
-    monkeypatch.setattr("assent.runtime.watch.AVOID_FOR", 0.05)
-    monkeypatch.setattr("assent.runtime.watch.LOOK_EVERY", 0.02)
+    monkeypatch.setattr("holdfast.runtime.conversation.WRITE_RETRIES", (0.001,))
+    monkeypatch.setattr("holdfast.runtime.takeover.BACKOFF_SECONDS", 0.05)
+    monkeypatch.setattr("holdfast.runtime.takeover.POLL_SECONDS", 0.02)
 
     async def main():
         full = False
@@ -350,7 +352,7 @@ def test_a_conversation_that_could_not_be_written_is_tried_again_with_nobody_tou
         async with life(agent(ScriptedModel([[ToolCall("work")], "done"]), work), store=store) as rt:
             await rt.send("c", "go")
             await seen.running()
-            await until(lambda: rt.home._watch._avoided)
+            await until(lambda: rt._engine._store_watcher._backed_off)
             full = False
             log = await idle(rt)
             paired(log)

@@ -5,14 +5,14 @@ from typing import Annotated
 
 import msgspec
 import pytest
-from harness import agent, logged, sees, story
+from support.runtimes import agent, logged, sees
 
-from assent import Answer, Invalid, Runtime, ScriptedModel, ToolCall
-from assent import tool as declare
-from assent.core import schema
-from assent.core.events import TurnEnded
-from assent.errors import DeclarationError
-from assent.tools.declare import Tool
+from holdfast import Answer, Invalid, Runtime, ScriptedModel, ToolCall
+from holdfast import tool as declare
+from holdfast.core.events import TurnEnded
+from holdfast.core.schema import validation
+from holdfast.errors import DeclarationError
+from holdfast.tools.declare import Tool
 
 
 def ask_code():
@@ -22,7 +22,6 @@ def ask_code():
     return code
 
 
-@story
 async def test_an_answer_is_taken_for_a_call_that_was_recorded_with_a_look_around_pattern():
     with TemporaryDirectory() as place:
         await answer_recorded(f"sqlite:///{place}/log.db")
@@ -30,11 +29,12 @@ async def test_an_answer_is_taken_for_a_call_that_was_recorded_with_a_look_aroun
 
 async def answer_recorded(store):
     with pytest.MonkeyPatch.context() as earlier:  # as it was before such patterns were refused
-        earlier.setattr(schema, "_compile", schema._compile_recorded)
+        earlier.setattr(validation, "_compile", validation._compile_recorded)
         old = ask_code()
         async with Runtime(agent([ToolCall("code", {})], old), store=store) as rt:
             turn = await rt.send("c", "hi")
-            (pending,) = (await turn.rest()).pending
+            (pending,) = (await turn.result()).pending
+    assert isinstance(pending.schema, dict)
     assert "(?=" in pending.schema["pattern"]
 
     @declare(executor="human", prompt="Which code?")
@@ -51,7 +51,7 @@ async def answer_recorded(store):
 
 def test_a_declaration_that_was_saved_with_look_around_is_refused_at_load():
     with pytest.MonkeyPatch.context() as earlier:
-        earlier.setattr(schema, "_compile", schema._compile_recorded)
+        earlier.setattr(validation, "_compile", validation._compile_recorded)
         data = ask_code().to_data(handlers=False)
     with pytest.raises(DeclarationError, match="look-around"):
         Tool.from_data(data)

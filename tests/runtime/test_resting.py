@@ -3,14 +3,15 @@
 import copy
 
 import pytest
-from harness import agent, story, until
+from support.async_tests import until
+from support.runtimes import agent
 
-from assent import Approve, Deny, Runtime, ScriptedModel, Stale, ToolCall, tool
-from assent.errors import StoreError
-from assent.runtime import resting
-from assent.stores.memory import MemoryStore
+from holdfast import Approve, Deny, Runtime, ScriptedModel, Stale, ToolCall, tool
+from holdfast.errors import StoreError
+from holdfast.runtime import engine
+from holdfast.stores.memory import MemoryStore
 
-MANY = resting.IN_FULL + 20
+MANY = engine.MAX_FULL + 20
 
 
 @tool(approval="required")
@@ -38,7 +39,7 @@ class Reading(MemoryStore):
 async def crowd(rt):
     """More that wait than are kept in full; by name, what waits."""
     for n in range(MANY):
-        await (await rt.send(f"c{n}", "hi")).rest()
+        await (await rt.send(f"c{n}", "hi")).result()
     return {entry.conversation: entry.call for entry in await rt.pending()}
 
 
@@ -49,7 +50,6 @@ async def ended(rt, name):
     await until(fact)
 
 
-@story
 async def test_what_this_process_has_run_is_decided_without_being_read_again():
     store = Reading()
     async with Runtime(shop(), store=store) as rt:
@@ -62,7 +62,6 @@ async def test_what_this_process_has_run_is_decided_without_being_read_again():
             await ended(rt, name)
 
 
-@story
 async def test_a_state_that_others_have_moved_on_from_neither_decides_nor_refuses_anything():
     """B27, B30, B35"""
     store = MemoryStore()
@@ -85,7 +84,7 @@ async def test_a_state_that_others_have_moved_on_from_neither_decides_nor_refuse
             async with Runtime(shop(), store=store.sibling()) as worker:
                 await ended(worker, "c0")
                 turn = await worker.send("c0", "once more")
-                (entry,) = (await turn.rest()).pending
+                (entry,) = (await turn.result()).pending
                 await desk.resolve("c0", entry.call, Approve(), by="second")  # of a turn that it has never read
                 await ended(worker, "c0")
             log = await desk.history("c0")
@@ -93,7 +92,6 @@ async def test_a_state_that_others_have_moved_on_from_neither_decides_nor_refuse
             assert (await desk.snapshot("c0")).seq == len(log)
 
 
-@story
 async def test_a_decision_that_could_not_be_written_still_waits_and_can_be_made_again():
     store = MemoryStore()
     async with Runtime(shop(), store=store) as rt:
@@ -112,37 +110,35 @@ async def test_a_decision_that_could_not_be_written_still_waits_and_can_be_made_
         await ended(rt, "c0")
 
 
-@story
 async def test_of_conversations_at_rest_the_latest_are_kept_and_large_ones_only_while_they_are_new():
-    said = "x" * resting.SMALL
+    said = "x" * engine.SMALL_STATE_BYTES
     large = agent(ScriptedModel([[said, ToolCall("refund", {"order": 7})], "done"], follow=True), refund, name="large")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(resting, "MOST", 20)
-        patched.setattr(resting, "IN_FULL", 5)
+        patched.setattr(engine, "MAX_IDLE", 20)
+        patched.setattr(engine, "MAX_FULL", 5)
         async with Runtime(shop(), large, store=MemoryStore()) as rt:
             names = [f"c{n}" for n in range(30)]
             for name in names:
-                await (await rt.send(name, "hi", agent="a")).rest()
-            await until(lambda: [conv.name for conv in rt.home.resting] == names[10:])
-            await (await rt.send("large", "hi", agent="large")).rest()
-            await until(lambda: "large" in rt.home.resting)
+                await (await rt.send(name, "hi", agent="a")).result()
+            await until(lambda: [conv.name for conv in rt._engine.idle] == names[10:])
+            await (await rt.send("large", "hi", agent="large")).result()
+            await until(lambda: "large" in rt._engine.idle)
             for name in names[:5]:
-                assert "large" in rt.home.resting
+                assert "large" in rt._engine.idle
                 await rt.snapshot(name)
-            assert "large" not in rt.home.resting, "five others came after it"
+            assert "large" not in rt._engine.idle, "five others came after it"
             (entry,) = await rt.pending("large")
             await rt.resolve("large", entry.call, Approve(), by="boss")
             await ended(rt, "large")
             for name in names:
                 await rt.snapshot(name)
-            assert len(list(rt.home.resting)) == 20
+            assert len(list(rt._engine.idle)) == 20
 
 
-@story
 async def test_a_turn_that_has_ended_weighs_nothing():
     async with Runtime(shop(), store=MemoryStore()) as rt:
-        (entry,) = (await (await rt.send("c", "x" * 1000)).rest()).pending
-        conv = rt.home.conversation("c")
+        (entry,) = (await (await rt.send("c", "x" * 1000)).result()).pending
+        conv = rt._engine.conversation("c")
         assert conv.size > 1000
         await rt.resolve("c", entry.call, Approve(), by="boss")
         await ended(rt, "c")
@@ -153,13 +149,12 @@ PARTS = ("conversations", "names", "owing", "due")
 """Of what a memory store holds: what a backup of it would."""
 
 
-@story
 async def test_a_log_that_was_put_back_to_an_earlier_moment_is_read_anew_by_whoever_knew_more_of_it():
     """A stand-by that lagged was promoted, or a backup was restored."""
     store = MemoryStore()
     async with Runtime(shop(), store=store.sibling()) as rt:
         for name in ("look", "decide", "cancel", "say"):
-            await (await rt.send(name, "hi")).rest()
+            await (await rt.send(name, "hi")).result()
     async with Runtime(store=store) as desk:
         backup = {part: copy.deepcopy(getattr(store._data, part)) for part in PARTS}
         calls = {entry.conversation: entry.call for entry in await desk.pending()}

@@ -1,12 +1,14 @@
 """Kill, revive: a fresh process goes on where the last one stopped. A kill is a store that dies with its owner."""
 
 import asyncio
+from typing import Any
 
 import pytest
-from harness import Clock, until
-from reviving import Seen, agent, kill, kinds, life, of, paired, rewrite, run
+from support.async_tests import until
+from support.revival import Seen, agent, kill, kinds, life, of, paired, rewrite, run
+from support.runtimes import Clock
 
-from assent import (
+from holdfast import (
     Agent,
     Answer,
     Approve,
@@ -22,15 +24,16 @@ from assent import (
     ToolCall,
     tool,
 )
-from assent.core.events import AssistantSaid, CallResolved, CallReturned, CallStarted, CallSuspended, MessageReceived
-from assent.models.scripted import Drip, Hang
-from assent.stores.memory import MemoryStore
-from assent.tools.wrappers import gated
+from holdfast.core.events import AssistantSaid, CallResolved, CallReturned, CallStarted, CallSuspended, MessageReceived
+from holdfast.models.scripted import Drip, Hang
+from holdfast.stores.memory import MemoryStore
+from holdfast.tools.toolset import gated
 
 
 @tool(executor="human", prompt="Which one?")
 def choose(n: int = 0) -> str:
     """Ask the user."""
+    raise NotImplementedError
 
 
 def working(seen, **options):
@@ -68,7 +71,7 @@ async def _idle(rt, conversation):
     return (await rt.snapshot(conversation)).state == "idle"
 
 
-async def waiting(rt, count=1):
+async def waiting(rt, count=1) -> Any:
     return await until(lambda: _waiting(rt, count))
 
 
@@ -83,7 +86,7 @@ def test_a_late_answer_after_a_kill_is_accepted_and_the_turn_completes():
     async def main():
         store = MemoryStore()
         async with life(agent(ScriptedModel([[ToolCall("choose")]]), choose), store=store) as rt:
-            await (await rt.send("c", "hi")).rest()
+            await (await rt.send("c", "hi")).result()
             await kill(rt)
         model = ScriptedModel(["thank you"])
         async with life(agent(model, choose), store=store.sibling()) as rt:
@@ -103,9 +106,10 @@ def test_an_answer_after_a_kill_and_the_deadline_is_stale_as_expired():
     async def main():
         clock = Clock()
         store = MemoryStore()
+        assert choose.fn is not None
         slow = tool(executor="human", prompt="?", expires="10s")(choose.fn)
         async with life(agent(ScriptedModel([[ToolCall("choose")]]), slow), store=store, clock=clock) as rt:
-            await (await rt.send("c", "hi")).rest()
+            await (await rt.send("c", "hi")).result()
             (entry,) = await rt.pending()
             await kill(rt)
         clock.now = entry.deadline
@@ -349,13 +353,13 @@ async def cut(events, after, *agents, **options):
     return Runtime(*agents, store=store.sibling(), **options)
 
 
-async def one_turn(calls, *tools, decide=None):
+async def one_turn(calls, *tools, decide: Any = None):
     """The log of a turn that ran undisturbed."""
     async with Runtime(agent(ScriptedModel([calls, "done"]), *tools)) as rt:
         turn = await rt.send("c", "go")
-        for entry in (await turn.rest()).pending:
+        for entry in (await turn.result()).pending:
             await rt.resolve("c", entry.call, decide, by="boss")
-        await turn.ended()
+        await turn.final_result()
         return await rt.history("c")
 
 
@@ -466,11 +470,11 @@ def test_an_approved_call_whose_tool_is_gone_gets_a_typed_error_and_never_hangs(
         if planned:
 
             @work.preview
-            async def _(n: int, call: Call) -> str:
+            async def plan(n: int, call: Call) -> str:
                 return "would work"
 
         async with life(agent(ScriptedModel([[ToolCall("work", {"n": 1})]]), work), store=store) as rt:
-            await (await rt.send("c", "go")).rest()
+            await (await rt.send("c", "go")).result()
             await kill(rt)
         async with life(agent(ScriptedModel(["I see"])), store=store.sibling()) as rt:
             for _ in range(4):  # a plan that cannot be made any more is asked about again, then given up
@@ -524,9 +528,10 @@ def test_a_gated_client_call_revives_in_its_second_phase():
         @tool(executor="client", approval="required")
         def locate() -> str:
             """Where is the user?"""
+            raise NotImplementedError
 
         async with life(agent(ScriptedModel([[ToolCall("locate")]]), locate), store=store) as rt:
-            await (await rt.send("c", "where am I?")).rest()
+            await (await rt.send("c", "where am I?")).result()
             (asked,) = await rt.pending()
             await rt.resolve("c", asked.call, Approve(), by="ann")
             await kill(rt)
@@ -558,12 +563,13 @@ def test_every_prefix_of_a_log_with_every_kind_of_call_is_a_legal_start():
             return n
 
         @gated.preview
-        async def _(n: int) -> str:
+        async def plan(n: int) -> str:
             return f"would return {n}"
 
         @tool(executor="client", approval="required")
         def locate() -> str:
             """Where?"""
+            raise NotImplementedError
 
         @tool(manual=True)
         async def by_hand(n: int) -> int:
@@ -590,9 +596,9 @@ def test_every_prefix_of_a_log_with_every_kind_of_call_is_a_legal_start():
             turn = await rt.send("c", "go", by="ann")
             await rt.send("c", "and then?", by="ann", when_busy="queue")
             for _ in range(2):
-                for entry in (await turn.rest()).pending:
+                for entry in (await turn.result()).pending:
                     await rt.resolve("c", entry.call, decisions[entry.kind], by="boss")
-            await turn.ended()
+            await turn.final_result()
             await until(lambda: _idle(rt, "c"))
             log = await rt.history("c")
         paired(log)
@@ -623,7 +629,7 @@ def test_an_agent_saved_without_handlers_and_given_them_at_load_continues_a_susp
         saved = agent(ScriptedModel([[ToolCall("work", {"n": 5})]]), work)
         data = saved.to_json(handlers=False)
         async with life(saved, store=store) as rt:
-            await (await rt.send("c", "go")).rest()
+            await (await rt.send("c", "go")).result()
             await kill(rt)
 
         async def elsewhere(n: int, call: Call) -> str:
@@ -685,7 +691,7 @@ def test_a_cancelled_reader_does_not_take_the_others_of_the_same_conversation_wi
     async def main():
         store = MemoryStore()
         async with life(agent(ScriptedModel(["hello"])), store=store) as rt:
-            await (await rt.send("c", "hi")).ended()
+            await (await rt.send("c", "hi")).final_result()
         slow = store.sibling()
         entered, go = asyncio.Event(), asyncio.Event()
         load = slow.load

@@ -1,11 +1,13 @@
 """Who may decide, remember, preview and cancel: the rules are asked about what would run."""
 
 import asyncio
+from typing import Any
 
 import pytest
-from harness import agent, of, story, until
+from support.async_tests import until
+from support.runtimes import agent, of
 
-from assent import (
+from holdfast import (
     Approve,
     Call,
     Deny,
@@ -18,8 +20,8 @@ from assent import (
     ToolCall,
     ToolError,
 )
-from assent import tool as declare
-from assent.core.events import (
+from holdfast import tool as declare
+from holdfast.core.events import (
     CallResolved,
     CallStarted,
     CancelRequested,
@@ -27,8 +29,8 @@ from assent.core.events import (
     MessageReceived,
     ResolutionRefused,
 )
-from assent.errors import DeclarationError, Stale
-from assent.stores.memory import MemoryStore
+from holdfast.errors import DeclarationError, Stale
+from holdfast.stores.memory import MemoryStore
 
 CLERK = Principal("carl", roles=("clerk",))
 BOSS = Principal("ann", roles=("boss",))
@@ -64,7 +66,7 @@ def call(amount):
 
 async def waiting(rt, text="hi"):
     turn = await rt.send("c", text)
-    return turn, (await turn.rest()).pending
+    return turn, (await turn.result()).pending
 
 
 def refusals(events):
@@ -76,39 +78,34 @@ def refusals(events):
 
 @pytest.mark.parametrize("planned", [False, True], ids=["without a preview", "with a preview"])
 @pytest.mark.parametrize("bound", ["shown", "own", "none"])
-def test_a_principal_cannot_edit_a_call_into_one_that_they_may_not_approve(planned, bound):
+async def test_a_principal_cannot_edit_a_call_into_one_that_they_may_not_approve(planned, bound):
     """B36: may_resolve judges the edited arguments, with their plan and digest."""
 
-    @story
-    async def main():
-        ran, seen = [], []
+    ran, seen = [], []
 
-        def may(principal, pending, decision):
-            seen.append((pending, decision))
-            return up_to_100(principal, pending, decision)
+    def may(principal, pending, decision):
+        seen.append((pending, decision))
+        return up_to_100(principal, pending, decision)
 
-        async with Runtime(agent([[call(5)], "done"], refunds(ran, planned=planned)), may_resolve=may) as rt:
-            turn, (entry,) = await waiting(rt)
-            own = await rt.preview("c", entry.call, {"amount": 99999}, by=BOSS)
-            digest = {"shown": entry.digest, "own": own.digest, "none": None}[bound]
-            decision = Approve(args={"amount": 99999}, digest=digest)
-            with pytest.raises(NotAllowed, match="carl may not resolve refund"):
-                await rt.resolve("c", entry.call, decision, by=CLERK)
-            judged, said = seen[-1]
-            assert said == decision
-            assert (judged.args, judged.preview, judged.digest) == ({"amount": 99999}, own.preview, own.digest)
-            assert judged.prompt == "Refund 99999?"
-            events = await rt.history("c")
-            assert (refusals(events), ran) == ([("carl", "Approve")], [])
-            assert await rt.pending() == [entry]
-            await rt.resolve("c", entry.call, decision, by=BOSS)
-            await turn.ended()
-            assert ran == [99999]
-
-    main()
+    async with Runtime(agent([[call(5)], "done"], refunds(ran, planned=planned)), may_resolve=may) as rt:
+        turn, (entry,) = await waiting(rt)
+        own = await rt.preview("c", entry.call, {"amount": 99999}, by=BOSS)
+        digest = {"shown": entry.digest, "own": own.digest, "none": None}[bound]
+        decision = Approve(args={"amount": 99999}, digest=digest)
+        with pytest.raises(NotAllowed, match="carl may not resolve refund"):
+            await rt.resolve("c", entry.call, decision, by=CLERK)
+        judged, said = seen[-1]
+        assert said == decision
+        assert (judged.args, judged.preview, judged.digest) == ({"amount": 99999}, own.preview, own.digest)
+        assert judged.prompt == "Refund 99999?"
+        events = await rt.history("c")
+        assert (refusals(events), ran) == ([("carl", "Approve")], [])
+        assert await rt.pending() == [entry]
+        await rt.resolve("c", entry.call, decision, by=BOSS)
+        await turn.final_result()
+        assert ran == [99999]
 
 
-@story
 async def test_a_principal_may_edit_a_call_into_one_that_they_may_approve():
     """B36: what would run is judged, not what was asked for."""
     ran = []
@@ -117,11 +114,10 @@ async def test_a_principal_may_edit_a_call_into_one_that_they_may_approve():
         with pytest.raises(NotAllowed):
             await rt.resolve("c", entry.call, Approve(), by=CLERK)
         await rt.resolve("c", entry.call, Approve(args={"amount": 50}), by=CLERK)
-        await turn.ended()
+        await turn.final_result()
         assert ran == [50]
 
 
-@story
 async def test_an_edit_runs_only_with_the_plan_on_which_the_rule_was_asked():
     """B36: the rule allowed a plan; another one, made just before the run, is asked about again."""
     ran, plans = [], ["pays 5", "pays 7", "pays 9,000,000", "pays 9,000,000"]
@@ -142,24 +138,22 @@ async def test_an_edit_runs_only_with_the_plan_on_which_the_rule_was_asked():
     async with Runtime(agent([[call(5)], "done"], refund), may_resolve=may) as rt:
         turn, (entry,) = await waiting(rt)
         await rt.resolve("c", entry.call, Approve(args={"amount": 7}, digest=entry.digest), by=CLERK)
-        (again,) = (await turn.rest()).pending
+        (again,) = (await turn.result()).pending
         assert (again.reason, again.preview, ran) == ("plan changed", "pays 9,000,000", [])
         with pytest.raises(NotAllowed):
             await rt.resolve("c", again.call, Approve(digest=again.digest), by=CLERK)
 
 
-@story
 async def test_an_edit_in_a_batch_is_judged_like_a_single_one_and_refuses_all():
     """B36, B67"""
     ran = []
     async with Runtime(agent([[call(5), call(6)], "done"], refunds(ran)), may_resolve=up_to_100) as rt:
         _, (first, second) = await waiting(rt)
         with pytest.raises(NotAllowed):
-            await rt.submit("c", {first.call: Approve(), second.call: Approve(args={"amount": 99999})}, by=CLERK)
+            await rt.resolve_many("c", {first.call: Approve(), second.call: Approve(args={"amount": 99999})}, by=CLERK)
         assert of(await rt.history("c"), CallResolved) == []
 
 
-@story
 async def test_an_edit_that_does_not_fit_is_invalid_for_those_who_may_and_refused_to_the_others():
     """B36, B34"""
 
@@ -168,7 +162,8 @@ async def test_an_edit_that_does_not_fit_is_invalid_for_those_who_may_and_refuse
 
     async with Runtime(agent([[call(5)], "done"], refunds([], planned=True)), may_resolve=may) as rt:
         _, (entry,) = await waiting(rt)
-        for args in ({"amount": "all"}, {"amount": 1, "more": object()}, [1]):
+        wrong: list[Any] = [{"amount": "all"}, {"amount": 1, "more": object()}, [1]]
+        for args in wrong:
             with pytest.raises(Invalid):
                 await rt.resolve("c", entry.call, Approve(args=args), by=BOSS)
             with pytest.raises(NotAllowed):
@@ -176,7 +171,6 @@ async def test_an_edit_that_does_not_fit_is_invalid_for_those_who_may_and_refuse
         assert await rt.pending() == [entry]
 
 
-@story
 async def test_where_the_plan_of_an_edit_cannot_be_made_the_rule_is_told_so():
     """B36: the arguments are judged all the same."""
     store, seen = MemoryStore(), []
@@ -202,7 +196,6 @@ async def test_where_the_plan_of_an_edit_cannot_be_made_the_rule_is_told_so():
 # --- previews ---
 
 
-@story
 async def test_a_preview_of_edited_arguments_is_judged_as_what_would_run():
     """B36: rt.preview, and with it the HTTP route"""
     async with Runtime(agent([[call(5)], "done"], refunds([], planned=True)), may_resolve=up_to_100) as rt:
@@ -218,7 +211,6 @@ async def test_a_preview_of_edited_arguments_is_judged_as_what_would_run():
 # --- remembering ---
 
 
-@story
 async def test_approving_a_small_call_cannot_be_remembered_for_every_call_of_the_tool():
     """B37: with may_resolve and no may_grant, remember="tool" is refused, and the refusal says what is missing."""
     ran = []
@@ -232,12 +224,11 @@ async def test_approving_a_small_call_cannot_be_remembered_for_every_call_of_the
         assert refusals(events) == [("carl", "Approve"), ("ann", "Approve")]
         assert of(events, GrantGiven) == []
         await rt.resolve("c", entry.call, Approve(remember="args"), by=CLERK)
-        await turn.ended()
+        await turn.final_result()
         _, (entry,) = await waiting(rt)
         assert (entry.args, ran) == ({"amount": 88888}, [5])
 
 
-@story
 async def test_may_grant_decides_who_may_have_an_approval_remembered():
     """B37: it is asked beside may_resolve, about the edited call, for both scopes."""
     ran, seen = [], []
@@ -256,12 +247,11 @@ async def test_may_grant_decides_who_may_have_an_approval_remembered():
         assert seen == [("carl", {"amount": 6}, "args"), ("carl", {"amount": 6}, "tool")]
         assert refusals(await rt.history("c")) == [("carl", "Approve")] * 2
         await rt.resolve("c", entry.call, Approve(remember="tool"), by=BOSS)
-        await turn.ended()
+        await turn.final_result()
         assert (await waiting(rt))[1] == []
         assert ran == [5, 7]
 
 
-@story
 async def test_a_decision_that_remembers_nothing_does_not_ask_may_grant():
     """B37"""
 
@@ -271,26 +261,28 @@ async def test_a_decision_that_remembers_nothing_does_not_ask_may_grant():
     async with Runtime(agent([[call(5)], "done"], refunds([])), may_grant=never) as rt:
         turn, (entry,) = await waiting(rt)
         await rt.resolve("c", entry.call, Approve(), by=CLERK)
-        await turn.ended()
+        await turn.final_result()
 
 
-@story
 async def test_a_may_grant_that_fails_remembers_nothing():
     """B37, B33"""
-    async with Runtime(agent([[call(5)], "done"], refunds([])), may_grant=lambda *_: 1 / 0) as rt:
+
+    def may(*_) -> bool:
+        raise ZeroDivisionError
+
+    async with Runtime(agent([[call(5)], "done"], refunds([])), may_grant=may) as rt:
         _, (entry,) = await waiting(rt)
         with pytest.raises(NotAllowed, match="ZeroDivisionError"):
             await rt.resolve("c", entry.call, Approve(remember="args"), by=CLERK)
         assert await rt.pending() == [entry]
 
 
-@story
 async def test_without_rules_everything_may_be_remembered():
     """B37"""
     async with Runtime(agent([[call(5)], "done"], refunds([]))) as rt:
         turn, (entry,) = await waiting(rt)
         await rt.resolve("c", entry.call, Approve(remember="tool"), by=CLERK)
-        await turn.ended()
+        await turn.final_result()
         assert len(await rt.grants("c")) == 1
 
 
@@ -302,7 +294,6 @@ def boss_denies_large(principal, pending, decision):
     return "boss" in principal.roles or pending.args["amount"] <= 100
 
 
-@story
 async def test_a_turn_is_cancelled_only_by_who_may_deny_every_call_that_waits_in_it():
     """B33, B60"""
     judged = []
@@ -323,10 +314,9 @@ async def test_a_turn_is_cancelled_only_by_who_may_deny_every_call_that_waits_in
         ]
         assert await rt.pending() == entries
         assert await rt.cancel("c", by=BOSS)
-        assert (await turn.ended()).reason == "cancelled"
+        assert (await turn.final_result()).reason == "cancelled"
 
 
-@story
 async def test_a_message_interrupts_a_turn_only_from_who_may_deny_every_call_that_waits_in_it():
     """B13, B33"""
     model = ScriptedModel([[call(500)], "done", "done"])
@@ -340,10 +330,9 @@ async def test_a_message_interrupts_a_turn_only_from_who_may_deny_every_call_tha
         await rt.send("c", "later", by=CLERK, when_busy="queue")
         assert await rt.pending() == [entry]
         await rt.send("c", "stop that", by=BOSS, when_busy="interrupt")
-        assert (await turn.ended()).reason == "cancelled"
+        assert (await turn.final_result()).reason == "cancelled"
 
 
-@story
 async def test_a_denial_that_stops_the_turn_needs_the_right_to_deny_every_call_that_waits_in_it():
     """B33: it ends the others, too."""
     async with Runtime(agent([[call(5), call(500)], "done"], refunds([])), may_resolve=boss_denies_large) as rt:
@@ -355,10 +344,9 @@ async def test_a_denial_that_stops_the_turn_needs_the_right_to_deny_every_call_t
         ]
         await rt.resolve("c", entries[0].call, Deny("not this"), by=CLERK)
         await rt.resolve("c", entries[1].call, Deny("stop", stop=True), by=BOSS)
-        assert (await turn.ended()).reason == "halted"
+        assert (await turn.final_result()).reason == "halted"
 
 
-@story
 async def test_a_turn_in_which_nothing_waits_may_be_cancelled_by_anybody():
     """B58: there is nothing to decide"""
 
@@ -366,62 +354,97 @@ async def test_a_turn_in_which_nothing_waits_may_be_cancelled_by_anybody():
         raise AssertionError("nothing waits")
 
     async with Runtime(agent(["done"]), may_resolve=never) as rt:
-        await (await rt.send("c", "hi", by=CLERK)).ended()
+        await (await rt.send("c", "hi", by=CLERK)).final_result()
         assert not await rt.cancel("c", by=CLERK)
         turn = await rt.send("c", "hi", by=CLERK, when_busy="interrupt")
-        await turn.ended()
+        await turn.final_result()
 
 
 @pytest.mark.parametrize("verb", ["cancel", "interrupt", "stop"])
-def test_a_call_that_began_to_wait_after_the_rule_was_asked_is_judged_before_the_turn_ends(verb):
+async def test_a_call_that_began_to_wait_after_the_rule_was_asked_is_judged_before_the_turn_ends(verb):
     """B33: whoever cancels is judged on what waits when the cancel is recorded."""
 
-    @story
-    async def main():
-        @declare(approval="required")
-        async def large(amount: int) -> int:
-            """Give much back."""
-            return amount
+    @declare(approval="required")
+    async def large(amount: int) -> int:
+        """Give much back."""
+        return amount
 
-        plans = []
+    plans = []
 
-        @large.preview
-        async def _(amount: int) -> str:
-            plans.append(amount)
-            await released.wait()
-            return "much"
+    @large.preview
+    async def _(amount: int) -> str:
+        plans.append(amount)
+        await released.wait()
+        return "much"
 
-        released = asyncio.Event()
-        asked = []
+    released = asyncio.Event()
+    asked = []
 
-        async def both_wait():
-            return len(await rt.pending()) == 2
+    async def both_wait():
+        return len(await rt.pending()) == 2
 
-        async def may(principal, pending, decision):
-            asked.append(pending.tool)
-            if pending.tool == "refund":  # while this is being judged, the other call begins to wait
-                released.set()
-                await until(both_wait)
-                return True
-            return False
+    async def may(principal, pending, decision):
+        asked.append(pending.tool)
+        if pending.tool == "refund":  # while this is being judged, the other call begins to wait
+            released.set()
+            await until(both_wait)
+            return True
+        return False
 
-        calls = [call(5), ToolCall("large", {"amount": 500})]
-        async with Runtime(agent([calls, "done"], refunds([]), large), may_resolve=may) as rt:
-            await rt.send("c", "hi")
-            await until(lambda: plans)
-            (entry,) = await until(rt.pending)
-            verbs = {
-                "cancel": lambda: rt.cancel("c", by=CLERK),
-                "interrupt": lambda: rt.send("c", "stop", by=CLERK, when_busy="interrupt"),
-                "stop": lambda: rt.resolve("c", entry.call, Deny("no", stop=True), by=CLERK),
-            }
-            with pytest.raises(NotAllowed):
-                await verbs[verb]()
-            assert asked == ["refund", "refund", "large"]
-            events = await rt.history("c")
-            assert of(events, CancelRequested) == of(events, CallResolved) == []
+    calls = [call(5), ToolCall("large", {"amount": 500})]
+    async with Runtime(agent([calls, "done"], refunds([]), large), may_resolve=may) as rt:
+        await rt.send("c", "hi")
+        await until(lambda: plans)
+        (entry,) = await until(rt.pending)
+        verbs = {
+            "cancel": lambda: rt.cancel("c", by=CLERK),
+            "interrupt": lambda: rt.send("c", "stop", by=CLERK, when_busy="interrupt"),
+            "stop": lambda: rt.resolve("c", entry.call, Deny("no", stop=True), by=CLERK),
+        }
+        with pytest.raises(NotAllowed):
+            await verbs[verb]()
+        assert asked == ["refund", "refund", "large"]
+        events = await rt.history("c")
+        assert of(events, CancelRequested) == of(events, CallResolved) == []
 
-    main()
+
+@pytest.mark.parametrize("verb", ["submit", "deny and stop", "cancel", "interrupt"])
+async def test_what_was_judged_as_an_approval_is_judged_again_as_the_manual_call_that_follows(verb):
+    """B33: both suspensions of the call have one digest; a judgement of the one does not serve the other."""
+
+    @declare(approval="required", manual=True)
+    async def wire(amount: int) -> int:
+        """Wire money, by hand."""
+        raise AssertionError("a person runs it")
+
+    asked = []
+
+    async def may(principal, pending, decision):
+        if principal == BOSS:
+            return True
+        asked.append(pending.kind)
+        if pending.kind == "approval":  # while the clerk is judged on the approval, the boss gives it
+            await rt.resolve("c", pending.call, Approve(), by=BOSS)
+        return pending.kind == "approval"
+
+    async with Runtime(agent([[ToolCall("wire", {"amount": 5})], "done"], wire), may_resolve=may) as rt:
+        turn, (entry,) = await waiting(rt)
+        verbs = {
+            "submit": lambda: rt.resolve("c", entry.call, Submit(5), by=CLERK),
+            "deny and stop": lambda: rt.resolve("c", entry.call, Deny("no", stop=True), by=CLERK),
+            "cancel": lambda: rt.cancel("c", by=CLERK),
+            "interrupt": lambda: rt.send("c", "stop", by=CLERK, when_busy="interrupt"),
+        }
+        with pytest.raises(NotAllowed):
+            await verbs[verb]()
+        assert asked == ["approval", "manual"]
+        (manual,) = await rt.pending()
+        assert (manual.kind, manual.digest) == ("manual", entry.digest)
+        events = await rt.history("c")
+        assert [type(event.decision) for event in of(events, CallResolved)] == [Approve]
+        assert of(events, CancelRequested) == []
+        await rt.resolve("c", entry.call, Submit(5), by=BOSS)
+        await turn.final_result()
 
 
 # --- declaring a rule ---
@@ -456,7 +479,6 @@ def test_any_callable_that_takes_three_positional_arguments_is_a_rule(rule):
     Runtime(may_resolve=rule, may_grant=rule)
 
 
-@story
 async def test_the_rule_sees_the_decision_also_where_it_is_not_an_approval():
     """B33"""
     seen = []
@@ -468,6 +490,7 @@ async def test_the_rule_sees_the_decision_also_where_it_is_not_an_approval():
     @declare(manual=True)
     def by_hand() -> int:
         """Run it by hand."""
+        raise NotImplementedError
 
     async with Runtime(agent([[ToolCall("by_hand")], "done"], by_hand), may_resolve=may) as rt:
         _, (entry,) = await waiting(rt)
@@ -480,7 +503,6 @@ async def test_the_rule_sees_the_decision_also_where_it_is_not_an_approval():
 # --- what was judged is what runs ---
 
 
-@story
 async def test_changing_an_entry_or_a_decision_afterwards_changes_nothing_that_runs():
     """B35: the entry that was shown and the edit that was judged are copies."""
     ran = []
@@ -496,11 +518,10 @@ async def test_changing_an_entry_or_a_decision_afterwards_changes_nothing_that_r
         edit = {"amount": 7}
         await rt.resolve("c", second.call, Approve(args=edit), by=CLERK)
         edit["amount"] = 9999
-        await turn.ended()
+        await turn.final_result()
         assert sorted(ran) == [5, 7]
 
 
-@story
 async def test_a_digest_that_the_approver_made_up_does_not_replace_the_plan_that_was_judged():
     """B36: neither with edited arguments nor with the same ones again."""
     async with Runtime(agent([[call(5)], "done"], refunds([], planned=True)), may_resolve=up_to_100) as rt:

@@ -4,16 +4,18 @@ import asyncio
 from collections import Counter
 
 import pytest
-from harness import agent, story, until
+from support.async_tests import until
+from support.runtimes import agent
 
-from assent import Agent, Runtime, ScriptedModel, ToolCall, tool
-from assent.models.base import FinishPart, TextPart
-from assent.stores.memory import MemoryStore
+from holdfast import Agent, Runtime, ScriptedModel, ToolCall, tool
+from holdfast.models.base import FinishPart, TextPart
+from holdfast.runtime import takeover
+from holdfast.stores.memory import MemoryStore
 
 
 @pytest.fixture(params=["memory", "sqlite"])
 def store(request, tmp_path):
-    return MemoryStore() if request.param == "memory" else f"sqlite:///{tmp_path}/assent.db"
+    return MemoryStore() if request.param == "memory" else f"sqlite:///{tmp_path}/holdfast.db"
 
 
 class Patient:
@@ -33,7 +35,7 @@ class Patient:
 async def impatient(rt, name, **options):
     """A user whose next message comes as soon as the last is answered."""
     while True:
-        await (await rt.send(name, "again", **options)).ended()
+        await (await rt.send(name, "again", **options)).final_result()
 
 
 async def while_served(served, names, *users):
@@ -46,69 +48,58 @@ async def while_served(served, names, *users):
     assert min(served[name] for name in names) >= 5, served
 
 
-def test_who_waits_for_room_is_served_before_those_who_come_again(store):
-    @story
-    async def scene():
-        patient, names = Patient(), ["c1", "c2", "c3"]
-        async with Runtime(Agent("a", model=patient), store=store, at_once=1) as rt:
-            await while_served(patient.served, names, *(impatient(rt, name) for name in names))
-
-    scene()
+async def test_who_waits_for_room_is_served_before_those_who_come_again(store):
+    patient, names = Patient(), ["c1", "c2", "c3"]
+    async with Runtime(Agent("a", model=patient), store=store, max_conversations=1) as rt:
+        await while_served(patient.served, names, *(impatient(rt, name) for name in names))
 
 
-def test_a_conversation_that_ends_makes_room_at_once(store):
-    @story
-    async def scene():
-        patient = Patient()
-        async with Runtime(Agent("a", model=patient), store=store, at_once=1) as rt:
-            turns = [await rt.send(f"c{n}", "go") for n in range(40)]
-            for turn in turns:
-                await turn.ended()
+async def test_a_conversation_that_ends_makes_room_at_once(store, monkeypatch):
+    """Whoever waits is told so: nothing else would look for an hour."""
+    monkeypatch.setattr(takeover, "POLL_SECONDS", 3600.0)
 
-    scene()  # with a pause after each it would take longer than a story may
-
-
-def test_no_agent_s_conversations_wait_behind_those_of_another_agent_for_ever(tmp_path):
-    @story
-    async def scene():
-        patient, url = Patient(), f"sqlite:///{tmp_path}/assent.db"
-        agents = [Agent(name, model=patient) for name in ("a", "b")]
-        async with Runtime(store=url) as door, Runtime(*agents, store=url, at_once=1):
-            users = [impatient(door, name, agent=name[0]) for name in ("a1", "a2", "a3", "b1")]
-            await while_served(patient.served, ["a1", "b1"], *users)
-
-    scene()
+    patient = Patient()
+    async with Runtime(Agent("a", model=patient), store=store, max_conversations=1) as rt:
+        turns = [await rt.send(f"c{n}", "go") for n in range(40)]
+        for turn in turns:
+            await turn.final_result()
 
 
-def test_a_turn_is_cancelled_also_where_there_is_no_room(store):
+async def test_no_agent_s_conversations_wait_behind_those_of_another_agent_for_ever(tmp_path):
+    patient, url = Patient(), f"sqlite:///{tmp_path}/holdfast.db"
+    agents = [Agent(name, model=patient) for name in ("a", "b")]
+    async with Runtime(store=url) as door, Runtime(*agents, store=url, max_conversations=1):
+        users = [impatient(door, name, agent=name[0]) for name in ("a1", "a2", "a3", "b1")]
+        await while_served(patient.served, ["a1", "b1"], *users)
+
+
+async def test_a_turn_is_cancelled_also_where_there_is_no_room(store):
     """B24: closing a turn runs nothing."""
 
-    @story
-    async def scene():
-        hold, begun = asyncio.Event(), asyncio.Event()
+    hold, begun = asyncio.Event(), asyncio.Event()
 
-        @tool
-        async def work() -> str:
-            """Work."""
-            begun.set()
-            await hold.wait()
-            return "ok"
+    @tool
+    async def work() -> str:
+        """Work."""
+        begun.set()
+        await hold.wait()
+        return "ok"
 
-        @tool(approval="required")
-        async def pay() -> str:
-            """Pay."""
-            return "paid"
+    @tool(approval="required")
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
 
-        def reply(request):
-            return [ToolCall("pay" if request.conversation == "waits" else "work")]
+    def reply(request):
+        return [ToolCall("pay" if request.conversation == "waits" else "work")]
 
-        async with Runtime(agent(ScriptedModel([reply, "done"], follow=True), work, pay), store=store, at_once=1) as rt:
-            turn = await rt.send("waits", "pay")
-            await turn.rest()
-            await rt.send("busy", "work")
-            await begun.wait()
-            assert await rt.cancel("waits")
-            assert (await turn.ended()).reason == "cancelled"
-            hold.set()
-
-    scene()
+    async with Runtime(
+        agent(ScriptedModel([reply, "done"], follow=True), work, pay), store=store, max_conversations=1
+    ) as rt:
+        turn = await rt.send("waits", "pay")
+        await turn.result()
+        await rt.send("busy", "work")
+        await begun.wait()
+        assert await rt.cancel("waits")
+        assert (await turn.final_result()).reason == "cancelled"
+        hold.set()

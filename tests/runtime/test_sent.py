@@ -4,16 +4,17 @@ import asyncio
 import json
 import tempfile
 
-from harness import Tape, agent, of, sees, story, until
+from support.async_tests import until
+from support.runtimes import Tape, agent, of, sees
 
-from assent import Agent, Context, Retention, Runtime, ScriptedModel, ToolCall, tool
-from assent.core.events import AssistantSaid, HistorySummarised, TurnEnded
-from assent.core.history import SUMMARY
-from assent.core.inputs import Summarised
-from assent.hooks import before_model
-from assent.models.base import FinishPart, TextPart
-from assent.models.scripted import Hang
-from assent.stores.sqlite import SQLiteStore
+from holdfast import Agent, Context, Retention, Runtime, ScriptedModel, ToolCall, tool
+from holdfast.core.events import AssistantSaid, HistorySummarised, TurnEnded
+from holdfast.core.inputs import SummaryMade
+from holdfast.core.prompt.history import SUMMARY_HEADING
+from holdfast.hooks import before_model
+from holdfast.models.base import FinishPart, TextPart
+from holdfast.models.scripted import Hang
+from holdfast.stores.sqlite.store import SQLiteStore
 
 
 @tool(retention=Retention.turns(1))
@@ -23,10 +24,9 @@ async def look(n: int) -> str:
 
 
 async def say(rt, text, conversation="c"):
-    return await (await rt.send(conversation, text)).ended()
+    return await (await rt.send(conversation, text)).final_result()
 
 
-@story
 async def test_an_old_result_gives_way_to_a_stub_and_the_log_keeps_it():
     """B62"""
     model = ScriptedModel([[ToolCall("look", {"n": 1})], "found", "you are welcome"])
@@ -35,7 +35,10 @@ async def test_an_old_result_gives_way_to_a_stub_and_the_log_keeps_it():
         await say(rt, "thanks")
         assert sees(model, 1)[0]["result"].startswith("result 1")
         assert "removed" in sees(model, 2)[0]["result"]
-        assert await rt.result("c", of(await rt.history("c"), AssistantSaid)[0].calls[0].id) == "result 1: " + "x" * 100
+        assert (
+            await rt.call_result("c", of(await rt.history("c"), AssistantSaid)[0].calls[0].id)
+            == "result 1: " + "x" * 100
+        )
 
 
 def long(n):
@@ -46,7 +49,6 @@ def summariser(words="They counted."):
     return ScriptedModel([words] * 99, name="small")
 
 
-@story
 async def test_a_summary_is_made_after_a_turn_and_stands_for_what_is_no_longer_shown():
     """B63"""
     small = summariser()
@@ -54,18 +56,17 @@ async def test_a_summary_is_made_after_a_turn_and_stands_for_what_is_no_longer_s
     async with Runtime(agent(model, context=Context(budget=600, summary=small))) as rt:
         for n in range(12):
             await say(rt, long(n))
-            await until(lambda: not rt.home.summaries.tasks())
+            await until(lambda: not rt._engine.summaries.tasks())
         summaries = of(await rt.history("c"), HistorySummarised)
         assert summaries
         assert summaries[0].attempts[0].model == "small"
         first = model.requests[-1].messages[0]
-        assert first.text.startswith(SUMMARY)
+        assert first.text.startswith(SUMMARY_HEADING)
         assert "They counted." in first.text
         assert len(model.requests[-1].messages) < 12
         assert [event.type for event in await rt.history("c")].count("TurnEnded") == 12
 
 
-@story
 async def test_the_next_turn_does_not_wait_for_a_summary_and_a_summariser_that_fails_harms_nobody():
     """B63"""
     for small in (ScriptedModel([[Hang()]] * 99), ScriptedModel([])):
@@ -76,9 +77,8 @@ async def test_the_next_turn_does_not_wait_for_a_summary_and_a_summariser_that_f
             assert not of(await rt.history("c"), HistorySummarised)
 
 
-@story
 async def test_whoever_leaves_right_after_a_turn_still_has_its_summary_made():
-    """B63: as ``assent run`` does"""
+    """B63: as ``holdfast run`` does"""
 
     class Slow:
         name = "slow"
@@ -98,7 +98,6 @@ async def test_whoever_leaves_right_after_a_turn_still_has_its_summary_made():
             assert of(await rt.history("c"), HistorySummarised)
 
 
-@story
 async def test_a_summary_that_somebody_else_appends_in_mid_stream_disturbs_nothing():
     """It needs no lease: the owner takes it in and streams on."""
     go = asyncio.Event()
@@ -122,10 +121,10 @@ async def test_a_summary_that_somebody_else_appends_in_mid_stream_disturbs_nothi
             async with Tape(owner, "c") as tape:
                 turn = await owner.send("c", "hi")
                 await tape.until_type("text_delta")
-                await guest.home.tell("c", Summarised(upto=1, text="it began"))
+                await guest._engine.submit_input("c", SummaryMade(upto=1, text="it began"))
                 await tape.until_type("HistorySummarised")
                 go.set()
-                assert (await turn.ended()).reason == "completed"
+                assert (await turn.final_result()).reason == "completed"
             said = of(await owner.history("c"), AssistantSaid)
             assert [(each.text, each.partial) for each in said] == [("one two", False)]
 
@@ -135,7 +134,6 @@ def test_a_tool_weighs_what_its_name_its_description_and_its_schema_weigh():
     assert agent(["ok"], look).weight == -(-len(offer.name + offer.description + offer.parameters) // 4)
 
 
-@story
 async def test_what_hooks_inject_stands_at_the_tail_of_one_request_only_and_is_reported():
     """B64"""
 
@@ -152,7 +150,6 @@ async def test_what_hooks_inject_stands_at_the_tail_of_one_request_only_and_is_r
         assert not any("It is step" in json.dumps(str(event)) for event in await rt.history("c"))
 
 
-@story
 async def test_the_whole_request_is_kept_beside_the_log_where_the_agent_says_so():
     for record, keys in (("off", {"estimate"}), ("metadata", {"estimate", "tokens", "turns"})):
         async with Runtime(agent(["ok"], record=record)) as rt:
@@ -161,13 +158,14 @@ async def test_the_whole_request_is_kept_beside_the_log_where_the_agent_says_so(
     async with Runtime(agent(["ok"], look, record="full", instructions="Mind sk-ant-0123456789abcdefgh.")) as rt:
         await say(rt, "hi")
         sha = of(await rt.history("c"), AssistantSaid)[0].context["request"]
-        kept = json.loads(await rt.home.store.artifact(sha))
+        body = await rt._engine.store.artifact(sha)
+        assert body is not None
+        kept = json.loads(body)
         assert kept["instructions"] == "Mind [redacted]."
         assert kept["messages"][0]["text"] == "hi"
         assert kept["tools"][0]["name"] == "look"
 
 
-@story
 async def test_a_fresh_process_sends_what_the_old_one_would_have_sent():
     """B63"""
     with tempfile.TemporaryDirectory() as place:

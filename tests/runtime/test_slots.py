@@ -6,12 +6,13 @@ import threading
 from contextlib import suppress
 
 import pytest
-from harness import agent, lines_run, story, until
+from support.async_tests import until
+from support.runtimes import agent, lines_run
 
-from assent import Runtime, ScriptedModel, ToolCall, tool
-from assent.errors import DeclarationError
-from assent.runtime import garbage, slots
-from assent.runtime.slots import Slots
+from holdfast import Runtime, ScriptedModel, ToolCall, tool
+from holdfast.errors import DeclarationError
+from holdfast.runtime import gc_tuning, tasks
+from holdfast.runtime.tasks import Slots
 
 
 async def settle():
@@ -28,14 +29,14 @@ class Queue:
 
     async def ask(self, name, tool, threaded=False):
         async def wait():
-            await self.slots.wait(tool, threaded)
+            await self.slots.acquire(tool, threaded)
             self.served.append(name)
 
         self.tasks[name] = asyncio.ensure_future(wait())
         await settle()
 
     async def give(self, tool, threaded=False):
-        self.slots.give(tool, threaded)
+        self.slots.release(tool, threaded)
         await settle()
 
     async def cancel(self, name):
@@ -44,7 +45,6 @@ class Queue:
             await self.tasks[name]
 
 
-@story
 async def test_those_who_wait_are_served_in_the_order_of_asking_among_those_for_whom_a_slot_is_free():
     queue = Queue(Slots(2, {"one": 1}, threads=1))
     for name, kind in [("a", "one"), ("b", "plain"), ("c", "one"), ("d", "plain"), ("e", "plain")]:
@@ -62,7 +62,6 @@ async def test_those_who_wait_are_served_in_the_order_of_asking_among_those_for_
     assert queue.served[-1] == "e"
 
 
-@story
 async def test_who_stops_waiting_leaves_no_slot_behind():
     """Also where the slot was handed over in the same instant, or is given back before its task has run."""
     queue = Queue(Slots(1, {}))
@@ -73,10 +72,10 @@ async def test_who_stops_waiting_leaves_no_slot_behind():
     await queue.give("tool")
     assert queue.served == ["a", "d"]
     await queue.ask("e", "tool")
-    queue.slots.give("tool")
+    queue.slots.release("tool")
     await queue.cancel("e")
-    assert queue.slots.take("tool")
-    assert not queue.slots.take("tool")
+    assert queue.slots.try_acquire("tool")
+    assert not queue.slots.try_acquire("tool")
 
 
 def served(many):
@@ -85,9 +84,9 @@ def served(many):
         kinds = [("plain", True), ("one", False), ("async", False)]
 
         async def work(n):
-            await queue.wait(*kinds[n % 3])
+            await queue.acquire(*kinds[n % 3])
             await asyncio.sleep(0)
-            queue.give(*kinds[n % 3])
+            queue.release(*kinds[n % 3])
 
         await asyncio.gather(*map(work, range(many)))
 
@@ -95,11 +94,10 @@ def served(many):
 
 
 def test_giving_a_slot_back_costs_the_same_however_many_wait():
-    few, many = (lines_run(lambda n=n: served(n), slots) for n in (300, 1200))
+    few, many = (lines_run(lambda n=n: served(n), tasks) for n in (300, 1200))
     assert many < 6 * few, "four times as many handlers, about four times the work"
 
 
-@story
 async def test_a_hundred_async_calls_that_wait_run_at_once():
     running, go = [], asyncio.Event()
 
@@ -115,10 +113,9 @@ async def test_a_hundred_async_calls_that_wait_run_at_once():
         turn = await rt.send("c", "go")
         await until(lambda: len(running) == 100)
         go.set()
-        assert (await turn.ended()).reason == "completed"
+        assert (await turn.final_result()).reason == "completed"
 
 
-@story
 async def test_plain_functions_hold_no_more_threads_than_allowed():
     running, most, go = set(), [0], threading.Event()
 
@@ -146,7 +143,7 @@ async def test_plain_functions_hold_no_more_threads_than_allowed():
         await until(quick_is_done)
         await until(lambda: len(running) == 3)
         go.set()
-        assert (await turn.ended()).reason == "completed"
+        assert (await turn.final_result()).reason == "completed"
     assert most == [3]
 
 
@@ -161,35 +158,27 @@ def test_limits_are_whole_numbers_of_at_least_one(options):
 @pytest.fixture
 def threshold():
     """Python's own threshold, and no runtime of other tests that was never closed."""
-    before, opened, kept = gc.get_threshold(), garbage._open, garbage._before
-    garbage._open = garbage._before = 0
+    before, opened, kept = gc.get_threshold(), gc_tuning._open_runtimes, gc_tuning._previous_threshold
+    gc_tuning._open_runtimes = gc_tuning._previous_threshold = 0
     gc.set_threshold(700, 10, 10)
     yield
-    garbage._open, garbage._before = opened, kept
+    gc_tuning._open_runtimes, gc_tuning._previous_threshold = opened, kept
     gc.set_threshold(*before)
 
 
-def test_garbage_is_looked_for_less_often_while_a_runtime_is_open(threshold):
-    @story
-    async def scene():
-        async with Runtime(), Runtime():
-            assert gc.get_threshold() == (garbage.NEW, 10, 10)
+async def test_garbage_is_looked_for_less_often_while_a_runtime_is_open(threshold):
+    async with Runtime(), Runtime():
+        assert gc.get_threshold() == (gc_tuning.RAISED_THRESHOLD, 10, 10)
+    assert gc.get_threshold() == (700, 10, 10)
+    async with Runtime(tune_gc=False):
         assert gc.get_threshold() == (700, 10, 10)
-        async with Runtime(tune_gc=False):
-            assert gc.get_threshold() == (700, 10, 10)
-
-    scene()
 
 
-def test_what_the_application_has_set_for_garbage_stays(threshold):
-    @story
-    async def scene():
-        gc.set_threshold(1234, 5, 6)
-        async with Runtime():
-            assert gc.get_threshold() == (1234, 5, 6)
-        gc.set_threshold(700, 10, 10)
-        async with Runtime():
-            gc.set_threshold(4321, 5, 6)
-        assert gc.get_threshold() == (4321, 5, 6)
-
-    scene()
+async def test_what_the_application_has_set_for_garbage_stays(threshold):
+    gc.set_threshold(1234, 5, 6)
+    async with Runtime():
+        assert gc.get_threshold() == (1234, 5, 6)
+    gc.set_threshold(700, 10, 10)
+    async with Runtime():
+        gc.set_threshold(4321, 5, 6)
+    assert gc.get_threshold() == (4321, 5, 6)

@@ -8,14 +8,15 @@ import asyncio
 from contextlib import suppress
 
 import pytest
-from harness import Fragile, agent, of, paired, story, until
+from support.async_tests import until
+from support.runtimes import Fragile, agent, of, paired
 from worlds import VirtualLoop
 
-from assent import Agent, Call, Runtime, ScriptedModel, ToolCall, tool
-from assent.core.events import AssistantSaid, CallReturned, CallStarted
-from assent.errors import ModelError
-from assent.models.base import FinishPart, TextPart
-from assent.runtime.tasks import GRACE
+from holdfast import Agent, Call, Runtime, ScriptedModel, ToolCall, tool
+from holdfast.core.events import AssistantSaid, CallReturned, CallStarted
+from holdfast.errors import ModelError
+from holdfast.models.base import FinishPart, TextPart
+from holdfast.runtime.tasks import GRACE
 
 
 class Unreachable(Fragile):
@@ -44,7 +45,6 @@ def starts(events):
     return [(e.attempt, e.epoch) for e in of(events, CallStarted) if e.call_id == of(events, CallStarted)[0].call_id]
 
 
-@story
 async def test_a_report_that_waited_through_an_outage_does_not_make_the_next_attempt_run_twice():
     """B48: attempt 1 returns while the store is away; the lease lapses; attempt 2 is begun before that is looked at."""
     runs, go, again, noise = [], asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -66,8 +66,8 @@ async def test_a_report_that_waited_through_an_outage_does_not_make_the_next_att
     model = ScriptedModel([[ToolCall("work"), ToolCall("other")], "done"], follow=True)
     async with Runtime(agent(model, work, other), store=store) as rt:
         turn = await rt.send("c", "go")
-        conv = rt.home.conversation("c")
-        await until(lambda: runs == [1] and len(conv.running()) == 2)
+        conv = rt._engine.conversation("c")
+        await until(lambda: runs == [1] and len(conv.running_call_tasks()) == 2)
         store.leave()
         noise.set()
         await until(lambda: store.waiting == 1)
@@ -78,7 +78,7 @@ async def test_a_report_that_waited_through_an_outage_does_not_make_the_next_att
         store.come_back()
         await until(lambda: conv.epoch == 2 and not conv._inbox and len(runs) > 1)
         again.set()
-        await turn.ended()
+        await turn.final_result()
         events = await rt.history("c")
     assert runs == [1, 2]
     assert starts(events) == [(1, 1), (2, 2)]
@@ -108,13 +108,13 @@ def test_an_attempt_that_will_not_be_cancelled_does_not_make_the_next_one_run_tw
             await until(lambda: runs == [1])
             store.lapse()
             await until(lambda: len(runs) == 2)
-            conv = rt.home.conversation("c")
-            (running,) = conv.running()
+            conv = rt._engine.conversation("c")
+            (running,) = conv.running_call_tasks()
             first.set()
             await until(lambda: not any(task.get_name().endswith("RunTool") for task in others(running)))
-            assert conv.running() == [running]
+            assert conv.running_call_tasks() == [running]
             second.set()
-            await turn.ended()
+            await turn.final_result()
             return await rt.history("c")
 
     def others(running):
@@ -148,38 +148,33 @@ class Asked:
 
 
 @pytest.mark.parametrize("failure", [None, ModelError("it was cut off", kind="invalid_response")])
-def test_a_reply_that_waited_through_an_outage_does_not_end_the_request_that_took_its_place(failure):
+async def test_a_reply_that_waited_through_an_outage_does_not_end_the_request_that_took_its_place(failure):
     """B48: no request goes on without anybody waiting for it, and an old failure does not fail the new request."""
 
-    @story
-    async def scene():
-        store, model = Unreachable(), Asked(failure)
-        async with Runtime(Agent("a", model=model), store=store) as rt:
-            turn = await rt.send("c", "go")
-            conv = rt.home.conversation("c")
-            await until(lambda: model.requests == 1)
-            store.leave()
-            queued = asyncio.ensure_future(rt.send("c", "more", when_busy="queue"))
-            await until(lambda: store.waiting == 1)
-            model.go[0].set()  # what it says waits behind the append that is stuck
-            await until(lambda: len(conv._inbox) == 1)
-            store.lapse()
-            await until(lambda: conv.epoch is None)
-            store.come_back()
-            last = await queued
-            await until(lambda: model.requests == 2 and not conv._inbox)
-            assert len(conv.tasks.all()) == 1
-            model.go[1].set()
-            assert (await turn.ended()).reason == "completed"
-            await last.ended()
-            events = await rt.history("c")
-        assert [said.text for said in of(events, AssistantSaid)] == ["reply 2", "reply 3"]
-        assert model.requests == 3
-
-    scene()
+    store, model = Unreachable(), Asked(failure)
+    async with Runtime(Agent("a", model=model), store=store) as rt:
+        turn = await rt.send("c", "go")
+        conv = rt._engine.conversation("c")
+        await until(lambda: model.requests == 1)
+        store.leave()
+        queued = asyncio.ensure_future(rt.send("c", "more", when_busy="queue"))
+        await until(lambda: store.waiting == 1)
+        model.go[0].set()  # what it says waits behind the append that is stuck
+        await until(lambda: len(conv._inbox) == 1)
+        store.lapse()
+        await until(lambda: conv.epoch is None)
+        store.come_back()
+        last = await queued
+        await until(lambda: model.requests == 2 and not conv._inbox)
+        assert len(conv.tasks.all()) == 1
+        model.go[1].set()
+        assert (await turn.final_result()).reason == "completed"
+        await last.final_result()
+        events = await rt.history("c")
+    assert [said.text for said in of(events, AssistantSaid)] == ["reply 2", "reply 3"]
+    assert model.requests == 3
 
 
-@story
 async def test_a_claim_that_waited_through_an_outage_does_not_start_the_call_under_the_old_epoch():
     """B48: the call is started by the owner that runs it, and is not taken for one that a dead owner left running."""
     runs, judged, free, noise = [], [], asyncio.Event(), asyncio.Event()
@@ -205,8 +200,8 @@ async def test_a_claim_that_waited_through_an_outage_does_not_start_the_call_und
     model = ScriptedModel([[ToolCall("work"), ToolCall("other")], "done"], follow=True)
     async with Runtime(agent(model, work, other), store=store) as rt:
         turn = await rt.send("c", "go")
-        conv = rt.home.conversation("c")
-        await until(lambda: len(judged) == 1 and len(conv.running()) == 1)
+        conv = rt._engine.conversation("c")
+        await until(lambda: len(judged) == 1 and len(conv.running_call_tasks()) == 1)
         store.leave()
         noise.set()
         await until(lambda: store.waiting == 1)
@@ -215,7 +210,7 @@ async def test_a_claim_that_waited_through_an_outage_does_not_start_the_call_und
         store.lapse()
         await until(lambda: conv.epoch is None)
         store.come_back()
-        await turn.ended()
+        await turn.final_result()
         events = await rt.history("c")
     assert [e.epoch for e in of(events, CallStarted) if e.call_id == judged[0]] == [2]
     assert [e.value for e in of(events, CallReturned) if e.call_id == judged[0]] == ["ok"]

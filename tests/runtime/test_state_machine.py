@@ -1,14 +1,14 @@
 """The proof: whatever people do and whatever dies, in whatever order, the laws hold.
 
 Scenarios are generated (``scenarios``), played in virtual time on two processes over one memory store (``worlds``)
-and judged by laws that know nothing of the runtime (``chaos/laws``). ``ASSENT_EXAMPLES=20`` plays twenty times as
+and judged by laws that know nothing of the runtime (``chaos/laws``). ``HOLDFAST_EXAMPLES=20`` plays twenty times as
 many. ``test_mutants`` shows that the judge sees what it should.
 """
 
 import pytest
 import worlds
 from hypothesis import given
-from scenarios import CLASSICS, RICH, profile, scenario
+from scenarios import CLASSICS, IMPORTS, RICH, importing, profile, scenario
 
 
 @pytest.mark.parametrize("number", range(len(CLASSICS)))
@@ -19,6 +19,18 @@ def test_the_laws_hold_in_the_classics(number):
 @profile(1500)
 @given(scenario)
 def test_the_laws_hold_whatever_people_do_and_whatever_dies(plot):
+    worlds.lived(plot)
+
+
+@pytest.mark.parametrize("number", range(len(IMPORTS)))
+def test_the_laws_hold_in_an_import_at_a_moment_that_matters(number):
+    worlds.lived(IMPORTS[number])
+
+
+@profile(300)
+@given(importing)
+def test_an_import_runs_nothing_without_trust_and_asks_again_with_it(plot):
+    """Whatever happens before and after it: what the file says of approvals, runs and clients starts nothing here."""
     worlds.lived(plot)
 
 

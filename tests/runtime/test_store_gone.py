@@ -3,16 +3,17 @@
 import asyncio
 import logging
 
-from harness import until
-from reviving import agent
+from support.async_tests import until
+from support.revival import agent
 
-from assent import Runtime, ScriptedModel, ToolCall, tool
-from assent.errors import StoreError
+from holdfast import Runtime, ScriptedModel, ToolCall, tool
+from holdfast.errors import StoreError
 
 
 @tool(executor="human", prompt="Which one?")
 def choose() -> str:
     """Ask the user."""
+    raise NotImplementedError
 
 
 def test_a_deleted_store_is_logged_once_without_a_traceback_and_whoever_waits_is_told(tmp_path, caplog):
@@ -22,11 +23,11 @@ def test_a_deleted_store_is_logged_once_without_a_traceback_and_whoever_waits_is
     async def main():
         async with Runtime(agent(ScriptedModel([[ToolCall("choose")]]), choose), store=f"sqlite:///{path}") as rt:
             turn = await rt.send("c", "go")
-            await turn.rest()
-            waiting = asyncio.ensure_future(turn.ended())
-            home, looks = rt.home, []
-            failed = home.store_failed
-            home.store_failed = lambda what, failure: (looks.append(what), failed(what, failure))
+            await turn.result()
+            waiting = asyncio.ensure_future(turn.final_result())
+            home, looks = rt._engine, []
+            failed = home.faults.report_failure
+            home.faults.report_failure = lambda what, failure: (looks.append(what), failed(what, failure))
             path.rename(tmp_path / "kept-a.db")  # its -wal file stays: without that the store would stop for good
             problem = (await asyncio.gather(waiting, return_exceptions=True))[0]
             assert isinstance(problem, StoreError)
@@ -35,7 +36,7 @@ def test_a_deleted_store_is_logged_once_without_a_traceback_and_whoever_waits_is
             (tmp_path / "kept-a.db").rename(path)
             await until(lambda: any("answers again" in record.message for record in caplog.records))
 
-    with caplog.at_level(logging.INFO, "assent"):
+    with caplog.at_level(logging.INFO, "holdfast"):
         asyncio.run(asyncio.wait_for(main(), 60))
     said = [record for record in caplog.records if "deleted, moved or replaced" in record.getMessage()]
     assert len(said) == 1, [record.getMessage() for record in said]

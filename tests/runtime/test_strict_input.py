@@ -3,11 +3,11 @@
 import dataclasses
 
 import pytest
-from harness import agent, of, sees, story
+from support.runtimes import agent, of, sees
 
-from assent import Answer, Approve, Deny, Invalid, Principal, Runtime, ScriptedModel, Submit, ToolCall
-from assent import tool as declare
-from assent.core.events import CallReturned, OutputRejected
+from holdfast import Answer, Approve, Deny, Invalid, Principal, Runtime, ScriptedModel, Submit, ToolCall
+from holdfast import tool as declare
+from holdfast.core.events import CallReturned, OutputRejected
 
 
 @declare(approval="required")
@@ -19,21 +19,22 @@ async def echo(text: str) -> str:
 @declare(executor="human")
 def choose() -> str:
     """Let the person choose."""
+    raise NotImplementedError
 
 
 @declare(manual=True)
 def by_hand() -> str:
     """Somebody does it by hand."""
+    raise NotImplementedError
 
 
-@story
 async def test_a_nul_character_is_refused_in_whatever_a_person_or_a_caller_says():
     model = ScriptedModel([[ToolCall("echo", {"text": "x"}), ToolCall("choose")]])
     async with Runtime(agent(model, echo, choose)) as rt:
         with pytest.raises(Invalid, match=r"metadata: a NUL character at tags\[1\]; remove it"):
             await rt.open("d", metadata={"tags": ["x", "a\0b"]})
         turn = await rt.send("c", "hi")
-        approval, question = sorted((await turn.rest()).pending, key=lambda entry: entry.tool != "echo")
+        approval, question = sorted((await turn.result()).pending, key=lambda entry: entry.tool != "echo")
         for call, decision in (
             (approval.call, Approve(args={"text": "a\0"})),
             (approval.call, Deny("no\0")),
@@ -50,23 +51,21 @@ async def test_a_nul_character_is_refused_in_whatever_a_person_or_a_caller_says(
         assert (await rt.snapshot("c")).pending[0].call == approval.call
 
 
-@story
 async def test_a_nul_character_that_a_model_or_a_tool_gives_is_kept():
     model = ScriptedModel([[ToolCall("echo", {"text": "a\0b"}), ToolCall("by_hand")], "d\0one"])
     async with Runtime(agent(model, echo, by_hand)) as rt:
         turn = await rt.send("c", "hi")
-        for entry in (await turn.rest()).pending:
+        for entry in (await turn.result()).pending:
             await rt.resolve("c", entry.call, Approve() if entry.tool == "echo" else Submit("from\0elsewhere"))
-        await turn.ended()
+        await turn.final_result()
         assert {event.value for event in of(await rt.history("c"), CallReturned)} == {"a\0b", "from\0elsewhere"}
 
 
-@story
 async def test_a_key_that_a_model_gives_twice_in_its_arguments_is_an_invalid_argument():
     """B17: which of the two would have run is not to be guessed."""
     model = ScriptedModel([[ToolCall("echo", '{"text": "a", "text": "b"}')], "done"])
     async with Runtime(agent(model, echo)) as rt:
-        await (await rt.send("c", "hi")).ended()
+        await (await rt.send("c", "hi")).final_result()
     (seen,) = sees(model)
     assert seen["error"]["kind"] == "invalid_args"
     assert 'the key "text" appears twice in one object' in seen["error"]["message"]
@@ -77,12 +76,11 @@ class Total:
     amount: int
 
 
-@story
 async def test_a_key_that_a_structured_answer_gives_twice_is_sent_back_for_repair():
     """B24"""
     model = ScriptedModel(['{"amount": 1, "amount": 2}', '{"amount": 2}'])
     async with Runtime(agent(model, output=Total)) as rt:
-        ended = await (await rt.send("c", "hi")).ended()
+        ended = await (await rt.send("c", "hi")).final_result()
         (rejected,) = of(await rt.history("c"), OutputRejected)
     assert "appears twice" in rejected.message
     assert ended.value == {"amount": 2}

@@ -1,11 +1,13 @@
 """Calls that wait for a person: asked, answered, approved, denied, refused, late."""
 
 import asyncio
+from typing import Any
 
 import pytest
-from harness import Clock, Counting, Tape, agent, looked, of, paired, sees, story, types, until
+from support.async_tests import until
+from support.runtimes import Clock, Counting, Tape, agent, looked, of, paired, rest, sees, types
 
-from assent import (
+from holdfast import (
     Accepted,
     Answer,
     Approve,
@@ -26,8 +28,8 @@ from assent import (
     Submit,
     ToolCall,
 )
-from assent import tool as declare
-from assent.core.events import (
+from holdfast import tool as declare
+from holdfast.core.events import (
     AssistantSaid,
     CallResolved,
     CallReturned,
@@ -35,15 +37,16 @@ from assent.core.events import (
     CallSuspended,
     ResolutionRefused,
 )
-from assent.core.schema import digest
-from assent.errors import DeclarationError, TooLarge
-from assent.models.scripted import Hang
-from assent.stores.memory import MemoryStore
+from holdfast.core.schema.validation import call_digest
+from holdfast.errors import DeclarationError, TooLarge
+from holdfast.models.scripted import Hang
+from holdfast.stores.memory import MemoryStore
 
 
 @declare(executor="human", prompt="Which one of {options}?")
 def choose(options: list[str]) -> str:
     """Let the person choose."""
+    raise NotImplementedError
 
 
 @declare
@@ -71,7 +74,6 @@ REFUND = ToolCall("refund", {"order": 1, "amount": 2.5})
 # --- questions ---
 
 
-@story
 async def test_a_human_call_is_pending_durably_before_anybody_is_told():
     """B25"""
     store = MemoryStore()
@@ -81,7 +83,7 @@ async def test_a_human_call_is_pending_durably_before_anybody_is_told():
             turn = await rt.send("c", "hi", by="ann")
             told = await tape.until_type("suspended")
             assert [row.call for row in await store.pending("c")] == [told.call_id]
-            snapshot = await turn.rest()
+            snapshot = await rest(turn)
         assert snapshot.state == "awaiting_input"
         (entry,) = snapshot.pending
         assert (entry.kind, entry.tool, entry.executor) == ("elicitation", "choose", "human")
@@ -95,16 +97,15 @@ async def test_a_human_call_is_pending_durably_before_anybody_is_told():
         assert states[-1] == "awaiting_input"
 
 
-@story
 async def test_an_answer_is_the_result_and_the_turn_resumes_by_itself():
     """B26"""
     model = ScriptedModel([[CHOOSE], "done"])
     store = Counting()
     async with Runtime(agent(model, choose), store=store) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         accepted = await rt.resolve("c", entry.call, Answer("b"), by="ann")
-        assert (await turn.ended()).reason == "completed"
+        assert (await turn.final_result()).reason == "completed"
         assert sees(model) == [{"ok": True, "result": "b"}]
         events = await rt.history("c")
         assert isinstance(accepted, Accepted)
@@ -117,25 +118,23 @@ async def test_an_answer_is_the_result_and_the_turn_resumes_by_itself():
         assert await rt.pending() == []
 
 
-@story
 async def test_a_declined_question_is_a_denial_that_the_model_sees():
     """B26, B35"""
     model = ScriptedModel([[CHOOSE], "done"])
     async with Runtime(agent(model, choose)) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         await rt.resolve("c", entry.call, Deny("none of your business"))
-        await turn.ended()
+        await turn.final_result()
         error = sees(model)[0]["error"]
         assert (error["kind"], error["details"]) == ("denied", {"reason": "none of your business"})
 
 
-@story
 async def test_the_second_of_two_clicks_is_stale_names_the_winner_and_one_resolution_is_logged():
     """B27"""
     async with Runtime(agent([[CHOOSE], Hang()], choose)) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         both = await asyncio.gather(
             rt.resolve("c", entry.call, Answer("a"), by="ann"),
             rt.resolve("c", entry.call, Answer("b"), by="bob"),
@@ -150,21 +149,19 @@ async def test_the_second_of_two_clicks_is_stale_names_the_winner_and_one_resolu
         assert len(of(await rt.history("c"), CallResolved)) == 1
 
 
-@story
 async def test_a_late_click_is_told_who_won_also_when_the_turn_is_long_over():
     """B27"""
     async with Runtime(agent([[CHOOSE], "done", "more"], choose)) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         await rt.resolve("c", entry.call, Answer("a"), by="ann")
-        await turn.ended()
-        await (await rt.send("c", "on")).ended()
+        await turn.final_result()
+        await (await rt.send("c", "on")).final_result()
         with pytest.raises(Stale) as late:
             await rt.resolve("c", entry.call, Answer("b"), by="bob")
         assert (late.value.reason, late.value.winner) == ("resolved", "ann")
 
 
-@story
 async def test_to_tell_a_late_click_who_won_the_log_is_read_from_its_end_and_no_further_than_that_call():
     """B27: and where it never was, a bit at a time, so that others go on meanwhile"""
     store, reads = MemoryStore(), []
@@ -178,11 +175,11 @@ async def test_to_tell_a_late_click_who_won_the_log_is_read_from_its_end_and_no_
 
     async with Runtime(agent([*["hi"] * 150, [CHOOSE, ECHO], "done"], choose, echo), store=store) as rt:
         for _ in range(150):
-            await (await rt.send("c", "hi")).ended()
+            await (await rt.send("c", "hi")).final_result()
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         await rt.resolve("c", entry.call, Answer("a"), by="ann")
-        await turn.ended()
+        await turn.final_result()
         (said,) = [event for event in of(await rt.history("c"), AssistantSaid) if event.calls]
         store.read = noted
         for made, winner in zip(said.calls, ("ann", None), strict=True):
@@ -199,13 +196,12 @@ async def test_to_tell_a_late_click_who_won_the_log_is_read_from_its_end_and_no_
         assert seq > 2 * max(reads)
 
 
-@story
 async def test_unknown_ids_idle_and_unknown_conversations_are_refused_and_nothing_is_touched():
     """B28"""
     async with Runtime(agent([[CHOOSE], "done", "hello"], choose)) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
-        await (await rt.send("idle", "hi")).rest()
+        (entry,) = (await turn.result()).pending
+        await (await rt.send("idle", "hi")).result()
         before = [await rt.history("c"), await rt.history("idle")]
         for conversation, call in (("c", "nope"), ("idle", entry.call), ("nowhere", entry.call)):
             with pytest.raises(Stale) as refused:
@@ -224,7 +220,6 @@ async def test_unknown_ids_idle_and_unknown_conversations_are_refused_and_nothin
         assert [p.call for p in await rt.pending()] == [entry.call]
 
 
-@story
 async def test_a_call_that_runs_waits_for_no_decision():
     """B28: Stale, reason phase"""
     door, running = asyncio.Event(), []
@@ -242,30 +237,28 @@ async def test_a_call_that_runs_waits_for_no_decision():
             await rt.resolve("c", running[0], Approve())
         assert refused.value.reason == "phase"
         door.set()
-        await turn.ended()
+        await turn.final_result()
 
 
-@story
 async def test_resolving_returns_at_once_though_the_next_model_call_hangs():
     """B29"""
     model = ScriptedModel([[CHOOSE], Hang()])
     async with Runtime(agent(model, choose)) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         accepted = await rt.resolve("c", entry.call, Answer("a"))
         assert (await rt.history("c"))[accepted.seq - 1].type == "CallResolved"
         await until(lambda: len(model.requests) == 2)
         assert (await rt.snapshot("c")).state == "preparing"
 
 
-@story
 async def test_of_two_resolvers_in_two_processes_exactly_one_wins():
     """B30"""
     store = MemoryStore()
     ran = []
     async with Runtime(agent([[REFUND], "done"], gated(ran)), store=store) as one:
         turn = await one.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         async with Runtime(store=store.sibling()) as two:
             both = await asyncio.gather(
                 one.resolve("c", entry.call, Deny("no"), by="one"),
@@ -277,33 +270,31 @@ async def test_of_two_resolvers_in_two_processes_exactly_one_wins():
             lost = both[won.index(False)]
             assert isinstance(lost, Stale)
             assert lost.winner == ("one" if won[0] else "two")
-            await turn.ended()
+            await turn.final_result()
             resolved = of(await one.history("c"), CallResolved)
             assert [event.by.id for event in resolved] == [lost.winner]
             assert len(ran) == (0 if won[0] else 1)
 
 
-@story
 async def test_the_same_call_in_two_conversations_is_two_calls():
     """B32"""
     model = ScriptedModel([[ToolCall("choose", {"options": []}, id="same")], "done"], follow=True)
     async with Runtime(agent(model, choose)) as rt:
         turns = [await rt.send(name, "hi") for name in ("c1", "c2")]
-        (first,), (second,) = [(await turn.rest()).pending for turn in turns]
+        (first,), (second,) = [(await turn.result()).pending for turn in turns]
         await rt.resolve("c1", first.call, Answer("one"))
-        await turns[0].ended()
+        await turns[0].final_result()
         assert [entry.conversation for entry in await rt.pending()] == ["c2"]
         with pytest.raises(Stale):
             await rt.resolve("c2", first.call, Answer("forged"))
         await rt.resolve("c2", second.call, Answer("two"))
-        await turns[1].ended()
+        await turns[1].final_result()
         assert sees(model)[-1]["result"] == "two"
 
 
 # --- who may ---
 
 
-@story
 async def test_somebody_without_the_right_is_refused_the_call_stays_pending_and_the_attempt_is_logged():
     """B33"""
     asked = []
@@ -315,7 +306,7 @@ async def test_somebody_without_the_right_is_refused_the_call_stays_pending_and_
     ran = []
     async with Runtime(agent([[REFUND], "done"], gated(ran)), may_resolve=may) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         for by in ("eve", "systems", Principal("eve", roles=("clerk",))):
             with pytest.raises(NotAllowed) as refused:
                 await rt.resolve("c", entry.call, Approve(), by=by)
@@ -325,23 +316,22 @@ async def test_somebody_without_the_right_is_refused_the_call_stays_pending_and_
         assert [event.by.id for event in logged] == ["eve", "systems", "eve"]
         assert {(event.call_id, event.decision) for event in logged} == {(entry.call, "Approve")}
         await rt.resolve("c", entry.call, Approve(), by=Principal("ann", roles=("boss",)))
-        await turn.ended()
+        await turn.final_result()
         assert ran == [(1, 2.5, "ann")]
         assert asked[-1] == ("ann", "refund")
 
 
-@story
 async def test_nobody_can_speak_decide_or_cancel_in_the_systems_name():
     """B33: in the log that name stands for deadlines that passed, and for nothing that a caller did."""
     async with Runtime(agent([[REFUND], "done"], gated([]))) as rt:
         turn = await rt.send("c", "hi", by="ann")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         before = await rt.history("c")
         for verb in (
             lambda by: rt.open("d", by=by),
             lambda by: rt.send("c", "hi", by=by, when_busy="queue"),
             lambda by: rt.resolve("c", entry.call, Approve(), by=by),
-            lambda by: rt.submit("c", {entry.call: Deny()}, by=by),
+            lambda by: rt.resolve_many("c", {entry.call: Deny()}, by=by),
             lambda by: rt.cancel("c", by=by),
             lambda by: rt.revoke("c", "g1", by=by),
             lambda by: rt.dry_run("refund", {"order": 1, "amount": 2.5}, by=by),
@@ -355,7 +345,6 @@ async def test_nobody_can_speak_decide_or_cancel_in_the_systems_name():
         assert [info.conversation for info in await rt.conversations()] == ["c"]
 
 
-@story
 async def test_a_process_whose_view_is_behind_still_asks_whether_they_may():
     """B33: no decision gets past may_resolve because its call was not yet known here"""
     store = MemoryStore()
@@ -368,9 +357,9 @@ async def test_a_process_whose_view_is_behind_still_asks_whether_they_may():
     async with Runtime(agent([[CHOOSE], "done"], choose), store=store) as owner:
         await owner.open("c")
         async with Runtime(store=store.sibling(), may_resolve=may) as guest:
-            conv = await guest.home.loaded("c")
+            conv = await guest._engine.load_conversation("c")
             turn = await owner.send("c", "hi")
-            (entry,) = (await turn.rest()).pending
+            (entry,) = (await turn.result()).pending
             assert conv.state.seq == 1, "it has heard of nothing yet"
             behind = conv.state
 
@@ -385,7 +374,6 @@ async def test_a_process_whose_view_is_behind_still_asks_whether_they_may():
             assert of(await owner.history("c"), CallResolved) == []
 
 
-@story
 async def test_of_several_decisions_one_that_is_not_allowed_refuses_all():
     """B33, B67"""
     model = ScriptedModel([[CHOOSE, REFUND], "done"])
@@ -395,9 +383,9 @@ async def test_of_several_decisions_one_that_is_not_allowed_refuses_all():
 
     async with Runtime(agent(model, choose, gated()), may_resolve=may) as rt:
         turn = await rt.send("c", "hi")
-        ask, approval = (await turn.rest()).pending
+        ask, approval = (await turn.result()).pending
         with pytest.raises(NotAllowed):
-            await rt.submit("c", {ask.call: Answer("a"), approval.call: Approve()})
+            await rt.resolve_many("c", {ask.call: Answer("a"), approval.call: Approve()})
         assert len(await rt.pending()) == 2
         assert of(await rt.history("c"), CallResolved) == []
 
@@ -405,14 +393,13 @@ async def test_of_several_decisions_one_that_is_not_allowed_refuses_all():
 # --- what fits ---
 
 
-@story
 async def test_an_answer_that_violates_its_schema_is_refused_with_the_reason_and_still_pending():
     """B34"""
     async with Runtime(agent([[CHOOSE], "done"], choose)) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         before = await rt.history("c")
-        for decision, words in (
+        wrong: list[tuple[Any, str]] = [
             (Answer(5), "string"),
             (Answer(None), "string"),
             (Answer("\ud800"), "surrogate"),
@@ -424,7 +411,8 @@ async def test_an_answer_that_violates_its_schema_is_refused_with_the_reason_and
             (Deny(5), "reason"),  # type: ignore[arg-type]
             (Deny("no", stop="yes"), "stop"),  # type: ignore[arg-type]
             ("a", "no decision"),
-        ):
+        ]
+        for decision, words in wrong:
             with pytest.raises(Invalid) as refused:
                 await rt.resolve("c", entry.call, decision)
             assert words in refused.value.message, decision
@@ -432,21 +420,20 @@ async def test_an_answer_that_violates_its_schema_is_refused_with_the_reason_and
         with pytest.raises(TooLarge):
             await rt.resolve("c", entry.call, Answer("x" * 2_000_000))
         with pytest.raises(Invalid):
-            await rt.submit("c", {})
+            await rt.resolve_many("c", {})
         with pytest.raises(DeclarationError):
             Failed("my_own_kind", "x")
         assert await rt.pending() == [entry]
         assert await rt.history("c") == before
         await rt.resolve("c", entry.call, Answer("a"))
-        await turn.ended()
+        await turn.final_result()
 
 
-@story
 async def test_a_malformed_approval_is_refused_and_nothing_of_it_is_logged():
     """B34, B36"""
     async with Runtime(agent([[REFUND], "done"], gated())) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         before = await rt.history("c")
         for decision in (
             Approve(args={"order": "one", "amount": 1}),
@@ -471,20 +458,19 @@ async def test_a_malformed_approval_is_refused_and_nothing_of_it_is_logged():
 # --- approval ---
 
 
-@story
 async def test_an_approved_call_runs_once_on_exactly_what_was_shown():
     """B35"""
     ran = []
     model = ScriptedModel([[REFUND], "done"])
     async with Runtime(agent(model, gated(ran, risk="high", prompt="Refund {order}?"))) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         assert ran == []
         assert (entry.kind, entry.risk, entry.prompt) == ("approval", "high", "Refund 1?")
         assert entry.preview == {"tool": "refund", "args": {"order": 1, "amount": 2.5}}
-        assert entry.digest == digest("refund", {"order": 1, "amount": 2.5}, entry.preview, entry.fingerprint)
+        assert entry.digest == call_digest("refund", {"order": 1, "amount": 2.5}, entry.preview, entry.fingerprint)
         await rt.resolve("c", entry.call, Approve(digest=entry.digest), by="boss")
-        await turn.ended()
+        await turn.final_result()
         assert ran == [(1, 2.5, "boss")]
         events = await rt.history("c")
         order = [e.type for e in events if e.type.startswith("Call")]
@@ -493,16 +479,15 @@ async def test_an_approved_call_runs_once_on_exactly_what_was_shown():
         assert sees(model) == [{"ok": True, "result": {"refunded": 2.5}}]
 
 
-@story
 async def test_a_denied_call_never_runs_and_the_model_goes_on_with_the_reason():
     """B35"""
     ran = []
     model = ScriptedModel([[REFUND], "I see"])
     async with Runtime(agent(model, gated(ran))) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         await rt.resolve("c", entry.call, Deny("too much"), by="boss")
-        assert (await turn.ended()).reason == "completed"
+        assert (await turn.final_result()).reason == "completed"
         assert ran == []
         error = sees(model)[0]["error"]
         assert error["kind"] == "denied"
@@ -510,17 +495,16 @@ async def test_a_denied_call_never_runs_and_the_model_goes_on_with_the_reason():
         assert of(await rt.history("c"), CallStarted) == []
 
 
-@story
 async def test_edited_arguments_run_both_versions_are_logged_and_the_model_is_told():
     """B36"""
     ran = []
     model = ScriptedModel([[REFUND], "done"])
     async with Runtime(agent(model, gated(ran))) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         edited = {"order": 1, "amount": 1.0}
         await rt.resolve("c", entry.call, Approve(args=edited), by="boss")
-        await turn.ended()
+        await turn.final_result()
         assert ran == [(1, 1.0, "boss")]
         events = await rt.history("c")
         assert of(events, CallSuspended)[0].args == {"order": 1, "amount": 2.5}
@@ -532,7 +516,6 @@ async def test_edited_arguments_run_both_versions_are_logged_and_the_model_is_to
         assert model.requests[1].messages[1].calls[0].args == {"order": 1, "amount": 2.5}
 
 
-@story
 async def test_a_denial_that_stops_ends_the_turn_cancels_what_waits_and_lets_what_runs_finish():
     """B35, B70"""
     door, running = asyncio.Event(), []
@@ -557,7 +540,7 @@ async def test_a_denial_that_stops_ends_the_turn_cancels_what_waits_and_lets_wha
             await rt.resolve("c", question.call, Answer("a"))
         assert late.value.reason == "cancelled"
         door.set()
-        ended = await turn.ended()
+        ended = await turn.final_result()
         assert (ended.reason, ended.value, ended.halted) == ("halted", "stop it", True)
         by_tool = {event.tool: event for event in of(await rt.history("c"), CallReturned)}
         assert by_tool["slow"].value == "finished"
@@ -567,18 +550,17 @@ async def test_a_denial_that_stops_ends_the_turn_cancels_what_waits_and_lets_wha
         paired(await rt.history("c"))
 
 
-@story
 async def test_decisions_submitted_together_count_together_also_when_one_of_them_stops_the_turn():
     """B67, B35: the order in which they are given makes none of them late"""
     for first in (0, 1):
         ran = []
         async with Runtime(agent([[REFUND, REFUND, CHOOSE]], gated(ran), choose)) as rt:
             turn = await rt.send("c", "hi")
-            one, two, ask = sorted((await turn.rest()).pending, key=lambda p: (p.kind != "approval", p.call))
+            one, two, ask = sorted((await turn.result()).pending, key=lambda p: (p.kind != "approval", p.call))
             decisions = [(one.call, Deny("no", stop=True)), (two.call, Deny("nor this", stop=True))]
             given = dict([*decisions[first:], *decisions[:first], (ask.call, Answer("a"))])
-            await rt.submit("c", given)
-            assert (await turn.ended()).reason == "halted"
+            await rt.resolve_many("c", given)
+            assert (await turn.final_result()).reason == "halted"
             events = await rt.history("c")
             assert len(of(events, CallResolved)) == 3
             by_call = {event.call_id: event for event in of(events, CallReturned)}
@@ -591,23 +573,21 @@ async def test_decisions_submitted_together_count_together_also_when_one_of_them
 # --- mixtures ---
 
 
-@story
 async def test_servers_run_and_log_at_once_while_a_person_is_asked_and_the_model_gets_all_three_together():
     """B38"""
     model = ScriptedModel([[ToolCall("echo", {"text": "1"}), CHOOSE, ToolCall("echo", {"text": "2"})], "done"])
     async with Runtime(agent(model, echo, choose)) as rt:
         turn = await rt.send("c", "hi")
-        snapshot = await turn.rest()
+        snapshot = await rest(turn)
         (entry,) = snapshot.pending
         assert len(of(await rt.history("c"), CallReturned)) == 2
         assert len(model.requests) == 1
         await rt.resolve("c", entry.call, Answer("b"))
-        await turn.ended()
+        await turn.final_result()
         assert len(model.requests) == 2
         assert [envelope["result"] for envelope in sees(model)] == ["1", "b", "2"]
 
 
-@story
 async def test_a_person_who_answers_first_still_leaves_it_executing_until_the_servers_finish():
     """B39"""
     door = asyncio.Event()
@@ -629,7 +609,7 @@ async def test_a_person_who_answers_first_still_leaves_it_executing_until_the_se
             assert (await rt.snapshot("c")).state == "executing_tools"
             assert len(model.requests) == 1
             door.set()
-            await turn.ended()
+            await turn.final_result()
         states = [item.state for item in tape.live if item.type == "state_changed"]
         assert "awaiting_input" not in states
         assert [envelope["result"] for envelope in sees(model)] == ["a", "late"]
@@ -638,7 +618,6 @@ async def test_a_person_who_answers_first_still_leaves_it_executing_until_the_se
 # --- deadlines and frozen settings ---
 
 
-@story
 async def test_without_expires_every_suspension_gets_the_runtime_s_default_deadline():
     """B82"""
     clock = Clock(1000.0)
@@ -665,7 +644,7 @@ async def test_without_expires_every_suspension_gets_the_runtime_s_default_deadl
     calls = [ToolCall(name) for name in ("asks", "asks_briefly", "by_hand", "stated")]
     model = ScriptedModel([[*calls, REFUND, CHOOSE]])
     async with Runtime(agent(model, *tools), clock=clock, expires="2d") as rt:
-        entries = (await (await rt.send("c", "hi")).rest()).pending
+        entries = (await (await rt.send("c", "hi")).result()).pending
         assert {entry.tool: entry.deadline for entry in entries} == {
             "asks": 1000.0 + 2 * 86_400,
             "asks_briefly": 1060.0,
@@ -675,15 +654,20 @@ async def test_without_expires_every_suspension_gets_the_runtime_s_default_deadl
             "choose": 1000.0 + 2 * 86_400,
         }
     async with Runtime(agent([[CHOOSE]], choose), clock=clock) as rt:
-        (entry,) = (await (await rt.send("c", "hi")).rest()).pending
+        (entry,) = (await (await rt.send("c", "hi")).result()).pending
         assert entry.deadline == 1000.0 + 7 * 86_400
 
 
 @pytest.mark.parametrize("never", [None, 0, -1, float("inf"), "never", ""])
 def test_asking_for_no_deadline_is_refused(never):
     """B82"""
+
+    def act() -> str:
+        """Act."""
+        return "done"
+
     with pytest.raises(ValueError, match=r"expires|duration"):
-        declare(approval="required", expires=never)(echo.fn)
+        declare(approval="required", expires=never)(act)
     with pytest.raises((ValueError, TypeError)):
         Runtime(expires=never)
     if never is not None:
@@ -691,7 +675,6 @@ def test_asking_for_no_deadline_is_refused(never):
             Ask("well?", expires=never)
 
 
-@story
 async def test_settings_changed_in_code_after_the_call_leave_it_as_its_event_says():
     """B89"""
     clock = Clock(1000.0)
@@ -710,7 +693,7 @@ async def test_settings_changed_in_code_after_the_call_leave_it_as_its_event_say
         retention=Retention.last(2), risk="high",
     )  # fmt: skip
     async with Runtime(agent([[ToolCall("act")], "done"], old), store=store, clock=clock) as rt:
-        (entry,) = (await (await rt.send("c", "hi")).rest()).pending
+        (entry,) = (await (await rt.send("c", "hi")).result()).pending
     new = version(expires="1m", timeout=0.000001)  # no gate, no default, another deadline
     model = ScriptedModel([[ToolCall("act")], "done"], follow=True)
     async with Runtime(agent(model, new), store=store.sibling(), clock=clock) as rt:
@@ -724,7 +707,7 @@ async def test_settings_changed_in_code_after_the_call_leave_it_as_its_event_say
         assert sees(model) == [{"ok": True, "result": "acted"}], "the timeout that was frozen holds"
     again = MemoryStore()
     async with Runtime(agent([[ToolCall("act")], "done"], old), store=again, clock=clock) as rt:
-        (entry,) = (await (await rt.send("c", "hi")).rest()).pending
+        (entry,) = (await (await rt.send("c", "hi")).result()).pending
     model = ScriptedModel([[ToolCall("act")], "done"], follow=True)
     async with Runtime(agent(model, version()), store=again.sibling(), clock=clock) as rt:
         clock.now += 61
@@ -735,16 +718,15 @@ async def test_settings_changed_in_code_after_the_call_leave_it_as_its_event_say
         assert sees(model) == [{"ok": True, "result": "nothing"}]
 
 
-@story
 async def test_an_answer_at_the_deadline_is_late():
     """B55: expired, exit code 4, HTTP 410"""
     clock = Clock(1000.0)
     async with Runtime(agent([[CHOOSE], "done"], choose), clock=clock, expires=60) as rt:
         turn = await rt.send("c", "hi")
-        (entry,) = (await turn.rest()).pending
+        (entry,) = (await turn.result()).pending
         clock.now = entry.deadline
         with pytest.raises(Stale) as late:
             await rt.resolve("c", entry.call, Answer("a"))
         assert (late.value.reason, late.value.exit_code, late.value.http_status) == ("expired", 4, 410)
-        await turn.ended()
+        await turn.final_result()
         assert types(await rt.history("c"))[-4:] == ["CallResolved", "CallReturned", "AssistantSaid", "TurnEnded"]

@@ -7,14 +7,15 @@ import sys
 import textwrap
 
 import pytest
-from harness import agent, story
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from support.async_tests import run_bounded
+from support.runtimes import agent
 
-from assent import Approve, Runtime, ToolCall, tool
-from assent.core.events import Usage
+from holdfast import Approve, Runtime, ToolCall, tool
+from holdfast.core.events import Usage
 
 
 @pytest.fixture
@@ -51,18 +52,17 @@ def test_a_turn_with_a_gated_tool_is_one_trace(spans):
 
     script = [[ToolCall("look", {"order": 7}), Usage(10, 2)], [ToolCall("refund", {"order": 7})], "done"]
 
-    @story
     async def go():
         tracer = trace.get_tracer("mine")
         async with Runtime(agent(script, look, refund)) as rt:
             with tracer.start_as_current_span("POST /send"):
                 turn = await rt.send("c", "hi")
-            (waiting,) = (await turn.rest()).pending
+            (waiting,) = (await turn.result()).pending
             with tracer.start_as_current_span("POST /approve"):
                 await rt.resolve("c", waiting.call, Approve(), by="boss")
-            await turn.ended()
+            await turn.final_result()
 
-    go()
+    run_bounded(go())
     turn = named(spans, "invoke_agent a")
     ours = [span.name for span in spans() if span.context.trace_id == turn.context.trace_id]
     assert sorted(ours) == sorted(
@@ -72,7 +72,7 @@ def test_a_turn_with_a_gated_tool_is_one_trace(spans):
     )
     assert named(spans, "query").parent.span_id == named(spans, "execute_tool look").context.span_id
     assert named(spans, "charge").parent.span_id == named(spans, "execute_tool refund").context.span_id
-    assert named(spans, "execute_tool refund").attributes["assent.call.approver"] == "boss"
+    assert named(spans, "execute_tool refund").attributes["holdfast.call.approver"] == "boss"
     assert turn.attributes["gen_ai.usage.input_tokens"] == 10
     first = min((span for span in spans() if span.name == "chat scripted"), key=lambda span: span.start_time)
     assert first.attributes["gen_ai.response.finish_reasons"] == ("tool_calls",)
@@ -85,12 +85,11 @@ def test_a_tool_that_raises_and_a_model_that_fails_are_errors_of_their_kind(span
         """Break."""
         raise KeyError("secret")
 
-    @story
     async def go():
         async with Runtime(agent([[ToolCall("broken")]], broken)) as rt:
-            await (await rt.send("c", "hi")).ended()
+            await (await rt.send("c", "hi")).final_result()
 
-    go()
+    run_bounded(go())
     assert named(spans, "execute_tool broken").attributes["error.type"] == "handler_failed"
     failed = [span for span in spans() if span.name == "chat scripted" and "error.type" in span.attributes]
     assert [span.attributes["error.type"] for span in failed] == ["invalid_response"]
@@ -108,17 +107,16 @@ def test_a_cancelled_tool_ends_its_span(spans):
         await asyncio.sleep(60)
         return ""
 
-    @story
     async def go():
         async with Runtime(agent([[ToolCall("slow")]], slow)) as rt:
             turn = await rt.send("c", "hi")
             await began.wait()
             await rt.cancel("c")
-            await turn.ended()
+            await turn.final_result()
 
-    go()
+    run_bounded(go())
     assert named(spans, "execute_tool slow").attributes["error.type"] == "CancelledError"
-    assert named(spans, "invoke_agent a").attributes["assent.turn.reason"] == "cancelled"
+    assert named(spans, "invoke_agent a").attributes["holdfast.turn.reason"] == "cancelled"
 
 
 PROCESS = """
@@ -126,7 +124,7 @@ import asyncio, os, signal, sys
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
-from assent import Agent, Approve, Runtime, ScriptedModel, ToolCall, tool
+from holdfast import Agent, Approve, Runtime, ScriptedModel, ToolCall, tool
 
 provider = TracerProvider()
 formatter = lambda span: span.to_json(indent=None) + "\\n"
@@ -146,7 +144,7 @@ async def main():
     async with Runtime(Agent("desk", model=model, tools=[refund]), store="sqlite:///trace.db") as rt:
         match sys.argv[1]:
             case "ask":
-                await (await rt.send("c", "hi")).rest()
+                await (await rt.send("c", "hi")).result()
                 os.kill(os.getpid(), signal.SIGKILL)
             case "die":
                 (waiting,) = await rt.pending()
@@ -180,6 +178,6 @@ def test_what_killed_processes_did_is_one_trace_with_what_the_next_one_does(tmp_
     assert len({span["context"]["trace_id"] for span in spans}) == 1
     assert len({span["parent_id"] for span in spans}) == 1
     by_name = {span["name"]: span for span in spans}
-    assert by_name["execute_tool refund"]["attributes"]["assent.call.attempt"] == 2
+    assert by_name["execute_tool refund"]["attributes"]["holdfast.call.attempt"] == 2
     turn, waited = by_name["invoke_agent desk"], by_name["suspended refund"]
     assert turn["start_time"] < waited["start_time"] < waited["end_time"] < turn["end_time"]

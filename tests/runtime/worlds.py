@@ -9,21 +9,18 @@ commit; what the life still does afterwards leaves no trace, neither in the log 
 import asyncio
 import logging
 import selectors
-import sys
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
+from typing import Any
 from unittest import mock
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "chaos"))
-
-import laws
 import msgspec
-from harness import Clock
-from laws import Effect, Operation, Truth
-from reviving import rewrite
+from chaos import laws
+from chaos.laws import Effect, Operation, Truth
+from support.revival import rewrite
+from support.runtimes import Clock
 
-from assent import (
+from holdfast import (
     Agent,
     Answer,
     Approve,
@@ -40,24 +37,28 @@ from assent import (
     ToolError,
     tool,
 )
-from assent.core import codec
-from assent.core.decisions import Pending
-from assent.core.effects import owed
-from assent.core.events import (
+from holdfast.core import codec
+from holdfast.core.decide.draft import Draft
+from holdfast.core.decide.machine import decide_into
+from holdfast.core.decisions import Pending, Principal
+from holdfast.core.effects import owed
+from holdfast.core.events import (
     AssistantSaid,
     CallStarted,
     OutputRejected,
     TurnEnded,
     TurnStarted,
 )
-from assent.core.state import State, evolve, pending, status
-from assent.core.tool import fingerprint
-from assent.core.transcript import AssistantMessage, ToolResult
-from assent.errors import AssentError, ModelError, Refused
-from assent.models.base import FinishPart, TextPart, ToolCallPart
-from assent.runtime import record
-from assent.stores.base import GENESIS, chain
-from assent.stores.memory import MemoryStore
+from holdfast.core.inputs import ImportConversation
+from holdfast.core.state import State, evolve, pending_entries, status_of
+from holdfast.core.tool import fingerprint_of
+from holdfast.core.transcript import AssistantMessage, ToolResult
+from holdfast.errors import HoldfastError, ModelError, Refused
+from holdfast.models.base import FinishPart, TextPart, ToolCallPart
+from holdfast.runtime import commit
+from holdfast.runtime.commit import build_append
+from holdfast.stores.base import GENESIS, hash_chain
+from holdfast.stores.memory import MemoryStore
 
 OWNERS = (TurnStarted, AssistantSaid, OutputRejected, CallStarted, TurnEnded)
 CONVERSATION = "c"
@@ -114,8 +115,9 @@ async def act(name, n, call):
     if life.dead:
         await asyncio.get_running_loop().create_future()
     world = life.world
-    definition = fingerprint(life.agent.tools.get(name).spec)
-    done = Effect(call.conversation, call.id, call.attempt, name, {"n": n}, at=world.length(), definition=definition)
+    definition = fingerprint_of(life.agent.tools.get(name).spec)
+    at = world.length(call.conversation)
+    done = Effect(call.conversation, call.id, call.attempt, name, {"n": n}, at=at, definition=definition)
     world.ledger.append(done)
     await asyncio.sleep(0.003 * (n % 3))
     return {"did": name, "n": n, "attempt": call.attempt}
@@ -155,7 +157,8 @@ async def odd(args, call):
 async def look_up(args, call):
     """Evidence from outside: was it done? Where it was not, what becomes of it depends on the number."""
     await asyncio.sleep(0.001)
-    if any(effect.call == call.id for effect in call.scope.world.ledger):
+    done = [effect for effect in call.scope.world.ledger if effect.conversation == call.conversation]
+    if any(effect.call == call.id for effect in done):
         return Result({"found": args["n"]})
     return ("redispatch", "fail", "ask")[args["n"] % 3]
 
@@ -262,13 +265,13 @@ class WorldModel:
     name = "world"
 
     def __init__(self):
-        self.world = None
+        self.world: Any = None
 
     async def stream(self, request):
         world = self.world
         world.shown_to_model(request)
         script = world.script[(request.turn - 1) % len(world.script)]
-        calls = script[request.step - 1] if request.step <= len(script) else ()
+        calls: Any = script[request.step - 1] if request.step <= len(script) else ()
         yield TextPart("one ")
         await asyncio.sleep(0.004)
         yield TextPart("two")
@@ -285,8 +288,8 @@ MODEL = WorldModel()
 @cache
 def deployed(version):
     """The agent as the code of this version has it: what its tools do is the same, what they say is not."""
-    tools = [it.replaced(description=f"Tool {it.spec.name}, version {version}.") for it in TOOLS] if version else TOOLS
-    return Agent("a", model=MODEL, tools=tools, steps=3)
+    tools = [it.copy_with(description=f"Tool {it.spec.name}, version {version}.") for it in TOOLS] if version else TOOLS
+    return Agent("a", model=MODEL, tools=tools, max_steps=3)
 
 
 # --- processes ---
@@ -327,7 +330,7 @@ class Mortal:
         world = self._life.world
         row = world.data.conversations.get(append.conversation)
         if append.epoch is None:
-            events = [codec.decode(body) for body in append.events]
+            events = [codec.decode_event(body) for body in append.events]
             for event in events:
                 if isinstance(event, OWNERS):
                     world.blame(f"a guest appends {laws.shown(event)}")
@@ -344,10 +347,10 @@ class Mortal:
     async def claim(self, conversation):
         return await self._claiming(lambda: self._inner.claim(conversation))
 
-    async def take(self, *args, **options):
-        if not await self._inner.owing(*args):
+    async def claim_owing(self, *args, **options):
+        if not await self._inner.list_owing(*args):
             return {}  # a look is no write
-        return await self._claiming(lambda: self._inner.take(*args, **options))
+        return await self._claiming(lambda: self._inner.claim_owing(*args, **options))
 
     async def _claiming(self, claim):
         await self._pause()
@@ -375,18 +378,18 @@ class Life:
     def __init__(self, world, inner, agent):
         self.world, self.dead, self.agent = world, False, agent
         agents = () if agent is None else (agent,)
-        self.store = Mortal(self, inner, world.jitter)
+        self.store: Any = Mortal(self, inner, world.jitter)
         self.rt = Runtime(*agents, store=self.store, clock=world.clock, scope=self.scope, parallel=world.parallel)
         self.users = set()
-        publish = self.rt.home.bus.publish
+        publish = self.rt._engine.bus.publish
 
         def checked(name, item):
             if not self.dead:
-                world.published(item)
+                world.published(name, item)
             publish(name, item)
 
-        self.rt.home.bus.publish = checked
-        self.rt.home.bus.heard = lambda name: True
+        self.rt._engine.bus.publish = checked
+        self.rt._engine.bus.has_readers = lambda name: True
 
     def scope(self, principal):
         return _Scope(self)
@@ -400,8 +403,8 @@ class Life:
         closing = asyncio.get_running_loop().create_task(self.rt.close())
         while not (self.dead or closing.done()):  # it may be killed on the way, too
             await asyncio.sleep(0.001)
-        self.rt.home.closing = True
-        tasks = [closing, *self.rt.home.tasks(), *self.users]
+        self.rt._engine.closing = True
+        tasks = [closing, *self.rt._engine.tasks(), *self.users]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -438,9 +441,11 @@ class World:
         self.plan = self.version = 0
         self.ledger, self.history, self.wrong = [], [], []
         self.seen = {}
-        self.lives = [None, None]
+        self.lives: list[Life | None] = [None, None]
         self.appends = self.deaths = self.count = self.stalls = 0
         self.asked = {}
+        self.copies = {}
+        """Conversations that were imported -> what the file held."""
         MODEL.world = self
 
     # --- what is watched all the time ---
@@ -448,20 +453,20 @@ class World:
     def blame(self, what):
         self.wrong.append(what)
 
-    def events(self):
-        found = self.data.conversations.get(CONVERSATION)
-        return [codec.decode(body) for body in found.events] if found else []
+    def events(self, name=CONVERSATION):
+        found = self.data.conversations.get(name)
+        return [codec.decode_event(body) for body in found.events] if found else []
 
-    def length(self):
-        found = self.data.conversations.get(CONVERSATION)
+    def length(self, name=CONVERSATION):
+        found = self.data.conversations.get(name)
         return len(found.events) if found else 0
 
-    def published(self, item):
+    def published(self, name, item):
         """Only what is in the log is told."""
-        found = self.data.conversations.get(CONVERSATION)
+        found = self.data.conversations.get(name)
         log = found.events if found else []
         if item.seq is not None:
-            if item.seq > len(log) or log[item.seq - 1] != codec.encode(item):
+            if item.seq > len(log) or log[item.seq - 1] != codec.encode_event(item):
                 self.blame(f"published before it was appended: {laws.shown(item)}")
         elif item.type == "suspended" and item.pending.call not in str(log):
             self.blame(f"announced before it was appended: {item}")
@@ -510,7 +515,7 @@ class World:
                 entry.outcome = "ok"
             except Refused as refusal:
                 entry.outcome, entry.said = "refused", repr(refusal)
-            except AssentError as failure:
+            except HoldfastError as failure:
                 entry.said = repr(failure)  # closed meanwhile: nobody knows
 
         task = asyncio.get_running_loop().create_task(tried())
@@ -522,7 +527,7 @@ class World:
         text = f"message {self.count}"
 
         async def work(rt, by):
-            return (await rt.send(CONVERSATION, text, by, "a", when_busy, mode)).seq
+            return (await rt.send(CONVERSATION, text, by=by, agent="a", when_busy=when_busy, mode=mode)).seq
 
         await self.attempt(who, "send", work, text=text)
 
@@ -539,14 +544,15 @@ class World:
         if entries:
             await self._decide(who, entries[which % len(entries)], flavour)
 
-    async def _decide(self, who, entry, flavour):
+    async def _decide(self, who, entry, flavour, name=CONVERSATION):
         makers = DECISIONS[entry.kind]
         decision = makers[flavour % len(makers)](entry)
 
         async def work(rt, by):
-            return (await rt.resolve(CONVERSATION, entry.call, decision, by=by)).seq
+            return (await rt.resolve(name, entry.call, decision, by=by)).seq
 
-        await self.attempt(who, "resolve", work, decisions={entry.call: decision})
+        verb = "resolve" if name == CONVERSATION else "resolve elsewhere"
+        await self.attempt(who, verb, work, decisions={entry.call: decision})
 
     async def race(self, which, flavour):
         """The same question is answered at both processes at once."""
@@ -568,7 +574,7 @@ class World:
             decisions[entry.call] = makers[flavour % len(makers)](entry)
 
         async def work(rt, by):
-            return (await rt.submit(CONVERSATION, decisions, by=by)).seq
+            return (await rt.resolve_many(CONVERSATION, decisions, by=by)).seq
 
         await self.attempt(who, "resolve", work, decisions=decisions)
 
@@ -601,6 +607,44 @@ class World:
 
         await self.attempt(who, "look", work)
 
+    async def copy(self, who, trusted):
+        """Export the conversation as it is now, and import it under another name."""
+        found = self.data.conversations.get(CONVERSATION)
+        if found is None:
+            return
+        name, bodies = f"copy{len(self.copies)}", list(found.events)
+        self.copies[name] = bodies
+        draft = Draft(self.state([codec.decode_event(body) for body in bodies], name), self.clock())
+        decide_into(draft, ImportConversation(by=Principal("importer"), trusted=trusted, origin=CONVERSATION), {})
+        draft.bodies[:0] = bodies
+        store = self.root.sibling()
+        await store.open()
+        empty = State(conversation=name)
+        await store.append(build_append(empty, draft, owes=bool(owed(draft.state)), epoch=None, release=False))
+        await store.close()
+        if not trusted:
+            await self._use_closed(who, name, draft.state)
+
+    async def _use_closed(self, who, name, state):
+        """Whatever somebody wants of a conversation that was imported without trust is refused."""
+        calls = state.turn.calls if state.turn else ()
+
+        async def work(rt, by):
+            wishes = [
+                lambda: rt.send(name, "go on", by=by, agent="a", when_busy="interrupt"),
+                lambda: rt.cancel(name, by=by),
+            ]
+            wishes += [lambda call=call: rt.resolve(name, call, Approve(), by=by) for call in calls]
+            for wish in wishes:
+                try:
+                    done = await wish()
+                except Refused:
+                    continue
+                if done is not False:  # there was nothing to cancel
+                    self.blame(f"somebody was served in a log that was imported without trust: {done}")
+
+        await self.attempt(who, "use", work)
+
     # --- what happens to them ---
 
     async def kill(self, who, writes, after):
@@ -616,8 +660,8 @@ class World:
             self.stalls += 1
             inner = life.store._inner
             del self.data.alive[inner.owner]
-            await other.rt.home.foreign()
-            await other.rt.home.take(but=())
+            await other.rt._engine.on_remote_commit()
+            await other.rt._engine.claim_owing(but=())
             await self.pause(0.001)
             if not life.dead:
                 self.data.alive[inner.owner] = inner
@@ -658,9 +702,9 @@ class World:
         while calm < 3:  # long enough for whoever looks at the clock
             for who in (0, 1):
                 await self.life(who)
-            found = self.data.conversations.get(CONVERSATION)
-            busy = [life for life in self.lives if life.dead or life.users or life.rt.home._active]
-            calm = calm + 1 if not busy and appends == self.appends and not (found and found.owes) else 0
+            owing = any(found.owes for found in self.data.conversations.values())
+            busy = [life for life in self.lives if life.dead or life.users or life.rt._engine._active]
+            calm = calm + 1 if not busy and appends == self.appends and not owing else 0
             appends = self.appends
             if asyncio.get_running_loop().time() - start > 60:
                 raise Stuck(f"never comes to rest: {self.told()}")
@@ -681,33 +725,38 @@ class World:
                 life.store.fuse = None
         for round_ in range(40):
             await self.settle()
-            state = self.state()
-            if state.turn is None and not state.queue:
+            states = [self.state(name=name) for name in (CONVERSATION, *self.copies)]
+            states = [state for state in states if not state.closed and (state.turn or state.queue)]
+            if not states:
                 return
-            entries = pending(state)
-            assert entries, f"at rest in a turn, and nobody is asked: {self.told()}"
+            for state in states:
+                assert pending_entries(state), f"at rest in a turn, and nobody is asked: {self.told()}"
+            entries = [entry for state in states for entry in pending_entries(state)]
             if decide is None or round_ > 8:
                 self.clock.now = max(entry.deadline for entry in entries) + 1
                 await asyncio.sleep(0.1)
             else:
-                for entry in entries:
-                    await self._decide(round_ % 2, entry, decide)
+                for state in states:
+                    for entry in pending_entries(state):
+                        await self._decide(round_ % 2, entry, decide, state.conversation)
         raise Stuck(f"never comes to an end: {self.told()}")
 
     # --- what must hold ---
 
-    def state(self, events=None):
-        state = State(conversation=CONVERSATION)
-        for event in self.events() if events is None else events:
+    def state(self, events=None, name=CONVERSATION):
+        state = State(conversation=name)
+        for event in self.events(name) if events is None else events:
             state = evolve(state, event)
         return state
 
     async def check(self):
         assert not self.wrong, f"{self.wrong[0]}\n{self.told()}"
         events = self.events()
-        laws.check(events, self.ledger, TRUTHS)
+        laws.check(events, [effect for effect in self.ledger if effect.conversation == CONVERSATION], TRUTHS)
         if events:
             await self._check_store(events)
+        for name in self.copies:
+            self._check_copy(name)
         self._check_replies(events)
         laws.acknowledged(events, self.history)
 
@@ -718,18 +767,34 @@ class World:
         if found.snapshot is not None and (start := codec.decode_state(found.snapshot)) is not None:
             assert start.seq == found.snapshot_seq
             for body in found.events[found.snapshot_seq :]:
-                start = evolve(start, codec.decode(body))
+                start = evolve(start, codec.decode_event(body))
             assert start == state, "snapshot + tail is not the fold"
         listed = sorted((_pending.decode(row.body) for row in found.calls.values()), key=lambda e: e.call)
-        assert listed == sorted(pending(state), key=lambda e: e.call), "the inbox is not what the fold says"
-        assert (found.status, found.owes) == (status(state), bool(owed(state)))
-        assert found.hashes == chain(GENESIS, found.events)
+        assert listed == sorted(pending_entries(state), key=lambda e: e.call), "the inbox is not what the fold says"
+        assert (found.status, found.owes) == (status_of(state), bool(owed(state)))
+        assert found.hashes == hash_chain(GENESIS, found.events)
         for life in self.lives:
             if life is not None and not life.dead:
-                conv = await life.rt.home.loaded(CONVERSATION)
+                conv = await life.rt._engine.load_conversation(CONVERSATION)
                 assert conv.state == state, "a process's state is not the fold"
                 assert conv.epoch is None or found.owner == life.store.owner
-                assert life.rt.home.slots._free == self.parallel, "a slot is lost"
+                assert life.rt._engine.slots._free == self.parallel, "a slot is lost"
+
+    def _check_copy(self, name):
+        """What was imported is as it was, nothing of it ran unasked, and each of its calls has one result."""
+        events, found = self.events(name), self.data.conversations[name]
+        assert found.events[: len(self.copies[name])] == self.copies[name], "the file's events have changed"
+        laws.gapless(events)
+        laws.pairs(events)
+        laws.turns(events)
+        laws.imported(events, [effect for effect in self.ledger if effect.conversation == name])
+        state = self.state(name=name)
+        assert state.closed == (not events[len(self.copies[name])].trusted)
+        if state.closed:
+            assert not found.owes, "something is owed without trust"
+            assert not found.calls, "something waits without trust"
+        assert (found.status, found.owes) == (status_of(state), bool(owed(state)))
+        assert found.hashes == hash_chain(GENESIS, found.events)
 
     def _check_replies(self, events):
         """What the model called is what the log says that it called."""
@@ -740,7 +805,8 @@ class World:
                 assert [made.tool for made in said.calls] == wanted, f"{said.seq}: the model called {wanted}"
 
     def told(self):
-        log = "\n".join(laws.shown(event) for event in self.events())
+        names = (CONVERSATION, *self.copies)
+        log = "\n".join(f"{name} {laws.shown(event)}" for name in names for event in self.events(name))
         return f"{log}\n" + "\n".join(map(repr, self.history))
 
 
@@ -753,7 +819,7 @@ def lived(scenario):
     async def main():
         world = World(scenario["script"], scenario["jitter"], scenario["second"], scenario["parallel"])
         complaints = Complaints(world)
-        logging.getLogger("assent").addHandler(complaints)
+        logging.getLogger("holdfast").addHandler(complaints)
         try:
             await world.play(scenario["steps"])
             await world.settle()
@@ -761,11 +827,11 @@ def lived(scenario):
             await world.drain(scenario["drain"])
             await world.check()
         finally:
-            logging.getLogger("assent").removeHandler(complaints)
+            logging.getLogger("holdfast").removeHandler(complaints)
             await world.end()
         return world
 
-    with quiet(), mock.patch.object(record, "SNAPSHOT_EVERY", 4):
+    with quiet(), mock.patch.object(commit, "SNAPSHOT_EVERY", 4):
         return simulate(main)
 
 
@@ -786,7 +852,7 @@ def revived(script, events, decide=None):
                 args = leave[call.id].args if call.id in leave else call.args
                 world.ledger.append(Effect(CONVERSATION, call.id, event.attempt, call.tool, args, at=event.seq))
         complaints = Complaints(world)
-        logging.getLogger("assent").addHandler(complaints)
+        logging.getLogger("holdfast").addHandler(complaints)
         try:
             await world.settle()
             await world.check()
@@ -794,17 +860,17 @@ def revived(script, events, decide=None):
             await world.check()
             assert world.events()[: len(events)] == events
         finally:
-            logging.getLogger("assent").removeHandler(complaints)
+            logging.getLogger("holdfast").removeHandler(complaints)
             await world.end()
 
-    with quiet(), mock.patch.object(record, "SNAPSHOT_EVERY", 4):
+    with quiet(), mock.patch.object(commit, "SNAPSHOT_EVERY", 4):
         simulate(main)
 
 
 @contextmanager
 def quiet():
     """What the runtime logs is the world's business, not the terminal's."""
-    logger = logging.getLogger("assent")
+    logger = logging.getLogger("holdfast")
     before, logger.propagate = logger.propagate, False
     try:
         yield

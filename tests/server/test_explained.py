@@ -5,40 +5,40 @@ import hashlib
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 from urllib.parse import urljoin
 
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
-from webdesk import TOKEN, desk, refunding, site, story
+from support.web_site import TOKEN, desk, refunding, site
 
-import assent
-from assent.errors import KINDS, StoreError
-from assent.server import explained
+import holdfast
+from holdfast.errors import KINDS, StoreError
+from holdfast.server import static_files
 
 ROOT = Path(__file__).parent.parent.parent
 LET_IN = {"authorization": f"Bearer {TOKEN}"}
 
 
-def below(path):
+def below(path) -> dict[str, Any]:
     return {"wrap": lambda served: Starlette(routes=[Mount(path, served)])} if path else {}
 
 
-mounted = pytest.mark.parametrize("root", ["", "/desk/assent", "/a&b c/ü"])
+mounted = pytest.mark.parametrize("root", ["", "/desk/holdfast", "/a&b c/ü"])
 
 
 def test_what_is_said_of_the_kinds_is_packaged_and_says_something_of_each():
-    package = Path(assent.__file__).parent
+    package = Path(holdfast.__file__).parent
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert project["tool"]["hatch"]["build"]["targets"]["wheel"] == {"packages": ["src/assent"]}
-    assert package == ROOT / "src" / "assent"
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"] == {"packages": ["src/holdfast"]}
+    assert package == ROOT / "src" / "holdfast"
     assert (package / "errors.toml").is_file()
-    assert list(explained.notes()) == list(KINDS)
-    assert all(note.when and note.do for note in explained.notes().values())
+    assert list(static_files.error_notes()) == list(KINDS)
+    assert all(note.when and note.do for note in static_files.error_notes().values())
 
 
 @mounted
-@story
 async def test_every_kind_has_a_page_that_anybody_can_read_and_all_are_listed(root):
     async with site(desk("x"), token=None, **below(root)) as s:
         listed = await s.http.get(f"{root}/errors/")
@@ -48,7 +48,7 @@ async def test_every_kind_has_a_page_that_anybody_can_read_and_all_are_listed(ro
             answer = await s.http.get(link)
             assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
             assert f"<h1>{kind}</h1>" in answer.text
-            for part in (KINDS[kind][1:], "When it comes", "What to do"):
+            for part in (KINDS[kind][1:], "When it happens", "What to do"):
                 assert part in answer.text
             assert not re.search(r"`|\]\(", answer.text), "as it is written, not as it is read"
             [up] = re.findall('<a href="([^"]+)">', answer.text)
@@ -56,7 +56,6 @@ async def test_every_kind_has_a_page_that_anybody_can_read_and_all_are_listed(ro
 
 
 @mounted
-@story
 async def test_the_type_of_an_error_leads_to_the_page_about_its_kind(root):
     """Of a refusal, of one result of a batch and of a stream that fails. Whoever follows it needs no token."""
     async with site(refunding(), token=None, **below(root)) as s:
@@ -92,7 +91,6 @@ async def test_the_type_of_an_error_leads_to_the_page_about_its_kind(root):
         await explains(problem, stream)
 
 
-@story
 async def test_what_is_no_kind_is_404_and_the_pages_are_only_read():
     async with site(desk("x"), token=None) as s:
         for path in ("nothing/", "busy/more/", "/", "Busy/", "%3Cb%3E/", "..%2Fbusy/"):
@@ -105,7 +103,6 @@ async def test_what_is_no_kind_is_404_and_the_pages_are_only_read():
         await s.post("/errors/busy/", status=405, headers=LET_IN)
 
 
-@story
 async def test_the_page_about_a_kind_is_for_our_hosts_alone_loads_nothing_and_has_no_script():
     async with site(desk("x"), token=None, hosts=["localhost"]) as s:
         await s.get("/errors/busy/", 421, headers={"host": "evil.example"})

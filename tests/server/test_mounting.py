@@ -7,11 +7,11 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
-from webdesk import TOKEN, desk, refunding, site, story
+from support.web_site import TOKEN, desk, refunding, site
 
-from assent import Runtime
-from assent.server import TokenAuth, app
-from assent.server.serving import listen
+from holdfast import Runtime
+from holdfast.server import TokenAuth, app
+from holdfast.server.process import open_socket
 
 
 def within(path):
@@ -26,11 +26,10 @@ def within(path):
     return wrap
 
 
-@story
 async def test_mounted_below_a_path_every_route_the_page_and_the_cookie_are_there():
-    async with site(refunding(), wrap=within("/desk/assent")) as s:
+    async with site(refunding(), wrap=within("/desk/holdfast")) as s:
         assert (await s.http.get("/")).text == "the host's own"
-        below = "/desk/assent"
+        below = "/desk/holdfast"
         await s.post(f"{below}/api/conversations", {"id": "a/b"}, 201)
         await s.post(f"{below}/api/conversations/a%2Fb/messages", {"text": "hi"}, 202)
         async with s.events(f"{below}/api/conversations/a%2Fb/events") as reader:
@@ -41,14 +40,13 @@ async def test_mounted_below_a_path_every_route_the_page_and_the_cookie_are_ther
         async with httpx.AsyncClient(base_url=s.base, trust_env=False, follow_redirects=True) as page:
             login = await page.get(below, params={"token": TOKEN})
             assert (login.status_code, login.url.path) == (200, f"{below}/")
-            assert "Path=/desk/assent/" in login.headers["set-cookie"]
+            assert "Path=/desk/holdfast/" in login.headers["set-cookie"]
             assert "importmap" in (await page.get(f"{below}/")).text
             assert (await page.get(f"{below}/api/me")).json()["principal"] == "ada"
             without = await page.get(below)
             assert without.url.path == f"{below}/"
 
 
-@story
 async def test_what_a_host_adds_to_every_answer_is_added_to_ours():
     def signed(served):
         async def host(scope, receive, send):
@@ -66,7 +64,6 @@ async def test_what_a_host_adds_to_every_answer_is_added_to_ours():
         assert (answer.status_code, answer.headers["x-signed"]) == (200, "by the host")
 
 
-@story
 async def test_the_address_without_its_last_slash_leads_to_the_page_and_keeps_its_token():
     async with Runtime(desk("x")) as runtime:
         transport = httpx.ASGITransport(app(runtime, TokenAuth(TOKEN)), root_path="/p")
@@ -77,7 +74,6 @@ async def test_the_address_without_its_last_slash_leads_to_the_page_and_keeps_it
             assert (login.status_code, "Path=/p/;" in login.headers["set-cookie"]) == (200, True)
 
 
-@story
 async def test_mounted_streams_end_with_the_host():
     async with site(desk("x"), wrap=within("/x")) as s, s.events("/x/api/pending/events") as reader:
         await reader.next()
@@ -85,10 +81,9 @@ async def test_mounted_streams_end_with_the_host():
         assert await reader.rest() == []
 
 
-@story
 async def test_alone_under_any_asgi_server_it_starts_and_ends_the_runtime():
     runtime = Runtime(desk("hello"))
-    listening = listen("127.0.0.1", 0)
+    listening = open_socket("127.0.0.1", 0)
     base = f"http://127.0.0.1:{listening.getsockname()[1]}"
     config = uvicorn.Config(app(runtime, TokenAuth(TOKEN)), http="httptools", ws="none", log_config=None)
     server = uvicorn.Server(config)
@@ -100,10 +95,9 @@ async def test_alone_under_any_asgi_server_it_starts_and_ends_the_runtime():
         assert answer.json()["agents"] == ["desk"]
     server.should_exit = True
     await task
-    assert runtime.home.closing
+    assert runtime._engine.closing
 
 
-@story
 async def test_before_the_runtime_is_open_the_answer_is_503():
     runtime = Runtime(desk("hello"))
     transport = httpx.ASGITransport(app(runtime, TokenAuth(TOKEN)))

@@ -5,12 +5,12 @@ import json
 import re
 from itertools import chain
 
-from webdesk import desk, locate, refunding, site, story
+from support.web_site import desk, locate, refunding, site
 
-from assent import Agent, Principal, Runtime, ScriptedModel, ToolCall
-from assent.models import FinishPart, TextPart
-from assent.server import routes
-from assent.testing import ManualClock
+from holdfast import Agent, Principal, Runtime, ScriptedModel, ToolCall
+from holdfast.models import FinishPart, TextPart
+from holdfast.server import routes
+from holdfast.testing import ManualClock
 
 C = "/api/conversations/c"
 
@@ -22,7 +22,6 @@ def approval(entry, **more):
 JSON = {"content-type": "application/json"}
 
 
-@story
 async def test_a_conversation_is_opened_talked_to_listed_and_read():
     async with site(desk("hello there")) as s:
         assert await s.post("/api/conversations", {"id": "c", "metadata": {"a": 1}}, 201) == {"conversation": "c"}
@@ -40,7 +39,6 @@ async def test_a_conversation_is_opened_talked_to_listed_and_read():
         assert log[0]["metadata"] == {"a": 1}
 
 
-@story
 async def test_conversations_and_the_log_are_paged():
     async with site(desk("hello")) as s:
         for name in "abdef":
@@ -71,7 +69,6 @@ async def test_conversations_and_the_log_are_paged():
         assert back == seqs
 
 
-@story
 async def test_whether_anybody_runs_a_conversation_can_be_asked(tmp_path):
     began, go_on = asyncio.Event(), asyncio.Event()
 
@@ -102,7 +99,6 @@ async def test_whether_anybody_runs_a_conversation_can_be_asked(tmp_path):
         await s.get("/api/conversations/none/worker", 404)
 
 
-@story
 async def test_a_message_to_a_busy_conversation_is_409_unless_it_queues_or_interrupts():
     """B13"""
     async with site(refunding()) as s:
@@ -114,7 +110,6 @@ async def test_a_message_to_a_busy_conversation_is_409_unless_it_queues_or_inter
         assert (await s.get(C))["queued"] == 1
 
 
-@story
 async def test_a_page_of_the_log_is_bounded_in_bytes_and_has_an_event_at_least(monkeypatch):
     monkeypatch.setattr(routes, "PAGE_BYTES", 5000)
     async with site(desk("hello")) as s:
@@ -138,7 +133,6 @@ async def test_a_page_of_the_log_is_bounded_in_bytes_and_has_an_event_at_least(m
         assert len(back) > 2
 
 
-@story
 async def test_nobody_opens_a_conversation_under_a_name_that_they_may_not_see():
     def may_see(principal, conversation):
         return conversation.startswith(f"{principal.id}-")
@@ -150,7 +144,6 @@ async def test_nobody_opens_a_conversation_under_a_name_that_they_may_not_see():
         await s.post("/api/conversations", {"id": "bo-1"}, 409, headers={"x-who": "bo"})
 
 
-@story
 async def test_an_approval_runs_the_call_and_the_second_decider_is_told_who_won():
     """B27, B35"""
 
@@ -177,7 +170,6 @@ async def test_an_approval_runs_the_call_and_the_second_decider_is_told_who_won(
         assert log[done["seq"] - 1]["type"] == "CallResolved"
 
 
-@story
 async def test_an_approval_without_the_digest_or_with_another_one_is_refused():
     async with site(refunding()) as s:
         await s.begin()
@@ -192,7 +184,6 @@ async def test_an_approval_without_the_digest_or_with_another_one_is_refused():
         assert len(await s.pending()) == 1
 
 
-@story
 async def test_edited_arguments_are_previewed_and_approved_by_the_previews_digest():
     """B36, B71"""
     async with site(refunding()) as s:
@@ -214,7 +205,6 @@ async def test_edited_arguments_are_previewed_and_approved_by_the_previews_diges
         assert '"refunded":2.5' in snapshot["messages"][2]["content"]
 
 
-@story
 async def test_a_preview_of_an_agent_that_runs_elsewhere_is_made_where_it_needs_no_code(tmp_path):
     store = f"sqlite:///{tmp_path}/t.db"
     turns = ["x", ToolCall("greet", {"name": "bo"}), ToolCall("refund", {"order": 1, "amount": 1.0})]
@@ -232,7 +222,6 @@ async def test_a_preview_of_an_agent_that_runs_elsewhere_is_made_where_it_needs_
         assert problem["kind"] == "resource_missing"
 
 
-@story
 async def test_an_answer_that_does_not_fit_is_refused_and_still_waits():
     """B34"""
     async with site(desk(["?", ToolCall("choose", {"colours": ["red"]})], "nice")) as s:
@@ -245,7 +234,6 @@ async def test_an_answer_that_does_not_fit_is_refused_and_still_waits():
         await s.idle()
 
 
-@story
 async def test_what_has_expired_is_410():
     """B31"""
     clock = ManualClock()
@@ -258,7 +246,6 @@ async def test_what_has_expired_is_410():
         assert problem["details"]["reason"] == "expired"
 
 
-@story
 async def test_whoever_may_not_resolve_gets_403_and_the_attempt_is_logged():
     """B33"""
     async with site(refunding(), may_resolve=lambda principal, pending, decision: principal.id == "boss") as s:
@@ -271,7 +258,6 @@ async def test_whoever_may_not_resolve_gets_403_and_the_attempt_is_logged():
         assert [e["by"]["id"] for e in log if e["type"] == "ResolutionRefused"] == ["ada"]
 
 
-@story
 async def test_a_batch_is_looked_at_as_a_whole_and_then_each_decision_has_its_own_result():
     async with site(refunding()) as s:
         for name in ("a", "b", "c"):
@@ -293,7 +279,6 @@ async def test_a_batch_is_looked_at_as_a_whole_and_then_each_decision_has_its_ow
         assert (results[1]["problem"]["status"], results[1]["problem"]["details"]["winner"]) == (409, "ada")
 
 
-@story
 async def test_the_conversations_of_a_batch_are_decided_at_once_and_share_their_commits(tmp_path):
     path = f"sqlite:///{tmp_path}/desk.db"
     async with site(refunding(), store=path) as s:
@@ -309,7 +294,6 @@ async def test_the_conversations_of_a_batch_are_decided_at_once_and_share_their_
         assert s.runtime.store.commits - before < 10
 
 
-@story
 async def test_those_of_one_conversation_in_a_batch_are_decided_in_their_order():
     calls = [ToolCall("refund", {"order": n, "amount": 5.0}) for n in (1, 2, 3)]
     async with site(desk(calls, "done")) as s:
@@ -325,7 +309,6 @@ async def test_those_of_one_conversation_in_a_batch_are_decided_in_their_order()
         assert results[2]["problem"]["status"] == 409
 
 
-@story
 async def test_a_turn_is_cancelled_once():
     """B60, B61"""
     async with site(refunding()) as s:
@@ -336,7 +319,6 @@ async def test_a_turn_is_cancelled_once():
         assert await s.post(f"{C}/cancel") == {"cancelled": False}
 
 
-@story
 async def test_grants_are_listed_and_revoked():
     """B37"""
     async with site(refunding()) as s:
@@ -356,7 +338,6 @@ def pages(*turns):
     return Agent("pages", model=ScriptedModel([["look", ToolCall("locate", {})], "there"], follow=True), tools=[locate])
 
 
-@story
 async def test_a_page_announces_itself_leases_a_call_reports_progress_and_gives_the_result():
     """B41, B44, B83"""
     async with site(pages()) as s:
@@ -387,7 +368,6 @@ async def test_a_page_announces_itself_leases_a_call_reports_progress_and_gives_
         await s.post(f"{C}/clients/nobody/heartbeat", {}, 404)
 
 
-@story
 async def test_a_call_for_a_page_that_is_not_there_fails_as_detached():
     """B43"""
     clock = ManualClock()
@@ -399,7 +379,6 @@ async def test_a_call_for_a_page_that_is_not_there_fails_as_detached():
         assert '"kind":"detached"' in snapshot["messages"][2]["content"]
 
 
-@story
 async def test_ids_with_slashes_and_other_letters_are_ids():
     async with site(desk("hello")) as s:
         name = "team/née ✓%2F"
@@ -411,7 +390,6 @@ async def test_ids_with_slashes_and_other_letters_are_ids():
         assert (await s.get(path))["conversation"] == name
 
 
-@story
 async def test_what_does_not_exist_is_404_what_does_already_is_409_and_what_does_not_fit_is_422():
     """B28"""
     async with site(desk("hello")) as s:
@@ -448,14 +426,12 @@ async def test_what_does_not_exist_is_404_what_does_already_is_409_and_what_does
         assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
 
 
-@story
 async def test_who_i_am_and_whether_all_is_well():
     async with site(desk("hello"), auth=lambda request: Principal("ada", roles=("desk",))) as s:
         assert await s.get("/api/me") == {"principal": "ada", "agents": ["desk"]}
         assert await s.get("/api/health") == {"status": "ok"}
 
 
-@story
 async def test_what_they_may_not_see_is_decided_as_what_does_not_exist_also_where_may_see_knows_no_names():
     async with site(refunding(), may_see=lambda principal, conversation: conversation != "hers") as s:
         await s.runtime.send("hers", "hi", by="ada")
@@ -470,7 +446,6 @@ async def test_what_they_may_not_see_is_decided_as_what_does_not_exist_also_wher
         assert json.dumps(told["hers"]).replace("hers", "none") == json.dumps(told["none"])
 
 
-@story
 async def test_the_list_names_nothing_that_they_may_not_see_however_much_that_is():
     async with site(desk("x"), may_see=lambda principal, conversation: conversation.startswith("b")) as s:
         for i in range(600):
@@ -487,7 +462,6 @@ async def test_the_list_names_nothing_that_they_may_not_see_however_much_that_is
         assert pages == [(["b1"], "b1"), (["b2"], "b2"), ([], None)]
 
 
-@story
 async def test_whoever_may_not_resolve_gets_no_preview_either():
     agent = refunding()
     async with site(agent, auth=lambda r: r.headers.get("x-who"), may_resolve=lambda p, *_: p.id == "boss") as s:
@@ -508,7 +482,6 @@ def up_to_50(principal, pending, decision):
     return principal.id == "boss" or pending.args["amount"] <= 50
 
 
-@story
 async def test_an_edit_over_http_is_judged_as_what_would_run_in_previews_decisions_and_batches():
     """B36, B33"""
     async with site(refunding(), auth=lambda r: r.headers.get("x-who"), may_resolve=up_to_50) as s:
@@ -528,7 +501,6 @@ async def test_an_edit_over_http_is_judged_as_what_would_run_in_previews_decisio
         assert '"refunded":1.0' in (await s.idle())["messages"][2]["content"]
 
 
-@story
 async def test_remembering_and_cancelling_over_http_need_their_rights():
     """B37, B33"""
 
@@ -550,7 +522,6 @@ async def test_remembering_and_cancelling_over_http_need_their_rights():
         await s.idle()
 
 
-@story
 async def test_of_one_principals_refused_attempts_at_a_call_the_first_ten_are_logged():
     async with site(refunding(), auth=lambda r: r.headers.get("x-who"), may_resolve=lambda p, *_: p.id == "boss") as s:
         s.http.headers["x-who"] = "bo"
@@ -565,7 +536,6 @@ async def test_of_one_principals_refused_attempts_at_a_call_the_first_ten_are_lo
         await s.post(path, approval(entry), headers={"x-who": "boss"})
 
 
-@story
 async def test_what_fails_for_one_decision_of_a_batch_is_its_problem_alone():
     down = False
 
@@ -587,7 +557,6 @@ async def test_what_fails_for_one_decision_of_a_batch_is_its_problem_alone():
         assert [e["conversation"] for e in await s.pending()] == ["b"]
 
 
-@story
 async def test_a_page_that_has_left_leases_nothing_and_only_the_one_that_runs_a_call_tells_how_far_it_is():
     """B44"""
     async with site(pages()) as s:
@@ -610,7 +579,6 @@ async def test_a_page_that_has_left_leases_nothing_and_only_the_one_that_runs_a_
         assert await s.post(f"{call}/lease", {"client": "one"}) == {"leased": False}
 
 
-@story
 async def test_the_claims_of_whoever_signed_in_are_told_to_no_viewer():
     secret = {"claims": {"access_token": "a-secret"}}
 
@@ -637,9 +605,8 @@ async def test_the_claims_of_whoever_signed_in_are_told_to_no_viewer():
         assert (await s.runtime.history("c"))[0].by.claims == secret["claims"]  # and in the log
 
 
-@story
 async def test_what_is_not_theirs_is_as_unknown_as_what_does_not_exist():
-    from assent.server import OpenedBy
+    from holdfast.server import OpenedBy
 
     agent = refunding()
     holder = {}
@@ -684,7 +651,6 @@ async def test_what_is_not_theirs_is_as_unknown_as_what_does_not_exist():
             assert (await hers.next()) == ("removed", None, {"conversation": "hers", "call": entry["call"]})
 
 
-@story
 async def test_the_page_is_served_compressed_and_known_by_its_contents(tmp_path):
     (tmp_path / "own.js").write_text("export const a = 1;\n" * 50)
     (tmp_path / "index.html").write_text('<script type="importmap">{"imports": {}}</script>')
@@ -711,7 +677,6 @@ async def test_the_page_is_served_compressed_and_known_by_its_contents(tmp_path)
             await s.get(path, 404)
 
 
-@story
 async def test_the_packaged_page_is_served():
     async with site(desk("x")) as s:
         index = await s.http.get("/")
@@ -719,7 +684,6 @@ async def test_the_packaged_page_is_served():
         assert "<script" in index.text
 
 
-@story
 async def test_requests_run_beside_each_other():
     async with site(refunding()) as s:
         names = [f"c{i}" for i in range(20)]
@@ -731,7 +695,6 @@ async def test_requests_run_beside_each_other():
         assert {r["status"] for r in results} == {"accepted"}
 
 
-@story
 async def test_a_slip_in_a_decision_is_refused_and_decides_nothing():
     """What was meant as an edit, or as a reason, must not be lost on the way."""
     async with site(refunding()) as s:
@@ -774,7 +737,6 @@ def known_as(request):
 ADA, BO = {"x-who": "ada"}, {"x-who": "bo"}
 
 
-@story
 async def test_the_same_decision_sent_again_by_the_same_principal_has_the_first_answer():
     """A client that lost the answer asks again; nothing is decided twice, and another decision is stale. (B27)"""
     async with site(refunding(), auth=known_as) as s:
@@ -797,7 +759,6 @@ async def test_the_same_decision_sent_again_by_the_same_principal_has_the_first_
         assert [e["seq"] for e in log if e["type"] == "CallResolved"] == [first["seq"]]
 
 
-@story
 async def test_a_key_given_twice_is_refused():
     """A person could read one of the two values and the program take the other."""
     async with site(refunding()) as s:
@@ -815,7 +776,6 @@ async def test_a_key_given_twice_is_refused():
         assert (await s.pending())[0] == entry
 
 
-@story
 async def test_the_character_nul_is_refused_wherever_it_stands_in_a_body():
     async with site(desk(["?", ToolCall("choose", {"colours": []})], "ok")) as s:
         await s.begin()
@@ -830,7 +790,6 @@ async def test_the_character_nul_is_refused_wherever_it_stands_in_a_body():
         await s.post(path, {"decision": {"type": "answer", "value": "a backslash and u0000: \\u0000"}})
 
 
-@story
 async def test_ids_that_are_made_up_have_128_bits():
     async with site(desk("x")) as s:
         made = [(await s.post("/api/conversations", {}, 201))["conversation"] for _ in range(5)]
@@ -840,7 +799,6 @@ async def test_ids_that_are_made_up_have_128_bits():
             assert re.fullmatch("[a-z2-7]{26}", each)
 
 
-@story
 async def test_a_client_belongs_to_the_principal_that_announced_it():
     """For another principal it is unknown, and its own client of the same id is another one."""
     async with site(desk(["where", ToolCall("locate", {})], "ok"), auth=known_as) as s:
@@ -862,7 +820,6 @@ async def test_a_client_belongs_to_the_principal_that_announced_it():
         await s.post(f"{C}/clients/tab/heartbeat", {}, 204)  # ada's is still there
 
 
-@story
 async def test_a_principal_has_a_bounded_number_of_clients_in_a_conversation(monkeypatch):
     monkeypatch.setattr(routes, "MAX_CLIENTS", 2)
     monkeypatch.setattr(routes, "MAX_CLIENTS_LATELY", 4)
@@ -884,7 +841,6 @@ async def test_a_principal_has_a_bounded_number_of_clients_in_a_conversation(mon
         await s.post(f"{C}/clients", {"client": "two"})
 
 
-@story
 async def test_a_cursor_does_not_tell_whether_a_conversation_of_another_exists():
     async with site(desk("x"), auth=known_as, may_see=lambda who, name: name.startswith(who.id)) as s:
         for name in ("ada-1", "bo-1", "ada-2", "ada-3"):

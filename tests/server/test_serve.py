@@ -1,4 +1,4 @@
-"""``assent serve`` as a process: killed, restarted, stopped in an orderly way, and started wrongly."""
+"""``holdfast serve`` as a process: killed, restarted, stopped in an orderly way, and started wrongly."""
 
 import os
 import re
@@ -12,11 +12,11 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from assent import Invalid
-from assent.cli import server_token
+from holdfast import Invalid
+from holdfast.cli import server_token
 
 AGENT = '''
-from assent import Agent, ScriptedModel, ToolCall, tool
+from holdfast import Agent, ScriptedModel, ToolCall, tool
 
 @tool(approval="required")
 async def refund(order: int) -> str:
@@ -33,14 +33,14 @@ C = "/api/conversations/c"
 class Process:
     def __init__(self, folder, *words, port=0):
         (folder / "shop.py").write_text(AGENT)
-        self._command = [sys.executable, "-m", "assent", "serve", "shop:agent", "--port", str(port), *words]
+        self._command = [sys.executable, "-m", "holdfast", "serve", "shop:agent", "--port", str(port), *words]
         self.process = subprocess.Popen(
             self._command,
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "ASSENT_STORE": ""},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "HOLDFAST_STORE": ""},
         )
         line = self.process.stdout.readline()
         found = re.search(r"http://127\.0\.0\.1:(\d+)/\?token=(\S+)", line)
@@ -123,7 +123,7 @@ def test_the_token_is_kept_in_the_state_directory_for_its_owner_alone(tmp_path, 
     state = tmp_path / "state"
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
     with process(tmp_path, "--store", "sqlite:///desk.db") as server:
-        [kept] = (state / "assent" / "tokens").iterdir()
+        [kept] = (state / "holdfast" / "tokens").iterdir()
         assert kept.read_text() == server.token
         assert kept.stat().st_mode & 0o777 == 0o600
         assert kept.parent.stat().st_mode & 0o777 == 0o700
@@ -136,21 +136,21 @@ def test_the_token_is_kept_in_the_state_directory_for_its_owner_alone(tmp_path, 
 
 SPY = """
 import os, subprocess
-child = subprocess.run("echo $ASSENT_TOKEN", shell=True, capture_output=True, text=True)
-open("seen", "w").write(repr([os.environ.get("ASSENT_TOKEN"), child.stdout]))
+child = subprocess.run("echo $HOLDFAST_TOKEN", shell=True, capture_output=True, text=True)
+open("seen", "w").write(repr([os.environ.get("HOLDFAST_TOKEN"), child.stdout]))
 """
 
 
 def test_tools_do_not_find_the_token_in_their_environment(tmp_path, monkeypatch):
     """Neither the code of tools, from its import on, nor the programs that they start; in a worker neither."""
-    monkeypatch.setenv("ASSENT_TOKEN", "a-token-from-the-environment")
+    monkeypatch.setenv("HOLDFAST_TOKEN", "a-token-from-the-environment")
     (tmp_path / "spy.py").write_text(SPY)
     monkeypatch.setitem(globals(), "AGENT", f"import spy\n{AGENT}")
     with process(tmp_path) as server:
         assert server.token == "a-token-from-the-environment"
         assert (tmp_path / "seen").read_text() == repr([None, "\n"])
     (tmp_path / "seen").unlink()
-    run(tmp_path, "-m", "assent", "tools", "shop:agent")
+    run(tmp_path, "-m", "holdfast", "tools", "shop:agent")
     assert (tmp_path / "seen").read_text() == repr([None, "\n"])
 
 
@@ -165,25 +165,25 @@ def run(folder, *words, **env):
 def test_a_port_in_use_is_one_sentence_that_says_what_to_do(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code, said = run(tmp_path, "-m", "assent", "serve", "shop:agent", "--port", str(port))
+        code, said = run(tmp_path, "-m", "holdfast", "serve", "shop:agent", "--port", str(port))
     assert code == 2
     assert said == (
-        f"assent: error [resource_missing]: port {port} of 127.0.0.1 is in use: stop what uses it, "
+        f"holdfast: error [resource_missing]: port {port} of 127.0.0.1 is in use: stop the program that uses it, "
         "or choose another with --port (0: any)\n"
     )
 
 
 @pytest.fixture
 def kept(tmp_path, monkeypatch):
-    """Where the token of assent.db in this directory is kept; its directory is there."""
+    """Where the token of holdfast.db in this directory is kept; its directory is there."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    path = server_token.token_file(f"sqlite:///{tmp_path}/assent.db")
+    path = server_token.token_file(f"{tmp_path}/holdfast.db")
     path.parent.mkdir(mode=0o700, parents=True)
     return path
 
 
 def refused(folder):
-    return run(folder, "-m", "assent", "serve", "shop:agent", "--port", "0", ASSENT_STORE="")
+    return run(folder, "-m", "holdfast", "serve", "shop:agent", "--port", "0", HOLDFAST_STORE="")
 
 
 def test_a_token_file_that_holds_no_token_is_told_by_its_name(tmp_path, kept):
@@ -198,13 +198,13 @@ def test_a_token_file_that_holds_no_token_is_told_by_its_name(tmp_path, kept):
         kept.chmod(0o600)
         assert refused(tmp_path) == (
             2,
-            f"assent: error [invalid_args]: {kept} must hold 16 or more letters, digits, '-', '_' and '.'\n",
+            f"holdfast: error [invalid_args]: {kept} must hold 16 or more letters, digits, '-', '_' and '.'\n",
         )
     kept.unlink()
     kept.mkdir()
     code, said = refused(tmp_path)
     assert code == 2
-    assert said.startswith("assent: error [resource_missing]: the token cannot be read: ")
+    assert said.startswith("holdfast: error [resource_missing]: the token cannot be read: ")
     assert str(kept) in said
 
 
@@ -214,7 +214,7 @@ def test_a_token_file_that_others_can_read_or_write_is_refused(tmp_path, kept, m
     kept.chmod(mode)
     code, said = refused(tmp_path)
     assert code == 2
-    assert f"others can read or change it (mode {mode:o}): run `chmod 600 {kept}`" in said
+    assert f"other users can read or change it (mode {mode:o}): run `chmod 600 {kept}`" in said
 
 
 def test_a_directory_of_tokens_that_others_can_write_is_refused(tmp_path, kept):
@@ -245,7 +245,7 @@ def test_where_no_token_can_be_kept_the_server_says_that_it_will_change(tmp_path
     (tmp_path / "state").write_text("no directory")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with process(tmp_path) as server:
-        assert "$ASSENT_TOKEN gives one that stays" in server.process.stdout.readline()
+        assert "$HOLDFAST_TOKEN sets a permanent one" in server.process.stdout.readline()
 
 
 def test_a_page_of_the_project_that_has_nothing_of_ours_in_it_does_not_replace_ours(tmp_path):
@@ -257,7 +257,7 @@ def test_a_page_of_the_project_that_has_nothing_of_ours_in_it_does_not_replace_o
         base = f"http://127.0.0.1:{server.port}"
         assert "the project's own" not in http.get(f"{base}/").text
         assert http.get(f"{base}/static/style.css").text == "/* ours */"
-        (tmp_path / "ui" / "index.html").write_text("<assent-app></assent-app> of the project's own")
+        (tmp_path / "ui" / "index.html").write_text("<holdfast-app></holdfast-app> of the project's own")
         assert "the project's own" in http.get(f"{base}/").text
 
 
@@ -267,18 +267,18 @@ def test_behind_a_proxy_that_changes_the_host_the_origin_is_named(tmp_path):
         path = f"http://127.0.0.1:{server.port}/api/conversations"
         assert http.post(path, json={}, headers={"origin": "https://desk.example"}).status_code == 201
         assert http.post(path, json={}, headers={"origin": "https://other.example"}).status_code == 403
-    code, said = run(tmp_path, "-m", "assent", "serve", "shop:agent", "--port", "0", "--allow-origin", "desk.example")
+    code, said = run(tmp_path, "-m", "holdfast", "serve", "shop:agent", "--port", "0", "--allow-origin", "desk.example")
     assert code == 2
-    assert "an origin is as https://desk.example" in said
+    assert "an origin looks like https://desk.example" in said
 
 
 def test_an_address_that_is_not_ours_and_a_short_token_are_refused(tmp_path):
-    code, said = run(tmp_path, "-m", "assent", "serve", "shop:agent", "--port", "0", "--host", "192.0.2.1")
+    code, said = run(tmp_path, "-m", "holdfast", "serve", "shop:agent", "--port", "0", "--host", "192.0.2.1")
     assert code == 2
     assert "--host" in said
-    code, said = run(tmp_path, "-m", "assent", "serve", "shop:agent", "--port", "0", ASSENT_TOKEN="short")
+    code, said = run(tmp_path, "-m", "holdfast", "serve", "shop:agent", "--port", "0", HOLDFAST_TOKEN="short")
     assert code == 2
-    assert "ASSENT_TOKEN" in said
+    assert "HOLDFAST_TOKEN" in said
 
 
 def test_without_the_extra_the_exact_command_is_told(tmp_path):
@@ -286,14 +286,14 @@ def test_without_the_extra_the_exact_command_is_told(tmp_path):
         "import sys, importlib.util as u\n"
         "real = u.find_spec\n"
         "u.find_spec = lambda name, *a: None if name in ('uvicorn', 'httptools') else real(name, *a)\n"
-        "from assent.cli.main import main\n"
+        "from holdfast.cli.app import main\n"
         "sys.exit(main(['serve', 'shop:agent']))\n"
     )
     code, said = run(tmp_path, "-c", hide)
     assert code == 2
     assert said == (
-        "assent: error [resource_missing]: the server needs uvicorn, httptools: "
-        "pip install 'assent[server]' (in a clone: pip install '.[server]')\n"
+        "holdfast: error [resource_missing]: the server needs uvicorn, httptools: "
+        "pip install 'holdfast[server]' (in a clone: pip install '.[server]')\n"
     )
 
 
@@ -301,7 +301,7 @@ def test_without_a_home_directory_the_token_is_not_kept_in_the_working_directory
     """Tools work there: it is made anew at each start instead."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
-    monkeypatch.delenv("ASSENT_TOKEN", raising=False)
+    monkeypatch.delenv("HOLDFAST_TOKEN", raising=False)
     monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as where there is no home to be found
     assert not server_token.token_for("sqlite:///a.db").lasting
     assert list(tmp_path.iterdir()) == []

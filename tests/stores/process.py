@@ -8,10 +8,10 @@ import sys
 from contextlib import suppress
 from functools import partial
 
-from assent.errors import Conflict, StoreError
-from assent.stores import writer
-from assent.stores.sqlite import SQLiteStore
-from assent.testing.store_contract import step
+from holdfast.errors import Conflict, StoreError
+from holdfast.stores.sqlite import writer
+from holdfast.stores.sqlite.store import SQLiteStore
+from holdfast.testing.store_contract import make_append
 
 
 def say(*words):
@@ -37,7 +37,7 @@ async def contend(path, name, count):
     at, done = row.seq if row else 0, 0
     while done < int(count):
         try:
-            await store.append(step("shared", at, f"{name} {done}".encode()))
+            await store.append(make_append("shared", at, f"{name} {done}".encode()))
         except Conflict as refusal:
             at = refusal.actual
         else:
@@ -49,7 +49,7 @@ async def contend(path, name, count):
 async def hold(path):
     """Own a conversation until killed."""
     store = await opened(path, "agent")
-    await store.append(step("c", 0, owes=True))
+    await store.append(make_append("c", 0, owes=True))
     say("claimed", await store.claim("c"), store.owner)
     await asyncio.Event().wait()
 
@@ -57,7 +57,7 @@ async def hold(path):
 async def hold_with_child(path):
     """As ``hold``, with children that outlive this process: one forked, one started with open descriptors."""
     store = await opened(path, "agent")
-    await store.append(step("c", 0, owes=True))
+    await store.append(make_append("c", 0, owes=True))
     epoch = await store.claim("c")
     say("claimed", epoch, store.owner, *children())
     await asyncio.Event().wait()
@@ -81,7 +81,7 @@ async def append_for_ever(path):
     async def converse(n):
         version = 0
         while True:
-            await store.append(step(f"c{n}", version, f"{n}/{version}".encode()))
+            await store.append(make_append(f"c{n}", version, f"{n}/{version}".encode()))
             version += 1
             say(n, version)
 
@@ -91,14 +91,14 @@ async def append_for_ever(path):
 async def die_at(path, point):
     """Append one event, then be killed at a crash point of the second append."""
     store = await opened(path)
-    await store.append(step("c", 0))
+    await store.append(make_append("c", 0))
 
     def crash(name):
         if name == point:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    writer.crash = crash
-    await store.append(step("c", 1))
+    writer.crash_hook = crash
+    await store.append(make_append("c", 1))
     say("survived")
 
 
@@ -123,7 +123,7 @@ async def be_copied_by_python(path, target):
 
     async def converse(n):
         while True:
-            await store.append(step(f"c{n}", done[n], f"{n}/{done[n]}".encode()))
+            await store.append(make_append(f"c{n}", done[n], f"{n}/{done[n]}".encode()))
             done[n] += 1
             say("acknowledged", n, done[n])
 
@@ -162,9 +162,9 @@ def use_in_child(store):
 
 async def use_after_fork(path):
     store = await opened(path)
-    await store.append(step("c", 0))
+    await store.append(make_append("c", 0))
     use_in_child(store)
-    await store.append(step("c", 1))
+    await store.append(make_append("c", 1))
     say("parent at", (await store.row("c")).seq, [row.alive for row in await store.owners()])
     await store.close()
 

@@ -8,17 +8,17 @@ import logging
 
 import apsw
 import msgspec
-import pg
 import pytest
+from support import pg
 
-from assent import Agent, Approve, Runtime, ScriptedModel, ToolCall, tool
-from assent.core import codec
-from assent.core.decisions import Expired
-from assent.core.state import Grant
-from assent.runtime import home, record
-from assent.stores.memory import MemoryStore
-from assent.stores.packing import packed, unpacked
-from assent.stores.sqlite import SQLiteStore
+from holdfast import Agent, Approve, Runtime, ScriptedModel, ToolCall, tool
+from holdfast.core import codec
+from holdfast.core.decisions import Expired
+from holdfast.core.state import Grant
+from holdfast.runtime import commit, inbox
+from holdfast.stores.compression import compress_body, decompress_body
+from holdfast.stores.memory import MemoryStore
+from holdfast.stores.sqlite.store import SQLiteStore
 
 paid: list[int] = []
 
@@ -63,7 +63,7 @@ class InMemory:
         data = self._first._data
         for conversation in data.conversations.values():
             for row in conversation.calls.values():
-                data.no_longer_due(row)
+                data.remove_due(row)
             conversation.calls.clear()
 
     def row(self, status):
@@ -80,7 +80,9 @@ class InSQL:
     def pending(self, change):
         ((key,),) = self.sql("SELECT id FROM conversations WHERE name = 'c'")
         ((body,),) = self.sql(f"SELECT body FROM pending WHERE conversation = {key}")
-        self.write(f"UPDATE pending SET body = {{}} WHERE conversation = {key}", packed(change(unpacked(body))))
+        self.write(
+            f"UPDATE pending SET body = {{}} WHERE conversation = {key}", compress_body(change(decompress_body(body)))
+        )
 
     def deadline(self, later):
         self.sql(f"UPDATE pending SET due = due + {later}, deadline = deadline + {later}")
@@ -99,7 +101,7 @@ class InSQL:
 
 class OnSQLite(InSQL):
     def __init__(self, tmp_path):
-        self._path = tmp_path / "assent.db"
+        self._path = tmp_path / "holdfast.db"
 
     def store(self):
         return SQLiteStore(self._path)
@@ -120,7 +122,7 @@ class OnPostgres(InSQL):
         self._url = pg.fresh()
 
     def store(self):
-        from assent.stores.postgres import PostgresStore
+        from holdfast.stores.postgres import PostgresStore
 
         return PostgresStore(self._url)
 
@@ -157,7 +159,7 @@ def ask(place, *amounts, name="c"):
     """Have a call of ``pay`` wait in a conversation."""
 
     async def work(rt):
-        await (await rt.send(name, "pay", by="ada")).rest()
+        await (await rt.send(name, "pay", by="ada")).result()
 
     use(place, work, agent(*amounts))
 
@@ -173,14 +175,14 @@ async def approve_all(rt):
 @pytest.fixture
 def often(monkeypatch):
     """A snapshot with every append."""
-    monkeypatch.setattr(record, "SNAPSHOT_EVERY", 1)
+    monkeypatch.setattr(commit, "SNAPSHOT_EVERY", 1)
 
 
 def test_an_edited_snapshot_is_not_used_and_what_was_shown_runs(place, often, caplog):
     """900 stood in the snapshot, 100 was shown and approved: 100 runs, and a warning says what happened."""
     ask(place)
     place.snapshot(lambda body: body.replace(b"100", b"900"))
-    with caplog.at_level(logging.WARNING, "assent"):
+    with caplog.at_level(logging.WARNING, "holdfast"):
         use(place, approve_all, agent())
     assert paid == [100]
     assert "its snapshot does not fit its checksum" in caplog.text
@@ -191,6 +193,7 @@ def test_a_grant_that_was_planted_in_a_snapshot_approves_nothing(place, often):
 
     def plant(body):
         state = codec.decode_state(body)
+        assert state is not None
         by = state.turn.by
         grant = Grant(id="g", tool="pay", scope="tool", by=by, at=1.0)
         return codec.encode_state(msgspec.structs.replace(state, grants=(*state.grants, grant)))
@@ -204,7 +207,7 @@ def test_a_rebuilt_snapshot_is_written_and_used_from_then_on(place, often, caplo
     place.snapshot(lambda body: body.replace(b"100", b"900"))
     use(place, lambda rt: rt.snapshot("c"))
     caplog.clear()
-    with caplog.at_level(logging.INFO, "assent"):
+    with caplog.at_level(logging.INFO, "holdfast"):
         use(place, lambda rt: rt.snapshot("c"))
     assert "rebuilt" not in caplog.text
 
@@ -223,7 +226,7 @@ def test_a_rebuilt_snapshot_is_written_and_used_from_then_on(place, often, caplo
 def test_an_altered_pending_entry_is_shown_as_the_log_has_it(place, caplog):
     ask(place)
     place.pending(lambda body: body.replace(b"100", b"900"))
-    with caplog.at_level(logging.WARNING, "assent"):
+    with caplog.at_level(logging.WARNING, "holdfast"):
         (entry,) = use(place, lambda rt: rt.pending())
     assert (entry.prompt, entry.args) == ("Pay 100?", {"amount": 100})
     assert "a pending entry does not fit its checksum" in caplog.text
@@ -254,7 +257,7 @@ def test_pending_entries_that_were_lost_come_back_when_the_store_is_listed(place
     ask(place)
     before = use(place, lambda rt: rt.pending())
     place.lose()
-    with caplog.at_level(logging.WARNING, "assent"):
+    with caplog.at_level(logging.WARNING, "holdfast"):
         assert use(place, lambda rt: rt.pending()) == before
     assert "pending entries were lost" in caplog.text
     place.lose()
@@ -263,7 +266,7 @@ def test_pending_entries_that_were_lost_come_back_when_the_store_is_listed(place
 
 def test_all_lost_entries_come_back_however_many_conversations_had_them(place, monkeypatch):
     """They are looked for some at a time, until none is left."""
-    monkeypatch.setattr(home, "MISCOUNTED", 1)
+    monkeypatch.setattr(inbox, "RESTORE_BATCH", 1)
     for name in ("c", "d", "e"):
         ask(place, name=name)
     before = use(place, lambda rt: rt.pending())
@@ -289,7 +292,7 @@ def test_a_deadline_whose_entry_was_lost_still_passes(place):
 def test_a_row_that_was_altered_is_listed_as_the_log_has_it(place, caplog):
     ask(place)
     place.row("idle")
-    with caplog.at_level(logging.WARNING, "assent"):
+    with caplog.at_level(logging.WARNING, "holdfast"):
         (info,) = use(place, lambda rt: rt.conversations())
     assert info.state == "awaiting_input"
     assert "its row does not fit its checksum" in caplog.text
@@ -301,7 +304,7 @@ def test_caches_without_checksums_are_rebuilt_without_a_warning(tables, often, c
     before = use(tables, lambda rt: rt.pending())
     tables.snapshot(lambda body: body.replace(b"100", b"900"))
     tables.unseal()
-    with caplog.at_level(logging.WARNING, "assent"):
+    with caplog.at_level(logging.WARNING, "holdfast"):
         assert use(tables, lambda rt: rt.pending()) == before
         use(tables, approve_all, agent())
     assert paid == [100]
@@ -314,7 +317,7 @@ def test_pages_of_pending_entries_are_in_order_and_have_each_of_them_once(place)
     async def main():
         async with Runtime(agent(), store=place.store()) as rt:
             for n in range(7):
-                await (await rt.send(f"c{n}", "pay", by="ada")).rest()
+                await (await rt.send(f"c{n}", "pay", by="ada")).result()
             store, rows, last = rt.store, [], None
             while page := await store.pending(after=last, limit=3):
                 assert len(page) <= 3
@@ -322,6 +325,6 @@ def test_pages_of_pending_entries_are_in_order_and_have_each_of_them_once(place)
             assert rows == await store.pending()
             assert len(rows) == 7
             assert await store.pending("c3", limit=5) == await store.pending("c3")
-            assert await store.miscounted() == []
+            assert await store.find_miscounted() == []
 
     asyncio.run(main())

@@ -4,13 +4,13 @@ import gc
 import os
 from weakref import ref
 
-from assent.stores import forks
+from holdfast.stores import base
 
 
 class Store:
     told = 0
 
-    def forked(self):
+    def mark_forked(self):
         self.told += 1
 
 
@@ -26,20 +26,20 @@ def in_a_child(fact):
 
 def test_an_open_store_is_told_in_the_child_and_not_in_the_parent():
     store, other = Store(), Store()
-    forks.watch(store)
+    base.register_store(store)
     assert in_a_child(lambda: (store.told, other.told) == (1, 0))
     assert store.told == 0
 
 
 def test_a_childs_child_is_told_as_well():
     store = Store()
-    forks.watch(store)
+    base.register_store(store)
     assert in_a_child(lambda: in_a_child(lambda: store.told == 2))
 
 
 def test_to_watch_a_store_does_not_keep_it():
     store = Store()
-    forks.watch(store)
+    base.register_store(store)
     kept = ref(store)
     del store
     gc.collect()

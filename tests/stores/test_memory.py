@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from assent.stores.memory import MemoryStore
-from assent.testing.store_contract import StoreContract, on_a_loop, step
+from holdfast.stores.memory import MemoryStore
+from holdfast.testing.store_contract import StoreContract, async_test, make_append
 
 
 class TestMemoryStore(StoreContract):
@@ -18,11 +18,11 @@ class TestMemoryStore(StoreContract):
     def kill(self, store):
         store.kill()
 
-    @on_a_loop
+    @async_test
     async def test_a_killed_store_never_answers_again(self):
-        store = await self.store()
-        self.dies(store)
-        for call in (store.append(step("c", 0)), store.row("c"), store.close(), store.foreign(0.0)):
+        store = await self.open_store()
+        self.kill_opened(store)
+        for call in (store.append(make_append("c", 0)), store.row("c"), store.close(), store.wait_for_changes(0.0)):
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(call, 0.02)
 
@@ -31,12 +31,12 @@ class TestMemoryStore(StoreContract):
 
         async def first():
             await store.open()
-            assert not await store.foreign(0.01)
-            await store.append(step("c", 0))
+            assert not await store.wait_for_changes(0.01)
+            await store.append(make_append("c", 0))
 
         async def second():
-            assert not await store.foreign(0.01)
-            await store.append(step("c", 1))
+            assert not await store.wait_for_changes(0.01)
+            await store.append(make_append("c", 1))
             await store.close()
 
         asyncio.run(first())

@@ -9,17 +9,25 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import asyncpg
-import pg
 import pytest
+from support import pg
 
-from assent.errors import Conflict, Fenced, StoreDamaged, StoreError, StoreNewer
-from assent.stores.base import GENESIS, chain
-from assent.stores.postgres import PostgresStore, appending, migrate, migrations, plan
-from assent.stores.postgres.driver import Link
-from assent.stores.postgres.faults import CONNECTIONS
-from assent.testing.store_contract import StoreContract, entry, on_a_loop, step, the_lease, the_row
+from holdfast.errors import Conflict, Fenced, StoreDamaged, StoreError, StoreNewer
+from holdfast.stores.base import GENESIS, hash_chain
+from holdfast.stores.postgres import PostgresStore, append, migrate, migrations, plan_migration
+from holdfast.stores.postgres.connection import Link
+from holdfast.stores.postgres.errors import CONNECTIONS_PER_STORE
+from holdfast.testing.store_contract import (
+    StoreContract,
+    async_test,
+    claim_lease,
+    existing_row,
+    make_append,
+    make_entry,
+)
 
 LEASE = 4.0  # a connection has half of it: enough on a busy machine, too
 
@@ -47,76 +55,78 @@ class TestPostgresStore(StoreContract):
 
     # --- group append ------------------------------------------------------------------------------------
 
-    @on_a_loop
+    @async_test
     async def test_concurrent_appends_share_commits(self):
-        store = await self.store()
+        store = await self.open_store()
         before = store.commits
-        await asyncio.gather(*(store.append(step(f"c{n}", 0)) for n in range(400)))
+        await asyncio.gather(*(store.append(make_append(f"c{n}", 0)) for n in range(400)))
         assert store.commits - before <= 8
         assert len(await store.rows(limit=1000)) == 400
 
-    @on_a_loop
+    @async_test
     async def test_claims_that_wait_are_made_in_one_statement_each_under_its_own_epoch(self):
-        store = await self.store()
-        other = await self.other(store)
-        await asyncio.gather(*(store.append(step(f"c{n}", 0)) for n in range(100)))
+        store = await self.open_store()
+        other = await self.open_sibling(store)
+        await asyncio.gather(*(store.append(make_append(f"c{n}", 0)) for n in range(100)))
         for n in range(0, 100, 10):
-            await the_lease(other, f"c{n}")
+            await claim_lease(other, f"c{n}")
         before = store.commits
         found = await asyncio.gather(*(store.claim(f"c{n}") for n in range(100)), store.claim("unknown"))
         assert store.commits - before <= 4
         assert found == [*(1 if n % 10 else None for n in range(100)), None]
 
-    @on_a_loop
+    @async_test
     async def test_one_that_cannot_be_stored_does_not_take_the_others_of_its_group_with_it(self):
-        store = await self.store()
+        store = await self.open_store()
         names = ["a", "with a \0 in it", "b", "with a \ud800 in it", "c"]
-        outcomes = await asyncio.gather(*(store.append(step(name, 0)) for name in names), return_exceptions=True)
+        outcomes = await asyncio.gather(*(store.append(make_append(name, 0)) for name in names), return_exceptions=True)
         assert [isinstance(outcome, StoreError) for outcome in outcomes] == [False, True, False, True, False]
         assert "choose another name" in outcomes[1].message
         assert "choose another name" in outcomes[3].message
         assert [row.conversation for row in await store.rows()] == ["a", "b", "c"]
 
-    @on_a_loop
+    @async_test
     async def test_each_of_a_group_is_written_with_its_own_values(self):
-        store = await self.store()
+        store = await self.open_store()
         names = [f"c{n}" for n in range(60)]
-        await asyncio.gather(*(store.append(step(name, 0)) for name in names))
+        await asyncio.gather(*(store.append(make_append(name, 0)) for name in names))
         epochs = [await store.claim(name) for name in names]
         asked = []
         for n, (name, epoch) in enumerate(zip(names, epochs, strict=True)):
             own = {"epoch": epoch, "release": n % 4 == 1} if n % 2 else {}
             long = b"of %d, which is so long that it is packed" % n * 20
             asked.append(
-                step(name, 1, *(b"one", b"", long)[: n % 3 + 1], status=f"s{n % 5}", agent=f"a{n % 7}",
+                make_append(name, 1, *(b"one", b"", long)[: n % 3 + 1], status=f"s{n % 5}", agent=f"a{n % 7}",
                      owes=n % 3 == 0, at=n + 0.1, **own)
             )  # fmt: skip
         before = store.commits
-        await asyncio.gather(*map(store.append, asked), store.append(step("new", 0, status="s1")))
+        await asyncio.gather(*map(store.append, asked), store.append(make_append("new", 0, status="s1")))
         assert store.commits - before <= 2
         for each in asked:
-            row, events = await the_row(store, each.conversation), await store.read(each.conversation)
+            row, events = await existing_row(store, each.conversation), await store.read(each.conversation)
             assert events == [b"event 1", *each.events]
-            assert await store.hashes(each.conversation) == chain(GENESIS, events)
-            assert row.hash == chain(GENESIS, events)[-1]
+            assert await store.hashes(each.conversation) == hash_chain(GENESIS, events)
+            assert row.hash == hash_chain(GENESIS, events)[-1]
             assert (row.seq, row.status, row.agent) == (len(events), each.status, each.agent)
             assert (row.owes, row.updated) == (each.owes, each.at)
             assert row.owner == (None if each.release else store.owner)
-        assert (await the_row(store, "new")).status == "s1"
+        assert (await existing_row(store, "new")).status == "s1"
 
-    @on_a_loop
+    @async_test
     async def test_one_that_goes_on_is_written_together_with_many_that_are_new(self):
-        store = await self.store()
-        await store.append(step("old", 0))
+        store = await self.open_store()
+        await store.append(make_append("old", 0))
         before = store.commits
-        await asyncio.gather(*(store.append(step(f"c{n}", 0)) for n in range(9)), store.append(step("old", 1, b"on")))
+        await asyncio.gather(
+            *(store.append(make_append(f"c{n}", 0)) for n in range(9)), store.append(make_append("old", 1, b"on"))
+        )
         assert store.commits - before <= 2
         assert await store.read("old") == [b"event 1", b"on"]
         assert await store.heads(["old", "c0", "c8"]) == {"old": 2, "c0": 1, "c8": 1}
 
-    @on_a_loop
+    @async_test
     async def test_whatever_is_asked_at_once_is_written_in_the_order_of_names_in_which_all_lock(self):
-        store = await self.store()
+        store = await self.open_store()
         written = []
         for kind in (store._appending, store._claiming, store._releasing):
 
@@ -128,114 +138,114 @@ class TestPostgresStore(StoreContract):
         names = [f"c{n}" for n in range(200)]
         random.shuffle(names)
         for at in range(3):
-            await asyncio.gather(*(store.append(step(name, at)) for name in names))
-        epochs = await asyncio.gather(*map(store.claim, names))
+            await asyncio.gather(*(store.append(make_append(name, at)) for name in names))
+        epochs: list[Any] = await asyncio.gather(*map(store.claim, names))
         await asyncio.gather(*map(store.release, names, epochs))
         assert max(map(len, written)) >= 100
         assert all(group == sorted(group) for group in written)
 
-    @on_a_loop
+    @async_test
     async def test_what_was_read_anew_is_sent_in_the_order_of_names_as_well(self):
-        store = await self.store()
+        store = await self.open_store()
         names = [f"c{n}" for n in range(40)]
-        await asyncio.gather(*(store.append(step(name, 0)) for name in names))
+        await asyncio.gather(*(store.append(make_append(name, 0)) for name in names))
         for name in names[::3]:
             del store._heads[name]
         sent = []
-        placed = store._appending._placed
+        placed = store._appending._find_heads
 
         async def noted(*given):
             ready = await placed(*given)
             sent.append([job.conversation for job, _ in ready])
             return ready
 
-        store._appending._placed = noted
-        await asyncio.gather(*(store.append(step(name, 1)) for name in names))
+        store._appending._find_heads = noted
+        await asyncio.gather(*(store.append(make_append(name, 1)) for name in names))
         assert sorted(name for group in sent for name in group) == sorted(names)
         assert all(group == sorted(group) for group in sent)
 
-    @on_a_loop
+    @async_test
     async def test_so_many_heads_are_remembered_and_the_others_are_read_again(self):
-        store = await self.store()
+        store = await self.open_store()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(appending, "REMEMBERED", 10)
+            patch.setattr(append, "MAX_HEADS", 10)
             for at in range(3):
                 for n in range(25):
-                    await store.append(step(f"c{n}", at))
+                    await store.append(make_append(f"c{n}", at))
                     assert len(store._heads) <= 10
                     assert f"c{n}" in store._heads
-            await asyncio.gather(*(store.append(step(f"c{n}", 3)) for n in range(25)))
+            await asyncio.gather(*(store.append(make_append(f"c{n}", 3)) for n in range(25)))
             assert len(store._heads) <= 10
         assert [len(await store.read(f"c{n}")) for n in range(25)] == [4] * 25
 
-    @on_a_loop
+    @async_test
     async def test_an_append_that_waited_for_a_row_is_compared_with_what_was_left_there(self):
-        store = await self.store()
+        store = await self.open_store()
 
         async def waited(name, change, others):
             names = [name, *(f"{name}-{n}" for n in range(others))]
-            await asyncio.gather(*(store.append(step(each, 0)) for each in names))
+            await asyncio.gather(*(store.append(make_append(each, 0)) for each in names))
             db = await asyncpg.connect(pg.server().url(), server_settings={"search_path": pg.schema_of(self.url)})
             async with db.transaction():
                 await db.execute(f"UPDATE conversations SET {change} WHERE name = $1", name)
-                group = [step(each, 1, b"mine", status="busy") for each in names]
+                group = [make_append(each, 1, b"mine", status="busy") for each in names]
                 waiting = asyncio.gather(*map(store.append, group), return_exceptions=True)
                 while not await self.ask("SELECT FROM pg_locks WHERE NOT granted"):
                     await asyncio.sleep(0.002)
             await db.close()
             first, *rest = await waiting
             assert rest == [None] * others
-            return first, await the_row(store, name)
+            return first, await existing_row(store, name)
 
         for others in (0, 3):
             refusal, row = await waited(f"same{others}", "agent = 'left'", others)
             assert refusal is None
-            assert (row.seq, row.status, row.hash) == (2, "busy", chain(GENESIS, [b"event 1", b"mine"])[-1])
+            assert (row.seq, row.status, row.hash) == (2, "busy", hash_chain(GENESIS, [b"event 1", b"mine"])[-1])
             refusal, row = await waited(f"moved{others}", "seq = 7", others)
             assert isinstance(refusal, Conflict)
             assert (row.seq, row.status) == (7, "idle")
 
-    @on_a_loop
+    @async_test
     async def test_a_damaged_hash_keeps_nobody_else_from_being_written(self):
-        store = await self.store()
+        store = await self.open_store()
         names = [f"c{n}" for n in range(5)]
-        await asyncio.gather(*(store.append(step(name, 0)) for name in names))
+        await asyncio.gather(*(store.append(make_append(name, 0)) for name in names))
         await self.ask("UPDATE conversations SET hash = 'short' WHERE name = 'c2'")
-        assert (await the_row(store, "c2")).hash == b"short"
-        await asyncio.gather(*(store.append(step(name, 1)) for name in names))
+        assert (await existing_row(store, "c2")).hash == b"short"
+        await asyncio.gather(*(store.append(make_append(name, 1)) for name in names))
         hashes = {row.conversation: row.hash for row in await store.rows()}
-        assert hashes.pop("c2") == chain(b"short", [b"event 2"])[-1]
-        assert set(hashes.values()) == {chain(GENESIS, [b"event 1", b"event 2"])[-1]}
+        assert hashes.pop("c2") == hash_chain(b"short", [b"event 2"])[-1]
+        assert set(hashes.values()) == {hash_chain(GENESIS, [b"event 1", b"event 2"])[-1]}
 
-    @on_a_loop
+    @async_test
     async def test_an_artifact_that_two_appends_share_is_stored_if_one_of_them_is(self):
-        store = await self.store()
+        store = await self.open_store()
         body = b"artifact"
         name = "c7c5c1d70c5dec4416ab6158afd0b223ef40c29b1dc1f97ed9428b94d4cadb1c"
         appends = [
-            store.append(step("a", 7, artifacts=[(name, body)])),
-            store.append(step("b", 0, artifacts=[(name, body)])),
+            store.append(make_append("a", 7, artifacts=[(name, body)])),
+            store.append(make_append("b", 0, artifacts=[(name, body)])),
         ]
         refused, done = await asyncio.gather(*appends, return_exceptions=True)
         assert isinstance(refused, Conflict)
         assert done is None
         assert await store.artifact(name) == body
 
-    @on_a_loop
+    @async_test
     async def test_an_append_whose_caller_was_cancelled_is_written(self):
-        store = await self.store()
-        task = asyncio.ensure_future(store.append(step("c", 0)))
+        store = await self.open_store()
+        task = asyncio.ensure_future(store.append(make_append("c", 0)))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await store.append(step("c", 1))
-        assert (await the_row(store, "c")).seq == 2
+        await store.append(make_append("c", 1))
+        assert (await existing_row(store, "c")).seq == 2
 
-    @on_a_loop
+    @async_test
     async def test_an_opening_that_is_cancelled_at_any_of_its_statements_leaves_no_connection(self):
-        await (await self.store()).close()  # what follows finds its tables
-        patiently, last, said = Link._patiently, 0, 0
+        await (await self.open_store()).close()  # what follows finds its tables
+        patiently, last, said = Link._with_timeout, 0, 0
         opening = None
 
         def counted(link, *grace):
@@ -252,7 +262,7 @@ class TestPostgresStore(StoreContract):
 
         before = await connections()
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(Link, "_patiently", counted)
+            patched.setattr(Link, "_with_timeout", counted)
             while said == last:
                 last, said = last + 1, 0
                 store = self.make()
@@ -264,9 +274,10 @@ class TestPostgresStore(StoreContract):
         while await connections() > before:  # they go when the server sees it
             await asyncio.sleep(0.01)
 
-    @on_a_loop
+    @async_test
     async def test_fifty_writers_of_one_conversation_leave_a_gapless_chain(self):
-        stores = [await self.store(), *[await self.other(None) for _ in range(2)]]
+        first = await self.open_store()
+        stores = [first, *[await self.open_sibling(first) for _ in range(2)]]
         written = []
 
         async def write(n):
@@ -276,7 +287,7 @@ class TestPostgresStore(StoreContract):
                 seq = row.seq if row else 0
                 body = b"%d/%d" % (n, done)
                 try:
-                    await store.append(step("c", seq, body))
+                    await store.append(make_append("c", seq, body))
                 except Conflict:
                     continue
                 written.append(body)
@@ -286,17 +297,18 @@ class TestPostgresStore(StoreContract):
         bodies = await stores[0].read("c")
         assert sorted(bodies) == sorted(written)
         assert len(bodies) == 100
-        assert await stores[1].hashes("c") == chain(GENESIS, bodies)
+        assert await stores[1].hashes("c") == hash_chain(GENESIS, bodies)
 
-    @on_a_loop
+    @async_test
     async def test_owners_and_guests_who_hammer_a_few_conversations_leave_every_log_and_index_as_they_were_told(self):
         """Appends, claims, takes and releases of several stores meet on the same rows, in groups; whatever was
         acknowledged is there, in order, and what only an owner may write was written under its epoch."""
         chance = random.Random(7)
-        stores = [await self.store("agent"), *[await self.other(None, "agent") for _ in range(3)]]
+        first = await self.open_store("agent")
+        stores = [first, *[await self.open_sibling(first, "agent") for _ in range(3)]]
         names = [f"c{n}" for n in range(6)]
         for name in names:
-            await stores[0].append(step(name, 0, b"{}", owes=True))
+            await stores[0].append(make_append(name, 0, b"{}", owes=True))
         acknowledged = {name: [] for name in names}
 
         async def guest(store, n):
@@ -304,9 +316,9 @@ class TestPostgresStore(StoreContract):
                 name = chance.choice(names)
                 seq = (await store.heads([name]))[name]
                 call, body = f"k{chance.randrange(3)}", json.dumps({"guest": n, "at": seq}).encode()
-                opened = [entry(name, call, float(seq))] if chance.random() < 0.5 else []
+                opened = [make_entry(name, call, float(seq))] if chance.random() < 0.5 else []
                 try:
-                    await store.append(step(name, seq, body, owes=True, opened=opened, closed=[call]))
+                    await store.append(make_append(name, seq, body, owes=True, opened=opened, closed=[call]))
                 except Conflict:
                     continue
                 acknowledged[name].append((seq + 1, body, call, bool(opened)))
@@ -314,7 +326,7 @@ class TestPostgresStore(StoreContract):
         async def own(store, n):
             for _ in range(12):
                 if chance.random() < 0.5:
-                    leases = await store.take(("agent",), 2)
+                    leases = await store.claim_owing(("agent",), 2)
                 else:
                     name = chance.choice(names)
                     epoch = await store.claim(name)
@@ -324,7 +336,7 @@ class TestPostgresStore(StoreContract):
                         seq = (await store.heads([name]))[name]
                         body = json.dumps({"owner": n, "epoch": epoch}).encode()
                         with suppress(Conflict, Fenced):  # fenced: another task of this very store has claimed it
-                            await store.append(step(name, seq, body, owes=True, epoch=epoch))
+                            await store.append(make_append(name, seq, body, owes=True, epoch=epoch))
                             acknowledged[name].append((seq + 1, body, None, False))
                     await store.release(name, epoch)
 
@@ -332,7 +344,7 @@ class TestPostgresStore(StoreContract):
         await asyncio.gather(*tasks)
         for name in names:
             bodies = await stores[0].read(name)
-            assert await stores[0].hashes(name) == chain(GENESIS, bodies)
+            assert await stores[0].hashes(name) == hash_chain(GENESIS, bodies)
             told = sorted(acknowledged[name])
             assert [seq for seq, *_ in told] == list(range(2, len(bodies) + 1))
             assert [body for _, body, *_ in told] == bodies[1:]
@@ -346,27 +358,28 @@ class TestPostgresStore(StoreContract):
             assert {row.call: row.due for row in await stores[1].pending(name)} == calls
             assert epochs
 
-    @on_a_loop
+    @async_test
     async def test_a_take_keeps_to_its_limit_while_guests_change_the_rows_under_it(self):
         """A row that was changed since the statement began is judged twice: that must not take more of them."""
-        stores = [await self.store("agent"), *[await self.other(None, "agent") for _ in range(3)]]
+        first = await self.open_store("agent")
+        stores = [first, *[await self.open_sibling(first, "agent") for _ in range(3)]]
         names = [f"c{n}" for n in range(12)]
         for name in names:
-            await stores[0].append(step(name, 0, owes=True))
+            await stores[0].append(make_append(name, 0, owes=True))
         taking = True
 
         async def guest(store):
             while taking:
                 heads = await store.heads(names)
-                appends = (store.append(step(name, heads[name], owes=True)) for name in names)
+                appends = (store.append(make_append(name, heads[name], owes=True)) for name in names)
                 await asyncio.gather(*appends, return_exceptions=True)
 
         async def take(store):
             for _ in range(60):
-                found = await store.take(("agent",), 2)
+                found = await store.claim_owing(("agent",), 2)
                 assert len(found) <= 2
                 for name, epoch in found.items():
-                    row = await the_row(store, name)
+                    row = await existing_row(store, name)
                     assert (row.owner, row.epoch) == (store.owner, epoch)
                     await store.release(name, epoch)
 
@@ -377,11 +390,11 @@ class TestPostgresStore(StoreContract):
             taking = False
             await asyncio.gather(*guests)
 
-    @on_a_loop
+    @async_test
     async def test_an_append_that_changes_no_index_touches_none(self):
-        store = await self.store()
+        store = await self.open_store()
         for round_ in range(40):
-            await asyncio.gather(*(store.append(step(f"c{n}", round_)) for n in range(50)))
+            await asyncio.gather(*(store.append(make_append(f"c{n}", round_)) for n in range(50)))
         await store.close()
         updated = hot = 0
         while updated < 39 * 50:  # the server counts a little later
@@ -394,91 +407,91 @@ class TestPostgresStore(StoreContract):
         assert updated == 39 * 50
         assert hot > 0.9 * updated
 
-    @on_a_loop
+    @async_test
     async def test_who_looks_for_work_wakes_nobody_and_who_gives_some_up_does(self):
-        one = await self.store()
-        two = await self.other(one)
-        await one.append(step("c", 0, owes=True))
-        while await two.foreign(0.1):
+        one = await self.open_store()
+        two = await self.open_sibling(one)
+        await one.append(make_append("c", 0, owes=True))
+        while await two.wait_for_changes(0.1):
             pass
-        epoch = (await one.take(("agent",)))["c"]
+        epoch = (await one.claim_owing(("agent",)))["c"]
         for _ in range(5):
-            assert await one.take(("agent",)) == {}
-            assert await one.owing(("agent",)) == []
+            assert await one.claim_owing(("agent",)) == {}
+            assert await one.list_owing(("agent",)) == []
             assert await one.claim("unknown") is None
             with pytest.raises(Conflict):
-                await one.append(step("c", 7))
-        assert not await two.foreign(0.2)
+                await one.append(make_append("c", 7))
+        assert not await two.wait_for_changes(0.2)
         await one.release("c", epoch)
-        assert await two.foreign(5.0)
+        assert await two.wait_for_changes(5.0)
 
     # --- owners ------------------------------------------------------------------------------------------
 
-    @on_a_loop
+    @async_test
     async def test_a_killed_store_never_answers_again(self):
-        store = await self.store()
-        self.dies(store)
-        for call in (store.append(step("c", 0)), store.row("c"), store.close(), store.foreign(0.0)):
+        store = await self.open_store()
+        self.kill_opened(store)
+        for call in (store.append(make_append("c", 0)), store.row("c"), store.close(), store.wait_for_changes(0.0)):
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(call, 0.02)
 
-    @on_a_loop
+    @async_test
     async def test_a_killed_store_leaves_its_callers_waiting(self):
-        store = await self.store()
-        calls = [asyncio.ensure_future(call) for call in (store.append(step("c", 0)), store.row("c"))]
+        store = await self.open_store()
+        calls = [asyncio.ensure_future(call) for call in (store.append(make_append("c", 0)), store.row("c"))]
         await asyncio.sleep(0)
-        self.dies(store)
+        self.kill_opened(store)
         done, waiting = await asyncio.wait(calls, timeout=0.1)
         assert not done
         for call in waiting:
             call.cancel()
 
-    @on_a_loop
+    @async_test
     async def test_owners_long_dead_are_forgotten_at_open_unless_something_they_ran_is_owed(self):
-        one = await self.store()
-        two = await self.other(one)
-        three = await self.other(one)
-        await one.append(step("c", 0, owes=True))
-        await the_lease(two, "c")
-        self.dies(two)
-        self.dies(three)
+        one = await self.open_store()
+        two = await self.open_sibling(one)
+        three = await self.open_sibling(one)
+        await one.append(make_append("c", 0, owes=True))
+        await claim_lease(two, "c")
+        self.kill_opened(two)
+        self.kill_opened(three)
         await self.ask("UPDATE owners SET until = now() - interval '1 day' WHERE owner <> $1", one.owner)
-        four = await self.other(one)
+        four = await self.open_sibling(one)
         assert {row.owner for row in await four.owners()} == {one.owner, two.owner, four.owner}
-        assert await four.take(("agent",)) == {"c": 2}
+        assert await four.claim_owing(("agent",)) == {"c": 2}
 
-    @on_a_loop
+    @async_test
     async def test_what_belongs_to_an_owner_that_is_not_there_any_more_is_free_again(self):
-        one = await self.store()
-        await one.append(step("c", 0, owes=True))
-        await the_lease(one, "c")
+        one = await self.open_store()
+        await one.append(make_append("c", 0, owes=True))
+        await claim_lease(one, "c")
         await self.ask("UPDATE conversations SET owner = 'nobody'")
-        two = await self.other(one)
-        assert await two.owing(("agent",)) == ["c"]
+        two = await self.open_sibling(one)
+        assert await two.list_owing(("agent",)) == ["c"]
 
-    @on_a_loop
+    @async_test
     async def test_a_store_holds_as_many_connections_as_it_says_and_none_after_it_is_closed(self):
         async def connections():
-            ((number,),) = await self.ask("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'assent'")
+            ((number,),) = await self.ask("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'holdfast'")
             return number
 
         while await connections():
             await asyncio.sleep(0.01)
-        store = await self.store()
-        await asyncio.gather(*(store.append(step(f"c{n}", 0)) for n in range(300)))
+        store = await self.open_store()
+        await asyncio.gather(*(store.append(make_append(f"c{n}", 0)) for n in range(300)))
         await asyncio.gather(*(store.row(f"c{n}") for n in range(300)))
-        assert await connections() == CONNECTIONS
+        assert await connections() == CONNECTIONS_PER_STORE
         await store.close()
         while await connections():
             await asyncio.sleep(0.01)
 
-    @on_a_loop
+    @async_test
     async def test_a_child_process_cannot_use_its_parents_store(self):
-        store = await self.store()
+        store = await self.open_store()
         child = os.fork()
         if not child:
             try:
-                store.append(step("c", 0)).send(None)
+                store.append(make_append("c", 0)).send(None)
             except StoreError as refusal:
                 with suppress(StopIteration):  # there is nothing to wait for
                     store.close().send(None)
@@ -486,11 +499,11 @@ class TestPostgresStore(StoreContract):
                 os._exit(0 if "opened before a fork; open a new one in the child" in refusal.message else 2)
             os._exit(1)
         assert (await asyncio.to_thread(os.waitpid, child, 0))[1] == 0
-        await store.append(step("c", 0))
+        await store.append(make_append("c", 0))
 
-    @on_a_loop
+    @async_test
     async def test_a_process_that_stood_still_for_longer_than_its_lease_is_fenced_when_it_goes_on(self):
-        store = await self.store()
+        store = await self.open_store()
         child = await asyncio.to_thread(
             subprocess.Popen,
             [sys.executable, "-c", ZOMBIE, self.url],
@@ -502,14 +515,14 @@ class TestPostgresStore(StoreContract):
             said = await asyncio.to_thread(child.stdout.readline)
             assert said == "running 1\n"
             child.send_signal(signal.SIGSTOP)
-            while not (taken := await store.take(("agent",))):
+            while not (taken := await store.claim_owing(("agent",))):
                 await asyncio.sleep(0.02)
             assert taken == {"c": 2}
-            seq = (await the_row(store, "c")).seq
+            seq = (await existing_row(store, "c")).seq
             child.send_signal(signal.SIGCONT)
             assert await asyncio.to_thread(child.stdout.readline) == "fenced\n"
             assert await asyncio.to_thread(child.stdout.readline) == "lapsed True\n"
-            assert (await the_row(store, "c")).seq == seq
+            assert (await existing_row(store, "c")).seq == seq
         finally:
             child.kill()
             child.wait()
@@ -517,7 +530,7 @@ class TestPostgresStore(StoreContract):
 
     # --- opening -----------------------------------------------------------------------------------------
 
-    @on_a_loop
+    @async_test
     async def test_many_who_open_a_new_store_at_once_make_it_once(self):
         stores = [self.make() for _ in range(6)]
         self.opened += stores
@@ -525,58 +538,58 @@ class TestPostgresStore(StoreContract):
         assert await self.ask("SELECT version FROM meta") == [(migrations.VERSION,)]
         assert len(await stores[0].owners()) == 6
 
-    @on_a_loop
+    @async_test
     async def test_a_plan_says_what_is_missing_and_changes_nothing_and_migrating_does_it_once(self):
-        found = await plan(self.url)
+        found = await plan_migration(self.url)
         assert (found.version, found.wanted, len(found.steps)) == (0, migrations.VERSION, migrations.VERSION)
-        assert await plan(self.url) == found
+        assert await plan_migration(self.url) == found
         done = await asyncio.gather(*(migrate(self.url) for _ in range(4)))
         assert sorted(len(each.steps) for each in done) == [0, 0, 0, migrations.VERSION]
-        assert (await plan(self.url)).steps == ()
-        await (await self.store()).append(step("c", 0))
+        assert (await plan_migration(self.url)).steps == ()
+        await (await self.open_store()).append(make_append("c", 0))
 
-    @on_a_loop
+    @async_test
     async def test_a_store_of_a_newer_version_is_left_alone(self):
-        await (await self.store()).close()
+        await (await self.open_store()).close()
         await self.ask("UPDATE meta SET version = 99")
-        for attempt in (self.make().open(), plan(self.url), migrate(self.url)):
+        for attempt in (self.make().open(), plan_migration(self.url), migrate(self.url)):
             with pytest.raises(StoreNewer, match="newer version"):
                 await attempt
 
-    @on_a_loop
+    @async_test
     async def test_a_step_that_fails_leaves_the_store_as_it_was(self):
-        await (await self.store()).close()
-        steps = (*migrations.STEPS, migrations.Step("broken", "CREATE TABLE more (x int); SELECT 1/0"))
+        await (await self.open_store()).close()
+        steps = (*migrations.STEPS, migrations.MigrationStep("broken", "CREATE TABLE more (x int); SELECT 1/0"))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(migrations, "STEPS", steps)
             patch.setattr(migrations, "VERSION", len(steps))
             with pytest.raises(StoreError, match="division by zero"):
                 await migrate(self.url)
-        assert (await plan(self.url)).version == migrations.VERSION
+        assert (await plan_migration(self.url)).version == migrations.VERSION
         assert await self.ask("SELECT to_regclass('more')") == [(None,)]
 
-    @on_a_loop
+    @async_test
     async def test_a_schema_of_somebody_elses_is_not_touched(self):
         schema = pg.schema_of(self.url)
         await self.ask(f"CREATE SCHEMA {schema}")
         await self.ask(f"CREATE TABLE {schema}.theirs (x int)")
-        with pytest.raises(StoreDamaged, match="assent_schema"):
+        with pytest.raises(StoreDamaged, match="holdfast_schema"):
             await self.make().open()
         assert await self.ask("SELECT tablename FROM pg_tables WHERE schemaname = $1", schema) == [("theirs",)]
 
-    @on_a_loop
+    @async_test
     async def test_a_table_that_is_gone_is_damage_and_is_reported(self):
-        store = await self.store()
+        store = await self.open_store()
         await self.ask("DROP TABLE events")
         with pytest.raises(StoreDamaged):
-            await store.append(step("c", 0))
+            await store.append(make_append("c", 0))
         with pytest.raises(StoreDamaged):
             await store.read("c")
 
-    @on_a_loop
+    @async_test
     async def test_events_that_are_missing_are_reported_as_damage(self):
-        store = await self.store()
-        await store.append(step("c", 0, b"1", b"2", b"3"))
+        store = await self.open_store()
+        await store.append(make_append("c", 0, b"1", b"2", b"3"))
         await self.ask("DELETE FROM events WHERE seq = 2")
         for attempt in (store.load("c"), store.read("c"), store.read("c", after=1)):
             with pytest.raises(StoreDamaged):
@@ -585,9 +598,9 @@ class TestPostgresStore(StoreContract):
 
 ZOMBIE = """
 import asyncio, sys
-from assent.errors import Fenced
-from assent.stores.base import Append
-from assent.stores.postgres import PostgresStore
+from holdfast.errors import Fenced
+from holdfast.stores.base import Append
+from holdfast.stores.postgres import PostgresStore
 
 def step(expected, **more):
     known = dict(conversation="c", events=[b"{}"], status="", agent="agent", owes=True, at=1.0)
@@ -606,7 +619,7 @@ async def main():
             await asyncio.sleep(0.01)
     except Fenced:
         print("fenced", flush=True)
-    await store.lapsed()
+    await store.wait_until_lapsed()
     print("lapsed", store.owner != name, flush=True)
     await asyncio.sleep(60)
 

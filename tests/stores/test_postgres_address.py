@@ -7,15 +7,15 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-import pg
 import pytest
 from asyncpg.exceptions import TooManyConnectionsError
+from support import pg
 
-from assent.errors import Invalid, StoreError
-from assent.stores.postgres import PostgresStore, address, migrate, plan
-from assent.stores.postgres.address import parse
-from assent.stores.postgres.faults import explained
-from assent.urls import open_store
+from holdfast.errors import Invalid, StoreError
+from holdfast.stores.postgres import PostgresStore, migrate, plan_migration, url
+from holdfast.stores.postgres.errors import to_store_error
+from holdfast.stores.postgres.url import parse_address
+from holdfast.urls import open_store
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,12 @@ def role(url, name, such):
 
 def test_the_connection_limit_that_is_reached_is_named():
     with role(pg.fresh(tcp=True), "few", "CONNECTION LIMIT 0") as url, pytest.raises(StoreError) as failure:
-        asyncio.run(plan(url))
+        asyncio.run(plan_migration(url))
     assert "raise the connection limit of user few (ALTER ROLE" in failure.value.message
     assert "max_connections" not in failure.value.message
-    crowd = explained(TooManyConnectionsError("sorry, too many clients already"), parse(url), writing=False)
+    crowd = to_store_error(
+        TooManyConnectionsError("sorry, too many clients already"), parse_address(url), writing=False
+    )
     assert "(sorry, too many clients already)" in crowd.message
     assert "raise max_connections" in crowd.message
 
@@ -92,8 +94,8 @@ def test_a_password_that_is_missing_or_wrong_is_told_as_either():
         with role(pg.fresh(tcp=True), "keyed", "PASSWORD 'right'") as url:
             for given in (url, url.replace("keyed@", "keyed:wrong@")):
                 with pytest.raises(StoreError, match="no password was given, or it is not this user's"):
-                    asyncio.run(plan(given))
-            asyncio.run(plan(url.replace("keyed@", "keyed:right@")))
+                    asyncio.run(plan_migration(given))
+            asyncio.run(plan_migration(url.replace("keyed@", "keyed:right@")))
     finally:
         rules.write_text(before)
 
@@ -102,7 +104,7 @@ def test_who_asks_for_a_verified_server_without_a_root_certificate_is_told_in_on
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("PGSSLROOTCERT", raising=False)
     with pytest.raises(StoreError, match=r"root certificate .*sslrootcert=FILE") as failure:
-        asyncio.run(plan(pg.server().url(tcp=True, sslmode="verify-full")))
+        asyncio.run(plan_migration(pg.server().url(tcp=True, sslmode="verify-full")))
     assert "\n" not in failure.value.message
 
 
@@ -138,7 +140,7 @@ def test_a_url_that_cannot_be_read_is_refused_without_showing_a_password(url):
 
 
 def test_a_store_of_an_unknown_kind_is_told_by_its_scheme():
-    for given, told in (("mysql://x", "'mysql:...'"), ("assent.db", "'assent.db'")):
+    for given, told in (("mysql://x", "'mysql:...'"), ("holdfast.db", "'holdfast.db'")):
         with pytest.raises(Invalid, match="unknown store") as failure:
             open_store(given)
         assert told in failure.value.message
@@ -147,11 +149,11 @@ def test_a_store_of_an_unknown_kind_is_told_by_its_scheme():
 @pytest.mark.parametrize(
     "wrong",
     [
-        "postgresql://host/db?assent_lease=soon",
-        "postgresql://host/db?assent_lease=0",
-        "postgresql://host/db?assent_schema=Mine",
-        "postgresql://host/db?assent_schema=a;drop",
-        "postgresql://host/db?assent_shema=mine",
+        "postgresql://host/db?holdfast_lease=soon",
+        "postgresql://host/db?holdfast_lease=0",
+        "postgresql://host/db?holdfast_schema=Mine",
+        "postgresql://host/db?holdfast_schema=a;drop",
+        "postgresql://host/db?holdfast_shema=mine",
         "postgresql://host:port/db",
         "postgresql://host:70000/db",
         "postgresql://one:5432,two:x/db",
@@ -167,12 +169,12 @@ def test_options_that_mean_nothing_are_refused(wrong):
 
 
 def test_a_url_becomes_a_store_and_our_options_never_reach_the_driver():
-    store = open_store("postgresql://me:secret@host/db?sslmode=require&assent_schema=mine&assent_lease=3")
+    store = open_store("postgresql://me:secret@host/db?sslmode=require&holdfast_schema=mine&holdfast_lease=3")
     assert isinstance(store, PostgresStore)
     assert store.address.dsn == "postgresql://me:secret@host/db?sslmode=require"
     assert (store.address.schema, store.address.lease) == ("mine", 3.0)
     assert "secret" not in store.address.place
-    assert open_store("postgres://host/db").address.schema == "assent"
+    assert open_store("postgres://host/db").address.schema == "holdfast"
 
 
 LIBPQ = (
@@ -183,16 +185,16 @@ LIBPQ = (
 
 def test_what_libpq_takes_and_the_driver_does_not_is_no_setting_of_the_servers():
     url = pg.fresh(tcp=True)
-    assert len(asyncio.run(plan(f"{url}&{LIBPQ}")).steps) > 0
+    assert len(asyncio.run(plan_migration(f"{url}&{LIBPQ}")).steps) > 0
     with pytest.raises(StoreError, match="if the URL has it as an option") as failure:
-        asyncio.run(plan(f"{url}&keepalive=1"))
+        asyncio.run(plan_migration(f"{url}&keepalive=1"))
     assert '"keepalive"' in failure.value.message
 
 
 def test_of_several_hosts_the_first_that_fits_is_taken():
     url, port = pg.fresh(tcp=True), pg.server().port
     several = url.replace(f"127.0.0.1:{port}", f"127.0.0.1:1,127.0.0.1:{port}")
-    found = asyncio.run(plan(f"{several}&target_session_attrs=read-write"))
+    found = asyncio.run(plan_migration(f"{several}&target_session_attrs=read-write"))
     assert found.place.startswith(f"PostgreSQL at 127.0.0.1:1,127.0.0.1:{port}/postgres")
     assert open_store("postgresql://ada:secret@[::1]:5432,[::2]/db").address.place.startswith("PostgreSQL at [::1]")
 
@@ -218,23 +220,23 @@ def test_a_store_is_told_by_where_the_driver_connects(monkeypatch, url, env, tol
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert open_store(url).address.place == f"PostgreSQL at {told} (schema assent)"
+    assert open_store(url).address.place == f"PostgreSQL at {told} (schema holdfast)"
 
 
 def test_a_socket_that_is_found_without_being_told_is_named(monkeypatch, tmp_path):
     for name in ("PGHOST", "PGPORT"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / ".s.PGSQL.5432").touch()
-    monkeypatch.setattr(address, "SOCKETS", ("/nowhere", str(tmp_path)))
-    assert open_store("postgresql:///desk").address.place == f"PostgreSQL at {tmp_path}/desk (schema assent)"
+    monkeypatch.setattr(url, "SOCKET_DIRECTORIES", ("/nowhere", str(tmp_path)))
+    assert open_store("postgresql:///desk").address.place == f"PostgreSQL at {tmp_path}/desk (schema holdfast)"
 
 
 def test_a_schema_may_be_called_like_a_word_of_sql():
     for word in ("user", "order"):
-        url = pg.server().url(assent_schema=word)
+        url = pg.server().url(holdfast_schema=word)
         try:
             asyncio.run(migrate(url))
-            assert asyncio.run(plan(url)).steps == ()
+            assert asyncio.run(plan_migration(url)).steps == ()
         finally:
             pg.sql(url, f'DROP SCHEMA "{word}" CASCADE')
 
@@ -253,17 +255,17 @@ def test_a_pooler_that_refuses_an_option_is_told_with_what_to_do():
         async with await asyncio.start_server(refuse, "127.0.0.1", 0) as pooler:
             port = pooler.sockets[0].getsockname()[1]
             with pytest.raises(StoreError, match=r"parameter: geqo; a pooler stands between.* pool_mode = session"):
-                await plan(f"postgresql://postgres@127.0.0.1:{port}/postgres?geqo=on&sslmode=prefer")
+                await plan_migration(f"postgresql://postgres@127.0.0.1:{port}/postgres?geqo=on&sslmode=prefer")
 
     asyncio.run(tried())
 
 
 def test_without_the_driver_it_is_said_how_to_install_it():
     said = subprocess.run(
-        [sys.executable, "-c", "import sys; sys.modules['asyncpg'] = None; import assent.urls as u\n"
+        [sys.executable, "-c", "import sys; sys.modules['asyncpg'] = None; import holdfast.urls as u\n"
          "from importlib import util; u.find_spec = lambda name: None\n"
          "try: u.open_store('postgresql://host/db')\nexcept u.Invalid as e: print(e, e.kind)"],
         capture_output=True, text=True, check=True,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")},
     ).stdout  # fmt: skip
-    assert "pip install 'assent[postgres]' (in a clone: pip install '.[postgres]') resource_missing" in said
+    assert "pip install 'holdfast[postgres]' (in a clone: pip install '.[postgres]') resource_missing" in said

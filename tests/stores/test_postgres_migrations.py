@@ -5,12 +5,12 @@ import contextlib
 import os
 
 import asyncpg
-import pg
 import pytest
+from support import pg
 
-from assent import Runtime
-from assent.errors import StoreError
-from assent.stores.postgres import migrate, migrations, plan
+from holdfast import Runtime
+from holdfast.errors import StoreError
+from holdfast.stores.postgres import migrate, migrations, plan_migration
 
 ROLE = f"desk_{os.getpid()}"
 
@@ -26,21 +26,21 @@ def role():
 
 
 def tables(schema):
-    return pg.sql(f"?assent_schema={schema}", "SELECT tablename FROM pg_tables WHERE schemaname = $1", schema)
+    return pg.sql(f"?holdfast_schema={schema}", "SELECT tablename FROM pg_tables WHERE schemaname = $1", schema)
 
 
 def test_a_schema_that_was_made_for_a_user_is_used_without_the_right_to_make_one(role):
     admin, url = role
     pg.sql(admin, f"CREATE SCHEMA {pg.schema_of(url)} AUTHORIZATION {ROLE}")
     assert len(asyncio.run(migrate(url)).steps) == migrations.VERSION
-    assert asyncio.run(plan(url)).steps == ()
+    assert asyncio.run(plan_migration(url)).steps == ()
 
 
 def test_a_user_who_may_not_use_the_schema_is_told_so_and_not_that_it_is_damaged(role):
     admin, url = role
     asyncio.run(migrate(admin))
     with pytest.raises(StoreError, match="GRANT USAGE, CREATE ON SCHEMA") as failure:
-        asyncio.run(plan(url))
+        asyncio.run(plan_migration(url))
     assert type(failure.value) is StoreError
 
 
@@ -58,7 +58,7 @@ def test_where_a_pooler_loses_the_search_path_nothing_is_made_in_another_schema(
         return link
 
     monkeypatch.setattr(migrations, "connect", pooled)
-    for attempt in (plan, migrate):
+    for attempt in (plan_migration, migrate):
         with pytest.raises(StoreError, match="pool_mode = session"):
             asyncio.run(attempt(url))
     assert (tables("public"), tables(pg.schema_of(url))) == (before, [])
@@ -87,14 +87,14 @@ def url():
 
 
 def update(monkeypatch):
-    """From here on this is a version of Assent that changes one of the tables."""
-    step = migrations.Step("a column", "ALTER TABLE conversations ADD COLUMN note text")
+    """From here on this is a version of Holdfast that changes one of the tables."""
+    step = migrations.MigrationStep("a column", "ALTER TABLE conversations ADD COLUMN note text")
     monkeypatch.setattr(migrations, "STEPS", (*migrations.STEPS, step))
     monkeypatch.setattr(migrations, "VERSION", migrations.VERSION + 1)
 
 
 def test_others_go_on_while_a_migration_waits_for_a_long_reader(url, monkeypatch):
-    monkeypatch.setattr(migrations, "LOCK", 0.3)
+    monkeypatch.setattr(migrations, "LOCK_SECONDS", 0.3)
 
     async def told():
         async with Runtime(store=url) as rt:
@@ -106,22 +106,22 @@ def test_others_go_on_while_a_migration_waits_for_a_long_reader(url, monkeypatch
                     await asyncio.sleep(0.1)
                 assert not migrating.done()
             assert [step.what for step in (await migrating).steps] == ["a column"]
-            assert (await plan(url)).steps == ()
+            assert (await plan_migration(url)).steps == ()
 
     asyncio.run(asyncio.wait_for(told(), 60))
 
 
 def test_a_migration_that_cannot_have_its_table_says_which_process_has_it(url, monkeypatch):
-    monkeypatch.setattr(migrations, "LOCK", 0.1)
-    monkeypatch.setattr(migrations, "LOCKS", 0.3)
+    monkeypatch.setattr(migrations, "LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(migrations, "LOCK_RETRY_SECONDS", 0.3)
 
     async def told():
         update(monkeypatch)
         async with dump(url) as pid:
             with pytest.raises(StoreError, match=rf"process {pid} \(pg_dump, user postgres\).*backend\({pid}\)"):
                 await migrate(url)
-            assert (await plan(url)).version == migrations.VERSION - 1
+            assert (await plan_migration(url)).version == migrations.VERSION - 1
         await migrate(url)
-        assert (await plan(url)).steps == ()
+        assert (await plan_migration(url)).steps == ()
 
     asyncio.run(asyncio.wait_for(told(), 60))

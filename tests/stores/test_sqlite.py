@@ -12,18 +12,17 @@ from itertools import count
 import apsw
 import pytest
 
-from assent.errors import Conflict, Invalid, StoreDamaged, StoreError
-from assent.stores import appending, migrations, statements, writer
-from assent.stores.owners import OwnerLock
-from assent.stores.rows import for_rows
-from assent.stores.sqlite import SQLiteStore
-from assent.testing.store_contract import StoreContract, entry, on_a_loop, step, the_lease
+from holdfast.errors import Conflict, Invalid, StoreDamaged, StoreError
+from holdfast.stores.sqlite import append, migrations, queries, writer
+from holdfast.stores.sqlite.locks import OwnerLock
+from holdfast.stores.sqlite.store import SQLiteStore
+from holdfast.testing.store_contract import StoreContract, async_test, claim_lease, make_append, make_entry
 
 
 class TestSQLiteStore(StoreContract):
     @pytest.fixture(autouse=True)
     def _directory(self, tmp_path):
-        self.path = tmp_path / "assent.db"
+        self.path = tmp_path / "holdfast.db"
 
     def make(self):
         return SQLiteStore(self.path)
@@ -36,25 +35,25 @@ class TestSQLiteStore(StoreContract):
 
     # --- group commit ------------------------------------------------------------------------------------
 
-    @on_a_loop
+    @async_test
     async def test_concurrent_appends_share_commits(self):
-        store = await self.store()
+        store = await self.open_store()
         before = store.commits
-        await asyncio.gather(*(store.append(step(f"c{n}", 0)) for n in range(200)))
+        await asyncio.gather(*(store.append(make_append(f"c{n}", 0)) for n in range(200)))
         assert store.commits - before <= 20
         assert len(await store.rows(limit=1000)) == 200
 
-    @on_a_loop
+    @async_test
     async def test_one_job_that_breaks_does_not_take_the_others_of_its_group_with_it(self):
-        store = await self.store()
+        store = await self.open_store()
 
         def broken(db):
             db.execute("DELETE FROM conversations")
             raise TypeError("a bug")
 
-        jobs = [store.append(step(f"c{n}", 0)) for n in range(10)]
+        jobs = [store.append(make_append(f"c{n}", 0)) for n in range(10)]
         jobs.insert(5, store._writer.run(broken))
-        *outcomes, refused = await asyncio.gather(*jobs, store.append(step("c", 7)), return_exceptions=True)
+        *outcomes, refused = await asyncio.gather(*jobs, store.append(make_append("c", 7)), return_exceptions=True)
         failure = outcomes.pop(5)
         assert isinstance(failure, StoreError)
         assert "a bug" in failure.message
@@ -62,27 +61,29 @@ class TestSQLiteStore(StoreContract):
         assert outcomes == [None] * 10
         assert len(await store.rows()) == 10
 
-    @on_a_loop
+    @async_test
     async def test_a_burst_is_written_in_groups_that_others_can_get_between(self):
-        store = await self.store()
+        store = await self.open_store()
         before = store.commits
-        await asyncio.gather(*(store.append(step(f"c{n}", 0)) for n in range(3 * writer.GROUP)))
+        await asyncio.gather(*(store.append(make_append(f"c{n}", 0)) for n in range(3 * writer.MAX_GROUP)))
         assert store.commits - before >= 3
 
-    @on_a_loop
+    @async_test
     async def test_what_was_large_is_not_kept_in_memory_once_it_is_written(self):
-        store = await self.store()
+        store = await self.open_store()
         large = [os.urandom(1 << 18) for _ in range(32)]
         artifacts = [[(sha256(each).hexdigest(), each)] for each in large]
-        await asyncio.gather(*(store.append(step(f"a{n}", 0)) for n in range(32)))
+        await asyncio.gather(*(store.append(make_append(f"a{n}", 0)) for n in range(32)))
         before = apsw.memory_used()
-        await asyncio.gather(*(store.append(step(f"b{n}", 0, artifacts=each)) for n, each in enumerate(artifacts)))
+        await asyncio.gather(
+            *(store.append(make_append(f"b{n}", 0, artifacts=each)) for n, each in enumerate(artifacts))
+        )
         assert await store.artifact(artifacts[7][0][0]) == large[7]
         assert apsw.memory_used() - before < 4 << 20  # its cache of pages among it
 
-    @on_a_loop
+    @async_test
     async def test_the_loop_is_woken_once_for_a_group(self):
-        store = await self.store()
+        store = await self.open_store()
         loop, woken = asyncio.get_running_loop(), 0
         plain = loop.call_soon_threadsafe
 
@@ -93,54 +94,54 @@ class TestSQLiteStore(StoreContract):
 
         loop.call_soon_threadsafe = counted
         before = store.commits
-        await asyncio.gather(*(store.append(step(f"c{n}", 0)) for n in range(100)))
+        await asyncio.gather(*(store.append(make_append(f"c{n}", 0)) for n in range(100)))
         assert woken == store.commits - before
 
-    @on_a_loop
+    @async_test
     async def test_an_append_whose_caller_was_cancelled_is_written(self):
-        store = await self.store()
-        task = asyncio.ensure_future(store.append(step("c", 0)))
+        store = await self.open_store()
+        task = asyncio.ensure_future(store.append(make_append("c", 0)))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         with pytest.raises(Conflict):  # behind the first in the queue, so it is decided by now
-            await store.append(step("c", 0))
+            await store.append(make_append("c", 0))
 
     def test_a_loop_that_closes_on_a_running_append_leaves_the_store_usable(self):
         store = SQLiteStore(self.path)
 
         async def first():
             await store.open()
-            task = asyncio.ensure_future(store.append(step("c", 0)))
-            watch = asyncio.ensure_future(store.foreign(60.0))
+            task = asyncio.ensure_future(store.append(make_append("c", 0)))
+            watch = asyncio.ensure_future(store.wait_for_changes(60.0))
             await asyncio.sleep(0)
             del task, watch
 
         async def second():
-            await store.append(step("d", 0))
+            await store.append(make_append("d", 0))
             assert (await store.heads(["c", "d"])) == {"c": 1, "d": 1}
             await store.close()
 
         asyncio.run(first())
         asyncio.run(second())
 
-    @on_a_loop
+    @async_test
     async def test_crash_points_are_passed_in_order(self):
-        store = await self.store()
+        store = await self.open_store()
         passed = []
-        writer.crash = passed.append
+        writer.crash_hook = passed.append
         try:
-            await store.append(step("c", 0))
+            await store.append(make_append("c", 0))
         finally:
-            writer.crash = None
+            writer.crash_hook = None
         names = ["before_begin", "before_commit", "after_commit", "before_reply"]
         assert passed == [f"append:{name}" for name in names]
 
-    @on_a_loop
+    @async_test
     async def test_after_some_quiet_a_copy_of_the_database_file_alone_is_whole(self):
-        store = await self.store()
-        await store.append(step("c", 0, b"said"))
+        store = await self.open_store()
+        await store.append(make_append("c", 0, b"said"))
         copies = (self.path.with_name(f"copy{n}.db") for n in count())
 
         def copied():  # by another process: to open and close the file in this one would drop SQLite's locks
@@ -161,39 +162,39 @@ class TestSQLiteStore(StoreContract):
         assert not await whole()  # so far it stands in the -wal file only
         async with asyncio.timeout(60):
             while not await whole():
-                await store.foreign(0.05)  # as a runtime does all the time
+                await store.wait_for_changes(0.05)  # as a runtime does all the time
 
-    @on_a_loop
+    @async_test
     async def test_the_write_ahead_log_is_checkpointed_after_the_reply(self):
-        store = await self.store()
+        store = await self.open_store()
         artifact = os.urandom(600_000)
         for n in range(12):
             name = sha256(artifact + bytes([n])).hexdigest()
-            await store.append(step(f"c{n}", 0, artifacts=[(name, artifact + bytes([n]))]))
+            await store.append(make_append(f"c{n}", 0, artifacts=[(name, artifact + bytes([n]))]))
         # It is reused from its beginning instead of growing with all that was ever written.
         assert os.stat(f"{store.path}-wal").st_size < 12 * 600_000
 
     # --- loading -----------------------------------------------------------------------------------------
 
-    @on_a_loop
+    @async_test
     async def test_those_that_are_asked_for_in_one_turn_of_the_loop_are_read_together(self):
-        store = await self.store()
-        await asyncio.gather(*(store.append(step(name, 0, b"1", b"2")) for name in "abc"))
+        store = await self.open_store()
+        await asyncio.gather(*(store.append(make_append(name, 0, b"1", b"2")) for name in "abc"))
         looks = []
-        load = statements.load
+        load = queries.load_batch
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(statements, "load", lambda db, names: looks.append([*names]) or load(db, names))
+            patched.setattr(queries, "load_batch", lambda db, names: looks.append([*names]) or load(db, names))
             loaded = await asyncio.gather(*(store.load(name) for name in "abcb"))
             assert looks == [["a", "b", "c"]]
             assert [each.row.conversation for each in loaded] == ["a", "b", "c", "b"]
-            patched.setattr(statements, "TOGETHER", 3)  # of more than so many events, the rest comes later
+            patched.setattr(queries, "MAX_BATCH_EVENTS", 3)  # of more than so many events, the rest comes later
             assert await asyncio.gather(*(store.load(name) for name in "abcb")) == loaded
             assert looks[1:] == [["a", "b", "c"], ["c"]]
 
-    @on_a_loop
+    @async_test
     async def test_what_is_wrong_with_one_conversation_keeps_no_other_from_being_loaded(self):
-        store = await self.store()
-        await asyncio.gather(*(store.append(step(name, 0, b"1", b"2")) for name in "abc"))
+        store = await self.open_store()
+        await asyncio.gather(*(store.append(make_append(name, 0, b"1", b"2")) for name in "abc"))
         lost = "DELETE FROM events WHERE id = (SELECT id * 16777216 + 1 FROM conversations WHERE name = 'b')"
         await store._writer.run(lambda db: db.execute(lost).fetchall())
         a, b, c = await asyncio.gather(*(store.load(name) for name in "abc"), return_exceptions=True)
@@ -206,27 +207,27 @@ class TestSQLiteStore(StoreContract):
                 raise apsw.CorruptError("a page is gone")
             return load(db, names)
 
-        load = statements.load
+        load = queries.load_batch
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(statements, "load", unreadable)
+            patched.setattr(queries, "load_batch", unreadable)
             outcomes = await asyncio.gather(*(store.load(name) for name in "abc"), return_exceptions=True)
         assert [outcomes[0], outcomes[2]] == [a, c]
         assert isinstance(outcomes[1], StoreError)
 
-    @on_a_loop
+    @async_test
     async def test_who_no_longer_waits_for_a_conversation_holds_up_nobody_who_does(self):
-        store = await self.store()
-        await store.append(step("c", 0, b"1"))
+        store = await self.open_store()
+        await store.append(make_append("c", 0, b"1"))
         gone, waits = asyncio.ensure_future(store.load("c")), asyncio.ensure_future(store.load("c"))
         await asyncio.sleep(0)
         gone.cancel()
         assert (await waits).events == [b"1"]
         assert gone.cancelled()
 
-    @on_a_loop
+    @async_test
     async def test_what_is_wrong_for_all_is_told_to_all_at_once(self):
-        store = await self.store()
-        await asyncio.gather(*(store.append(step(name, 0)) for name in "abc"))
+        store = await self.open_store()
+        await asyncio.gather(*(store.append(make_append(name, 0)) for name in "abc"))
         looks = []
 
         def unreadable(db, names):
@@ -234,17 +235,17 @@ class TestSQLiteStore(StoreContract):
             raise apsw.IOError("the cable was pulled")
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(statements, "load", unreadable)
+            patched.setattr(queries, "load_batch", unreadable)
             outcomes = await asyncio.gather(*(store.load(name) for name in "abc"), return_exceptions=True)
         assert all(isinstance(each, StoreError) for each in outcomes)
         assert looks == [["a", "b", "c"]]
 
-    @on_a_loop
+    @async_test
     async def test_what_would_have_to_be_waited_for_is_read_in_a_thread(self):
-        store = await self.store()
-        await asyncio.gather(*(store.append(step(name, 0, b"1", b"2")) for name in "abc"))
+        store = await self.open_store()
+        await asyncio.gather(*(store.append(make_append(name, 0, b"1", b"2")) for name in "abc"))
         threads = []
-        load = statements.load
+        load = queries.load_batch
 
         def busy(db, names):
             threads.append(threading.current_thread().name)
@@ -253,19 +254,19 @@ class TestSQLiteStore(StoreContract):
             return load(db, names)
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(statements, "load", busy)
-            patched.setattr(statements, "TOGETHER", 3)
+            patched.setattr(queries, "load_batch", busy)
+            patched.setattr(queries, "MAX_BATCH_EVENTS", 3)
             loaded = await asyncio.gather(*(store.load(name) for name in "abc"))
         assert [each.events for each in loaded] == [[b"1", b"2"]] * 3
         assert threads[0] == threads[2] == "MainThread"
-        assert threads[1].startswith("assent-reader")
+        assert threads[1].startswith("holdfast-reader")
 
     def test_what_a_loop_that_has_ended_wanted_to_load_is_in_nobodys_way(self):
         store, told = self.make(), []
 
         async def ends():
             await store.open()
-            await store.append(step("c", 0, b"1"))
+            await store.append(make_append("c", 0, b"1"))
             store._loading.load("c").add_done_callback(told.append)
 
         async def goes_on():
@@ -280,39 +281,38 @@ class TestSQLiteStore(StoreContract):
 
     # --- what the file holds -----------------------------------------------------------------------------
 
-    @on_a_loop
+    @async_test
     async def test_what_loops_ask_all_the_time_is_answered_from_indexes(self):
-        store = await self.store()
-        written = (appending.HEAD, appending.ADVANCE, appending.TURN, appending.CLOSE, appending.CLOSE_LEASE)
-        found = (statements.HEAD_OF_EACH, statements.SNAPSHOT_OF_EACH)
-        questions = {
-            **{
-                sql: (None,) * sql.count("?")
-                for rows in (2, 64)
-                for one in (*written, *found, statements.TAIL_OF_EACH)
-                for sql in (for_rows(one, rows),)
-            },
-            **{sql: (None,) * max(sql.count("?"), 1) for sql in appending.ALONE.values()},
-            statements.ROW: ("c",),
-            statements.HEAD: ("c",),
-            statements.SNAPSHOT: (1,),
-            statements.TAIL: (1, 2),
-            statements.READ: ("c", 0, 9, 1),
-            statements.HASHES: ("c",),
-            appending.LAST_EVENT: (1, "c"),
-            statements.ROWS: (None, None, 1),
-            statements.NEWEST: (None, None, 1),
-            statements.HEADS: ("[]",),
-            statements.PENDING_OF: ("c",),
-            statements.DUE: (1.0, 1),
-            statements.NEXT_DUE: (1.0,),
-            statements.POSTPONE: (1.0, "c", "k"),
-            statements.HOLDERS: ("a",),
-            statements.HELD_BY: ("a", None, 1, 2, None, "[]", 1),
-            statements.RELEASE: ("c", 1),
-            statements.RELEASE_ALL: ("o",),
+        store = await self.open_store()
+        by_key = {
+            append.SELECT_HEAD: ("c",),
+            append.ADVANCE_HEAD: (1,) * 6,
+            append.UPDATE_ROW: (1,) * 9,
+            append.DELETE_PENDING: (1, "k"),
+            append.DELETE_CALL_LEASE: ("c", "k"),
+            append.RELEASE_LEASE: (1,),
+            queries.ROW: ("c",),
+            queries.SNAPSHOT: (1,),
         }
-        given = ("holder", "json", "VALUES", "CONSTANT ROW", "SCAN v")
+        questions = {
+            **by_key,
+            queries.TAIL: (1, 2),
+            queries.READ: ("c", 0, 9, 1),
+            queries.HASHES: ("c",),
+            append.SELECT_EVENT_HASH: (1, "c"),
+            queries.ROWS: (None, None, 1),
+            queries.NEWEST: (None, None, 1),
+            queries.HEADS: ("[]",),
+            queries.PENDING_OF: ("c",),
+            queries.DUE: (1.0, 1),
+            queries.NEXT_DUE: (1.0,),
+            queries.POSTPONE: (1.0, "c", "k"),
+            queries.HOLDERS: ("a",),
+            queries.HELD_BY: ("a", None, 1, 2, None, "[]", 1),
+            queries.RELEASE: ("c", 1),
+            queries.RELEASE_ALL: ("o",),
+        }
+        given = ("holder", "json", "CONSTANT ROW")
 
         def plans(db):
             return {
@@ -329,38 +329,36 @@ class TestSQLiteStore(StoreContract):
 
         answers = await store._read(plans)
         assert scans(answers) == {}
-        for sql in (statements.DUE, statements.HELD_BY):
+        for sql in (queries.DUE, queries.HELD_BY):
             assert not any("TEMP B-TREE" in line for line in answers[sql]), answers[sql]
-        await asyncio.gather(*(store.append(step(name, 0)) for name in ("c", "d")))
+        await asyncio.gather(*(store.append(make_append(name, 0)) for name in ("c", "d")))
         await store._writer.run(lambda db: db.execute("ANALYZE").fetchall())  # of a store that is small
         misled = scans(await store._read(plans))
-        assert [
-            sql for sql in misled if sql in {for_rows(one, n) for one in (*written, *found) for n in (1, 2, 64)}
-        ] == []
+        assert misled.keys() & by_key.keys() == set()
         await store.close()
-        store = await self.store()
+        store = await self.open_store()
         assert scans(await store._read(plans)) == {}
         plan = await store._read(plans)
-        assert "pending_due" in str(plan[statements.DUE])
-        assert "conversations_owing" in str(plan[statements.HOLDERS])
-        assert "conversations_owing" in str(plan[statements.HELD_BY])
+        assert "pending_due" in str(plan[queries.DUE])
+        assert "conversations_owing" in str(plan[queries.HOLDERS])
+        assert "conversations_owing" in str(plan[queries.HELD_BY])
 
-    @on_a_loop
+    @async_test
     async def test_a_parked_conversation_takes_little_beyond_its_messages(self):
-        store = await self.store()
+        store = await self.open_store()
         dice = random.Random(1)
         event, waiting, count = dice.randbytes(390), dice.randbytes(300), 2000
         for first in range(0, count, 500):
             await asyncio.gather(
                 *(
                     store.append(
-                        step(
+                        make_append(
                             f"conversation-{n:08}",
                             0,
                             *[event] * 4,
                             status="awaiting_input",
                             opened=[
-                                statements.PendingRow(
+                                queries.PendingRow(
                                     conversation=f"conversation-{n:08}",
                                     call="call_01",
                                     body=waiting,
@@ -377,42 +375,42 @@ class TestSQLiteStore(StoreContract):
         beyond = os.stat(self.path).st_size / count - 4 * len(event) - len(waiting)
         assert beyond < 700
 
-    @on_a_loop
+    @async_test
     async def test_events_can_be_asked_for_by_conversation_and_seq(self):
-        store = await self.store()
-        await store.append(step("c", 0, b"1", b"2"))
-        await store.append(step("d", 0, b"3"))
+        store = await self.open_store()
+        await store.append(make_append("c", 0, b"1", b"2"))
+        await store.append(make_append("d", 0, b"3"))
         found = await store._read(
             lambda db: db.execute("SELECT conversation, seq, body FROM events ORDER BY 1, 2").fetchall()
         )
         assert found == [(1, 1, b"1"), (1, 2, b"2"), (2, 1, b"3")]
 
-    @on_a_loop
+    @async_test
     async def test_it_is_durable_and_marked_as_ours(self):
-        store = await self.store()
+        store = await self.open_store()
 
         def knobs(db):
             names = ("journal_mode", "synchronous", "application_id", "user_version")
             return [db.execute(f"PRAGMA {name}").get for name in names]
 
-        assert await store._writer.run(knobs) == ["wal", 2, 0x41535354, migrations.VERSION]
+        assert await store._writer.run(knobs) == ["wal", 2, 0x484C4446, migrations.VERSION]
 
-    @on_a_loop
+    @async_test
     async def test_readers_cannot_write(self):
-        store = await self.store()
+        store = await self.open_store()
         with pytest.raises(StoreError, match="read-only"):
             await store._read(lambda db: db.execute("DELETE FROM events").fetchall())
 
     # --- closing -----------------------------------------------------------------------------------------
 
-    @on_a_loop
+    @async_test
     async def test_closing_leaves_no_thread_no_descriptor_and_no_lock_file(self):
         async def use():
             store = self.make()
             await store.open()
-            await asyncio.gather(*(store.append(step(f"{store.owner}{n}", 0)) for n in range(5)))
+            await asyncio.gather(*(store.append(make_append(f"{store.owner}{n}", 0)) for n in range(5)))
             await asyncio.gather(*(store.load(f"{store.owner}{n}") for n in range(5)))
-            await store.foreign(0.01)
+            await store.wait_for_changes(0.01)
             await store.close()
 
         await use()
@@ -422,9 +420,9 @@ class TestSQLiteStore(StoreContract):
         assert threading.active_count() == threads
         assert len(os.listdir("/proc/self/fd")) == descriptors
         assert os.listdir(f"{self.path}-owners") == []
-        assert sorted(os.listdir(self.path.parent)) == ["assent.db", "assent.db-owners"]
+        assert sorted(os.listdir(self.path.parent)) == ["holdfast.db", "holdfast.db-owners"]
 
-    @on_a_loop
+    @async_test
     async def test_a_store_that_cannot_be_opened_leaves_no_thread_and_no_descriptor(self):
         self.path.write_bytes(b"not a database at all, but long enough to be looked at" * 10)
         threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
@@ -433,11 +431,11 @@ class TestSQLiteStore(StoreContract):
                 await self.make().open()
         assert threading.active_count() == threads
         assert len(os.listdir("/proc/self/fd")) == descriptors
-        assert os.listdir(self.path.parent) == ["assent.db"]
+        assert os.listdir(self.path.parent) == ["holdfast.db"]
 
     @pytest.mark.parametrize("when", ["before its lock is taken", "after"])
     def test_an_opening_that_is_cancelled_leaves_no_file_no_thread_and_no_descriptor(self, when, monkeypatch):
-        take, here, go_on = OwnerLock.take, threading.Event(), threading.Event()
+        take, here, go_on = OwnerLock.acquire, threading.Event(), threading.Event()
 
         def slow(lock):
             if when == "after":
@@ -458,7 +456,7 @@ class TestSQLiteStore(StoreContract):
 
         asyncio.run(self.opened_and_closed())
         threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
-        monkeypatch.setattr(OwnerLock, "take", slow)
+        monkeypatch.setattr(OwnerLock, "acquire", slow)
         store = self.make()
         asyncio.run(cancelled(store))
         while threading.active_count() > threads:
@@ -471,7 +469,7 @@ class TestSQLiteStore(StoreContract):
         await store.open()
         await store.close()
 
-    @on_a_loop
+    @async_test
     async def test_a_closing_that_is_cancelled_still_closes(self):
         store = self.make()
         await store.open()
@@ -484,55 +482,55 @@ class TestSQLiteStore(StoreContract):
 
     # --- owners ------------------------------------------------------------------------------------------
 
-    @on_a_loop
+    @async_test
     async def test_the_lock_files_of_the_dead_are_removed_by_who_opens_next_and_those_of_the_living_stay(
         self,
     ):
-        one, two = await self.store(), None
-        two = await self.other(one)
-        self.dies(two)
+        one, two = await self.open_store(), None
+        two = await self.open_sibling(one)
+        self.kill_opened(two)
         assert sorted(os.listdir(f"{self.path}-owners")) == sorted([f"{one.owner}.lock", f"{two.owner}.lock"])
         assert [row.alive for row in await one.owners()] == [True, False]
-        three = await self.other(one)
+        three = await self.open_sibling(one)
         assert sorted(os.listdir(f"{self.path}-owners")) == sorted([f"{one.owner}.lock", f"{three.owner}.lock"])
         assert [row.owner for row in await one.owners()] == [one.owner, three.owner]
 
-    @on_a_loop
+    @async_test
     async def test_an_owner_without_a_lock_file_is_dead(self):
-        one = await self.store()
-        two = await self.other(one)
-        await one.append(step("c", 0))
-        await the_lease(one, "c")
+        one = await self.open_store()
+        two = await self.open_sibling(one)
+        await one.append(make_append("c", 0))
+        await claim_lease(one, "c")
         os.unlink(f"{self.path}-owners/{one.owner}.lock")
         assert await two.claim("c") == 2
 
-    @on_a_loop
+    @async_test
     async def test_an_owner_named_like_a_path_leads_nowhere(self):
         victim = self.path.parent / "victim.lock"
         victim.write_text("precious")
-        one = await self.store()
+        one = await self.open_store()
         await one._writer.run(lambda db: db.execute("INSERT INTO owners VALUES ('../victim', '[]', 1, 'h', 1.0)"))
-        await self.other(one)
+        await self.open_sibling(one)
         assert victim.exists()
         assert len(await one.owners()) == 2
 
-    @on_a_loop
+    @async_test
     async def test_one_file_by_two_names_is_one_store(self):
         link = self.path.parent / "link.db"
-        one = await self.store()
+        one = await self.open_store()
         link.symlink_to(self.path)
         two = SQLiteStore(link)
         await two.open()
         self.opened.append(two)
-        await one.append(step("c", 0))
-        await the_lease(one, "c")
+        await one.append(make_append("c", 0))
+        await claim_lease(one, "c")
         assert await two.claim("c") is None
 
     def test_a_store_dropped_without_close_does_not_look_alive(self):
         async def forget():
             store = SQLiteStore(self.path)
             await store.open()
-            await store.append(step("c", 0))
+            await store.append(make_append("c", 0))
             await store.claim("c")
             return store._writer, store._reader
 
@@ -550,59 +548,59 @@ class TestSQLiteStore(StoreContract):
 
     # --- other owners ------------------------------------------------------------------------------------
 
-    @on_a_loop
+    @async_test
     async def test_watching_costs_next_to_nothing_and_nobody_watching_costs_nothing(self):
         """The writer looks once in a while for as long as somebody watches, and never else."""
-        store = await self.store()
-        look, looks = store._writer._look, []
-        store._writer._look = lambda db: (looks.append(db), look(db))
+        store = await self.open_store()
+        look, looks = store._writer._poll_commits, []
+        store._writer._poll_commits = lambda db: (looks.append(db), look(db))
         began = time.monotonic()
-        await store.foreign(0.5)
+        await store.wait_for_changes(0.5)
         passed = time.monotonic() - began
-        assert 1 <= len(looks) <= passed / writer.LOOK_SECONDS + 2
+        assert 1 <= len(looks) <= passed / writer.POLL_SECONDS + 2
         assert store._writer._watches == []
-        await store.append(step("c", 0))  # it is done with what it began
+        await store.append(make_append("c", 0))  # it is done with what it began
         looks.clear()
-        await store.append(step("c", 1))
+        await store.append(make_append("c", 1))
         assert looks == []
 
-    @on_a_loop
+    @async_test
     async def test_foreign_commits_are_seen_soon_also_while_this_owner_writes_all_the_time(self):
-        one = await self.store()
-        two = await self.other(one)
-        while await one.foreign(0.1):
+        one = await self.open_store()
+        two = await self.open_sibling(one)
+        while await one.wait_for_changes(0.1):
             pass
         stop = asyncio.Event()
 
         async def write(n):
             version = 0
             while not stop.is_set():
-                await one.append(step(f"c{n}", version))
+                await one.append(make_append(f"c{n}", version))
                 version += 1
 
         writing = [asyncio.ensure_future(write(n)) for n in range(10)]
-        waiting = asyncio.ensure_future(one.foreign(3600.0))
+        waiting = asyncio.ensure_future(one.wait_for_changes(3600.0))
         await asyncio.sleep(0.1)
         assert not waiting.done()
-        await two.append(step("d", 0))
+        await two.append(make_append("d", 0))
         assert await waiting
         stop.set()
         await asyncio.gather(*writing)
 
-    @on_a_loop
+    @async_test
     async def test_an_artifacts_name_must_be_a_hash(self):
-        store = await self.store()
+        store = await self.open_store()
         for name in ("", "zz", "abcd"):
             with pytest.raises(Invalid):
-                await store.append(step("c", 0, artifacts=[(name, b"")]))
+                await store.append(make_append("c", 0, artifacts=[(name, b"")]))
             with pytest.raises(Invalid):
                 await store.artifact(name)
         assert await store.row("c") is None
 
-    @on_a_loop
+    @async_test
     async def test_leases_lapse_also_for_entries_opened_again(self):
-        store = await self.store()
-        await store.append(step("c", 0, opened=[entry("c", "k", 9.0)]))
+        store = await self.open_store()
+        await store.append(make_append("c", 0, opened=[make_entry("c", "k", 9.0)]))
         assert await store.lease_call("c", "k", "tab", 0.0, 5.0)
-        await store.append(step("c", 1, opened=[entry("c", "k", 12.0)]))
+        await store.append(make_append("c", 1, opened=[make_entry("c", "k", 12.0)]))
         assert not await store.lease_call("c", "k", "phone", 1.0, 5.0)

@@ -8,24 +8,25 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import apsw
 import pytest
 
-from assent.errors import Invalid, StoreDamaged, StoreError
-from assent.stores import backup
-from assent.stores.base import chain
-from assent.stores.memory import MemoryStore
-from assent.stores.sqlite import SQLiteStore
-from assent.testing.store_contract import entry, step
+from holdfast.errors import Invalid, StoreDamaged, StoreError
+from holdfast.stores.base import hash_chain
+from holdfast.stores.memory import MemoryStore
+from holdfast.stores.sqlite import backup
+from holdfast.stores.sqlite.store import SQLiteStore
+from holdfast.testing.store_contract import make_append, make_entry
 
 PROCESS = Path(__file__).parent / "process.py"
 
 
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / "assent.db"
+    return tmp_path / "holdfast.db"
 
 
 async def opened(path):
@@ -40,7 +41,7 @@ async def heads(path):
     found = {}
     for row in await store.rows(limit=1000):
         bodies = await store.read(row.conversation)
-        assert chain(bytes(32), bodies) == await store.hashes(row.conversation)
+        assert hash_chain(bytes(32), bodies) == await store.hashes(row.conversation)
         assert await store.hashes(row.conversation) == [] or (await store.hashes(row.conversation))[-1] == row.hash
         assert len(bodies) == row.seq
         found[row.conversation] = row.seq
@@ -58,7 +59,7 @@ def test_a_backup_taken_under_load_is_a_prefix_of_every_log_and_has_what_was_ack
 
         async def converse(n):
             while not stop.is_set():
-                await store.append(step(f"c{n}", done[n], os.urandom(3000)))
+                await store.append(make_append(f"c{n}", done[n], os.urandom(3000)))
                 done[n] += 1
 
         writers = [asyncio.create_task(converse(n)) for n in done]
@@ -84,15 +85,15 @@ def test_a_backup_taken_under_load_is_a_prefix_of_every_log_and_has_what_was_ack
 
 def test_a_writer_that_never_pauses_does_not_keep_a_backup_from_its_end(path, tmp_path, monkeypatch):
     """The copy is made in one read transaction: it does not start over when the store changes between two steps."""
-    monkeypatch.setattr(backup, "PAGES", 1)
+    monkeypatch.setattr(backup, "PAGES_PER_STEP", 1)
 
     async def main():
         store = await opened(path)
-        await store.append(step("c", 0, os.urandom(200_000)))
+        await store.append(make_append("c", 0, os.urandom(200_000)))
         seq = 1
         copying = asyncio.create_task(store.backup(tmp_path / "copy.db"))
         while not copying.done():
-            await store.append(step("c", seq))
+            await store.append(make_append("c", seq))
             seq += 1
         await copying
         await store.close()
@@ -103,7 +104,7 @@ def test_a_writer_that_never_pauses_does_not_keep_a_backup_from_its_end(path, tm
 def test_a_backup_refuses_files_that_exist_unless_told_to_overwrite(path, tmp_path):
     async def main():
         store = await opened(path)
-        await store.append(step("c", 0))
+        await store.append(make_append("c", 0))
         target = tmp_path / "copy.db"
         target.write_bytes(b"precious")
         with pytest.raises(Invalid, match="exists and was not touched"):
@@ -129,7 +130,7 @@ def test_a_backup_of_a_store_whose_log_was_altered_is_not_kept(path, tmp_path):
 
     async def main():
         store = await opened(path)
-        await store.append(step("c", 0, b"one", b"two"))
+        await store.append(make_append("c", 0, b"one", b"two"))
         await store.close()
         db = apsw.Connection(str(path))
         db.execute("UPDATE events SET body = CAST('three' AS BLOB) WHERE seq = 1")
@@ -144,21 +145,26 @@ def test_a_backup_of_a_store_whose_log_was_altered_is_not_kept(path, tmp_path):
 
 
 def test_a_cancelled_backup_leaves_nothing_behind(path, tmp_path, monkeypatch):
-    monkeypatch.setattr(backup, "PAGES", 1)
+    monkeypatch.setattr(backup, "PAGES_PER_STEP", 1)
 
     async def main():
         store = await opened(path)
-        await store.append(step("c", 0, os.urandom(400_000)))
-        begun, loop = asyncio.Event(), asyncio.get_running_loop()
-        copying = asyncio.create_task(
-            store.backup(tmp_path / "copy.db", progress=lambda *_: loop.call_soon_threadsafe(begun.set))
-        )
+        await store.append(make_append("c", 0, os.urandom(400_000)))
+        begun, loop, may_go_on = asyncio.Event(), asyncio.get_running_loop(), threading.Event()
+
+        def wait_after_a_step(*_) -> None:
+            loop.call_soon_threadsafe(begun.set)
+            assert may_go_on.wait(300)
+
+        copying = asyncio.create_task(store.backup(tmp_path / "copy.db", progress=wait_after_a_step))
         await begun.wait()
         copying.cancel()
+        await asyncio.sleep(0)  # the task has seen it: the copy is told before its second step
+        may_go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await copying
         assert not list(tmp_path.glob("copy*"))
-        await store.append(step("c", 1))
+        await store.append(make_append("c", 1))
         await store.close()
 
     asyncio.run(main())
@@ -189,15 +195,15 @@ def test_nothing_is_acknowledged_once_another_sqlite_library_deleted_the_write_a
     async def main():
         store = await opened(path)
         for seq in range(20):
-            await store.append(step("c", seq))
+            await store.append(make_append("c", seq))
         foreign_copy(path, tmp_path / "copy.db")
-        assert not list(tmp_path.glob("assent.db-wal")), "the premise: closing it has deleted the live -wal file"
+        assert not list(tmp_path.glob("holdfast.db-wal")), "the premise: closing it has deleted the live -wal file"
         with pytest.raises(StoreError, match="-wal was deleted or replaced") as refused:
-            await store.append(step("c", 20))
+            await store.append(make_append("c", 20))
         assert refused.value.details["outcome"] == "nothing"
         with pytest.raises(StoreError, match="-wal was deleted or replaced"):
             await store.load("c")
-        (rescued,) = tmp_path.glob("assent.db.rescued-*")
+        (rescued,) = tmp_path.glob("holdfast.db.rescued-*")
         assert str(rescued) in refused.value.message
         assert await heads(rescued) == {"c": 20}
         await store.close()
@@ -208,22 +214,22 @@ def test_nothing_is_acknowledged_once_another_sqlite_library_deleted_the_write_a
 
 def test_a_commit_into_a_log_that_was_deleted_meanwhile_is_not_acknowledged(path, tmp_path):
     """The check after the commit: its outcome is reported as unknown, so nobody takes it for recorded."""
-    from assent.stores import writer
+    from holdfast.stores.sqlite import writer
 
     async def main():
         store = await opened(path)
-        await store.append(step("c", 0))
+        await store.append(make_append("c", 0))
 
         def delete(point):
             if point == "append:before_commit":
                 os.unlink(f"{path}-wal")
 
-        writer.crash = delete
+        writer.crash_hook = delete
         try:
             with pytest.raises(StoreError, match="not acknowledged") as refused:
-                await store.append(step("c", 1))
+                await store.append(make_append("c", 1))
         finally:
-            writer.crash = None
+            writer.crash_hook = None
         assert refused.value.details["outcome"] == "unknown"
         await store.close()
 
@@ -241,7 +247,7 @@ def test_everything_acknowledged_survives_a_kill_after_another_library_closed_th
     acknowledged = {int(n): int(seq) for n, seq in (words[1:] for words in told if words[0] == "acknowledged")}
     # The other library may also truncate the -shm file that ours has mapped: then the system ends the process (SIGBUS).
     assert told[-1][0] == "stopped" or child.returncode == -signal.SIGBUS
-    saved = [asyncio.run(heads(file)) for file in [path, *tmp_path.glob("assent.db.rescued-*")]]
+    saved = [asyncio.run(heads(file)) for file in [path, *tmp_path.glob("holdfast.db.rescued-*")]]
     for n, seq in acknowledged.items():
         assert max(found.get(f"c{n}", 0) for found in saved) >= seq
 
@@ -249,7 +255,7 @@ def test_everything_acknowledged_survives_a_kill_after_another_library_closed_th
 def test_pending_entries_are_in_the_copy(path, tmp_path):
     async def main():
         store = await opened(path)
-        await store.append(step("c", 0, opened=[entry("c", "a", 1.0)]))
+        await store.append(make_append("c", 0, opened=[make_entry("c", "a", 1.0)]))
         await store.backup(tmp_path / "copy.db")
         await store.close()
         copy = await opened(tmp_path / "copy.db")

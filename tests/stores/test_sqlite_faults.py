@@ -12,18 +12,18 @@ import apsw
 import msgspec
 import pytest
 
-from assent import Approve, Runtime
-from assent.errors import KINDS, StoreDamaged, StoreError, StoreNewer
-from assent.stores import statements
-from assent.stores.faults import explained, shared
-from assent.stores.migrations import APPLICATION_ID, STEPS, VERSION
-from assent.stores.sqlite import SQLiteStore
-from assent.testing.store_contract import step
+from holdfast import Approve, Runtime
+from holdfast.errors import KINDS, StoreDamaged, StoreError, StoreNewer
+from holdfast.stores.sqlite import queries
+from holdfast.stores.sqlite.errors import affects_whole_group, to_store_error
+from holdfast.stores.sqlite.migrations import APPLICATION_ID, STEPS, VERSION
+from holdfast.stores.sqlite.store import SQLiteStore
+from holdfast.testing.store_contract import make_append
 
 
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / "assent.db"
+    return tmp_path / "holdfast.db"
 
 
 def with_store(path, body):
@@ -65,7 +65,7 @@ def noise(size):
 def filled(path, conversations=40):
     async def body(store):
         for n in range(conversations):
-            await store.append(step(f"c{n}", 0, *[noise(1400)] * 5))
+            await store.append(make_append(f"c{n}", 0, *[noise(1400)] * 5))
 
     with_store(path, body)
 
@@ -83,8 +83,8 @@ def test_a_newer_store_is_refused_and_left_byte_for_byte(path):
     error = refused(path)
     assert isinstance(error, StoreNewer)
     assert error.kind == "store_newer"
-    assert "update Assent" in error.message
-    assert contents(path.parent) == before == {"assent.db": before["assent.db"]}
+    assert "update Holdfast" in error.message
+    assert contents(path.parent) == before == {"holdfast.db": before["holdfast.db"]}
 
 
 def test_a_newer_store_whose_version_stands_in_the_write_ahead_log_is_left_as_well(path, tmp_path):
@@ -94,11 +94,11 @@ def test_a_newer_store_whose_version_stands_in_the_write_ahead_log_is_left_as_we
     db.execute(f"PRAGMA user_version={VERSION + 1}")
     copy = tmp_path / "copy"
     copy.mkdir()
-    for name in ("assent.db", "assent.db-wal"):
+    for name in ("holdfast.db", "holdfast.db-wal"):
         shutil.copy(path.parent / name, copy / name)  # as after a power cut
     db.close()
     before = contents(copy)
-    assert isinstance(refused(copy / "assent.db"), StoreNewer)
+    assert isinstance(refused(copy / "holdfast.db"), StoreNewer)
     assert contents(copy) == before
 
 
@@ -119,7 +119,7 @@ def test_what_is_not_a_database_is_refused_and_left_byte_for_byte(path, content)
     error = refused(path)
     assert isinstance(error, StoreDamaged)
     assert "not a database" in error.message
-    assert contents(path.parent) == {"assent.db": hashlib.sha256(content).hexdigest()}
+    assert contents(path.parent) == {"holdfast.db": hashlib.sha256(content).hexdigest()}
 
 
 def test_an_empty_file_becomes_a_store(path):
@@ -137,17 +137,17 @@ def test_a_store_that_lacks_a_table_is_damaged(path):
         with pytest.raises(StoreDamaged, match="no such table"):
             await store.load("c0")
         with pytest.raises(StoreDamaged, match="no such table"):
-            await store.append(step("d", 0))
+            await store.append(make_append("d", 0))
 
     with_store(path, body)
 
 
 def test_paths_that_cannot_be_a_store_are_refused_with_what_to_do(tmp_path):
     for path, words in {
-        tmp_path / "missing" / "assent.db": "create it",
+        tmp_path / "missing" / "holdfast.db": "create it",
         tmp_path: "is a directory",
         "/dev/null": "not a regular file",
-        "/dev/null/assent.db": "check the path",
+        "/dev/null/holdfast.db": "check the path",
     }.items():
         error = refused(path)
         assert words in error.message
@@ -159,7 +159,7 @@ def test_paths_that_cannot_be_a_store_are_refused_with_what_to_do(tmp_path):
 
 
 def test_a_file_in_place_of_the_owners_directory_is_explained(path):
-    (path.parent / "assent.db-owners").write_text("in the way")
+    (path.parent / "holdfast.db-owners").write_text("in the way")
     error = refused(path)
     assert "make the directory of the store writable" in error.message
     assert error.kind == "log_write_failed"
@@ -167,7 +167,7 @@ def test_a_file_in_place_of_the_owners_directory_is_explained(path):
 
 def test_the_migrations_are_numbered_by_their_place():
     assert len(STEPS) == VERSION == 2
-    assert APPLICATION_ID.to_bytes(4, "big") == b"ASST"
+    assert APPLICATION_ID.to_bytes(4, "big") == b"HLDF"
 
 
 # --- damage --------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def test_damaged_pages_are_reported_never_repaired_and_the_store_stays_usable(pa
             assert isinstance(error, StoreDamaged)
             assert error.kind == "corrupt_log_line"
             assert "damaged" in error.message
-        await store.append(step("new", 0))
+        await store.append(make_append("new", 0))
         assert len(await store.rows(limit=1000)) == 101
 
     with_store(path, body)
@@ -232,9 +232,9 @@ def test_a_damaged_conversation_does_not_keep_others_of_its_group_from_being_wri
             raise apsw.CorruptError("malformed")
 
         outcomes = await asyncio.gather(
-            store.append(step("d", 0)),
+            store.append(make_append("d", 0)),
             store._writer.run(damaged),
-            store.append(step("e", 0)),
+            store.append(make_append("e", 0)),
             return_exceptions=True,
         )
         assert isinstance(outcomes.pop(1), StoreDamaged)
@@ -248,13 +248,13 @@ def test_a_damaged_conversation_does_not_keep_others_of_its_group_from_being_wri
 
 def test_a_full_disk_fails_cleanly_for_all_of_the_group_and_the_store_recovers(path):
     async def body(store):
-        await store.append(step("c", 0))
+        await store.append(make_append("c", 0))
         before = await store.load("c")
         pages = await store._writer.run(lambda db: db.execute("PRAGMA page_count").get)
         await store._writer.run(lambda db: db.execute(f"PRAGMA max_page_count={pages + 3}").get)
         outcomes = await asyncio.gather(
-            *(store.append(step(f"d{n}", 0, noise(20_000))) for n in range(5)),
-            store.append(step("c", 1)),
+            *(store.append(make_append(f"d{n}", 0, noise(20_000))) for n in range(5)),
+            store.append(make_append("c", 1)),
             return_exceptions=True,
         )
         for error in outcomes:
@@ -265,8 +265,8 @@ def test_a_full_disk_fails_cleanly_for_all_of_the_group_and_the_store_recovers(p
         assert await store.load("c") == before
         assert len(await store.rows()) == 1
         await store._writer.run(lambda db: db.execute("PRAGMA max_page_count=100000").get)
-        await store.append(step("d0", 0, noise(20_000)))
-        await store.append(step("c", 1))
+        await store.append(make_append("d0", 0, noise(20_000)))
+        await store.append(make_append("c", 1))
         assert (await store.heads(["c", "d0"])) == {"c": 2, "d0": 1}
 
     with_store(path, body)
@@ -282,25 +282,25 @@ def test_a_file_system_that_is_really_full_fails_cleanly_and_recovers(tmp_path):
         ballast = tmp_path / "ballast"
 
         async def body(store):
-            await store.append(step("c", 0))
+            await store.append(make_append("c", 0))
             with pytest.raises(OSError, match="No space"):
                 ballast.write_bytes(b"x" * 2_000_000)
             for _ in range(3):
                 with pytest.raises(StoreError, match="disk is full"):
-                    await store.append(step("d", 0, noise(100_000)))
+                    await store.append(make_append("d", 0, noise(100_000)))
             assert await store.read("c") == [b"event 1"]
             ballast.unlink()
-            await store.append(step("d", 0, noise(100_000)))
+            await store.append(make_append("d", 0, noise(100_000)))
             assert await store.heads(["c", "d"]) == {"c": 1, "d": 1}
 
-        with_store(tmp_path / "assent.db", body)
+        with_store(tmp_path / "holdfast.db", body)
     finally:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
 def test_a_store_on_a_full_disk_still_closes(path):
     async def body(store):
-        await store.append(step("c", 0))
+        await store.append(make_append("c", 0))
         await store.claim("c")
         await store._writer.run(lambda db: db.execute("PRAGMA query_only=1").get)
 
@@ -314,14 +314,14 @@ def test_a_store_on_a_full_disk_still_closes(path):
 
 def test_a_read_only_store_says_so_and_can_still_be_read(path):
     async def body(store):
-        await store.append(step("c", 0))
+        await store.append(make_append("c", 0))
         await store._writer.run(lambda db: db.execute("PRAGMA query_only=1").get)
         with pytest.raises(StoreError, match="read-only") as refusal:
-            await store.append(step("c", 1))
+            await store.append(make_append("c", 1))
         assert refusal.value.kind == "log_write_failed"
         assert await store.read("c") == [b"event 1"]
         store._writer._db.execute("PRAGMA query_only=0")  # a transaction cannot begin while it is on
-        await store.append(step("c", 1))
+        await store.append(make_append("c", 1))
 
     with_store(path, body)
 
@@ -340,15 +340,15 @@ def test_a_file_that_may_not_be_written_is_refused_when_it_is_opened(path):
 
 def test_a_file_that_was_moved_away_is_noticed_before_anything_is_acknowledged_or_read(path):
     async def body(store):
-        await store.append(step("c", 0))
+        await store.append(make_append("c", 0))
         path.rename(path.with_suffix(".away"))
         with pytest.raises(StoreError, match="deleted, moved or replaced"):
-            await store.append(step("c", 1))
+            await store.append(make_append("c", 1))
         with pytest.raises(StoreError, match="deleted, moved or replaced") as refusal:
             await store.read("c")
         assert refusal.value.kind == "log_read_failed"
         path.with_suffix(".away").rename(path)
-        await store.append(step("c", 1))
+        await store.append(make_append("c", 1))
 
     with_store(path, body)
 
@@ -374,10 +374,10 @@ class Faulty:
 @pytest.mark.parametrize("commits", [True, False])
 def test_a_lost_reply_to_commit_is_settled_by_reading_back(path, commits):
     async def body(store):
-        await store.append(step("c", 0))
+        await store.append(make_append("c", 0))
         real = store._writer._db
         store._writer._db = Faulty(real, commits=commits)
-        jobs = [store.append(step("c", 1)), store.append(step("d", 0)), store.postpone("c", "k", 1.0)]
+        jobs = [store.append(make_append("c", 1)), store.append(make_append("d", 0)), store.postpone("c", "k", 1.0)]
         outcomes = await asyncio.gather(*jobs, return_exceptions=True)
         if commits:
             assert outcomes == [None] * 3
@@ -403,32 +403,32 @@ def test_what_a_take_left_that_failed_in_doubt_is_taken_by_the_next_one(path, co
         raise apsw.IOError("the cable is still out")
 
     async def body(store):
-        await store.append(step("c", 0, owes=True))
-        await store.append(step("d", 0, owes=True))
+        await store.append(make_append("c", 0, owes=True))
+        await store.append(make_append("d", 0, owes=True))
         real = store._writer._db
         store._writer._db = Faulty(real, commits=commits)
         with monkeypatch.context() as out:
-            out.setattr(statements, "claimed", unreadable)
+            out.setattr(queries, "holds_lease", unreadable)
             with pytest.raises(StoreError, match="not known"):
-                await store.take(("agent",))
+                await store.claim_owing(("agent",))
         store._writer._db = real
         assert (await store.row("c")).owner == (store.owner if commits else None)
         # Somebody here has claimed one of them meanwhile: that one is known of, and is not given away.
         claimed = await store.claim("d")
-        taken = await store.take(("agent",))
+        taken = await store.claim_owing(("agent",))
         assert list(taken) == ["c"]
         for name, epoch in (("c", taken["c"]), ("d", claimed)):
-            await store.append(step(name, 1, owes=True, epoch=epoch))
+            await store.append(make_append(name, 1, owes=True, epoch=epoch))
             row = await store.row(name)
             assert (row.owner, row.epoch) == (store.owner, epoch)
-        assert await store.take(("agent",)) == {}
+        assert await store.claim_owing(("agent",)) == {}
 
     with_store(path, body)
 
 
 def test_what_was_taken_for_somebody_who_was_cancelled_is_taken_by_the_next_one(path):
     async def body(store):
-        await store.append(step("c", 0, owes=True))
+        await store.append(make_append("c", 0, owes=True))
         write = store._writer.run
 
         async def cancelled(*job):
@@ -437,11 +437,11 @@ def test_what_was_taken_for_somebody_who_was_cancelled_is_taken_by_the_next_one(
 
         store._writer.run = cancelled
         with pytest.raises(asyncio.CancelledError):
-            await store.take(("agent",))
+            await store.claim_owing(("agent",))
         store._writer.run = write
         assert (await store.row("c")).owner == store.owner
-        assert await store.take(("agent",)) == {"c": 2}
-        assert await store.take(("agent",)) == {}
+        assert await store.claim_owing(("agent",)) == {"c": 2}
+        assert await store.claim_owing(("agent",)) == {}
 
     with_store(path, body)
 
@@ -451,7 +451,7 @@ def test_who_wrote_nothing_does_not_vouch_for_what_others_wrote_in_the_same_tran
     async def body(store):
         other = SQLiteStore(path)
         await other.open()
-        await store.append(step("c", 0, owes=True))
+        await store.append(make_append("c", 0, owes=True))
         assert await other.claim("c") == 1
         real, read = store._writer._db, store._read
         store._writer._db = Faulty(real, commits=commits)
@@ -460,7 +460,7 @@ def test_who_wrote_nothing_does_not_vouch_for_what_others_wrote_in_the_same_tran
             return ["c"]
 
         store._read = behind
-        jobs = [store.take(("agent",)), store.claim("c"), store.append(step("d", 0))]
+        jobs = [store.claim_owing(("agent",)), store.claim("c"), store.append(make_append("d", 0))]
         outcomes = await asyncio.gather(*jobs, return_exceptions=True)
         store._read, store._writer._db = read, real
         if commits:
@@ -481,15 +481,15 @@ def test_every_error_of_sqlite_is_put_into_our_words():
     assert len(classes) > 30
     for cls in classes:
         for writing in (True, False):
-            error = explained(cls("because"), "/a/file.db", writing=writing)
+            error = to_store_error(cls("because"), "/a/file.db", writing=writing)
             assert isinstance(error, StoreError)
             assert error.kind in KINDS
             assert "/a/file.db" in error.message
             assert cls.__name__ in error.details["cause"]
-    assert shared(apsw.FullError())
-    assert not shared(apsw.ConstraintError())
-    assert explained(apsw.BusyError(), "f", writing=False).kind == "log_read_failed"
-    assert "not known" in explained(apsw.IOError(), "f", writing=True, settled=False).message
+    assert affects_whole_group(apsw.FullError())
+    assert not affects_whole_group(apsw.ConstraintError())
+    assert to_store_error(apsw.BusyError(), "f", writing=False).kind == "log_read_failed"
+    assert "not known" in to_store_error(apsw.IOError(), "f", writing=True, settled=False).message
 
 
 class FlakyFile(apsw.VFSFile):
@@ -515,10 +515,10 @@ class FlakyDisk(apsw.VFS):
 def test_a_disk_that_fails_once_is_no_damage_and_the_next_look_succeeds(path, monkeypatch):
     async def fill(store):
         for n in range(100):
-            await store.append(step("c", n, noise(3000)))
+            await store.append(make_append("c", n, noise(3000)))
 
     async def body(store):
-        await store.append(step("d", 0))
+        await store.append(make_append("d", 0))
         assert await store.load("d")
         monkeypatch.setattr(FlakyFile, "failing", True)
         for look in (store.load, store.read):
@@ -563,11 +563,11 @@ def test_a_commit_that_failed_and_landed_is_known_by_those_of_the_group_who_can_
             return done
 
     async def body(store):
-        await asyncio.gather(store.append(step("a", 0)), store.append(step("b", 0)))
+        await asyncio.gather(store.append(make_append("a", 0)), store.append(make_append("b", 0)))
         store._writer._db = Mute(store._writer._db)
         outcomes = await asyncio.gather(
-            store.append(msgspec.structs.replace(step("a", 1), events=[])),
-            store.append(step("b", 1)),
+            store.append(msgspec.structs.replace(make_append("a", 1), events=[])),
+            store.append(make_append("b", 1)),
             return_exceptions=True,
         )
         assert outcomes == [None, None]
@@ -579,12 +579,12 @@ def test_a_commit_that_failed_and_landed_is_known_by_those_of_the_group_who_can_
 def test_who_decides_in_a_damaged_conversation_is_told_so_and_nobody_tries_it_again_and_again(path, caplog):
     async def body(store):
         async with Runtime(store=store) as rt:
-            await store.append(step("c", 0, b"1", b"2"))
+            await store.append(make_append("c", 0, b"1", b"2"))
             await store._writer.run(lambda db: db.execute("DELETE FROM events WHERE id % 16777216 = 1").fetchall())
             with pytest.raises(StoreDamaged):
                 await rt.resolve("c", "k", Approve(), by="boss")
-            assert rt.home.conversation("c").all_tasks() == []
-            assert rt.home._watch._avoided == {}
+            assert rt._engine.conversation("c").all_tasks() == []
+            assert rt._engine._store_watcher._backed_off == {}
 
     asyncio.run(body(SQLiteStore(path)))
     assert not caplog.records
@@ -613,13 +613,13 @@ def test_joining_and_leaving_a_store_that_is_in_use_waits_for_no_sync_of_the_dis
     """Who is there matters only while that process lives: an owner's row need not survive a power cut."""
 
     async def body(store):
-        await store.append(step("c", 0))
+        await store.append(make_append("c", 0))
         other = SQLiteStore(path)
         SyncingFile.synced.clear()
         await other.open(("agent",))
         assert [row.owner for row in await store.owners()] == [store.owner, other.owner]
         assert SyncingFile.synced == []
-        await other.append(step("c", 1))
+        await other.append(make_append("c", 1))
         assert SyncingFile.synced != []
         SyncingFile.synced.clear()
         await other.close()

@@ -14,12 +14,12 @@ from pathlib import Path
 import apsw
 import pytest
 
-from assent.errors import Fenced, StoreDamaged, StoreError
-from assent.stores import database, owners
-from assent.stores.base import GENESIS, chain
-from assent.stores.owners import OwnerLock, remove_leftovers
-from assent.stores.sqlite import SQLiteStore
-from assent.testing.store_contract import step
+from holdfast.errors import Fenced, StoreDamaged, StoreError
+from holdfast.stores.base import GENESIS, hash_chain
+from holdfast.stores.sqlite import file, locks
+from holdfast.stores.sqlite.locks import OwnerLock, remove_stale_locks
+from holdfast.stores.sqlite.store import SQLiteStore
+from holdfast.testing.store_contract import make_append
 
 HERE = Path(__file__).parent
 
@@ -44,7 +44,7 @@ def process(verb, path, *args):
 
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / "assent.db"
+    return tmp_path / "holdfast.db"
 
 
 def with_store(path, body):
@@ -63,7 +63,7 @@ async def verified(store, conversation):
     """Its events, after the hash chain and the row were found to agree with them."""
     events = await store.read(conversation)
     hashes = await store.hashes(conversation)
-    assert hashes == chain(GENESIS, events)
+    assert hashes == hash_chain(GENESIS, events)
     row = await store.row(conversation)
     assert (row.seq, row.hash) == (len(events), hashes[-1])
     return events
@@ -92,14 +92,14 @@ def test_a_killed_owner_is_recognised_and_replaced_at_once(path):
             _, epoch, owner = other.stdout.readline().split()
             assert (int(epoch), (await store.row("c")).owner) == (1, owner)
             assert await store.claim("c") is None
-            assert await store.owing(("agent",)) == []
+            assert await store.list_owing(("agent",)) == []
             other.send_signal(signal.SIGKILL)
             other.wait()
-            assert await store.owing(("agent",)) == ["c"]
+            assert await store.list_owing(("agent",)) == ["c"]
             assert {row.owner: row.alive for row in await store.owners()} == {owner: False, store.owner: True}
             assert await store.claim("c") == 2
         with pytest.raises(Fenced):
-            await store.append(step("c", 1, epoch=1))
+            await store.append(make_append("c", 1, epoch=1))
         return owner
 
     owner = with_store(path, body)
@@ -170,14 +170,14 @@ def test_a_kill_at_a_crash_point_leaves_all_of_the_append_or_nothing(path, point
 
 
 def test_a_store_locked_for_too_long_says_so_blocks_nobody_meanwhile_and_recovers(path, monkeypatch):
-    monkeypatch.setattr(database, "BUSY_SECONDS", 0.4)
+    monkeypatch.setattr(file, "BUSY_SECONDS", 0.4)
 
     async def body(store):
-        await store.append(step("c", 0))
+        await store.append(make_append("c", 0))
         with process("lock", path) as other:
             assert other.stdout.readline() == "locked\n"
             ticks, reads = 0, 0
-            waiting = [asyncio.ensure_future(store.append(step(f"d{n}", 0))) for n in range(3)]
+            waiting = [asyncio.ensure_future(store.append(make_append(f"d{n}", 0))) for n in range(3)]
             while not waiting[0].done():
                 assert await store.read("c") == [b"event 1"]
                 reads += 1
@@ -191,7 +191,7 @@ def test_a_store_locked_for_too_long_says_so_blocks_nobody_meanwhile_and_recover
             other.stdin.write("\n")
             other.stdin.flush()
             assert other.stdout.readline() == "unlocked\n"
-        await store.append(step("d0", 0))
+        await store.append(make_append("d0", 0))
         assert len(await store.rows()) == 2
 
     with_store(path, body)
@@ -206,7 +206,7 @@ def test_a_second_store_in_a_process_does_not_drop_the_locks_of_the_first(path):
             return any(f":{path.stat().st_ino} " in line and f" {os.getpid()} " in line for line in locks)
 
     async def body(store):
-        await store.append(step("c", 0))
+        await store.append(make_append("c", 0))
         assert locked()
         second = SQLiteStore(path)
         await second.open()
@@ -216,7 +216,7 @@ def test_a_second_store_in_a_process_does_not_drop_the_locks_of_the_first(path):
         with process("visit", path) as other:
             assert other.stdout.readline() == "left\n"
         assert f"{path.name}-wal" in os.listdir(path.parent)
-        await store.append(step("c", 1))
+        await store.append(make_append("c", 1))
 
     with_store(path, body)
     assert len(with_store(path, lambda store: verified(store, "c"))) == 2
@@ -228,7 +228,7 @@ def test_another_processs_commit_is_seen_soon(path):
         with process("append_for_ever", path) as other:
             await loop.run_in_executor(None, other.stdout.readline)
             async with asyncio.timeout(60):
-                assert await store.foreign(3600.0)
+                assert await store.wait_for_changes(3600.0)
 
     with_store(path, body)
 
@@ -237,41 +237,41 @@ def test_a_store_that_another_process_makes_at_this_moment_is_not_taken_for_anot
     """The version, the mark and the tables are looked at in one transaction: between two looks it may be made."""
     db = apsw.Connection(str(path))
     db.execute("PRAGMA journal_mode=WAL")  # as far as the other process has come
-    identity, made = database._identity, []
+    identity, made = file._read_version, []
 
     def make_meanwhile(looking):
         found = identity(looking)
         if not made:
             made.append(found)
-            database.writer_connection(str(path), "FULL").close()
+            file.open_writer(str(path), "FULL").close()
         return found
 
-    monkeypatch.setattr(database, "_identity", make_meanwhile)
-    database.inspect(str(path))
+    monkeypatch.setattr(file, "_read_version", make_meanwhile)
+    file.check_file(str(path))
     assert made == [(0, 0)]
     db.close()
 
 
 def test_what_another_application_makes_while_the_store_is_opened_is_refused(path, monkeypatch):
     """The look inside the write transaction decides, not the one before it."""
-    ahead = database._write_ahead
+    ahead = file._enable_wal
 
     def fill(db):
         ahead(db)
         db.execute("CREATE TABLE theirs (x)")
 
-    monkeypatch.setattr(database, "_write_ahead", fill)
+    monkeypatch.setattr(file, "_enable_wal", fill)
     with pytest.raises(StoreDamaged, match="another application"):
-        database.writer_connection(str(path), "FULL")
+        file.open_writer(str(path), "FULL")
 
 
 def test_lock_files_of_processes_that_died_unlisted_are_removed_and_those_of_the_living_stay(path):
-    homes = path.parent / "assent.db-owners"
+    homes = path.parent / "holdfast.db-owners"
     homes.mkdir()
     (homes / "1-dead.lock").touch()
     (homes / "notes.txt").touch()
     alive = OwnerLock(str(homes), "2-alive")
-    alive.take()
+    alive.acquire()
 
     async def look(store):
         return sorted(os.listdir(homes))
@@ -279,7 +279,7 @@ def test_lock_files_of_processes_that_died_unlisted_are_removed_and_those_of_the
     found = with_store(path, look)
     assert "1-dead.lock" not in found
     assert {"2-alive.lock", "notes.txt"} < set(found)
-    alive.drop(remove=True)
+    alive.release(remove=True)
 
 
 def test_an_owner_whose_file_was_removed_before_it_was_locked_makes_it_again(tmp_path, monkeypatch):
@@ -289,27 +289,27 @@ def test_an_owner_whose_file_was_removed_before_it_was_locked_makes_it_again(tmp
     def clean_first(descriptor, how):
         if not cleaned:
             cleaned.append(True)
-            remove_leftovers(str(tmp_path), ())
+            remove_stale_locks(str(tmp_path), ())
         return flock(descriptor, how)
 
-    monkeypatch.setattr(owners.fcntl, "flock", clean_first)
-    lock.take()
+    monkeypatch.setattr(locks.fcntl, "flock", clean_first)
+    lock.acquire()
     monkeypatch.undo()
     assert cleaned
-    assert owners.alive(str(tmp_path), "3-new")
-    lock.drop(remove=True)
+    assert locks.is_alive(str(tmp_path), "3-new")
+    lock.release(remove=True)
     assert not os.listdir(tmp_path)
 
 
 def test_a_new_store_is_readable_for_its_owner_alone_and_an_existing_one_keeps_its_mode(path):
     async def modes(store):
         row = await store.row("c")
-        await store.append(step("c", row.seq if row else 0))
+        await store.append(make_append("c", row.seq if row else 0))
         return {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir() if file.is_file()}
 
     umask = os.umask(0o022)
     try:
-        assert with_store(path, modes) == dict.fromkeys(["assent.db", "assent.db-wal", "assent.db-shm"], 0o600)
+        assert with_store(path, modes) == dict.fromkeys(["holdfast.db", "holdfast.db-wal", "holdfast.db-shm"], 0o600)
         path.chmod(0o640)
         assert set(with_store(path, modes).values()) == {0o640}
     finally:

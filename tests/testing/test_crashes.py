@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from assent import (
+from holdfast import (
     Agent,
     Answer,
     Approve,
@@ -22,8 +22,8 @@ from assent import (
     ToolError,
     tool,
 )
-from assent.errors import DeclarationError
-from assent.testing import Crash, Ledger, ScriptedModel, ToolCall, crash_everywhere, run_to_rest
+from holdfast.errors import DeclarationError
+from holdfast.testing import Crash, Ledger, ScriptedModel, ToolCall, crash_everywhere, run_to_rest
 
 
 def agent(*tools, calls=None, name="a"):
@@ -69,26 +69,26 @@ def test_every_append_is_killed_before_and_after_and_the_kill_between_effect_and
     assert report.turns == {"completed": len(report.crashes) + 1}
 
 
-def test_with_recovery_fail_it_never_happens_twice_and_the_model_is_told_that_it_was_interrupted():
+def test_with_recovery_fail_no_effect_repeats_and_the_model_sees_interrupted():
     report = crash_everywhere(agent(charging(recovery="fail")), "go")
     report.check()
     charge = report.tools["charge"]
     assert set(charge.effects) == {0, 1}
-    assert charge.ended["interrupted"] == 2
-    assert charge.ended["ok"] == len(report.crashes) - 1
+    assert charge.outcomes["interrupted"] == 2
+    assert charge.outcomes["ok"] == len(report.crashes) - 1
 
 
 def test_with_recovery_ask_a_mapping_leaves_the_question_and_a_function_may_answer_it():
     gated = charging(approval="required", recovery="ask")
     report = crash_everywhere(agent(gated), "go", decisions={"charge": Approve()})
     report.check()
-    assert report.tools["charge"].ended["asked"] == 2
+    assert report.tools["charge"].outcomes["asked"] == 2
     assert report.turns["waiting"] == 2
     again = crash_everywhere(agent(gated), "go", decisions=lambda entry: Approve())
     assert again.twice == ["charge"], "whoever approves a second run gets one"
     never = crash_everywhere(agent(gated), "go", decisions=lambda entry: Deny() if entry.recovery else Approve())
     never.check()
-    assert never.tools["charge"].ended["interrupted"] == 2
+    assert never.tools["charge"].outcomes["interrupted"] == 2
 
 
 def test_with_an_idempotency_key_it_runs_twice_and_happens_once():
@@ -109,7 +109,7 @@ def test_with_an_idempotency_key_it_runs_twice_and_happens_once():
     assert len(ledger) == len(bank) == len(report.crashes) + 1
 
 
-def test_what_is_kept_in_the_process_is_lost_with_it():
+def test_state_in_memory_is_lost_in_a_kill():
     """A dictionary in memory is no place for idempotency keys."""
     ledger = Ledger()
 
@@ -145,7 +145,7 @@ def test_a_reconcile_function_that_finds_out_makes_it_happen_once():
     report = crash_everywhere(agent(charge), "go", ledger=ledger)
     report.check()
     assert set(report.tools["charge"].effects) == {1}
-    assert set(report.tools["charge"].ended) == {"ok"}
+    assert set(report.tools["charge"].outcomes) == {"ok"}
 
 
 def test_an_effect_before_an_error_is_counted_where_it_is_noted():
@@ -159,7 +159,7 @@ def test_an_effect_before_an_error_is_counted_where_it_is_noted():
 
     report = crash_everywhere(agent(charge), "go", ledger=ledger)
     assert report.twice == ["charge"]
-    assert set(report.tools["charge"].ended) == {"network"}
+    assert set(report.tools["charge"].outcomes) == {"network"}
 
 
 def test_a_handler_that_was_stopped_before_its_end_has_run_and_had_no_effect():
@@ -235,10 +235,12 @@ def test_handlers_in_threads_parallel_calls_classes_and_questions():
     @tool(executor="human", prompt="Which?")
     def choose(n: int) -> str:
         """Choose."""
+        raise NotImplementedError
 
     @tool(executor="client", approval="required")
     def locate(n: int) -> str:
         """Locate."""
+        raise NotImplementedError
 
     decisions = {
         "asks": Answer("yes"),
@@ -251,7 +253,7 @@ def test_handlers_in_threads_parallel_calls_classes_and_questions():
     assert set(report.twice) <= {"slow", "asks"}
     assert "slow" in report.twice
     report.check(repeatable=["slow", "asks"])
-    assert set(report.tools["locate"].ended) == {"ok"}
+    assert set(report.tools["locate"].outcomes) == {"ok"}
     assert report.tools["choose"].recovery == "-"
     assert set(report.turns) == {"completed"}
     for thread in threads:
@@ -280,7 +282,7 @@ def test_the_users_own_agent_is_left_alone():
     assert not model._follow
 
 
-def test_what_is_given_wrong_is_refused_with_the_reason():
+def test_wrong_arguments_are_refused_with_the_reason():
     with pytest.raises(Invalid, match="unknown tools: chrage; known tools: charge"):
         crash_everywhere(agent(charging()), "go", decisions={"chrage": Approve()})
     with pytest.raises(Invalid, match="waits for Approve or Deny"):
@@ -294,7 +296,7 @@ def test_an_agent_that_hangs_fails_in_its_time():
     @tool
     async def hangs(n: int) -> int:
         """Never ends."""
-        await asyncio.Event().wait()
+        return await asyncio.get_running_loop().create_future()
 
     with pytest.raises(AssertionError, match=r"did not come to rest within 0\.2 s"):
         crash_everywhere(agent(hangs), "go", timeout=0.2)
@@ -314,7 +316,7 @@ def test_a_crash_reads_well():
 # --- killed, and killed again ---
 
 
-def test_with_two_kills_the_process_that_went_on_is_killed_at_each_of_its_own_appends_as_well():
+def test_with_two_kills_the_recovering_process_is_killed_at_each_of_its_appends():
     once = crash_everywhere(agent(charging()), "go")
     twice = crash_everywhere(agent(charging()), "go", kills=2)
     singles = [crash for crash in twice.crashes if crash.then is None]
@@ -329,7 +331,7 @@ def test_with_two_kills_the_process_that_went_on_is_killed_at_each_of_its_own_ap
     after_the_end = [crash for crash in doubles if str(crash).startswith("after append 5")]
     assert after_the_end == [], "nothing is left to do, so there is nothing to kill"
     assert twice.turns == {"completed": len(twice.crashes) + 1}
-    assert f"killed {len(twice.crashes)} times: before and after each of 5 appends, and again in what followed" in str(
+    assert f"killed {len(twice.crashes)} times: before and after each of 5 appends, and again during recovery" in str(
         twice
     )
 
@@ -342,7 +344,7 @@ def test_a_tool_that_is_not_idempotent_has_a_third_effect_in_the_second_kill():
     assert (worst.runs, worst.between, worst.ended) == (3, True, "ok")
 
 
-def test_no_second_kill_makes_happen_twice_what_must_not():
+def test_a_second_kill_repeats_no_effect_that_must_not_repeat():
     ledger, bank = Ledger(), {}
 
     @tool
@@ -359,7 +361,7 @@ def test_no_second_kill_makes_happen_twice_what_must_not():
     failing = crash_everywhere(agent(charging(recovery="fail")), "go", kills=2)
     failing.check()
     assert set(failing.tools["charge"].effects) == {0, 1}
-    assert set(failing.tools["charge"].ended) == {"ok", "interrupted"}
+    assert set(failing.tools["charge"].outcomes) == {"ok", "interrupted"}
 
 
 def test_a_question_whether_to_run_it_again_survives_the_second_kill():
@@ -369,7 +371,7 @@ def test_a_question_whether_to_run_it_again_survives_the_second_kill():
     charge = report.tools["charge"]
     asked = [fate for fate in charge.fates if fate.ended == "asked"]
     assert any(fate.crash.then is not None and "CallSuspended" in fate.crash.then.events for fate in asked)
-    assert set(charge.ended) == {"ok", "asked"}
+    assert set(charge.outcomes) == {"ok", "asked"}
 
 
 @pytest.mark.parametrize("kills", [0, True, "2"])
@@ -378,10 +380,10 @@ def test_a_number_of_kills_that_is_none_is_refused(kills):
         crash_everywhere(agent(charging()), "go", kills=kills)
 
 
-def test_the_kit_is_not_loaded_by_assent_and_does_not_load_pytest():
+def test_the_kit_is_not_loaded_by_holdfast_and_does_not_load_pytest():
     code = (
-        "import sys, assent; assert 'assent.testing' not in sys.modules\n"
-        "import assent.testing; assert 'pytest' not in sys.modules\n"
-        "assert assent.testing.StoreContract.__name__ == 'StoreContract' and 'pytest' in sys.modules\n"
+        "import sys, holdfast; assert 'holdfast.testing' not in sys.modules\n"
+        "import holdfast.testing; assert 'pytest' not in sys.modules\n"
+        "assert holdfast.testing.StoreContract.__name__ == 'StoreContract' and 'pytest' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

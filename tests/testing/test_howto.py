@@ -11,7 +11,7 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "howto" / "test-your-agent
 BLOCKS = re.findall(r"^```(python|text)\n(.*?)^```$", PAGE.read_text(), flags=re.S | re.M)
 
 
-def test_the_pages_snippets_run_and_print_what_it_shows() -> None:
+def test_the_snippets_of_the_page_run_and_print_the_output_shown() -> None:
     names: dict[str, object] = {"__name__": "howto"}
     printed = ""
     for kind, body in BLOCKS:
@@ -28,13 +28,13 @@ def test_the_pages_snippets_run_and_print_what_it_shows() -> None:
     assert len([kind for kind, _ in BLOCKS if kind == "text"]) == 5
 
 
-def test_the_page_catches_the_tool_that_is_not_idempotent_and_no_other() -> None:
+def test_the_page_reports_only_the_tool_that_is_not_idempotent() -> None:
     shown = [body for kind, body in BLOCKS if kind == "text"]
     assert "FAILED send_mail: the effect happened more than once for one call" in shown[0]
     assert "FAILED" not in "".join(shown[1:])
 
 
-def test_the_words_around_a_table_say_what_the_table_says() -> None:
+def test_the_text_around_a_table_matches_the_table() -> None:
     """Numbers in prose drift apart from tables that tests keep true."""
     prose = " ".join(re.sub(r"(?ms)^```.*?^```$", "", PAGE.read_text()).split())
     first, second, _ = (body for kind, body in BLOCKS if kind == "text" and body.startswith("run once"))
@@ -43,11 +43,11 @@ def test_the_words_around_a_table_say_what_the_table_says() -> None:
     assert re.search(r"(?m)^send_mail .* 2 in 1 ", first)
     for point in re.findall(r'"((?:before|after) append [^"]+)"', prose):
         assert f"send_mail: 2 effects for one call, killed {point}" in first
-    assert "once the mail was never sent, and once it was sent and the model does not know" in prose
+    assert "in one run it was never sent, and in another it was sent but the model does not know" in prose
     assert "0 in 1, 1 in 10" in second
     assert "interrupted 2" in second
 
 
 def test_five_lines_are_enough() -> None:
-    (block,) = [body for _, body in BLOCKS if body.startswith("from assent.testing import crash_everywhere")]
+    (block,) = [body for _, body in BLOCKS if body.startswith("from holdfast.testing import crash_everywhere")]
     assert len([line for line in block.splitlines() if line.strip()]) == 5

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from assent.core.decisions import SYSTEM, Principal
-from assent.tools import Call
+from holdfast.core.decisions import SYSTEM, Principal
+from holdfast.tools import Call
 
 
 def test_a_call_can_be_made_without_a_runtime() -> None:
@@ -19,7 +19,7 @@ def test_a_call_can_be_made_without_a_runtime() -> None:
     assert call.key == "conversation/call"
 
 
-def test_the_key_is_the_conversation_and_the_call_whatever_the_attempt() -> None:
+def test_the_key_is_the_same_on_every_attempt() -> None:
     assert {Call(id="c1", conversation="x", attempt=n).key for n in (1, 2, 3)} == {"x/c1"}
 
 
@@ -30,7 +30,7 @@ def test_names_of_principals_become_principals() -> None:
     assert call.approver.roles == ("boss",)
 
 
-def test_progress_is_told_at_once_and_may_be_awaited_or_not() -> None:
+def test_progress_is_sent_immediately_whether_awaited_or_not() -> None:
     told: list[Any] = []
     call = Call(sink=told.append)
 
@@ -62,7 +62,7 @@ def test_a_thread_sees_that_it_was_cancelled() -> None:
     assert seen.is_set()
 
 
-def test_nobody_sets_cancelled_or_unknown_attributes_from_outside() -> None:
+def test_cancelled_and_unknown_attributes_cannot_be_set() -> None:
     with pytest.raises(AttributeError):
         Call().cancelled = True  # type: ignore[misc]
     with pytest.raises(AttributeError):

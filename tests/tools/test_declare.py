@@ -15,24 +15,25 @@ import msgspec
 import pytest
 import tool_samples
 
-from assent import Agent, Context, ScriptedModel
-from assent.core.tool import Ask, Default, Halt, Result, Retention
-from assent.errors import DeclarationError, Invalid
-from assent.tools import Call, Tool, as_tool, provider_tool, tool
+from holdfast import Agent, Context, ScriptedModel
+from holdfast.core.tool import Ask, Default, Halt, Result, Retention
+from holdfast.errors import DeclarationError, Invalid
+from holdfast.tools import Call, Tool, as_tool, provider_tool, tool
+from holdfast.tools.options import OPTIONS
 
 if TYPE_CHECKING:
-    from assent.tools import Call as LintedCall  # noqa: F401
+    from holdfast.tools import Call as LintedCall  # noqa: F401
 
 OBJECT = {"type": "object"}
 CALL = Call()
 
 
-def declare(**options: Any) -> Tool:
+def declare(parameters: Any = OBJECT, **options: Any) -> Tool:
     def sample(args: dict[str, Any]) -> Any:
         """A sample."""
         return args
 
-    return tool(**{"parameters": OBJECT, **options})(sample)
+    return tool(parameters=parameters, **options)(sample)
 
 
 def refusal(run: Any, *args: Any, **kwargs: Any) -> str:
@@ -145,7 +146,7 @@ def test_asking_for_no_deadline_is_refused(never: Any) -> None:
     assert "is refused" in message
     assert "leave expires out for the runtime's default" in message
     if never in (None, "never", 0, float("inf")):
-        assert "what waits for ever holds its turn for ever" in message
+        assert "a call that never expires blocks its turn permanently" in message
     assert repr(never) in message
 
 
@@ -196,7 +197,7 @@ def test_a_decorator_that_never_got_its_function_is_a_tool_without_a_handler() -
     assert "test_declare" in made.spec.origin
 
 
-def test_what_has_no_name_or_no_schema_is_refused() -> None:
+def test_a_declaration_without_a_name_or_a_schema_is_refused() -> None:
     assert "name=" in refusal(tool, lambda a: a)
     assert "give parameters=" in refusal(Tool.declare, name="t", description="d", manual=True)
 
@@ -238,7 +239,7 @@ def test_tool_itself_is_not_made_by_calling_it() -> None:
 # -- schemas ---------------------------------------------------------------------------------------------
 
 
-def test_a_schema_by_hand_stays_as_it_is_byte_for_byte() -> None:
+def test_a_handwritten_schema_is_kept_byte_for_byte() -> None:
     """B8"""
     text = '{ "type":"object",\n "properties": {"z": {"type": "string"}, "a": {"minimum": 1e3}} }'
     assert declare(parameters=text).spec.parameters == text
@@ -293,6 +294,37 @@ def test_the_call_is_recognised_however_it_is_written() -> None:
         assert list(json.loads(tool(fn).spec.parameters)["properties"]) == ["x"]
 
 
+def test_a_call_with_the_type_of_its_scope_is_recognised_like_a_plain_one() -> None:
+    """``Call[Database]`` is no argument of the tool, as a type, as text, in a union and under another name."""
+
+    class Database:
+        pass
+
+    def plain(x: int, ctx: Call[Database]) -> str:
+        return ctx.id
+
+    def text(x: int, ctx: "Call[Database]") -> str:  # noqa: UP037
+        return ctx.id
+
+    def maybe(x: int, ctx: Call[Database] | None = None) -> str:
+        return ctx.id if ctx else ""
+
+    def maybe_text(x: int, ctx: "Call[Database] | None" = None) -> str:  # noqa: UP037
+        return ctx.id if ctx else ""
+
+    def raw(args: dict[str, Any], ctx: Call[Database]) -> str:
+        return ctx.id
+
+    for fn in (plain, text, maybe, maybe_text):
+        made = tool(fn, description="Do it.")
+        assert list(json.loads(made.spec.parameters)["properties"]) == ["x"]
+        assert made.handler({"x": 1}, Call(id="c7", scope=Database())) == "c7"  # type: ignore[misc]
+    made = tool(raw, description="Do it.", parameters={"type": "object"})
+    assert made.handler({}, Call(id="c7")) == "c7"  # type: ignore[misc]
+    policy = tool(plain, description="Do it.", name="gated", approval=lambda args, call: True)
+    assert policy.spec.gate == "policy"
+
+
 def test_a_call_that_was_imported_for_type_checkers_only_still_resolves() -> None:
     source = "def fn(x: int, call: 'Call') -> str:\n    'Doc.'\n    return call.id\n"
     scope: dict[str, Any] = {"__name__": "elsewhere"}
@@ -316,7 +348,7 @@ def test_stubs_give_the_question_and_the_answer() -> None:
     assert json.loads(choose.spec.result)["required"] == ["flight"]
 
 
-def test_a_default_answer_that_nobody_could_have_given_is_refused() -> None:
+def test_a_default_answer_that_does_not_match_the_result_schema_is_refused() -> None:
     message = refusal(
         Tool.declare,
         name="t",
@@ -518,7 +550,8 @@ def test_a_preview_that_does_not_fit_the_tool_is_refused() -> None:
 
 
 def test_a_manual_and_a_client_tool_may_have_a_preview() -> None:
-    for options in ({"manual": True}, {"executor": "client"}):
+    given: list[dict[str, Any]] = [{"manual": True}, {"executor": "client"}]
+    for options in given:
         made = Tool.declare(name="t", description="d", parameters=OBJECT, preview=lambda args: "plan", **options)
         assert made.spec.planned
         assert made.planner is not None
@@ -578,7 +611,7 @@ def pair() -> list[Tool]:
 def test_a_class_style_tool_is_the_function_style_one_in_everything_but_its_origin() -> None:
     """B11"""
     function, cls = pair()
-    assert cls.replaced(origin="").spec == function.replaced(origin="").spec
+    assert cls.copy_with(origin="").spec == function.copy_with(origin="").spec
     for made in (function, cls):
         assert made.handler is not None
         assert made.planner is not None
@@ -612,7 +645,7 @@ def test_a_typed_execute_is_the_schema_as_in_function_style() -> None:
         return n
 
     made = Typed()
-    assert made.replaced(origin="").spec == tool(typed).replaced(origin="").spec
+    assert made.copy_with(origin="").spec == tool(typed).copy_with(origin="").spec
     assert made.handler is not None
     assert made.handler({"n": 2}, CALL) == 3
 
@@ -664,7 +697,7 @@ def test_a_subclass_without_a_name_is_a_base_and_no_tool() -> None:
     [
         ({"name": "a b"}, "bad tool name"),
         ({"aproval": "required"}, "did you mean 'approval'"),
-        ({"expires": None}, "for ever"),
+        ({"expires": None}, "permanently"),
         ({"manual": None}, "manual must be True or False"),
         ({"executor": "human", "approval": "required"}, "circular"),
         ({"parameters": {"$ref": "file:///etc/passwd"}}, "never fetched"),
@@ -728,7 +761,7 @@ def test_a_prompt_with_a_field_that_is_no_argument_is_refused_and_the_fields_are
         Tool.declare(name="ping", description="Ping.", executor="client", prompt="{n}?", parameters={"type": "object"})
 
 
-def test_a_prompt_may_name_any_argument_and_whatever_an_open_schema_may_bring() -> None:
+def test_a_prompt_may_name_any_argument_that_the_schema_allows() -> None:
     @tool(approval="required", prompt="Refund {order}, {amount} EUR? {} { order } {'a': 1}")
     def refund(order: int, amount: float = 1.0) -> None:
         """Give the money back."""
@@ -778,9 +811,7 @@ class Wrapping:
         (dict[float, int], "a dict with float keys"),
     ],
 )
-def test_an_unsupported_type_is_refused_in_our_words_with_the_parameter_and_what_is_supported(
-    annotation: Any, told: str
-) -> None:
+def test_an_unsupported_type_is_refused_with_the_parameter_and_the_supported_types(annotation: Any, told: str) -> None:
     def use(count: int, thing: Any) -> str:
         """Use it."""
         return ""
@@ -855,3 +886,11 @@ def test_a_string_that_names_no_model_is_refused_when_the_agent_is_made(model: s
 
 def test_a_script_that_is_no_list_is_refused() -> None:
     assert 'ScriptedModel(["hello"])' in refusal(ScriptedModel, "hello")
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_is_a_class_attribute_of_tool_and_documented_on_the_decorator(option: str) -> None:
+    """A new option that is added to ``Options`` alone cannot be forgotten in the other two places."""
+    assert option in Tool.__annotations__
+    assert tool.__doc__ is not None
+    assert option in tool.__doc__

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import tool_samples
 
-from assent.errors import DeclarationError
-from assent.tools import Call, Tool, gated, prefixed, provider_tool, tool
+from holdfast.errors import DeclarationError
+from holdfast.tools import Call, Tool, gated, prefixed, provider_tool, tool
 
 OBJECT = {"type": "object"}
 CALL = Call()
@@ -62,7 +62,7 @@ def test_a_tool_comes_back_from_its_data_with_spec_and_code(made: Tool) -> None:
 
 LOADER = """
 import asyncio, json, sys
-from assent.tools import Call, Tool
+from holdfast.tools import Call, Tool
 call = Call(id="c", conversation="v")
 args = json.loads(sys.argv[1])
 for data in json.load(sys.stdin):
@@ -183,5 +183,5 @@ def test_a_path_that_leads_nowhere_is_refused_when_it_is_declared(path: str, tol
 
 
 @pytest.mark.parametrize("data", [{}, {"name": "x"}, {"name": 3, "description": "", "parameters": "{}"}])
-def test_what_is_not_a_tools_data_is_refused(data: dict[str, Any]) -> None:
+def test_malformed_tool_data_is_refused(data: dict[str, Any]) -> None:
     assert "not a tool's data" in refusal(Tool.from_data, data)

@@ -8,8 +8,8 @@ import pytest
 import tool_samples
 from tool_samples import Close, plain, refund
 
-from assent.errors import DeclarationError
-from assent.tools import Call, Toolset, filtered, gated, prefixed, provider_tool, tool
+from holdfast.errors import DeclarationError
+from holdfast.tools import Call, Toolset, filtered, gated, prefixed, provider_tool, tool
 
 
 def make(name: str, **options: Any) -> Any:
@@ -50,7 +50,7 @@ def test_a_preview_that_is_added_later_is_seen() -> None:
     assert tools.specs["late"].planned
 
 
-def test_what_is_not_a_tool_is_refused_with_what_to_do() -> None:
+def test_an_item_that_is_not_a_tool_is_refused_with_advice() -> None:
     with pytest.raises(DeclarationError, match="decorate it with @tool"):
         Toolset(test_a_preview_that_is_added_later_is_seen)
     for wrong in ("refund", 3, None, [plain], {"a": plain}):
@@ -71,7 +71,7 @@ def test_prefixed_renames_and_leaves_the_originals_alone() -> None:
         prefixed(original, "no spaces ")
 
 
-def test_filtered_keeps_what_the_predicate_holds_for() -> None:
+def test_filtered_keeps_the_tools_that_match_the_predicate() -> None:
     assert filtered(Toolset(plain, refund), lambda tool: tool.spec.risk == "high").names == ("refund",)
 
 
@@ -83,7 +83,7 @@ def test_gated_asks_first_for_server_and_client_tools() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["human", "provider"])
-def test_gating_what_cannot_be_gated_is_refused_when_it_is_picked(wrong: str) -> None:
+def test_gated_refuses_a_selected_human_or_provider_tool(wrong: str) -> None:
     """B3 B4"""
     with pytest.raises(DeclarationError, match="illegal"):
         gated([make("a", executor=wrong)], lambda tool: True)

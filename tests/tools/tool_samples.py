@@ -6,8 +6,8 @@ import dataclasses
 import datetime
 from typing import Any
 
-from assent.core.tool import Result, Retention
-from assent.tools import Call, Tool, tool
+from holdfast.core.tool import Result, Retention
+from holdfast.tools import Call, Tool, tool
 
 
 @dataclasses.dataclass

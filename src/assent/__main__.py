@@ -1,7 +1,0 @@
-"""``python -m assent``: the command line."""
-
-import sys
-
-from assent.cli.main import main
-
-sys.exit(main())

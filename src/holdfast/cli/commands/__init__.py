@@ -1,0 +1,1 @@
+"""One module for each command or small family: its declaration, its help and its implementation."""

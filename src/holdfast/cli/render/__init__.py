@@ -1,0 +1,1 @@
+"""How cards, events, live output and usage look on a terminal."""

@@ -1,0 +1,166 @@
+"""Render events, messages and the list of conversations as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import assert_never
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.cli.render.console import DETAIL_CHARS
+from holdfast.cli.render.text import describe_finish, ellipsize, escape_control_characters, format_time, value_text
+from holdfast.core.decisions import Answer, Approve, ClientResult, Deny, Detached, Expired, Failed, Recorded, Submit
+from holdfast.core.events import (
+    AnyEvent,
+    AssistantSaid,
+    CallResolved,
+    CallReturned,
+    CallStarted,
+    CallSuspended,
+    CancelRequested,
+    ConversationImported,
+    ConversationOpened,
+    GrantGiven,
+    GrantRevoked,
+    HistorySummarised,
+    MessageReceived,
+    OutputRejected,
+    ResolutionRefused,
+    TurnEnded,
+    TurnStarted,
+)
+from holdfast.core.transcript import AssistantMessage, Message, ToolResult, UserMessage
+from holdfast.runtime.runtime import ConversationInfo
+
+MAX_CHARS = 500
+STYLES = {"TurnEnded": "dim", "TurnStarted": "dim", "CallSuspended": "yellow", "CallResolved": "cyan"}
+MESSAGE_CHARS = 2000
+
+
+def print_event(out: Console, event: AnyEvent, tools: Mapping[str, str]) -> None:
+    at = format_time(event.at)
+    # Lines are cut to the terminal's width; --json has the whole events.
+    by = ellipsize(escape_control_characters(event.by.id), 14)
+    head = f"{event.seq:>5}  {at[5:] if out.width < 100 else at}  {by:<14}  "
+    room = max(20, out.width - len(head)) if out.is_terminal else MAX_CHARS
+    text = Text(head, style="dim")
+    text.append(
+        ellipsize(escape_control_characters(describe_event(event, tools)), room), style=STYLES.get(event.type, "")
+    )
+    out.print(text, soft_wrap=True)
+
+
+def describe_event(event: AnyEvent, tools: Mapping[str, str]) -> str:
+    """Describe an event; ``tools`` maps calls to tools. The result is not escaped."""
+    call_id: str = getattr(event, "call_id", "")
+    call = f"{tools.get(call_id, '?')}({call_id})"
+    match event:
+        case ConversationOpened():
+            return f"opened for agent {event.agent}"
+        case MessageReceived():
+            return f"said: {ellipsize(event.text, MAX_CHARS)}"
+        case TurnStarted():
+            return f"turn {event.turn} started" + (" (manual)" if event.mode == "manual" else "")
+        case AssistantSaid():
+            calls = ", ".join(f"{call.tool}({call.id})" for call in event.calls)
+            words = [ellipsize(event.text, MAX_CHARS)] if event.text else []
+            words += [f"calls {calls}"] if calls else []
+            return f"assistant{f' ({early})' if (early := describe_finish(event)) else ''}: {' — '.join(words)}"
+        case OutputRejected():
+            return f"answer rejected: {event.message}"
+        case CallSuspended():
+            return f"{call} waits: {event.kind}: {event.prompt}"
+        case CallResolved():
+            return f"{call} {describe_resolution(event)}"
+        case CallStarted():
+            return f"{call} started, attempt {event.attempt}" + (" (granted)" if event.grant else "")
+        case CallReturned():
+            if event.error is not None:
+                return f"{call} failed: [{event.error.kind}] {event.error.message}"
+            return f"{call} returned {ellipsize(value_text(event.value), MAX_CHARS)}"
+        case CancelRequested():
+            return f"turn {event.turn} cancelled" + (f": {event.reason}" if event.reason else "")
+        case HistorySummarised():
+            return f"history up to {event.upto} summarised"
+        case TurnEnded():
+            why = f": [{event.error.kind}] {event.error.message}" if event.error else ""
+            value = f": {ellipsize(value_text(event.value), MAX_CHARS)}" if event.value not in (None, "") else ""
+            return f"turn {event.turn} ended: {event.reason}{why or value}"
+        case GrantGiven():
+            return f"{call} allowed from now on ({event.scope}), grant {event.grant}"
+        case GrantRevoked():
+            return f"grant {event.grant} revoked"
+        case ResolutionRefused():
+            return f"{call} {event.decision.lower()} refused: {event.reason}"
+        case ConversationImported():
+            then = "it may go on here" if event.trusted else "without trust: nothing of it runs"
+            return f"imported from {event.origin or 'a file'}; {then}"
+        case _:
+            assert_never(event)
+
+
+def print_conversations(out: Console, infos: list[ConversationInfo]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("conversation", "state", "agent"):
+        table.add_column(name, overflow="fold")
+    table.add_column("events", justify="right")
+    table.add_column("updated")
+    for info in infos:
+        state = Text(info.state, style="yellow" if info.state == "awaiting_input" else "")
+        table.add_row(
+            Text(escape_control_characters(info.conversation)),
+            state,
+            Text(escape_control_characters(info.agent)),
+            Text(str(info.seq)),
+            Text(format_time(info.updated)),
+        )
+    out.print(table)
+
+
+def describe_resolution(event: CallResolved) -> str:
+    """Describe a decision and its principal."""
+    return (
+        f"{describe_decision(event.decision)} by {event.by.id}"
+        if event.by.id != "system"
+        else describe_decision(event.decision)
+    )
+
+
+def describe_decision(decision: Recorded) -> str:
+    match decision:
+        case Approve(args=None):
+            return "approved"
+        case Approve(args=args):
+            return f"approved as {ellipsize(value_text(args), DETAIL_CHARS)}"
+        case Deny(reason=reason, stop=stop):
+            words = "denied, and the turn stopped," if stop else "denied"
+            return f"{words} ({ellipsize(reason, DETAIL_CHARS)})" if reason else words
+        case Answer(value=value):
+            return f"answered {ellipsize(value_text(value), DETAIL_CHARS)}"
+        case ClientResult(value=value) | Submit(value=value):
+            return f"was given its result {ellipsize(value_text(value), DETAIL_CHARS)}"
+        case Failed():
+            return f"was reported as failed ([{decision.kind}] {decision.message})"
+        case Expired():
+            return "expired: no answer came"
+        case Detached():
+            return "failed: no client is attached"
+
+
+def message_lines(message: Message, agent: str) -> list[list[str | tuple[str, str]]]:
+    match message:
+        case UserMessage():
+            return [[(f"{message.by}: ", "bold"), ellipsize(message.text, MESSAGE_CHARS)]]
+        case AssistantMessage():
+            said: list[list[str | tuple[str, str]]] = []
+            if message.text:
+                said.append([(f"{agent}: ", "bold green"), ellipsize(message.text, MESSAGE_CHARS)])
+            for use in message.calls:
+                args = " ".join(f"{name}={value_text(value)}" for name, value in use.args.items())
+                said.append([("  → ", "cyan"), (use.name, "bold"), (f"  {ellipsize(args, MESSAGE_CHARS)}", "dim")])
+            return said
+        case ToolResult():
+            mark = ("  ✓ ", "green") if message.ok else ("  ✗ ", "red")
+            return [[mark, message.tool, (f"  {ellipsize(message.content, MESSAGE_CHARS)}", "dim")]]

@@ -1,0 +1,409 @@
+"""The gate in front of a call: approvals, grants, plans, and the suspensions that they cause.
+
+Checks for a call, in order: manual mode of the whole turn, the gate (a policy's verdict, grants, the preview), then
+suspend or run. The gate is checked again when the owner claims the call: a grant that was revoked in the meantime, or
+a plan that changed, suspends the call again.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.core.decide.draft import Draft
+from holdfast.core.decisions import SYSTEM, Approve, SuspensionKind
+from holdfast.core.events import CallMade, CallStarted, CallSuspended, ErrorInfo, GrantGiven, Verdict
+from holdfast.core.inputs import ClaimCall, PreviewMade, QuestionOutcome
+from holdfast.core.schema.validation import call_digest, validate_value
+from holdfast.core.state import CallState, Grant, State, TurnState
+from holdfast.core.tool import (
+    PROMPT_FIELD,
+    Definition,
+    ToolSpec,
+    fingerprint_of,
+    first_line,
+    parse_duration,
+    recovery_of,
+)
+from holdfast.errors import Invalid, Stale
+
+IMPORTED_REASON = "imported, and asked again here"
+MAX_PLAN_CHANGES = 3
+"""The call fails with kind "conflict" when its plan has differed from the approved plan this many times."""
+_FALLBACK_PROMPTS: dict[SuspensionKind, str] = {
+    "approval": "Run {}?",
+    "elicitation": "{} needs an answer",
+    "client_exec": "{} runs in the client",
+    "manual": "{} is to be run by hand",
+}
+
+
+def freeze_call(
+    state: State, spec: ToolSpec, own: str, provider_id: str, args: dict[str, Any], expires: float, now: float
+) -> CallMade:
+    """Return the call with a copy of everything that later steps need from its tool's declaration."""
+    # A hook may edit the arguments, so for a hooked tool the claim looks for a grant instead.
+    definition = fingerprint_of(spec)
+    asks = spec.gate == "required" and not spec.hooked
+    grant = find_grant(state, spec.name, args, now, definition) if asks else None
+    gate = "auto" if grant else spec.gate
+    manual = spec.manual or (state.turn is not None and state.turn.mode == "manual")
+    recovery = recovery_of(spec)
+    # A hook may still require an approval, and an approved run is not repeated by default.
+    ask_if_approved = spec.recovery is None and recovery == "redispatch" and spec.hooked and spec.executor == "server"
+    outside = spec.executor in ("human", "client") or manual or recovery in ("ask", "reconcile") or ask_if_approved
+    return CallMade(
+        id=own,
+        provider_id=provider_id,
+        tool=spec.name,
+        args=args,
+        executor=spec.executor,
+        gate=gate,
+        hooked=spec.hooked,
+        grant=grant,
+        planned=spec.planned,
+        manual=spec.manual,
+        prompt=spec.prompt or _default_prompt(spec),
+        expires=spec.expires or expires,
+        on_expiry=spec.on_expiry,
+        recovery=recovery,
+        ask_if_approved=ask_if_approved,
+        timeout=spec.timeout,
+        retention=spec.retention,
+        risk=spec.risk,
+        # Kept under a grant, too: if it is revoked before the call runs, an approver may edit the arguments.
+        schema=None if spec.gate == "auto" and not spec.hooked else _parse_schema(spec.parameters),
+        result_schema=_parse_schema(spec.result) if outside and spec.result is not None else None,
+        fingerprint=definition,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _parse_schema(schema: str) -> Any:
+    return msgspec.json.decode(schema)
+
+
+def _default_prompt(spec: ToolSpec) -> str | None:
+    """Return the first line of the tool's description, or None if its calls are never shown to a person."""
+    seen = spec.executor in ("human", "client") or spec.gate != "auto" or spec.manual or spec.hooked
+    return first_line(spec) if seen else None
+
+
+def use_own_id(made: CallMade) -> CallMade:
+    """Return the call with our id in place of a duplicate provider id; its result uses the same id."""
+    return replace(made, provider_id=made.id)
+
+
+def find_grant(state: State, tool: str, args: dict[str, Any], now: float, fingerprint: str) -> str | None:
+    """Return the id of the grant that covers this call and this definition of the tool now, or None."""
+    for grant in state.grants:
+        if grant.tool == tool and grant_applies(grant, args, now) and same_definition(grant.fingerprint, fingerprint):
+            return grant.id
+    return None
+
+
+def same_definition(approved: str, now: str) -> bool:
+    """Whether two fingerprints belong to one definition. An unknown (empty) fingerprint matches any other."""
+    return not approved or not now or approved == now
+
+
+def grant_applies(grant: Grant, args: dict[str, Any], now: float) -> bool:
+    if grant.until is not None and now >= grant.until:
+        return False
+    return grant.scope == "tool" or grant.args_digest == call_digest(grant.tool, args, None)
+
+
+def permission_lapsed(state: State, call: CallState, now: float, definition: Definition | None) -> bool:
+    """Whether the call's permission no longer holds: no grant covers it, or another definition was approved."""
+    if call.approver is not None:
+        return definition_changed(call, definition)
+    current = call.fingerprint if definition is None else definition.fingerprint
+    return call.grant is not None and find_grant(state, call.made.tool, call.args, now, current) is None
+
+
+def definition_changed(call: CallState, definition: Definition | None) -> bool:
+    """Whether the tool's definition in the code differs from the one that the call was made or shown with."""
+    return definition is not None and not same_definition(call.fingerprint, definition.fingerprint)
+
+
+def _reason_to_ask(log: Draft, call: CallState, definition: Definition | None) -> str | None:
+    """Return the reason to ask: a changed definition, an imported log, or a grant for another definition."""
+    if definition is not None and definition_changed(call, definition):
+        since = "the call was made" if call.approver is None else "it was approved"
+        return f"the tool's definition changed since {since}; it now says: {definition.description}"
+    if call.imported and call.approver is None:
+        return IMPORTED_REASON
+    current = call.fingerprint if definition is None else definition.fingerprint
+    for grant in log.state.grants:
+        void = grant.tool == call.made.tool and grant_applies(grant, call.args, log.now)
+        if void and not same_definition(grant.fingerprint, current):
+            return f"the tool's definition changed since {grant.by.id} had an approval remembered (grant {grant.id})"
+    return None
+
+
+def record_grant(log: Draft, call: CallState, decision: Approve, by: Any) -> None:
+    if decision.remember is None:
+        return
+    args = decision.args if decision.args is not None else call.args
+    log.add(
+        GrantGiven,
+        by,
+        grant=f"g{log.state.seq + 1}",
+        tool=call.made.tool,
+        call_id=call.made.id,
+        scope=decision.remember,
+        args_digest=call_digest(call.made.tool, args, None) if decision.remember == "args" else None,
+        until=None if decision.duration is None else log.now + parse_duration(decision.duration),
+        fingerprint=call.fingerprint,
+    )
+
+
+def suspend_if_needed(log: Draft, call: CallState, turn: TurnState) -> None:
+    """Suspend a ready call that has to wait. A call that first needs a plan or a policy is left to the owner."""
+    made = call.made
+    if turn.halt is not None:
+        return
+    if turn.mode == "manual":
+        suspend_call(log, call, "manual", reason="manual")
+    elif call.gate == "auto" and needs_plan(call):
+        return  # approved: the owner compares the plan before the call is handed to a client or manual executor
+    elif call.gate == "auto" and made.executor == "human":
+        suspend_call(log, call, "elicitation")
+    elif call.gate == "required" and not made.planned:
+        suspend_call(log, call, "approval", reason=_reason_to_ask(log, call, None))
+    elif call.gate == "auto" and made.manual:
+        suspend_call(log, call, "manual", reason="manual")
+    elif call.gate == "auto" and made.executor == "client":
+        suspend_call(log, call, "client_exec")
+
+
+def apply_preview(log: Draft, call: CallState, plan: PreviewMade) -> None:
+    """Suspend the call for approval with its preview, or fail it if the preview raised ToolError."""
+    if call.phase != "ready" or call.gate != "required":
+        raise Stale(f"call {call.made.id!r} does not wait for a preview", reason="phase")
+    if plan.error is not None:
+        log.add_result(call, error=plan.error)
+    elif not _reject_outdated_args(log, call, plan.definition):
+        why = _reason_to_ask(log, call, plan.definition)
+        suspend_call(log, call, "approval", plan=plan, definition=plan.definition, reason=why)
+
+
+def claim_call(log: Draft, call: CallState, input: ClaimCall) -> None:
+    """Check the gate once more for a call that the owner is about to run, then append CallStarted."""
+    made = call.made
+    if call.phase != "ready" or call.gate == "required":
+        raise Stale(f"call {made.id!r} is not ready to run", reason="phase")
+    if input.args is not None:
+        call = replace(call, args=input.args, edited=True)
+    if input.refused is not None:
+        _add_refusal(log, call, input, input.refused)
+        return
+    if input.plan is not None and input.plan.error is not None:
+        log.add_result(call, error=input.plan.error, verdicts=input.verdicts)
+        return
+    grant: str | None = None
+    definition = input.definition
+    current = call.fingerprint if definition is None else definition.fingerprint
+    if call.gate == "policy" and (input.required or made.gate == "required" or call.imported):
+        grant = None if call.imported else find_grant(log.state, made.tool, call.args, log.now, current)
+        if grant is None:
+            why = next((v.reason for v in input.verdicts if v.reason and v.outcome == "required"), None)
+            _request_approval(log, call, input, why)
+            return
+    if permission_lapsed(log.state, call, log.now, definition):
+        _request_approval(log, call, input, None if call.approver is not None else "the grant no longer holds")
+        return
+    if call.approver is None:
+        grant = grant or call.grant
+    shown: str | None = None
+    unseen: Any = None
+    if needs_plan(call):
+        preview = input.plan.preview if input.plan else None
+        failed = input.plan is None or input.plan.failed
+        shown = call_digest(made.tool, call.args, preview, call.fingerprint, failed=failed)
+        # A failed preview has the digest of "no plan". If the approver accepted that, it may fail again here.
+        if call.bound is None:
+            unseen = preview
+        elif shown != call.bound or input.plan is None:
+            _handle_changed_plan(log, call, input)
+            return
+    if made.executor == "human":
+        suspend_call(log, call, "elicitation", definition=definition, verdicts=input.verdicts)
+    elif made.executor == "client":
+        suspend_call(log, call, "client_exec", definition=definition, verdicts=input.verdicts)
+    elif made.manual:
+        suspend_call(log, call, "manual", definition=definition, verdicts=input.verdicts, reason="manual")
+    else:
+        log.add(
+            CallStarted,
+            call_id=made.id,
+            attempt=call.attempt + 1,
+            epoch=input.epoch,
+            grant=grant,
+            digest=shown,
+            preview=unseen,
+            args=input.args,
+            verdicts=input.verdicts,
+        )
+
+
+def needs_plan(call: CallState) -> bool:
+    """Whether the owner makes the plan just before the call runs.
+
+    It does so to compare it with the approved plan; or to record it, if the approver edited the arguments and was
+    shown no plan for them.
+    """
+    if not call.made.planned or call.attempt > 0:
+        return False
+    return call.bound is not None or (call.approver is not None and call.edited)
+
+
+def _add_refusal(log: Draft, call: CallState, input: ClaimCall, error: ErrorInfo) -> None:
+    """Add a hook's refusal as the call's result; the hook may end the turn as well."""
+    value, halt = (input.halt.value, input.halt.reason) if input.halt else (None, None)
+    log.add_result(call, error=error, value=value, halt=halt, source="system", verdicts=input.verdicts)
+
+
+def _request_approval(log: Draft, call: CallState, input: ClaimCall, reason: str | None) -> None:
+    """Suspend a call that has no valid permission. The approver is shown the tool's current definition."""
+    definition = input.definition
+    if call.attempt > 0:
+        suspend_for_recovery(log, call, definition)
+    elif not _reject_outdated_args(log, call, definition):
+        why = _reason_to_ask(log, call, definition)
+        reason = "; ".join(words for words in (reason, why) if words) or None
+        plan, verdicts = input.plan, input.verdicts
+        suspend_call(log, call, "approval", plan=plan, definition=definition, verdicts=verdicts, reason=reason)
+
+
+def _reject_outdated_args(log: Draft, call: CallState, definition: Definition | None) -> bool:
+    """Fail a call with arguments that do not fit the tool's changed definition; return whether it was failed."""
+    if definition is None or not definition_changed(call, definition):
+        return False
+    try:
+        validate_value(definition.parameters, call.args, f"arguments of {call.made.tool}")
+    except Invalid as problem:
+        message = f"the tool's definition changed since the call was made: {problem.message}"
+        log.add_result(
+            call, error=ErrorInfo(kind=problem.kind, message=message, details=problem.details), source="system"
+        )
+        return True
+    return False
+
+
+def _handle_changed_plan(log: Draft, call: CallState, input: ClaimCall) -> None:
+    if call.misses + 1 >= MAX_PLAN_CHANGES:
+        message = f"the plan changed {MAX_PLAN_CHANGES} times between its approval and its run; it was not run"
+        log.add_result(call, error=ErrorInfo(kind="conflict", message=message), source="system")
+    else:
+        suspend_call(log, call, "approval", plan=input.plan, definition=input.definition, reason="plan changed")
+
+
+def suspend_for_answer(log: Draft, call: CallState, asked: QuestionOutcome) -> None:
+    """Suspend a running call with the question that its handler asked; the answer becomes the call's result."""
+    _add_suspension(
+        log,
+        call,
+        "elicitation",
+        prompt=asked.question,
+        preview=None,
+        schema=asked.schema,
+        choices=asked.choices,
+        deadline=log.now + (asked.expires or call.made.expires),
+        reason="asked by the tool",
+    )
+
+
+def suspend_for_recovery(log: Draft, call: CallState, definition: Definition | None = None) -> None:
+    """Suspend an interrupted call: a person decides whether it runs again."""
+    prompt = (
+        f"{call.made.tool} was interrupted while it ran; whether it took effect is unknown. "
+        "Approve runs it again, Submit gives its result, Deny reports it as interrupted."
+    )
+    _add_suspension(
+        log,
+        call,
+        "approval",
+        prompt=prompt,
+        preview={"tool": call.made.tool, "args": call.args, "attempt": call.attempt},
+        schema=None,
+        result_schema=call.made.result_schema,
+        deadline=log.now + call.made.expires,
+        recovery=True,
+        reason=_reason_to_ask(log, call, definition) if definition_changed(call, definition) else "recovery",
+        definition=definition,
+    )
+
+
+def suspend_call(
+    log: Draft,
+    call: CallState,
+    kind: SuspensionKind,
+    *,
+    plan: PreviewMade | None = None,
+    definition: Definition | None = None,
+    verdicts: tuple[Verdict, ...] = (),
+    reason: str | None = None,
+) -> None:
+    made = call.made
+    prompt, schema = made.prompt, made.schema
+    redefined = definition is not None and not same_definition(made.fingerprint, definition.fingerprint)
+    if definition is not None and (redefined or call.imported):
+        prompt, schema = definition.prompt, _parse_schema(definition.parameters)
+    preview: Any = {"tool": made.tool, "args": call.args} if kind in ("approval", "manual") else None
+    if plan is not None:
+        preview = plan.preview
+    _add_suspension(
+        log,
+        call,
+        kind,
+        prompt=fill_prompt(prompt, call.args) or _FALLBACK_PROMPTS[kind].format(made.tool),
+        preview=preview,
+        preview_error=plan.failure if plan else None,
+        schema=schema if kind == "approval" else made.result_schema,
+        result_schema=made.result_schema if kind == "approval" else None,
+        deadline=log.now + made.expires,
+        verdicts=verdicts,
+        reason=reason,
+        definition=definition,
+    )
+
+
+def fill_prompt(prompt: str | None, args: dict[str, Any]) -> str | None:
+    """Return a tool's prompt with its ``{fields}`` filled in; a field without an argument stays as written."""
+    return prompt and PROMPT_FIELD.sub(lambda m: str(args.get(m[1], m[0])), prompt)
+
+
+def _add_suspension(
+    log: Draft,
+    call: CallState,
+    kind: SuspensionKind,
+    *,
+    preview: Any,
+    preview_error: str | None = None,
+    definition: Definition | None = None,
+    **fields: Any,
+) -> None:
+    made = call.made
+    shown = call.fingerprint
+    if definition is not None and (made.fingerprint or call.imported):  # without one, an older version logged the call
+        shown = definition.fingerprint
+    log.add(
+        CallSuspended,
+        SYSTEM,
+        call_id=made.id,
+        tool=made.tool,
+        executor=made.executor,
+        kind=kind,
+        args=call.args,
+        preview=preview,
+        preview_error=preview_error,
+        digest=call_digest(made.tool, call.args, preview, shown, failed=preview_error is not None),
+        fingerprint=shown,
+        on_expiry=made.on_expiry,
+        risk=made.risk,
+        **fields,
+    )

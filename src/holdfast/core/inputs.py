@@ -1,0 +1,341 @@
+"""Inputs of the state machine: requests (named in the imperative) and reports (named in the past tense).
+
+Inputs are never stored: ``decide.machine.decide`` turns them into events, or refuses them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, final
+
+import msgspec
+
+from holdfast.core.decisions import Decision, Principal
+from holdfast.core.events import Attempt, ErrorInfo, Limits, Mode, Verdict
+from holdfast.core.tool import DEFAULT_EXPIRY, Definition
+
+WhenBusy = Literal["refuse", "queue", "interrupt"]
+"""What a message does while a turn is open: raise Busy, wait in the queue, or cancel the turn and follow it."""
+
+
+class _Input(msgspec.Struct, frozen=True, kw_only=True):
+    pass
+
+
+# --- requests of callers: any process may append their events, without the conversation's lease ---
+
+
+class OpenConversation(_Input, frozen=True, kw_only=True):
+    agent: str
+    by: Principal
+    metadata: dict[str, Any] = {}
+
+
+class SendMessage(_Input, frozen=True, kw_only=True):
+    text: str
+    by: Principal
+    agent: str | None = None
+    """None: the conversation's own agent."""
+    when_busy: WhenBusy = "refuse"
+    mode: Mode | None = None
+    output: Any = None
+    judged: dict[str, str] | None = None
+    """If it interrupts the turn: as in Resolve."""
+
+
+@final
+class Resolve(_Input, frozen=True, kw_only=True):
+    """Record all of these decisions, or none of them."""
+
+    decisions: dict[str, Decision]
+    by: Principal
+    judged: dict[str, str] | None = None
+    """call -> the suspension for which the caller's permission was checked (``judgement_key``); None: no check."""
+    plans: dict[str, str] = {}
+    """call -> digest of the edited call and its plan, if the permission was checked for an edit."""
+
+
+class RefuseResolution(_Input, frozen=True, kw_only=True):
+    """Record that a principal without permission tried to decide."""
+
+    call: str
+    decision: str
+    by: Principal
+    reason: str
+
+
+class DeadlinePassed(_Input, frozen=True, kw_only=True):
+    """A call's deadline passed without a decision."""
+
+    call: str
+
+
+class ClientGone(_Input, frozen=True, kw_only=True):
+    """No client is attached that could run the call."""
+
+    call: str
+
+
+class CancelTurn(_Input, frozen=True, kw_only=True):
+    by: Principal
+    reason: str | None = None
+    judged: dict[str, str] | None = None
+    """As in Resolve."""
+
+
+class RevokeGrant(_Input, frozen=True, kw_only=True):
+    grant: str
+    by: Principal
+
+
+class ImportConversation(_Input, frozen=True, kw_only=True):
+    """Mark the log so far as imported from a file; with ``trusted``, the conversation may continue here."""
+
+    by: Principal
+    trusted: bool = False
+    origin: str = ""
+
+
+# --- inputs of the owner: appending their events needs the conversation's lease ---
+
+
+class OwnerStarted(_Input, frozen=True, kw_only=True):
+    """A new owner took over: calls that an earlier epoch left running are recovered as declared."""
+
+    epoch: int
+    definitions: dict[str, Definition] = {}
+    """tool -> its definition in this owner's code, for the tools of the open turn's calls."""
+
+
+class BeginTurn(_Input, frozen=True, kw_only=True):
+    """Start a turn for the first message in the queue."""
+
+    steps: int
+    mode: Mode = "auto"
+    limits: Limits | None = None
+
+
+class CallWanted(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool call as the model made it."""
+
+    provider_id: str | None
+    tool: str
+    args: Any
+    """JSON text, or an object."""
+
+
+@final
+class ModelReplied(_Input, frozen=True, kw_only=True):
+    """The model gave a complete reply."""
+
+    turn: int
+    step: int
+    text: str = ""
+    thinking: str = ""
+    calls: tuple[CallWanted, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    parts: Any = None
+    provider: str | None = None
+    finish: str | None = None
+    expires: float = DEFAULT_EXPIRY
+    """Seconds until a suspension expires, for tools that declare none."""
+    output: Any = None
+    """The JSON Schema of the structured answer, if one was asked for."""
+    draft: bool = False
+    """The structured answer is asked for in a separate step after the tools: this reply is not it."""
+    verdicts: tuple[Verdict, ...] = ()
+    context: Any = None
+    record: bytes | None = None
+    """The request as it was sent, if requests are recorded."""
+
+
+class ReplyRejected(_Input, frozen=True, kw_only=True):
+    """A guardrail rejected the reply."""
+
+    turn: int
+    step: int
+    reason: str
+    text: str = ""
+    attempts: tuple[Attempt, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    context: Any = None
+    record: bytes | None = None
+
+
+class ModelHalted(_Input, frozen=True, kw_only=True):
+    """A hook ended the turn, before or after the model call."""
+
+    turn: int
+    step: int
+    reason: str
+    value: Any = None
+    text: str = ""
+    thinking: str = ""
+    attempts: tuple[Attempt, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    context: Any = None
+    record: bytes | None = None
+
+
+class TimeLimitReached(_Input, frozen=True, kw_only=True):
+    """The turn's time limit is reached."""
+
+    turn: int
+    step: int
+    text: str = ""
+    thinking: str = ""
+    attempts: tuple[Attempt, ...] = ()
+    context: Any = None
+    record: bytes | None = None
+
+
+class SummaryMade(_Input, frozen=True, kw_only=True):
+    """A summary of the conversation up to an event is ready. It causes no further work."""
+
+    upto: int
+    text: str
+    attempts: tuple[Attempt, ...] = ()
+
+
+class ModelFailed(_Input, frozen=True, kw_only=True):
+    """The model call failed, after all retries."""
+
+    turn: int
+    step: int
+    error: ErrorInfo
+    text: str = ""
+    thinking: str = ""
+    attempts: tuple[Attempt, ...] = ()
+    context: Any = None
+    record: bytes | None = None
+
+
+class PreviewMade(_Input, frozen=True, kw_only=True):
+    """The preview function of a call has run; an approver can be shown its plan."""
+
+    call: str
+    preview: Any = None
+    failure: str | None = None
+    """The function raised: this is shown to the approver in place of the plan."""
+    error: ErrorInfo | None = None
+    """The function raised ToolError: the call cannot succeed and fails without asking an approver."""
+    definition: Definition | None = None
+    """The tool's definition in the code that made the preview; None: unknown."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is no plan. (A preview of None is a plan.)"""
+        return self.failure is not None or self.error is not None
+
+
+@final
+class ClaimCall(_Input, frozen=True, kw_only=True):
+    """The owner is about to run the call."""
+
+    call: str
+    epoch: int
+    required: bool = False
+    """A policy or a hook requires an approval first."""
+    args: dict[str, Any] | None = None
+    """Arguments that a hook edited; they fit the tool's schema."""
+    refused: ErrorInfo | None = None
+    """A hook refused the call."""
+    halt: HaltOutcome | None = None
+    """A hook ends the turn."""
+    verdicts: tuple[Verdict, ...] = ()
+    plan: PreviewMade | None = None
+    """The plan that was made for this run, if the tool has a preview."""
+    definition: Definition | None = None
+    """The tool's definition in the code that would run it; None: unknown, or the tool no longer exists."""
+
+
+class ValueOutcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The handler returned a value, already plain JSON."""
+
+    value: Any = None
+    data: Any = None
+
+
+class ErrorOutcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The handler failed."""
+
+    error: ErrorInfo
+    data: Any = None
+
+
+class QuestionOutcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The handler returned ``Ask``."""
+
+    question: str
+    schema: Any = None
+    choices: list[Any] | None = None
+    expires: float | None = None
+
+
+class HaltOutcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The handler returned ``Halt``."""
+
+    reason: str
+    value: Any = None
+
+
+Outcome = ValueOutcome | ErrorOutcome | QuestionOutcome | HaltOutcome
+
+
+@final
+class CallFinished(_Input, frozen=True, kw_only=True):
+    """A handler's run is over."""
+
+    call: str
+    attempt: int
+    outcome: Outcome
+    verdicts: tuple[Verdict, ...] = ()
+
+
+class CallReconciled(_Input, frozen=True, kw_only=True):
+    """A reconcile function has decided about an interrupted call."""
+
+    call: str
+    epoch: int
+    verdict: Literal["redispatch", "fail", "ask"] | ValueOutcome | ErrorOutcome
+    verdicts: tuple[Verdict, ...] = ()
+    definition: Definition | None = None
+    """As in ClaimCall."""
+
+
+class EndTurn(_Input, frozen=True, kw_only=True):
+    """End the turn for the reason that the state gives."""
+
+    text: str = ""
+    """Partial text, if a stream was cut off."""
+    thinking: str = ""
+    attempts: tuple[Attempt, ...] = ()
+    stopped: frozenset[str] = frozenset()
+    """Started calls with a handler that ended after its cancellation, or was never entered."""
+    abandoned: frozenset[str] = frozenset()
+    """Started calls with a handler that did not stop: a thread, or one that ignores its cancellation."""
+
+
+Input = (
+    OpenConversation
+    | SendMessage
+    | Resolve
+    | RefuseResolution
+    | DeadlinePassed
+    | ClientGone
+    | CancelTurn
+    | RevokeGrant
+    | ImportConversation
+    | OwnerStarted
+    | BeginTurn
+    | ModelReplied
+    | ModelFailed
+    | ReplyRejected
+    | ModelHalted
+    | TimeLimitReached
+    | SummaryMade
+    | PreviewMade
+    | ClaimCall
+    | CallFinished
+    | CallReconciled
+    | EndTurn
+)

@@ -1,0 +1,1 @@
+"""JSON Schema: made from Python types and docstrings, and used to validate arguments, answers and results."""

@@ -1,0 +1,124 @@
+"""Checks of the arguments that callers pass to ``Runtime``, and the making of random ids."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from typing import Any, cast, get_args
+
+from holdfast.core.decisions import SYSTEM, Decision, Pending, Principal
+from holdfast.core.results import MESSAGE_LIMIT
+from holdfast.core.schema.validation import check_plain
+from holdfast.core.state import Status
+from holdfast.errors import DeclarationError, Invalid, TooLarge
+
+NAME_LIMIT = 200
+"""Characters of a conversation id."""
+DECISIONS = cast("tuple[type, ...]", get_args(Decision))
+STATUSES: tuple[str, ...] = get_args(Status)
+
+
+def new_id() -> str:
+    """Return an unguessable id: 128 random bits as 26 lower-case letters and digits."""
+    return base64.b32encode(secrets.token_bytes(16)).decode().rstrip("=").lower()
+
+
+def check_conversation_id(name: str) -> str:
+    """Return the conversation id; refuse one that is too long or not printable."""
+    if not isinstance(name, str) or not 1 <= len(name) <= NAME_LIMIT or not name.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise Invalid(f"bad conversation id {str(name)[:60]!r}: 1-{NAME_LIMIT} printable characters")
+    check_plain(name, "conversation id")
+    return name
+
+
+def check_caller(by: str | Principal) -> Principal:
+    """Return the principal of a caller. The runtime's own is refused: it stands in the log for deadlines."""
+    principal = Principal.of(by)
+    if principal.id == SYSTEM.id:
+        raise Invalid(f"`by` cannot be {SYSTEM.id!r}: that name is the runtime's own; pass the id of the caller")
+    return principal
+
+
+def check_message(text: str) -> str:
+    """Return the text of a message; refuse one that is empty, too large or not storable."""
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise Invalid(f"a message is text, not {type(text).__name__}")
+    if not text.strip():
+        raise Invalid("the message is empty", kind="no_prompt")
+    if len(text) > MESSAGE_LIMIT:
+        raise TooLarge(f"the message has {len(text)} characters; at most {MESSAGE_LIMIT} bytes are taken")
+    if "\0" in text:
+        raise Invalid("the message has a NUL character; remove it")
+    check_plain(text, "message")
+    if (size := len(text.encode())) > MESSAGE_LIMIT:
+        raise TooLarge(f"the message has {size} bytes; at most {MESSAGE_LIMIT} are taken")
+    return text
+
+
+def check_tool_names(tools: tuple[str, ...] | list[str]) -> tuple[str, ...]:
+    """Return the names of a client's tools."""
+    if isinstance(tools, str) or not all(isinstance(name, str) for name in tools):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise Invalid(f"a client's tools are a list of names, not {tools!r:.80}")
+    return tuple(tools)
+
+
+def check_call_id(call: str) -> str:
+    """Return the call id; refuse a Pending, which is a likely mistake."""
+    if isinstance(call, Pending):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise Invalid(f"a call is given by its id, here {call.call!r}: pass pending.call, not the Pending itself")
+    if not isinstance(call, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise Invalid(f"a call is given by its id, which is text (pending.call), not {type(call).__name__}")
+    return call
+
+
+def check_decisions(decisions: Mapping[str, Decision]) -> dict[str, Decision]:
+    """Return copies of the decisions by call id; refuse anything that is no decision."""
+    if not isinstance(decisions, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise Invalid(f"decisions are given as {{call id: decision}}, not as {type(decisions).__name__}")
+    if not decisions:
+        raise Invalid("no decisions were given")
+    for call, decision in decisions.items():
+        if not isinstance(decision, DECISIONS):
+            names = ", ".join(f"{cls.__name__}(...)" for cls in DECISIONS)
+            raise Invalid(f"call {check_call_id(call)!r}: {decision!r} is no decision; use {names}")
+    # Copies: the caller may change its objects while a rule is asked, and the judged decision must be the recorded one.
+    return {check_call_id(call): deepcopy(decision) for call, decision in decisions.items()}
+
+
+def check_status(status: str | None) -> str | None:
+    """Return the status to filter by; refuse an unknown one."""
+    if status is not None and status not in STATUSES:
+        raise Invalid(f"status is one of {', '.join(STATUSES)}, not {status!r}")
+    return status
+
+
+def check_function(value: Any, name: str, takes: str) -> Any:
+    """Return an option of the runtime that is a function, or None; refuse anything else."""
+    if value is not None and not callable(value):
+        raise DeclarationError(f"{name} is a function of {takes}, not {value!r:.80}")
+    return value
+
+
+def check_drain(drain: float) -> float:
+    """Return the seconds that ``close`` waits."""
+    if isinstance(drain, bool) or not isinstance(drain, int | float) or not drain >= 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DeclarationError(f"drain is a number of seconds, 0 or more, not {drain!r}")
+    return drain
+
+
+def check_conversation_ids(only: Iterable[str] | None) -> frozenset[str] | None:
+    """Return the ids of ``Runtime(only=...)`` as a set."""
+    if only is None:
+        return None
+    if isinstance(only, str) or not isinstance(only, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DeclarationError(f"only is a list of conversations, not {only!r:.80}")
+    return frozenset(check_conversation_id(name) for name in only)
+
+
+def check_count(n: int) -> int:
+    """Return a limit of at least 1."""
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DeclarationError(f"a limit is a whole number of at least 1, not {n!r}")
+    return n

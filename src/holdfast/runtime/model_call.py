@@ -1,0 +1,285 @@
+"""Call the model: one request, with retries and fallbacks, and one reply. Deltas go to viewers only.
+
+A request that fails before its first token is retried, and then sent to the fallbacks in their order. After the first
+token there is no retry: the partial reply is kept and marked as cut off. The reply lists every attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from holdfast import telemetry
+from holdfast.core.decide.reply import make_message_id
+from holdfast.core.effects import CallModel
+from holdfast.core.events import Attempt, ErrorInfo, Verdict
+from holdfast.core.inputs import HaltOutcome, ModelFailed, ModelHalted, ModelReplied, ReplyRejected, TimeLimitReached
+from holdfast.core.live import Retrying
+from holdfast.core.prompt.compaction import RenderedPrompt
+from holdfast.core.redaction import redact_exception
+from holdfast.core.state import TurnState
+from holdfast.errors import HoldfastError, ModelError, Stale
+from holdfast.models.base import Model, Request
+from holdfast.runtime.agent_definition import AgentDefinition, open_models, smallest_window
+from holdfast.runtime.hook_runner import PreparedRequest, run_after_model, run_before_model
+from holdfast.runtime.hooks import ModelReply
+from holdfast.runtime.prompt import encode_request, render_messages
+from holdfast.runtime.reply import Reply, clean_text
+from holdfast.runtime.services import RunContext
+from holdfast.runtime.tasks import Run
+
+ModelReport = ModelReplied | ModelFailed | ReplyRejected | ModelHalted | TimeLimitReached
+FINAL_ANSWER_PROMPT = "The tools are done. Now give the final answer: JSON that fits the schema, and nothing else."
+
+
+async def call_model(conv: RunContext, effect: CallModel, run: Run) -> None:
+    """Call the model for one step of the turn, and report its reply or failure."""
+    turn = conv.state.turn
+    if turn is None:
+        return
+    agent = conv.services.agents[turn.agent]
+    call = ModelCall(conv, effect, turn, agent)
+    with telemetry.model_call_span(conv.name, turn, effect.step, _model_name(agent.model)) as span:
+        report = await _run_within_limit(conv, call, span)
+        span.record_report(report, call.finish_reason)
+    await conv.report(report, run)
+
+
+async def _run_within_limit(conv: RunContext, call: ModelCall, span: telemetry.ModelCallSpan) -> ModelReport:
+    seconds = call.time_left()
+    clock = asyncio.timeout(seconds)
+    try:
+        async with clock:
+            report = call.time_up_report() if seconds == 0 else await call.make_report(span)
+    except asyncio.CancelledError:
+        if not conv.owns_task(asyncio.current_task()):
+            raise  # the turn was cancelled, or the process closes
+        report = call.failure_report(ModelError("the model's own task was cancelled", kind="network"))
+    except Exception as problem:
+        report = (
+            call.time_up_report()
+            if isinstance(problem, TimeoutError) and clock.expired()
+            else call.failure_report(problem)
+        )
+    return report
+
+
+class ModelCall:
+    """The call of the model for one step of a turn."""
+
+    def __init__(self, conv: RunContext, effect: CallModel, turn: TurnState, agent: AgentDefinition):
+        self._conv, self._effect, self._turn, self._agent = conv, effect, turn, agent
+        self._attempts: tuple[Attempt, ...] = ()
+        """The failed attempts."""
+        self._model = ""
+        """The model of the attempt under way; empty between attempts."""
+        self._sent: tuple[Any, bytes | None] = (None, None)
+        """The record of the request: its report, and the request itself if the agent records it in full."""
+        self._reply = self._new_reply()
+
+    def _new_reply(self) -> Reply:
+        message = make_message_id(self._effect.turn, self._effect.step)
+        return Reply(self._conv, message, self._agent.hooks, self._attempts)
+
+    def time_left(self) -> float | None:
+        """Return the seconds left of the turn's time limit; None: it has no limit."""
+        turn = self._turn
+        if turn.limits is None or turn.limits.seconds is None:
+            return None
+        used = self._conv.services.now() - turn.started - turn.waited
+        return max(0.0, turn.limits.seconds - used)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """The provider's reason for the end of the reply."""
+        return self._reply.finish
+
+    async def make_report(self, span: telemetry.ModelCallSpan) -> ModelReport:
+        """Send the request and return the report of the reply; raise an error if no model answers."""
+        turn, agent = self._turn, self._agent
+        output = turn.output if turn.output is not None else agent.output
+        draft = output is not None and agent.output_mode == "separate" and bool(agent.offers) and not turn.drafted
+        models = open_models(agent)
+        rendered = await self._render_history(models)
+        prepared = await run_before_model(
+            agent.hooks, self._build_request(rendered, None if draft else output), reserve=agent.context.reserve
+        )
+        request = prepared.request
+        if prepared.halt is not None:
+            return self._halt_report(prepared.halt, prepared.verdicts)
+        span.record_request(request)
+        self._sent = (
+            self._context_report(rendered, prepared),
+            encode_request(request) if agent.record == "full" else None,
+        )
+        model = await self._try_models(request, models)
+        reply, calls = self._reply, self._reply.calls()
+        text, thinking = reply.withhold_text() if agent.hooks.at("after_model") else (reply.text, reply.thinking)
+        checked = await run_after_model(
+            agent.hooks, ModelReply(text=text, thinking=thinking, calls=calls, request=request)
+        )
+        verdicts = (*prepared.verdicts, *reply.verdicts, *checked.verdicts)
+        attempts = (*self._attempts, Attempt(self._model, reply.usage))
+        if checked.rejected is not None:
+            return ReplyRejected(
+                turn=self._effect.turn,
+                step=self._effect.step,
+                reason=checked.rejected,
+                text=checked.reply.text,
+                attempts=attempts,
+                verdicts=verdicts,
+                context=self._sent[0],
+                record=self._sent[1],
+            )
+        if checked.halt is not None:
+            return self._halt_report(checked.halt, verdicts, checked.reply, attempts)
+        # The provider's parts sign its thinking and calls: if a hook has changed those, the signatures are invalid.
+        same = checked.reply.thinking == thinking and checked.reply.calls == calls
+        parts = reply.parts if same and not reply.thinking_changed else []
+        return ModelReplied(
+            turn=self._effect.turn,
+            step=self._effect.step,
+            text=checked.reply.text,
+            thinking=checked.reply.thinking,
+            calls=checked.reply.calls,
+            attempts=attempts,
+            parts=parts or None,
+            provider=getattr(model, "provider", self._model) if parts else None,
+            finish=reply.finish if reply.finish not in ("stop", "tool_calls") else None,
+            expires=self._conv.services.expires,
+            output=output,
+            draft=draft,
+            verdicts=verdicts,
+            context=self._sent[0],
+            record=self._sent[1],
+        )
+
+    async def _render_history(self, models: list[Model]) -> RenderedPrompt:
+        agent = self._agent
+        return render_messages(
+            await self._conv.history(agent),
+            self._conv.rendering,
+            instructions=agent.instructions,
+            tools=agent.weight,
+            tail=agent.context.reserve if agent.hooks.at("before_model") else 0,
+            capacity=await smallest_window(models),
+        )
+
+    def _build_request(self, rendered: RenderedPrompt, output: Any) -> Request:
+        return Request(
+            conversation=self._conv.name,
+            turn=self._effect.turn,
+            step=self._effect.step,
+            instructions=self._agent.instructions,
+            messages=rendered.messages,
+            tools=self._agent.offers,
+            output=output,
+            injected=(FINAL_ANSWER_PROMPT,) if self._turn.drafted else (),
+            principal=self._turn.by.id,
+            settings=self._agent.settings,
+        )
+
+    def _context_report(self, rendered: RenderedPrompt, prepared: PreparedRequest) -> Any:
+        """Return the report of the request's parts and their sizes."""
+        if self._agent.record == "off":
+            return {"estimate": rendered.report.estimate}  # to calibrate the estimate by the provider's count
+        request = prepared.request
+        changed = None if request.messages is rendered.messages else request.messages
+        injected = (*(("holdfast", text) for text in (FINAL_ANSWER_PROMPT,) if self._turn.drafted), *prepared.injected)
+        return msgspec.to_builtins(rendered.report.as_sent(injected, changed))
+
+    def _halt_report(
+        self,
+        halt: HaltOutcome,
+        verdicts: tuple[Verdict, ...],
+        reply: ModelReply | None = None,
+        attempts: tuple[Attempt, ...] = (),
+    ) -> ModelHalted:
+        return ModelHalted(
+            turn=self._effect.turn,
+            step=self._effect.step,
+            reason=halt.reason,
+            value=halt.value,
+            text=reply.text if reply else "",
+            thinking=reply.thinking if reply else "",
+            attempts=attempts,
+            verdicts=verdicts,
+            context=self._sent[0],
+            record=self._sent[1],
+        )
+
+    async def _try_models(self, request: Request, models: list[Model]) -> Model:
+        """Stream the reply of the first model that answers; return that model."""
+        for model, fallback in zip(models, [*models[1:], None], strict=True):
+            tried = 0
+            while True:
+                tried += 1
+                self._model = clean_text(str(getattr(model, "name", "none")))
+                try:
+                    async for part in model.stream(request):
+                        self._reply.add_part(part, self._model)
+                    self._reply.complete()
+                    return model
+                except ModelError as problem:
+                    delay = None if self._reply.begun else self._agent.retry.delay(tried, problem)
+                    if self._reply.begun or (delay is None and fallback is None):
+                        raise self._agent.retry.explain_no_retry(problem) from problem
+                    await self._wait_for_retry(
+                        problem, delay or 0.0, self._model if delay is not None else _model_name(fallback)
+                    )
+                    if delay is None:
+                        break
+        raise AssertionError("the last model either answers or raises")
+
+    async def _wait_for_retry(self, problem: ModelError, delay: float, model: str) -> None:
+        error = _error_info(problem)
+        if not self._reply.is_wanted or not self._conv.owns_task(asyncio.current_task()):
+            raise Stale("this reply is no longer wanted", reason="phase")
+        self._attempts = (*self._attempts, Attempt(self._model, self._reply.usage, error))
+        self._model = ""
+        services, name = self._conv.services, self._conv.name
+        if services.has_viewers(name):
+            retrying = Retrying(conversation=name, attempt=len(self._attempts), delay=delay, error=error, model=model)
+            services.publish_live(self._conv, retrying)
+        self._reply = self._new_reply()
+        await asyncio.sleep(delay)
+
+    def failure_report(self, problem: Exception) -> ModelFailed:
+        """Return the report of a failed call, with the partial reply."""
+        error = _error_info(problem)
+        attempt = (Attempt(self._model, self._reply.usage, error),) if self._model else ()
+        return ModelFailed(
+            turn=self._effect.turn,
+            step=self._effect.step,
+            error=error,
+            text=self._reply.text,
+            thinking=self._reply.thinking,
+            attempts=(*self._attempts, *attempt),
+            context=self._sent[0],
+            record=self._sent[1],
+        )
+
+    def time_up_report(self) -> TimeLimitReached:
+        """Return the report of a call that has used up the turn's time, with the partial reply."""
+        attempt = (Attempt(self._model, self._reply.usage),) if self._model else ()
+        return TimeLimitReached(
+            turn=self._effect.turn,
+            step=self._effect.step,
+            text=self._reply.text,
+            thinking=self._reply.thinking,
+            attempts=(*self._attempts, *attempt),
+            context=self._sent[0],
+            record=self._sent[1],
+        )
+
+
+def _model_name(model: Any) -> str:
+    return clean_text(model if isinstance(model, str) else str(getattr(model, "name", "none")))
+
+
+def _error_info(problem: Exception) -> ErrorInfo:
+    if isinstance(problem, HoldfastError):
+        return ErrorInfo(kind=problem.kind, message=clean_text(problem.message), details=problem.details)
+    return ErrorInfo(kind="provider_http_error", message=redact_exception(problem))

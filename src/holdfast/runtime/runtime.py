@@ -1,0 +1,655 @@
+"""``Runtime``, the public entry point."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from datetime import timedelta
+from typing import Any, Generic, NoReturn, Self, TypedDict, TypeVar, Unpack, cast, overload
+
+import msgspec
+
+from holdfast.core.decisions import Accepted, Approve, Decision, Pending, Previewed, Principal
+from holdfast.core.events import AnyEvent, CallReturned, MessageReceived, Mode
+from holdfast.core.inputs import CancelTurn, OpenConversation, RevokeGrant, SendMessage, WhenBusy
+from holdfast.core.live import AnyLive, Snapshot
+from holdfast.core.schema.validation import check_plain, check_plain_no_nul, validate_value
+from holdfast.core.state import Grant, State
+from holdfast.core.tool import DEFAULT_EXPIRY, parse_duration
+from holdfast.core.turn_result import OutputT, TurnResult
+from holdfast.errors import DeclarationError, Invalid, Stale, ToolError
+from holdfast.runtime import tool_call
+from holdfast.runtime.agent_definition import AgentDefinition, output_schema
+from holdfast.runtime.arguments import (
+    check_call_id,
+    check_caller,
+    check_conversation_id,
+    check_count,
+    check_drain,
+    check_function,
+    check_message,
+    check_status,
+    check_tool_names,
+    new_id,
+)
+from holdfast.runtime.clients import Client
+from holdfast.runtime.engine import Engine, Scope
+from holdfast.runtime.event_log import read_rows
+from holdfast.runtime.inbox import PendingChanges
+from holdfast.runtime.resolve import Rights, Rule, end_turn, preview_edit
+from holdfast.runtime.tasks import DEFAULT_PARALLEL, DEFAULT_THREADS, Slots
+from holdfast.runtime.turn import Turn, find_latest_turn, stream_turn
+from holdfast.runtime.view import follow_events, is_at_rest, take_snapshot, wait_until
+from holdfast.runtime.watch import Watch
+from holdfast.stores.base import LogStore, OwnerRow
+from holdfast.tools.call import Call
+from holdfast.urls import open_store
+
+T = TypeVar("T")
+
+
+class SendOptions(TypedDict, total=False):
+    """The options of ``Runtime.send`` that do not change the type of the turn's output."""
+
+    by: str | Principal
+    agent: str | None
+    when_busy: WhenBusy
+    mode: Mode | None
+
+
+class ConversationInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One conversation in a list of conversations."""
+
+    conversation: str
+    """The conversation's id."""
+    state: str
+    """Its status, such as "idle", "streaming" or "awaiting_input"."""
+    agent: str
+    """The agent that runs it."""
+    seq: int
+    """The sequence number of its latest event."""
+    updated: float
+    """When that event was appended, in seconds since the epoch."""
+
+
+class Runtime(Generic[OutputT]):
+    """Runs agents on a store. Use it as an async context manager::
+
+        async with Runtime(agent, store="sqlite:///holdfast.db") as rt:
+            result = await rt.run("Refund order 42")
+            for pending in result.pending:
+                await rt.resolve(pending, Approve(), by="ann")
+            result = await rt.wait(result.conversation)
+            print(result.text)
+
+    Several processes may open the same store: each conversation is run by one of them at a time, and any of them may
+    send messages, resolve calls and read. When a process dies, another one takes over its conversations.
+
+    agents:        the agents that this process runs; without any it accepts messages and decisions, and runs nothing
+    store:         a URL ("memory:", "sqlite:///holdfast.db") or a LogStore
+    scope:         a function of the principal that returns an async context manager: handlers get its value
+                   as ``call.scope``
+    may_resolve:   a function of (principal, pending, decision) that returns whether the principal may take this
+                   decision. For edited arguments, ``pending`` is the edited call: its arguments, plan and digest
+    may_grant:     a function of (principal, pending, decision) that returns whether the principal may have this
+                   approval remembered. If only ``may_resolve`` is given, it decides about remember="args", and
+                   remember="tool" is refused
+    clock:         a function that returns seconds since the epoch; for tests
+    expires:       how long a call stays pending if its tool sets no limit
+    parallel:      how many handlers run at once, in all conversations together; further ones wait
+    threads:       how many of these may be plain ``def`` functions, each of which holds a thread while it runs
+    parallel_per_tool:  limits for single tools, by name: ``{"scrape": 2}``
+    only:          run only these conversations, even if others in the store have work; an empty list runs nothing
+    max_conversations:  how many conversations this process runs at a time; further ones wait until this or another
+                   process can run them
+    drain:         how many seconds ``close`` waits for running tools. Calls that do not finish are recovered by the
+                   next owner, as after a crash
+    tune_gc:       run Python's garbage collector less often while the runtime is open, unless the application has set
+                   its own threshold
+    """
+
+    def __init__(
+        self,
+        *agents: AgentDefinition[OutputT],
+        store: str | LogStore = "memory:",
+        scope: Scope | None = None,
+        may_resolve: Rule | None = None,
+        may_grant: Rule | None = None,
+        clock: Callable[[], float] | None = None,
+        expires: str | float | timedelta = DEFAULT_EXPIRY,
+        parallel: int = DEFAULT_PARALLEL,
+        threads: int = DEFAULT_THREADS,
+        parallel_per_tool: Mapping[str, int] | None = None,
+        only: Iterable[str] | None = None,
+        drain: float = 10.0,
+        max_conversations: int | None = None,
+        tune_gc: bool = True,
+    ):
+        opened = open_store(store) if isinstance(store, str) else store
+        if not hasattr(opened, "append"):
+            raise DeclarationError(f"store is a URL, such as 'sqlite:///holdfast.db', or a LogStore, not {store!r:.80}")
+        self._engine = Engine(
+            agents,
+            opened,
+            now=check_function(clock, "clock", "nothing that returns seconds") or opened.now,
+            manual=clock is not None,
+            expires=parse_duration(expires),
+            slots=Slots(
+                check_count(parallel),
+                {k: check_count(v) for k, v in (parallel_per_tool or {}).items()},
+                check_count(threads),
+            ),
+            scope=check_function(scope, "scope", "the principal that returns an async context manager"),
+            rights=Rights(may_resolve, may_grant),
+            only=only,
+            drain=check_drain(drain),
+            max_conversations=None if max_conversations is None else check_count(max_conversations),
+            tune_gc=tune_gc,
+        )
+        self._watches: set[Watch] = set()
+
+    @property
+    def agents(self) -> Mapping[str, AgentDefinition]:
+        """The agents that this process runs, by name."""
+        return self._engine.agents
+
+    @property
+    def store(self) -> LogStore:
+        """The store that the runtime uses."""
+        return self._engine.store
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the runtime has been started and is not closing."""
+        return not self._engine.closing
+
+    def now(self) -> float:
+        """Return the time of the runtime's clock, in seconds since the epoch. Deadlines are compared with it."""
+        return self._engine.now()
+
+    # --- start and close ---
+
+    def __enter__(self) -> NoReturn:
+        raise Invalid('a Runtime is asynchronous: use "async with", or holdfast.blocking.Runtime without asyncio')
+
+    def __exit__(self, *_: object) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        """Start the runtime."""
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the runtime."""
+        await self.close()
+
+    async def start(self) -> None:
+        """Open the store and start to work: recover interrupted turns, watch deadlines and other processes."""
+        await self._engine.start()
+
+    async def close(self) -> None:
+        """Stop working and close the store. Running tools have ``drain`` seconds to finish; then they are cancelled.
+
+        Nothing is lost: the next process that opens the store continues every conversation from its log.
+        """
+        for watch in self._watches:
+            await watch.close()
+        self._watches.clear()
+        await self._engine.close()
+
+    def skip_drain(self) -> None:
+        """Make ``close`` stop waiting for running tools, for instance on a second Ctrl-C."""
+        self._engine.skip_drain()
+
+    def kill(self) -> list[asyncio.Task[None]]:
+        """Cancel everything at once without recording it, as a crash would, and return the cancelled tasks; for tests.
+
+        Await the tasks before the store is opened again. Do not call ``close`` afterwards.
+        """
+        return self._engine.kill()
+
+    def count_running_calls(self) -> int:
+        """Return how many tool calls run in this process now."""
+        return self._engine.count_running_calls()
+
+    def unfinished_states(self) -> list[State]:
+        """Return the states of the conversations with tool calls that were started here and have no result.
+
+        After ``close``, these are the calls that did not finish in time: they may have taken effect.
+        """
+        return self._engine.unfinished_states()
+
+    # --- messages and decisions ---
+
+    async def open(
+        self,
+        conversation: str | None = None,
+        *,
+        agent: str | None = None,
+        by: str | Principal = "user",
+        metadata: dict[str, Any] | None = None,
+    ) -> str:
+        """Create a conversation and return its id. ``send`` also creates one, so this is optional.
+
+        conversation:  its id; by default a random one
+        agent:         the agent that runs it; by default the only agent of this runtime
+        by:            the principal that creates it
+        metadata:      your own JSON data, stored in its first event
+        """
+        name = check_conversation_id(conversation) if conversation is not None else new_id()
+        if not isinstance(metadata or {}, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise Invalid(f"metadata is an object, not {type(metadata).__name__}")
+        check_plain_no_nul(metadata or {}, "metadata")
+        opened = OpenConversation(agent=self._engine.agent_name(agent), by=check_caller(by), metadata=metadata or {})
+        await self._engine.submit_input(name, opened)
+        return name
+
+    @overload
+    async def run(
+        self,
+        text: str,
+        *,
+        conversation: str | None = None,
+        output: None = None,
+        timeout: float | None = None,
+        **options: Unpack[SendOptions],
+    ) -> TurnResult[OutputT]: ...
+    @overload
+    async def run(
+        self,
+        text: str,
+        *,
+        conversation: str | None = None,
+        output: type[T],
+        timeout: float | None = None,
+        **options: Unpack[SendOptions],
+    ) -> TurnResult[T]: ...
+    @overload
+    async def run(
+        self,
+        text: str,
+        *,
+        conversation: str | None = None,
+        output: Any,
+        timeout: float | None = None,
+        **options: Unpack[SendOptions],
+    ) -> TurnResult[Any]: ...
+    async def run(
+        self,
+        text: str,
+        *,
+        conversation: str | None = None,
+        output: Any = None,
+        timeout: float | None = None,
+        **options: Unpack[SendOptions],
+    ) -> TurnResult[Any]:
+        """Send a message, and return the result once its turn has ended or needs a decision.
+
+        conversation:  its id; by default a new conversation, whose id is ``result.conversation``
+        timeout:       seconds after which TimeoutError is raised. That stops the waiting, not the turn
+
+        It takes the options of ``send``. A turn that failed raises nothing: look at ``result.reason``, or call
+        ``result.raise_for_reason()``. If ``result.waiting`` is true, take the decisions with ``resolve``, and get the
+        turn's next result with ``wait``.
+        """
+        turn = await self.send(conversation or new_id(), text, output=output, **options)
+        return await turn.result(timeout)
+
+    async def wait(self, conversation: str, timeout: float | None = None) -> TurnResult[OutputT]:
+        """Wait until the conversation rests, and return the result of its latest turn.
+
+        It rests when every turn has ended, or when the open turn needs a decision. After ``timeout`` seconds
+        TimeoutError is raised; that stops the waiting, not the turn.
+        """
+        name = check_conversation_id(conversation)
+        try:
+            async with asyncio.timeout(timeout):
+                await wait_until(self._engine, name, is_at_rest)
+                return await (await find_latest_turn(self._engine, name)).result()
+        except TimeoutError:
+            raise TimeoutError(f"conversation {name!r} is still at work after {timeout} s; it goes on") from None
+
+    @overload
+    def stream(
+        self,
+        text: str | None = None,
+        *,
+        conversation: str | None = None,
+        output: None = None,
+        **options: Unpack[SendOptions],
+    ) -> AsyncIterator[AnyLive | TurnResult[OutputT]]: ...
+    @overload
+    def stream(
+        self, text: str, *, conversation: str | None = None, output: type[T], **options: Unpack[SendOptions]
+    ) -> AsyncIterator[AnyLive | TurnResult[T]]: ...
+    @overload
+    def stream(
+        self, text: str, *, conversation: str | None = None, output: Any, **options: Unpack[SendOptions]
+    ) -> AsyncIterator[AnyLive | TurnResult[Any]]: ...
+    async def stream(
+        self,
+        text: str | None = None,
+        *,
+        conversation: str | None = None,
+        output: Any = None,
+        **options: Unpack[SendOptions],
+    ) -> AsyncIterator[AnyLive | TurnResult[Any]]:
+        """Send a message, and yield the turn's live events: text, calls, waiting calls. Its TurnResult comes last.
+
+        It takes the options of ``run``. Without a text it follows the latest turn of ``conversation`` from now on, for
+        instance after a decision.
+        """
+        if text is None:
+            if conversation is None:
+                raise Invalid("stream needs a text, or the conversation whose turn it follows")
+            turn = await find_latest_turn(self._engine, check_conversation_id(conversation))
+            async for item in turn.stream():
+                yield item
+            return
+        name = check_conversation_id(conversation) if conversation is not None else new_id()
+        with self._engine.bus.subscribe(name) as reader:  # before the turn begins, so that nothing is missed
+            turn = await self.send(name, text, output=output, **options)
+            async for item in stream_turn(self._engine, turn, reader):
+                yield item
+
+    @overload
+    async def send(
+        self, conversation: str, text: str, *, output: None = None, **options: Unpack[SendOptions]
+    ) -> Turn[OutputT]: ...
+    @overload
+    async def send(
+        self, conversation: str, text: str, *, output: type[T], **options: Unpack[SendOptions]
+    ) -> Turn[T]: ...
+    @overload
+    async def send(self, conversation: str, text: str, *, output: Any, **options: Unpack[SendOptions]) -> Turn[Any]: ...
+    async def send(
+        self,
+        conversation: str,
+        text: str,
+        *,
+        by: str | Principal = "user",
+        agent: str | None = None,
+        when_busy: WhenBusy = "refuse",
+        mode: Mode | None = None,
+        output: Any = None,
+    ) -> Turn[Any]:
+        """Send a message; return once it is in the log. Its turn then runs in a process that has its agent.
+
+        conversation:  its id; a new conversation is created if there is none
+        by:            the principal that sends the message; the turn runs on its behalf
+        agent:         the agent that runs this turn; by default the conversation's own
+        when_busy:     if a turn is open: "refuse" raises Busy, "queue" runs after it, "interrupt" cancels it
+        mode:          "auto", or "manual": no tool runs here, and each call waits until its result is submitted
+        output:        the type (or JSON Schema) of the turn's structured output, if not the agent's own
+
+        Raises NotAllowed for "interrupt" if ``may_resolve`` does not let the principal deny every pending call.
+        """
+        check_message(text)
+        if when_busy not in ("refuse", "queue", "interrupt"):
+            raise Invalid(f'when_busy must be "refuse", "queue" or "interrupt", not {when_busy!r}')
+        if mode not in (None, "auto", "manual"):
+            raise Invalid(f'mode must be "auto" or "manual", not {mode!r}')
+        conv = self._engine.conversation(check_conversation_id(conversation))
+        await conv.load()
+        if not conv.state.agent:
+            await conv.refresh()  # another process may have opened it since it was loaded
+        if agent is not None or not conv.state.agent:
+            agent = self._engine.agent_name(agent)
+        message = SendMessage(
+            text=text,
+            by=check_caller(by),
+            agent=agent,
+            when_busy=when_busy,
+            mode=mode,
+            output=output_schema(output),
+        )
+        if when_busy == "interrupt" and self._engine.rights.has_rules:
+            await conv.ensure_latest()
+            events = await end_turn(
+                self._engine.rights,
+                conv,
+                message.by,
+                "Interrupt",
+                None,
+                lambda judged: msgspec.structs.replace(message, judged=judged),
+            )
+        else:
+            events = await self._engine.submit_input(conv.name, message)
+        received = next(event for event in events if isinstance(event, MessageReceived))
+        return Turn(self._engine, conversation, received.seq, output)
+
+    @overload
+    async def resolve(self, pending: Pending, decision: Decision, /, *, by: str | Principal = "user") -> Accepted: ...
+    @overload
+    async def resolve(
+        self, conversation: str, call: str, decision: Decision, *, by: str | Principal = "user"
+    ) -> Accepted: ...
+    async def resolve(
+        self,
+        conversation: str | Pending,
+        call: str | Decision,
+        decision: Decision | None = None,
+        *,
+        by: str | Principal = "user",
+    ) -> Accepted:
+        """Decide a pending call. The decision is durable when this returns, and the turn then continues by itself.
+
+        Give the Pending, or the ids of the conversation and the call. An Approve of a Pending is bound to what that
+        Pending shows: it is refused as superseded if the call has changed since.
+
+        Raises Stale if the call is no longer pending or has changed, and NotAllowed if ``may_resolve`` refuses.
+        """
+        if isinstance(conversation, Pending):
+            pending = conversation
+            if decision is not None:
+                raise Invalid("a Pending names its call: resolve(pending, decision), without further ids")
+            if isinstance(call, str):
+                raise Invalid(f"{call!r:.80} is no decision: resolve(pending, Approve()), Deny(...), Answer(...), ...")
+            chosen = call
+            if isinstance(chosen, Approve) and chosen.digest is None:
+                chosen = msgspec.structs.replace(chosen, digest=pending.digest)
+            return await self.resolve(pending.conversation, pending.call, chosen, by=by)
+        if decision is None:
+            raise Invalid("resolve takes (pending, decision) or (conversation, call, decision)")
+        decisions = {check_call_id(cast("str", call)): decision}
+        return await self._engine.submit_decisions(conversation, decisions, check_caller(by))
+
+    async def resolve_many(
+        self, conversation: str, decisions: Mapping[str, Decision], by: str | Principal = "user"
+    ) -> Accepted:
+        """Decide several pending calls of one conversation, all of them or none; see ``resolve``."""
+        return await self._engine.submit_decisions(conversation, decisions, check_caller(by))
+
+    async def cancel(self, conversation: str, by: str | Principal = "user", reason: str | None = None) -> bool:
+        """Cancel the open turn: every open call gets a "cancelled" result. Return False if no turn is open.
+
+        Raises NotAllowed if ``may_resolve`` does not let the principal deny every pending call.
+        """
+        conv = await self._engine.load_conversation(conversation)
+        if not isinstance(reason, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise Invalid(f"a reason is text, not {type(reason).__name__}")
+        check_plain_no_nul(reason, "reason")
+        principal = check_caller(by)
+
+        def make_cancel(judged: dict[str, str] | None) -> CancelTurn:
+            return CancelTurn(by=principal, reason=reason, judged=judged)
+
+        return bool(await end_turn(self._engine.rights, conv, principal, "Cancel", reason, make_cancel))
+
+    async def revoke(self, conversation: str, grant: str, by: str | Principal = "user") -> None:
+        """Revoke a remembered approval by the id of its grant; see ``grants``."""
+        conv = await self._engine.load_conversation(conversation)
+        await self._engine.submit_input(conv.name, RevokeGrant(grant=grant, by=check_caller(by)))
+
+    async def preview(
+        self, conversation: str, call: str, args: dict[str, Any], by: str | Principal = "user"
+    ) -> Previewed:
+        """Return the preview of a pending call with other arguments, and the digest that an approval of them carries.
+
+        Raises the error that the run would give, and NotAllowed if the principal may not approve the edited call.
+        """
+        conv = await self._engine.load_conversation(conversation)
+        return await preview_edit(self._engine.rights, conv, call, args, check_caller(by))
+
+    async def dry_run(
+        self,
+        tool: str,
+        args: dict[str, Any] | None = None,
+        *,
+        agent: str | None = None,
+        conversation: str = "dry-run",
+        by: str | Principal = "user",
+    ) -> Any:
+        """Return the preview of a tool call without running it; raise the error that the run would give.
+
+        A tool without a preview function gives its name and arguments.
+        """
+        owner = self._engine.agents[self._engine.agent_name(agent)]
+        found = owner.tools.get(tool)
+        if found is None:
+            raise Invalid(f"no tool {tool!r}; known tools: {', '.join(owner.tools.names)}", kind="unknown_tool")
+        given = args or {}
+        check_plain(given, f"arguments of {tool}")
+        validate_value(found.spec.parameters, given, f"arguments of {tool}")
+        call = Call(
+            id="dry-run",
+            conversation=conversation,
+            tool=tool,
+            dry_run=True,
+            agent=owner.name,
+            principal=check_caller(by),
+        )
+        return await tool_call.dry_run(self._engine, found, given, call)
+
+    # --- clients ---
+
+    async def attach_client(
+        self,
+        conversation: str,
+        tools: tuple[str, ...] | list[str] = (),
+        *,
+        client: str | None = None,
+        by: str | Principal = "user",
+        keep: bool = True,
+    ) -> Client:
+        """Attach a client, which runs client tools: all of them, or those named.
+
+        client:  its id; by default a random one. It belongs to the principal ``by``: if the same principal
+                 attaches it again, it is the same client; with another principal the same id is another client
+        keep:    the client is present until it is detached; with False only as long as it sends heartbeats
+        """
+        await self._engine.load_conversation(conversation)
+        return await self._engine.clients.attach(
+            conversation, check_tool_names(tools), client, check_caller(by), keep=keep
+        )
+
+    async def find_client(self, conversation: str, client: str, by: str | Principal = "user") -> Client | None:
+        """Return a principal's client by its id if it is present, even if another process attached it."""
+        return await self._engine.clients.find(conversation, client, check_caller(by))
+
+    # --- reading ---
+
+    async def snapshot(self, conversation: str) -> Snapshot:
+        """Return the conversation as it is now: its messages, pending calls and status.
+
+        Streamed text and progress are included if this process runs the conversation or follows it.
+        """
+        return await take_snapshot(self._engine, conversation)
+
+    async def load_state(self, conversation: str) -> State:
+        """Return the conversation's state, folded from its log. Prefer ``snapshot`` unless you need the details."""
+        return (await self._engine.load_conversation(conversation)).state
+
+    async def history(
+        self, conversation: str, after: int = 0, before: int | None = None, limit: int | None = None
+    ) -> list[AnyEvent]:
+        """Return the logged events with after < seq < before, oldest first."""
+        return await self._engine.history(conversation, after, before, limit)
+
+    def events(self, conversation: str, after: int = 0) -> AsyncIterator[AnyEvent | AnyLive]:
+        """Yield the logged events after ``after``, then new events and live events as they happen.
+
+        Raises Backpressure if the reader falls too far behind: call it again with the last ``seq`` that was read.
+        """
+        return follow_events(self._engine, conversation, after)
+
+    async def pending(self, conversation: str | None = None) -> list[Pending]:
+        """Return the pending calls of all conversations or of one, soonest deadline first."""
+        return await self._engine.pending(conversation)
+
+    def pending_pages(self, conversation: str | None = None) -> AsyncIterator[list[Pending]]:
+        """Yield the pending calls in pages, soonest deadline first: for stores with very many of them."""
+        return self._engine.pending_pages(conversation)
+
+    def pending_changes(self) -> AsyncIterator[PendingChanges]:
+        """Yield all pending calls first, and then every change: ``added`` (new or changed calls) and ``removed``."""
+        return self._engine.pending_feed.changes()
+
+    def watch(self, conversation: str) -> Watch:
+        """Show the conversation in a notebook, and keep the view up to date until it is stopped.
+
+        ``await`` the returned object to wait until the conversation rests, and call its ``stop`` to end the updates.
+        Needs IPython or Jupyter: ``pip install 'holdfast[notebook]'``.
+        """
+        name = check_conversation_id(conversation)
+        self._engine.check_open()
+        self._watches = {watch for watch in self._watches if watch.is_active}
+        watch = Watch(self._engine, name)
+        self._watches.add(watch)
+        return watch
+
+    async def conversations(
+        self, status: str | None = None, cursor: str | None = None, limit: int = 100, *, newest: bool = False
+    ) -> list[ConversationInfo]:
+        """Return conversations in the order of their ids, or, with ``newest``, the latest created first.
+
+        status:  only those with this status, such as "awaiting_input"
+        cursor:  only those after this conversation
+        """
+        self._engine.check_loop()
+        return [
+            ConversationInfo(
+                conversation=row.conversation, state=row.status, agent=row.agent, seq=row.seq, updated=row.updated
+            )
+            for row in await read_rows(self.store, check_status(status), cursor, limit, newest=newest)
+        ]
+
+    async def grants(self, conversation: str) -> list[Grant]:
+        """Return the remembered approvals of a conversation that are in force."""
+        now = self._engine.now()
+        state = await self.load_state(conversation)
+        return [grant for grant in state.grants if grant.until is None or now < grant.until]
+
+    async def call_result(self, conversation: str, call: str) -> Any:
+        """Return the value of a finished call in full, however large; raise the call's ToolError if it failed."""
+        wanted = check_call_id(call)
+        for event in await self.history(conversation):
+            if isinstance(event, CallReturned) and event.call_id == wanted:
+                if event.error is not None:
+                    raise ToolError(event.error.kind, event.error.message, event.error.details)
+                if event.artifact is None:
+                    return event.value
+                raw = await self.store.artifact(event.artifact)
+                if raw is not None:
+                    return msgspec.json.decode(raw)
+        raise Stale(f"call {call!r} has no result in {conversation!r}", reason="unknown")
+
+    async def owners(self) -> list[OwnerRow]:
+        """Return the processes on this store, and the agents that each of them runs."""
+        self._engine.check_loop()
+        return await self.store.owners()
+
+    async def backup(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Copy a SQLite store into a file while it is in use, and check the copy.
+
+        Use this instead of another SQLite library or a copy of the files: see "Run on SQLite". For a PostgreSQL store
+        it raises Invalid: use pg_dump there.
+        """
+        await self.store.backup(path, overwrite=overwrite, progress=progress)

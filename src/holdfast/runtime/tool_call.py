@@ -1,0 +1,604 @@
+"""Run a tool call: a pipeline of named steps.
+
+    slot -> hooks -> policy -> plan -> claim (durable) -> handler -> outcome -> hooks -> CallFinished
+
+The handler runs only after the claim is in the log. Every call gets one result: a value, an error of a known kind, a
+question, or a halt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+from msgspec.structs import replace
+
+from holdfast import telemetry
+from holdfast.core.decide import gate
+from holdfast.core.effects import RunPreview, RunTool
+from holdfast.core.events import ErrorInfo, Verdict
+from holdfast.core.inputs import (
+    CallFinished,
+    CallReconciled,
+    ClaimCall,
+    ErrorOutcome,
+    HaltOutcome,
+    Outcome,
+    PreviewMade,
+    QuestionOutcome,
+    ValueOutcome,
+)
+from holdfast.core.live import ToolProgress
+from holdfast.core.schema.validation import compile_schema, schema_of, validate_value
+from holdfast.core.state import CallState, State, TurnState
+from holdfast.core.tool import RECOVERIES, Ask, Definition, Halt, Result, definition_of
+from holdfast.errors import HoldfastError, Invalid, Refused, StoreError, ToolError
+from holdfast.runtime.hook_runner import Ruling, run_after_tool, run_before_tool
+from holdfast.runtime.hooks import Hook, Point
+from holdfast.runtime.services import RunContext, Services
+from holdfast.runtime.tasks import HandlerRun, Run, SlotNeed
+from holdfast.runtime.user_code import (
+    HandlerDied,
+    describe_exception,
+    describe_value,
+    invalid_result,
+    run_in_thread,
+    storable_text,
+    to_plain_json,
+)
+from holdfast.tools.call import Call
+from holdfast.tools.declare import Tool
+from holdfast.tools.handler import Handler
+
+log = logging.getLogger("holdfast")
+
+MAX_PARTIAL_PROGRESS = 20
+"""Progress reports that a timeout error includes."""
+STRING_SCHEMA = '{"type":"string"}'
+"""The schema of ``-> str``, the most common one: it is checked without a validator."""
+BAD_RETURN = "the tool ran, but what it returned is not what its return annotation says"
+
+
+def can_start_at_once(call: CallState) -> bool:
+    """Return whether the call needs no hooks, policy or plan: then it is claimed in the append that makes it ready."""
+    return (
+        call.phase == "ready"
+        and call.gate == "auto"
+        and not gate.needs_plan(call)
+        and call.decided is None
+        and call.made.refused is None
+        and call.made.executor == "server"
+        and not call.made.manual
+    )
+
+
+async def run_tool(conv: RunContext, effect: RunTool, run: Run) -> None:
+    """Run a call and report its outcome; if an earlier owner started it, ask its reconcile function instead."""
+    call = conv.find_call(effect.call)
+    turn, epoch = conv.state.turn, run.epoch
+    if call is None or turn is None:
+        return
+    slot = await _acquire_slot(conv, call)
+    try:
+        if call.phase == "running" and call.epoch < epoch:
+            await _run_reconciler(conv, call, run)
+            return
+        if call.phase == "ready":
+            claimed = await _claim_call(conv, call, epoch)
+            if claimed is None:
+                return
+            call = claimed
+        with telemetry.tool_call_span(conv.name, turn, call) as span:
+            ran = await _run_handler(conv, call, slot)
+            outcome, verdicts = await _run_after_hooks(conv, call, ran)
+            span.record_outcome(outcome)
+        finished = CallFinished(call=effect.call, attempt=call.attempt, outcome=outcome, verdicts=verdicts)
+        await conv.report(finished, run)
+    finally:
+        slot.release()
+
+
+async def run_preview(conv: RunContext, effect: RunPreview, run: Run) -> None:
+    """Make the preview of a call and report it."""
+    call = conv.find_call(effect.call)
+    if call is not None:
+        made = await make_plan(conv, call)
+        await conv.report(replace(made, definition=current_definition(conv, call)), run)
+
+
+class HeldSlot:
+    """A call's slot, freed when its last holder releases it. An abandoned thread holds it until it returns."""
+
+    def __init__(self, conv: RunContext, need: SlotNeed):
+        self._conv, self._need, self._holders = conv, need, 1
+
+    def retain(self) -> None:
+        """Add a holder."""
+        self._holders += 1
+
+    def release(self) -> None:
+        """Remove a holder."""
+        self._holders -= 1
+        if self._holders == 0:
+            self._conv.services.slots.release(*self._need)
+
+
+async def _acquire_slot(conv: RunContext, call: CallState) -> HeldSlot:
+    held = conv.tasks.held.pop(call.made.id, None)
+    if held is not None:
+        return HeldSlot(conv, held)
+    wanted = slot_need(conv, conv.state, call)
+    await conv.services.slots.acquire(*wanted)
+    return HeldSlot(conv, wanted)
+
+
+def slot_need(conv: RunContext, state: State, call: CallState) -> SlotNeed:
+    """Return the slot that the call needs: with a thread if a function of its tool is a plain ``def``."""
+    agent = conv.services.agents.get(state.turn.agent) if state.turn else None
+    tool = agent.tools.get(call.made.tool) if agent else None
+    functions = (tool.handler, tool.policy, tool.planner, tool.reconciler) if tool else ()
+    return SlotNeed(call.made.tool, any(function.threaded for function in functions if function is not None))
+
+
+async def _claim_call(conv: RunContext, call: CallState, epoch: int) -> CallState | None:
+    """Run hooks, policy and plan, then claim the call in the log. Return None if it does not run now."""
+    gated = call.gate == "policy"
+    ruling = await _run_before_hooks(conv, call) if gated and call.made.hooked else Ruling()
+    if ruling.args is not None:
+        call = replace(call, args=ruling.args)
+    required = gated and (ruling.required or call.made.gate == "required" or call.imported)
+    verdicts = ruling.verdicts
+    if gated and call.made.gate == "policy" and ruling.refused is None:
+        wanted, verdict = await _run_policy(conv, call)
+        required, verdicts = required or wanted, (*verdicts, verdict)
+    current = current_definition(conv, call)
+    lapsed = gate.permission_lapsed(conv.state, call, conv.services.now(), current)
+    planned: PreviewMade | None = None
+    if call.made.planned and ruling.refused is None and (gate.needs_plan(call) or required or lapsed):
+        planned = await make_plan(conv, call)
+    if conv.services.closing:
+        return None  # the process closes: start nothing that it would interrupt
+    claim = ClaimCall(
+        call=call.made.id,
+        epoch=epoch,
+        required=required,
+        args=ruling.args,
+        refused=ruling.refused,
+        halt=ruling.halt,
+        verdicts=verdicts,
+        plan=planned,
+        definition=current,
+    )
+    try:
+        await conv.submit_input(claim, epoch=epoch)
+    except (Refused, StoreError):
+        return None
+    claimed = conv.find_call(call.made.id)
+    return claimed if claimed is not None and claimed.phase == "running" and claimed.epoch == epoch else None
+
+
+async def _run_before_hooks(conv: RunContext, call: CallState) -> Ruling:
+    """Return the ruling of the before-tool hooks. If they fail the call does not run."""
+    hooks = _hooks_for(conv, "before_tool", call)
+    if not hooks:
+        if not call.made.hooked or call.imported:
+            return Ruling()
+        gone = Verdict("hooks", "required", "the hooks for this call are no longer in the code")
+        return Ruling(required=True, verdicts=(gone,))
+    try:
+        async with _hook_context(conv, call) as context:
+            return await run_before_tool(hooks, context, call.args, call.made.schema)
+    except Exception as problem:
+        return Ruling(refused=_scope_error(problem))
+
+
+async def _run_after_hooks(conv: RunContext, call: CallState, outcome: Outcome) -> tuple[Outcome, tuple[Verdict, ...]]:
+    """Return the outcome to store, as the after-tool hooks changed it, and their verdicts."""
+    hooks = _hooks_for(conv, "after_tool", call)
+    if not hooks:
+        return outcome, ()
+    try:
+        async with _hook_context(conv, call) as context:
+            return await run_after_tool(hooks, context, outcome)
+    except Exception as problem:
+        return ErrorOutcome(error=_scope_error(problem)), ()
+
+
+@asynccontextmanager
+async def _hook_context(conv: RunContext, call: CallState) -> AsyncGenerator[Call]:
+    """Make the ``Call`` that hooks get."""
+    turn = conv.state.turn
+    assert turn is not None
+    async with conv.services.scope(turn.by) as scope:
+        context = _make_call(conv, turn, call, scope, dry_run=True)
+        try:
+            yield context
+        finally:
+            context._cancel()  # pyright: ignore[reportPrivateUsage]
+
+
+def _scope_error(problem: Exception) -> ErrorInfo:
+    return ErrorInfo(
+        kind="handler_failed", message=f"the scope for the hooks could not be made: {describe_exception(problem)}"
+    )
+
+
+async def _run_policy(conv: RunContext, call: CallState) -> tuple[bool, Verdict]:
+    """Ask the approval function whether an approval is required. If it fails, one is."""
+    tool = _find_tool(conv, call)
+    if tool is None or tool.policy is None:
+        return True, Verdict("approval", "required", "the tool's approval function is no longer in the code")
+    try:
+        answer = await _run_tool_function(conv, call, tool.policy, dry_run=True)
+    except Exception as problem:
+        return True, Verdict("approval", "required", f"the approval function failed: {describe_exception(problem)}")
+    if answer is False or answer == "auto":
+        return False, Verdict("approval", "auto")
+    if answer is True or answer == "required":
+        return True, Verdict("approval", "required")
+    return True, Verdict("approval", "required", f"the approval function said {describe_value(answer)}")
+
+
+async def make_plan(conv: RunContext, call: CallState) -> PreviewMade:
+    """Make the call's preview; an error or failure is part of the result."""
+    tool = _find_tool(conv, call)
+    call_id = call.made.id
+    if call.imported and (tool is None or tool.planner is None):  # only the imported log says that it has a preview
+        return PreviewMade(call=call_id, preview={"tool": call.made.tool, "args": call.args})
+    if tool is None or tool.planner is None:
+        return PreviewMade(call=call_id, failure="the tool's preview is no longer in the code")
+    try:
+        value = await _run_tool_function(conv, call, tool.planner, dry_run=True)
+        return PreviewMade(call=call_id, preview=to_plain_json(value, "preview"))
+    except ToolError as error:
+        return PreviewMade(call=call_id, error=_error_info(error))
+    except HandlerTimeout:
+        return PreviewMade(call=call_id, failure="the preview took too long")
+    except Exception as problem:
+        return PreviewMade(call=call_id, failure=f"the preview failed: {describe_exception(problem)}")
+
+
+async def dry_run(services: Services, tool: Tool, args: dict[str, Any], call: Call) -> Any:
+    """Return a tool's preview outside of any turn; raise the ToolError that the run would give."""
+    if tool.planner is None:
+        return {"tool": tool.spec.name, "args": args}
+    try:
+        async with services.scope(call.principal) as scope:
+            call.scope = scope
+            value = await _call_with_timeout(tool.planner, args, call, None, tool.spec.timeout, HandlerRun())
+        return to_plain_json(value, "preview")
+    except HoldfastError:
+        raise
+    except HandlerTimeout:
+        raise ToolError("timeout", f"the preview of {tool.spec.name} took too long") from None
+    except Exception as problem:
+        raise ToolError("handler_failed", f"the preview failed: {describe_exception(problem)}") from problem
+
+
+async def _run_handler(conv: RunContext, call: CallState, slot: HeldSlot) -> Outcome:
+    """Run the call's handler; return its outcome, an error outcome if it fails or takes too long."""
+    made = call.made
+    tool = _find_tool(conv, call)
+    if tool is None or tool.handler is None:
+        message = f"tool {made.tool!r} is no longer in the code; known tools: {', '.join(_known_tools(conv)) or 'none'}"
+        return ErrorOutcome(error=ErrorInfo(kind="unknown_tool", message=message))
+    reports: list[Any] = []
+    handler_run = conv.handlers[made.id] = HandlerRun()
+    try:
+        returned = await _run_tool_function(
+            conv, call, tool.handler, handler_run, dry_run=False, reports=reports, slot=slot
+        )
+        return _to_outcome(returned, tool.handler.result)
+    except ToolError as error:
+        return ErrorOutcome(error=_error_info(error))
+    except HandlerTimeout:
+        details: dict[str, Any] = {"timeout": made.timeout}
+        if reports:
+            details["partial"] = reports[-MAX_PARTIAL_PROGRESS:]
+        message = f"{made.tool} was stopped after {made.timeout:g} s"
+        if handler_run.state == "running":
+            details["abandoned"] = True
+            message = f"{made.tool} did not finish in {made.timeout:g} s and may still take effect"
+        elif handler_run.state == "ended":
+            message = f"{made.tool} did not finish in {made.timeout:g} s, did not stop, and may have taken effect"
+        return ErrorOutcome(error=ErrorInfo(kind="timeout", message=message, details=details))
+    except Invalid as problem:
+        return ErrorOutcome(error=_error_info(problem))
+    except Exception as problem:
+        # The model and the log get one line; the traceback goes to the process log for the developer.
+        log.warning("%s: tool %s raised (call %s)", conv.name, made.tool, made.id, exc_info=problem)
+        return ErrorOutcome(error=ErrorInfo(kind="handler_failed", message=describe_exception(problem)))
+
+
+async def _run_reconciler(conv: RunContext, call: CallState, run: Run) -> None:
+    """Ask the tool's reconcile function about a call that an earlier owner started and did not finish; report it."""
+    tool = _find_tool(conv, call)
+    verdict: Any = "fail"
+    if tool is not None and tool.reconciler is not None:
+        try:
+            answer = await _run_tool_function(conv, call, tool.reconciler, dry_run=False)
+            verdict = answer if isinstance(answer, str) and answer in RECOVERIES else _outcome_from_reconciler(answer)
+        except ToolError as error:
+            verdict = ErrorOutcome(error=_error_info(error))
+        except Exception as problem:
+            message = f"whether it took effect is unknown: its reconcile function failed: {describe_exception(problem)}"
+            verdict = ErrorOutcome(error=ErrorInfo(kind="interrupted", message=message))
+    verdicts: tuple[Verdict, ...] = ()
+    if isinstance(verdict, ValueOutcome | ErrorOutcome):
+        verdict, verdicts = await _run_after_hooks(conv, call, verdict)
+    found = CallReconciled(
+        call=call.made.id,
+        epoch=run.epoch,
+        verdict=verdict,
+        verdicts=verdicts,
+        definition=current_definition(conv, call),
+    )
+    await conv.report(found, run)
+
+
+def _outcome_from_reconciler(answer: Any) -> ValueOutcome | ErrorOutcome:
+    if not isinstance(answer, Result):
+        message = (
+            f"a reconcile function returns {', '.join(map(repr, RECOVERIES))} or a Result, not {describe_value(answer)}"
+        )
+        return ErrorOutcome(error=ErrorInfo(kind="interrupted", message=message))
+    outcome = _to_outcome(answer)
+    assert isinstance(outcome, ValueOutcome | ErrorOutcome)
+    return outcome
+
+
+# --- the call's tool ---
+
+
+def _find_tool(conv: RunContext, call: CallState) -> Tool | None:
+    agent = conv.services.agents.get(conv.state.turn.agent) if conv.state.turn else None
+    return agent.tools.get(call.made.tool) if agent else None
+
+
+def current_definition(conv: RunContext, call: CallState) -> Definition | None:
+    """Return the definition of the call's tool in this process's code; None if it has no such tool."""
+    tool = _find_tool(conv, call)
+    return None if tool is None else definition_of(tool.spec)
+
+
+def current_definitions(conv: RunContext) -> dict[str, Definition]:
+    """Return the definitions of the open turn's tools, by name."""
+    turn = conv.state.turn
+    found = {call.made.tool: current_definition(conv, call) for call in turn.calls.values()} if turn else {}
+    return {name: definition for name, definition in found.items() if definition is not None}
+
+
+def _hooks_for(conv: RunContext, point: Point, call: CallState) -> tuple[Hook, ...]:
+    agent = conv.services.agents.get(conv.state.turn.agent) if conv.state.turn else None
+    return agent.hooks.for_tool(point, call.made.tool) if agent else ()
+
+
+def _known_tools(conv: RunContext) -> list[str]:
+    agent = conv.services.agents.get(conv.state.turn.agent) if conv.state.turn else None
+    return list(agent.tools.names) if agent else []
+
+
+# --- the call of a handler ---
+
+
+class HandlerTimeout(Exception):
+    """A function of the tool took longer than the tool's timeout."""
+
+
+async def _run_tool_function(
+    conv: RunContext,
+    call: CallState,
+    handler: Handler,
+    handler_run: HandlerRun | None = None,
+    *,
+    dry_run: bool,
+    reports: list[Any] | None = None,
+    slot: HeldSlot | None = None,
+) -> Any:
+    """Run a function of the tool. If it cancels its own task or raises SystemExit, HandlerDied is raised instead.
+
+    reports:  collects its progress reports
+    """
+    task = asyncio.current_task()
+    turn = conv.state.turn
+    assert turn is not None
+    try:
+        # The scope is made from the principal in the log.
+        async with conv.services.scope(turn.by) as scope:
+            context = _make_call(conv, turn, call, scope, dry_run=dry_run, reports=reports)
+            try:
+                value = await _call_with_timeout(
+                    handler, call.args, context, slot, call.made.timeout, handler_run or HandlerRun()
+                )
+            finally:
+                context._cancel()  # pyright: ignore[reportPrivateUsage]
+    except asyncio.CancelledError:
+        if task is None or not conv.owns_task(task):
+            raise  # the turn was cancelled, or the process closes
+        while task.uncancel():
+            pass
+        raise HandlerDied("its task was cancelled from within") from None
+    except Exception:
+        raise
+    except BaseException as problem:  # such as SystemExit: it must not end this process
+        raise HandlerDied(describe_exception(problem)) from None
+    return value
+
+
+def _make_call(
+    conv: RunContext, turn: TurnState, call: CallState, scope: Any, *, dry_run: bool, reports: list[Any] | None = None
+) -> Call:
+    """Return the ``Call`` that the handler gets."""
+    loop = asyncio.get_running_loop()
+    call_id, attempt = call.made.id, call.attempt
+
+    def publish(payload: Any) -> None:
+        now = conv.find_call(call_id)
+        if dry_run or now is None or now.phase != "running" or now.attempt != attempt or context.cancelled:
+            return  # the call has ended: drop the report
+        if conv.epoch is None:
+            return  # another process runs it now
+        n = conv.progress.get(call_id, (0, None))[0] + 1
+        conv.progress[call_id] = (n, payload)
+        if reports is not None:
+            reports.append(payload)
+            del reports[:-MAX_PARTIAL_PROGRESS]
+        if conv.services.has_viewers(conv.name):
+            progress = ToolProgress(conversation=conv.name, call_id=call_id, n=n, payload=payload)
+            conv.services.publish_live(conv, progress)
+
+    def sink(payload: Any) -> None:
+        value = to_plain_json(payload, "progress")
+        if _on_loop(loop):
+            publish(value)
+        else:
+            loop.call_soon_threadsafe(publish, value)
+
+    context = Call(
+        id=call_id,
+        conversation=conv.name,
+        tool=call.made.tool,
+        attempt=attempt,
+        dry_run=dry_run,
+        agent=turn.agent,
+        principal=turn.by,
+        scope=scope,
+        approver=call.approver,
+        sink=sink,
+    )
+    return context
+
+
+def _on_loop(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
+async def _call_with_timeout(
+    handler: Handler,
+    args: dict[str, Any],
+    call: Call,
+    slot: HeldSlot | None,
+    timeout: float | None,
+    handler_run: HandlerRun,
+) -> Any:
+    """Call the handler; raise HandlerTimeout after ``timeout`` seconds. A thread cannot be stopped: it is abandoned."""
+    if timeout is None:
+        return await _call_handler(handler, args, call, slot, handler_run)
+    limit = asyncio.timeout(timeout)
+    value: Any = None
+    try:
+        async with limit:
+            value = await _call_handler(handler, args, call, slot, handler_run)
+    except Exception:
+        if not limit.expired():
+            raise
+    if limit.expired():
+        raise HandlerTimeout  # even if it returned or raised after its cancellation
+    return value
+
+
+async def _call_handler(
+    handler: Handler, args: dict[str, Any], call: Call, slot: HeldSlot | None, handler_run: HandlerRun
+) -> Any:
+    handler_run.state = "running"
+    if handler.threaded:
+        return await _call_in_thread(handler, args, call, slot, handler_run)
+    try:
+        value = handler(args, call)
+        value = await value if inspect.isawaitable(value) else value
+    except asyncio.CancelledError:
+        handler_run.state = "stopped"
+        raise
+    except BaseException:
+        handler_run.end()
+        raise
+    handler_run.end()
+    return value
+
+
+async def _call_in_thread(
+    handler: Handler, args: dict[str, Any], call: Call, slot: HeldSlot | None, handler_run: HandlerRun
+) -> Any:
+    if slot is not None:
+        slot.retain()
+
+    def on_return() -> None:
+        handler_run.end()
+        if slot is not None:
+            slot.release()
+
+    try:
+        return await run_in_thread(lambda: handler(args, call), f"holdfast:{call.key}", on_return)
+    except asyncio.CancelledError:
+        call._cancel()  # pyright: ignore[reportPrivateUsage]
+        raise
+
+
+def _to_outcome(value: Any, schema: str | None = None) -> Outcome:
+    """Return the outcome that the handler's value stands for; ``schema``: of its return annotation."""
+    try:
+        match value:
+            case Ask():
+                return _to_asked(value)
+            case Halt():
+                reason = to_plain_json(value.reason, "halt reason")
+                return HaltOutcome(reason=reason, value=to_plain_json(value.value, "halt value"))
+            case Result():
+                output = _check_return(to_plain_json(value.output, "result"), schema)
+                return ValueOutcome(value=output, data=to_plain_json(value.data, "data"))
+            case _:
+                return ValueOutcome(value=_check_return(to_plain_json(value, "result"), schema))
+    except Invalid as problem:
+        kind = "too_large" if problem.kind == "too_large" else "invalid_result"
+        return ErrorOutcome(error=ErrorInfo(kind=kind, message=problem.message, details=problem.details))
+
+
+def _check_return(value: Any, schema: str | None) -> Any:
+    """Return the value; raise Invalid unless it fits the function's return annotation."""
+    if schema is None or (schema == STRING_SCHEMA and type(value) is str):
+        return value
+    try:
+        validate_value(schema, value, BAD_RETURN)
+    except Invalid:
+        if type(value) is not bool:  # a bool is an int in Python
+            raise
+        validate_value(schema, int(value), BAD_RETURN)
+    return value
+
+
+def _to_asked(ask: Ask) -> QuestionOutcome:
+    schema: Any = None
+    answer: Any = ask.answer
+    if isinstance(answer, dict | bool):
+        schema = cast("Any", answer)
+    elif answer is not None:
+        schema = schema_of(answer)
+    elif ask.choices is None:
+        schema = {"type": "string"}
+    if schema is not None:
+        compile_schema(schema)
+    choices = None if ask.choices is None else list(to_plain_json(list(ask.choices), "choices"))
+    question = to_plain_json(ask.question, "question")
+    if not isinstance(question, str) or not question.strip():
+        raise invalid_result("Ask needs a question")
+    return QuestionOutcome(question=question, schema=schema, choices=choices, expires=ask.expires)
+
+
+def _error_info(error: HoldfastError) -> ErrorInfo:
+    try:
+        details = to_plain_json(error.details, "details")
+    except Invalid:
+        details = {"unrecordable": describe_value(error.details)}
+    message: Any = error.message
+    return ErrorInfo(
+        kind=error.kind,
+        message=storable_text(message) if isinstance(message, str) else describe_value(message),
+        details=details,
+    )

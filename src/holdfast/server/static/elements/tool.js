@@ -1,0 +1,71 @@
+// <holdfast-tool>: one tool call and its state.
+//   properties  call: as in fold.js (id, tool, args, phase, ...)   client: Client   draft: string (arguments while the model writes them)
+import { Element, html, nothing, shown, value, table, raw, oneLine, jsonDiff } from "./base.js";
+import { duration, outcome } from "../text.js";
+import { adrift } from "../writing.js";
+
+class Tool extends Element {
+  static properties = { call: { hasChanged: () => true }, client: {}, draft: {}, open: { state: true }, asJson: { state: true } };
+
+  connectedCallback() {
+    super.connectedCallback();
+    this.tick(500);
+  }
+
+  shouldUpdate(changed) {
+    return changed.size > 0 || this.call?.phase === "running" || this.call?.lost;
+  }
+
+  get status() {
+    const { call } = this;
+    if (this.draft !== undefined) return ["writing", "arguments…"];
+    if (call.phase === "running") return ["running", `running ${duration(Math.max(0, this.client.now() - call.started))}${call.attempt > 1 ? `, attempt ${call.attempt}` : ""}`];
+    if (call.phase === "waiting") return ["waiting", { approval: "waits for approval", elicitation: "waits for an answer", client_exec: "waits for a page", manual: "waits to be done manually" }[call.pending?.kind] ?? "waiting"];
+    if (call.phase !== "done") return ["ready", "about to run"];
+    if (call.ok) return ["ok", call.started && call.ended ? duration(call.ended - call.started) : "done"];
+    const kind = call.error?.kind ?? "failed";
+    return [["cancelled", "interrupted", "denied"].includes(kind) ? kind : "error", kind];
+  }
+
+  render() {
+    const { call } = this;
+    if (!call) return nothing;
+    const [state, words] = this.status;
+    const decisions = call.decisions ?? [];
+    const who = decisions.map((each) => outcome(each, each.by));
+    if (call.grant) who.push("allowed by a remembered approval");
+    const show = this.asJson ? raw : value;
+    return html`<details class="tool ${state}" ?open=${this.open} @toggle=${(event) => (this.open = event.target.open)}>
+      <summary><span class="dot" aria-hidden="true"></span><b>${shown(call.tool || "tool")}</b>
+        <span class="line">${this.draft !== undefined ? oneLine(this.draft.slice(-160)) : this.#line()}</span>
+        ${call.executor === "provider" ? html`<span class="chip">provider</span>` : call.executor === "client" ? html`<span class="chip">browser</span>` : nothing}
+        <span class="state">${words}</span></summary>
+      ${this.open ? html`<div class="inside">
+        ${who.map((each) => html`<p class="about">${shown(each)}</p>`)}
+        ${section("Arguments", this.asJson ? raw(call.args) : table(call.args ?? {}))}
+        ${call.original ? section("Edited before it ran", jsonDiff(call.original, call.args)) : nothing}
+        ${call.phase !== "done" ? nothing : call.ok ? section("Result", show(call.value)) : section("Error", html`<p class="text">${shown(call.error?.message ?? "")}</p>`)}
+        ${call.artifact ? html`<p class="about">Shortened. The full result has ${Math.ceil(call.size / 1000).toLocaleString()} kB and is stored.</p>` : nothing}
+        ${call.data !== undefined && call.data !== null ? section("Data", show(call.data)) : nothing}
+        <button type="button" class="quiet" aria-pressed=${Boolean(this.asJson)} @click=${() => (this.asJson = !this.asJson)}>Raw JSON</button></div>` : nothing}
+      </details>
+      ${who.length && !this.open ? html`<p class="who">${call.lost ? "Meanwhile: " : nothing}${who.map((each) => html`<span>${shown(each)}</span>`)}</p>` : nothing}
+      ${call.lost && adrift() ? html`<p class="why">This card was decided. Your typing is ignored; press Esc to continue.</p>` : nothing}
+      ${call.phase !== "done" && call.progress !== undefined && call.progress !== null ? this.#progress(call.progress) : nothing}
+      ${(state === "error" || decisions.at(-1)?.type === "failed") && !this.open ? html`<p class="why ${state}">${oneLine(call.error?.message ?? "", 300)}</p>` : nothing}`;
+  }
+
+  #line() {
+    const args = Object.entries(this.call.args ?? {});
+    return args.slice(0, 3).map(([key, item], i) => html`${i ? ", " : nothing}${shown(key)}: ${oneLine(item, 40)}`);
+  }
+
+  #progress(payload) {
+    const share = typeof payload?.done === "number" && payload.total > 0 ? payload.done / payload.total : typeof payload?.progress === "number" ? payload.progress : null;
+    return html`<p class="progress" role="status">${share === null ? nothing : html`<progress max="1" .value=${Math.min(1, share)} aria-label="Progress"></progress>`}${oneLine(payload?.message ?? payload, 200)}</p>`;
+  }
+}
+
+const section = (title, inside) => html`<section tabindex="0" role="group" aria-label=${title}><h3 class="label">${title}</h3>${inside}</section>`;
+
+customElements.define("holdfast-tool", Tool);

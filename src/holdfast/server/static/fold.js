@@ -1,0 +1,137 @@
+// Folds the events of a log into a view: a timeline of items and a map of calls.
+//
+// view.items   messages and notes, in order, each with a key: {kind: "user" | "assistant" | "note", ...}
+// view.calls   call id -> {tool, args, phase: "ready" | "waiting" | "running" | "done", pending, decisions, ok, ...}
+// view.queue   messages that wait for a turn
+// view.turn    the open turn, or null
+
+import { when } from "./text.js";
+
+export function emptyView(conversation) {
+  return { conversation, items: [], calls: new Map(), queue: [], turn: null, agent: "", seen: new Set(), title: "" };
+}
+
+const STOPPED = { step_limit: "step", token_limit: "token", cost_limit: "cost", time_limit: "time" };
+
+export function apply(view, event) {
+  const note = (text, tone = "info", details = "") =>
+    view.items.push({ key: `n${event.seq}`, kind: "note", text, tone, details, at: event.at });
+  switch (event.type) {
+    case "ConversationOpened":
+      view.agent = event.agent;
+      break;
+    case "MessageReceived":
+      view.title ||= event.text;
+      view.queue.push({ key: `m${event.seq}`, kind: "user", seq: event.seq, text: event.text, by: event.by.id, at: event.at });
+      break;
+    case "TurnStarted": {
+      const at = view.queue.findIndex((message) => message.seq === event.message);
+      const [message] = at < 0 ? [] : view.queue.splice(at, 1);
+      if (message) view.items.push(message);
+      view.turn = { number: event.turn, by: message ? { id: message.by } : null };
+      view.agent = event.agent;
+      break;
+    }
+    case "AssistantSaid":
+      addReply(view, event);
+      break;
+    case "OutputRejected":
+      note("A reply was rejected; the model was asked again.", "warn", event.message);
+      break;
+    case "CallSuspended": {
+      const call = callOf(view, event);
+      const { seq, at, by, v, type, call_id, ...shown } = event;
+      call.phase = "waiting";
+      call.pending = {
+        preview: null, preview_error: null, schema: null, choices: null, on_expiry: "error", risk: "low", recovery: false, reason: null,
+        ...shown, conversation: view.conversation, call: call_id, since: at, agent: view.agent, principal: view.turn?.by ?? null,
+      };
+      call.args = event.args;
+      if (call.asked?.kind === event.kind && call.asked.digest !== event.digest) call.pending.before = call.asked;
+      call.asked = call.pending;
+      break;
+    }
+    case "CallResolved": {
+      const call = callOf(view, event);
+      call.decisions = [...call.decisions, { by: event.by.id, at: event.at, kind: event.kind, ...event.decision }];
+      call.pending = null;
+      call.phase = "ready";
+      break;
+    }
+    case "CallStarted": {
+      const call = callOf(view, event);
+      Object.assign(call, { phase: "running", started: event.at, attempt: event.attempt, pending: null, grant: event.grant ?? call.grant });
+      if (event.args) call.args = event.args;
+      break;
+    }
+    case "CallReturned": {
+      const call = callOf(view, event);
+      const { ok, value, data, error, edited, artifact, size } = event;
+      Object.assign(call, { phase: "done", pending: null, ended: event.at, ok, value, data, error, artifact, size });
+      if (edited) Object.assign(call, { original: call.original ?? call.args, args: edited });
+      break;
+    }
+    case "CancelRequested":
+      note(`Stopped by ${event.by.id}${event.reason ? `: ${event.reason}` : ""}.`);
+      break;
+    case "HistorySummarised":
+      note("Beyond this point the model sees a summary of what came before. Nothing was deleted.", "info", event.text);
+      break;
+    case "TurnEnded":
+      view.turn = null;
+      for (const call of view.calls.values())
+        if (call.phase !== "done") Object.assign(call, { phase: "done", pending: null, ok: false, error: { kind: "cancelled", message: "the turn has ended" } });
+      if (event.reason === "failed") note(`The turn failed: ${event.error?.message ?? "no reason was given"}`, "bad", event.error?.kind ?? "");
+      else if (event.reason in STOPPED) note(`The turn reached its ${STOPPED[event.reason]} limit.`, "warn");
+      else if (event.halted) note(`The turn was halted: ${event.reason}`, "warn");
+      break;
+    case "GrantGiven":
+      note(`${event.by.id} allowed ${event.tool} ${event.scope === "args" ? "with the same arguments" : "with any arguments"} from now on${event.until ? `, until ${when(event.until)}` : ""}.`);
+      break;
+    case "GrantRevoked":
+      note(`${event.by.id} revoked a remembered approval.`);
+      break;
+    case "ResolutionRefused":
+      note(`${event.by.id} may not decide this: ${event.reason}`, "warn");
+      break;
+    case "ConversationImported":
+      for (const call of view.calls.values()) call.pending = null;
+      note(event.trusted ? `${event.by.id} imported this conversation from a file.` : `${event.by.id} imported this conversation from an untrusted file: it is read-only.`, event.trusted ? "info" : "warn");
+  }
+}
+
+function addReply(view, event) {
+  view.seen.add(event.id);
+  const calls = event.calls ?? [];
+  for (const made of calls)
+    view.calls.set(made.id, {
+      id: made.id, tool: made.tool, args: made.args, executor: made.executor ?? "server",
+      phase: "ready", decisions: [], pending: null, grant: made.grant, said: true,
+    });
+  const hosted = hostedCalls(event.parts);
+  if (event.partial && !event.text && !event.thinking) return;
+  view.items.push({
+    key: event.id, kind: "assistant", seq: event.seq, at: event.at, text: event.text ?? "", thinking: event.thinking ?? "",
+    partial: event.partial ?? false, calls: calls.map((made) => made.id), hosted,
+  });
+}
+
+// The calls that the provider ran itself, taken from the parts of the reply.
+function hostedCalls(parts) {
+  const found = new Map();
+  for (const { kind, data } of Array.isArray(parts) ? parts : []) {
+    if (kind === "hosted_call") found.set(data.id, { id: data.id, tool: data.tool, args: data.args ?? {}, executor: "provider", phase: "done", ok: true, decisions: [] });
+    else if (kind === "hosted_result" && found.has(data.id)) found.get(data.id).value = data.content;
+  }
+  return [...found.values()];
+}
+
+/** Return a call by its id. A call without `said` belongs to a message that is not loaded. */
+export function callOf(view, { call_id, tool }) {
+  let call = view.calls.get(call_id);
+  if (!call) {
+    call = { id: call_id, tool: tool ?? "", args: {}, executor: "server", phase: "ready", decisions: [], pending: null };
+    view.calls.set(call_id, call);
+  }
+  return call;
+}

@@ -1,0 +1,417 @@
+"""The contract of every store, ``LogStore``, with its rows and the helpers that the stores share.
+
+A store keeps an append-only log of encoded events per conversation. In the same transaction as each append it updates
+the indexes that are read without folding the log: the conversation's row, the pending entries, and when each of them
+is due. It does not interpret events; an ``Append`` carries the index values.
+
+One store object is one *owner*: each process (or, in tests, each simulated process) opens its own. Use it from one
+event loop at a time. A call that raises has changed nothing.
+
+``holdfast.testing.store_contract`` tests the behaviours below.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Collection
+from typing import Literal, Protocol
+from weakref import WeakSet
+
+import msgspec
+
+from holdfast.core.codec import GENESIS as GENESIS
+from holdfast.core.codec import hash_chain as hash_chain
+from holdfast.core.codec import next_hash as next_hash
+from holdfast.errors import Invalid
+
+
+class Location(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a store lives."""
+
+    kind: Literal["memory", "sqlite", "postgres"]
+    text: str
+    """Display text: a URL or a description without a password."""
+    path: str | None = None
+    """The file of a SQLite store."""
+    shared: bool = False
+    """Whether processes on several machines can use the store at the same time."""
+
+
+class PendingRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The index entry of one waiting call."""
+
+    conversation: str
+    call: str
+    body: bytes
+    """An encoded ``Pending``."""
+    due: float
+    """When the expiry loop must check it: at its deadline, or earlier to check a client's presence."""
+    deadline: float
+    intact: bool | None = True
+    """Whether it fits its checksum; None: an older version wrote it without one. Unless True, do not use ``body``:
+    rebuild the conversation's caches from its log."""
+
+
+class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation's facts that are stored beside its log."""
+
+    conversation: str
+    seq: int
+    """The last event's sequence number."""
+    hash: bytes
+    """The head of the hash chain: SHA-256(previous hash + stored bytes), from 32 zero bytes."""
+    status: str
+    agent: str
+    owes: bool
+    """A worker must run something: the conversation is not at rest."""
+    owner: str | None
+    """The owner that holds the lease, alive or dead."""
+    epoch: int
+    updated: float
+    waiting: int | None = None
+    """The number of waiting calls; None: unknown."""
+    intact: bool | None = True
+    """Whether status, agent, owes and waiting fit their checksum; None: there is none."""
+
+
+class Append(msgspec.Struct, frozen=True, kw_only=True):
+    """One atomic step of one conversation's log, with its indexes."""
+
+    conversation: str
+    expected: int
+    """The log's last sequence number before this append: 0 creates the conversation."""
+    events: list[bytes]
+    """Encoded events with sequence numbers expected+1, expected+2, ...; may be empty where the log exists:
+    then only the indexes change, under the same checks."""
+    status: str
+    agent: str
+    owes: bool
+    at: float
+    opened: list[PendingRow] = []
+    """Pending entries to insert or to replace (same conversation and call)."""
+    closed: list[str] = []
+    """Calls for which pending entries and client leases are deleted, before ``opened`` is written."""
+    artifacts: list[tuple[str, bytes]] = []
+    """(SHA-256 hex, bytes); storing one that exists is a no-op."""
+    snapshot: bytes | None = None
+    """A snapshot of the state after these events: a cache, replaces the earlier one."""
+    waiting: int | None = None
+    """The number of pending entries after this append; None: unknown, and so never checked."""
+    epoch: int | None = None
+    """Owner's append: must equal the row's epoch, else Fenced. None: a guest's append."""
+    release: bool = False
+    """Give the lease up in the same transaction (owner's append only)."""
+
+    def __post_init__(self) -> None:
+        # Validated here, so that no store has to.
+        if not self.conversation:
+            raise Invalid("a conversation needs a name")
+        if not self.events and not self.expected:
+            raise Invalid(f"conversation {self.conversation!r} cannot be created without an event")
+        if self.release and self.epoch is None:
+            raise Invalid("release needs the epoch of the lease that is given up")
+        for entry in self.opened:
+            if entry.conversation != self.conversation:
+                raise Invalid(f"a pending entry of {entry.conversation!r} in an append to {self.conversation!r}")
+
+
+class LoadedConversation(msgspec.Struct, frozen=True, kw_only=True):
+    """The input for folding a conversation's state: the latest snapshot and the events after it."""
+
+    row: ConversationRow
+    snapshot: bytes | None
+    snapshot_seq: int
+    """0 without a snapshot."""
+    events: list[bytes]
+    intact: bool | None = True
+    """Whether the stored snapshot fits its checksum; None: an older version wrote it without one. Unless True, the
+    snapshot is left out, and ``events`` holds the whole log."""
+
+
+class OwnerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A registered process."""
+
+    owner: str
+    agents: tuple[str, ...]
+    pid: int
+    host: str
+    since: float
+    alive: bool = True
+    holds: int = 0
+    """The number of conversations that it has leased."""
+    until: float | None = None
+    """When its leases end without another heartbeat; None: the store detects dead owners without heartbeats."""
+
+
+class ClientRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A page (or another client) that can run client tools of a conversation."""
+
+    conversation: str
+    client: str
+    tools: tuple[str, ...]
+    """Empty: all of them."""
+    until: float
+    """The client is present until then; a heartbeat extends it, leaving sets it to the current time."""
+
+
+class LiveMessage(msgspec.Struct, frozen=True):
+    """A message from another process on the same store."""
+
+    conversation: str
+    item: bytes | None
+    """A live event; None: another process has begun to listen to the conversation."""
+
+
+class LiveTransport(Protocol):
+    """Live events between the processes on a store. Messages may be lost; the log is authoritative."""
+
+    def has_listeners(self, conversation: str) -> bool:
+        """Return whether another process is known to listen to this conversation."""
+        ...
+
+    def send(self, conversation: str, item: bytes) -> None:
+        """Send a live event to the processes that listen. Never waits.
+
+        The events of one conversation arrive in order, or not at all.
+        """
+        ...
+
+    def listen(self, conversations: Collection[str]) -> None:
+        """Receive the live events of these conversations only. Each call announces them to the other processes."""
+        ...
+
+    async def receive(self) -> list[LiveMessage]:
+        """Wait for messages of other processes and return them."""
+        ...
+
+
+class LogStore(Protocol):
+    """The contract. See the module's docstring."""
+
+    owner: str
+    """This object's identity as a lease holder; new for each object, and after its leases lapsed."""
+
+    @property
+    def location(self) -> Location:
+        """Where the store lives."""
+        ...
+
+    @property
+    def transport(self) -> LiveTransport | None:
+        """The transport for live events between processes; None: the store has none."""
+        ...
+
+    def now(self) -> float:
+        """Return the time for deadlines, in seconds since the epoch: never ahead of the clock that all owners share."""
+        ...
+
+    async def open(self, agents: tuple[str, ...] = ()) -> None:
+        """Make the store usable and register this owner as alive, running ``agents``.
+
+        Creates the store if it does not exist. StoreNewer if written by a newer version (it is left untouched);
+        StoreDamaged if it is not a store or fails its own checks; StoreError if it cannot be opened or
+        written. Must be called once before anything else.
+        """
+        ...
+
+    def shorten_timeouts(self) -> None:
+        """Prepare for shutdown: from now on, retry an unreachable database only briefly."""
+        ...
+
+    async def close(self) -> None:
+        """Finish accepted writes, release every lease of this owner, unregister it. Idempotent."""
+        ...
+
+    async def append(self, append: Append) -> None:
+        """Append durably, all or nothing, together with the indexes; returns only when it is durable.
+
+        Conflict if the log is not at ``expected`` (checked first). Fenced if ``epoch`` is given and is not
+        the current one. Concurrent appends may share a transaction; a refused one does not affect the rest.
+        A failing disk fails with StoreError and leaves the log as it was.
+        """
+        ...
+
+    async def load(self, conversation: str) -> LoadedConversation | None:
+        """Return the latest snapshot and the events after it, read consistently; None: no such conversation."""
+        ...
+
+    async def read(
+        self, conversation: str, after: int = 0, before: int | None = None, limit: int | None = None
+    ) -> list[bytes]:
+        """Return encoded events with after < seq < before, oldest first, at most limit; none if it does not exist."""
+        ...
+
+    async def row(self, conversation: str) -> ConversationRow | None:
+        """Return the conversation's row, or None."""
+        ...
+
+    async def rows(
+        self, status: str | None = None, cursor: str | None = None, limit: int = 100, *, newest: bool = False
+    ) -> list[ConversationRow]:
+        """Return conversations ordered by id, those after ``cursor`` (an id), optionally of one status.
+
+        ``newest``: most recently created first; only roughly so if several processes create conversations.
+        """
+        ...
+
+    async def heads(self, conversations: list[str]) -> dict[str, int]:
+        """Return the last sequence number of each of these conversations that exists."""
+        ...
+
+    async def pending(
+        self, conversation: str | None = None, *, after: PendingRow | None = None, limit: int | None = None
+    ) -> list[PendingRow]:
+        """Return waiting calls of one conversation or of all, by deadline, then conversation and call.
+
+        ``after``: only entries that follow this one; ``limit``: the most entries.
+        """
+        ...
+
+    async def find_miscounted(self, conversation: str | None = None, limit: int = 100) -> list[str]:
+        """Return conversations with more or fewer pending entries than their rows say: this one, or any."""
+        ...
+
+    async def list_due(self, now: float, limit: int = 100) -> tuple[list[PendingRow], float | None]:
+        """Return the entries with ``due`` at or before now, earliest first, and the next later ``due``."""
+        ...
+
+    async def postpone(self, conversation: str, call: str, due: float) -> None:
+        """Set the entry's ``due``. Not logged; a no-op if the entry does not exist."""
+        ...
+
+    async def list_owing(self, agents: tuple[str, ...] | None = None, limit: int = 100) -> list[str]:
+        """Return conversations of these agents (None: of any) that owe work and have no live owner."""
+        ...
+
+    async def claim_owing(
+        self,
+        agents: tuple[str, ...],
+        limit: int = 100,
+        *,
+        only: Collection[str] | None = None,
+        but: Collection[str] = (),
+    ) -> dict[str, int]:
+        """Claim some of those conversations (``only`` these if given, none of ``but``); return their new epochs.
+
+        Two owners that claim at the same time get different conversations, and neither waits for the other.
+        """
+        ...
+
+    async def claim(self, conversation: str) -> int | None:
+        """Take the lease and return the new epoch (the old one + 1), also if this owner holds it already.
+
+        None if another live owner holds it, or if there is no such conversation. A dead owner on the same
+        machine is recognised at once.
+        """
+        ...
+
+    async def release(self, conversation: str, epoch: int) -> None:
+        """Release the lease if it still has this epoch; else a no-op. The epoch itself stays."""
+        ...
+
+    async def owners(self) -> list[OwnerRow]:
+        """Return the registered owners, dead ones included."""
+        ...
+
+    async def wait_until_lapsed(self) -> None:
+        """Wait until this owner's leases have lapsed because its heartbeat failed.
+
+        The owner then has a new name and holds no leases: its running conversations must stop. A store that detects
+        dead owners without heartbeats waits for ever.
+        """
+        ...
+
+    async def wait_for_changes(self, timeout: float) -> bool:
+        """Wait until another owner may have committed something (True; within 100 ms of it) or timeout.
+
+        It may return True without a commit: a store without reliable notifications does so every second or so.
+        True at once if there was a commit since the last call that returned True (or since open): commits between
+        two calls are not missed. This owner's own commits do not count.
+        """
+        ...
+
+    async def artifact(self, sha256: str) -> bytes | None:
+        """Return the artifact's bytes, verified against its name (StoreDamaged if they differ), or None."""
+        ...
+
+    async def hashes(self, conversation: str) -> list[bytes]:
+        """Return the stored hash chain, one hash per event, for verification."""
+        ...
+
+    async def backup(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Copy the whole store into a new file, while it is in use; returns when the copy is checked and durable.
+
+        The copy is a consistent state of the store with everything that was acknowledged before the call. Its hash
+        chains are verified. The file appears under its name when that is done, readable for its owner alone (mode
+        0600). A file that exists is refused (Invalid) without ``overwrite``. ``progress`` is called with (pages copied,
+        pages in all), on another thread. A store that is not one file raises Invalid and names the alternative.
+        """
+        ...
+
+    async def put_client(self, client: ClientRow) -> None:
+        """Announce or renew a client's presence (insert or replace by conversation and client).
+
+        Deletes the conversation's rows that ended an hour or more before this one does, so that they do not pile up.
+        """
+        ...
+
+    async def clients(self, conversation: str) -> list[ClientRow]:
+        """Return all client rows of a conversation by id, also lapsed ones: the time of the last leaving matters."""
+        ...
+
+    async def lease_call(self, conversation: str, call: str, client: str, now: float, until: float) -> bool:
+        """Lease a call to one client: True if it is free, lapsed or already this client's (then renewed).
+
+        It does not check that the call is waiting: the caller knows that from the pending entry.
+        """
+        ...
+
+
+def artifact_key(sha256: str) -> bytes:
+    """Return the artifact's key in a store: the bytes of its hash. Raise Invalid if it is not a SHA-256."""
+    try:
+        name = bytes.fromhex(sha256)
+    except ValueError:
+        name = b""
+    if len(name) != 32:
+        raise Invalid(f"{sha256!r} is not the SHA-256 of an artifact (64 hexadecimal digits)")
+    return name
+
+
+async def wait_forever() -> None:
+    """Never return: calls on a store that a test has killed wait for ever."""
+    await asyncio.get_running_loop().create_future()
+
+
+class Forkable(Protocol):
+    """A store that must not be used in a forked child: its threads and connections belong to the parent."""
+
+    def mark_forked(self) -> None:
+        """Called in the child: refuse all further calls."""
+        ...
+
+
+_open_stores: WeakSet[Forkable] = WeakSet()
+
+
+def register_store(store: Forkable) -> None:
+    """Call the store's ``mark_forked`` in each child of this process, before other code runs there.
+
+    So a call on a store does not have to ask the system for the process id.
+    """
+    _open_stores.add(store)
+
+
+def _mark_stores_forked() -> None:
+    for store in list(_open_stores):
+        store.mark_forked()
+
+
+os.register_at_fork(after_in_child=_mark_stores_forked)

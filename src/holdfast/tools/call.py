@@ -1,0 +1,118 @@
+"""The ``Call`` object that a handler receives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Generic, cast
+
+from holdfast.core.decisions import SYSTEM, Principal
+
+# Covariant: handlers read the scope and do not replace it. The default makes plain ``Call`` mean ``Call[Any]``;
+# Python 3.11 has no defaults of type variables, so only type checkers see it.
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    Scope_co = TypeVar("Scope_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    Scope_co = TypeVar("Scope_co", covariant=True)
+
+
+class _Completed:
+    """An awaitable that is already complete. Unlike a coroutine, it may be dropped without a warning."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return
+        yield
+
+
+_COMPLETED = _Completed()
+
+
+class Call(Generic[Scope_co]):
+    """One call of a tool: its identity, principal and progress channel.
+
+    Handlers, previews, approval functions and reconcile functions receive one. In ``Call[Database]`` the parameter is
+    the type of ``scope``. Every argument has a default, so a test can create one directly:
+    ``Call(scope=my_database)``.
+    """
+
+    __slots__ = (
+        "_cancelled",
+        "_sink",
+        "agent",
+        "approver",
+        "attempt",
+        "conversation",
+        "dry_run",
+        "id",
+        "principal",
+        "scope",
+        "tool",
+        "workspace",
+    )
+
+    def __init__(
+        self,
+        *,
+        id: str = "call",
+        conversation: str = "conversation",
+        tool: str = "tool",
+        attempt: int = 1,
+        dry_run: bool = False,
+        agent: str = "",
+        principal: str | Principal = SYSTEM,
+        scope: Scope_co = cast("Any", None),  # noqa: B008
+        approver: str | Principal | None = None,
+        workspace: Any = None,
+        sink: Callable[[Any], object] | None = None,
+    ):
+        self.id = id
+        """Unique within the conversation."""
+        self.conversation = conversation
+        self.tool = tool
+        """The tool's name."""
+        self.attempt = attempt
+        """1 for the first run; higher if an earlier run was interrupted."""
+        self.dry_run = dry_run
+        """True in a preview: change nothing."""
+        self.agent = agent
+        """The agent's name."""
+        self.principal = Principal.of(principal)
+        """The principal that the turn runs for."""
+        self.scope: Scope_co = scope
+        """The object that ``Runtime(scope=...)`` created for the principal; never persisted."""
+        self.approver = None if approver is None else Principal.of(approver)
+        """The principal that approved this call; None if the call needed no approval."""
+        self.workspace = workspace
+        self._sink = sink
+        self._cancelled = False
+
+    @property
+    def key(self) -> str:
+        """The idempotency key: the same on every attempt, unique in the store."""
+        return f"{self.conversation}/{self.id}"
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the call was cancelled or timed out, so that its result will be discarded.
+
+        A plain ``def`` runs in a thread, which cannot be stopped: a long one should check this and return early.
+        """
+        return self._cancelled
+
+    def progress(self, payload: Any) -> _Completed:
+        """Send a progress report to the viewers immediately. ``await`` it in ``async def``; just call it in ``def``."""
+        if self._sink is not None:
+            self._sink(payload)
+        return _COMPLETED
+
+    def _cancel(self) -> None:
+        # A single attribute assignment is atomic: no lock is needed between the threads.
+        self._cancelled = True
+
+    def __repr__(self) -> str:
+        return f"Call({self.key!r}, attempt={self.attempt}{', dry_run=True' if self.dry_run else ''})"

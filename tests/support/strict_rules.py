@@ -1,0 +1,34 @@
+"""What the strict providers share: how they refuse, and what they ask of tools."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from holdfast.models import ToolCall
+
+
+class Refused(Exception):
+    """What the real provider would answer 400 to."""
+
+
+def must(so: Any, why: str) -> None:
+    if not so:
+        raise Refused(why)
+
+
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def check_tools(tools: list[tuple[str, Any]]) -> None:
+    names = [name for name, _ in tools]
+    must(len(set(names)) == len(names), "tools: Tool names must be unique.")
+    for name, schema in tools:
+        must(NAME.fullmatch(name), f"tools: bad name {name!r}")
+        must(isinstance(schema, dict) and schema.get("type") == "object", f"tools: {name}: schema type must be object")
+
+
+def halves(call: ToolCall) -> tuple[str, str]:
+    text = call.args if isinstance(call.args, str) else json.dumps(call.args or {})
+    return text[: len(text) // 2], text[len(text) // 2 :]
