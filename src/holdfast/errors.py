@@ -58,6 +58,7 @@ KINDS: Mapping[str, str] = {
     "invalid_args": "the arguments, the answer or the request do not fit the declaration",
     "unknown_tool": "no tool of that name",
     "outside_workspace": "a path leads out of the workspace",
+    "protected_path": "a path that tools may not touch in any mode",
     "not_found": "the thing that was named does not exist",
     "resource_missing": "something that the tool needs is missing",
     "no_match": "the text to be replaced was not found",

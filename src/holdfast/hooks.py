@@ -5,12 +5,12 @@ Hooks may also return ``Deny``, ``Halt``, ``Result`` and ``ToolError`` from ``ho
 """
 
 from holdfast.core.inputs import CallWanted
+from holdfast.core.tool import RequireApproval
 from holdfast.runtime.hooks import (
     Edit,
     Hook,
     ModelReply,
     Reject,
-    RequireApproval,
     ToolOutcome,
     Transformer,
     after_model,

@@ -229,6 +229,30 @@ def help_of(spec: ToolSpec) -> dict[str, Any]:
     }
 
 
+class Allow(msgspec.Struct, frozen=True):
+    """An approval function's answer: the call runs without an approval. The reason is logged."""
+
+    reason: str | None = None
+
+
+class RequireApproval(msgspec.Struct, frozen=True):
+    """An answer of an approval function or a ``before_tool`` hook: the call needs an approval. A grant counts.
+
+    From a hook, also for a tool that needs none. The reason is logged and shown to the approver.
+    """
+
+    reason: str | None = None
+
+
+class Artifact(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A reference to bytes in the store, kept beside the event that names it."""
+
+    sha256: str
+    size: int
+    media_type: str = "text/plain"
+    name: str = ""
+
+
 class Result:
     """A handler's return value with extra data: the model sees ``output``; viewers and the log also get ``data``."""
 

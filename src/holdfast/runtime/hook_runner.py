@@ -17,10 +17,10 @@ from holdfast.core.inputs import CallWanted, ErrorOutcome, HaltOutcome, Outcome,
 from holdfast.core.prompt.history import Context, estimate_tokens
 from holdfast.core.results import ANSWER_LIMIT
 from holdfast.core.schema.validation import check_plain, validate_value
-from holdfast.core.tool import Halt, Result
+from holdfast.core.tool import Halt, RequireApproval, Result
 from holdfast.errors import HoldfastError, Invalid, ToolError
 from holdfast.models.base import Request
-from holdfast.runtime.hooks import Edit, Hook, Hooks, ModelReply, Reject, RequireApproval, ToolOutcome
+from holdfast.runtime.hooks import Edit, Hook, Hooks, ModelReply, Reject, ToolOutcome
 from holdfast.runtime.user_code import describe_exception, describe_value, run_in_thread, storable_text, to_plain_json
 from holdfast.tools.call import Call
 

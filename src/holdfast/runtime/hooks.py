@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from holdfast.core.decisions import Deny
 from holdfast.core.events import ErrorInfo
 from holdfast.core.inputs import CallWanted
-from holdfast.core.tool import Halt, Result, ToolSpec, parse_duration
+from holdfast.core.tool import Halt, RequireApproval, Result, ToolSpec, parse_duration
 from holdfast.errors import DeclarationError, Invalid, ToolError
 from holdfast.models.base import Request
 from holdfast.tools.call import Call
@@ -39,12 +39,6 @@ class Edit(msgspec.Struct, frozen=True):
     """``before_tool``: run the call with these arguments, which must fit the tool's schema."""
 
     args: dict[str, Any]
-    reason: str | None = None
-
-
-class RequireApproval(msgspec.Struct, frozen=True):
-    """``before_tool``: require an approval of this call, even if its tool needs none. A grant that covers it counts."""
-
     reason: str | None = None
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import hashlib
+from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, cast
 
 from holdfast.core.decisions import SYSTEM, Principal
+from holdfast.core.tool import Artifact
 
 # Covariant: handlers read the scope and do not replace it. The default makes plain ``Call`` mean ``Call[Any]``;
 # Python 3.11 has no defaults of type variables, so only type checkers see it.
@@ -42,6 +44,7 @@ class Call(Generic[Scope_co]):
 
     __slots__ = (
         "_cancelled",
+        "_reader",
         "_sink",
         "agent",
         "approver",
@@ -49,6 +52,8 @@ class Call(Generic[Scope_co]):
         "conversation",
         "dry_run",
         "id",
+        "kept",
+        "plan",
         "principal",
         "scope",
         "tool",
@@ -68,7 +73,9 @@ class Call(Generic[Scope_co]):
         scope: Scope_co = cast("Any", None),  # noqa: B008
         approver: str | Principal | None = None,
         workspace: Any = None,
+        plan: Any = None,
         sink: Callable[[Any], object] | None = None,
+        reader: Callable[[str], Awaitable[bytes | None]] | None = None,
     ):
         self.id = id
         """Unique within the conversation."""
@@ -88,7 +95,11 @@ class Call(Generic[Scope_co]):
         self.approver = None if approver is None else Principal.of(approver)
         """The principal that approved this call; None if the call needed no approval."""
         self.workspace = workspace
-        self._sink = sink
+        self.plan = plan
+        """The preview's value that this run is bound to; None if no preview was made."""
+        self.kept: dict[str, bytes] = {}
+        """The bytes that ``keep`` took, by SHA-256. They are stored with the result, or with a preview's suspension."""
+        self._sink, self._reader = sink, reader
         self._cancelled = False
 
     @property
@@ -103,6 +114,23 @@ class Call(Generic[Scope_co]):
         A plain ``def`` runs in a thread, which cannot be stopped: a long one should check this and return early.
         """
         return self._cancelled
+
+    def keep(self, content: bytes | str, media_type: str = "text/plain", name: str = "") -> Artifact:
+        """Store bytes beside the log, in the append that records this call's result. Return the reference to them.
+
+        Use it for content that is too large for the model or that is needed later: put the reference into the result.
+        In a preview the bytes are stored with the suspension. Nothing is stored if the process dies before.
+        """
+        raw = content.encode() if isinstance(content, str) else bytes(content)
+        sha256 = hashlib.sha256(raw).hexdigest()
+        self.kept[sha256] = raw
+        return Artifact(sha256, len(raw), media_type, name)
+
+    async def read_artifact(self, sha256: str) -> bytes | None:
+        """Return the bytes of an artifact that this conversation's log names; None if there is no such artifact."""
+        if sha256 in self.kept:
+            return self.kept[sha256]
+        return None if self._reader is None else await self._reader(sha256)
 
     def progress(self, payload: Any) -> _Completed:
         """Send a progress report to the viewers immediately. ``await`` it in ``async def``; just call it in ``def``."""
