@@ -45,6 +45,8 @@ class Effect:
     """Which process did it, where there are several."""
     definition: str | None = None
     """The fingerprint of the tool that did it, where that is known."""
+    plan: Any = ...
+    """The plan that the handler got, where that is known."""
     zombie: bool = False
     """Its process stood still in the middle of it, for longer than its lease: nobody could have kept it from it."""
 
@@ -395,6 +397,11 @@ def evidence(events: list[Any], effects: list[Effect], truths: Mapping[str, Trut
         if yes and effect.definition is not None:
             same = yes.definitions[effect.attempt] == effect.definition
             assert same, f"it ran by another definition than was approved: {effect}"
+        bound = started[effect.call, 1].digest
+        if yes and bound is not None and effect.plan is not ...:
+            of = (effect.tool, args, effect.plan, yes.definitions[1])
+            fits = bound in (call_digest(*of), effect.plan is None and call_digest(*of, failed=True))
+            assert fits, f"its handler got another plan than the claim is bound to: {effect}"
     done = {(effect.call, effect.attempt) for effect in effects}
     latest = dict(started.keys())  # call -> its last attempt
     for event in events:

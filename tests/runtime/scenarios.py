@@ -137,6 +137,8 @@ def _classics():
     yield {**once, "steps": [sent, ("decide", 0, 0, 2, None), ("deploy", 0, None), sent]}  # granted, then redefined
     planned = {**once, "script": [[[("planned_once", 1)]]]}
     yield {**planned, "steps": [sent, ("decide", 0, 0, 4, None)]}  # edited, and its plan was not seen
+    again = [("kill", 0, 3, True, 0), ("decide", 0, 0, 0, None), ("decide", 0, 0, 0, None)]
+    yield {**once, "script": [[[("planned", 1)]]], "steps": [sent, *again]}  # interrupted, and repeated
     for writes in range(2, 26, 3):
         yield {**RICH, "steps": [("kill", 0, writes, True, 0), *RICH["steps"]]}
     first, second, *more = RICH["steps"]

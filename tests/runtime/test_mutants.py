@@ -354,6 +354,13 @@ def plan_of_an_edit_not_made():
     return [(gate, "needs_plan", lambda call: call.bound is not None)]
 
 
+@mutant("another plan than the claim is bound to")
+def plan_lost_in_a_recovery():
+    """An approved run is interrupted, and repeated without the plan that it had."""
+    suspended = state._apply_suspension
+    return [(state, "_apply_suspension", lambda call, event: replace(suspended(call, event), plan=None))]
+
+
 @mutant("the inbox is not what the fold says")
 def inbox_forgets():
     """The pending entry of a call that is suspended a second time is not indexed."""

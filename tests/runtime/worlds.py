@@ -117,7 +117,9 @@ async def act(name, n, call):
     world = life.world
     definition = fingerprint_of(life.agent.tools.get(name).spec)
     at = world.length(call.conversation)
-    done = Effect(call.conversation, call.id, call.attempt, name, {"n": n}, at=at, definition=definition)
+    done = Effect(
+        call.conversation, call.id, call.attempt, name, {"n": n}, at=at, definition=definition, plan=call.plan
+    )
     world.ledger.append(done)
     await asyncio.sleep(0.003 * (n % 3))
     return {"did": name, "n": n, "attempt": call.attempt}

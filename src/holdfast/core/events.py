@@ -302,7 +302,8 @@ class CallStarted(CallEvent, frozen=True, kw_only=True):
     digest: str | None = None
     """The digest of the plan that is about to run, if an approval is bound to one or the arguments were edited."""
     preview: Any = None
-    """That plan, if no approver has seen it: the arguments were edited and no digest of their plan was given."""
+    """The plan that was made just before the run, if no suspension in the log has it: the arguments were edited, or a
+    grant stood in for the approval."""
     args: dict[str, Any] | None = None
     """The arguments that run, if a hook has just changed them."""
     verdicts: tuple[Verdict, ...] = ()

@@ -80,6 +80,8 @@ class CallState(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     """A decision that has not yet become the call's result (only if the log was cut between the two events)."""
     bound: str | None = None
     """The digest of the approved plan. The plan is made again before the call runs, and its digest must match."""
+    plan: Any = None
+    """The plan that the run is bound to: the approved one, or the one that CallStarted records. Handlers get it."""
     recovering: bool = False
     """An interrupted run waits, or waited, for a person's decision about it."""
     misses: int = 0
@@ -297,6 +299,7 @@ def _reset_imported_call(call: CallState) -> CallState:
         epoch=0,
         suspension=None,
         bound=None,
+        plan=None,
         recovering=False,
         approver=None,
         grant=None,
@@ -386,6 +389,7 @@ def _apply_start(call: CallState, event: CallStarted) -> CallState:
         args=call.args if event.args is None else event.args,
         edited=call.edited or event.args is not None,
         bound=None,
+        plan=call.plan if event.preview is None else event.preview,
         grant=event.grant or call.grant,
         recovering=False,
     )
@@ -395,7 +399,7 @@ def _apply_result(call: CallState, event: CallReturned) -> CallState:
     cancelled = event.error is not None and event.error.kind == "cancelled"
     ended: StaleReason = "cancelled" if cancelled else call.ended
     # The refusal of a late decision needs no suspension or plan: drop them to keep snapshots small.
-    return replace(call, phase="done", suspension=None, decided=None, bound=None, ended=ended)
+    return replace(call, phase="done", suspension=None, decided=None, bound=None, plan=None, ended=ended)
 
 
 def _apply_suspension(call: CallState, event: CallSuspended) -> CallState:
@@ -411,6 +415,7 @@ def _apply_suspension(call: CallState, event: CallSuspended) -> CallState:
         suspension=event,
         decided=None,
         bound=None,
+        plan=call.plan if event.recovery else None,  # an interrupted run is repeated with the plan that it had
         misses=misses,
         recovering=event.recovery,
         fingerprint=event.fingerprint or call.fingerprint,
@@ -444,6 +449,7 @@ def _apply_decision(call: CallState, event: CallResolved) -> CallState:
             args=decision.args if decision.args is not None else call.args,
             edited=call.edited or edited,
             bound=_bound_digest(call, decision, event),
+            plan=_approved_plan(call, decision),
         )
     ended: StaleReason = "expired" if isinstance(decision, Expired | Detached) else "resolved"
     return replace(call, phase="ready", suspension=None, winner=winner, verdict=verdict, decided=event, ended=ended)
@@ -459,11 +465,26 @@ def _bound_digest(call: CallState, decision: Approve, event: CallResolved) -> st
     shown = event.digest
     if not call.made.planned or call.attempt > 0:
         return None
-    if decision.args is None:
+    if not _is_edit(call, decision):
         return shown
-    if sorted_json(decision.args) == sorted_json(call.args):
-        return shown  # not an edit
     return event.judged or (None if decision.digest == shown else decision.digest)
+
+
+def _approved_plan(call: CallState, decision: Approve) -> Any:
+    """Return the plan that was shown and approved; None without one, or if the arguments were edited.
+
+    The plan of edited arguments is not in the log yet: CallStarted records it.
+    """
+    shown = call.suspension
+    if not call.made.planned or shown is None:
+        return None
+    if shown.recovery:
+        return call.plan
+    return None if shown.preview_error is not None or _is_edit(call, decision) else shown.preview
+
+
+def _is_edit(call: CallState, decision: Approve) -> bool:
+    return decision.args is not None and sorted_json(decision.args) != sorted_json(call.args)
 
 
 def _turn_usage(turn: TurnState, attempts: tuple[Attempt, ...]) -> dict[str, Any]:

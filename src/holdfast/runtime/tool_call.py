@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+import msgspec
 from msgspec.structs import replace
 
 from holdfast import telemetry
@@ -468,9 +469,18 @@ def _make_call(
         principal=turn.by,
         scope=scope,
         approver=call.approver,
+        plan=None if dry_run else _plan_of(conv, call),
         sink=sink,
     )
     return context
+
+
+def _plan_of(conv: RunContext, call: CallState) -> Any:
+    """Return a copy of the plan that the run is bound to, so that the handler cannot change the state."""
+    tool = _find_tool(conv, call)
+    if call.plan is None or tool is None or tool.planner is None:  # an imported call has a plan without a preview
+        return None
+    return msgspec.json.decode(msgspec.json.encode(call.plan))
 
 
 def _on_loop(loop: asyncio.AbstractEventLoop) -> bool:

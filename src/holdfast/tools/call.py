@@ -96,7 +96,8 @@ class Call(Generic[Scope_co]):
         """The principal that approved this call; None if the call needed no approval."""
         self.workspace = workspace
         self.plan = plan
-        """The preview's value that this run is bound to; None if no preview was made."""
+        """The preview's value that this run is bound to: the approved plan, or the plan that was made just before the
+        run. None in previews and approval functions, and if no preview was made."""
         self.kept: dict[str, bytes] = {}
         """The bytes that ``keep`` took, by SHA-256. They are stored with the result, or with a preview's suspension."""
         self._sink, self._reader = sink, reader

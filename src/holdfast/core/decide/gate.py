@@ -219,15 +219,12 @@ def claim_call(log: Draft, call: CallState, input: ClaimCall) -> None:
     if call.approver is None:
         grant = grant or call.grant
     shown: str | None = None
-    unseen: Any = None
+    preview = input.plan.preview if input.plan else None
     if needs_plan(call):
-        preview = input.plan.preview if input.plan else None
         failed = input.plan is None or input.plan.failed
         shown = call_digest(made.tool, call.args, preview, call.fingerprint, failed=failed)
         # A failed preview has the digest of "no plan". If the approver accepted that, it may fail again here.
-        if call.bound is None:
-            unseen = preview
-        elif shown != call.bound or input.plan is None:
+        if call.bound is not None and (shown != call.bound or input.plan is None):
             _handle_changed_plan(log, call, input)
             return
     if made.executor == "human":
@@ -244,7 +241,7 @@ def claim_call(log: Draft, call: CallState, input: ClaimCall) -> None:
             epoch=input.epoch,
             grant=grant,
             digest=shown,
-            preview=unseen,
+            preview=preview if call.plan is None else None,
             args=input.args,
             verdicts=input.verdicts,
         )
