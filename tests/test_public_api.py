@@ -14,7 +14,7 @@ import holdfast
 from holdfast import blocking, events, hooks, models
 
 PUBLIC = [
-    "Accepted", "Agent", "Answer", "Approve", "Ask", "Busy", "Call", "ClientResult", "Context", "Decision",
+    "Accepted", "Agent", "Answer", "Approve", "Artifact", "Ask", "Busy", "Call", "ClientResult", "Context", "Decision",
     "Default", "Deny", "Failed", "Halt", "HoldfastError", "Invalid", "Limits", "NotAllowed", "NotFound", "Pending",
     "Previewed", "Principal", "Result", "Retention", "Retry", "Runtime", "ScriptedModel", "Snapshot", "Stale",
     "Submit", "Tool", "ToolCall", "ToolError", "Toolset", "Turn", "TurnError", "TurnResult", "provider_tool",
@@ -25,7 +25,7 @@ PUBLIC = [
 def test_the_public_names_are_these_and_no_others() -> None:
     assert holdfast.__all__ == PUBLIC
     assert sorted(holdfast.__all__, key=lambda name: (name[0].islower(), name)) == holdfast.__all__
-    assert len(holdfast.__all__) < 40
+    assert len(holdfast.__all__) < 45
     for name in holdfast.__all__:
         assert getattr(holdfast, name) is not None
 
@@ -53,7 +53,7 @@ def test_a_public_module_is_sorted_says_what_it_is_and_has_every_member_of_its_u
     [
         (
             holdfast.Runtime,
-            "agents attach_client backup call_result cancel close conversations count_running_calls dry_run events "
+            "agents artifact attach_client backup call_result cancel close conversations count_running_calls dry_run events "
             "find_client grants history is_open kill load_state now open owners pending pending_changes pending_pages "
             "preview resolve resolve_many revoke run send skip_drain snapshot start store stream unfinished_states "
             "wait watch",

@@ -20,7 +20,7 @@ from holdfast.core.decisions import (
 from holdfast.core.events import Limits
 from holdfast.core.live import Snapshot
 from holdfast.core.prompt.history import Context
-from holdfast.core.tool import Ask, Default, Halt, Result, Retention
+from holdfast.core.tool import Artifact, Ask, Default, Halt, Result, Retention
 from holdfast.core.turn_result import TurnResult
 from holdfast.errors import Busy, HoldfastError, Invalid, NotAllowed, NotFound, Stale, ToolError, TurnError
 from holdfast.models.scripted import ScriptedModel, ToolCall
@@ -39,6 +39,7 @@ __all__ = [
     "Agent",
     "Answer",
     "Approve",
+    "Artifact",
     "Ask",
     "Busy",
     "Call",

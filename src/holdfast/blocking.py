@@ -593,6 +593,7 @@ class Runtime(_Facade, Generic[OutputT]):
     snapshot = _verb(AsyncRuntime.snapshot)
     load_state = _verb(AsyncRuntime.load_state)
     history = _verb(AsyncRuntime.history)
+    artifact = _verb(AsyncRuntime.artifact)
     events = _stream_verb(AsyncRuntime.events)
     pending = _verb(AsyncRuntime.pending)
     pending_pages = _stream_verb(AsyncRuntime.pending_pages)

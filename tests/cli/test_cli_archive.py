@@ -4,13 +4,14 @@ import asyncio
 import json
 import os
 import stat
+from hashlib import sha256
 
 import desk as agents
 import pytest
 from terminal import DESK, assert_refused
 from test_cli_verify import BIG, CHANGED, change_database, make_reader
 
-from holdfast import Runtime
+from holdfast import Agent, Approve, Call, Runtime, ScriptedModel, ToolCall, ToolError, tool
 
 OTHER = ("--store", "sqlite:///other.db")
 
@@ -107,6 +108,53 @@ def test_grants_of_a_trusted_file_are_listed(desk):
     result = desk("import", "c.jsonl", "--trust", *OTHER)
     assert "refund with any arguments, given by boss: holds here from now on" in result.out
     assert len(desk("grants", "--json", *OTHER).objects) == 1
+
+
+def make_keeper():
+    """An agent whose tool keeps bytes: in its preview, and in its handler before it fails."""
+
+    @tool(approval="required")
+    async def write(text: str, call: Call) -> None:
+        """Write."""
+        call.keep(b"\x00its output", "application/octet-stream")
+        raise ToolError("command_failed", "exit 1")
+
+    @write.preview
+    async def _(text: str, call: Call) -> str:
+        return call.keep(f"+{text}", "text/x-diff").sha256
+
+    return Agent("keeper", model=ScriptedModel([[ToolCall("write", {"text": "a"})], "done"]), tools=[write])
+
+
+def test_kept_bytes_are_exported_imported_copied_and_checked(desk):
+    """The bytes of a preview and of a failed run travel with the log; a file or a store without them is refused."""
+
+    async def play():
+        async with Runtime(make_keeper(), store=f"sqlite:///{desk.path}/holdfast.db") as rt:
+            result = await rt.run("hi", conversation="c")
+            await rt.resolve(result.pending[0], Approve())
+            await rt.wait("c")
+
+    async def read(store):
+        async with Runtime(store=f"sqlite:///{desk.path}/{store}.db") as rt:
+            events = await rt.history("c")
+            return [await rt.artifact("c", one.sha256) for event in events for one in getattr(event, "artifacts", ())]
+
+    asyncio.run(play())
+    assert desk("export", "c", "c.jsonl").code == 0
+    assert desk("import", "c.jsonl", *OTHER).code == 0
+    copied = desk("copy", "sqlite:///holdfast.db", "sqlite:///third.db")
+    assert copied.code == 0, copied.err
+    assert "2 artifacts" in copied.out
+    for store in ("holdfast", "other", "third"):
+        assert asyncio.run(read(store)) == [b"+a", b"\x00its output"]
+        assert "2 artifacts" in desk("verify", "--store", f"sqlite:///{store}.db").out
+    body = (desk.path / "c.jsonl").read_bytes()
+    lines = [line for line in body.splitlines(keepends=True) if b"AGl0cyBvdXRwdXQ=" not in line]
+    (desk.path / "less.jsonl").write_bytes(b"".join(lines))
+    assert_refused(desk("import", "less.jsonl", "--as", "d"), 1, "which is not in the file")
+    change_database(desk, "DELETE FROM artifacts WHERE sha256 = ?", sha256(b"+a").digest())
+    assert_refused(desk("verify"), 1, "CallSuspended", "missing")
 
 
 def test_trust_can_be_given_later_with_the_same_file_and_with_no_other(desk):

@@ -6,6 +6,7 @@ emits yet is written by hand. Add scenes; do not change one whose log is written
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,7 @@ from holdfast.core.inputs import (
     ErrorOutcome,
     HaltOutcome,
     ImportConversation,
+    Kept,
     ModelFailed,
     ModelHalted,
     ModelReplied,
@@ -61,7 +63,7 @@ from holdfast.core.inputs import (
 )
 from holdfast.core.schema.validation import call_digest
 from holdfast.core.state import State, evolve
-from holdfast.core.tool import definition_of
+from holdfast.core.tool import Artifact, definition_of
 from holdfast.tools.toolset import Toolset
 
 ADA = Principal("ada", ("agent", "night shift"), {"tenant": "north", "level": 3})
@@ -181,11 +183,12 @@ class Scene:
     def claim(self, tool: str, nth: int = 0, **claim: Any) -> None:
         self.tell(ClaimCall(call=self.call(tool, nth), epoch=self.epoch, **claim))
 
-    def finish(self, tool: str, outcome: Any = None, nth: int = 0) -> None:
+    def finish(self, tool: str, outcome: Any = None, nth: int = 0, **more: Any) -> None:
         call = self.call(tool, nth)
         assert self.state.turn is not None
         attempt = self.state.turn.calls[call].attempt
-        self.tell(CallFinished(call=call, attempt=attempt, outcome=outcome or ValueOutcome(value={"did": tool})))
+        outcome = outcome or ValueOutcome(value={"did": tool})
+        self.tell(CallFinished(call=call, attempt=attempt, outcome=outcome, **more))
 
     def plan(self, tool: str, preview: Any = None, nth: int = 0, **more: Any) -> None:
         self.tell(PreviewMade(call=self.call(tool, nth), preview=preview, **more))
@@ -667,6 +670,33 @@ def imported(s: Scene) -> None:
     s.end()
 
 
+def _keep(text: str, media_type: str = "text/plain", name: str = "") -> Kept:
+    raw = text.encode()
+    return Kept(Artifact(hashlib.sha256(raw).hexdigest(), len(raw), media_type, name), raw)
+
+
+def artifacts(s: Scene) -> None:
+    """Bytes that were kept: with a plan, with the plan of an edit, with a result, an error and a question."""
+    s.turn("wire", "wire", "look", "once", "look")
+    diff = _keep("-1\n+2\n", "text/x-diff", "wire.diff")
+    for nth in (0, 1):
+        s.plan("wire", {"diff": diff.reference.sha256, "nth": nth}, nth, kept=(diff,))
+    s.decide("wire", Approve())
+    s.run("wire", plan=PreviewMade(call=s.call("wire"), preview={"diff": diff.reference.sha256, "nth": 0}))
+    s.decide("wire", Approve(args={"n": 2}), nth=1)
+    edited = PreviewMade(call=s.call("wire", 1), preview="of two", kept=(_keep("-1\n+3\n", name="edit.diff"),))
+    s.claim("wire", 1, plan=edited)
+    s.finish("wire", nth=1, kept=(_keep("before"), _keep("{}", "application/json")))
+    s.claim("look")
+    s.finish("look", ValueOutcome(value="cut", data={"text": "x" * 70_000}), kept=(_keep("all of it"),))
+    s.claim("once")
+    s.finish("once", ErrorOutcome(error=ErrorInfo("command_failed", "exit 1")), kept=(_keep("its output"),))
+    s.claim("look", 1)
+    s.finish("look", QuestionOutcome(question="Which?"), 1, kept=(_keep("the choices"),))
+    s.decide("look", Answer("this"), nth=1)
+    s.end()
+
+
 SCENES: dict[str, Callable[[Scene], None]] = {
     "plain": plain,
     "approval": approval,
@@ -688,4 +718,5 @@ SCENES: dict[str, Callable[[Scene], None]] = {
     "redefined": redefined,
     "interrupted": interrupted,
     "imported": imported,
+    "artifacts": artifacts,
 }

@@ -7,7 +7,7 @@ from itertools import chain
 
 from support.web_site import desk, locate, refunding, site
 
-from holdfast import Agent, Principal, Runtime, ScriptedModel, ToolCall
+from holdfast import Agent, Call, Principal, Runtime, ScriptedModel, ToolCall, tool
 from holdfast.models import FinishPart, TextPart
 from holdfast.server import routes
 from holdfast.testing import ManualClock
@@ -856,3 +856,37 @@ async def test_a_cursor_does_not_tell_whether_a_conversation_of_another_exists()
         rest = await s.get("/api/conversations", params={"order": "newest", "cursor": first["next"]}, headers=ADA)
         found = [row["conversation"] for row in first["conversations"] + rest["conversations"]]
         assert found == ["ada-3", "ada-2", "ada-1"]
+
+
+async def test_an_artifact_is_downloaded_by_those_who_may_read_its_conversation():
+    """It is never shown as a page of this site, whatever the tool says that it is."""
+    page = b"<script>alert(1)</script>"
+
+    @tool
+    async def draw(call: Call) -> str:
+        """Draw."""
+        return call.keep(page, "text/html", 'a "page" ☃.html').sha256
+
+    agent = Agent("desk", model=ScriptedModel([[ToolCall("draw", {})], "done"], follow=True), tools=[draw])
+    async with site(agent, auth=lambda r: r.headers.get("x-who"), may_see=lambda who, name: who == "ann") as s:
+        ann = {"headers": {"x-who": "ann"}}
+        for name in ("c", "other"):
+            await s.post("/api/conversations", {"id": name}, 201, **ann)
+        await s.post(f"{C}/messages", {"text": "hi"}, 202, **ann)
+        await s.runtime.wait("c")
+        (returned,) = [event for event in await s.runtime.history("c") if event.type == "CallReturned"]
+        path = f"{C}/artifacts/{returned.value}"
+        found = await s.http.get(path, **ann)
+        assert (found.status_code, found.content) == (200, page)
+        assert found.headers["content-type"] == "text/html"
+        assert found.headers["x-content-type-options"] == "nosniff"
+        assert found.headers["content-disposition"] == "attachment; filename*=UTF-8''a%20%22page%22%20%E2%98%83.html"
+        await s.get(path.replace("/c/", "/other/"), 404, **ann)
+        await s.get(path[:-1] + "0" * 2, 404, **ann)
+        await s.get(path, 404, headers={"x-who": "bob"})
+        await s.get(path, 401)
+
+
+def test_a_media_type_of_an_imported_log_cannot_add_a_header():
+    wrong = routes.Download(b"", "text/plain\r\nset-cookie: a=b", "x")
+    assert wrong.headers["content-type"] == "application/octet-stream"

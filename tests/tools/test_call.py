@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.decisions import SYSTEM, Principal
+from holdfast.errors import Invalid
 from holdfast.tools import Call
 
 
@@ -67,3 +68,17 @@ def test_cancelled_and_unknown_attributes_cannot_be_set() -> None:
         Call().cancelled = True  # type: ignore[misc]
     with pytest.raises(AttributeError):
         Call().canceled = True  # type: ignore[attr-defined]
+
+
+def test_bytes_are_kept_under_their_hash_with_a_reference() -> None:
+    call = Call()
+    found = call.keep("ü", "text/plain; charset=utf-8", "a.txt")
+    assert call.kept == {found.sha256: b"\xc3\xbc"}
+    assert (found.size, found.media_type, found.name) == (2, "text/plain; charset=utf-8", "a.txt")
+    assert call.keep("ü".encode()).sha256 == found.sha256
+
+
+@pytest.mark.parametrize("wrong", [("html", ""), ("text/html\r\nx: y", ""), ("", ""), ("text/plain", "a\0")])
+def test_a_reference_that_cannot_be_logged_or_sent_is_refused(wrong: tuple[str, str]) -> None:
+    with pytest.raises(Invalid):
+        Call().keep(b"", *wrong)

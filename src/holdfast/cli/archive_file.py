@@ -22,10 +22,10 @@ from typing import IO, Any
 
 import msgspec
 
-from holdfast.cli.log_check import artifacts_of
 from holdfast.cli.render.text import ellipsize
 from holdfast.cli.store import PAGE_SIZE
 from holdfast.core import codec
+from holdfast.core.artifacts import artifacts_of
 from holdfast.core.events import AnyEvent
 from holdfast.errors import HoldfastError, Invalid, StoreDamaged
 from holdfast.stores.base import GENESIS, LogStore, hash_chain

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, cast
 
 import msgspec
 
 from holdfast.cli.store import PAGE_SIZE
 from holdfast.core import codec
-from holdfast.core.events import AnyEvent, AssistantSaid, CallReturned
-from holdfast.core.results import INLINE_LIMIT
+from holdfast.core.artifacts import artifacts_of
+from holdfast.core.events import AnyEvent
 from holdfast.errors import HoldfastError, StoreDamaged
 from holdfast.stores.base import GENESIS, ConversationRow, LogStore, hash_chain
 
@@ -112,24 +111,6 @@ def _type(body: bytes) -> str | None:
         return None
     kind = cast("dict[str, Any]", found).get("type") if isinstance(found, dict) else None
     return kind if isinstance(kind, str) else None
-
-
-def artifacts_of(event: AnyEvent) -> Iterator[str]:
-    """Yield the artifacts that an event names."""
-    if isinstance(event, CallReturned):
-        if event.artifact is not None:
-            yield event.artifact
-        match event.data:  # a tool could return data of this shape, but hardly with such a size
-            case {"artifact": str(name), "size": int(size)} if size > INLINE_LIMIT and len(name) == 64:
-                yield name
-            case _:
-                pass
-    elif isinstance(event, AssistantSaid):
-        match event.context:
-            case {"request": str(name)}:
-                yield name
-            case _:
-                pass
 
 
 async def _check_artifact(store: LogStore, name: str, event: AnyEvent) -> Problem | None:

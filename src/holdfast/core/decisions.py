@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from holdfast.core.json_values import check_plain_no_nul
-from holdfast.core.tool import Executor, OnExpiry, Risk
+from holdfast.core.tool import Artifact, Executor, OnExpiry, Risk
 from holdfast.errors import Invalid, check_kind
 
 SuspensionKind = Literal["approval", "elicitation", "client_exec", "manual"]
@@ -185,6 +185,8 @@ class Pending(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Why the call waits, if there is more to say: ``manual``, ``recovery``, ``plan changed``, a policy's reason."""
     fingerprint: str = ""
     """The fingerprint of the definition that is shown: the tool's name, description, parameters and version."""
+    artifacts: tuple[Artifact, ...] = ()
+    """References to the bytes that the preview kept, such as a long diff; ``Runtime.artifact`` returns them."""
 
     def _repr_html_(self) -> str:
         """Return a card for notebooks."""

@@ -14,7 +14,7 @@ from typing import Any, Literal, final
 import msgspec
 
 from holdfast.core.decisions import Principal, Recorded, SuspensionKind
-from holdfast.core.tool import Executor, Gate, OnExpiry, Recovery, Retention, Risk
+from holdfast.core.tool import Artifact, Executor, Gate, OnExpiry, Recovery, Retention, Risk
 
 VERSION = 1
 Mode = Literal["auto", "manual"]
@@ -277,6 +277,8 @@ class CallSuspended(CallEvent, frozen=True, kw_only=True):
     fingerprint: str = ""
     """The fingerprint of the tool's definition that is shown."""
     verdicts: tuple[Verdict, ...] = ()
+    artifacts: tuple[Artifact, ...] = ()
+    """References to the bytes that the preview kept, or the handler that asks; they are stored with this event."""
 
 
 @final
@@ -307,6 +309,8 @@ class CallStarted(CallEvent, frozen=True, kw_only=True):
     args: dict[str, Any] | None = None
     """The arguments that run, if a hook has just changed them."""
     verdicts: tuple[Verdict, ...] = ()
+    artifacts: tuple[Artifact, ...] = ()
+    """References to the bytes that the preview kept, if this event has its plan."""
 
 
 Source = Literal["server", "human", "client", "manual", "system"]
@@ -333,6 +337,8 @@ class CallReturned(CallEvent, frozen=True, kw_only=True):
     halt: str | None = None
     """The reason, if the handler halted the turn."""
     verdicts: tuple[Verdict, ...] = ()
+    artifacts: tuple[Artifact, ...] = ()
+    """References to the bytes that the handler kept, and to ``data`` if it is too large for the event."""
 
 
 class CancelRequested(Event, frozen=True, kw_only=True):

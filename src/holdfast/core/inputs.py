@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.core.decisions import Decision, Principal
 from holdfast.core.events import Attempt, ErrorInfo, Limits, Mode, Verdict
-from holdfast.core.tool import DEFAULT_EXPIRY, Definition
+from holdfast.core.tool import DEFAULT_EXPIRY, Artifact, Definition
 
 WhenBusy = Literal["refuse", "queue", "interrupt"]
 """What a message does while a turn is open: raise Busy, wait in the queue, or cancel the turn and follow it."""
@@ -209,6 +209,13 @@ class ModelFailed(_Input, frozen=True, kw_only=True):
     record: bytes | None = None
 
 
+class Kept(msgspec.Struct, frozen=True):
+    """Bytes that a function of a tool kept, to be stored with the event that its value leads to."""
+
+    reference: Artifact
+    content: bytes
+
+
 class PreviewMade(_Input, frozen=True, kw_only=True):
     """The preview function of a call has run; an approver can be shown its plan."""
 
@@ -220,6 +227,7 @@ class PreviewMade(_Input, frozen=True, kw_only=True):
     """The function raised ToolError: the call cannot succeed and fails without asking an approver."""
     definition: Definition | None = None
     """The tool's definition in the code that made the preview; None: unknown."""
+    kept: tuple[Kept, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -289,6 +297,7 @@ class CallFinished(_Input, frozen=True, kw_only=True):
     attempt: int
     outcome: Outcome
     verdicts: tuple[Verdict, ...] = ()
+    kept: tuple[Kept, ...] = ()
 
 
 class CallReconciled(_Input, frozen=True, kw_only=True):
@@ -298,6 +307,7 @@ class CallReconciled(_Input, frozen=True, kw_only=True):
     epoch: int
     verdict: Literal["redispatch", "fail", "ask"] | ValueOutcome | ErrorOutcome
     verdicts: tuple[Verdict, ...] = ()
+    kept: tuple[Kept, ...] = ()
     definition: Definition | None = None
     """As in ClaimCall."""
 

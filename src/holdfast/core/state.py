@@ -563,4 +563,5 @@ def pending_of(state: State, event: CallSuspended) -> Pending:
         agent=turn.agent,
         reason=event.reason,
         fingerprint=event.fingerprint,
+        artifacts=event.artifacts,
     )

@@ -64,6 +64,8 @@ PAIR_RULES: Mapping[tuple[str, str], str] = {
 }
 """(executor, approval) -> why the pair is refused; the empty string: it is allowed."""
 
+MEDIA_TYPE = re.compile(r"[\w!#$&^.+-]{1,64}/[\w!#$&^.+-]{1,64}(; ?[\w-]{1,32}=[\w.+-]{1,64}){0,4}", re.ASCII)
+"""The media type of an artifact; a server sends it as a header."""
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 PROMPT_FIELD = re.compile(r"\{(\w+)\}")
 """A field in a prompt, which is replaced by the argument of that name."""

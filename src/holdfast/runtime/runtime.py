@@ -18,7 +18,7 @@ from holdfast.core.schema.validation import check_plain, check_plain_no_nul, val
 from holdfast.core.state import Grant, State
 from holdfast.core.tool import DEFAULT_EXPIRY, parse_duration
 from holdfast.core.turn_result import OutputT, TurnResult
-from holdfast.errors import DeclarationError, Invalid, Stale, ToolError
+from holdfast.errors import DeclarationError, Invalid, NotFound, Stale, ToolError
 from holdfast.runtime import tool_call
 from holdfast.runtime.agent_definition import AgentDefinition, output_schema
 from holdfast.runtime.arguments import (
@@ -33,6 +33,7 @@ from holdfast.runtime.arguments import (
     check_tool_names,
     new_id,
 )
+from holdfast.runtime.artifacts import read_artifact
 from holdfast.runtime.clients import Client
 from holdfast.runtime.engine import Engine, Scope
 from holdfast.runtime.event_log import read_rows
@@ -634,6 +635,20 @@ class Runtime(Generic[OutputT]):
                 if raw is not None:
                     return msgspec.json.decode(raw)
         raise Stale(f"call {call!r} has no result in {conversation!r}", reason="unknown")
+
+    async def artifact(self, conversation: str, sha256: str) -> bytes:
+        """Return the bytes that a call of this conversation kept with ``call.keep``, or a result too large for the log.
+
+        sha256:  as in the reference: an ``Artifact`` of a pending call or of a result
+
+        Raises NotFound if no call in the conversation's log names it: a hash gives no access to other conversations.
+        """
+        name = check_conversation_id(conversation)
+        self._engine.check_loop()
+        content = await read_artifact(self.store, name, sha256)
+        if content is None:
+            raise NotFound(f"conversation {conversation!r} has no artifact {sha256!r:.80}")
+        return content
 
     async def owners(self) -> list[OwnerRow]:
         """Return the processes on this store, and the agents that each of them runs."""

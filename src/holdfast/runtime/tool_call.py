@@ -28,6 +28,7 @@ from holdfast.core.inputs import (
     ClaimCall,
     ErrorOutcome,
     HaltOutcome,
+    Kept,
     Outcome,
     PreviewMade,
     QuestionOutcome,
@@ -38,6 +39,7 @@ from holdfast.core.schema.validation import compile_schema, schema_of, validate_
 from holdfast.core.state import CallState, State, TurnState
 from holdfast.core.tool import RECOVERIES, Ask, Definition, Halt, Result, definition_of
 from holdfast.errors import HoldfastError, Invalid, Refused, StoreError, ToolError
+from holdfast.runtime.artifacts import read_artifact
 from holdfast.runtime.hook_runner import Ruling, run_after_tool, run_before_tool
 from holdfast.runtime.hooks import Hook, Point
 from holdfast.runtime.services import RunContext, Services
@@ -94,10 +96,13 @@ async def run_tool(conv: RunContext, effect: RunTool, run: Run) -> None:
                 return
             call = claimed
         with telemetry.tool_call_span(conv.name, turn, call) as span:
-            ran = await _run_handler(conv, call, slot)
-            outcome, verdicts = await _run_after_hooks(conv, call, ran)
+            kept: list[Kept] = []
+            ran = await _run_handler(conv, call, slot, kept)
+            outcome, verdicts = await _run_after_hooks(conv, call, ran, kept)
             span.record_outcome(outcome)
-        finished = CallFinished(call=effect.call, attempt=call.attempt, outcome=outcome, verdicts=verdicts)
+        finished = CallFinished(
+            call=effect.call, attempt=call.attempt, outcome=outcome, verdicts=verdicts, kept=tuple(kept)
+        )
         await conv.report(finished, run)
     finally:
         slot.release()
@@ -197,15 +202,24 @@ async def _run_before_hooks(conv: RunContext, call: CallState) -> Ruling:
         return Ruling(refused=_scope_error(problem))
 
 
-async def _run_after_hooks(conv: RunContext, call: CallState, outcome: Outcome) -> tuple[Outcome, tuple[Verdict, ...]]:
-    """Return the outcome to store, as the after-tool hooks changed it, and their verdicts."""
+async def _run_after_hooks(
+    conv: RunContext, call: CallState, outcome: Outcome, kept: list[Kept]
+) -> tuple[Outcome, tuple[Verdict, ...]]:
+    """Return the outcome to store, as the after-tool hooks changed it, and their verdicts.
+
+    If a hook fails, the result is withheld, and so are the bytes that the handler kept.
+    """
     hooks = _hooks_for(conv, "after_tool", call)
     if not hooks:
         return outcome, ()
     try:
         async with _hook_context(conv, call) as context:
-            return await run_after_tool(hooks, context, outcome)
+            outcome, verdicts = await run_after_tool(hooks, context, outcome)
+            if any(verdict.outcome == "failed" for verdict in verdicts):
+                kept.clear()
+            return outcome, verdicts
     except Exception as problem:
+        kept.clear()
         return ErrorOutcome(error=_scope_error(problem)), ()
 
 
@@ -252,15 +266,17 @@ async def make_plan(conv: RunContext, call: CallState) -> PreviewMade:
         return PreviewMade(call=call_id, preview={"tool": call.made.tool, "args": call.args})
     if tool is None or tool.planner is None:
         return PreviewMade(call=call_id, failure="the tool's preview is no longer in the code")
+    kept: list[Kept] = []
     try:
-        value = await _run_tool_function(conv, call, tool.planner, dry_run=True)
-        return PreviewMade(call=call_id, preview=to_plain_json(value, "preview"))
+        value = await _run_tool_function(conv, call, tool.planner, dry_run=True, kept=kept)
+        made = PreviewMade(call=call_id, preview=to_plain_json(value, "preview"))
     except ToolError as error:
-        return PreviewMade(call=call_id, error=_error_info(error))
+        made = PreviewMade(call=call_id, error=_error_info(error))
     except HandlerTimeout:
-        return PreviewMade(call=call_id, failure="the preview took too long")
+        made = PreviewMade(call=call_id, failure="the preview took too long")
     except Exception as problem:
-        return PreviewMade(call=call_id, failure=f"the preview failed: {describe_exception(problem)}")
+        made = PreviewMade(call=call_id, failure=f"the preview failed: {describe_exception(problem)}")
+    return replace(made, kept=tuple(kept))
 
 
 async def dry_run(services: Services, tool: Tool, args: dict[str, Any], call: Call) -> Any:
@@ -280,8 +296,11 @@ async def dry_run(services: Services, tool: Tool, args: dict[str, Any], call: Ca
         raise ToolError("handler_failed", f"the preview failed: {describe_exception(problem)}") from problem
 
 
-async def _run_handler(conv: RunContext, call: CallState, slot: HeldSlot) -> Outcome:
-    """Run the call's handler; return its outcome, an error outcome if it fails or takes too long."""
+async def _run_handler(conv: RunContext, call: CallState, slot: HeldSlot, kept: list[Kept] | None = None) -> Outcome:
+    """Run the call's handler; return its outcome, an error outcome if it fails or takes too long.
+
+    kept:  collects the bytes that it keeps, also if it fails
+    """
     made = call.made
     tool = _find_tool(conv, call)
     if tool is None or tool.handler is None:
@@ -291,7 +310,7 @@ async def _run_handler(conv: RunContext, call: CallState, slot: HeldSlot) -> Out
     handler_run = conv.handlers[made.id] = HandlerRun()
     try:
         returned = await _run_tool_function(
-            conv, call, tool.handler, handler_run, dry_run=False, reports=reports, slot=slot
+            conv, call, tool.handler, handler_run, dry_run=False, reports=reports, kept=kept, slot=slot
         )
         return _to_outcome(returned, tool.handler.result)
     except ToolError as error:
@@ -319,9 +338,10 @@ async def _run_reconciler(conv: RunContext, call: CallState, run: Run) -> None:
     """Ask the tool's reconcile function about a call that an earlier owner started and did not finish; report it."""
     tool = _find_tool(conv, call)
     verdict: Any = "fail"
+    kept: list[Kept] = []
     if tool is not None and tool.reconciler is not None:
         try:
-            answer = await _run_tool_function(conv, call, tool.reconciler, dry_run=False)
+            answer = await _run_tool_function(conv, call, tool.reconciler, dry_run=False, kept=kept)
             verdict = answer if isinstance(answer, str) and answer in RECOVERIES else _outcome_from_reconciler(answer)
         except ToolError as error:
             verdict = ErrorOutcome(error=_error_info(error))
@@ -330,12 +350,13 @@ async def _run_reconciler(conv: RunContext, call: CallState, run: Run) -> None:
             verdict = ErrorOutcome(error=ErrorInfo(kind="interrupted", message=message))
     verdicts: tuple[Verdict, ...] = ()
     if isinstance(verdict, ValueOutcome | ErrorOutcome):
-        verdict, verdicts = await _run_after_hooks(conv, call, verdict)
+        verdict, verdicts = await _run_after_hooks(conv, call, verdict, kept)
     found = CallReconciled(
         call=call.made.id,
         epoch=run.epoch,
         verdict=verdict,
         verdicts=verdicts,
+        kept=tuple(kept),
         definition=current_definition(conv, call),
     )
     await conv.report(found, run)
@@ -398,11 +419,13 @@ async def _run_tool_function(
     *,
     dry_run: bool,
     reports: list[Any] | None = None,
+    kept: list[Kept] | None = None,
     slot: HeldSlot | None = None,
 ) -> Any:
     """Run a function of the tool. If it cancels its own task or raises SystemExit, HandlerDied is raised instead.
 
     reports:  collects its progress reports
+    kept:     collects the bytes that it keeps, also if it fails
     """
     task = asyncio.current_task()
     turn = conv.state.turn
@@ -417,6 +440,8 @@ async def _run_tool_function(
                 )
             finally:
                 context._cancel()  # pyright: ignore[reportPrivateUsage]
+                if kept is not None:
+                    kept.extend(context._kept_content())  # pyright: ignore[reportPrivateUsage]
     except asyncio.CancelledError:
         if task is None or not conv.owns_task(task):
             raise  # the turn was cancelled, or the process closes
@@ -471,6 +496,7 @@ def _make_call(
         approver=call.approver,
         plan=None if dry_run else _plan_of(conv, call),
         sink=sink,
+        reader=lambda sha256: read_artifact(conv.services.store, conv.name, sha256),
     )
     return context
 

@@ -41,7 +41,7 @@ from holdfast.server.middleware import (
     problem_response,
 )
 from holdfast.server.problems import HTTPProblem, headers_of, unavailable
-from holdfast.server.routes import ENDPOINTS, Endpoint, RequestContext
+from holdfast.server.routes import ENDPOINTS, Download, Endpoint, RequestContext
 from holdfast.server.static_files import SHEET_HEADERS, PageFiles, render_error_page, render_sign_in
 from holdfast.server.streams import Hub, Stream
 
@@ -218,6 +218,8 @@ class _Api:
                 self._requests -= 1
             if endpoint.response_type is None:
                 response = BoundedResponse(status_code=endpoint.status)
+            elif isinstance(value, Download):
+                response = BoundedResponse(value.content, endpoint.status, value.headers)
             else:
                 response = BoundedResponse(api_types.encode_json(value), endpoint.status, JSON_HEADERS)
             del value  # the body may stay in memory for as long as a slow client takes, the value need not

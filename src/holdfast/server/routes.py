@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from starlette.requests import Request
@@ -17,8 +18,10 @@ from holdfast.core.decisions import Accepted, Approve, Decision, Previewed, Prin
 from holdfast.core.events import AssistantSaid, CallResolved
 from holdfast.core.results import ANSWER_LIMIT, MESSAGE_LIMIT
 from holdfast.core.schema.validation import check_plain
+from holdfast.core.tool import MEDIA_TYPE
 from holdfast.errors import Invalid, NotFound, Stale, StoreError
 from holdfast.runtime.arguments import check_conversation_id, new_id
+from holdfast.runtime.artifacts import find_artifact, load_artifact
 from holdfast.runtime.clients import HEARTBEAT_SECONDS, PRESENCE_SECONDS, Client, stored_name
 from holdfast.runtime.resolve import gather_by_conversation
 from holdfast.runtime.runtime import ConversationInfo, Runtime
@@ -97,6 +100,24 @@ RouteHandler = Callable[[RequestContext], Awaitable[Any]]
 StreamRunner = Callable[[Stream], Awaitable[None]]
 
 
+@dataclass(frozen=True, slots=True)
+class Download:
+    """A response that is no JSON. The browser saves it; it must never show it as a page of this site."""
+
+    content: bytes
+    media_type: str
+    name: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        disposition = f"attachment; filename*=UTF-8''{quote(self.name, safe='')}"
+        known = MEDIA_TYPE.fullmatch(self.media_type)  # an imported log may have any text here
+        return {
+            "content-type": self.media_type if known else "application/octet-stream",
+            "content-disposition": disposition,
+        }
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """A method and path of the API with its handler and types. Exactly one of ``run`` and ``stream`` is set."""
@@ -105,7 +126,7 @@ class Endpoint:
     path: str
     run: RouteHandler | None = None
     response_type: Any = None
-    """None: no content."""
+    """None: no content; Download: bytes of any type."""
     body_type: type | None = None
     query: type = api_types.NoQuery
     status: int = 200
@@ -248,6 +269,16 @@ async def _read_newest(store: LogStore, name: str, after: int, before: int, limi
         if before - len(bodies) == end:
             break  # the log was truncated since
     return bodies[::-1]
+
+
+async def read_artifact(context: RequestContext) -> Download:
+    """Download bytes that a call of the conversation kept, or a result that is too large for the log."""
+    name = await context.check_exists(context.conversation)
+    store, sha256 = context.runtime.store, context.path["sha256"]
+    reference = await find_artifact(store, name, sha256)
+    if reference is None:
+        raise NotFound(f"no artifact {sha256[:80]!r} in conversation {name!r}")
+    return Download(await load_artifact(store, name, reference), reference.media_type, reference.name or sha256)
 
 
 async def stream_events(context: RequestContext) -> StreamRunner:
@@ -548,6 +579,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("POST", CONVERSATION + "/cancel", cancel_turn, api_types.CancelOutcome, api_types.CancelRequest),
     Endpoint("GET", CONVERSATION + "/worker", show_worker, api_types.Worker),
     Endpoint("GET", CONVERSATION + "/log", read_log, api_types.EventLog, query=api_types.EventsQuery),
+    Endpoint("GET", CONVERSATION + "/artifacts/{sha256}", read_artifact, Download),
     Endpoint("GET", CONVERSATION + "/events", query=api_types.FollowQuery, stream=stream_events),
     Endpoint("POST", CALL + "/resolve", resolve_call, Accepted, api_types.ResolveRequest, body_limit=ANSWER_BYTES),
     Endpoint("POST", CALL + "/preview", preview_call, Previewed, api_types.PreviewRequest, body_limit=ANSWER_BYTES),

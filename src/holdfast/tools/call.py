@@ -7,7 +7,11 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, cast
 
 from holdfast.core.decisions import SYSTEM, Principal
-from holdfast.core.tool import Artifact
+from holdfast.core.inputs import Kept
+from holdfast.core.json_values import check_plain_no_nul
+from holdfast.core.results import RESULT_LIMIT
+from holdfast.core.tool import MEDIA_TYPE, Artifact
+from holdfast.errors import Invalid, ToolError
 
 # Covariant: handlers read the scope and do not replace it. The default makes plain ``Call`` mean ``Call[Any]``;
 # Python 3.11 has no defaults of type variables, so only type checkers see it.
@@ -19,6 +23,10 @@ else:
     from typing import TypeVar
 
     Scope_co = TypeVar("Scope_co", covariant=True)
+
+
+MAX_KEPT = 10_000
+"""References that one run may keep: each is part of the event."""
 
 
 class _Completed:
@@ -44,7 +52,9 @@ class Call(Generic[Scope_co]):
 
     __slots__ = (
         "_cancelled",
+        "_kept_bytes",
         "_reader",
+        "_references",
         "_sink",
         "agent",
         "approver",
@@ -100,6 +110,8 @@ class Call(Generic[Scope_co]):
         run. None in previews and approval functions, and if no preview was made."""
         self.kept: dict[str, bytes] = {}
         """The bytes that ``keep`` took, by SHA-256. They are stored with the result, or with a preview's suspension."""
+        self._references: dict[Artifact, None] = {}
+        self._kept_bytes = 0
         self._sink, self._reader = sink, reader
         self._cancelled = False
 
@@ -120,12 +132,26 @@ class Call(Generic[Scope_co]):
         """Store bytes beside the log, in the append that records this call's result. Return the reference to them.
 
         Use it for content that is too large for the model or that is needed later: put the reference into the result.
-        In a preview the bytes are stored with the suspension. Nothing is stored if the process dies before.
+        They are also stored if the handler then raises. In a preview they are stored with the suspension. Nothing is
+        stored if the process dies before. One run may keep 64 MiB in all; beyond that, ToolError ``too_large``.
+
+        name:  a file name for people who download it
         """
+        if not MEDIA_TYPE.fullmatch(media_type):
+            raise Invalid(f"{media_type!r:.80} is not a media type, such as 'text/plain' or 'image/png'")
+        check_plain_no_nul(name, "name")
+        if len(name) > 255:
+            raise Invalid("the name of an artifact has at most 255 characters")
         raw = content.encode() if isinstance(content, str) else bytes(content)
         sha256 = hashlib.sha256(raw).hexdigest()
-        self.kept[sha256] = raw
-        return Artifact(sha256, len(raw), media_type, name)
+        found = Artifact(sha256, len(raw), media_type, name)
+        total = self._kept_bytes + (0 if sha256 in self.kept else len(raw))
+        if total > RESULT_LIMIT or len(self._references) >= MAX_KEPT:
+            limits = f"{RESULT_LIMIT} bytes or {MAX_KEPT} artifacts"
+            raise ToolError("too_large", f"a call keeps at most {limits}; this would be {total} bytes: keep less")
+        self.kept[sha256], self._kept_bytes = raw, total
+        self._references[found] = None
+        return found
 
     async def read_artifact(self, sha256: str) -> bytes | None:
         """Return the bytes of an artifact that this conversation's log names; None if there is no such artifact."""
@@ -138,6 +164,9 @@ class Call(Generic[Scope_co]):
         if self._sink is not None:
             self._sink(payload)
         return _COMPLETED
+
+    def _kept_content(self) -> tuple[Kept, ...]:
+        return tuple(Kept(reference, self.kept[reference.sha256]) for reference in list(self._references))
 
     def _cancel(self) -> None:
         # A single attribute assignment is atomic: no lock is needed between the threads.

@@ -18,13 +18,14 @@ import click
 import msgspec
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from holdfast.cli.log_check import artifacts_of, check_log
+from holdfast.cli.log_check import check_log
 from holdfast.cli.options import example
 from holdfast.cli.output import print_text
 from holdfast.cli.render.console import make_console
 from holdfast.cli.render.text import ellipsize, pluralize
 from holdfast.cli.store import PAGE_SIZE, connect_to_store, is_store_missing
 from holdfast.core import codec
+from holdfast.core.artifacts import artifacts_of
 from holdfast.core.decide.draft import Draft
 from holdfast.core.effects import owed
 from holdfast.core.events import AnyEvent

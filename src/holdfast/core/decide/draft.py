@@ -8,8 +8,10 @@ from typing import Any, TypeVar, cast
 from holdfast.core import codec
 from holdfast.core.decisions import SYSTEM, Principal
 from holdfast.core.events import VERSION, AnyEvent, CallReturned, ErrorInfo, Event, Source
+from holdfast.core.inputs import Kept
 from holdfast.core.results import split_large_value
 from holdfast.core.state import CallState, State, TurnState, evolve
+from holdfast.core.tool import Artifact
 from holdfast.errors import Stale
 
 E = TypeVar("E", bound=Event)
@@ -56,6 +58,11 @@ class Draft:
         self.artifacts.append((sha256, raw))
         return sha256
 
+    def add_kept(self, kept: tuple[Kept, ...]) -> tuple[Artifact, ...]:
+        """Store the bytes that a tool's function kept; return the references for the event that names them."""
+        self.artifacts.extend({item.reference.sha256: item.content for item in kept}.items())
+        return tuple(item.reference for item in kept)
+
     def require_turn(self) -> TurnState:
         if self.state.turn is None:
             raise Stale("no turn is open", reason="phase")
@@ -70,14 +77,17 @@ class Draft:
         error: ErrorInfo | None = None,
         by: Principal = SYSTEM,
         source: Source = "server",
+        kept: tuple[Kept, ...] = (),
         **fields: Any,
     ) -> None:
         """Append the call's result; a value that is too large for an event becomes an artifact."""
         ran = call.attempt > 0 or source in ("client", "manual")
         value, artifact, size = self._store_value(value)
         data, data_artifact, data_size = self._store_value(data)
-        if data_artifact is not None:
+        artifacts = self.add_kept(kept)
+        if data_artifact is not None and data_size is not None:
             data = {"artifact": data_artifact, "size": data_size}
+            artifacts = (*artifacts, Artifact(data_artifact, data_size, "application/json", "data"))
         self.add(
             CallReturned,
             by,
@@ -90,6 +100,7 @@ class Draft:
             artifact=artifact,
             size=size,
             source=source,
+            artifacts=artifacts,
             edited=call.args if call.edited and ran else None,
             **fields,
         )

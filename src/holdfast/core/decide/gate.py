@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from holdfast.core.decide.draft import Draft
 from holdfast.core.decisions import SYSTEM, Approve, SuspensionKind
 from holdfast.core.events import CallMade, CallStarted, CallSuspended, ErrorInfo, GrantGiven, Verdict
-from holdfast.core.inputs import ClaimCall, PreviewMade, QuestionOutcome
+from holdfast.core.inputs import ClaimCall, Kept, PreviewMade, QuestionOutcome
 from holdfast.core.schema.validation import call_digest, validate_value
 from holdfast.core.state import CallState, Grant, State, TurnState
 from holdfast.core.tool import (
@@ -185,7 +185,7 @@ def apply_preview(log: Draft, call: CallState, plan: PreviewMade) -> None:
     if call.phase != "ready" or call.gate != "required":
         raise Stale(f"call {call.made.id!r} does not wait for a preview", reason="phase")
     if plan.error is not None:
-        log.add_result(call, error=plan.error)
+        log.add_result(call, error=plan.error, kept=plan.kept)
     elif not _reject_outdated_args(log, call, plan.definition):
         why = _reason_to_ask(log, call, plan.definition)
         suspend_call(log, call, "approval", plan=plan, definition=plan.definition, reason=why)
@@ -202,7 +202,7 @@ def claim_call(log: Draft, call: CallState, input: ClaimCall) -> None:
         _add_refusal(log, call, input, input.refused)
         return
     if input.plan is not None and input.plan.error is not None:
-        log.add_result(call, error=input.plan.error, verdicts=input.verdicts)
+        log.add_result(call, error=input.plan.error, verdicts=input.verdicts, kept=input.plan.kept)
         return
     grant: str | None = None
     definition = input.definition
@@ -234,6 +234,7 @@ def claim_call(log: Draft, call: CallState, input: ClaimCall) -> None:
     elif made.manual:
         suspend_call(log, call, "manual", definition=definition, verdicts=input.verdicts, reason="manual")
     else:
+        unseen = input.plan if call.plan is None else None  # else the suspension has the plan and its artifacts
         log.add(
             CallStarted,
             call_id=made.id,
@@ -241,9 +242,10 @@ def claim_call(log: Draft, call: CallState, input: ClaimCall) -> None:
             epoch=input.epoch,
             grant=grant,
             digest=shown,
-            preview=preview if call.plan is None else None,
+            preview=unseen.preview if unseen else None,
             args=input.args,
             verdicts=input.verdicts,
+            artifacts=log.add_kept(unseen.kept) if unseen else (),
         )
 
 
@@ -299,7 +301,7 @@ def _handle_changed_plan(log: Draft, call: CallState, input: ClaimCall) -> None:
         suspend_call(log, call, "approval", plan=input.plan, definition=input.definition, reason="plan changed")
 
 
-def suspend_for_answer(log: Draft, call: CallState, asked: QuestionOutcome) -> None:
+def suspend_for_answer(log: Draft, call: CallState, asked: QuestionOutcome, kept: tuple[Kept, ...] = ()) -> None:
     """Suspend a running call with the question that its handler asked; the answer becomes the call's result."""
     _add_suspension(
         log,
@@ -311,6 +313,7 @@ def suspend_for_answer(log: Draft, call: CallState, asked: QuestionOutcome) -> N
         choices=asked.choices,
         deadline=log.now + (asked.expires or call.made.expires),
         reason="asked by the tool",
+        artifacts=log.add_kept(kept),
     )
 
 
@@ -360,6 +363,7 @@ def suspend_call(
         prompt=fill_prompt(prompt, call.args) or _FALLBACK_PROMPTS[kind].format(made.tool),
         preview=preview,
         preview_error=plan.failure if plan else None,
+        artifacts=log.add_kept(plan.kept) if plan else (),
         schema=schema if kind == "approval" else made.result_schema,
         result_schema=made.result_schema if kind == "approval" else None,
         deadline=log.now + made.expires,

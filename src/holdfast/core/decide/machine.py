@@ -236,16 +236,16 @@ def _begin_turn(log: Draft, input: BeginTurn) -> None:
 def _finish_call(log: Draft, call: CallState, input: CallFinished) -> None:
     if call.phase != "running" or call.attempt != input.attempt:
         raise Stale("this attempt is over", reason="phase")
-    verdicts = input.verdicts
+    verdicts, kept = input.verdicts, input.kept
     match input.outcome:
         case ValueOutcome() as done:
-            log.add_result(call, value=done.value, data=done.data, verdicts=verdicts)
+            log.add_result(call, value=done.value, data=done.data, verdicts=verdicts, kept=kept)
         case ErrorOutcome() as failed:
-            log.add_result(call, error=failed.error, data=failed.data, verdicts=verdicts)
+            log.add_result(call, error=failed.error, data=failed.data, verdicts=verdicts, kept=kept)
         case HaltOutcome() as halt:
-            log.add_result(call, value=halt.value, halt=halt.reason, verdicts=verdicts)
+            log.add_result(call, value=halt.value, halt=halt.reason, verdicts=verdicts, kept=kept)
         case QuestionOutcome() as asked:
-            gate.suspend_for_answer(log, call, asked)
+            gate.suspend_for_answer(log, call, asked, kept)
         case _:
             assert_never(input.outcome)
 
@@ -255,9 +255,9 @@ def _apply_reconciliation(log: Draft, call: CallState, input: CallReconciled) ->
         raise Stale(f"call {call.made.id!r} was not interrupted", reason="phase")
     match input.verdict:
         case ValueOutcome() as done:
-            log.add_result(call, value=done.value, data=done.data, verdicts=input.verdicts)
+            log.add_result(call, value=done.value, data=done.data, verdicts=input.verdicts, kept=input.kept)
         case ErrorOutcome() as failed:
-            log.add_result(call, error=failed.error, data=failed.data, verdicts=input.verdicts)
+            log.add_result(call, error=failed.error, data=failed.data, verdicts=input.verdicts, kept=input.kept)
         case "redispatch" | "fail" | "ask" as word:
             _recover_call(log, call, word, input.epoch, input.definition)
         case _:

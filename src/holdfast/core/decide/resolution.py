@@ -200,6 +200,7 @@ def with_edited_args(entry: Pending, call: CallState, args: dict[str, Any], plan
         preview=plan.preview,
         preview_error=failure,
         digest=call_digest(entry.tool, args, plan.preview, entry.fingerprint, failed=plan.failed),
+        artifacts=(),  # those of the edited plan are stored when the call starts
     )
 
 
