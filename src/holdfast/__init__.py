@@ -20,7 +20,7 @@ from holdfast.core.decisions import (
 from holdfast.core.events import Limits
 from holdfast.core.live import Snapshot
 from holdfast.core.prompt.history import Context
-from holdfast.core.tool import Artifact, Ask, Default, Halt, Result, Retention
+from holdfast.core.tool import Allow, Artifact, Ask, Default, Halt, RequireApproval, Result, Retention
 from holdfast.core.turn_result import TurnResult
 from holdfast.errors import Busy, HoldfastError, Invalid, NotAllowed, NotFound, Stale, ToolError, TurnError
 from holdfast.models.scripted import ScriptedModel, ToolCall
@@ -37,6 +37,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Accepted",
     "Agent",
+    "Allow",
     "Answer",
     "Approve",
     "Artifact",
@@ -58,6 +59,7 @@ __all__ = [
     "Pending",
     "Previewed",
     "Principal",
+    "RequireApproval",
     "Result",
     "Retention",
     "Retry",

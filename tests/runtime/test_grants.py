@@ -6,9 +6,31 @@ import pytest
 from support.async_tests import until
 from support.runtimes import Clock, agent, logged, of, sees, types
 
-from holdfast import Approve, Call, Deny, Invalid, Runtime, ScriptedModel, Stale, ToolCall, ToolError
+from holdfast import (
+    Allow,
+    Approve,
+    Call,
+    ClientResult,
+    Deny,
+    Invalid,
+    RequireApproval,
+    Runtime,
+    ScriptedModel,
+    Stale,
+    ToolCall,
+    ToolError,
+    hooks,
+)
 from holdfast import tool as declare
-from holdfast.core.events import CallResolved, CallStarted, CallSuspended, GrantGiven, GrantRevoked
+from holdfast.core.events import (
+    CallResolved,
+    CallReturned,
+    CallStarted,
+    CallSuspended,
+    GrantGiven,
+    GrantRevoked,
+    Verdict,
+)
 
 
 def refund(n=1):
@@ -333,3 +355,68 @@ async def test_a_granted_call_is_told_like_any_other():
             "TurnEnded",
         ]  # fmt: skip
         assert sees(model)[-1] == {"ok": True, "result": 1}
+
+
+async def test_an_approval_function_gives_its_reasons_which_are_logged_and_shown_to_the_approver():
+    """Verdict and reason are in the log; the approver sees why the call is asked about [B35]."""
+
+    async def policy(args, call):
+        small = args["amount"] < 10
+        return Allow("below 10") if small else RequireApproval("more than \ud800 10")
+
+    ran = []
+    model = ScriptedModel([[*act(5), *act(50)], "ok"])
+    async with Runtime(agent(model, judged(policy, ran))) as rt:
+        turn, (entry,) = await asked(rt)
+        assert (entry.args, entry.reason, ran) == ({"amount": 50}, "more than ? 10", [5])
+        assert "more than ? 10" in entry._repr_html_()
+        events = await rt.history("c")
+        assert of(events, CallStarted)[0].verdicts == (Verdict("approval", "auto", "below 10"),)
+        assert of(events, CallSuspended)[0].verdicts == (Verdict("approval", "required", "more than ? 10"),)
+        await rt.resolve(entry, Approve())
+        await turn.final_result()
+
+
+@pytest.mark.parametrize("executor", ["server", "client"])
+async def test_a_call_that_an_approval_function_denies_does_not_run_and_nobody_is_asked(executor):
+    """Neither a grant nor a hook that requires an approval overrules it; no preview is made [B35]."""
+    ran, allowed, previews = [], [True], []
+
+    @declare(approval=lambda args, call: RequireApproval() if allowed else Deny("not on Sundays"), executor=executor)
+    async def act(amount: int) -> int:
+        """Act."""
+        ran.append(amount)
+        return amount
+
+    @act.preview
+    async def _(amount: int) -> int:
+        previews.append(amount)
+        return amount
+
+    call = [ToolCall("act", {"amount": 5})]
+    model = ScriptedModel([call, "ok", call, "ok"])
+    strict = hooks.before_tool(lambda call, args: RequireApproval("a hook says so"), name="strict")
+    async with Runtime(agent(model, act, hooks=[strict])) as rt:
+        turn, (entry,) = await asked(rt)
+        await rt.resolve(entry, Approve(remember="tool"))
+        if executor == "client":
+            (entry,) = (await turn.result()).pending
+            await rt.resolve("c", entry.call, ClientResult(5))
+        await turn.final_result()
+        allowed.clear()
+        ran.clear()
+        previews.clear()
+        assert (await asked(rt))[1] == []
+        returned = of(await rt.history("c"), CallReturned)[-1]
+        assert (returned.error.kind, returned.error.details) == ("permission_denied", {"reason": "not on Sundays"})
+        assert "not on Sundays" in returned.error.message
+        assert returned.verdicts[-1] == Verdict("approval", "denied", "not on Sundays")
+        assert (ran, previews) == ([], [])
+
+
+async def test_an_approval_function_that_denies_with_stop_ends_the_turn():
+    ran = []
+    model = ScriptedModel([act(1), "never said"])
+    async with Runtime(agent(model, judged(lambda args, call: Deny("closed", stop=True), ran))) as rt:
+        result = await rt.run("hi")
+        assert (result.reason, ran) == ("halted", [])

@@ -62,7 +62,7 @@ async def test_a_handler_gets_the_plan_that_was_approved():
 
 
 async def test_a_handler_gets_the_plan_of_edited_arguments():
-    """The plan of edited arguments is made just before the run, logged with the claim, and given to the handler [B73]."""
+    """The plan of edited arguments is made just before the run and logged with the claim [B73]."""
     for bound in (False, True):
         bank = Bank()
         async with Runtime(agent(ScriptedModel(pay()), bank.tool(approval="required"))) as rt:

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from holdfast import telemetry
 from holdfast.core.decide import gate
+from holdfast.core.decisions import Deny
 from holdfast.core.effects import RunPreview, RunTool
 from holdfast.core.events import ErrorInfo, Verdict
 from holdfast.core.inputs import (
@@ -37,7 +38,7 @@ from holdfast.core.inputs import (
 from holdfast.core.live import ToolProgress
 from holdfast.core.schema.validation import compile_schema, schema_of, validate_value
 from holdfast.core.state import CallState, State, TurnState
-from holdfast.core.tool import RECOVERIES, Ask, Definition, Halt, Result, definition_of
+from holdfast.core.tool import RECOVERIES, Allow, Ask, Definition, Halt, RequireApproval, Result, definition_of
 from holdfast.errors import HoldfastError, Invalid, Refused, StoreError, ToolError
 from holdfast.runtime.artifacts import read_artifact
 from holdfast.runtime.hook_runner import Ruling, run_after_tool, run_before_tool
@@ -159,8 +160,9 @@ async def _claim_call(conv: RunContext, call: CallState, epoch: int) -> CallStat
     required = gated and (ruling.required or call.made.gate == "required" or call.imported)
     verdicts = ruling.verdicts
     if gated and call.made.gate == "policy" and ruling.refused is None:
-        wanted, verdict = await _run_policy(conv, call)
-        required, verdicts = required or wanted, (*verdicts, verdict)
+        judged = await _run_policy(conv, call)
+        required, verdicts = required or judged.required, (*verdicts, *judged.verdicts)
+        ruling = replace(ruling, refused=judged.refused, halt=judged.halt)
     current = current_definition(conv, call)
     lapsed = gate.permission_lapsed(conv.state, call, conv.services.now(), current)
     planned: PreviewMade | None = None
@@ -242,20 +244,52 @@ def _scope_error(problem: Exception) -> ErrorInfo:
     )
 
 
-async def _run_policy(conv: RunContext, call: CallState) -> tuple[bool, Verdict]:
-    """Ask the approval function whether an approval is required. If it fails, one is."""
+async def _run_policy(conv: RunContext, call: CallState) -> Ruling:
+    """Ask the approval function whether the call runs, needs an approval or is refused. If it fails, one is needed."""
     tool = _find_tool(conv, call)
     if tool is None or tool.policy is None:
-        return True, Verdict("approval", "required", "the tool's approval function is no longer in the code")
+        return _require_approval("the tool's approval function is no longer in the code")
     try:
         answer = await _run_tool_function(conv, call, tool.policy, dry_run=True)
     except Exception as problem:
-        return True, Verdict("approval", "required", f"the approval function failed: {describe_exception(problem)}")
-    if answer is False or answer == "auto":
-        return False, Verdict("approval", "auto")
-    if answer is True or answer == "required":
-        return True, Verdict("approval", "required")
-    return True, Verdict("approval", "required", f"the approval function said {describe_value(answer)}")
+        return _require_approval(f"the approval function failed: {describe_exception(problem)}")
+    match answer:
+        case False | "auto":
+            return Ruling(verdicts=(Verdict("approval", "auto"),))
+        case True | "required":
+            return _require_approval(None)
+        case Allow():
+            return Ruling(verdicts=(Verdict("approval", "auto", _reason_text(answer.reason)),))
+        case RequireApproval():
+            return _require_approval(_reason_text(answer.reason))
+        case Deny():
+            return _refuse_by_policy(call, answer)
+        case _:
+            return _require_approval(f"the approval function said {describe_value(answer)}")
+
+
+def _require_approval(reason: str | None) -> Ruling:
+    return Ruling(required=True, verdicts=(Verdict("approval", "required", reason),))
+
+
+def _refuse_by_policy(call: CallState, denial: Deny) -> Ruling:
+    """Return the refusal of an approval function: nobody is asked, and neither a grant nor an approver overrules it."""
+    reason = _reason_text(denial.reason)
+    message = f"the rules of {call.made.tool} do not allow this call"
+    error = ErrorInfo(
+        kind="permission_denied",
+        message=f"{message}: {reason}" if reason else message,
+        details={"reason": reason} if reason else {},
+    )
+    halt = HaltOutcome(reason="halted", value=reason) if denial.stop else None
+    return Ruling(refused=error, halt=halt, verdicts=(Verdict("approval", "denied", reason),))
+
+
+def _reason_text(reason: Any) -> str | None:
+    """Return an approval function's reason as text that the log can store; None without one."""
+    if reason is None or reason == "":
+        return None
+    return storable_text(reason) if isinstance(reason, str) else describe_value(reason)
 
 
 async def make_plan(conv: RunContext, call: CallState) -> PreviewMade:

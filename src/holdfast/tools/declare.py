@@ -356,7 +356,8 @@ def tool(fn: Callable[..., Any] | str | None = None, /, **options: Any) -> Tool 
 
     executor:     "server" (default): your function; "human": a person's answer is the result; "client": a page
                   or another program runs it; "provider": see provider_tool
-    approval:     "auto" (default), "required", or a function of (args, call) -> bool
+    approval:     "auto" (default), "required", or a function of (args, call) that returns one of these words, a bool
+                  (whether an approval is required), Allow(reason), RequireApproval(reason) or Deny(reason)
     prompt:       the question that people are shown first; {argument} is replaced by its value
     expires:      how long a call waits for a person or a client, such as "1h". Default: the runtime's, 7 days
     on_expiry:    the outcome of a call that expires: "error" (default), "deny", "halt" or Default(value)

@@ -58,7 +58,8 @@ class Options(TypedDict, total=False):
     executor: Executor
     """Where the result comes from: "server" (default), "human", "client" or "provider"."""
     approval: Literal["auto", "required"] | Callable[..., Any]
-    """"auto" (default), "required", or a function of (args, call) that decides call by call."""
+    """"auto" (default), "required", or a function of (args, call) that returns one of these words, a bool (whether an
+    approval is required), ``Allow(reason)``, ``RequireApproval(reason)`` or ``Deny(reason)``."""
     prompt: str
     """The first sentence of the card that approvers see; ``{argument}`` is replaced by its value."""
     manual: bool
