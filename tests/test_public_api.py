@@ -14,11 +14,11 @@ import holdfast
 from holdfast import blocking, events, hooks, models
 
 PUBLIC = [
-    "Accepted", "Agent", "Allow", "Answer", "Approve", "Artifact", "Ask", "Busy", "Call", "ClientResult", "Context", "Decision",
-    "Default", "Deny", "Failed", "Halt", "HoldfastError", "Invalid", "Limits", "NotAllowed", "NotFound", "Pending",
-    "Previewed", "Principal", "RequireApproval", "Result", "Retention", "Retry", "Runtime", "ScriptedModel", "Snapshot", "Stale",
-    "Submit", "Tool", "ToolCall", "ToolError", "Toolset", "Turn", "TurnError", "TurnResult", "provider_tool",
-    "tool",
+    "Accepted", "Agent", "Allow", "Answer", "Approve", "Artifact", "Ask", "Busy", "Call", "ClientResult", "Context",
+    "Decision", "Default", "Deny", "Failed", "Halt", "HoldfastError", "Invalid", "Limits", "NotAllowed", "NotFound",
+    "Pending", "Previewed", "Principal", "RequireApproval", "Result", "Retention", "Retry", "Runtime", "ScriptedModel",
+    "Snapshot", "Stale", "Submit", "Tool", "ToolCall", "ToolError", "Toolset", "Turn", "TurnError", "TurnResult",
+    "provider_tool", "tool",
 ]  # fmt: skip
 
 
@@ -55,8 +55,8 @@ def test_a_public_module_is_sorted_says_what_it_is_and_has_every_member_of_its_u
             holdfast.Runtime,
             "agents artifact attach_client backup call_result cancel close conversations count_running_calls dry_run "
             "events find_client grants history is_open kill load_state now open owners pending pending_changes "
-            "pending_pages preview resolve resolve_many revoke run send skip_drain snapshot start store stream unfinished_states "
-            "wait watch",
+            "pending_pages preview resolve resolve_many revoke run send skip_drain snapshot start store stream "
+            "unfinished_states wait watch",
         ),
         (holdfast.Agent, "from_json run run_sync to_json"),
         (holdfast.Turn, "final_result result stream"),

@@ -324,7 +324,8 @@ def gates(events: list[Any], truths: Mapping[str, Truth]) -> dict[str, Leave]:
 
 def _covers(grant: GrantGiven, call: Any, at: float) -> bool:
     in_time = grant.until is None or at < grant.until
-    fits = grant.scope == "tool" or grant.args_digest == call_digest(call.tool, call.args, None)
+    args = {name: call.args[name] for name in grant.compares if name in call.args} if grant.compares else call.args
+    fits = grant.scope == "tool" or grant.args_digest == call_digest(call.tool, args, None)
     return grant.tool == call.tool and in_time and fits
 
 

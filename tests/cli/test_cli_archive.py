@@ -157,6 +157,30 @@ def test_kept_bytes_are_exported_imported_copied_and_checked(desk):
     assert_refused(desk("verify"), 1, "CallSuspended", "missing")
 
 
+def test_the_arguments_that_a_grant_compares_are_shown(desk):
+    """In the list of grants, in the log and by an import."""
+
+    @tool(approval="required", remember=("command", "cwd"))
+    async def bash(command: str, cwd: str = ".", note: str = "") -> None:
+        """Run a command."""
+
+    model = ScriptedModel([[ToolCall("bash", {"command": "ls\x1b[31m", "note": "x"})], "done"])
+
+    async def play():
+        async with Runtime(Agent("sh", model=model, tools=[bash]), store=f"sqlite:///{desk.path}/holdfast.db") as rt:
+            result = await rt.run("hi", conversation="c")
+            assert "command, cwd" in desk("pending").out
+            await rt.resolve(result.pending[0], Approve(remember="args"))
+            await rt.wait("c")
+
+    asyncio.run(play())
+    shown = 'command="ls\\u001b[31m", no cwd'
+    assert shown in " ".join(desk("grants", "c").out.split())
+    assert shown in desk("log", "c").out
+    assert desk("export", "c", "c.jsonl").code == 0
+    assert f"bash with {shown}, given by user" in desk("import", "c.jsonl", "--trust", *OTHER).out
+
+
 def test_trust_can_be_given_later_with_the_same_file_and_with_no_other(desk):
     run_and_export(desk, "c", agents.gated)
     run_and_export(desk, "b", agents.gated, "b.jsonl")

@@ -670,6 +670,25 @@ def imported(s: Scene) -> None:
     s.end()
 
 
+def remembered(s: Scene) -> None:
+    """A grant that compares one argument, which the approved call has or has not, and one for a changed definition."""
+    shell = _server("shell", approval="required", remember=("n",), expires="1h").spec
+    s.specs = {**SPECS, "shell": shell}
+    s.turn(("shell", {"n": 1}), ("shell", {}))
+    s.decide("shell", Approve(remember="args"))
+    s.decide("shell", Approve(remember="args"), nth=1)
+    s.run("shell")
+    s.run("shell", nth=1)
+    s.reply(("shell", {"n": 1}), ("shell", {"n": 2}))
+    s.run("shell")
+    later = definition_of(replace(shell, version="2"))
+    s.decide("shell", Approve(), nth=1)
+    s.claim("shell", 1, definition=later)
+    s.decide("shell", Approve(remember="args"), nth=1)
+    s.run("shell", nth=1, definition=later)
+    s.end()
+
+
 def _keep(text: str, media_type: str = "text/plain", name: str = "") -> Kept:
     raw = text.encode()
     return Kept(Artifact(hashlib.sha256(raw).hexdigest(), len(raw), media_type, name), raw)
@@ -719,4 +738,5 @@ SCENES: dict[str, Callable[[Scene], None]] = {
     "interrupted": interrupted,
     "imported": imported,
     "artifacts": artifacts,
+    "remembered": remembered,
 }

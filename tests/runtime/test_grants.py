@@ -31,6 +31,7 @@ from holdfast.core.events import (
     GrantRevoked,
     Verdict,
 )
+from holdfast.stores.memory import MemoryStore
 
 
 def refund(n=1):
@@ -420,3 +421,63 @@ async def test_an_approval_function_that_denies_with_stop_ends_the_turn():
     async with Runtime(agent(model, judged(lambda args, call: Deny("closed", stop=True), ran))) as rt:
         result = await rt.run("hi")
         assert (result.reason, ran) == ("halted", [])
+
+
+# --- the arguments that a grant compares ---
+
+
+def shell(ran, **options):
+    @declare(approval="required", remember=("command", "cwd"), **options)
+    async def bash(command: str, cwd: str = ".", note: str = "") -> str:
+        """Run a command."""
+        ran.append(command)
+        return command
+
+    return bash
+
+
+def bash(command, **more):
+    return [ToolCall("bash", {"command": command, **more})]
+
+
+async def test_a_tool_names_the_arguments_that_a_remembered_approval_compares():
+    """Another note is covered; another command, and a directory where none was given, are asked about [B37]."""
+    ran = []
+    script = [bash("ls", note="first"), bash("ls", note="second"), bash("ls", cwd="/etc"), bash("rm"), "ok"]
+    async with Runtime(agent(ScriptedModel(script), shell(ran))) as rt:
+        turn, (entry,) = await asked(rt)
+        assert entry.remember == ("command", "cwd"), "the approver is told"
+        await rt.resolve(entry, Approve(remember="args"))
+        (grant,) = of(await rt.history("c"), GrantGiven)
+        assert (grant.compares, grant.args) == (("command", "cwd"), {"command": "ls"})
+        (entry,) = (await turn.result()).pending
+        assert (entry.args, ran) == ({"command": "ls", "cwd": "/etc"}, ["ls", "ls"])
+        await rt.resolve(entry, Approve())
+        (entry,) = (await turn.result()).pending
+        assert entry.args == {"command": "rm"}
+        assert [grant.args for grant in await rt.grants("c")] == [{"command": "ls"}]
+
+
+async def test_a_grant_for_any_arguments_stores_none():
+    async with Runtime(agent(ScriptedModel([bash("ls"), bash("rm"), "ok"]), shell(ran := []))) as rt:
+        turn, (entry,) = await asked(rt)
+        await rt.resolve(entry, Approve(remember="tool"))
+        await turn.final_result()
+        (grant,) = await rt.grants("c")
+        assert (grant.scope, grant.compares, grant.args, ran) == ("tool", (), None, ["ls", "rm"])
+
+
+async def test_names_of_an_older_definition_do_not_widen_a_grant_of_a_newer_one():
+    """The call was made by one definition and approved by another: the grant compares all arguments."""
+    ran, store = [], MemoryStore()
+    async with Runtime(agent(ScriptedModel([bash("ls")]), shell(ran)), store=store) as rt:
+        _, (entry,) = await asked(rt)
+    changed = agent(ScriptedModel([bash("ls", note="x"), "ok"]), shell(ran, version=2))
+    async with Runtime(changed, store=store.sibling()) as rt:
+        await rt.resolve(entry, Approve())
+        (entry,) = (await rt.wait("c")).pending
+        assert "definition changed" in entry.reason
+        assert entry.remember == ()
+        await rt.resolve(entry, Approve(remember="args"))
+        (entry,) = (await rt.wait("c")).pending
+        assert (entry.args, ran) == ({"command": "ls", "note": "x"}, ["ls"])

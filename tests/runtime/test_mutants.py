@@ -348,6 +348,12 @@ def grant_covers_another_definition():
     return [(gate, "find_grant", any_definition)]
 
 
+@mutant("without an approval or a grant")
+def grant_compares_no_arguments():
+    """What was remembered for these arguments covers any."""
+    return [(gate, "compared_args", lambda args, names: {})]
+
+
 @mutant("an edited plan that is not recorded")
 def plan_of_an_edit_not_made():
     """The arguments were edited by somebody who saw no plan of them, and none is made before they run."""

@@ -16,7 +16,7 @@ import pytest
 import tool_samples
 
 from holdfast import Agent, Context, ScriptedModel
-from holdfast.core.tool import Ask, Default, Halt, Result, Retention
+from holdfast.core.tool import Ask, Default, Halt, Result, Retention, ToolSpec
 from holdfast.errors import DeclarationError, Invalid
 from holdfast.tools import Call, Tool, as_tool, provider_tool, tool
 from holdfast.tools.options import OPTIONS
@@ -894,3 +894,22 @@ def test_every_option_is_a_class_attribute_of_tool_and_documented_on_the_decorat
     assert option in Tool.__annotations__
     assert tool.__doc__ is not None
     assert option in tool.__doc__
+
+
+@pytest.mark.parametrize("remember", [("comand",), (), "command", None, [1], ("command", "command")])
+def test_names_to_remember_that_are_no_arguments_are_refused(remember: Any) -> None:
+    """A grant that compares an argument which does not exist would cover every call."""
+    with pytest.raises(DeclarationError, match="remember"):
+
+        @tool(approval="required", remember=remember)
+        def bash(command: str, cwd: str = ".") -> None:
+            """Run."""
+
+
+def test_the_arguments_that_a_grant_compares_are_data_of_the_tool() -> None:
+    @tool(approval="required", remember=["command", "cwd"])
+    def bash(command: str, cwd: str = ".", note: str = "") -> None:
+        """Run."""
+
+    assert bash.spec.remember == ("command", "cwd")
+    assert msgspec.json.decode(msgspec.json.encode(bash.spec), type=ToolSpec).remember == ("command", "cwd")

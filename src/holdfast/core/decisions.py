@@ -54,7 +54,8 @@ class Approve(msgspec.Struct, frozen=True, gc=False, tag="approve", omit_default
 
     args:      edited arguments to run instead (validated; both versions are logged)
     digest:    the digest that was shown: the approval is refused as superseded if it has changed
-    remember:  "args" (these arguments) or "tool" (any arguments): also give a grant for this conversation
+    remember:  "args" (these arguments, or those of them that the tool names) or "tool" (any arguments): also give a
+               grant for this conversation
     duration:  how long the grant holds, such as "1h"; until it is revoked if not given
     """
 
@@ -187,6 +188,8 @@ class Pending(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The fingerprint of the definition that is shown: the tool's name, description, parameters and version."""
     artifacts: tuple[Artifact, ...] = ()
     """References to the bytes that the preview kept, such as a long diff; ``Runtime.artifact`` returns them."""
+    remember: tuple[str, ...] = ()
+    """The arguments that an approval with remember="args" compares; empty: all."""
 
     def _repr_html_(self) -> str:
         """Return a card for notebooks."""

@@ -114,6 +114,8 @@ class CallMade(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_default
     planned: bool = False
     """The tool has a preview function."""
     manual: bool = False
+    remember: tuple[str, ...] = ()
+    """The arguments that an approval with remember="args" compares; empty: all."""
     prompt: str | None = None
     expires: float
     on_expiry: OnExpiry = "error"
@@ -279,6 +281,8 @@ class CallSuspended(CallEvent, frozen=True, kw_only=True):
     verdicts: tuple[Verdict, ...] = ()
     artifacts: tuple[Artifact, ...] = ()
     """References to the bytes that the preview kept, or the handler that asks; they are stored with this event."""
+    remember: tuple[str, ...] = ()
+    """The arguments that an approval of this with remember="args" compares; empty: all."""
 
 
 @final
@@ -385,6 +389,10 @@ class GrantGiven(Event, frozen=True, kw_only=True):
     """``args``: covers the same arguments; ``tool``: covers any arguments."""
     args_digest: str | None = None
     """The digest of the covered arguments, for the scope ``args``."""
+    compares: tuple[str, ...] = ()
+    """The names of the arguments that are compared, for the scope ``args``; empty: all."""
+    args: dict[str, Any] | None = None
+    """Those of them that the approved call had, with their values; None if all arguments are compared."""
     until: float | None = None
     """When the grant ends; None: when it is revoked."""
     fingerprint: str = ""

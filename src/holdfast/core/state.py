@@ -161,6 +161,10 @@ class Grant(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     tool: str
     scope: Literal["args", "tool"]
     args_digest: str | None = None
+    compares: tuple[str, ...] = ()
+    """The names of the arguments that are compared, for the scope ``args``; empty: all."""
+    args: dict[str, Any] | None = None
+    """Those of them that the approved call had, with their values; None if all arguments are compared."""
     until: float | None = None
     by: Principal
     at: float
@@ -249,6 +253,8 @@ def evolve(state: State, event: AnyEvent) -> State:
                 tool=event.tool,
                 scope=event.scope,
                 args_digest=event.args_digest,
+                compares=event.compares,
+                args=event.args,
                 until=event.until,
                 by=event.by,
                 at=event.at,
@@ -289,7 +295,7 @@ def _reset_imported_call(call: CallState) -> CallState:
             return call
         if call.phase in ("awaiting_human", "awaiting_manual") or call.decided is not None:
             return replace(call, epoch=0, imported=True)
-        made = replace(made, hooked=True, planned=True)
+        made = replace(made, hooked=True, planned=True, remember=())
     return replace(
         call,
         made=made,
@@ -564,4 +570,5 @@ def pending_of(state: State, event: CallSuspended) -> Pending:
         reason=event.reason,
         fingerprint=event.fingerprint,
         artifacts=event.artifacts,
+        remember=event.remember,
     )

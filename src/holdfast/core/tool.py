@@ -152,6 +152,8 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     gate: Gate = "auto"
     planned: bool = False
     """The tool has a preview function: its plan is shown, bound by digest, and made again before the call runs."""
+    remember: tuple[str, ...] = ()
+    """The arguments that an approval with remember="args" compares; empty: all."""
     prompt: str | None = None
     """The sentence that approvers read first. ``{argument}`` fields are filled in."""
     manual: bool = False

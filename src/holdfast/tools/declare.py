@@ -86,6 +86,7 @@ class Tool(Generic[P, R_co]):
     parameters: Any
     executor: Any
     approval: Any
+    remember: Any
     prompt: Any
     manual: Any
     streaming: Any
@@ -358,6 +359,8 @@ def tool(fn: Callable[..., Any] | str | None = None, /, **options: Any) -> Tool 
                   or another program runs it; "provider": see provider_tool
     approval:     "auto" (default), "required", or a function of (args, call) that returns one of these words, a bool
                   (whether an approval is required), Allow(reason), RequireApproval(reason) or Deny(reason)
+    remember:     the arguments that a remembered approval (remember="args") compares, such as ("command", "cwd").
+                  Default: all
     prompt:       the question that people are shown first; {argument} is replaced by its value
     expires:      how long a call waits for a person or a client, such as "1h". Default: the runtime's, 7 days
     on_expiry:    the outcome of a call that expires: "error" (default), "deny", "halt" or Default(value)

@@ -286,7 +286,10 @@ def _refuse_misfit_default(spec: ToolSpec, label: str) -> None:
 
 
 def _refuse_unknown_fields(spec: ToolSpec, label: str) -> None:
-    """Refuse a prompt with an unknown field such as ``{odrer}``: the approver would see it unreplaced."""
+    """Refuse a prompt with an unknown field such as ``{odrer}``: the approver would see it unreplaced.
+
+    Also refuse an unknown name in ``remember``: a grant would compare nothing, and cover every call.
+    """
     schema: Any = msgspec.json.decode(spec.parameters)
     known: Any = schema.get("properties", {})
     if schema.get("additionalProperties") not in (None, False) or OPEN_KEYWORDS & schema.keys():
@@ -296,6 +299,12 @@ def _refuse_unknown_fields(spec: ToolSpec, label: str) -> None:
             raise DeclarationError(
                 f"{label}: prompt: {{{field}}} is no argument of the tool; "
                 f"the fields are {', '.join(f'{{{name}}}' for name in known) or 'none'}"
+            )
+    for name in spec.remember:
+        if name not in known:
+            raise DeclarationError(
+                f"{label}: remember: {name!r} is no argument of the tool; "
+                f"the arguments are {', '.join(known) or 'none'}"
             )
 
 

@@ -17,7 +17,7 @@ must agree with the arguments (as ``prompt`` does). The code that acts on the ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from difflib import get_close_matches
 from typing import Any, Literal, NoReturn, TypedDict, cast
@@ -60,6 +60,8 @@ class Options(TypedDict, total=False):
     approval: Literal["auto", "required"] | Callable[..., Any]
     """"auto" (default), "required", or a function of (args, call) that returns one of these words, a bool (whether an
     approval is required), ``Allow(reason)``, ``RequireApproval(reason)`` or ``Deny(reason)``."""
+    remember: Sequence[str]
+    """The arguments that a remembered approval (``remember="args"``) compares. Default: all."""
     prompt: str
     """The first sentence of the card that approvers see; ``{argument}`` is replaced by its value."""
     manual: bool
@@ -122,6 +124,8 @@ def read_options(options: Mapping[str, Any], label: str) -> dict[str, Any]:
         fields["expires"] = _read_expires(options["expires"], label)
     if "on_expiry" in options:
         fields["on_expiry"] = _read_on_expiry(options["on_expiry"], label)
+    if "remember" in options:
+        fields["remember"] = _read_names("remember", options["remember"], label)
     if options.get("prompt") is not None:
         fields["prompt"] = _read_text("prompt", options["prompt"], label)
     if options.get("version") is not None:
@@ -279,6 +283,13 @@ def _read_text(option: str, given: Any, label: str) -> str:
     if not isinstance(given, str) or not given.strip():
         _raise_declaration_error(label, f"{option} must be text, not {given!r:.80}")
     return given
+
+
+def _read_names(option: str, given: Any, label: str) -> tuple[str, ...]:
+    names: list[Any] = list(given) if isinstance(given, list | tuple) else []
+    if not names or not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
+        _raise_declaration_error(label, f'{option} must be names of arguments, such as ("command",), not {given!r:.80}')
+    return tuple(names)
 
 
 def _read_version(given: Any, label: str) -> str:

@@ -13,6 +13,7 @@ from holdfast.cli.command_lines import CommandWriter
 from holdfast.cli.log_check import check_log
 from holdfast.cli.options import by_option, by_or_login, conversation_argument, example, store_option, store_url
 from holdfast.cli.output import print_raw_lines, print_text
+from holdfast.cli.render.text import describe_coverage
 from holdfast.cli.store import connect_to_store, is_store_missing, not_found_error
 from holdfast.core import codec
 from holdfast.core.decide.draft import Draft
@@ -182,7 +183,7 @@ def _print_taken_over(before: State, state: State) -> None:
             then = "has not started, and is asked about again here"
         print_text(f"  {call.made.tool} ({call_id}){how}: {then}")
     for grant in state.grants:
-        covers = "these arguments" if grant.scope == "args" else "any arguments"
+        covers = describe_coverage(grant)
         print_text(f"  grant {grant.id}: {grant.tool} with {covers}, given by {grant.by.id}: holds here from now on")
     for queued in state.queue:
         print_text(f"  the message of {queued.by.id} (event {queued.message}) is answered next")

@@ -22,7 +22,7 @@ from holdfast.cli.options import (
 )
 from holdfast.cli.output import print_json_lines, print_text
 from holdfast.cli.render.console import make_console
-from holdfast.cli.render.text import escape_control_characters, format_time
+from holdfast.cli.render.text import describe_coverage, escape_control_characters, format_time
 from holdfast.cli.store import is_store_missing, not_found_error
 from holdfast.core.state import Grant
 from holdfast.errors import Invalid
@@ -79,7 +79,7 @@ def _print_grants(found: list[tuple[str, Grant]]) -> None:
             Text(escape_control_characters(name)),
             Text(escape_control_characters(grant.id), style="bold"),
             Text(escape_control_characters(grant.tool)),
-            Text("these arguments" if grant.scope == "args" else "any arguments", style="yellow"),
+            Text(describe_coverage(grant), style="yellow"),
             Text(escape_control_characters(grant.by.id)),
             Text(format_time(grant.until) if grant.until is not None else "revoked"),
         )

@@ -59,6 +59,9 @@ def render_card(entry: Pending, now: float, width: int = CARD_WIDTH) -> Panel:
             Rule(Text("what it would do", style="dim"), style="dim", align="left"),
             _render_preview(entry.preview),
         ]
+    if entry.remember:
+        names = escape_control_characters(", ".join(entry.remember))
+        parts += [Text(), Text(f"remembered with --remember args: {names}", style="dim")]
     parts += [Text(), _footer(entry, now)]
     where = Text(
         f"{escape_control_characters(entry.conversation)}/{escape_control_characters(entry.call)}", style="dim"

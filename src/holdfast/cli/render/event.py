@@ -10,7 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.render.console import DETAIL_CHARS
-from holdfast.cli.render.text import describe_finish, ellipsize, escape_control_characters, format_time, value_text
+from holdfast.cli.render.text import (
+    describe_coverage,
+    describe_finish,
+    ellipsize,
+    escape_control_characters,
+    format_time,
+    value_text,
+)
 from holdfast.core.decisions import Answer, Approve, ClientResult, Deny, Detached, Expired, Failed, Recorded, Submit
 from holdfast.core.events import (
     AnyEvent,
@@ -89,7 +96,8 @@ def describe_event(event: AnyEvent, tools: Mapping[str, str]) -> str:
             value = f": {ellipsize(value_text(event.value), MAX_CHARS)}" if event.value not in (None, "") else ""
             return f"turn {event.turn} ended: {event.reason}{why or value}"
         case GrantGiven():
-            return f"{call} allowed from now on ({event.scope}), grant {event.grant}"
+            covered = f", {describe_coverage(event)}" if event.compares else ""
+            return f"{call} allowed from now on ({event.scope}{covered}), grant {event.grant}"
         case GrantRevoked():
             return f"grant {event.grant} revoked"
         case ResolutionRefused():

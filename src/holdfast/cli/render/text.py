@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.events import AssistantSaid
+from holdfast.core.events import AssistantSaid, GrantGiven
 from holdfast.core.hidden_characters import is_hidden
+from holdfast.core.state import Grant
 
 
 class _Escapes(dict[int, str]):
@@ -51,6 +52,22 @@ def value_text(value: Any) -> str:
         return msgspec.json.encode(value).decode()
     except (TypeError, ValueError, RecursionError):
         return repr(value)
+
+
+def describe_coverage(grant: Grant | GrantGiven) -> str:
+    """Return the arguments that a remembered approval covers, such as ``command="git status"``; it is escaped."""
+    if grant.scope == "tool":
+        return "any arguments"
+    if not grant.compares:
+        return "these arguments"
+    given = grant.args or {}
+    words = [f"{name}={value_json(given[name])}" if name in given else f"no {name}" for name in grant.compares]
+    return escape_control_characters(ellipsize(", ".join(words), 200))
+
+
+def value_json(value: Any) -> str:
+    """Return a value of the log as JSON text."""
+    return msgspec.json.encode(value).decode()
 
 
 def pluralize(number: int, one: str, many: str | None = None) -> str:

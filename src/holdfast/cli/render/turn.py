@@ -13,7 +13,7 @@ from holdfast.cli.render.card import print_card
 from holdfast.cli.render.console import Screen
 from holdfast.cli.render.event import describe_resolution
 from holdfast.cli.render.stream import LiveOutput
-from holdfast.cli.render.text import ellipsize, value_text
+from holdfast.cli.render.text import describe_coverage, ellipsize, value_text
 from holdfast.cli.render.usage import TurnUsage
 from holdfast.core.effects import owed
 from holdfast.core.events import (
@@ -214,8 +214,8 @@ class TurnView:
                 self._live.stop_timer(event.call_id)
                 self._show_result(event)
             case GrantGiven():
-                scope = "with these arguments" if event.scope == "args" else "with any arguments"
-                self._print_dim(f"  {event.by.id} allowed {event.tool} {scope} in this conversation from now on")
+                covered = describe_coverage(event)
+                self._print_dim(f"  {event.by.id} allowed {event.tool} with {covered} in this conversation from now on")
             case ResolutionRefused():
                 self._print_dim(f"  refused: {event.reason}")
             case CancelRequested():

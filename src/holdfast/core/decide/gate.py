@@ -66,6 +66,7 @@ def freeze_call(
         grant=grant,
         planned=spec.planned,
         manual=spec.manual,
+        remember=spec.remember,
         prompt=spec.prompt or _default_prompt(spec),
         expires=spec.expires or expires,
         on_expiry=spec.on_expiry,
@@ -113,7 +114,14 @@ def same_definition(approved: str, now: str) -> bool:
 def grant_applies(grant: Grant, args: dict[str, Any], now: float) -> bool:
     if grant.until is not None and now >= grant.until:
         return False
-    return grant.scope == "tool" or grant.args_digest == call_digest(grant.tool, args, None)
+    if grant.scope == "tool":
+        return True
+    return grant.args_digest == call_digest(grant.tool, compared_args(args, grant.compares), None)
+
+
+def compared_args(args: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the arguments that a grant for these names compares; an argument that is not given has no entry."""
+    return {name: args[name] for name in names if name in args} if names else args
 
 
 def permission_lapsed(state: State, call: CallState, now: float, definition: Definition | None) -> bool:
@@ -148,6 +156,9 @@ def record_grant(log: Draft, call: CallState, decision: Approve, by: Any) -> Non
     if decision.remember is None:
         return
     args = decision.args if decision.args is not None else call.args
+    # As it was shown. Names of another definition than the approved one would compare other arguments, or none.
+    names = call.suspension.remember if call.suspension and decision.remember == "args" else ()
+    compared = compared_args(args, names)
     log.add(
         GrantGiven,
         by,
@@ -155,7 +166,9 @@ def record_grant(log: Draft, call: CallState, decision: Approve, by: Any) -> Non
         tool=call.made.tool,
         call_id=call.made.id,
         scope=decision.remember,
-        args_digest=call_digest(call.made.tool, args, None) if decision.remember == "args" else None,
+        args_digest=call_digest(call.made.tool, compared, None) if decision.remember == "args" else None,
+        compares=names,
+        args=compared if names else None,
         until=None if decision.duration is None else log.now + parse_duration(decision.duration),
         fingerprint=call.fingerprint,
     )
@@ -404,6 +417,7 @@ def _add_suspension(
         preview_error=preview_error,
         digest=call_digest(made.tool, call.args, preview, shown, failed=preview_error is not None),
         fingerprint=shown,
+        remember=made.remember if kind == "approval" and shown == made.fingerprint else (),
         on_expiry=made.on_expiry,
         risk=made.risk,
         **fields,

@@ -5,7 +5,7 @@
 // view.queue   messages that wait for a turn
 // view.turn    the open turn, or null
 
-import { when } from "./text.js";
+import { coverage, when } from "./text.js";
 
 export function emptyView(conversation) {
   return { conversation, items: [], calls: new Map(), queue: [], turn: null, agent: "", seen: new Set(), title: "" };
@@ -86,7 +86,7 @@ export function apply(view, event) {
       else if (event.halted) note(`The turn was halted: ${event.reason}`, "warn");
       break;
     case "GrantGiven":
-      note(`${event.by.id} allowed ${event.tool} ${event.scope === "args" ? "with the same arguments" : "with any arguments"} from now on${event.until ? `, until ${when(event.until)}` : ""}.`);
+      note(`${event.by.id} allowed ${event.tool} with ${coverage(event)} from now on${event.until ? `, until ${when(event.until)}` : ""}.`);
       break;
     case "GrantRevoked":
       note(`${event.by.id} revoked a remembered approval.`);

@@ -134,6 +134,13 @@ export function outcome({ type, args, reason }, by) {
   return `${words[type] ?? type}${by === "system" ? "" : ` by ${by}`}${reason ? `: ${reason}` : ""}`;
 }
 
+/** Describe the arguments that a remembered approval covers. */
+export function coverage({ scope, compares, args }) {
+  if (scope !== "args") return "any arguments";
+  if (!compares?.length) return "the same arguments";
+  return compares.map((name) => (name in (args ?? {}) ? `${name} ${json(args[name], 0)}` : `no ${name}`)).join(", ");
+}
+
 /** Describe the effect of an expiry. */
 export function atZero(onExpiry) {
   if (isObject(onExpiry)) return `it is answered with ${brief(onExpiry.value)}`;

@@ -198,7 +198,7 @@ class Approval extends Card {
       <button type="button" class="deny" ?disabled=${off} aria-disabled=${held} @click=${() => this.#enter("deny")}>Deny</button>
       <label class="remember"><span>Remember</span> <select .value=${this.remember} @change=${(event) => (this.remember = event.target.value)}>
         <option value="">no, only this once</option>
-        <option value="args">these arguments, in this conversation</option>
+        <option value="args">${pending.remember?.length ? `the same ${shown(pending.remember.join(", "))}` : "these arguments"}, in this conversation</option>
         <option value="tool">any ${spelled(pending.tool)}, in this conversation</option></select></label>
       ${this.remember ? html`<label class="remember"><span>for</span> <select .value=${this.span} @change=${(event) => (this.span = event.target.value)}>
         <option value="">until revoked</option><option value="1h">one hour</option><option value="1d">one day</option></select></label>` : nothing}

@@ -2,7 +2,7 @@
 //   properties  client: Client   conversation: string (its id)   grants: [Grant], as a Conversation has them
 //   events      revoked, with detail {conversation, grant}    closed, when its dialog closes
 import { Element, html, nothing, shown } from "./base.js";
-import { when } from "../text.js";
+import { coverage, when } from "../text.js";
 
 class Grants extends Element {
   static properties = { client: {}, conversation: {}, grants: {}, open: { state: true }, problem: { state: true } };
@@ -36,8 +36,8 @@ class Grants extends Element {
     return html`<button type="button" class="quiet" @click=${() => (this.open = true)}>${grants.length} remembered</button>
       ${this.open ? html`<dialog class="grants" tabindex="-1" aria-label="Remembered approvals" @close=${close}><h2>Remembered approvals</h2>
         <p class="about">${grants.length ? "In this conversation, these calls run without asking." : "No approval is remembered. The next call asks again."}</p>
-        <ul class="rows">${grants.map(({ id, tool, scope, by, at, until }) => html`<li class="bar">
-          <span class="grow"><code>${shown(tool)}</code> ${scope === "args" ? "with the same arguments" : "with any arguments"}
+        <ul class="rows">${grants.map(({ id, tool, by, at, until, ...grant }) => html`<li class="bar">
+          <span class="grow"><code>${shown(tool)}</code> with ${shown(coverage(grant))}
             <small class="about">allowed by <b>${shown(by.id)}</b> on ${when(at)}${until ? `, until ${when(until)}` : ""}</small></span>
           <button type="button" class="danger outline" @click=${() => this.#revoke(id)}>Revoke</button></li>`)}</ul>
         ${this.problem ? html`<p class="notice bad" role="alert">${shown(this.problem.message)}</p>` : nothing}
