@@ -26,6 +26,8 @@ class Token(NamedTuple):
     value: str
     lasting: bool
     """Whether the next start has the same one."""
+    file: Path | None = None
+    """The file that holds it. Tools must not read it."""
 
 
 def take_from_environment() -> None:
@@ -52,10 +54,10 @@ def token_for(store: str) -> Token:
         _check_owner(path.parent, os.stat(path.parent), "700")
         _create(path, made)
     except FileExistsError:
-        return Token(check_token(_read(path), str(path)), True)
+        return Token(check_token(_read(path), str(path)), True, path)
     except OSError:
         return Token(made, False)  # not writable: the server prints that the token changes at each start
-    return Token(made, True)
+    return Token(made, True, path)
 
 
 def token_file(database: str) -> Path:

@@ -37,6 +37,7 @@ from holdfast.runtime.services import RunContext
 from holdfast.runtime.takeover import StoreFaults, StoreWatcher
 from holdfast.runtime.tasks import Slots
 from holdfast.stores.base import LogStore
+from holdfast.tools.protected import protect
 
 log = logging.getLogger("holdfast")
 
@@ -126,12 +127,15 @@ class Engine:
         )
         self._background: list[asyncio.Task[None]] = []
         self._close_task: asyncio.Task[None] | None = None
+        self._protections: list[Callable[[], None]] = []
+        """Functions that end the protection of the store's files from tools."""
 
     # --- start and close ---
 
     async def start(self) -> None:
         """Open the store and start the background tasks."""
         await self.store.open(tuple(self.agents) if self._may_run_any else ())
+        self._protections = [protect(path) for path in self.store.location.files]
         self.closing, self._close_task = False, None
         if self._tune_gc:
             gc_tuning.raise_threshold()
@@ -174,6 +178,12 @@ class Engine:
         if self._tune_gc:
             gc_tuning.restore_threshold()
         await self.store.close()
+        self._end_protection()
+
+    def _end_protection(self) -> None:
+        for end in self._protections:
+            end()
+        self._protections = []
 
     async def _drain_conversation(self, conv: Conversation) -> None:
         """Wait for the running calls, then stop the conversation so that another process may take it over."""
@@ -194,6 +204,7 @@ class Engine:
     def kill(self) -> list[asyncio.Task[None]]:
         """Cancel all tasks without recording anything, as if the process were killed; return them."""
         self.closing = True
+        self._end_protection()
         tasks = self.tasks()
         for task in tasks:
             task.cancel()

@@ -37,6 +37,12 @@ class Location(msgspec.Struct, frozen=True, kw_only=True):
     shared: bool = False
     """Whether processes on several machines can use the store at the same time."""
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files and directories that the store uses: of SQLite the database and what stands beside it."""
+        sidecars = ("", "-wal", "-shm", "-journal", "-owners")
+        return () if self.path is None else tuple(f"{self.path}{suffix}" for suffix in sidecars)
+
 
 class PendingRow(msgspec.Struct, frozen=True, kw_only=True):
     """The index entry of one waiting call."""

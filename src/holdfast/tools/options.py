@@ -286,7 +286,7 @@ def _read_text(option: str, given: Any, label: str) -> str:
 
 
 def _read_names(option: str, given: Any, label: str) -> tuple[str, ...]:
-    names: list[Any] = list(given) if isinstance(given, list | tuple) else []
+    names: list[Any] = [*given] if isinstance(given, list | tuple) else []  # pyright: ignore[reportUnknownVariableType]
     if not names or not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
         _raise_declaration_error(label, f'{option} must be names of arguments, such as ("command",), not {given!r:.80}')
     return tuple(names)

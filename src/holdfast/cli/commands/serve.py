@@ -33,6 +33,7 @@ from holdfast.cli.store import retry_until_reachable, watch_store
 from holdfast.errors import Invalid, install_command
 from holdfast.runtime.agent import Agent
 from holdfast.runtime.runtime import Runtime
+from holdfast.tools.protected import protect
 from holdfast.urls import display_url
 
 HOST = "127.0.0.1"
@@ -202,7 +203,12 @@ def start_server(
 
         await process.serve(desk, listening, ready)
 
-    asyncio.run(run())
+    end_protection = protect(token.file) if token.file is not None else None
+    try:
+        asyncio.run(run())
+    finally:
+        if end_protection is not None:
+            end_protection()
     return 0
 
 
