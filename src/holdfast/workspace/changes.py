@@ -170,9 +170,7 @@ class _Commit:
     def _create_temporary(self, staged: _Staged) -> int:
         for _ in range(100):
             name = _new_name()
-            fd = staged.directory.open(
-                name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666 if staged.old is None else 0o600
-            )
+            fd = staged.directory.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666 if staged.old is None else 0o600)
             staged.temp, staged.temp_fd = name, fd
             # Another process may have taken it for a leftover before it was locked.
             found = staged.directory.stat(name) if lock_file(fd) else None

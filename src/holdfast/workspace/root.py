@@ -15,7 +15,7 @@ import stat
 import sys
 import threading
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -97,7 +97,7 @@ class Root:
         allow_hard_links: bool = False,
         opener: Opener | None = None,
     ):
-        given = os.path.abspath(os.fspath(path))
+        given = os.path.abspath(str(path))
         self.path = Path(given).resolve(strict=True)
         self._prefixes = tuple(dict.fromkeys((_to_posix(str(self.path)), _to_posix(given))))
         self.allow_hard_links = allow_hard_links
@@ -126,7 +126,7 @@ class Root:
     # --- names ---
 
     def normalise(self, path: str) -> str:
-        """Return the relative form with "/" between its parts; "." for the root. `..` and prefixes are resolved as text.
+        """Return the relative form with "/" between its parts; "." for the root. `..` is resolved as text.
 
         The result is what gets opened, so text and file cannot mean different things.
         """
@@ -154,11 +154,9 @@ class Root:
         whole = "/" + whole.lstrip("/") if not WINDOWS else whole
         for prefix in self._prefixes:
             base = prefix.rstrip("/")
-            if whole == prefix or whole == base:
-                return "."
-            if whole.startswith(base + "/"):
+            if f"{whole}/".startswith(f"{base}/"):
                 return whole[len(base) + 1 :]
-        _refuse_outside(path, f"the workspace is {self.path}; give a path relative to it")
+        return _refuse_outside(path, f"the workspace is {self.path}; give a path relative to it")
 
     # --- opening ---
 
@@ -182,7 +180,7 @@ class Root:
         if found.fd is None:
             raise ToolError(
                 "resource_missing",
-                "this system has no descriptors of directories (openat): use Root.directory(), which works by path here",
+                "this system has no descriptors of directories (openat): use Root.directory(), which works by path",
             )
         return found.fd
 
@@ -298,8 +296,8 @@ class Root:
             named = f"{given!r} leads to {path!r}, which" if given not in (None, path) else f"{path!r}"
             raise ToolError(
                 "protected_path",
-                f"{named} is protected in every mode: nothing was changed. Ask the user to change this file by hand, or "
-                "work without it",
+                f"{named} is protected in every mode: nothing was changed. Ask the user to change this file by hand, "
+                "or work without it",
                 {"path": path},
             )
 
@@ -308,7 +306,9 @@ class Root:
 
         Below the top directory it looks at a bounded number of entries.
         """
-        found = {pattern.strip("/") for pattern in (*PROTECTED, *self._added) if "*" not in pattern and "?" not in pattern}
+        found = {
+            pattern.strip("/") for pattern in (*PROTECTED, *self._added) if "*" not in pattern and "?" not in pattern
+        }
         found |= {".env", *self._registered()}
         found.update(self._scan_protected())
         return sorted(path for path in found if path)
@@ -334,9 +334,7 @@ class Root:
         return False
 
     def _is_registered(self, key: str) -> bool:
-        return any(
-            key == own or key.startswith((own + "/", own + "-")) for own in map(_comparable, self._registered())
-        )
+        return any(key == own or key.startswith((own + "/", own + "-")) for own in map(_comparable, self._registered()))
 
     def _registered(self) -> list[str]:
         """Return the files that this process protects (an open store's), as far as they are beneath the root."""
@@ -345,7 +343,7 @@ class Root:
     # --- errors ---
 
     @contextlib.contextmanager
-    def _translate(self, path: str, kind: str) -> Iterator[None]:
+    def _translate(self, path: str, kind: str) -> Generator[None]:
         try:
             yield
         except (OSError, ValueError) as error:
@@ -359,7 +357,9 @@ class Root:
         if code == errno.ELOOP:
             _refuse_outside(path, "a link on the way is a loop, or changed while it was followed")
         if isinstance(error, NotRegular):
-            advice = "use list to see what is in it" if error.kind == "a directory" else "only regular files can be used"
+            advice = (
+                "use list to see what is in it" if error.kind == "a directory" else "only regular files can be used"
+            )
             raise ToolError(kind, f"{path!r} is {error.kind}: {advice}", {"path": path}) from error
         if code == errno.ENOENT or (code == errno.ENOTDIR and kind == "read_failed"):
             message = f"there is no {path!r} in the workspace: check the path with list or glob"
@@ -402,7 +402,9 @@ def refuse_unwritable(place: Place, root: Root) -> os.stat_result | None:
         return None
     if not stat.S_ISREG(found.st_mode):
         kind = describe_kind(found.st_mode)
-        raise ToolError("write_failed", f"{place.path!r} is {kind}: only regular files can be written", {"path": place.path})
+        raise ToolError(
+            "write_failed", f"{place.path!r} is {kind}: only regular files can be written", {"path": place.path}
+        )
     if found.st_nlink > 1 and not root.allow_hard_links:
         raise ToolError(
             "write_failed",

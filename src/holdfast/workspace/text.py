@@ -211,7 +211,7 @@ class _KnownCodes(difflib.SequenceMatcher[bytes]):
     """A matcher with its result given: for its grouping of changes that are near each other."""
 
     def __init__(self, codes: list[tuple[Any, int, int, int, int]]):
-        super().__init__(None, b"", b"")
+        super().__init__(None, [], [])
         self._codes = codes
 
     def get_opcodes(self) -> list[tuple[Any, int, int, int, int]]:
