@@ -12,7 +12,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -30,8 +30,13 @@ MAX_CONTEXT = 20
 """Lines around a match that a call may ask for."""
 MAX_PATTERN = 4096
 """Characters of a pattern: a longer one is never meant."""
-NO_MATCHES, BAD_USE = 1, 2
-"""Exit codes of ripgrep."""
+BAD_USE = 2
+"""The exit code of ripgrep for a pattern or an option that it refuses."""
+SHOW_OPTIONS = {
+    "lines": ["--json"],
+    "files": ["--files-with-matches", "--null"],
+    "counts": ["--count", "--null", "--with-filename"],
+}
 
 Limit = Annotated[int, msgspec.Meta(ge=1, le=2000)]
 Context = Annotated[int, msgspec.Meta(ge=0, le=MAX_CONTEXT)]
@@ -76,11 +81,7 @@ def search_tools(ws: Workspace) -> list[Tool]:
         context:  lines to show around each match
         limit:    the largest number of matches
         """
-        options = ["--json", f"--context={context}"] if show == "lines" else [f"--max-count={ws.limits.matches}"]
-        if show == "files":
-            options = ["--files-with-matches", "--null"]
-        elif show == "counts":
-            options = ["--count", "--null", "--with-filename"]
+        options = [*SHOW_OPTIONS[show], f"--context={context}"]
         options += ["--ignore-case"] * ignore_case + ["--fixed-strings"] * literal + ["--hidden"] * hidden
         options += [] if glob is None else [f"--glob={_check_pattern(glob, 'glob')}"]
         options += ["--sort=path", "--regexp", _check_pattern(pattern, "pattern")]
@@ -130,8 +131,6 @@ def search_tools(ws: Workspace) -> list[Tool]:
 def _check_pattern(pattern: str, name: str) -> str:
     if not pattern or "\0" in pattern or len(pattern) > MAX_PATTERN:
         raise ToolError("invalid_args", f"{name} must have 1 to {MAX_PATTERN} characters, and no NUL")
-    if name != "pattern" or not pattern.startswith("!"):
-        return pattern
     return pattern
 
 
@@ -152,11 +151,11 @@ def _open_place(root: Root, path: str) -> Iterator[Place]:
     """Open the directory or the file to search, beneath the root."""
     name = root.normalise(path)
     try:
-        descriptor, is_file = root.open_directory(name), False
-    except ToolError as error:
-        if error.kind in ("outside_workspace", "protected_path", "not_found"):
-            raise
         descriptor, is_file = root.open_file(name), True
+    except ToolError as error:
+        if error.kind != "read_failed":
+            raise
+        descriptor, is_file = root.open_directory(name), False
     try:
         where = f"/proc/self/fd/{descriptor}" if sys.platform == "linux" else str(root.path / name)
         if is_file:
@@ -228,7 +227,10 @@ def _read_lines(ws: Workspace, found: Iterable[Line], place: Place) -> Iterator[
             if descriptor >= 0:
                 room = 4 * ws.limits.line_characters
                 raw = os.pread(descriptor, min(line.size, room), line.offset) if line.size else b""
-                yield line, _cut_line(raw.decode(errors="replace").rstrip("\r\n"), ws.limits.line_characters, line, room)
+                yield (
+                    line,
+                    _cut_line(raw.decode(errors="replace").rstrip("\r\n"), ws.limits.line_characters, line, room),
+                )
     finally:
         if descriptor >= 0:
             os.close(descriptor)
@@ -265,9 +267,7 @@ async def _grep_files(ws: Workspace, path: str, options: list[str], limit: int, 
     return _cut_names([row.replace("\0", ": ") for row in found], limit, outcome, show)
 
 
-async def _collect_names(
-    ws: Workspace, place: Place, options: list[str], limit: int
-) -> tuple[list[str], Outcome]:
+async def _collect_names(ws: Workspace, place: Place, options: list[str], limit: int) -> tuple[list[str], Outcome]:
     """Return up to ``limit`` rows that ripgrep prints: a path, and with counts a NUL and the count."""
     rows: list[str] = []
 
@@ -275,7 +275,9 @@ async def _collect_names(
         # With --null a path ends in NUL. Rows without a count are not separated by line ends.
         for row in raw.rstrip(b"\0").split(b"\0") if b"--count" not in flags else [raw]:
             text = row.decode(errors="replace")
-            rows.append(place.name + text.removeprefix("<stdin>") if place.stdin is not None else _add_prefix(place, text))
+            rows.append(
+                place.name + text.removeprefix("<stdin>") if place.stdin is not None else _add_prefix(place, text)
+            )
         return len(rows) < limit
 
     flags = {option.encode() for option in options}
@@ -308,9 +310,7 @@ def _cut_names(found: list[str], limit: int, outcome: Outcome, what: str) -> dic
     return _add_notes(result, len(found) > limit, outcome, f"{limit} {what} are shown, there are more", not found)
 
 
-def _add_notes(
-    result: dict[str, Any], more: bool, outcome: Outcome, message: str, empty: bool
-) -> dict[str, Any]:
+def _add_notes(result: dict[str, Any], more: bool, outcome: Outcome, message: str, empty: bool) -> dict[str, Any]:
     if more:
         result["more"] = True
         result["note"] = f"{message}: narrow the pattern, the path or the glob, or raise limit"
