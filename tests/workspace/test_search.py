@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -158,16 +159,16 @@ async def test_a_directory_that_is_swapped_for_a_link_while_grep_runs_leaks_noth
     secret.mkdir()
     (secret / "b.py").write_text("alpha OUTSIDE\n")
     names = [str(tree / "src"), str(tmp_path / "aside"), str(secret)]
-    swapper = subprocess.Popen([sys.executable, "-c", SWAP, *names], stdout=subprocess.PIPE)
+    swapper = await asyncio.create_subprocess_exec(sys.executable, "-c", SWAP, *names, stdout=subprocess.PIPE)
     assert swapper.stdout is not None
-    swapper.stdout.readline()
+    await swapper.stdout.readline()
     try:
         for _ in range(60):
             found = await run(ws, "grep", pattern="alpha")
             assert "OUTSIDE" not in found["lines"]
     finally:
         swapper.kill()
-        swapper.communicate()
+        await swapper.communicate()
 
 
 async def test_glob_finds_files_at_any_depth_sorted(ws):

@@ -86,7 +86,8 @@ async def run_ripgrep(
         stderr=asyncio.subprocess.PIPE,
         env={"PATH": "/usr/bin:/bin"},
     )
-    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
     _limit_memory(process.pid)
     errors = asyncio.create_task(process.stderr.read(4096))
     stopped = complaint = ""

@@ -211,8 +211,9 @@ async def _grep_lines(ws: Workspace, path: str, options: list[str], limit: int) 
 def _to_line(kind: str, data: dict[str, Any], place: Place) -> Line:
     text = read_text(data["lines"])
     size = len(text.encode(errors="surrogateescape"))
-    name = place.name if place.stdin is not None else place.prefix + read_text(data["path"]).removeprefix("./")
-    return Line(name, data["line_number"], data["absolute_offset"], size, kind == "match")
+    return Line(
+        _add_prefix(place, read_text(data["path"])), data["line_number"], data["absolute_offset"], size, kind == "match"
+    )
 
 
 def _read_lines(ws: Workspace, found: Iterable[Line], place: Place) -> Iterator[tuple[Line, str]]:
@@ -243,20 +244,29 @@ def _try_open(root: Root, path: str) -> int:
         return -1
 
 
-def _cut_line(text: str, limit: int, line: Line, room: int) -> str:
-    if len(text) <= limit and line.size <= room:
-        return text
-    return f"{text[:limit]} [cut: the line has {line.size:,} bytes]"
+def _read_line(descriptor: int, line: Line, limit: int) -> str:
+    room = 4 * limit  # a character has at most four bytes
+    raw = os.pread(descriptor, min(line.size, room), line.offset)
+    text = raw.decode(errors="replace").rstrip("\r\n")
+    return (
+        text if len(text) <= limit and line.size <= room else f"{text[:limit]} [cut: the line has {line.size:,} bytes]"
+    )
 
 
 def _format_lines(texts: list[tuple[Line, str]]) -> Iterator[str]:
     previous: Line | None = None
     for line, text in texts:
-        if previous is not None and (line.path != previous.path or line.number > previous.number + 1):
-            if not previous.matches or not line.matches:
-                yield "--"
-        yield f"{line.path}{':' if line.matches else '-'}{line.number}{':' if line.matches else '-'}{text}"
+        if previous is not None and _has_gap(previous, line):
+            yield "--"
+        mark = ":" if line.matches else "-"
+        yield f"{line.path}{mark}{line.number}{mark}{text}"
         previous = line
+
+
+def _has_gap(previous: Line, line: Line) -> bool:
+    """Return whether lines are left out between two lines that are shown with their context."""
+    apart = line.path != previous.path or line.number > previous.number + 1
+    return apart and not (previous.matches and line.matches)
 
 
 async def _grep_files(ws: Workspace, path: str, options: list[str], limit: int, show: str) -> dict[str, Any]:
