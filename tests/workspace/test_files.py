@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import hashlib
 import json
@@ -672,6 +673,7 @@ async def test_the_result_keeps_the_old_content_for_undo(files):
         "before": hash_content(b"one\ntwo\nthree\n"),
         "after": hash_content(b"new\n"),
         "kept": hash_content(b"one\ntwo\nthree\n"),
+        "mode": 0o644,
     }
     made = await files.result("write", path="new.txt", content="x")
     assert made.data["changes"] == [{"path": "new.txt", "before": None, "after": hash_content(b"x"), "kept": None}]
@@ -975,6 +977,19 @@ def test_a_temporary_of_a_living_process_is_left_alone(tree):
             assert (tree / name).exists() is expected
             if expected:
                 os.close(fd)
+
+
+async def test_no_descriptor_stays_open(files):
+    """Neither after success nor after any of the refusals."""
+    os.mkfifo(files.path / "fifo")
+    os.symlink("/etc", files.path / "out")
+    before = len(os.listdir("/proc/self/fd"))
+    for path in ("a.txt", "new/x.txt", "fifo", "out/x", "a.txt/x", "src", ".git/hooks/x", "nowhere/../b", ".env"):
+        for tool, args in (("read", {}), ("write", {"content": "one\n"}), ("edit", {"old": "one", "new": "1"})):
+            for call in (files.plan, files.run):
+                with contextlib.suppress(ToolError):
+                    await call(tool, path=path, **args)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_threads_that_commit_to_one_file_lose_nothing(tree):

@@ -12,8 +12,9 @@ from workspace.conftest import FileTools, snapshot
 
 from holdfast.errors import ToolError
 from holdfast.tools.call import Call
+from holdfast.workspace.diff import diff_files
 from holdfast.workspace.patch import apply_hunks, parse_patch
-from holdfast.workspace.text import diff_files, hash_content, split_lines
+from holdfast.workspace.text import hash_content, split_lines
 
 NUMBERS = b"".join(b"line %d\n" % number for number in range(1, 31))
 
@@ -171,6 +172,26 @@ def test_patches_that_git_makes_give_what_git_gives(tmp_path):
         if ours and old:
             (patch,) = parse_patch(ours)
             assert apply_hunks(old, patch) == new, ours
+
+
+@pytest.mark.parametrize("count", [10, 30_000, 200_000])
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_the_diff_of_a_long_file_is_complete_and_applies(count, end):
+    """Also where it is too long to be compared line by line, or differs at both ends of many equal blocks."""
+    old = b"\n".join(b"line %d" % (number % 977) for number in range(count)) + end
+    cases = [
+        old.replace(b"line 5\n", b"five\nand more\n", 1),
+        old.replace(b"line 5\n", b"five\n"),
+        b"first\n" + old,
+        old + b"last",
+        old[: len(old) // 2],
+        b"\n".join(b"other %d" % number for number in range(count)),
+    ]
+    for new in cases:
+        diff = diff_files("f", old, new)
+        (patch,) = parse_patch(diff.text)
+        assert apply_hunks(old, patch) == new
+        assert diff.added - diff.removed == len(split_lines(new)) - len(split_lines(old))
 
 
 # --- V4A ---

@@ -43,6 +43,8 @@ class Change(msgspec.Struct, frozen=True):
     """The content before, for undo."""
     mode: int | None = None
     """The new permissions; None keeps those of the file, or takes the default for a new one."""
+    old_mode: int | None = None
+    """The permissions before, for undo."""
 
 
 def commit_changes(root: Root, changes: Sequence[Change]) -> None:
@@ -189,8 +191,6 @@ class _Commit:
         _copy_attributes(staged, fd)
         os.fsync(fd)
         staged.new = os.fstat(fd)
-        if WINDOWS:  # an open file cannot be renamed there
-            staged.close_files()
 
     def _create_temporary(self, staged: _Staged) -> int:
         for _ in range(100):
@@ -208,6 +208,8 @@ class _Commit:
     # --- renaming ---
 
     def apply(self, staged: _Staged) -> None:
+        if WINDOWS:  # an open file cannot be renamed there
+            staged.close_files()
         self._check_unchanged(staged)
         name, temp, directory = staged.place.name, staged.temp, staged.directory
         if temp is None:

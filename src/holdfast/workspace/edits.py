@@ -24,7 +24,7 @@ def write_changes(ws: FileWorkspace, args: Mapping[str, Any], call: Call) -> lis
         raise ToolError("too_large", f"content has {len(content)} bytes; the limit is {ws.limits.edited_bytes}")
     state = load_state(ws.root, args["path"], ws.limits.edited_bytes)
     check_fresh(ws, call, state, args.get("expected"))
-    return [Change(state.path, state.version, hash_content(content), content, state.content)]
+    return [_replace(state, content)]
 
 
 def edit_changes(ws: FileWorkspace, args: Mapping[str, Any], call: Call) -> list[Change]:
@@ -38,7 +38,7 @@ def edit_changes(ws: FileWorkspace, args: Mapping[str, Any], call: Call) -> list
     content = state.content
     for number, edit in enumerate(edits, 1):
         content = replace_text(content, edit, state.path, number if len(edits) > 1 else None)
-    return [Change(state.path, state.version, hash_content(content), content, state.content)]
+    return [_replace(state, content)]
 
 
 class Edit(NamedTuple):
@@ -154,7 +154,11 @@ def _apply_file_patch(
 
 def _to_change(first: State, latest: State) -> Change:
     mode = latest.mode if latest.mode != first.mode else None
-    return Change(first.path, first.version, latest.version, latest.content, first.content, mode)
+    return Change(first.path, first.version, latest.version, latest.content, first.content, mode, first.mode)
+
+
+def _replace(state: State, content: bytes) -> Change:
+    return Change(state.path, state.version, hash_content(content), content, state.content, old_mode=state.mode)
 
 
 def encode(value: str, name: str) -> bytes:

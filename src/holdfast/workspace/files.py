@@ -19,6 +19,7 @@ from holdfast.tools.call import Call
 from holdfast.tools.declare import Tool
 from holdfast.workspace.changes import Change, commit_changes, conflict_error
 from holdfast.workspace.contents import FileWorkspace, Seen
+from holdfast.workspace.diff import diff_files
 from holdfast.workspace.edits import (
     edit_changes,
     patch_changes,
@@ -31,7 +32,6 @@ from holdfast.workspace.edits import (
 from holdfast.workspace.limits import Limits
 from holdfast.workspace.patch import parse_patch
 from holdfast.workspace.reader import read_tool, refuse_denied, ws_paths
-from holdfast.workspace.text import diff_files
 
 __all__ = ["Change", "FileWorkspace", "Seen", "commit_changes", "file_tools"]
 
@@ -91,7 +91,8 @@ def make_result(changes: Sequence[Change], call: Call) -> Result:
     files: list[dict[str, Any]] = []
     for change in changes:
         kept = call.keep(change.old, "application/octet-stream", change.path).sha256 if change.old is not None else None
-        records.append({"path": change.path, "before": change.before, "after": change.after, "kept": kept})
+        record: dict[str, Any] = {"path": change.path, "before": change.before, "after": change.after, "kept": kept}
+        records.append(record | ({"mode": change.old_mode} if change.old_mode is not None else {}))
         diff = diff_files(change.path, change.old, change.content)
         facts: dict[str, Any] = {"path": change.path, "action": action_of(change), "version": change.after}
         files.append(facts | {"added": diff.added, "removed": diff.removed})

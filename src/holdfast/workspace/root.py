@@ -256,9 +256,14 @@ class Root:
             parent.remove_directory(last)
 
     def hash_file(self, path: str) -> str | None:
-        """Return the SHA-256 of the content (hex), the file's version; None if there is no such file."""
+        """Return the SHA-256 of the content (hex), the file's version; None if there is no such file.
+
+        Also of secrets: a version does not show the content.
+        """
+        name = self.normalise(path)
         try:
-            fd = self.open_file(path)
+            with self._translate(name, "read_failed"):
+                fd, _ = self.opener.open_file(self._directory, name)
         except ToolError as error:
             if error.kind == "not_found":
                 return None
