@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import msgspec
 
@@ -30,33 +30,39 @@ __all__ = [
     "read_command",
 ]
 
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 LONGEST = 16 * 1024
 """A longer command, in bytes, is not analysed."""
 DEEPEST = 6
 """Commands within commands (``sh -c 'sh -c ...'``) that are followed."""
 _MOST_PIECES = 2000
 
-SHELLS = frozenset("ash bash busybox csh dash fish ksh mksh nu pwsh powershell sh tcsh zsh cmd toybox".split())
-INTERPRETERS = SHELLS | frozenset(
-    "awk gawk mawk nawk bun deno elixir erl escript expect gdb ghci groovy guile java jshell julia lua luajit node nodejs "
-    "ocaml octave osascript perl php pry psql python pypy ipython irb r racket rscript ruby sbcl scala sed sqlite swift tclsh "
-    "ts-node tsx vim vi nvim emacs ed ex wish".split()
+SHELLS = _names("ash bash busybox csh dash fish ksh mksh nu pwsh powershell sh tcsh zsh cmd toybox")
+INTERPRETERS = SHELLS | _names(
+    "awk gawk mawk nawk bun deno elixir erl escript expect gdb ghci groovy guile java jshell julia lua luajit node "
+    "nodejs ocaml octave osascript perl php pry psql python pypy ipython irb r racket rscript ruby sbcl scala sed "
+    "sqlite swift tclsh ts-node tsx vim vi nvim emacs ed ex wish"
 )
 """Programs that run the code in their arguments, or in the files that these name."""
-WRAPPERS = frozenset(
-    "alias bwrap caffeinate chroot chrt chpst command builtin coproc dbus-run-session direnv docker doas entr env eval exec "
-    "fakeroot find firejail flock gosu ionice kubectl ltrace make nice nohup ninja nsenter parallel pkexec podman "
-    "rlwrap rtx runuser script setarch setpriv setsid source ssh start-stop-daemon stdbuf strace su sudo systemd-run "
-    "taskset tar time timeout trap unbuffer unshare valgrind watch xargs xvfb-run .".split()
+WRAPPERS = _names(
+    "alias bwrap caffeinate chroot chrt chpst command builtin coproc dbus-run-session direnv docker doas entr env "
+    "eval exec fakeroot find firejail flock gosu ionice kubectl ltrace make nice nohup ninja nsenter parallel pkexec "
+    "podman rlwrap rtx runuser script setarch setpriv setsid source ssh start-stop-daemon stdbuf strace su sudo "
+    "systemd-run taskset tar time timeout trap unbuffer unshare valgrind watch xargs xvfb-run ."
 )
 """Programs and builtins that run the command in their arguments."""
-PACKAGE_MANAGERS = frozenset(
-    "apk apt apt-get aptitude brew bundle bundler cargo choco composer conda corepack cpan dnf dotnet easy_install gem go "
-    "gradle gradlew hatch mamba micromamba mix mvn mvnw nix nix-env nix-shell npm npx nuget opam pacman pdm pip pipenv pipx "
-    "pkg pnpm poetry port rake rustup sbt scoop snap stack tox nox uv uvx winget yarn yum zypper just task".split()
+PACKAGE_MANAGERS = _names(
+    "apk apt apt-get aptitude brew bundle bundler cargo choco composer conda corepack cpan dnf dotnet easy_install "
+    "gem go gradle gradlew hatch mamba micromamba mix mvn mvnw nix nix-env nix-shell npm npx nuget opam pacman pdm "
+    "pip pipenv pipx pkg pnpm poetry port rake rustup sbt scoop snap stack tox nox uv uvx winget yarn yum zypper "
+    "just task"
 )
 """Programs that fetch and run code of packages, or run what a file of the project names."""
-_KEYWORDS = frozenset("! if then elif else do while until function { select case in for".split())
+_KEYWORDS = _names("! if then elif else do while until function { select case in for")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\[[^]]*\])?\+?=")
 _COMPUTED = re.compile(r"[$`*?\[~]|\{[^}]*,")
 
@@ -93,15 +99,20 @@ class Command(msgspec.Struct, frozen=True, dict=True):
         found: dict[str, list[Start]] = {}
         for piece in self.pieces:
             for at in piece.starts:
-                name = piece.words[at].casefold()
-                for each in {name, re.split(r"[/\\]", name)[-1]}:
-                    found.setdefault(each, []).append((piece, at))
+                for name in _find_names(piece.words[at]):
+                    found.setdefault(name, []).append((piece, at))
         return found
 
     @cached_property
     def all_words(self) -> tuple[str, ...]:
         """Every word once, also of the commands within it."""
         return tuple(dict.fromkeys(word for piece in self.pieces for word in piece.words))
+
+
+@lru_cache(maxsize=1024)
+def _find_names(word: str) -> tuple[str, ...]:
+    name = word.casefold()
+    return tuple({name, re.split(r"[/\\]", name)[-1]})
 
 
 def program_name(word: str) -> str:
@@ -125,6 +136,12 @@ def read_command(text: str) -> Command:
     else:
         scan.add_text(text, 0)
     return Command(text, tuple(words) if words else None, tuple(scan.pieces), unread or scan.unread, scan.computed)
+
+
+_INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs")
+"""Unicode categories of characters that are not seen, or that change how others are seen."""
+_BLANKS = "\u034f\u115f\u1160\u3164\uffa0\u2800"
+"""Letters and marks that are drawn as nothing."""
 
 
 def _find_obstacle(text: str) -> str:
@@ -168,6 +185,8 @@ def _decode_ansi(text: str) -> str:
 
 def _bare(word: str) -> str:
     r"""Return a word without quotes, backslashes and invisible characters: ``r\m`` and ``"rm"`` are ``rm``."""
+    if word.isalnum() and word.isascii():
+        return word
     bare = re.sub(r"""[\\'"]""", "", word)
     return bare if bare.isascii() else "".join(c for c in bare if unicodedata.category(c) not in ("Cf", "Cc"))
 
@@ -197,7 +216,10 @@ class _Scan:
                 self.add_words(words[1:], depth, nested=False)
 
     def add_words(self, words: Sequence[str], depth: int, *, nested: bool = True, literal: bool = False) -> None:
-        """Add one simple command; with ``nested``, also the commands in its arguments. Nothing expands in literal words."""
+        """Add one simple command; with ``nested``, also the commands in its arguments.
+
+        literal:  nothing in the words expands
+        """
         if not words:
             return
         if len(self.pieces) >= _MOST_PIECES:
@@ -216,7 +238,7 @@ class _Scan:
                 self._add_argument(word, depth + 1)
 
     def _add_argument(self, word: str, depth: int) -> None:
-        """Add the command that an argument of a wrapper may hold: ``sh -c 'CMD'``, ``env -SCMD``, ``--to-command=CMD``."""
+        """Add the command in an argument of a wrapper: ``sh -c 'CMD'``, ``env -SCMD``, ``--to-command=CMD``."""
         if word.startswith("-S"):
             self.add_text(word[2:], depth)
         if "=" in word:

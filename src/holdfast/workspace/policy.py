@@ -45,7 +45,7 @@ Mode = Literal["auto", "edits", "ask", "read_only", "plan"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 """From the loosest to the strictest."""
 PROGRAM_PATH = "/usr/local/bin:/usr/bin:/bin"
-"""Where programs are looked up that run without asking: never the PATH of this process, which may lead into a workspace."""
+"""Where confined programs are looked up. The PATH of this process may lead into a workspace."""
 
 _UNCHANGING = ("read_only", "plan")
 _READERS = {"grep": ("grep", "read"), "bash": ("read",)}
@@ -103,7 +103,7 @@ class Policy:
 
     def narrow(self, mode: Mode | None = None, rules: RuleSet | None = None) -> Policy:
         """Return the policy of a child: the stricter of the two modes, and rules that only narrow these."""
-        stricter = max(self.mode, mode or self.mode, key=MODES.index)
+        stricter = MODES[max(MODES.index(self.mode), MODES.index(mode or self.mode))]
         narrowed = narrow(self.rules, rules or RuleSet())
         return Policy(stricter, narrowed, self._root, self._sandbox, path=self._path, now=self._now)
 
@@ -183,7 +183,7 @@ class Policy:
             return self._rule("allow", f"no rule matches, and a sandbox of level {self._sandbox.level} is in force")
         rule = self.rules.match_command(read, self._now())
         if rule and read.words:
-            problem = self._find_doubt(read.words, cwd)
+            problem = self._find_doubt(rule, read.words, cwd)
             if not problem:
                 return self._rule("allow", f"{self.rules.name(rule)} allows it", executable)
             return self._rule("ask", f"{self.rules.name(rule)} does not apply: {problem}", executable)
@@ -241,6 +241,10 @@ class Policy:
                 name = self._root.normalise(_join(cwd, path))
             except ToolError:
                 return f"{path!r:.80} is outside the workspace"
+            if ".." in path.split("/"):
+                return f"{path!r:.80} has '..', which leads elsewhere behind a link"
+            if any(self._root.is_protected(each) for each in self._find_names(name)):
+                return f"{path!r:.80} is protected"
             if self._leads_out(name):
                 return f"{path!r:.80} leads out of the workspace"
             if self._match_word(_READERS["bash"], path, cwd, links=True):
@@ -260,12 +264,19 @@ class Policy:
         inside = any(_is_beneath(each, root) for each in (os.path.abspath(found), os.path.realpath(found)))
         return "" if inside else found
 
-    def _find_doubt(self, words: Sequence[str], cwd: str) -> str:
-        """Return why an allow rule for these words may not mean the program that would run; empty if it does."""
+    def _find_doubt(self, rule: Rule, words: Sequence[str], cwd: str) -> str:
+        """Return why an allow rule may not mean what would run; empty if it does.
+
+        Exact words mean one program, started in the root: in another directory they may run another file. A rule with
+        a wildcard means harmless flags (``rules``) and paths that the read tool may read.
+        """
         named_by_path = "/" in words[0] or "\\" in words[0]
         if not named_by_path and not self._find_executable(words[0], self._path):
             return f"{words[0]!r:.60} is not a program outside the workspace"
-        if cwd != "." and isinstance(find_reading(words), str):
+        reading = find_reading(words)
+        if rule.has_wildcard:
+            return reading if isinstance(reading, str) else self._find_unreadable(reading, cwd)
+        if cwd != "." and isinstance(reading, str):
             return f"the command starts in {cwd!r:.80}, not in the root of the workspace"
         return ""
 

@@ -1,4 +1,4 @@
-"""Rules: which calls of the workspace tools run, ask or are denied. Rules are data and are checked when they are loaded.
+"""Rules: which calls of the workspace tools run, ask or are denied. They are data, and checked when they are loaded.
 
 A rule is for paths (``path``, file tools) or for commands (``argv``, bash). Of all rules that match, the strictest
 wins, whatever their order. The two kinds of effects match differently, each to the safe side:
@@ -76,6 +76,10 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         what = self.path if self.path else json.dumps(self.argv, ensure_ascii=False)
         return f"{self.effect} {self.tool} {what}"
 
+    @property
+    def has_wildcard(self) -> bool:
+        return ONE in self.argv or REST in self.argv
+
     def is_live(self, now: datetime) -> bool:
         return self.expires is None or now < self.expires
 
@@ -99,7 +103,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
             return any(_match_start(self.argv, piece, at) for piece, at in self._find_starts(command))
         if command.words is None or command.unread or not _match_argv(self.argv, command.words):
             return False
-        return not _has_wildcard(self.argv) or isinstance(find_reading(command.words), Reading)
+        return not self.has_wildcard or isinstance(find_reading(command.words), Reading)
 
     def _find_starts(self, command: Command) -> Iterable[Start]:
         """Return the starts of the programs that the first token names."""
@@ -202,17 +206,15 @@ def _match_argv(argv: Sequence[Token], words: Sequence[str]) -> bool:
 def _match_start(argv: Sequence[Token], piece: Piece, at: int) -> bool:
     """Return whether the words of a piece match from a position on. The first token has been compared by name.
 
-    In shell text words may vanish (``$EMPTY``) or be a comment: there a pattern also matches if more words follow.
+    Words that follow do not matter in shell text, where they may vanish (``$EMPTY``) or be a comment, and behind a
+    wrapper, where they may be its own (``find -exec CMD ;``).
     """
+    longer = argv[-1] == REST or piece.shell or at > 0
     tokens = argv[1:] if argv[-1] != REST else argv[1:-1]
     left = len(piece.words) - at - 1
-    if left < len(tokens) or (left > len(tokens) and argv[-1] != REST and not piece.shell):
+    if left < len(tokens) or (left > len(tokens) and not longer):
         return False
     return all(_match_token(token, piece.words[at + 1 + index]) for index, token in enumerate(tokens))
-
-
-def _has_wildcard(argv: Sequence[Token]) -> bool:
-    return ONE in argv or REST in argv
 
 
 def _fold(path: str) -> str:
@@ -408,7 +410,7 @@ def _read_example(given: Any, key: str, is_command: bool, where: str) -> Example
 
 def _refuse_unsafe_allow(rule: Rule, where: str) -> None:
     """Refuse an allow rule that covers more than its author can know."""
-    if rule.effect != "allow" or not rule.argv or not _has_wildcard(rule.argv):
+    if rule.effect != "allow" or not rule.argv or not rule.has_wildcard:
         return
     first = rule.argv[0]
     for name in first if isinstance(first, tuple) else (first,):
