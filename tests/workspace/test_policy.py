@@ -336,14 +336,14 @@ HARMFUL = {
 
 @pytest.mark.parametrize("command", HARMLESS)
 def test_flags_of_the_table_are_harmless(command: str) -> None:
-    words = policy_module.read_command(command).words
+    words = policy_module.analyse_command(command).words
     assert words is not None
     assert isinstance(find_reading(words), Reading)
 
 
 @pytest.mark.parametrize("command", HARMFUL)
 def test_any_other_flag_is_not(command: str) -> None:
-    words = policy_module.read_command(command).words
+    words = policy_module.analyse_command(command).words
     assert words is not None
     assert isinstance(find_reading(words), str), HARMFUL[command]
 
@@ -371,7 +371,7 @@ def test_every_program_with_a_table_has_an_example() -> None:
     ],
 )
 def test_the_paths_that_a_command_reads_are_known(command: str, paths: tuple[str, ...], recursive: bool) -> None:
-    words = policy_module.read_command(command).words
+    words = policy_module.analyse_command(command).words
     assert words is not None
     assert find_reading(words) == Reading(paths, recursive)
 
@@ -388,7 +388,7 @@ def test_no_harmless_command_changes_the_workspace(tmp_path: Path) -> None:
 
     before, ran = look(), 0
     for command in HARMLESS:
-        words = list(policy_module.read_command(command).words or ())
+        words = list(policy_module.analyse_command(command).words or ())
         if shutil.which(words[0], path=PROGRAM_PATH):
             subprocess.run(words, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False)
             ran += 1

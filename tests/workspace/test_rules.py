@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from support.policies import COMMANDS, NOW, PATHS, RULES, one_rule
 
 from holdfast.errors import DeclarationError
-from holdfast.workspace.command import read_command
+from holdfast.workspace.command import analyse_command
 from holdfast.workspace.rules import EFFECTS, RuleSet, narrow, remember_command
 
 PUSH = {"tool": "bash", "argv": ["git", "push", "**"], "effect": "deny"}
 
 
 def rule_for(command: str, *rules: dict[str, Any], now: datetime = NOW) -> str | None:
-    found = RuleSet.load(rules).match_command(read_command(command), now)
+    found = RuleSet.load(rules).match_command(command, now)
     return found and found.effect
 
 
@@ -400,7 +400,7 @@ def test_a_child_only_narrows() -> None:
     more = {"tool": "bash", "argv": ["git", "pull"], "effect": "allow"}
     child = narrow(parent, RuleSet.load([allow, more, PUSH, {"tool": "*", "path": "secrets/**", "effect": "allow"}]))
     assert [
-        rule.effect if (rule := child.match_command(read_command(command), NOW)) else None
+        rule.effect if (rule := child.match_command(analyse_command(command), NOW)) else None
         for command in ("make test", "git pull", "git push")
     ] == ["allow", None, "deny"]
     assert child.match_path(["read"], "secrets/a", NOW) in parent.rules
@@ -423,7 +423,7 @@ def test_a_remembered_command_is_exactly_that_argument_list() -> None:
         "X=1 git log --format=%h": None,
         "sh -c 'git log --format=%h'": None,
     }.items():
-        found = remembered.match_command(read_command(command), NOW)
+        found = remembered.match_command(analyse_command(command), NOW)
         assert (found and found.effect) == effect, command
 
 
@@ -431,9 +431,9 @@ def test_a_remembered_star_is_a_word_and_no_wildcard() -> None:
     """[B101]"""
     remembered = remember_command(["python", "*", "**"], expires=NOW)
     before = NOW - timedelta(days=1)
-    assert remembered.match_command(read_command("python '*' '**'"), before)
-    assert not remembered.match_command(read_command("python a b"), before)
-    assert not remembered.match_command(read_command("python '*' '**'"), NOW)
+    assert remembered.match_command(analyse_command("python '*' '**'"), before)
+    assert not remembered.match_command(analyse_command("python a b"), before)
+    assert not remembered.match_command(analyse_command("python '*' '**'"), NOW)
 
 
 # Properties
@@ -441,7 +441,7 @@ def test_a_remembered_star_is_a_word_and_no_wildcard() -> None:
 
 def judge(rules: Iterable[Any], command: str, path: str) -> tuple[int, int]:
     loaded = RuleSet.load(rules)
-    found = loaded.match_command(read_command(command), NOW), loaded.match_path(["write"], path, NOW)
+    found = loaded.match_command(analyse_command(command), NOW), loaded.match_path(["write"], path, NOW)
     first, second = (strictness(rule and rule.effect) for rule in found)
     return first, second
 

@@ -23,11 +23,11 @@ __all__ = [
     "LONGEST",
     "PACKAGE_MANAGERS",
     "WRAPPERS",
-    "Command",
+    "Analysis",
     "Piece",
     "Start",
+    "analyse_command",
     "program_name",
-    "read_command",
 ]
 
 
@@ -80,8 +80,8 @@ Start = tuple[Piece, int]
 """A place where a program may start: a position in the words of a piece."""
 
 
-class Command(msgspec.Struct, frozen=True, dict=True):
-    """A command as the rules see it."""
+class Analysis(msgspec.Struct, frozen=True, dict=True):
+    """What is known about a command."""
 
     text: str
     words: tuple[str, ...] | None
@@ -121,21 +121,21 @@ def program_name(word: str) -> str:
     return re.sub(r"(?<=[a-z])[-_]?[0-9][0-9.]*$", "", name) or name
 
 
-def read_command(text: str) -> Command:
+def analyse_command(text: str) -> Analysis:
     """Return the analysis of a command. Never raises: what cannot be read is said in ``unread``."""
     unread = _find_obstacle(text)
     if len(text) > LONGEST or len(text.encode(errors="replace")) > LONGEST:
         # Each word may start a program: one pass over the text, so that deny rules hold for a text of any length.
         pieces = ([_bare(word) for word in piece.split()] for piece in _SEPARATORS.split(_join_lines(text)))
         starts = tuple(Piece(tuple(words), tuple(range(len(words))), shell=True) for words in pieces if words)
-        return Command(text, None, starts, f"it is longer than {LONGEST} bytes")
+        return Analysis(text, None, starts, f"it is longer than {LONGEST} bytes")
     words = None if unread else literal_words(text)
     scan = _Scan()
     if words:
         scan.add_words(words, 0, literal=True)
     else:
         scan.add_text(text, 0)
-    return Command(text, tuple(words) if words else None, tuple(scan.pieces), unread or scan.unread, scan.computed)
+    return Analysis(text, tuple(words) if words else None, tuple(scan.pieces), unread or scan.unread, scan.computed)
 
 
 _INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs")

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import msgspec
 
 from holdfast.errors import DeclarationError, ToolError
-from holdfast.workspace.command import Command, read_command
+from holdfast.workspace.command import Analysis, analyse_command
 from holdfast.workspace.harmless import Reading, find_reading
 from holdfast.workspace.rules import EFFECTS, Effect, Rule, RuleSet, narrow
 
@@ -158,7 +158,7 @@ class Policy:
 
     def judge_command(self, command: str, cwd: str = ".") -> Ruling:
         """Return the ruling on a command. Raises ToolError for a directory outside the workspace."""
-        read, start = read_command(command), self._root.normalise(cwd)
+        read, start = analyse_command(command), self._root.normalise(cwd)
         restriction = self._find_restriction(read, start)
         harmless = self._find_harmless(read, start)
         confined = isinstance(harmless, _Harmless)
@@ -173,7 +173,7 @@ class Policy:
             return self._rule("ask", f"the command was not analysed: {read.unread}")
         return self._allow_command(read, start, harmless)
 
-    def _allow_command(self, read: Command, cwd: str, harmless: _Harmless | str) -> Ruling:
+    def _allow_command(self, read: Analysis, cwd: str, harmless: _Harmless | str) -> Ruling:
         """Return the ruling on a command that no rule restricts."""
         confined = isinstance(harmless, _Harmless)
         executable = harmless.executable if confined else ""
@@ -192,7 +192,7 @@ class Policy:
         missing = "no sandbox is in force, and " if self.mode == "auto" else ""
         return self._rule("ask", f"{missing}no rule matches ({harmless})")
 
-    def _find_restriction(self, read: Command, cwd: str) -> Rule | None:
+    def _find_restriction(self, read: Analysis, cwd: str) -> Rule | None:
         """Return the strictest ask or deny rule for a command or for a path among its words."""
         now = self._now()
         found = [self.rules.match_command(read, now)]
@@ -215,7 +215,7 @@ class Policy:
                 found.append(self.rules.match_path(tools, each, self._now()))
         return _find_restrictive(found)
 
-    def _find_harmless(self, read: Command, cwd: str) -> _Harmless | str:
+    def _find_harmless(self, read: Analysis, cwd: str) -> _Harmless | str:
         """Return the harmless command, or why it is not known to be one or cannot be confined."""
         if read.unread or not read.words:
             return read.unread or "it is not made of literal words"

@@ -32,11 +32,11 @@ from holdfast.workspace.command import (
     INTERPRETERS,
     PACKAGE_MANAGERS,
     WRAPPERS,
-    Command,
+    Analysis,
     Piece,
     Start,
+    analyse_command,
     program_name,
-    read_command,
 )
 from holdfast.workspace.harmless import TABLES, Reading, find_reading
 
@@ -95,17 +95,17 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         beneath = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
         return any(_match_glob(pattern, each) for pattern in _widen(_fold(self.path)) for each in beneath)
 
-    def matches_command(self, command: Command) -> bool:
+    def matches_command(self, command: Analysis) -> bool:
         """Return whether the rule matches a command: its literal words (allow), or any start in it (ask, deny)."""
         if not self.argv:
             return False
         if self.effect != "allow":
             return any(_match_start(self.argv, piece, at) for piece, at in self._find_starts(command))
-        if command.words is None or command.unread or not _match_argv(self.argv, command.words):
+        if command.words is None or not _match_argv(self.argv, command.words):
             return False
         return not self.has_wildcard or isinstance(find_reading(command.words), Reading)
 
-    def _find_starts(self, command: Command) -> Iterable[Start]:
+    def _find_starts(self, command: Analysis) -> Iterable[Start]:
         """Return the starts of the programs that the first token names."""
         first = self.argv[0]
         if first in (ONE, REST):
@@ -143,8 +143,9 @@ class RuleSet(msgspec.Struct, frozen=True, dict=True):
         named = {*tools, ONE}
         return _strictest(rule for rule in self._live(now) if rule.tool in named and rule.matches_path(path))
 
-    def match_command(self, command: Command, now: datetime) -> Rule | None:
+    def match_command(self, command: Analysis | str, now: datetime) -> Rule | None:
         """Return the strictest rule that matches a command; None if no rule does."""
+        command = analyse_command(command) if isinstance(command, str) else command
         return _strictest(rule for rule in self._live(now) if rule.matches_command(command))
 
     def restricts(self, tools: Iterable[str], now: datetime) -> bool:
@@ -447,8 +448,8 @@ def _matches_example(rule: Rule, example: Example) -> bool:
     if rule.path:
         return rule.matches_path(cast("str", example).removeprefix("./"))
     if isinstance(example, str):
-        return rule.matches_command(read_command(example))
-    return rule.matches_command(Command("", example, (Piece(example, (0,)),)))
+        return rule.matches_command(analyse_command(example))
+    return rule.matches_command(Analysis("", example, (Piece(example, (0,)),)))
 
 
 def _show(example: Example) -> str:
