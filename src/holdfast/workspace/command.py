@@ -27,6 +27,7 @@ __all__ = [
     "Piece",
     "Start",
     "analyse_command",
+    "analyse_words",
     "program_name",
 ]
 
@@ -83,7 +84,6 @@ Start = tuple[Piece, int]
 class Analysis(msgspec.Struct, frozen=True, dict=True):
     """What is known about a command."""
 
-    text: str
     words: tuple[str, ...] | None
     """The argument list, if the command is made of literal words only."""
     pieces: tuple[Piece, ...]
@@ -128,14 +128,20 @@ def analyse_command(text: str) -> Analysis:
         # Each word may start a program: one pass over the text, so that deny rules hold for a text of any length.
         pieces = ([_bare(word) for word in piece.split()] for piece in _SEPARATORS.split(_join_lines(text)))
         starts = tuple(Piece(tuple(words), tuple(range(len(words))), shell=True) for words in pieces if words)
-        return Analysis(text, None, starts, f"it is longer than {LONGEST} bytes")
+        return Analysis(None, starts, f"it is longer than {LONGEST} bytes")
     words = None if unread else literal_words(text)
-    scan = _Scan()
     if words:
-        scan.add_words(words, 0, literal=True)
-    else:
-        scan.add_text(text, 0)
-    return Analysis(text, tuple(words) if words else None, tuple(scan.pieces), unread or scan.unread, scan.computed)
+        return analyse_words(words)
+    scan = _Scan()
+    scan.add_text(text, 0)
+    return Analysis(None, tuple(scan.pieces), unread or scan.unread, scan.computed)
+
+
+def analyse_words(words: Sequence[str]) -> Analysis:
+    """Return the analysis of an argument list."""
+    scan = _Scan()
+    scan.add_words(words, 0, literal=True)
+    return Analysis(tuple(words), tuple(scan.pieces), scan.unread, scan.computed)
 
 
 _INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs")

@@ -95,6 +95,7 @@ class Policy:
         self.mode: Mode = mode
         self.rules = rules
         self._root, self._sandbox, self._path, self._now = root, sandbox, path, now
+        self._base = os.path.realpath(root.path)
 
     @property
     def hash(self) -> str:
@@ -148,11 +149,16 @@ class Policy:
 
     def _find_names(self, name: str) -> list[str]:
         """Return a path relative to the root, and that of the file that its links lead to, if this is another one."""
-        root = os.path.realpath(self._root.path)
-        real = os.path.realpath(os.path.join(root, name))
-        if not _is_beneath(real, root):
-            return [name]
-        return list(dict.fromkeys([name, Path(os.path.relpath(real, root)).as_posix()]))
+        real = self._resolve(name)
+        return [name] if real in (None, name) else [name, real]
+
+    def _resolve(self, name: str) -> str | None:
+        """Return the path of the file that the links of a path lead to; None if it is outside or has no such path."""
+        try:
+            real = os.path.realpath(os.path.join(self._base, name))
+        except ValueError:  # characters that the file system does not have
+            return None
+        return Path(os.path.relpath(real, self._base)).as_posix() if _is_beneath(real, self._base) else None
 
     # Commands
 
@@ -245,23 +251,18 @@ class Policy:
                 return f"{path!r:.80} has '..', which leads elsewhere behind a link"
             if any(self._root.is_protected(each) for each in self._find_names(name)):
                 return f"{path!r:.80} is protected"
-            if self._leads_out(name):
+            if self._resolve(name) is None:
                 return f"{path!r:.80} leads out of the workspace"
             if self._match_word(_READERS["bash"], path, cwd, links=True):
                 return f"a rule restricts {path!r:.80}"
         return ""
-
-    def _leads_out(self, name: str) -> bool:
-        root = os.path.realpath(self._root.path)
-        return not _is_beneath(os.path.realpath(os.path.join(root, name)), root)
 
     def _find_executable(self, name: str, path: str) -> str:
         """Return the file of a program; empty if there is none in ``path``, or if it belongs to the workspace."""
         found = None if "/" in name or "\\" in name else shutil.which(name, path=path)
         if found is None or not os.path.isabs(found):
             return ""
-        root = os.path.realpath(self._root.path)
-        inside = any(_is_beneath(each, root) for each in (os.path.abspath(found), os.path.realpath(found)))
+        inside = any(_is_beneath(each, self._base) for each in (os.path.abspath(found), os.path.realpath(found)))
         return "" if inside else found
 
     def _find_doubt(self, rule: Rule, words: Sequence[str], cwd: str) -> str:

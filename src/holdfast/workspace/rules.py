@@ -36,6 +36,7 @@ from holdfast.workspace.command import (
     Piece,
     Start,
     analyse_command,
+    analyse_words,
     program_name,
 )
 from holdfast.workspace.harmless import TABLES, Reading, find_reading
@@ -449,7 +450,7 @@ def _matches_example(rule: Rule, example: Example) -> bool:
         return rule.matches_path(cast("str", example).removeprefix("./"))
     if isinstance(example, str):
         return rule.matches_command(analyse_command(example))
-    return rule.matches_command(Analysis("", example, (Piece(example, (0,)),)))
+    return rule.matches_command(analyse_words(example))
 
 
 def _show(example: Example) -> str:
