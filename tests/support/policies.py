@@ -12,7 +12,7 @@ from typing import Any, cast
 from hypothesis import strategies as st
 
 from holdfast.errors import ToolError
-from holdfast.workspace.policy import Mode, Policy
+from holdfast.workspace.policy import PROGRAM_PATH, Mode, Policy
 from holdfast.workspace.rules import RuleSet
 
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
@@ -60,12 +60,12 @@ def make_policy(
     rules: RuleSet | Iterable[Any] = (),
     *,
     sandbox: str | FakeSandbox = "A",
-    **more: Any,
+    path: str = PROGRAM_PATH,
+    now: datetime = NOW,
 ) -> Policy:
     """Return a policy at a fixed time, with a sandbox of a level."""
-    held = FakeSandbox(sandbox) if isinstance(sandbox, str) else sandbox
-    loaded = RuleSet.load(rules)
-    return Policy(mode, loaded, cast("Any", FakeRoot(root)), cast("Any", held), **{"now": lambda: NOW} | more)
+    held = cast("Any", FakeSandbox(sandbox) if isinstance(sandbox, str) else sandbox)
+    return Policy(mode, RuleSet.load(rules), cast("Any", FakeRoot(root)), held, path=path, now=lambda: now)
 
 
 # Random rules and calls over few words, so that rules often match.

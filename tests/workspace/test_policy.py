@@ -213,7 +213,7 @@ def test_a_command_that_can_only_read_runs_confined_with_the_executable_that_was
 def test_without_the_read_only_sandbox_it_asks(tmp_path: Path, sandbox: FakeSandbox) -> None:
     ruling = make_policy(tmp_path, sandbox=sandbox).judge_command("cat a.txt")
     assert (ruling.effect, ruling.confined) == ("ask", False)
-    assert "no sandbox without writes and network" in ruling.reason
+    assert "no read-only sandbox without a network" in ruling.reason
 
 
 def test_an_executable_from_the_workspace_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,7 +441,7 @@ def test_rules_that_expire_stop_to_count_at_that_time(tmp_path: Path) -> None:
     """[B99]"""
     rules = [{"tool": "write", "path": "a", "effect": "allow", "expires": NOW + timedelta(hours=1)}]
     assert make_policy(tmp_path, rules=rules).judge_paths("write", ["a"], writes=True).effect == "allow"
-    later = make_policy(tmp_path, rules=rules, now=lambda: NOW + timedelta(hours=1))
+    later = make_policy(tmp_path, rules=rules, now=NOW + timedelta(hours=1))
     assert later.judge_paths("write", ["a"], writes=True).effect == "ask"
 
 

@@ -235,7 +235,7 @@ class Policy:
             return problem
         held = self._sandbox.guarantees
         if self._sandbox.level != "A" or not (held.write and held.net_tcp and held.net_udp):
-            return "no sandbox without writes and network is in force"
+            return "no read-only sandbox without a network is in force"
         return _Harmless(reading, executable)
 
     def _find_unreadable(self, reading: Reading, cwd: str) -> str:

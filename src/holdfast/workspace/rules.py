@@ -162,7 +162,8 @@ class RuleSet(msgspec.Struct, frozen=True, dict=True):
         return (rule for rule in self.rules if rule.is_live(now))
 
 
-Source = RuleSet | str | Path | Iterable[Mapping[str, Any]]
+Source = RuleSet | str | Path | Iterable[Mapping[str, Any] | Rule]
+"""Rules, the path of a rule file, or rules as dicts."""
 
 
 def narrow(parent: RuleSet, child: RuleSet) -> RuleSet:
