@@ -70,7 +70,8 @@ def make_policy(
 
 # Random rules and calls over few words, so that rules often match.
 
-WORDS = st.sampled_from(["git", "make", "ls", "rm", "status", "push", "test", "-l", "a.md", "src/a.md", "src"])
+WORDS = st.sampled_from(["git", "make", "ls", "rm", "status", "push", "test", "-l", "a.md", "src", "/etc"])
+READERS = st.sampled_from([["ls", "**"], ["ls", "*"], ["ls", "/etc"], ["ls", "*", "**"]])
 TOKENS = st.one_of(WORDS, st.just("*"), st.lists(WORDS, min_size=1, max_size=2))
 PATHS = st.lists(st.sampled_from(["src", "docs", "a.md", "b.py", "Secret"]), min_size=1, max_size=3).map("/".join)
 GLOBS = st.lists(st.sampled_from(["src", "docs", "*", "**", "*.md", "secret", "b.py"]), min_size=1, max_size=3).map(
@@ -79,20 +80,23 @@ GLOBS = st.lists(st.sampled_from(["src", "docs", "*", "**", "*.md", "secret", "b
 EFFECTS = st.sampled_from(["allow", "ask", "deny"])
 FILE_TOOLS = st.sampled_from(["read", "write", "edit", "grep", "*"])
 EXPIRES = st.sampled_from([None, "2026-01-01T00:00:00Z", "2028-01-01T00:00:00Z"])
-COMMANDS = st.lists(
-    st.one_of(WORDS, st.sampled_from(["&&", "|", "env", "sh", "-c", "$x", "'rm x'"])), min_size=1, max_size=5
+PARTS = st.one_of(WORDS, st.sampled_from(["&&", "|", "env", "sh", "-c", "$x", "'rm x'"]))
+COMMANDS = st.one_of(
+    st.lists(PARTS, min_size=1, max_size=5), st.sampled_from([["ls", "/etc"], ["ls", "src"], ["ls", "-l", "/etc"]])
 )
 
 
 @st.composite
 def one_rule(draw: st.DrawFn, effects: st.SearchStrategy[str] = EFFECTS) -> dict[str, Any]:
-    """A rule that is accepted: an allow rule for commands has no wildcards."""
+    """A rule that is accepted: an allow rule has wildcards only for ls."""
     effect = draw(effects)
     rule: dict[str, Any] = {"effect": effect, "expires": draw(EXPIRES)}
     if draw(st.booleans()):
         return rule | {"tool": draw(FILE_TOOLS), "path": draw(GLOBS)}
-    argv = draw(st.lists(WORDS if effect == "allow" else TOKENS, min_size=1, max_size=3))
-    return rule | {"tool": "bash", "argv": argv + (["**"] if effect != "allow" and draw(st.booleans()) else [])}
+    if effect == "allow":
+        return rule | {"tool": "bash", "argv": draw(st.one_of(READERS, st.lists(WORDS, min_size=1, max_size=3)))}
+    argv = draw(st.lists(TOKENS, min_size=1, max_size=3))
+    return rule | {"tool": "bash", "argv": argv + (["**"] if draw(st.booleans()) else [])}
 
 
 RULES = st.lists(one_rule(), max_size=6)

@@ -437,6 +437,23 @@ def test_an_allow_rule_does_not_mean_a_program_of_that_name_in_the_workspace(tmp
     assert elsewhere.judge_command("deploy").effect == "allow"
 
 
+@NEEDS_PROGRAMS
+def test_an_exact_allow_rule_counts_beside_one_with_a_wildcard_in_any_order(tmp_path: Path) -> None:
+    """A wildcard means paths in the workspace, exact words mean what they say [B99]."""
+    wide = {"tool": "bash", "argv": ["cat", "**"], "effect": "allow"}
+    exact = {"tool": "bash", "argv": ["cat", "/etc/hostname"], "effect": "allow"}
+    for rules, effect in [([wide], "ask"), ([exact], "allow"), ([wide, exact], "allow"), ([exact, wide], "allow")]:
+        assert make_policy(tmp_path, "ask", rules).judge_command("cat /etc/hostname").effect == effect
+
+
+@NEEDS_PROGRAMS
+def test_an_allow_rule_that_does_not_apply_leaves_a_confined_command_as_it_is(tmp_path: Path) -> None:
+    rules = [{"tool": "bash", "argv": ["cat", "a"], "effect": "allow"}]
+    ruling = make_policy(tmp_path, "ask", rules, path="/nowhere").judge_command("cat a")
+    assert (ruling.effect, ruling.confined) == ("allow", True)
+    assert make_policy(tmp_path, "ask", rules, path="/nowhere", sandbox="none").judge_command("cat a").effect == "ask"
+
+
 def test_rules_that_expire_stop_to_count_at_that_time(tmp_path: Path) -> None:
     """[B99]"""
     rules = [{"tool": "write", "path": "a", "effect": "allow", "expires": NOW + timedelta(hours=1)}]

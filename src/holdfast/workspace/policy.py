@@ -141,6 +141,8 @@ class Policy:
         can lead past a rule: rules are no protection against a program that runs at the same time.
         """
         name = self._root.normalise(path)
+        if not self.rules.rules:
+            return None
         tools, now = _READERS.get(tool, (tool,)), self._now()
         matched = [self.rules.match_path(tools, each, now) for each in self._find_names(name)]
         if None in matched:
@@ -186,13 +188,16 @@ class Policy:
         if self.mode == "auto" and self._sandbox.level != "none":
             if read.computed and self.rules.restricts(["bash"], self._now()):
                 return self._rule("ask", "the rules cannot be checked: the name of a program is computed")
-            return self._rule("allow", f"no rule matches, and a sandbox of level {self._sandbox.level} is in force")
+            return self._rule(
+                "allow", f"no rule restricts it, and a sandbox of level {self._sandbox.level} is in force"
+            )
         rule = self.rules.match_command(read, self._now())
         if rule and read.words:
             problem = self._find_doubt(rule, read.words, cwd)
             if not problem:
                 return self._rule("allow", f"{self.rules.name(rule)} allows it", executable)
-            return self._rule("ask", f"{self.rules.name(rule)} does not apply: {problem}", executable)
+            if not confined:
+                return self._rule("ask", f"{self.rules.name(rule)} does not apply: {problem}")
         if confined:
             return self._rule("allow", "it can only read", executable)
         missing = "no sandbox is in force, and " if self.mode == "auto" else ""

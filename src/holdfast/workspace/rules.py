@@ -183,7 +183,8 @@ def remember_command(words: Sequence[str], *, note: str = "", expires: datetime 
 
 
 def _strictest(rules: Iterable[Rule]) -> Rule | None:
-    return max(rules, key=lambda rule: EFFECTS.index(rule.effect), default=None)
+    """Return the strictest rule; of several that allow a command, one with exact words, to which no doubts apply."""
+    return max(rules, key=lambda rule: (EFFECTS.index(rule.effect), not rule.has_wildcard), default=None)
 
 
 def _canonical(rule: Rule) -> str:
