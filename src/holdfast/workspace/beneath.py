@@ -112,8 +112,13 @@ class Directory:
         if os.name == "nt":
             os.rename(self._at(old), self._at(new))  # does not replace on Windows
             return
-        os.link(self._at(old), self._at(new), src_dir_fd=self.fd, dst_dir_fd=self.fd, follow_symlinks=False)
-        self.unlink(old)
+        self.link(old, new)
+        try:
+            self.unlink(old)
+        except OSError:
+            if self.stat(old) is not None:
+                self.unlink(new)
+                raise
 
     def exchange(self, one: str, other: str) -> bool:
         """Swap two entries in one step; return False if this system cannot."""
@@ -253,6 +258,8 @@ class WalkOpener:
         try:
             while parts:
                 part = parts.pop()
+                if part == ".":
+                    continue
                 if part == "..":
                     if len(stack) == 1:
                         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
@@ -346,8 +353,8 @@ def open_root(path: str) -> Directory:
 
 
 def _split(path: str) -> list[str]:
-    """Return the parts of a relative path, last first."""
-    return [part for part in reversed(path.split("/")) if part not in ("", ".")]
+    """Return the parts of a relative path, last first. "." stays: "file/." must be refused, as the kernel does."""
+    return [part or "." for part in reversed(path.split("/"))]
 
 
 def _close_all(directories: list[Directory]) -> None:

@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import ToolError
-from holdfast.workspace.beneath import READ_FLAGS, Directory, lock_file
-from holdfast.workspace.root import CHUNK, Place, Root, hash_stream, refuse_unwritable
+from holdfast.workspace.beneath import READ_FLAGS, Directory, describe_kind, lock_file
+from holdfast.workspace.root import CHUNK, Place, Root, hash_stream
 
 PREFIX, SUFFIX = ".holdfast-", ".tmp"
 KEPT_ATTRIBUTES = ("user.", "system.posix_acl_access")
@@ -43,6 +43,8 @@ class Change(msgspec.Struct, frozen=True):
     """The content before, for undo."""
     mode: int | None = None
     """The new permissions; None keeps those of the file, or takes the default for a new one."""
+    old_mode: int | None = None
+    """The permissions before, for undo."""
 
 
 def commit_changes(root: Root, changes: Sequence[Change]) -> None:
@@ -80,6 +82,31 @@ def remove_leftovers(directory: Directory) -> None:
                         directory.unlink(name)
                 finally:
                     os.close(fd)
+
+
+def refuse_unwritable(place: Place, root: Root) -> os.stat_result | None:
+    """Return the status of the file to be replaced, None if there is none; refuse what must not be written."""
+    found = place.directory.stat(place.name)
+    if found is None:
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        kind = describe_kind(found.st_mode)
+        raise ToolError(
+            "write_failed", f"{place.path!r} is {kind}: only regular files can be written", {"path": place.path}
+        )
+    if found.st_nlink > 1:  # a leftover may be its second name, where files are not exchanged
+        remove_leftovers(place.directory)
+        found = place.directory.stat(place.name) or found
+    if found.st_nlink > 1 and not root.allow_hard_links:
+        raise ToolError(
+            "write_failed",
+            f"{place.path!r} is a hard link: the file has {found.st_nlink} names, some maybe outside of the workspace. "
+            "Nothing was changed. Write to another path, or ask the user to allow hard links for this workspace",
+            {"path": place.path, "links": found.st_nlink},
+        )
+    if not place.directory.may_write(place.name):
+        raise ToolError("write_failed", f"{place.path!r} is read-only: its mode forbids writing", {"path": place.path})
+    return found
 
 
 def conflict_error(path: str, expected: str | None, found: str | None) -> ToolError:
@@ -164,8 +191,6 @@ class _Commit:
         _copy_attributes(staged, fd)
         os.fsync(fd)
         staged.new = os.fstat(fd)
-        if WINDOWS:  # an open file cannot be renamed there
-            staged.close_files()
 
     def _create_temporary(self, staged: _Staged) -> int:
         for _ in range(100):
@@ -183,6 +208,8 @@ class _Commit:
     # --- renaming ---
 
     def apply(self, staged: _Staged) -> None:
+        if WINDOWS:  # an open file cannot be renamed there
+            staged.close_files()
         self._check_unchanged(staged)
         name, temp, directory = staged.place.name, staged.temp, staged.directory
         if temp is None:
@@ -263,12 +290,15 @@ class _Commit:
         if not staged.applied:
             return
         directory, name = staged.directory, staged.place.name
+        found = directory.stat(name)
         if staged.backup is None:
             if staged.is_ours():
                 directory.unlink(name)
+        elif found is not None and staged.old is not None and os.path.samestat(found, staged.old):
+            directory.unlink(staged.backup)  # the old file is still there: the backup is only its second name
         elif staged.change.content is None:
             directory.rename_new(staged.backup, name)
-        elif staged.is_ours() or directory.stat(name) is None:
+        elif found is None or staged.is_ours():
             directory.rename(staged.backup, name)
         else:
             raise FileExistsError(errno.EEXIST, "another process wrote the file meanwhile", name)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import msgspec
 
@@ -23,12 +23,18 @@ __all__ = [
     "LONGEST",
     "PACKAGE_MANAGERS",
     "WRAPPERS",
-    "Command",
+    "Analysis",
     "Piece",
     "Start",
+    "analyse_command",
+    "analyse_words",
     "program_name",
-    "read_command",
 ]
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
 
 LONGEST = 16 * 1024
 """A longer command, in bytes, is not analysed."""
@@ -36,27 +42,28 @@ DEEPEST = 6
 """Commands within commands (``sh -c 'sh -c ...'``) that are followed."""
 _MOST_PIECES = 2000
 
-SHELLS = frozenset("ash bash busybox csh dash fish ksh mksh nu pwsh powershell sh tcsh zsh cmd toybox".split())
-INTERPRETERS = SHELLS | frozenset(
-    "awk gawk mawk nawk bun deno elixir erl escript expect gdb ghci groovy guile java jshell julia lua luajit node nodejs "
-    "ocaml octave osascript perl php pry psql python pypy ipython irb r racket rscript ruby sbcl scala sed sqlite swift tclsh "
-    "ts-node tsx vim vi nvim emacs ed ex wish".split()
+SHELLS = _names("ash bash busybox csh dash fish ksh mksh nu pwsh powershell sh tcsh zsh cmd toybox")
+INTERPRETERS = SHELLS | _names(
+    "awk gawk mawk nawk bun deno elixir erl escript expect gdb ghci groovy guile java jshell julia lua luajit node "
+    "nodejs ocaml octave osascript perl php pry psql python pypy ipython irb r racket rscript ruby sbcl scala sed "
+    "sqlite swift tclsh ts-node tsx vim vi nvim emacs ed ex wish"
 )
 """Programs that run the code in their arguments, or in the files that these name."""
-WRAPPERS = frozenset(
-    "alias bwrap caffeinate chroot chrt chpst command builtin coproc dbus-run-session direnv docker doas entr env eval exec "
-    "fakeroot find firejail flock gosu ionice kubectl ltrace make nice nohup ninja nsenter parallel pkexec podman "
-    "rlwrap rtx runuser script setarch setpriv setsid source ssh start-stop-daemon stdbuf strace su sudo systemd-run "
-    "taskset tar time timeout trap unbuffer unshare valgrind watch xargs xvfb-run .".split()
+WRAPPERS = _names(
+    "alias bwrap caffeinate chroot chrt chpst command builtin coproc dbus-run-session direnv docker doas entr env "
+    "eval exec fakeroot find firejail flock gosu ionice kubectl ltrace make nice nohup ninja nsenter parallel pkexec "
+    "podman rlwrap rtx runuser script setarch setpriv setsid source ssh start-stop-daemon stdbuf strace su sudo "
+    "systemd-run taskset tar time timeout trap unbuffer unshare valgrind watch xargs xvfb-run ."
 )
 """Programs and builtins that run the command in their arguments."""
-PACKAGE_MANAGERS = frozenset(
-    "apk apt apt-get aptitude brew bundle bundler cargo choco composer conda corepack cpan dnf dotnet easy_install gem go "
-    "gradle gradlew hatch mamba micromamba mix mvn mvnw nix nix-env nix-shell npm npx nuget opam pacman pdm pip pipenv pipx "
-    "pkg pnpm poetry port rake rustup sbt scoop snap stack tox nox uv uvx winget yarn yum zypper just task".split()
+PACKAGE_MANAGERS = _names(
+    "apk apt apt-get aptitude brew bundle bundler cargo choco composer conda corepack cpan dnf dotnet easy_install "
+    "gem go gradle gradlew hatch mamba micromamba mix mvn mvnw nix nix-env nix-shell npm npx nuget opam pacman pdm "
+    "pip pipenv pipx pkg pnpm poetry port rake rustup sbt scoop snap stack tox nox uv uvx winget yarn yum zypper "
+    "just task"
 )
 """Programs that fetch and run code of packages, or run what a file of the project names."""
-_KEYWORDS = frozenset("! if then elif else do while until function { select case in for".split())
+_KEYWORDS = _names("! if then elif else do while until function { select case in for")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\[[^]]*\])?\+?=")
 _COMPUTED = re.compile(r"[$`*?\[~]|\{[^}]*,")
 
@@ -74,10 +81,9 @@ Start = tuple[Piece, int]
 """A place where a program may start: a position in the words of a piece."""
 
 
-class Command(msgspec.Struct, frozen=True, dict=True):
-    """A command as the rules see it."""
+class Analysis(msgspec.Struct, frozen=True, dict=True):
+    """What is known about a command."""
 
-    text: str
     words: tuple[str, ...] | None
     """The argument list, if the command is made of literal words only."""
     pieces: tuple[Piece, ...]
@@ -93,9 +99,8 @@ class Command(msgspec.Struct, frozen=True, dict=True):
         found: dict[str, list[Start]] = {}
         for piece in self.pieces:
             for at in piece.starts:
-                name = piece.words[at].casefold()
-                for each in {name, re.split(r"[/\\]", name)[-1]}:
-                    found.setdefault(each, []).append((piece, at))
+                for name in _find_names(piece.words[at]):
+                    found.setdefault(name, []).append((piece, at))
         return found
 
     @cached_property
@@ -104,27 +109,45 @@ class Command(msgspec.Struct, frozen=True, dict=True):
         return tuple(dict.fromkeys(word for piece in self.pieces for word in piece.words))
 
 
+@lru_cache(maxsize=1024)
+def _find_names(word: str) -> tuple[str, ...]:
+    name = word.casefold()
+    return tuple({name, re.split(r"[/\\]", name)[-1]})
+
+
 def program_name(word: str) -> str:
     """Return the bare name of a program: ``/usr/bin/Python3.12`` is ``python``, as is ``python.exe``."""
     name = re.split(r"[/\\]", word)[-1].casefold().removesuffix(".exe")
     return re.sub(r"(?<=[a-z])[-_]?[0-9][0-9.]*$", "", name) or name
 
 
-def read_command(text: str) -> Command:
+def analyse_command(text: str) -> Analysis:
     """Return the analysis of a command. Never raises: what cannot be read is said in ``unread``."""
     unread = _find_obstacle(text)
     if len(text) > LONGEST or len(text.encode(errors="replace")) > LONGEST:
         # Each word may start a program: one pass over the text, so that deny rules hold for a text of any length.
         pieces = ([_bare(word) for word in piece.split()] for piece in _SEPARATORS.split(_join_lines(text)))
         starts = tuple(Piece(tuple(words), tuple(range(len(words))), shell=True) for words in pieces if words)
-        return Command(text, None, starts, f"it is longer than {LONGEST} bytes")
+        return Analysis(None, starts, f"it is longer than {LONGEST} bytes")
     words = None if unread else literal_words(text)
-    scan = _Scan()
     if words:
-        scan.add_words(words, 0, literal=True)
-    else:
-        scan.add_text(text, 0)
-    return Command(text, tuple(words) if words else None, tuple(scan.pieces), unread or scan.unread, scan.computed)
+        return analyse_words(words)
+    scan = _Scan()
+    scan.add_text(text, 0)
+    return Analysis(None, tuple(scan.pieces), unread or scan.unread, scan.computed)
+
+
+def analyse_words(words: Sequence[str]) -> Analysis:
+    """Return the analysis of an argument list."""
+    scan = _Scan()
+    scan.add_words(words, 0, literal=True)
+    return Analysis(tuple(words), tuple(scan.pieces), scan.unread, scan.computed)
+
+
+_INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs")
+"""Unicode categories of characters that are not seen, or that change how others are seen."""
+_BLANKS = "\u034f\u115f\u1160\u3164\uffa0\u2800"
+"""Letters and marks that are drawn as nothing."""
 
 
 def _find_obstacle(text: str) -> str:
@@ -168,6 +191,8 @@ def _decode_ansi(text: str) -> str:
 
 def _bare(word: str) -> str:
     r"""Return a word without quotes, backslashes and invisible characters: ``r\m`` and ``"rm"`` are ``rm``."""
+    if word.isalnum() and word.isascii():
+        return word
     bare = re.sub(r"""[\\'"]""", "", word)
     return bare if bare.isascii() else "".join(c for c in bare if unicodedata.category(c) not in ("Cf", "Cc"))
 
@@ -197,7 +222,10 @@ class _Scan:
                 self.add_words(words[1:], depth, nested=False)
 
     def add_words(self, words: Sequence[str], depth: int, *, nested: bool = True, literal: bool = False) -> None:
-        """Add one simple command; with ``nested``, also the commands in its arguments. Nothing expands in literal words."""
+        """Add one simple command; with ``nested``, also the commands in its arguments.
+
+        literal:  nothing in the words expands
+        """
         if not words:
             return
         if len(self.pieces) >= _MOST_PIECES:
@@ -216,7 +244,7 @@ class _Scan:
                 self._add_argument(word, depth + 1)
 
     def _add_argument(self, word: str, depth: int) -> None:
-        """Add the command that an argument of a wrapper may hold: ``sh -c 'CMD'``, ``env -SCMD``, ``--to-command=CMD``."""
+        """Add the command in an argument of a wrapper: ``sh -c 'CMD'``, ``env -SCMD``, ``--to-command=CMD``."""
         if word.startswith("-S"):
             self.add_text(word[2:], depth)
         if "=" in word:

@@ -42,7 +42,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
     flags: dict[str, Flag]
     operands: Literal["paths", "text", "pattern", "format", "anything"]
-    """pattern: the first one is text, the others are paths; format: must begin with "+"; anything: no flags are read."""
+    """pattern: text first, then paths; format: must begin with "+"; anything: flags are not looked at."""
     most: int | None = None
     """The largest number of operands."""
     digits: bool = False
@@ -94,9 +94,13 @@ def _table(
         digits=digits,
         recursive=recursive,
         default=default,
-        instead=frozenset(instead.split()),
+        instead=_names(instead),
         refused=refused,
     )
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
 
 _CHECKSUM = "-b -t -z --binary --text --tag --zero"
@@ -111,21 +115,23 @@ TABLES: dict[str, Table] = {
         "--output-delimiter: --zero-terminated"
     ),
     # A bare operand sets the clock.
-    "date": _table("-u -R -I? -d: -r@ --utc --universal --rfc-email --iso-8601? --rfc-3339: --date: --reference@", "format"),
+    "date": _table(
+        "-u -R -I? -d: -r@ --utc --universal --rfc-email --iso-8601? --rfc-3339: --date: --reference@", "format"
+    ),
     "df": _table("-a -h -H -i -k -l -P -T -t: -x: --all --human-readable --si --inodes --local --portability "
                  "--print-type --type: --exclude-type: --total --output?"),
     # No -l: it runs pr. Two directories are compared file by file also without -r.
     "diff": _table(
-        "-a -b -B -c -C: -d -e -E -i -n -N -p -q -r -s -t -T -u -U: -w -W: -x: -y -Z --text --brief --recursive --new-file "
-        "--unified? --context? --side-by-side --width: --ignore-case --ignore-all-space --ignore-space-change "
-        "--ignore-blank-lines --report-identical-files --exclude: --color? --minimal --show-c-function --label: "
-        "--suppress-common-lines --strip-trailing-cr",
+        "-a -b -B -c -C: -d -e -E -i -n -N -p -q -r -s -t -T -u -U: -w -W: -x: -y -Z --text --brief --recursive "
+        "--new-file --unified? --context? --side-by-side --width: --ignore-case --ignore-all-space "
+        "--ignore-space-change --ignore-blank-lines --report-identical-files --exclude: --color? --minimal "
+        "--show-c-function --label: --suppress-common-lines --strip-trailing-cr",
         most=2, recursive=True,
     ),
     "dirname": _table("-z --zero", "text"),
     "du": _table(
-        "-0 -a -b -c -d: -h -k -l -m -s -S -x --all --apparent-size --bytes --total --max-depth: --human-readable --si "
-        "--summarize --one-file-system --exclude: --separate-dirs --inodes --threshold:",
+        "-0 -a -b -c -d: -h -k -l -m -s -S -x --all --apparent-size --bytes --total --max-depth: --human-readable "
+        "--si --summarize --one-file-system --exclude: --separate-dirs --inodes --threshold:",
         recursive=True, default=".",
     ),
     "echo": _table(operands="anything"),
@@ -135,28 +141,28 @@ TABLES: dict[str, Table] = {
     # No -P: its expressions can take for ever.
     "grep": _table(
         "-E -F -G -e: -f@ -i -w -x -s -v -m: -b -n -H -h -o -q -a -I -r! -R! -L -l -c -T -Z -z -B: -A: -C: -U "
-        "--extended-regexp --fixed-strings --basic-regexp --regexp: --file@ --ignore-case --no-ignore-case --word-regexp "
-        "--line-regexp --no-messages --invert-match --max-count: --byte-offset --line-number --with-filename "
-        "--no-filename --only-matching --quiet --silent --text --recursive! --dereference-recursive! --include: "
-        "--exclude: --exclude-from@ --exclude-dir: --files-without-match --files-with-matches --count --initial-tab "
-        "--null --null-data --before-context: --after-context: --context: --color? --colour? --group-separator: "
-        "--no-group-separator --binary-files: --label:",
+        "--extended-regexp --fixed-strings --basic-regexp --regexp: --file@ --ignore-case --no-ignore-case "
+        "--word-regexp --line-regexp --no-messages --invert-match --max-count: --byte-offset --line-number "
+        "--with-filename --no-filename --only-matching --quiet --silent --text --recursive! --dereference-recursive! "
+        "--include: --exclude: --exclude-from@ --exclude-dir: --files-without-match --files-with-matches --count "
+        "--initial-tab --null --null-data --before-context: --after-context: --context: --color? --colour? "
+        "--group-separator: --no-group-separator --binary-files: --label:",
         "pattern", digits=True, instead="-e -f --regexp --file",
     ),
     "head": _table("-c: -n: -q -v -z --bytes: --lines: --quiet --silent --verbose --zero-terminated", digits=True),
     # No -f and no import: a program can name further files.
     "jq": _table(
-        "-a -c -C -e -j -M -n -r -R -s -S --arg=2 --argjson=2 --ascii-output --color-output --compact-output --exit-status "
-        "--indent: --join-output --monochrome-output --null-input --raw-input --raw-output --seq --slurp --sort-keys "
-        "--stream --tab --unbuffered",
+        "-a -c -C -e -j -M -n -r -R -s -S --arg=2 --argjson=2 --ascii-output --color-output --compact-output "
+        "--exit-status --indent: --join-output --monochrome-output --null-input --raw-input --raw-output --seq "
+        "--slurp --sort-keys --stream --tab --unbuffered",
         "pattern", refused=r"\b(?:import|include|modulemeta)\b",
     ),
     "ls": _table(
-        "-1 -a -A -b -B -c -C -d -f -F -g -G -h -H -i -I: -k -l -L -m -n -N -o -p -q -Q -r -R! -s -S -t -T: -u -U -v -w: "
-        "-x -X -Z --all --almost-all --author --block-size: --classify? --color? --directory --file-type --format: "
-        "--full-time --group-directories-first --hide: --human-readable --si --ignore: --inode --indicator-style: "
-        "--literal --no-group --numeric-uid-gid --quote-name --quoting-style: --recursive! --reverse --size --sort: "
-        "--time: --time-style: --width: --zero",
+        "-1 -a -A -b -B -c -C -d -f -F -g -G -h -H -i -I: -k -l -L -m -n -N -o -p -q -Q -r -R! -s -S -t -T: -u -U -v "
+        "-w: -x -X -Z --all --almost-all --author --block-size: --classify? --color? --directory --file-type "
+        "--format: --full-time --group-directories-first --hide: --human-readable --si --ignore: --inode "
+        "--indicator-style: --literal --no-group --numeric-uid-gid --quote-name --quoting-style: --recursive! "
+        "--reverse --size --sort: --time: --time-style: --width: --zero",
         default=".",
     ),
     "md5sum": _table(_CHECKSUM),
@@ -168,27 +174,28 @@ TABLES: dict[str, Table] = {
     "pwd": _table("-L -P --logical --physical", most=0),
     "readlink": _table("-e -f -m -n -q -s -v -z --canonicalize --canonicalize-existing --canonicalize-missing "
                        "--no-newline --quiet --silent --verbose --zero"),
-    "realpath": _table("-e -L -m -P -q -s -z --canonicalize-existing --canonicalize-missing --logical --physical --quiet "
-                       "--relative-to@ --relative-base@ --strip --no-symlinks --zero"),
+    "realpath": _table("-e -L -m -P -q -s -z --canonicalize-existing --canonicalize-missing --logical --physical "
+                       "--quiet --relative-to@ --relative-base@ --strip --no-symlinks --zero"),
     # No --pre, --hostname-bin, -z (they run programs), -P, -f, --ignore-file.
     "rg": _table(
-        "-A: -a -B: -b -C: -c -E: -e: -F -g: -H -I -i -j: -l -L -m: -M: -N -n -o -p -q -r: -S -s -T: -t: -U -u -v -w -x -. "
-        "--after-context: --before-context: --context: --count --count-matches --case-sensitive --color: --column "
-        "--crlf --debug --encoding: --files --files-with-matches --files-without-match --fixed-strings --follow --glob: "
-        "--glob-case-insensitive --heading --no-heading --hidden --no-hidden --iglob: --ignore-case --invert-match --json "
-        "--line-number --no-line-number --line-regexp --max-columns: --max-count: --max-depth: --max-filesize: "
-        "--multiline --multiline-dotall --no-config --no-filename --no-ignore --no-ignore-global --no-ignore-parent "
-        "--no-ignore-vcs --no-messages --no-mmap --no-require-git --null --one-file-system --only-matching --passthru "
-        "--pretty --quiet --regexp: --replace: --smart-case --sort: --sortr: --stats --text --threads: --trim --type: "
-        "--type-not: --type-list --unrestricted --vimgrep --with-filename --word-regexp",
+        "-A: -a -B: -b -C: -c -E: -e: -F -g: -H -I -i -j: -l -L -m: -M: -N -n -o -p -q -r: -S -s -T: -t: -U -u -v -w "
+        "-x -. --after-context: --before-context: --context: --count --count-matches --case-sensitive --color: "
+        "--column --crlf --debug --encoding: --files --files-with-matches --files-without-match --fixed-strings "
+        "--follow --glob: --glob-case-insensitive --heading --no-heading --hidden --no-hidden --iglob: --ignore-case "
+        "--invert-match --json --line-number --no-line-number --line-regexp --max-columns: --max-count: --max-depth: "
+        "--max-filesize: --multiline --multiline-dotall --no-config --no-filename --no-ignore --no-ignore-global "
+        "--no-ignore-parent --no-ignore-vcs --no-messages --no-mmap --no-require-git --null --one-file-system "
+        "--only-matching --passthru --pretty --quiet --regexp: --replace: --smart-case --sort: --sortr: --stats "
+        "--text --threads: --trim --type: --type-not: --type-list --unrestricted --vimgrep --with-filename "
+        "--word-regexp",
         "pattern", recursive=True, default=".", instead="-e --regexp --files --type-list",
     ),
     "sha256sum": _table(_CHECKSUM),
     # No -o (writes), --compress-program (runs), --files0-from, -T.
     "sort": _table(
         "-b -c -C -d -f -g -h -i -k: -m -M -n -r -R -s -t: -u -V -z --check? --dictionary-order --field-separator: "
-        "--general-numeric-sort --human-numeric-sort --ignore-case --ignore-leading-blanks --ignore-nonprinting --key: "
-        "--merge --month-sort --numeric-sort --random-sort --reverse --sort: --stable --unique --version-sort "
+        "--general-numeric-sort --human-numeric-sort --ignore-case --ignore-leading-blanks --ignore-nonprinting "
+        "--key: --merge --month-sort --numeric-sort --random-sort --reverse --sort: --stable --unique --version-sort "
         "--zero-terminated"
     ),
     "stat": _table("-c: -f -L -t --dereference --file-system --format: --printf: --terse"),
@@ -210,16 +217,16 @@ TABLES: dict[str, Table] = {
 }  # fmt: skip
 """The programs with a table; ``find`` has its own grammar and is read by ``_find``."""
 
-_FIND_PLAIN = frozenset(
+_FIND_PLAIN = _names(
     "-a -and -o -or -not -daystart -depth -empty -executable -false -follow -ignore_readdir_race -mount -nogroup "
-    "-noignore_readdir_race -noleaf -nouser -nowarn -print -print0 -prune -readable -true -warn -writable -xdev".split()
+    "-noignore_readdir_race -noleaf -nouser -nowarn -print -print0 -prune -readable -true -warn -writable -xdev"
 )
-_FIND_TEXT = frozenset(
+_FIND_TEXT = _names(
     "-amin -atime -cmin -ctime -fstype -gid -group -ilname -iname -inum -ipath -iregex -iwholename -links -lname "
     "-maxdepth -mindepth -mmin -mtime -name -path -perm -regex -regextype -size -type -uid -used -user -wholename "
-    "-xtype".split()
+    "-xtype"
 )
-_FIND_PATH = frozenset("-anewer -cnewer -newer -samefile".split())
+_FIND_PATH = _names("-anewer -cnewer -newer -samefile")
 _FIND_NEWER = re.compile(r"-newer[aBcm]([aBcmt])")
 
 

@@ -15,6 +15,8 @@ from holdfast.errors import ToolError
 from holdfast.workspace.text import as_details, decode, explain_mismatch, find_candidates, split_lines
 
 BEGIN, END = "*** Begin Patch", "*** End Patch"
+MAX_LINES = 500_000
+"""Lines of a file that can be patched: each is an object in memory."""
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _ESCAPES = {"n": 10, "t": 9, "r": 13, "a": 7, "b": 8, "f": 12, "v": 11, '"': 34, "\\": 92}
 
@@ -341,6 +343,9 @@ class _V4A(_Parser):
 
 def apply_hunks(content: bytes, patch: FilePatch) -> bytes:
     """Return the content with all hunks applied, in order; raise ``no_match`` or ``not_unique`` if one does not fit."""
+    if content.count(b"\n") > MAX_LINES:
+        message = f"the file has more than {MAX_LINES} lines: use edit, which does not split it into lines"
+        raise ToolError("too_large", message, {"path": patch.source})
     lines = split_lines(content)
     open_end = patch.keeps_end and bool(lines) and not lines[-1].endswith(b"\n")
     if open_end:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import msgspec
 
 from holdfast.errors import DeclarationError, ToolError
-from holdfast.workspace.command import Command, read_command
+from holdfast.workspace.command import Analysis, analyse_command
 from holdfast.workspace.harmless import Reading, find_reading
 from holdfast.workspace.rules import EFFECTS, Effect, Rule, RuleSet, narrow
 
@@ -45,7 +45,7 @@ Mode = Literal["auto", "edits", "ask", "read_only", "plan"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 """From the loosest to the strictest."""
 PROGRAM_PATH = "/usr/local/bin:/usr/bin:/bin"
-"""Where programs are looked up that run without asking: never the PATH of this process, which may lead into a workspace."""
+"""Where confined programs are looked up. The PATH of this process may lead into a workspace."""
 
 _UNCHANGING = ("read_only", "plan")
 _READERS = {"grep": ("grep", "read"), "bash": ("read",)}
@@ -95,6 +95,7 @@ class Policy:
         self.mode: Mode = mode
         self.rules = rules
         self._root, self._sandbox, self._path, self._now = root, sandbox, path, now
+        self._base = os.path.realpath(root.path)
 
     @property
     def hash(self) -> str:
@@ -103,7 +104,7 @@ class Policy:
 
     def narrow(self, mode: Mode | None = None, rules: RuleSet | None = None) -> Policy:
         """Return the policy of a child: the stricter of the two modes, and rules that only narrow these."""
-        stricter = max(self.mode, mode or self.mode, key=MODES.index)
+        stricter = MODES[max(MODES.index(self.mode), MODES.index(mode or self.mode))]
         narrowed = narrow(self.rules, rules or RuleSet())
         return Policy(stricter, narrowed, self._root, self._sandbox, path=self._path, now=self._now)
 
@@ -140,6 +141,8 @@ class Policy:
         can lead past a rule: rules are no protection against a program that runs at the same time.
         """
         name = self._root.normalise(path)
+        if not self.rules.rules:
+            return None
         tools, now = _READERS.get(tool, (tool,)), self._now()
         matched = [self.rules.match_path(tools, each, now) for each in self._find_names(name)]
         if None in matched:
@@ -148,17 +151,22 @@ class Policy:
 
     def _find_names(self, name: str) -> list[str]:
         """Return a path relative to the root, and that of the file that its links lead to, if this is another one."""
-        root = os.path.realpath(self._root.path)
-        real = os.path.realpath(os.path.join(root, name))
-        if not _is_beneath(real, root):
-            return [name]
-        return list(dict.fromkeys([name, Path(os.path.relpath(real, root)).as_posix()]))
+        real = self._resolve(name)
+        return [name] if real in (None, name) else [name, real]
+
+    def _resolve(self, name: str) -> str | None:
+        """Return the path of the file that the links of a path lead to; None if it is outside or has no such path."""
+        try:
+            real = os.path.realpath(os.path.join(self._base, name))
+        except ValueError:  # characters that the file system does not have
+            return None
+        return Path(os.path.relpath(real, self._base)).as_posix() if _is_beneath(real, self._base) else None
 
     # Commands
 
     def judge_command(self, command: str, cwd: str = ".") -> Ruling:
         """Return the ruling on a command. Raises ToolError for a directory outside the workspace."""
-        read, start = read_command(command), self._root.normalise(cwd)
+        read, start = analyse_command(command), self._root.normalise(cwd)
         restriction = self._find_restriction(read, start)
         harmless = self._find_harmless(read, start)
         confined = isinstance(harmless, _Harmless)
@@ -173,26 +181,29 @@ class Policy:
             return self._rule("ask", f"the command was not analysed: {read.unread}")
         return self._allow_command(read, start, harmless)
 
-    def _allow_command(self, read: Command, cwd: str, harmless: _Harmless | str) -> Ruling:
+    def _allow_command(self, read: Analysis, cwd: str, harmless: _Harmless | str) -> Ruling:
         """Return the ruling on a command that no rule restricts."""
         confined = isinstance(harmless, _Harmless)
         executable = harmless.executable if confined else ""
         if self.mode == "auto" and self._sandbox.level != "none":
             if read.computed and self.rules.restricts(["bash"], self._now()):
                 return self._rule("ask", "the rules cannot be checked: the name of a program is computed")
-            return self._rule("allow", f"no rule matches, and a sandbox of level {self._sandbox.level} is in force")
+            return self._rule(
+                "allow", f"no rule restricts it, and a sandbox of level {self._sandbox.level} is in force"
+            )
         rule = self.rules.match_command(read, self._now())
         if rule and read.words:
-            problem = self._find_doubt(read.words, cwd)
+            problem = self._find_doubt(rule, read.words, cwd)
             if not problem:
                 return self._rule("allow", f"{self.rules.name(rule)} allows it", executable)
-            return self._rule("ask", f"{self.rules.name(rule)} does not apply: {problem}", executable)
+            if not confined:
+                return self._rule("ask", f"{self.rules.name(rule)} does not apply: {problem}")
         if confined:
             return self._rule("allow", "it can only read", executable)
         missing = "no sandbox is in force, and " if self.mode == "auto" else ""
         return self._rule("ask", f"{missing}no rule matches ({harmless})")
 
-    def _find_restriction(self, read: Command, cwd: str) -> Rule | None:
+    def _find_restriction(self, read: Analysis, cwd: str) -> Rule | None:
         """Return the strictest ask or deny rule for a command or for a path among its words."""
         now = self._now()
         found = [self.rules.match_command(read, now)]
@@ -215,7 +226,7 @@ class Policy:
                 found.append(self.rules.match_path(tools, each, self._now()))
         return _find_restrictive(found)
 
-    def _find_harmless(self, read: Command, cwd: str) -> _Harmless | str:
+    def _find_harmless(self, read: Analysis, cwd: str) -> _Harmless | str:
         """Return the harmless command, or why it is not known to be one or cannot be confined."""
         if read.unread or not read.words:
             return read.unread or "it is not made of literal words"
@@ -229,7 +240,7 @@ class Policy:
             return problem
         held = self._sandbox.guarantees
         if self._sandbox.level != "A" or not (held.write and held.net_tcp and held.net_udp):
-            return "no sandbox without writes and network is in force"
+            return "no read-only sandbox without a network is in force"
         return _Harmless(reading, executable)
 
     def _find_unreadable(self, reading: Reading, cwd: str) -> str:
@@ -241,31 +252,37 @@ class Policy:
                 name = self._root.normalise(_join(cwd, path))
             except ToolError:
                 return f"{path!r:.80} is outside the workspace"
-            if self._leads_out(name):
+            if ".." in path.split("/"):
+                return f"{path!r:.80} has '..', which leads elsewhere behind a link"
+            if any(self._root.is_protected(each) for each in self._find_names(name)):
+                return f"{path!r:.80} is protected"
+            if self._resolve(name) is None:
                 return f"{path!r:.80} leads out of the workspace"
             if self._match_word(_READERS["bash"], path, cwd, links=True):
                 return f"a rule restricts {path!r:.80}"
         return ""
-
-    def _leads_out(self, name: str) -> bool:
-        root = os.path.realpath(self._root.path)
-        return not _is_beneath(os.path.realpath(os.path.join(root, name)), root)
 
     def _find_executable(self, name: str, path: str) -> str:
         """Return the file of a program; empty if there is none in ``path``, or if it belongs to the workspace."""
         found = None if "/" in name or "\\" in name else shutil.which(name, path=path)
         if found is None or not os.path.isabs(found):
             return ""
-        root = os.path.realpath(self._root.path)
-        inside = any(_is_beneath(each, root) for each in (os.path.abspath(found), os.path.realpath(found)))
+        inside = any(_is_beneath(each, self._base) for each in (os.path.abspath(found), os.path.realpath(found)))
         return "" if inside else found
 
-    def _find_doubt(self, words: Sequence[str], cwd: str) -> str:
-        """Return why an allow rule for these words may not mean the program that would run; empty if it does."""
+    def _find_doubt(self, rule: Rule, words: Sequence[str], cwd: str) -> str:
+        """Return why an allow rule may not mean what would run; empty if it does.
+
+        Exact words mean one program, started in the root: in another directory they may run another file. A rule with
+        a wildcard means harmless flags (``rules``) and paths that the read tool may read.
+        """
         named_by_path = "/" in words[0] or "\\" in words[0]
         if not named_by_path and not self._find_executable(words[0], self._path):
             return f"{words[0]!r:.60} is not a program outside the workspace"
-        if cwd != "." and isinstance(find_reading(words), str):
+        reading = find_reading(words)
+        if rule.has_wildcard:
+            return reading if isinstance(reading, str) else self._find_unreadable(reading, cwd)
+        if cwd != "." and isinstance(reading, str):
             return f"the command starts in {cwd!r:.80}, not in the root of the workspace"
         return ""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -17,10 +17,8 @@ from holdfast.errors import ToolError
 from holdfast.tools.call import Call
 from holdfast.tools.declare import Tool
 from holdfast.workspace import text
+from holdfast.workspace.contents import FileWorkspace
 from holdfast.workspace.root import CHUNK
-
-if TYPE_CHECKING:
-    from holdfast.workspace.files import FileWorkspace
 
 READ = """Read a file of the workspace: one page of lines, exactly as they are.
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from holdfast.errors import ToolError
-from holdfast.workspace.beneath import Directory, NotRegular, Opener, choose_opener, describe_kind, open_root
+from holdfast.workspace.beneath import Directory, NotRegular, Opener, choose_opener, open_root
 
 PROTECTED = (
     # repositories: these files run code under plain git commands
@@ -256,9 +256,14 @@ class Root:
             parent.remove_directory(last)
 
     def hash_file(self, path: str) -> str | None:
-        """Return the SHA-256 of the content (hex), the file's version; None if there is no such file."""
+        """Return the SHA-256 of the content (hex), the file's version; None if there is no such file.
+
+        Also of secrets: a version does not show the content.
+        """
+        name = self.normalise(path)
         try:
-            fd = self.open_file(path)
+            with self._translate(name, "read_failed"):
+                fd, _ = self.opener.open_file(self._directory, name)
         except ToolError as error:
             if error.kind == "not_found":
                 return None
@@ -393,28 +398,6 @@ def hash_stream(read: Callable[[], bytes | None]) -> str:
     while chunk := read():
         digest.update(chunk)
     return digest.hexdigest()
-
-
-def refuse_unwritable(place: Place, root: Root) -> os.stat_result | None:
-    """Return the status of the file to be replaced, None if there is none; refuse what must not be written."""
-    found = place.directory.stat(place.name)
-    if found is None:
-        return None
-    if not stat.S_ISREG(found.st_mode):
-        kind = describe_kind(found.st_mode)
-        raise ToolError(
-            "write_failed", f"{place.path!r} is {kind}: only regular files can be written", {"path": place.path}
-        )
-    if found.st_nlink > 1 and not root.allow_hard_links:
-        raise ToolError(
-            "write_failed",
-            f"{place.path!r} is a hard link: the file has {found.st_nlink} names, some maybe outside of the workspace. "
-            "Nothing was changed. Write to another path, or ask the user to allow hard links for this workspace",
-            {"path": place.path, "links": found.st_nlink},
-        )
-    if not place.directory.may_write(place.name):
-        raise ToolError("write_failed", f"{place.path!r} is read-only: its mode forbids writing", {"path": place.path})
-    return found
 
 
 def _refuse_bad_text(path: str) -> None:

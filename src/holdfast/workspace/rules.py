@@ -1,4 +1,4 @@
-"""Rules: which calls of the workspace tools run, ask or are denied. Rules are data and are checked when they are loaded.
+"""Rules: which calls of the workspace tools run, ask or are denied. They are data, and checked when they are loaded.
 
 A rule is for paths (``path``, file tools) or for commands (``argv``, bash). Of all rules that match, the strictest
 wins, whatever their order. The two kinds of effects match differently, each to the safe side:
@@ -32,11 +32,12 @@ from holdfast.workspace.command import (
     INTERPRETERS,
     PACKAGE_MANAGERS,
     WRAPPERS,
-    Command,
+    Analysis,
     Piece,
     Start,
+    analyse_command,
+    analyse_words,
     program_name,
-    read_command,
 )
 from holdfast.workspace.harmless import TABLES, Reading, find_reading
 
@@ -76,6 +77,10 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         what = self.path if self.path else json.dumps(self.argv, ensure_ascii=False)
         return f"{self.effect} {self.tool} {what}"
 
+    @property
+    def has_wildcard(self) -> bool:
+        return ONE in self.argv or REST in self.argv
+
     def is_live(self, now: datetime) -> bool:
         return self.expires is None or now < self.expires
 
@@ -91,17 +96,17 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         beneath = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
         return any(_match_glob(pattern, each) for pattern in _widen(_fold(self.path)) for each in beneath)
 
-    def matches_command(self, command: Command) -> bool:
+    def matches_command(self, command: Analysis) -> bool:
         """Return whether the rule matches a command: its literal words (allow), or any start in it (ask, deny)."""
         if not self.argv:
             return False
         if self.effect != "allow":
             return any(_match_start(self.argv, piece, at) for piece, at in self._find_starts(command))
-        if command.words is None or command.unread or not _match_argv(self.argv, command.words):
+        if command.words is None or not _match_argv(self.argv, command.words):
             return False
-        return not _has_wildcard(self.argv) or isinstance(find_reading(command.words), Reading)
+        return not self.has_wildcard or isinstance(find_reading(command.words), Reading)
 
-    def _find_starts(self, command: Command) -> Iterable[Start]:
+    def _find_starts(self, command: Analysis) -> Iterable[Start]:
         """Return the starts of the programs that the first token names."""
         first = self.argv[0]
         if first in (ONE, REST):
@@ -139,8 +144,9 @@ class RuleSet(msgspec.Struct, frozen=True, dict=True):
         named = {*tools, ONE}
         return _strictest(rule for rule in self._live(now) if rule.tool in named and rule.matches_path(path))
 
-    def match_command(self, command: Command, now: datetime) -> Rule | None:
+    def match_command(self, command: Analysis | str, now: datetime) -> Rule | None:
         """Return the strictest rule that matches a command; None if no rule does."""
+        command = analyse_command(command) if isinstance(command, str) else command
         return _strictest(rule for rule in self._live(now) if rule.matches_command(command))
 
     def restricts(self, tools: Iterable[str], now: datetime) -> bool:
@@ -156,7 +162,8 @@ class RuleSet(msgspec.Struct, frozen=True, dict=True):
         return (rule for rule in self.rules if rule.is_live(now))
 
 
-Source = RuleSet | str | Path | Iterable[Mapping[str, Any]]
+Source = RuleSet | str | Path | Iterable[Mapping[str, Any] | Rule]
+"""Rules, the path of a rule file, or rules as dicts."""
 
 
 def narrow(parent: RuleSet, child: RuleSet) -> RuleSet:
@@ -176,7 +183,8 @@ def remember_command(words: Sequence[str], *, note: str = "", expires: datetime 
 
 
 def _strictest(rules: Iterable[Rule]) -> Rule | None:
-    return max(rules, key=lambda rule: EFFECTS.index(rule.effect), default=None)
+    """Return the strictest rule; of several that allow a command, one with exact words, to which no doubts apply."""
+    return max(rules, key=lambda rule: (EFFECTS.index(rule.effect), not rule.has_wildcard), default=None)
 
 
 def _canonical(rule: Rule) -> str:
@@ -202,17 +210,15 @@ def _match_argv(argv: Sequence[Token], words: Sequence[str]) -> bool:
 def _match_start(argv: Sequence[Token], piece: Piece, at: int) -> bool:
     """Return whether the words of a piece match from a position on. The first token has been compared by name.
 
-    In shell text words may vanish (``$EMPTY``) or be a comment: there a pattern also matches if more words follow.
+    Words that follow do not matter in shell text, where they may vanish (``$EMPTY``) or be a comment, and behind a
+    wrapper, where they may be its own (``find -exec CMD ;``).
     """
+    longer = argv[-1] == REST or piece.shell or at > 0
     tokens = argv[1:] if argv[-1] != REST else argv[1:-1]
     left = len(piece.words) - at - 1
-    if left < len(tokens) or (left > len(tokens) and argv[-1] != REST and not piece.shell):
+    if left < len(tokens) or (left > len(tokens) and not longer):
         return False
     return all(_match_token(token, piece.words[at + 1 + index]) for index, token in enumerate(tokens))
-
-
-def _has_wildcard(argv: Sequence[Token]) -> bool:
-    return ONE in argv or REST in argv
 
 
 def _fold(path: str) -> str:
@@ -408,7 +414,7 @@ def _read_example(given: Any, key: str, is_command: bool, where: str) -> Example
 
 def _refuse_unsafe_allow(rule: Rule, where: str) -> None:
     """Refuse an allow rule that covers more than its author can know."""
-    if rule.effect != "allow" or not rule.argv or not _has_wildcard(rule.argv):
+    if rule.effect != "allow" or not rule.argv or not rule.has_wildcard:
         return
     first = rule.argv[0]
     for name in first if isinstance(first, tuple) else (first,):
@@ -445,8 +451,8 @@ def _matches_example(rule: Rule, example: Example) -> bool:
     if rule.path:
         return rule.matches_path(cast("str", example).removeprefix("./"))
     if isinstance(example, str):
-        return rule.matches_command(read_command(example))
-    return rule.matches_command(Command("", example, (Piece(example, (0,)),)))
+        return rule.matches_command(analyse_command(example))
+    return rule.matches_command(analyse_words(example))
 
 
 def _show(example: Example) -> str:

@@ -1,4 +1,4 @@
-"""Text of files: pages of lines, unified diffs, nearest candidates. Pure functions over bytes and strings.
+"""Text of files: pages of lines, kinds of content, nearest candidates. Pure functions over bytes and strings.
 
 Lines end with "\\n" and nothing else, so a carriage return is part of its line and every byte comes back as it was.
 """
@@ -10,17 +10,13 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-NO_NEWLINE = "\\ No newline at end of file\n"
-MAX_COMPARED_LINES = 4000
-"""Lines between the first and the last difference that difflib compares. More are shown as removed and added."""
-MAX_COMPARISONS = 1_000_000
-"""Pairs of equal lines that difflib would look at; repeated lines make it quadratic."""
 MAX_SEARCHED_BYTES = 2 * 1024 * 1024
 """Bytes of a file that are searched for candidates."""
+MAX_SEARCHED_LINES = 100_000
 MAX_SCORED = 20
 """Candidates that are compared character by character."""
 MAX_COMPARED_CHARACTERS = 600
@@ -149,104 +145,6 @@ class Page:
         return self.offset + len(self._texts)
 
 
-# --- diffs ---
-
-
-class Diff(NamedTuple):
-    """A unified diff with its counts of lines."""
-
-    text: str
-    added: int
-    removed: int
-
-
-def diff_files(path: str, old: bytes | None, new: bytes | None, *, context: int = 3, old_path: str = "") -> Diff:
-    """Return the unified diff between two contents; None stands for a file that does not exist."""
-    if old == new and not old_path:
-        return Diff("", 0, 0)
-    head = f"--- {_label('a', old_path or path) if old is not None else '/dev/null'}\n"
-    head += f"+++ {_label('b', path) if new is not None else '/dev/null'}\n"
-    if old == new or (not old and not new):
-        head = f"rename from {old_path}\nrename to {path}\n" if old_path else head
-        return Diff(head, 0, 0)
-    if is_binary(old or b"") or is_binary(new or b""):
-        note = f"Binary content: {_describe_bytes(old)} -> {_describe_bytes(new)}\n"
-        return Diff(head + note, 0, 0)
-    body, added, removed = _diff_lines(split_lines(old or b""), split_lines(new or b""), context)
-    return Diff(head + body, added, removed)
-
-
-def _label(side: str, path: str) -> str:
-    return f"{side}/{path}" + ("\t" if " " in path else "")
-
-
-def _describe_bytes(content: bytes | None) -> str:
-    return "none" if content is None else f"{len(content)} bytes, sha256 {hash_content(content)}"
-
-
-def _diff_lines(old: list[bytes], new: list[bytes], context: int) -> tuple[str, int, int]:
-    """Return hunks and counts. Equal lines at both ends are left out first: difflib is slow on long files."""
-    start = 0
-    while start < min(len(old), len(new)) and old[start] == new[start]:
-        start += 1
-    end = 0
-    while end < min(len(old), len(new)) - start and old[-1 - end] == new[-1 - end]:
-        end += 1
-    one, other = old[start : len(old) - end], new[start : len(new) - end]
-    moved = [(tag, a + start, b + start, c + start, d + start) for tag, a, b, c, d in _compare_lines(one, other)]
-    codes = [("equal", 0, start, 0, start), *moved]
-    codes.append(("equal", len(old) - end, len(old), len(new) - end, len(new)))
-    return _render_hunks(old, new, [code for code in codes if code[1] < code[2] or code[3] < code[4]], context)
-
-
-def _compare_lines(one: list[bytes], other: list[bytes]) -> list[tuple[Any, int, int, int, int]]:
-    there = Counter(other)
-    comparisons = sum(count * there[line] for line, count in Counter(one).items())
-    if len(one) + len(other) > MAX_COMPARED_LINES or comparisons > MAX_COMPARISONS:
-        return [("replace", 0, len(one), 0, len(other))]
-    return difflib.SequenceMatcher(None, one, other, autojunk=False).get_opcodes()
-
-
-class _KnownCodes(difflib.SequenceMatcher[bytes]):
-    """A matcher with its result given: for its grouping of changes that are near each other."""
-
-    def __init__(self, codes: list[tuple[Any, int, int, int, int]]):
-        super().__init__(None, [], [])
-        self._codes = codes
-
-    def get_opcodes(self) -> list[tuple[Any, int, int, int, int]]:
-        return self._codes
-
-
-def _render_hunks(
-    old: list[bytes], new: list[bytes], codes: list[tuple[Any, int, int, int, int]], context: int
-) -> tuple[str, int, int]:
-    out: list[str] = []
-    added = removed = 0
-    for group in _KnownCodes(codes).get_grouped_opcodes(context):
-        (_, a, _, c, _), (_, _, b, _, d) = group[0], group[-1]
-        out.append(f"@@ -{_range(a, b)} +{_range(c, d)} @@\n")
-        for tag, a1, a2, b1, b2 in group:
-            if tag == "equal":
-                out += [_diff_line(" ", line) for line in old[a1:a2]]
-                continue
-            removed, added = removed + a2 - a1, added + b2 - b1
-            out += [_diff_line("-", line) for line in old[a1:a2]]
-            out += [_diff_line("+", line) for line in new[b1:b2]]
-    return "".join(out), added, removed
-
-
-def _range(start: int, stop: int) -> str:
-    length = stop - start
-    first = start + 1 if length else start
-    return str(first) if length == 1 else f"{first},{length}"
-
-
-def _diff_line(sign: str, line: bytes) -> str:
-    text = sign + decode(line)
-    return text if line.endswith(b"\n") else text + "\n" + NO_NEWLINE
-
-
 # --- kinds of content ---
 
 _IMAGES = (
@@ -332,7 +230,8 @@ def find_candidates(content: bytes, wanted: bytes, most: int = 3) -> list[Candid
 
     The work is bounded: lines are ranked by the words that they share with the text, and only the best are compared.
     """
-    lines = [decode(line) for line in split_lines(content[:MAX_SEARCHED_BYTES])]
+    lines = [f"{decode(line)}\n" for line in content[:MAX_SEARCHED_BYTES].split(b"\n", MAX_SEARCHED_LINES)]
+    lines = lines[:-1] if lines[-1] == "\n" else lines[:MAX_SEARCHED_LINES]
     text = decode(wanted)
     height = max(1, len(split_lines(wanted)))
     words = Counter(_WORD.findall(text[: MAX_COMPARED_CHARACTERS * 4]))
