@@ -226,12 +226,7 @@ def _read_lines(ws: Workspace, found: Iterable[Line], place: Place) -> Iterator[
                     os.close(descriptor)
                 path, descriptor = line.path, _try_open(ws.root, line.path)
             if descriptor >= 0:
-                room = 4 * ws.limits.line_characters
-                raw = os.pread(descriptor, min(line.size, room), line.offset) if line.size else b""
-                yield (
-                    line,
-                    _cut_line(raw.decode(errors="replace").rstrip("\r\n"), ws.limits.line_characters, line, room),
-                )
+                yield line, _read_line(descriptor, line, ws.limits.line_characters)
     finally:
         if descriptor >= 0:
             os.close(descriptor)
