@@ -90,16 +90,18 @@ async def run_ripgrep(
     assert process.stderr is not None
     _limit_memory(process.pid)
     errors = asyncio.create_task(process.stderr.read(4096))
-    stopped = complaint = ""
+    stopped, complaint, ended = "", "", False
     try:
         async with asyncio.timeout(seconds):
             stopped = await _feed_lines(process.stdout, on_line, max_bytes)
-            complaint = "" if stopped else (await errors).decode(errors="replace").strip()
+            ended = not stopped
+            complaint = (await errors).decode(errors="replace").strip() if ended else ""
     except TimeoutError:
         stopped = f"the search was stopped after {seconds:g} s"
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        if not ended:  # kill() of a process that has ended takes its exit code from the watcher of asyncio
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
         errors.cancel()
         exit_code = await process.wait()
     return Outcome(stopped, complaint, exit_code)

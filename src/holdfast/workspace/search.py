@@ -32,6 +32,8 @@ MAX_PATTERN = 4096
 """Characters of a pattern: a longer one is never meant."""
 BAD_USE = 2
 """The exit code of ripgrep for a pattern or an option that it refuses."""
+STDIN = "<stdin>"
+"""The path that ripgrep prints for its standard input."""
 SHOW_OPTIONS = {
     "lines": ["--json"],
     "files": ["--files-with-matches", "--null"],
@@ -202,7 +204,7 @@ async def _grep_lines(ws: Workspace, path: str, options: list[str], limit: int) 
 
     with _open_place(ws.root, path) as place:
         outcome = await _run(ws, place, options, on_line)
-        texts = await asyncio.to_thread(lambda: list(_read_lines(ws, found, place)))
+        texts = await asyncio.to_thread(lambda: list(_read_lines(ws, found)))
     kept = sum(line.matches for line, _ in texts)
     result: dict[str, Any] = {"matches": min(kept, limit), "lines": "\n".join(_format_lines(texts))}
     return _add_notes(result, matches > limit, outcome, f"{limit} matches are shown, there are more", kept == 0)
@@ -211,12 +213,11 @@ async def _grep_lines(ws: Workspace, path: str, options: list[str], limit: int) 
 def _to_line(kind: str, data: dict[str, Any], place: Place) -> Line:
     text = read_text(data["lines"])
     size = len(text.encode(errors="surrogateescape"))
-    return Line(
-        _add_prefix(place, read_text(data["path"])), data["line_number"], data["absolute_offset"], size, kind == "match"
-    )
+    name = _add_prefix(place, read_text(data["path"]))
+    return Line(name, data["line_number"], data["absolute_offset"], size, kind == "match")
 
 
-def _read_lines(ws: Workspace, found: Iterable[Line], place: Place) -> Iterator[tuple[Line, str]]:
+def _read_lines(ws: Workspace, found: Iterable[Line]) -> Iterator[tuple[Line, str]]:
     """Yield the lines with their text, read beneath the root; lines that cannot be read there are dropped."""
     path, descriptor = "", -1
     try:
@@ -243,9 +244,9 @@ def _read_line(descriptor: int, line: Line, limit: int) -> str:
     room = 4 * limit  # a character has at most four bytes
     raw = os.pread(descriptor, min(line.size, room), line.offset)
     text = raw.decode(errors="replace").rstrip("\r\n")
-    return (
-        text if len(text) <= limit and line.size <= room else f"{text[:limit]} [cut: the line has {line.size:,} bytes]"
-    )
+    if len(text) <= limit and line.size <= room:
+        return text
+    return f"{text[:limit]} [cut: the line has {line.size:,} bytes]"
 
 
 def _format_lines(texts: list[tuple[Line, str]]) -> Iterator[str]:
@@ -275,23 +276,22 @@ async def _grep_files(ws: Workspace, path: str, options: list[str], limit: int, 
 async def _collect_names(ws: Workspace, place: Place, options: list[str], limit: int) -> tuple[list[str], Outcome]:
     """Return up to ``limit`` rows that ripgrep prints: a path, and with counts a NUL and the count."""
     rows: list[str] = []
+    counted = "--count" in options
 
     def on_line(raw: bytes) -> bool:
         # With --null a path ends in NUL. Rows without a count are not separated by line ends.
-        for row in raw.rstrip(b"\0").split(b"\0") if b"--count" not in flags else [raw]:
-            text = row.decode(errors="replace")
-            rows.append(
-                place.name + text.removeprefix("<stdin>") if place.stdin is not None else _add_prefix(place, text)
-            )
+        pieces = [raw] if counted else raw.rstrip(b"\0").split(b"\0")
+        rows.extend(_add_prefix(place, piece.decode(errors="replace")) for piece in pieces)
         return len(rows) < limit
 
-    flags = {option.encode() for option in options}
     outcome = await _run(ws, place, options, on_line)
     return rows[:limit], outcome
 
 
-def _add_prefix(place: Place, name: str) -> str:
-    return place.prefix + name.removeprefix("./")
+def _add_prefix(place: Place, row: str) -> str:
+    if place.stdin is not None:
+        return place.name + row.removeprefix(STDIN)
+    return place.prefix + row.removeprefix("./")
 
 
 def _exists(root: Root, path: str) -> bool:
