@@ -1,0 +1,6 @@
+"""Tools for an agent that works on files: ``Workspace(".").tools``."""
+
+from holdfast.workspace.limits import Limits
+from holdfast.workspace.workspace import Workspace
+
+__all__ = ["Limits", "Workspace"]

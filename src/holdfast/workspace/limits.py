@@ -47,3 +47,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of ripgrep's output that are read."""
     entries: int = 1000
     """Paths that one glob or list returns."""
+    scanned_bytes: int = 4096 * MIB
+    """Bytes of a file that one read passes on the way to its page."""
+    edited_bytes: int = 16 * MIB
+    """A larger file cannot be written, edited or patched."""
+    conflict_diff_bytes: int = 6000
+    """A longer diff since the last read is not sent with a conflict: the file is to be read again."""

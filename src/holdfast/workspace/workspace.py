@@ -1,0 +1,103 @@
+"""``Workspace``: a directory that an agent may work in, with the tools for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from holdfast.core.decisions import Deny
+from holdfast.core.tool import Allow, RequireApproval
+from holdfast.errors import DeclarationError, ToolError
+from holdfast.tools.call import Call
+from holdfast.tools.toolset import Toolset
+from holdfast.workspace.artifacts import artifact_tools
+from holdfast.workspace.checklist import checklist_tools
+from holdfast.workspace.files import Seen, file_tools
+from holdfast.workspace.limits import Limits
+from holdfast.workspace.policy import Mode, Policy, Ruling
+from holdfast.workspace.root import Root
+from holdfast.workspace.rules import RuleSet
+from holdfast.workspace.sandbox import find_sandbox
+from holdfast.workspace.search import search_tools
+from holdfast.workspace.shell import shell_tools
+
+Judge = Callable[[dict[str, Any], Call], Ruling]
+
+
+class Workspace:
+    """A directory, and the tools to read and change it: ``Agent("dev", tools=[Workspace(".").tools], ...)``.
+
+    root:              the directory. Paths are resolved beneath it by the kernel
+    mode:              "auto", "edits", "ask", "read_only" or "plan": which calls run without asking
+    sandbox:           "auto" takes the strongest level that this machine has; "required" refuses to run commands
+                       without bubblewrap; "none" runs commands without a sandbox
+    rules:             rules as dicts, or the path of a rule file (JSON or TOML)
+    protected:         more paths that no tool may change
+    environment:       names of environment variables that commands get besides the usual ones, or a mapping
+    network:           whether commands may use the network
+    allow_hard_links:  whether a file with other names may be written
+    limits:            a ``Limits``
+    """
+
+    def __init__(
+        self,
+        root: str | Path = ".",
+        *,
+        mode: Mode = "ask",
+        sandbox: Literal["auto", "required", "none", "bubblewrap", "landlock"] = "auto",
+        rules: Iterable[Mapping[str, Any]] | str | Path | RuleSet = (),
+        protected: Sequence[str] = (),
+        environment: Iterable[str] | Mapping[str, str] = (),
+        network: bool | Sequence[str] = False,
+        allow_hard_links: bool = False,
+        limits: Limits | None = None,
+    ):
+        if mode not in get_args(Mode):
+            raise DeclarationError(f"unknown mode {mode!r}: use one of {', '.join(map(repr, get_args(Mode)))}")
+        self.root = Root(root, protected=protected, allow_hard_links=allow_hard_links)
+        self.mode: Mode = mode
+        self.limits = limits or Limits()
+        self.sandbox = find_sandbox(sandbox, network=network)
+        self.policy = Policy(mode, RuleSet.load(rules), self.root, self.sandbox)
+        self.environment = make_environment(environment)
+        self.seen = Seen()
+        self._tools: Toolset | None = None
+
+    @property
+    def tools(self) -> Toolset:
+        """The tools: read, write, edit, apply_patch, bash, grep, glob, list, read_artifact and update_plan."""
+        if self._tools is None:
+            self._tools = Toolset(
+                *file_tools(self),
+                *shell_tools(self),
+                *search_tools(self),
+                *artifact_tools(self.limits),
+                *checklist_tools(),
+            )
+        return self._tools
+
+    def approval(self, judge: Judge) -> Callable[[dict[str, Any], Call], Any]:
+        """Return the approval function of a tool whose calls ``judge`` rules on.
+
+        A call that cannot be judged because its arguments are wrong is not asked about: its preview or its handler
+        raises the same error.
+        """
+
+        def decide(args: dict[str, Any], call: Call) -> Allow | RequireApproval | Deny:
+            try:
+                ruling = judge(args, call)
+            except ToolError as error:
+                return Allow(f"not asked: the call fails with {error.kind}")
+            match ruling.effect:
+                case "allow":
+                    return Allow(ruling.reason)
+                case "ask":
+                    return RequireApproval(ruling.reason)
+                case "deny":
+                    return Deny(ruling.reason)
+
+        return decide
+
+    def __repr__(self) -> str:
+        return f"Workspace({str(self.root.path)!r}, mode={self.mode!r}, sandbox={self.sandbox.name!r})"
