@@ -51,7 +51,7 @@ from holdfast.core.schema.validation import call_digest
 from holdfast.errors import StoreError
 from holdfast.models.base import FinishPart, ProviderPart, TextPart, ToolCallPart, UsagePart
 from holdfast.models.scripted import Drip, Hang
-from holdfast.runtime import clients, takeover, tool_call
+from holdfast.runtime import clients, engine, takeover, tool_call
 from holdfast.runtime.commit import CLIENT_GRACE
 from holdfast.runtime.conversation import WRITE_RETRIES
 from holdfast.runtime.inbox import RETRY_SECONDS
@@ -180,8 +180,9 @@ def slow_model():
     return ScriptedModel([Drip("done", pause=5.0)] * len(CONVERSATIONS))
 
 
-async def test_every_viewer_sees_every_event_of_more_conversations_than_the_cache_holds():
-    """A conversation that has a viewer is not evicted [B87]."""
+async def test_every_viewer_sees_every_event_of_more_conversations_than_the_cache_holds(monkeypatch):
+    """A viewer does not depend on the cache of idle conversations [B87]."""
+    monkeypatch.setattr(engine, "MAX_IDLE", len(CONVERSATIONS) // 2)
     store = MemoryStore()
     seen = {name: [] for name in CONVERSATIONS}
 
@@ -211,8 +212,9 @@ async def test_every_viewer_sees_every_event_of_more_conversations_than_the_cach
         await asyncio.gather(*views, return_exceptions=True)
 
 
-async def test_a_process_without_the_agent_sees_the_end_of_more_turns_than_the_cache_holds():
-    """A conversation whose turn is awaited is not evicted [B87]."""
+async def test_a_process_without_the_agent_sees_the_end_of_more_turns_than_the_cache_holds(monkeypatch):
+    """A caller that waits does not depend on the cache of idle conversations [B87]."""
+    monkeypatch.setattr(engine, "MAX_IDLE", len(CONVERSATIONS) // 2)
     store, model = MemoryStore(), slow_model()
     async with Runtime(agent(model), store=store), Runtime(store=SlowStore(store._data)) as web:
         turns = await asyncio.gather(*(web.send(name, "hi", agent="a") for name in CONVERSATIONS))
