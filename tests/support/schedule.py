@@ -38,7 +38,7 @@ GROUPS = {
         "stores/test_postgres_address.py",
         "stores/test_postgres_migrations.py",
         "stores/test_postgres_operations.py",
-        "stores/test_postgres_wire.py",
+        "stores/test_postgres_notify.py",
         "stores/test_caches.py",
     ],
     "commands on PostgreSQL": ["cli/test_cli_workers.py", "cli/test_cli_copy.py", "cli/test_cli_upkeep.py"],
