@@ -22,7 +22,7 @@ def test_every_measure_is_reported_with_a_positive_number(tmp_path, store, count
         env=env,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=900,
     )
     assert run.returncode == 0, run.stderr
     measures = json.loads(run.stdout)["measures"]
