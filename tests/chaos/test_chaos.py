@@ -27,7 +27,7 @@ def run(directory, **options):
 def test_kills_full_disks_clock_jumps_divided_work_backups_and_fifty_deciders_break_no_law(tmp_path):
     """Processes of 20 conversations die at random moments and at named points [B30, B31, B47-B51, B54, B57, B60]."""
     met = Counter[str]()
-    for seed in (1, 2, 3):  # a busy machine has fewer faults in one run
+    for seed in range(1, 11):  # a busy machine has fewer faults in one run; a quiet one needs one or two
         done = run(tmp_path / str(seed), kills=KILLS, conversations=20, seed=seed)
         print(done.table())
         assert done.violations == []

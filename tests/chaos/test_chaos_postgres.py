@@ -28,7 +28,7 @@ def run(directory, **options):
 def test_kills_stopped_workers_lost_replies_silence_and_restarts_of_postgresql_break_no_law(tmp_path):
     """Four processes run at a time, and each serves HTTP [B30, B31, B47-B51, B54, B57, B60]."""
     met = Counter[str]()
-    for seed in (1, 2, 3):  # a busy machine has fewer faults in one run
+    for seed in range(1, 11):  # a busy machine has fewer faults in one run; a quiet one needs one or two
         done = run(tmp_path / str(seed), seconds=SECONDS, conversations=20, seed=seed)
         print(done.table())
         assert done.violations == []
