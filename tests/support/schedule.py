@@ -16,7 +16,7 @@ GROUPS = {
     "page 1": ["page/test_page.py", "page/test_page_cards.py", "page/test_page_client.py"],
     "page 2": [
         "page/test_page_under_stress.py",
-        "page/test_page_people.py",
+        "page/test_page_keyboard.py",
         "page/test_page_guard.py",
         "page/test_page_layout.py",
         "page/test_page_network.py",
@@ -29,7 +29,7 @@ GROUPS = {
         "models/test_runtime.py",
         "models/test_runtime_histories.py",
         "models/test_runtime_hosted.py",
-        "models/test_strict.py",
+        "models/test_strict_provider.py",
     ],
     "types": ["test_types.py"],
     "bench": ["test_bench.py"],
@@ -52,7 +52,7 @@ GROUP_OF = {f"tests/{path}": group for group, paths in GROUPS.items() for path i
 
 
 def group_of(nodeid: str) -> str:
-    """Return the group of a test: its file, or the group of that."""
+    """Return the group of a test's file, or else the file itself."""
     path = nodeid.partition("::")[0]
     return GROUP_OF.get(path, path)
 
