@@ -56,7 +56,7 @@ HAND = ToolCall("by_hand", {"what": "lift"})
 
 
 async def test_the_automatic_call_runs_and_only_the_manual_one_is_pending():
-    """B66"""
+    """An automatic call runs at once; the manual call beside it waits for a submitted result [B66]."""
     model = ScriptedModel([[ECHO, HAND], "done"])
     async with Runtime(agent(model, echo, by_hand)) as rt:
         turn = await rt.send("c", "hi")
@@ -81,8 +81,8 @@ async def test_the_automatic_call_runs_and_only_the_manual_one_is_pending():
         assert (returned.source, returned.by) == ("manual", "bob")
 
 
-async def test_a_manual_call_that_went_wrong_is_an_error_of_the_kind_that_was_given():
-    """B66"""
+async def test_a_failed_manual_call_is_an_error_of_the_submitted_kind():
+    """The model sees the error kind of the ``Failed`` decision [B66]."""
     model = ScriptedModel([[HAND], "done"])
     async with Runtime(agent(model, by_hand)) as rt:
         turn = await rt.send("c", "hi")
@@ -94,7 +94,7 @@ async def test_a_manual_call_that_went_wrong_is_an_error_of_the_kind_that_was_gi
 
 
 async def test_a_gated_manual_call_is_approved_first_and_then_done_by_hand():
-    """B66, B36"""
+    """A manual call with an approval is suspended twice: for the approval, then for its result [B66, B36]."""
     model = ScriptedModel([[ToolCall("carefully", {"what": "lift"})], "done"])
     async with Runtime(agent(model, carefully)) as rt:
         turn = await rt.send("c", "hi")
@@ -109,8 +109,8 @@ async def test_a_gated_manual_call_is_approved_first_and_then_done_by_hand():
 
 
 @pytest.mark.parametrize("where", ["agent", "turn"])
-async def test_in_whole_loop_manual_nothing_runs_and_all_calls_surface(where):
-    """B67"""
+async def test_in_manual_mode_nothing_runs_and_every_call_of_a_known_tool_is_pending(where):
+    """Manual mode, of the agent or of one turn, runs no handler, preview or approval function [B67]."""
 
     ran = []
 
@@ -158,8 +158,8 @@ async def test_in_whole_loop_manual_nothing_runs_and_all_calls_surface(where):
         paired(await rt.history("c"))
 
 
-async def test_submitting_is_all_or_nothing():
-    """B67"""
+async def test_resolve_many_records_all_decisions_or_none():
+    """One invalid or stale decision refuses the whole batch [B67]."""
     model = ScriptedModel([[HAND, HAND], "done"])
     async with Runtime(agent(model, by_hand)) as rt:
         turn = await rt.send("c", "hi")
@@ -182,8 +182,8 @@ async def test_submitting_is_all_or_nothing():
         assert [envelope["result"] for envelope in sees(model)] == [1, 2]
 
 
-async def test_manual_calls_surface_together_and_submitting_them_continues_the_turn():
-    """B90"""
+async def test_manual_calls_are_pending_together_and_submitting_them_continues_the_turn():
+    """The manual calls of one reply are in the snapshot together; their results continue the turn [B90]."""
     model = ScriptedModel([[HAND, ECHO, HAND], [HAND], "done"])
     async with Runtime(agent(model, by_hand, echo)) as rt:
         turn = await rt.send("c", "hi")
@@ -210,8 +210,8 @@ def asking(runs, **options):
     return book
 
 
-async def test_a_handler_s_question_is_pending_under_its_own_call_and_the_answer_is_its_result():
-    """B68"""
+async def test_a_question_of_a_handler_is_pending_under_its_call_and_the_answer_is_the_result():
+    """A handler that returns ``Ask`` is not run again: the answer is the result of its call [B68]."""
     runs = []
     model = ScriptedModel([[ToolCall("book")], "done"])
     schema = {"type": "integer", "minimum": 1}
@@ -233,8 +233,8 @@ async def test_a_handler_s_question_is_pending_under_its_own_call_and_the_answer
         assert (returned.source, returned.by) == ("human", "ann")
 
 
-async def test_a_question_without_a_schema_takes_text_and_a_typed_one_what_fits_the_type():
-    """B68"""
+async def test_an_answer_is_text_unless_the_question_declares_a_type_or_choices():
+    """An answer that does not fit the question's type or choices is refused [B68]."""
     for options, good, bad in (({}, "window", 5), ({"answer": list[int]}, [1], ["a"]), ({"choices": ["a"]}, "a", "b")):
         async with Runtime(agent([[ToolCall("book")], "done"], asking([], **options))) as rt:
             turn = await rt.send("c", "hi")
@@ -255,8 +255,8 @@ async def test_a_question_without_a_schema_takes_text_and_a_typed_one_what_fits_
     ],
     ids=["a schema elsewhere", "an unknown type", "a choice that is no JSON", "a schema that is no JSON"],
 )
-async def test_a_question_that_nobody_could_answer_is_the_handler_s_error(ask):
-    """B68, B88"""
+async def test_a_question_with_an_unusable_schema_or_choice_is_an_error_of_the_handler(ask):
+    """Such a question is an error result, and no call is suspended [B68, B88]."""
 
     model = ScriptedModel([[ToolCall("book")], "done"])
     async with Runtime(agent(model, asking([], **ask))) as rt:
@@ -265,8 +265,8 @@ async def test_a_question_that_nobody_could_answer_is_the_handler_s_error(ask):
         assert of(await rt.history("c"), CallSuspended) == []
 
 
-async def test_two_asks_and_a_manual_call_in_one_turn_are_all_pending_and_all_paired():
-    """B69"""
+async def test_two_questions_and_a_manual_call_in_one_turn_are_all_pending_and_all_get_results():
+    """Several pending calls can be answered in any order, one by one or together [B69]."""
     model = ScriptedModel([[ToolCall("book"), HAND, ToolCall("book"), ECHO], "done"])
     async with Runtime(agent(model, asking([]), by_hand, echo)) as rt:
         turn = await rt.send("c", "hi")
@@ -284,8 +284,8 @@ async def test_two_asks_and_a_manual_call_in_one_turn_are_all_pending_and_all_pa
 # --- halt ---
 
 
-async def test_a_halt_lets_running_siblings_finish_cancels_waiting_ones_and_ends_with_reason_and_value():
-    """B70"""
+async def test_a_halt_lets_running_calls_finish_cancels_waiting_calls_and_ends_the_turn():
+    """The turn ends with the reason and the value of the ``Halt`` once the running calls have finished [B70]."""
     door, running = asyncio.Event(), []
 
     @declare
@@ -321,8 +321,8 @@ async def test_a_halt_lets_running_siblings_finish_cancels_waiting_ones_and_ends
         paired(await rt.history("c"))
 
 
-async def test_a_sibling_that_asks_after_the_halt_is_cancelled_and_nobody_is_asked():
-    """B70"""
+async def test_a_handler_that_asks_after_a_halt_suspends_no_call():
+    """A question that comes after the ``Halt`` of another call is never pending [B70]."""
     door = asyncio.Event()
 
     @declare
@@ -345,8 +345,8 @@ async def test_a_sibling_that_asks_after_the_halt_is_cancelled_and_nobody_is_ask
         paired(await rt.history("c"))
 
 
-async def test_a_conversation_goes_on_after_a_halt_with_the_value_as_the_call_s_result():
-    """B70"""
+async def test_a_conversation_continues_after_a_halt_and_the_model_sees_its_value_as_the_result():
+    """In the next turn the value of the ``Halt`` is the result of its call [B70]."""
 
     @declare
     async def stop() -> Halt:
@@ -361,8 +361,8 @@ async def test_a_conversation_goes_on_after_a_halt_with_the_value_as_the_call_s_
 
 
 @pytest.mark.parametrize("reason", [*sorted(RESERVED_REASONS), "", "  ", None, 5])
-async def test_reserved_and_empty_reasons_are_refused(reason):
-    """B70"""
+async def test_a_halt_with_a_reserved_or_empty_reason_is_refused(reason):
+    """``Halt`` raises DeclarationError; in a handler that is an error result [B70]."""
     with pytest.raises(DeclarationError):
         Halt(reason)
 
@@ -379,7 +379,7 @@ async def test_reserved_and_empty_reasons_are_refused(reason):
 
 @pytest.mark.parametrize("value", [Halt("a\ud800"), Halt("fine", object()), Result(Ask("?")), Ask("")])
 async def test_a_halt_or_question_that_cannot_be_recorded_is_an_invalid_result(value):
-    """B15, B70"""
+    """A ``Halt`` or an ``Ask`` that cannot be stored is an error result, and the turn continues [B15, B70]."""
 
     @declare
     async def stop() -> object:

@@ -441,7 +441,7 @@ def hunt(examples, build=list, classics=CLASSICS, plots=scenario):
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_the_property_sees_every_mutant(name):
+def test_the_scenarios_detect_every_mutant(name):
     build, law = MUTANTS[name]
     with pytest.raises(AssertionError, match=law) as caught:
         hunt(1500, build)
@@ -449,19 +449,19 @@ def test_the_property_sees_every_mutant(name):
 
 
 @pytest.mark.parametrize("name", IMPORT_MUTANTS)
-def test_the_laws_of_imports_see_every_mutant_of_theirs(name):
+def test_the_import_scenarios_detect_every_import_mutant(name):
     build, law = IMPORT_MUTANTS[name]
     with pytest.raises(AssertionError, match=law) as caught:
         hunt(300, build, IMPORTS, importing)
     print(f"{name}: {str(caught.value).splitlines()[0][:150]}")
 
 
-def test_without_a_mutant_the_same_hunt_finds_nothing():
+def test_the_scenarios_violate_no_law_without_a_mutant():
     hunt(200)
 
 
-def test_the_parts_that_mutants_replace_are_there():
-    """A mutant of something that was renamed would prove nothing."""
+def test_every_name_that_a_mutant_patches_exists():
+    """A mutant of a function that was renamed would prove nothing."""
     for build, _ in [*MUTANTS.values(), *IMPORT_MUTANTS.values()]:
         for where, what, _ in build():
             assert hasattr(where, what), f"{build.__name__}: {where} has no {what}"

@@ -71,8 +71,8 @@ def returning(value):
 # --- the order of things ---
 
 
-async def test_a_text_turn_is_told_in_its_order_and_its_deltas_carry_the_message_s_id():
-    """B12"""
+async def test_a_text_turn_sends_its_live_events_in_order_and_its_deltas_carry_the_message_id():
+    """The deltas and the completed message have one id [B12]."""
     async with Runtime(agent(["one two three"])) as rt:
         await rt.open("c")
         async with Tape(rt, "c") as tape:
@@ -90,8 +90,8 @@ async def test_a_text_turn_is_told_in_its_order_and_its_deltas_carry_the_message
         assert said.text == "one two three"
 
 
-async def test_nothing_is_published_before_it_is_in_the_log():
-    """B12, B25: publish only after append"""
+async def test_no_event_is_published_before_it_is_in_the_log():
+    """Viewers see an event only after its append [B12, B25]."""
 
     class Watching(MemoryStore):
         tape: Any = None
@@ -116,8 +116,8 @@ async def test_nothing_is_published_before_it_is_in_the_log():
         assert store.ahead == 0
 
 
-async def test_a_message_while_a_turn_is_in_flight_is_refused_as_busy_and_nothing_is_logged():
-    """B13"""
+async def test_a_message_during_a_turn_is_refused_as_busy_and_nothing_is_logged():
+    """By default a conversation takes one message at a time [B13]."""
     model = ScriptedModel([Hang(), "second"])
     async with Runtime(agent(model)) as rt:
         await rt.send("c", "first")
@@ -129,8 +129,8 @@ async def test_a_message_while_a_turn_is_in_flight_is_refused_as_busy_and_nothin
         assert await rt.history("c") == before
 
 
-async def test_a_queued_message_runs_after_the_turn_and_begins_with_its_end():
-    """B13"""
+async def test_the_turn_of_a_queued_message_starts_in_the_append_that_ends_the_turn_before_it():
+    """With ``when_busy="queue"`` a message runs after the open turn [B13]."""
     model, go = ScriptedModel([]), asyncio.Event()
 
     async def slow(_):
@@ -153,8 +153,8 @@ async def test_a_queued_message_runs_after_the_turn_and_begins_with_its_end():
         assert ["AssistantSaid", "TurnEnded", "TurnStarted"] in store.types()
 
 
-async def test_a_message_that_waits_for_somebody_to_run_it_makes_the_conversation_busy():
-    """B13: recorded by a process that runs nothing, run by one that does"""
+async def test_a_recorded_message_that_no_process_runs_yet_makes_the_conversation_busy():
+    """A process without the agent records messages; a process with the agent runs them in order [B13]."""
     store = MemoryStore()
     async with Runtime(store=store) as guest:
         await guest.send("c", "first", agent="a")
@@ -169,7 +169,7 @@ async def test_a_message_that_waits_for_somebody_to_run_it_makes_the_conversatio
 
 
 async def test_an_interrupt_cancels_the_turn_keeps_its_partial_text_and_runs_the_new_message():
-    """B13"""
+    """The next request marks the partial text as cut off [B13]."""
     model = ScriptedModel([["so far ", Hang()], "fine"])
     store = Counting()
     async with Runtime(agent(model), store=store) as rt:
@@ -192,8 +192,8 @@ async def test_an_interrupt_cancels_the_turn_keeps_its_partial_text_and_runs_the
         assert [event.text for event in of(events, AssistantSaid)] == ["so far ", "fine"]
 
 
-async def test_a_turn_cut_at_its_first_step_leaves_no_partial_text_to_the_one_that_follows_it():
-    """B13, B58: the follower begins in the very append that ends the other, at the same step"""
+async def test_the_partial_text_of_an_interrupted_turn_does_not_leak_into_the_next_turn():
+    """The next turn begins in the append that ends the interrupted one, at the same step [B13, B58]."""
     model = ScriptedModel([["first words ", Hang()], Hang()])
     async with Runtime(agent(model)) as rt:
         await rt.open("c")
@@ -214,8 +214,8 @@ async def test_a_turn_cut_at_its_first_step_leaves_no_partial_text_to_the_one_th
 # --- tools ---
 
 
-async def test_a_tool_s_call_and_result_are_one_pair_and_the_model_is_called_again_in_the_same_turn():
-    """B14"""
+async def test_a_call_and_its_result_share_one_id_and_the_model_is_called_again_in_the_same_turn():
+    """The log has our id; the model sees the provider's own id [B14]."""
     model = ScriptedModel([[ToolCall("echo", {"text": "hey"}, id="p1")], "done"])
     async with Runtime(agent(model, echo)) as rt:
         turn = await rt.send("c", "hi")
@@ -236,7 +236,7 @@ async def test_a_tool_s_call_and_result_are_one_pair_and_the_model_is_called_aga
 
 
 async def test_a_plain_step_costs_two_appends():
-    """B14: the claim rides with the reply that made the call"""
+    """``CallStarted`` is in the append of the reply that made the call [B14]."""
     store = Counting()
     async with Runtime(agent([[ToolCall("echo", {"text": "x"})], "done"], echo), store=store) as rt:
         await (await rt.send("c", "hi")).final_result()
@@ -248,8 +248,8 @@ async def test_a_plain_step_costs_two_appends():
         assert store.types()[:-3] == [["ConversationOpened", "MessageReceived"], ["TurnStarted"]]
 
 
-async def test_a_hundred_results_that_arrive_together_are_one_append_or_two():
-    """B19"""
+async def test_a_hundred_results_that_arrive_together_take_at_most_two_appends():
+    """The model sees the results in call order [B19]."""
     door, inside = asyncio.Event(), []
 
     @declare
@@ -273,8 +273,8 @@ async def test_a_hundred_results_that_arrive_together_are_one_append_or_two():
         assert [envelope["result"] for envelope in sees(model)] == list(range(100))
 
 
-async def test_parallel_calls_that_finish_in_reverse_stand_in_call_order_for_the_model_only():
-    """B19"""
+async def test_viewers_see_parallel_results_as_they_finish_and_the_model_sees_them_in_call_order():
+    """Three parallel calls finish in reverse order [B19]."""
     doors = [asyncio.Event() for _ in range(3)]
     running = []
 
@@ -302,8 +302,8 @@ async def test_parallel_calls_that_finish_in_reverse_stand_in_call_order_for_the
         assert [envelope["result"] for envelope in sees(model)] == [0, 1, 2]
 
 
-async def test_a_provider_id_that_was_there_before_is_replaced_by_ours_in_call_and_result():
-    """B14: in one reply, and over the replies of a conversation"""
+async def test_a_repeated_provider_call_id_is_replaced_by_our_id_in_call_and_result():
+    """An id that a provider repeats, in one reply or in a later one, is made unique [B14]."""
     calls = [ToolCall("echo", {"text": "a"}, id="x"), ToolCall("echo", {"text": "b"}, id="x")]
     model = ScriptedModel([calls, [ToolCall("echo", {"text": "c"}, id="x"), ToolCall("echo", {"text": "d"})], "done"])
     async with Runtime(agent(model, echo)) as rt:
@@ -359,8 +359,8 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("name", FAILURES)
-async def test_whatever_a_handler_does_the_call_gets_one_error_of_a_known_kind_and_the_turn_goes_on(name):
-    """B15"""
+async def test_a_handler_that_fails_gives_its_call_one_typed_error_and_the_turn_continues(name):
+    """Exceptions and values that cannot be stored are error results; the conversation stays usable [B15]."""
     bad, kind, words = FAILURES[name]
 
     model = ScriptedModel([[ToolCall("bad"), ToolCall("echo", {"text": "alive"})], "done", "still here"])
@@ -379,8 +379,8 @@ async def test_whatever_a_handler_does_the_call_gets_one_error_of_a_known_kind_a
         assert (await (await rt.send("c", "again")).final_result()).reason == "completed"
 
 
-async def test_a_handler_that_cancels_its_own_task_has_failed_and_is_not_run_again():
-    """B15: its task dies"""
+async def test_a_handler_that_cancels_its_own_task_fails_and_is_not_run_again():
+    """A cancel from inside the handler is an error of the handler [B15]."""
     runs = []
 
     @declare
@@ -405,8 +405,8 @@ async def test_a_handler_that_cancels_its_own_task_has_failed_and_is_not_run_aga
         assert [envelope["error"]["kind"] for envelope in sees(model)] == ["handler_failed"] * 2
 
 
-async def test_a_handler_in_a_thread_may_exit_the_interpreter_for_all_we_care():
-    """B15"""
+async def test_a_handler_in_a_thread_that_raises_system_exit_is_an_error_result():
+    """``SystemExit`` in a handler does not end the process [B15]."""
 
     @declare
     def leaves() -> None:
@@ -419,8 +419,8 @@ async def test_a_handler_in_a_thread_may_exit_the_interpreter_for_all_we_care():
         assert sees(model)[0]["error"]["kind"] == "handler_failed"
 
 
-async def test_what_a_handler_does_to_its_arguments_stays_its_own():
-    """B14, B35: what is logged and shown is what was called"""
+async def test_a_handler_that_changes_its_arguments_does_not_change_what_the_model_sees():
+    """The model sees the arguments of its call unchanged [B14, B35]."""
 
     @declare
     async def grows(items: list[int]) -> int:
@@ -434,8 +434,8 @@ async def test_what_a_handler_does_to_its_arguments_stays_its_own():
         assert model.requests[1].messages[1].calls[0].args == {"items": [1]}
 
 
-async def test_an_unknown_tool_is_an_error_that_lists_the_known_names():
-    """B16"""
+async def test_a_call_of_an_unknown_tool_is_an_error_that_lists_the_known_names():
+    """Provider tools are not in the list, and the turn continues [B16]."""
     model = ScriptedModel([[ToolCall("ech", {"text": "x"})], "done"])
     async with Runtime(agent(model, echo, provider_tool("web_search"))) as rt:
         assert (await (await rt.send("c", "hi")).final_result()).reason == "completed"
@@ -464,8 +464,8 @@ BAD_ARGS = {
 
 @pytest.mark.parametrize("gate", ["auto", "required"])
 @pytest.mark.parametrize("name", BAD_ARGS)
-async def test_bad_arguments_are_an_error_that_names_the_field_and_neither_handler_nor_person_hears_of_it(name, gate):
-    """B17"""
+async def test_invalid_arguments_are_an_error_that_names_the_field_and_the_handler_does_not_run(name, gate):
+    """No approver is asked about a call with invalid arguments [B17]."""
     args, words = BAD_ARGS[name]
     ran = []
 
@@ -492,7 +492,7 @@ async def test_bad_arguments_are_an_error_that_names_the_field_and_neither_handl
 
 
 async def test_arguments_over_a_megabyte_are_refused_and_not_logged():
-    """B17, B21: too_large names the limit"""
+    """The error is ``too_large`` and names the limit [B17, B21]."""
     huge = json.dumps({"text": "x" * 2_000_000})
     model = ScriptedModel([[ToolCall("echo", huge), ToolCall("echo", json.loads(huge))], "done"])
     store = Counting()
@@ -503,8 +503,8 @@ async def test_arguments_over_a_megabyte_are_refused_and_not_logged():
         assert max(len(body) for append in store.appends for body in append.events) < 1_200_000
 
 
-async def test_a_handler_past_its_timeout_is_stopped_and_its_progress_so_far_is_told():
-    """B18"""
+async def test_a_handler_that_exceeds_its_timeout_is_stopped_and_its_progress_is_in_the_error():
+    """The error says if the handler swallowed the cancel and may have taken effect [B18]."""
     stopped = []
 
     @declare(timeout=1.0)  # enough for the progress, on a busy machine too
@@ -541,8 +541,8 @@ async def test_a_handler_past_its_timeout_is_stopped_and_its_progress_so_far_is_
         assert late["message"] == "stubborn did not finish in 0.05 s, did not stop, and may have taken effect"
 
 
-async def test_a_thread_past_its_timeout_is_abandoned_told_so_and_holds_its_slot_until_it_returns():
-    """B18"""
+async def test_a_thread_that_exceeds_its_timeout_is_abandoned_and_holds_its_slot_until_it_returns():
+    """``call.cancelled`` is set for the thread, and its late result is ignored [B18]."""
     first, release, told = threading.Event(), threading.Event(), []
 
     @declare(timeout=2.0)  # one of them has to be quicker than this, on a busy machine too
@@ -579,7 +579,7 @@ async def test_a_thread_past_its_timeout_is_abandoned_told_so_and_holds_its_slot
 
 
 async def test_no_more_handlers_run_at_once_than_the_runtime_and_the_tool_allow():
-    """B19: per-runtime and per-tool limits"""
+    """``parallel`` and ``parallel_per_tool`` limit the handlers that run at once [B19]."""
     now, most, conversations = {"a": 0, "b": 0}, {"a": 0, "b": 0, "all": 0}, 4
 
     def counting(name):
@@ -609,8 +609,8 @@ async def test_no_more_handlers_run_at_once_than_the_runtime_and_the_tool_allow(
 # --- results ---
 
 
-async def test_a_value_shaped_like_an_envelope_stands_inside_ours():
-    """B20"""
+async def test_a_handler_that_returns_a_forged_error_envelope_still_has_a_success_result():
+    """The forged envelope is the value inside the real one [B20]."""
     forged = {"ok": False, "error": {"kind": "denied", "message": "no", "details": {}}}
     model = ScriptedModel([[ToolCall("bad")], "done"])
     async with Runtime(agent(model, returning(forged))) as rt:
@@ -619,8 +619,8 @@ async def test_a_value_shaped_like_an_envelope_stands_inside_ours():
         assert of(await rt.history("c"), CallReturned)[0].ok
 
 
-async def test_a_long_result_is_cut_for_the_model_with_its_limit_and_total_and_can_be_read_on():
-    """B21"""
+async def test_a_long_result_is_cut_for_the_model_and_can_be_read_in_full():
+    """The cut states the limit and the total; the full result is in the log or in an artifact [B21]."""
     texts = {"inline": "é" * 20_000, "artifact": "ü" * 90_000}
     lines = [{"n": n, "text": "x" * 50} for n in range(3_000)]
 
@@ -653,8 +653,8 @@ async def test_a_long_result_is_cut_for_the_model_with_its_limit_and_total_and_c
         assert set(kept) == {returned[ids[1]].artifact, returned[ids[2]].artifact}
 
 
-async def test_the_step_limit_ends_the_turn_after_so_many_model_calls_with_every_call_paired():
-    """B22"""
+async def test_the_step_limit_ends_the_turn_after_that_many_model_calls_with_a_result_for_every_call():
+    """With ``max_steps=3`` there are three model calls [B22]."""
     model = ScriptedModel([[ToolCall("echo", {"text": str(n)})] for n in range(9)])
     async with Runtime(agent(model, echo, max_steps=3)) as rt:
         ended = await (await rt.send("c", "hi")).final_result()
@@ -665,8 +665,8 @@ async def test_the_step_limit_ends_the_turn_after_so_many_model_calls_with_every
         assert len(of(events, CallReturned)) == 3
 
 
-async def test_output_and_data_part_ways_the_model_sees_one_the_log_has_both():
-    """B84"""
+async def test_the_model_sees_the_output_of_a_result_and_the_log_also_has_its_data():
+    """The data of ``Result(output, data)`` is not sent to the model [B84]."""
 
     @declare
     async def chart() -> Result:
@@ -685,8 +685,8 @@ async def test_output_and_data_part_ways_the_model_sees_one_the_log_has_both():
 # --- progress, keys, scopes ---
 
 
-async def test_progress_is_live_ordered_under_its_call_and_the_latest_stands_in_the_snapshot():
-    """B83"""
+async def test_progress_events_are_ordered_under_their_call_and_the_snapshot_has_the_latest():
+    """Progress after the end of the call is dropped [B83]."""
     door, kept = asyncio.Event(), []
 
     @declare(streaming=True)
@@ -717,8 +717,8 @@ async def test_progress_is_live_ordered_under_its_call_and_the_latest_stands_in_
         assert len(of(tape.items, CallReturned)) == 1
 
 
-async def test_a_done_call_is_no_longer_in_flight_while_its_siblings_run():
-    """B83, B38"""
+async def test_a_finished_call_is_not_in_flight_while_other_calls_still_run():
+    """The snapshot lists only the calls that still run [B83, B38]."""
     door = asyncio.Event()
 
     @declare
@@ -742,8 +742,8 @@ async def test_a_done_call_is_no_longer_in_flight_while_its_siblings_run():
             await turn.final_result()
 
 
-async def test_progress_that_cannot_be_recorded_is_the_handler_s_own_failure():
-    """B15, B83"""
+async def test_progress_that_is_not_json_fails_the_call():
+    """``call.progress`` raises in the handler, and the call gets ``invalid_result`` [B15, B83]."""
 
     @declare
     async def work(call: Call) -> str:
@@ -758,7 +758,7 @@ async def test_progress_that_cannot_be_recorded_is_the_handler_s_own_failure():
 
 
 async def test_the_idempotency_key_names_conversation_and_call_and_differs_between_conversations():
-    """B85, B32"""
+    """``call.key`` is unique over the calls of all conversations [B85, B32]."""
     keys = []
 
     @declare
@@ -777,8 +777,8 @@ async def test_the_idempotency_key_names_conversation_and_call_and_differs_betwe
         assert {key.split("/")[0] for key in keys} == {"c1", "c2"}
 
 
-async def test_the_scope_is_made_from_the_principal_in_the_log_and_closed_after_the_call():
-    """B35: never persisted, made wherever the call runs"""
+async def test_the_scope_is_opened_for_the_principal_of_the_message_and_closed_after_the_call():
+    """The handler gets the principal and the scope that was opened for that principal [B35]."""
     opened, closed = [], []
 
     class Scope:
@@ -807,8 +807,8 @@ async def test_the_scope_is_made_from_the_principal_in_the_log_and_closed_after_
         assert of(await rt.history("c"), MessageReceived)[0].by == ann
 
 
-async def test_a_scope_that_cannot_be_made_is_an_error_of_the_call():
-    """B15"""
+async def test_a_scope_that_cannot_be_opened_is_an_error_result_of_the_call():
+    """The result has the message of the exception, and the turn continues [B15]."""
 
     def factory(principal):
         raise OSError("no database")
@@ -843,8 +843,8 @@ class Hosted:
         yield FinishPart()
 
 
-async def test_a_provider_s_tool_is_never_dispatched_and_its_parts_are_kept_and_replayed_verbatim():
-    """B46"""
+async def test_a_provider_tool_is_never_run_here_and_its_stream_parts_are_stored_and_resent_unchanged():
+    """A client-side call of its name is a call of an unknown tool [B46]."""
     model = Hosted()
     hosted = provider_tool("web_search", max_uses=3)
     async with Runtime(Agent("a", model=model, tools=[hosted, echo])) as rt:
@@ -865,8 +865,8 @@ async def test_a_provider_s_tool_is_never_dispatched_and_its_parts_are_kept_and_
         assert model.requests[1].messages[1].parts == parts
 
 
-async def test_a_provider_s_part_that_cannot_be_kept_fails_the_turn_and_not_the_conversation():
-    """B46"""
+async def test_a_provider_part_that_cannot_be_stored_fails_the_turn_but_not_the_conversation():
+    """The error is ``invalid_response``, and the next turn works [B46]."""
     for bad in (object(), math.nan, "\ud800"):
         model = Hosted({"bad": bad})
         async with Runtime(Agent("a", model=model, tools=[echo])) as rt:
@@ -878,8 +878,8 @@ async def test_a_provider_s_part_that_cannot_be_kept_fails_the_turn_and_not_the_
 # --- models and viewers ---
 
 
-async def test_a_model_that_fails_ends_the_turn_as_failed_with_what_it_had_said():
-    """B61: every turn start has exactly one terminal"""
+async def test_a_model_that_fails_in_mid_stream_fails_the_turn_and_its_partial_text_is_kept():
+    """A turn whose model fails also has an end, and the next turn works [B61]."""
     model = ScriptedModel([["half ", RuntimeError("lost")], "better"])
     async with Runtime(agent(model)) as rt:
         ended = await (await rt.send("c", "hi")).final_result()
@@ -890,8 +890,8 @@ async def test_a_model_that_fails_ends_the_turn_as_failed_with_what_it_had_said(
         assert [type(m) for m in model.requests[1].messages] == [UserMessage, AssistantMessage, UserMessage]
 
 
-async def test_a_slow_reader_is_cut_with_backpressure_and_can_read_on_from_where_it_was():
-    """B12: bounded fan-out, nothing canonical is lost"""
+async def test_a_slow_viewer_is_cut_off_with_backpressure_and_can_resume_without_losing_events():
+    """The buffer of a viewer is bounded; events of the log are not lost [B12]."""
     model = ScriptedModel([" ".join(["word"] * 200), "again"])
     rt = Runtime(agent(model))
     rt._engine.bus = Bus(limit=20)
@@ -921,8 +921,8 @@ async def test_a_slow_reader_is_cut_with_backpressure_and_can_read_on_from_where
         assert [1, *canonical, *(event.seq for event in again)] == [event.seq for event in history]
 
 
-async def test_a_snapshot_is_one_moment_its_messages_and_its_sequence_number_agree():
-    """B12: a viewer is snapshot plus tail"""
+async def test_the_messages_of_a_snapshot_match_its_sequence_number():
+    """They match even if events are appended while the snapshot is read [B12]."""
 
     class Slow(MemoryStore):
         gate: Any = None
@@ -950,16 +950,16 @@ async def test_a_snapshot_is_one_moment_its_messages_and_its_sequence_number_agr
         assert last == said[-1]
 
 
-async def test_times_come_from_the_clock_that_was_given():
-    """B57"""
+async def test_event_times_come_from_the_clock_of_the_runtime():
+    """``Runtime(clock=...)`` gives the time of every event [B57]."""
     clock = Clock(5_000.0)
     async with Runtime(agent(["hello"]), clock=clock) as rt:
         await (await rt.send("c", "hi")).final_result()
         assert {event.at for event in await rt.history("c")} == {5_000.0}
 
 
-async def test_what_the_log_could_not_give_back_is_refused_at_the_door():
-    """B28: nothing half-written, no conversation that cannot be loaded again"""
+async def test_invalid_arguments_of_send_cancel_and_open_are_refused_and_nothing_is_logged():
+    """Values that the log could not store or read back are refused as invalid [B28]."""
     async with Runtime(agent(["hello"])) as rt:
         await (await rt.send("c", "hi")).final_result()
         before = await rt.history("c")
@@ -989,8 +989,8 @@ async def test_what_the_log_could_not_give_back_is_refused_at_the_door():
         assert [row.conversation for row in await rt.conversations()] == ["c"]
 
 
-async def test_a_schema_that_leads_out_of_itself_is_refused_and_nothing_is_fetched():
-    """B88"""
+async def test_a_schema_with_a_remote_or_file_reference_is_refused_and_nothing_is_fetched():
+    """A ``$ref`` never leaves its schema [B88]."""
     asked = []
 
     async def answer(reader, writer):
@@ -1012,8 +1012,8 @@ async def test_a_schema_that_leads_out_of_itself_is_refused_and_nothing_is_fetch
     assert asked == []
 
 
-async def test_drips_are_told_as_they_fall_and_the_snapshot_has_what_has_fallen():
-    """B12"""
+async def test_text_deltas_are_published_as_they_arrive_and_the_snapshot_has_the_text_so_far():
+    """The state is ``streaming`` while the reply arrives [B12]."""
     async with Runtime(agent([[Drip("a b", pause=0), Hang()]])) as rt:
         await rt.open("c")
         async with Tape(rt, "c") as tape:
@@ -1025,7 +1025,7 @@ async def test_drips_are_told_as_they_fall_and_the_snapshot_has_what_has_fallen(
             assert not of(tape.items, TurnEnded)
 
 
-async def test_while_a_long_log_is_read_others_have_their_turn_and_every_event_is_there_once():
+async def test_reading_a_long_log_lets_other_tasks_run_and_returns_every_event_once():
     events = 2 * PAGE + 3
     async with Runtime(agent([])) as rt:
         await rt.open("c")

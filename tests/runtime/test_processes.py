@@ -59,8 +59,8 @@ async def _idle(rt):
     return (await rt.snapshot("c")).state == "idle"
 
 
-def test_of_two_resolvers_in_two_processes_exactly_one_wins(path):
-    """B30"""
+def test_exactly_one_of_two_processes_that_resolve_a_call_wins(path):
+    """The loser gets ``Stale`` with the name of the winner [B30]."""
 
     async def main():
         entry = await parked(url(path))
@@ -84,8 +84,8 @@ def test_of_two_resolvers_in_two_processes_exactly_one_wins(path):
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-def test_of_fifty_deciders_at_two_runtimes_exactly_one_wins(path, kind):
-    """B30"""
+def test_exactly_one_of_fifty_decisions_at_two_runtimes_wins(path, kind):
+    """The other 49 are stale and name the winner [B30]."""
 
     async def main():
         one = MemoryStore() if kind == "memory" else url(path)
@@ -113,8 +113,8 @@ def test_of_fifty_deciders_at_two_runtimes_exactly_one_wins(path, kind):
     ("verb", "acts", "reacts"),
     [("cancel", "CancelRequested", "TurnEnded"), ("interrupt", "MessageReceived", "TurnStarted")],
 )
-def test_a_streaming_owner_acts_on_what_another_process_records(path, verb, acts, reacts):
-    """B87"""
+def test_a_streaming_owner_acts_on_a_cancel_or_interrupt_from_another_process(path, verb, acts, reacts):
+    """The reply of the owner would stream for ever without it [B87]."""
 
     async def main():
         with Process("stream", path) as owner, Process("guest", path, verb) as guest:
@@ -130,8 +130,8 @@ def test_a_streaming_owner_acts_on_what_another_process_records(path, verb, acts
     run(main, timeout=60)
 
 
-def test_a_streaming_owner_hears_of_a_message_that_another_process_queues(path):
-    """B87"""
+def test_a_streaming_owner_receives_a_message_that_another_process_queues(path):
+    """The message arrives while the reply of the owner still streams [B87]."""
 
     async def main():
         with Process("stream", path) as owner, Process("guest", path, "send") as guest:
@@ -144,8 +144,8 @@ def test_a_streaming_owner_hears_of_a_message_that_another_process_queues(path):
     run(main, timeout=60)
 
 
-def test_an_executing_owner_hears_of_an_answer_that_another_process_records(path):
-    """B87"""
+def test_an_owner_that_runs_a_tool_receives_an_answer_from_another_process(path):
+    """The answer arrives while another call still runs [B87]."""
 
     async def main():
         with Process("mixed", path) as owner, Process("guest", path, "answer") as guest:
@@ -158,8 +158,8 @@ def test_an_executing_owner_hears_of_an_answer_that_another_process_records(path
     run(main, timeout=60)
 
 
-def test_what_a_killed_process_left_is_served_from_the_file_and_taken_over_at_once(path):
-    """B53, B48: the operating system says that the owner is dead; no lease has to run out."""
+def test_the_conversation_of_a_killed_process_can_be_read_answered_and_taken_over(path):
+    """The snapshot is the same before and after the kill; the next process finishes both calls [B53, B48]."""
 
     async def main():
         with Process("hold", path) as owner:
@@ -188,8 +188,8 @@ def test_what_a_killed_process_left_is_served_from_the_file_and_taken_over_at_on
     run(main, timeout=60)
 
 
-def test_a_cancel_with_the_process_dead_closes_the_turn_on_the_file(path):
-    """B60"""
+def test_a_cancel_after_the_owner_was_killed_closes_the_turn(path):
+    """A process without the agent records it; a later answer is stale [B60]."""
 
     async def main():
         with Process("hold", path) as owner:
@@ -208,8 +208,8 @@ def test_a_cancel_with_the_process_dead_closes_the_turn_on_the_file(path):
     run(main, timeout=60)
 
 
-def test_an_agent_travels_as_json_and_runs_in_another_process(path, tmp_path):
-    """B10"""
+def test_an_agent_that_is_stored_as_json_runs_in_another_process(path, tmp_path):
+    """Handlers are named by import path, and the JSON round-trips unchanged [B10]."""
 
     async def main():
         saved = reviving_process.saved_agent()
@@ -224,15 +224,15 @@ def test_an_agent_travels_as_json_and_runs_in_another_process(path, tmp_path):
     run(main, timeout=60)
 
 
-def test_an_agent_with_a_lambda_does_not_travel_and_is_told_how_to_name_it():
-    """B10"""
+def test_an_agent_with_a_lambda_cannot_be_stored_and_the_error_says_how_to_name_a_handler():
+    """A handler needs an import path [B10]."""
     nameless = tool(name="nameless", description="?", parameters={"type": "object"})(lambda args: 1)
     with pytest.raises(DeclarationError, match=r"package\.module:function"):
         Agent("a", model=None, tools=[nameless]).to_json()
 
 
-def test_an_agent_saved_without_handlers_continues_in_another_process_that_has_them(path):
-    """B86"""
+def test_an_agent_that_gets_its_handlers_at_load_continues_a_suspended_conversation(path):
+    """The approved call runs with the handlers that were given to ``from_json`` [B86]."""
 
     async def main():
         saved = reviving_process.saved_agent()
@@ -254,8 +254,8 @@ def test_an_agent_saved_without_handlers_continues_in_another_process_that_has_t
     run(main, timeout=60)
 
 
-def test_a_conversation_that_was_unknown_at_the_first_look_is_found_when_another_process_has_opened_it():
-    """B53: what was looked up in vain is not remembered as missing."""
+def test_a_conversation_that_was_not_found_is_found_after_another_process_opens_it():
+    """A lookup that fails is not cached [B53]."""
 
     async def main():
         store = MemoryStore()
@@ -270,8 +270,8 @@ def test_a_conversation_that_was_unknown_at_the_first_look_is_found_when_another
     run(main)
 
 
-def test_a_process_that_waits_for_more_conversations_than_it_keeps_hears_of_all_of_them():
-    """B53, B87: only some conversations at rest are kept in memory; those that somebody waits for are."""
+def test_a_process_that_waits_for_more_conversations_than_it_caches_sees_all_of_them_end():
+    """A conversation that has readers is not evicted from the cache [B53, B87]."""
 
     async def main():
         store = MemoryStore()
@@ -296,8 +296,8 @@ def test_a_process_that_waits_for_more_conversations_than_it_keeps_hears_of_all_
     run(main)
 
 
-def test_a_snapshot_is_of_one_moment_also_while_the_conversation_goes_on():
-    """B53: what it shows is what its sequence number says, so that nothing is missed by going on from there."""
+def test_a_snapshot_and_the_events_after_it_have_every_reply_exactly_once():
+    """That holds even if the conversation continues while the snapshot is read [B53]."""
 
     async def main():
         async with Runtime(agent(ScriptedModel(["one", "two"]))) as rt:
@@ -322,8 +322,8 @@ def test_a_snapshot_is_of_one_moment_also_while_the_conversation_goes_on():
     run(main)
 
 
-def test_a_conversation_that_could_not_be_written_is_tried_again_with_nobody_touching_it(monkeypatch):
-    """B48: a full disk that is freed again; the process never died, and holds the lease."""
+def test_a_conversation_whose_append_failed_is_retried_without_a_new_request(monkeypatch):
+    """A full disk has space again; the process lives and holds the lease [B48]."""
     monkeypatch.setattr("holdfast.runtime.conversation.WRITE_RETRIES", (0.001,))
     monkeypatch.setattr("holdfast.runtime.takeover.BACKOFF_SECONDS", 0.05)
     monkeypatch.setattr("holdfast.runtime.takeover.POLL_SECONDS", 0.02)

@@ -22,7 +22,7 @@ def ask_code():
     return code
 
 
-async def test_an_answer_is_taken_for_a_call_that_was_recorded_with_a_look_around_pattern():
+async def test_a_call_that_was_recorded_with_a_look_around_pattern_can_be_answered():
     with TemporaryDirectory() as place:
         await answer_recorded(f"sqlite:///{place}/log.db")
 
@@ -49,7 +49,7 @@ async def answer_recorded(store):
         assert sees(model) == [{"ok": True, "result": "Ab1"}]
 
 
-def test_a_declaration_that_was_saved_with_look_around_is_refused_at_load():
+def test_a_tool_that_was_saved_with_a_look_around_pattern_is_refused_at_load():
     with pytest.MonkeyPatch.context() as earlier:
         earlier.setattr(validation, "_compile", validation._compile_recorded)
         data = ask_code().to_data(handlers=False)

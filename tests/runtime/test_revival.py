@@ -81,7 +81,7 @@ async def _waiting(rt, count):
 
 
 def test_a_late_answer_after_a_kill_is_accepted_and_the_turn_completes():
-    """B31"""
+    """A pending call survives the kill of its process [B31]."""
 
     async def main():
         store = MemoryStore()
@@ -100,8 +100,8 @@ def test_a_late_answer_after_a_kill_is_accepted_and_the_turn_completes():
     run(main)
 
 
-def test_an_answer_after_a_kill_and_the_deadline_is_stale_as_expired():
-    """B31: nobody has fired the deadline yet; the answer is late all the same."""
+def test_an_answer_after_a_kill_and_after_the_deadline_is_stale_as_expired():
+    """It is stale even if no process has recorded the expiry yet [B31]."""
 
     async def main():
         clock = Clock()
@@ -130,7 +130,7 @@ def test_an_answer_after_a_kill_and_the_deadline_is_stale_as_expired():
 
 
 def test_a_kill_while_streaming_leads_to_one_more_model_call_and_no_second_user_message():
-    """B47"""
+    """The new process calls the model again with the same messages [B47]."""
 
     async def main():
         store = MemoryStore()
@@ -158,8 +158,8 @@ def test_a_kill_while_streaming_leads_to_one_more_model_call_and_no_second_user_
     run(main)
 
 
-def test_a_kill_in_a_server_tool_dispatches_the_same_call_again_without_asking_the_model():
-    """B48, B85"""
+def test_a_server_call_that_was_running_at_the_kill_runs_again_without_a_model_call_first():
+    """It has the same id and arguments; its attempt is 2 [B48, B85]."""
 
     async def main():
         seen = Seen()
@@ -180,8 +180,8 @@ def test_a_kill_in_a_server_tool_dispatches_the_same_call_again_without_asking_t
     run(main)
 
 
-def test_recovery_fail_does_not_run_it_again_and_says_that_the_outcome_is_unknown():
-    """B49"""
+def test_recovery_fail_does_not_run_the_call_again_and_says_that_the_outcome_is_unknown():
+    """The model sees an ``interrupted`` error [B49]."""
 
     async def main():
         seen = Seen()
@@ -208,8 +208,8 @@ def test_recovery_fail_does_not_run_it_again_and_says_that_the_outcome_is_unknow
         (Deny("leave it"), 1, None, "interrupted"),
     ],
 )
-def test_recovery_ask_lets_a_person_decide(decision, runs, value, kind):
-    """B49"""
+def test_recovery_ask_lets_an_approver_decide_about_an_interrupted_call(decision, runs, value, kind):
+    """The approver runs it again, submits its result, or leaves it interrupted [B49]."""
 
     async def main():
         seen = Seen()
@@ -231,8 +231,8 @@ def test_recovery_ask_lets_a_person_decide(decision, runs, value, kind):
     run(main)
 
 
-def test_recovery_ask_that_nobody_answers_expires_as_interrupted():
-    """B49, B82"""
+def test_recovery_ask_without_an_answer_expires_as_interrupted():
+    """The question has the default deadline of 7 days [B49, B82]."""
 
     async def main():
         clock, seen = Clock(), Seen()
@@ -259,8 +259,8 @@ def test_recovery_ask_that_nobody_answers_expires_as_interrupted():
         (lambda: "nonsense", 1, None, "interrupted"),
     ],
 )
-def test_a_reconcile_function_decides_from_outside_evidence(verdict, runs, value, kind):
-    """B49"""
+def test_a_reconcile_function_decides_about_an_interrupted_call(verdict, runs, value, kind):
+    """It gives the result, a new run or a failure; if it raises, the call stays interrupted [B49]."""
 
     async def main():
         seen, asked = Seen(), []
@@ -282,8 +282,8 @@ def test_a_reconcile_function_decides_from_outside_evidence(verdict, runs, value
     run(main)
 
 
-def test_a_reconcile_function_may_pass_the_question_on_to_a_person():
-    """B49"""
+def test_a_reconcile_function_can_ask_an_approver():
+    """The call then waits for an approval to run again [B49]."""
 
     async def main():
         seen = Seen()
@@ -303,8 +303,8 @@ def test_a_reconcile_function_may_pass_the_question_on_to_a_person():
     run(main)
 
 
-def test_a_kill_with_one_call_done_one_running_and_one_pending_recovers_each_as_it_should():
-    """B50"""
+def test_a_kill_with_a_finished_a_running_and_a_pending_call_recovers_each_correctly():
+    """The finished call is not rerun, the running one is, and the pending one can be answered [B50]."""
 
     async def main():
         store, seen, quick = MemoryStore(), Seen(), Seen()
@@ -368,8 +368,8 @@ async def one_turn(calls, *tools, decide: Any = None):
     [(AssistantSaid, 1, 1), (CallStarted, 1, 1), (CallReturned, 0, 1)],
     ids=["between the message and its calls", "after the claim", "after the last result"],
 )
-def test_a_kill_at_the_seams_of_a_plain_call_continues_correctly(last, runs, model_calls):
-    """B51"""
+def test_a_turn_that_is_cut_off_between_the_events_of_a_call_continues_correctly(last, runs, model_calls):
+    """The handler and the model are called only as often as is still needed [B51]."""
 
     async def main():
         seen = Seen()
@@ -387,7 +387,7 @@ def test_a_kill_at_the_seams_of_a_plain_call_continues_correctly(last, runs, mod
 
 
 def test_an_approval_never_becomes_a_result():
-    """B51: killed right after the approval, and again in the middle of the approved tool."""
+    """After a kill the approved handler runs, and its approver is not asked again [B51]."""
 
     async def main():
         seen = Seen()
@@ -418,8 +418,8 @@ def test_an_approval_never_becomes_a_result():
     ],
     ids=["required", "a function", "high risk", "gated by a wrapper"],
 )
-def test_a_gated_or_high_risk_call_that_was_interrupted_never_runs_again_by_itself(options, wrap):
-    """B48: without a declared recovery a person decides, and the next process runs nothing before that."""
+def test_an_interrupted_gated_or_high_risk_call_does_not_run_again_without_an_approval(options, wrap):
+    """Without a declared recovery an approver decides first [B48]."""
 
     async def main():
         seen = Seen()
@@ -442,8 +442,8 @@ def test_a_gated_or_high_risk_call_that_was_interrupted_never_runs_again_by_itse
     run(main)
 
 
-def test_a_running_call_whose_tool_is_gone_from_the_code_gets_a_typed_error():
-    """B52"""
+def test_a_running_call_whose_tool_was_removed_from_the_code_gets_an_error_result():
+    """The error is ``unknown_tool`` and lists the tools that exist [B52]."""
 
     async def main():
         seen = Seen()
@@ -461,8 +461,8 @@ def test_a_running_call_whose_tool_is_gone_from_the_code_gets_a_typed_error():
 
 
 @pytest.mark.parametrize("planned", [False, True], ids=["plain", "with a preview"])
-def test_an_approved_call_whose_tool_is_gone_gets_a_typed_error_and_never_hangs(planned):
-    """B52"""
+def test_an_approved_call_whose_tool_was_removed_from_the_code_gets_an_error_result(planned):
+    """The turn ends without running the handler [B52]."""
 
     async def main():
         store, seen = MemoryStore(), Seen()
@@ -492,8 +492,8 @@ def test_an_approved_call_whose_tool_is_gone_gets_a_typed_error_and_never_hangs(
     run(main)
 
 
-def test_snapshot_pending_and_history_are_served_from_the_store_with_nobody_running():
-    """B53"""
+def test_snapshot_pending_and_history_are_served_when_no_process_runs_the_conversation():
+    """A process without the agent reads everything and records answers, but runs nothing [B53]."""
 
     async def main():
         store, seen = MemoryStore(), Seen()
@@ -519,8 +519,8 @@ def test_snapshot_pending_and_history_are_served_from_the_store_with_nobody_runn
     run(main)
 
 
-def test_a_gated_client_call_revives_in_its_second_phase():
-    """B42"""
+def test_a_gated_client_call_that_was_approved_waits_for_its_client_after_a_kill():
+    """A kill between the two suspensions revives in the second one [B42]."""
 
     async def main():
         store = MemoryStore()
@@ -547,7 +547,7 @@ def test_a_gated_client_call_revives_in_its_second_phase():
 
 
 def test_every_prefix_of_a_log_with_every_kind_of_call_is_a_legal_start():
-    """B54: by hand, on one log that has it all; ``test_state_machine`` does it on generated ones."""
+    """One log with all kinds of calls; ``test_state_machine`` cuts generated logs [B54]."""
 
     async def main():
         clock = Clock()
@@ -619,8 +619,8 @@ def test_every_prefix_of_a_log_with_every_kind_of_call_is_a_legal_start():
     run(main, timeout=60)
 
 
-def test_an_agent_saved_without_handlers_and_given_them_at_load_continues_a_suspended_conversation():
-    """B86"""
+def test_an_agent_that_gets_its_handlers_at_load_continues_a_conversation_after_a_kill():
+    """The approved call runs with the handler that was given to ``from_json`` [B86]."""
 
     async def main():
         store, seen = MemoryStore(), Seen()
@@ -649,7 +649,7 @@ def test_an_agent_saved_without_handlers_and_given_them_at_load_continues_a_susp
 
 
 def test_a_queued_message_survives_the_kill_of_its_process():
-    """B13, B47"""
+    """The new process answers both messages in order [B13, B47]."""
 
     async def main():
         store = MemoryStore()
@@ -667,8 +667,8 @@ def test_a_queued_message_survives_the_kill_of_its_process():
     run(main)
 
 
-def test_another_process_that_lives_takes_over_by_itself():
-    """B48: no restart is needed where a second process with the agent is there already."""
+def test_a_standby_process_takes_over_from_a_killed_one_without_a_restart():
+    """The interrupted call runs again in the standby process [B48]."""
 
     async def main():
         store, seen = MemoryStore(), Seen()
@@ -685,8 +685,8 @@ def test_another_process_that_lives_takes_over_by_itself():
     run(main)
 
 
-def test_a_cancelled_reader_does_not_take_the_others_of_the_same_conversation_with_it():
-    """B53: the first look loads the log for all; whoever asked first may go away meanwhile."""
+def test_cancelling_one_reader_does_not_cancel_other_readers_of_the_conversation():
+    """Readers share one load of the log, which continues if the first reader is cancelled [B53]."""
 
     async def main():
         store = MemoryStore()

@@ -79,7 +79,7 @@ def refusals(events):
 @pytest.mark.parametrize("planned", [False, True], ids=["without a preview", "with a preview"])
 @pytest.mark.parametrize("bound", ["shown", "own", "none"])
 async def test_a_principal_cannot_edit_a_call_into_one_that_they_may_not_approve(planned, bound):
-    """B36: may_resolve judges the edited arguments, with their plan and digest."""
+    """``may_resolve`` judges the edited arguments, with their plan and digest [B36]."""
 
     ran, seen = [], []
 
@@ -107,7 +107,7 @@ async def test_a_principal_cannot_edit_a_call_into_one_that_they_may_not_approve
 
 
 async def test_a_principal_may_edit_a_call_into_one_that_they_may_approve():
-    """B36: what would run is judged, not what was asked for."""
+    """The call that would run is judged, not the one that the model requested [B36]."""
     ran = []
     async with Runtime(agent([[call(5000)], "done"], refunds(ran)), may_resolve=up_to_100) as rt:
         turn, (entry,) = await waiting(rt)
@@ -118,8 +118,8 @@ async def test_a_principal_may_edit_a_call_into_one_that_they_may_approve():
         assert ran == [50]
 
 
-async def test_an_edit_runs_only_with_the_plan_on_which_the_rule_was_asked():
-    """B36: the rule allowed a plan; another one, made just before the run, is asked about again."""
+async def test_an_edit_runs_only_with_the_plan_that_may_resolve_has_judged():
+    """If the plan changes before the run, the call is suspended and judged again [B36]."""
     ran, plans = [], ["pays 5", "pays 7", "pays 9,000,000", "pays 9,000,000"]
 
     @declare(approval="required")
@@ -144,8 +144,8 @@ async def test_an_edit_runs_only_with_the_plan_on_which_the_rule_was_asked():
             await rt.resolve("c", again.call, Approve(digest=again.digest), by=CLERK)
 
 
-async def test_an_edit_in_a_batch_is_judged_like_a_single_one_and_refuses_all():
-    """B36, B67"""
+async def test_an_edit_that_is_not_allowed_refuses_the_whole_batch():
+    """``resolve_many`` judges edited arguments like ``resolve`` [B36, B67]."""
     ran = []
     async with Runtime(agent([[call(5), call(6)], "done"], refunds(ran)), may_resolve=up_to_100) as rt:
         _, (first, second) = await waiting(rt)
@@ -154,8 +154,8 @@ async def test_an_edit_in_a_batch_is_judged_like_a_single_one_and_refuses_all():
         assert of(await rt.history("c"), CallResolved) == []
 
 
-async def test_an_edit_that_does_not_fit_is_invalid_for_those_who_may_and_refused_to_the_others():
-    """B36, B34"""
+async def test_the_right_to_edit_is_checked_before_the_edited_arguments():
+    """Invalid arguments are Invalid for a principal with the right, and NotAllowed without it [B36, B34]."""
 
     def may(principal, pending, decision):
         return "boss" in principal.roles
@@ -171,8 +171,8 @@ async def test_an_edit_that_does_not_fit_is_invalid_for_those_who_may_and_refuse
         assert await rt.pending() == [entry]
 
 
-async def test_where_the_plan_of_an_edit_cannot_be_made_the_rule_is_told_so():
-    """B36: the arguments are judged all the same."""
+async def test_may_resolve_sees_the_error_if_the_plan_of_an_edit_cannot_be_made():
+    """The arguments are judged even if the preview fails or the tool does not run here [B36]."""
     store, seen = MemoryStore(), []
 
     def may(principal, pending, decision):
@@ -196,8 +196,8 @@ async def test_where_the_plan_of_an_edit_cannot_be_made_the_rule_is_told_so():
 # --- previews ---
 
 
-async def test_a_preview_of_edited_arguments_is_judged_as_what_would_run():
-    """B36: rt.preview, and with it the HTTP route"""
+async def test_a_preview_of_edited_arguments_needs_the_right_to_approve_them():
+    """A refused preview is not logged [B36]."""
     async with Runtime(agent([[call(5)], "done"], refunds([], planned=True)), may_resolve=up_to_100) as rt:
         _, (entry,) = await waiting(rt)
         before = await rt.history("c")
@@ -211,8 +211,8 @@ async def test_a_preview_of_edited_arguments_is_judged_as_what_would_run():
 # --- remembering ---
 
 
-async def test_approving_a_small_call_cannot_be_remembered_for_every_call_of_the_tool():
-    """B37: with may_resolve and no may_grant, remember="tool" is refused, and the refusal says what is missing."""
+async def test_an_approval_cannot_be_remembered_for_a_whole_tool_without_may_grant():
+    """With ``may_resolve`` alone, ``remember="tool"`` is refused, and the error names ``may_grant`` [B37]."""
     ran = []
     model = ScriptedModel([[call(5)], "done", [call(88888)], "done"])
     async with Runtime(agent(model, refunds(ran)), may_resolve=up_to_100) as rt:
@@ -230,7 +230,7 @@ async def test_approving_a_small_call_cannot_be_remembered_for_every_call_of_the
 
 
 async def test_may_grant_decides_who_may_have_an_approval_remembered():
-    """B37: it is asked beside may_resolve, about the edited call, for both scopes."""
+    """``may_grant`` is asked about the edited call, for both scopes [B37]."""
     ran, seen = [], []
 
     async def may_grant(principal, pending, decision):
@@ -253,7 +253,7 @@ async def test_may_grant_decides_who_may_have_an_approval_remembered():
 
 
 async def test_a_decision_that_remembers_nothing_does_not_ask_may_grant():
-    """B37"""
+    """``may_grant`` is asked only about approvals with ``remember`` [B37]."""
 
     def never(principal, pending, decision):
         raise AssertionError("nothing is remembered")
@@ -264,8 +264,8 @@ async def test_a_decision_that_remembers_nothing_does_not_ask_may_grant():
         await turn.final_result()
 
 
-async def test_a_may_grant_that_fails_remembers_nothing():
-    """B37, B33"""
+async def test_an_approval_with_remember_is_refused_if_may_grant_raises():
+    """The call stays pending [B37, B33]."""
 
     def may(*_) -> bool:
         raise ZeroDivisionError
@@ -277,8 +277,8 @@ async def test_a_may_grant_that_fails_remembers_nothing():
         assert await rt.pending() == [entry]
 
 
-async def test_without_rules_everything_may_be_remembered():
-    """B37"""
+async def test_without_rules_any_principal_may_have_an_approval_remembered():
+    """The approval of a whole tool becomes a grant [B37]."""
     async with Runtime(agent([[call(5)], "done"], refunds([]))) as rt:
         turn, (entry,) = await waiting(rt)
         await rt.resolve("c", entry.call, Approve(remember="tool"), by=CLERK)
@@ -294,8 +294,8 @@ def boss_denies_large(principal, pending, decision):
     return "boss" in principal.roles or pending.args["amount"] <= 100
 
 
-async def test_a_turn_is_cancelled_only_by_who_may_deny_every_call_that_waits_in_it():
-    """B33, B60"""
+async def test_a_cancel_needs_the_right_to_deny_every_pending_call_of_the_turn():
+    """A refused cancel is logged, and the calls stay pending [B33, B60]."""
     judged = []
 
     def may(principal, pending, decision):
@@ -317,8 +317,8 @@ async def test_a_turn_is_cancelled_only_by_who_may_deny_every_call_that_waits_in
         assert (await turn.final_result()).reason == "cancelled"
 
 
-async def test_a_message_interrupts_a_turn_only_from_who_may_deny_every_call_that_waits_in_it():
-    """B13, B33"""
+async def test_an_interrupting_message_needs_the_right_to_deny_every_pending_call_of_the_turn():
+    """A queued message needs no such right [B13, B33]."""
     model = ScriptedModel([[call(500)], "done", "done"])
     async with Runtime(agent(model, refunds([])), may_resolve=boss_denies_large) as rt:
         turn, (entry,) = await waiting(rt)
@@ -333,8 +333,8 @@ async def test_a_message_interrupts_a_turn_only_from_who_may_deny_every_call_tha
         assert (await turn.final_result()).reason == "cancelled"
 
 
-async def test_a_denial_that_stops_the_turn_needs_the_right_to_deny_every_call_that_waits_in_it():
-    """B33: it ends the others, too."""
+async def test_a_denial_with_stop_needs_the_right_to_deny_every_pending_call_of_the_turn():
+    """``Deny(stop=True)`` also ends the other calls [B33]."""
     async with Runtime(agent([[call(5), call(500)], "done"], refunds([])), may_resolve=boss_denies_large) as rt:
         turn, entries = await waiting(rt)
         with pytest.raises(NotAllowed):
@@ -347,8 +347,8 @@ async def test_a_denial_that_stops_the_turn_needs_the_right_to_deny_every_call_t
         assert (await turn.final_result()).reason == "halted"
 
 
-async def test_a_turn_in_which_nothing_waits_may_be_cancelled_by_anybody():
-    """B58: there is nothing to decide"""
+async def test_a_cancel_or_interrupt_of_an_idle_conversation_does_not_ask_may_resolve():
+    """Without a pending call there is nothing to judge [B58]."""
 
     def never(principal, pending, decision):
         raise AssertionError("nothing waits")
@@ -361,8 +361,8 @@ async def test_a_turn_in_which_nothing_waits_may_be_cancelled_by_anybody():
 
 
 @pytest.mark.parametrize("verb", ["cancel", "interrupt", "stop"])
-async def test_a_call_that_began_to_wait_after_the_rule_was_asked_is_judged_before_the_turn_ends(verb):
-    """B33: whoever cancels is judged on what waits when the cancel is recorded."""
+async def test_a_call_that_is_suspended_while_a_cancel_is_judged_is_judged_too(verb):
+    """Every call that is pending when the cancel is recorded has been judged [B33]."""
 
     @declare(approval="required")
     async def large(amount: int) -> int:
@@ -409,8 +409,8 @@ async def test_a_call_that_began_to_wait_after_the_rule_was_asked_is_judged_befo
 
 
 @pytest.mark.parametrize("verb", ["submit", "deny and stop", "cancel", "interrupt"])
-async def test_what_was_judged_as_an_approval_is_judged_again_as_the_manual_call_that_follows(verb):
-    """B33: both suspensions of the call have one digest; a judgement of the one does not serve the other."""
+async def test_a_decision_that_was_judged_on_an_approval_is_judged_again_on_the_manual_call_after_it(verb):
+    """Both suspensions of the call have one digest, and each is judged by itself [B33]."""
 
     @declare(approval="required", manual=True)
     async def wire(amount: int) -> int:
@@ -460,8 +460,8 @@ def keyword(principal, pending, *, decision):
 
 @pytest.mark.parametrize("rule", [two, keyword, lambda: True, lambda a, b, c, d: True, 7, "boss"])
 @pytest.mark.parametrize("name", ["may_resolve", "may_grant"])
-def test_a_rule_that_cannot_take_three_positional_arguments_is_refused_when_it_is_given(name, rule):
-    """B5: the message names the arguments"""
+def test_a_rule_that_does_not_take_three_positional_arguments_is_refused(name, rule):
+    """The message names the three arguments [B5]."""
     with pytest.raises(DeclarationError, match=rf"{name}.*\(principal, pending, decision\)"):
         Runtime(**{name: rule})
 
@@ -479,8 +479,8 @@ def test_any_callable_that_takes_three_positional_arguments_is_a_rule(rule):
     Runtime(may_resolve=rule, may_grant=rule)
 
 
-async def test_the_rule_sees_the_decision_also_where_it_is_not_an_approval():
-    """B33"""
+async def test_may_resolve_also_sees_decisions_that_are_not_approvals():
+    """It can refuse a submitted result [B33]."""
     seen = []
 
     def may(principal, pending, decision):
@@ -503,8 +503,8 @@ async def test_the_rule_sees_the_decision_also_where_it_is_not_an_approval():
 # --- what was judged is what runs ---
 
 
-async def test_changing_an_entry_or_a_decision_afterwards_changes_nothing_that_runs():
-    """B35: the entry that was shown and the edit that was judged are copies."""
+async def test_changing_a_pending_entry_or_a_decision_afterwards_does_not_change_the_call_that_runs():
+    """Callers and rules get copies [B35]."""
     ran = []
 
     def meddling(principal, pending, decision):
@@ -522,8 +522,8 @@ async def test_changing_an_entry_or_a_decision_afterwards_changes_nothing_that_r
         assert sorted(ran) == [5, 7]
 
 
-async def test_a_digest_that_the_approver_made_up_does_not_replace_the_plan_that_was_judged():
-    """B36: neither with edited arguments nor with the same ones again."""
+async def test_an_approval_with_arguments_and_a_made_up_digest_is_stale():
+    """It is stale with edited and with unchanged arguments; the entry keeps its digest [B36]."""
     async with Runtime(agent([[call(5)], "done"], refunds([], planned=True)), may_resolve=up_to_100) as rt:
         _, (entry,) = await waiting(rt)
         for args in ({"amount": 7}, dict(entry.args)):

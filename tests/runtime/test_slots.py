@@ -45,7 +45,7 @@ class Queue:
             await self.tasks[name]
 
 
-async def test_those_who_wait_are_served_in_the_order_of_asking_among_those_for_whom_a_slot_is_free():
+async def test_waiting_handlers_get_slots_in_order_except_those_whose_own_limit_is_reached():
     queue = Queue(Slots(2, {"one": 1}, threads=1))
     for name, kind in [("a", "one"), ("b", "plain"), ("c", "one"), ("d", "plain"), ("e", "plain")]:
         await queue.ask(name, kind, threaded=kind == "plain")
@@ -62,8 +62,8 @@ async def test_those_who_wait_are_served_in_the_order_of_asking_among_those_for_
     assert queue.served[-1] == "e"
 
 
-async def test_who_stops_waiting_leaves_no_slot_behind():
-    """Also where the slot was handed over in the same instant, or is given back before its task has run."""
+async def test_a_cancelled_waiter_does_not_leak_a_slot():
+    """Not even if the slot was handed over in the same loop iteration, or released before the task ran."""
     queue = Queue(Slots(1, {}))
     for name in "abcd":
         await queue.ask(name, "tool")
@@ -93,12 +93,12 @@ def served(many):
     asyncio.run(main())
 
 
-def test_giving_a_slot_back_costs_the_same_however_many_wait():
+def test_the_cost_of_releasing_a_slot_does_not_grow_with_the_number_of_waiters():
     few, many = (lines_run(lambda n=n: served(n), tasks) for n in (300, 1200))
     assert many < 6 * few, "four times as many handlers, about four times the work"
 
 
-async def test_a_hundred_async_calls_that_wait_run_at_once():
+async def test_a_hundred_async_calls_run_at_once():
     running, go = [], asyncio.Event()
 
     @tool
@@ -116,7 +116,7 @@ async def test_a_hundred_async_calls_that_wait_run_at_once():
         assert (await turn.final_result()).reason == "completed"
 
 
-async def test_plain_functions_hold_no_more_threads_than_allowed():
+async def test_sync_handlers_use_no_more_threads_than_allowed():
     running, most, go = set(), [0], threading.Event()
 
     @tool
@@ -166,7 +166,7 @@ def threshold():
     gc.set_threshold(*before)
 
 
-async def test_garbage_is_looked_for_less_often_while_a_runtime_is_open(threshold):
+async def test_the_garbage_collection_threshold_is_raised_while_a_runtime_is_open(threshold):
     async with Runtime(), Runtime():
         assert gc.get_threshold() == (gc_tuning.RAISED_THRESHOLD, 10, 10)
     assert gc.get_threshold() == (700, 10, 10)
@@ -174,7 +174,7 @@ async def test_garbage_is_looked_for_less_often_while_a_runtime_is_open(threshol
         assert gc.get_threshold() == (700, 10, 10)
 
 
-async def test_what_the_application_has_set_for_garbage_stays(threshold):
+async def test_a_garbage_collection_threshold_that_the_application_sets_is_kept(threshold):
     gc.set_threshold(1234, 5, 6)
     async with Runtime():
         assert gc.get_threshold() == (1234, 5, 6)

@@ -45,8 +45,8 @@ def starts(events):
     return [(e.attempt, e.epoch) for e in of(events, CallStarted) if e.call_id == of(events, CallStarted)[0].call_id]
 
 
-async def test_a_report_that_waited_through_an_outage_does_not_make_the_next_attempt_run_twice():
-    """B48: attempt 1 returns while the store is away; the lease lapses; attempt 2 is begun before that is looked at."""
+async def test_a_result_that_is_reported_after_an_outage_does_not_run_the_next_attempt_twice():
+    """Attempt 1 returns in the outage; attempt 2 starts before that result is handled [B48]."""
     runs, go, again, noise = [], asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     @tool(recovery="redispatch")
@@ -86,8 +86,8 @@ async def test_a_report_that_waited_through_an_outage_does_not_make_the_next_att
     paired(events)
 
 
-def test_an_attempt_that_will_not_be_cancelled_does_not_make_the_next_one_run_twice():
-    """B48: attempt 1 outlives its cancel and the grace, and returns while attempt 2 runs."""
+def test_an_attempt_that_ignores_its_cancel_does_not_run_the_next_attempt_twice():
+    """Attempt 1 outlives its cancel and the grace period, and returns while attempt 2 runs [B48]."""
     runs, first, second = [], asyncio.Event(), asyncio.Event()
 
     @tool(recovery="redispatch")
@@ -148,8 +148,8 @@ class Asked:
 
 
 @pytest.mark.parametrize("failure", [None, ModelError("it was cut off", kind="invalid_response")])
-async def test_a_reply_that_waited_through_an_outage_does_not_end_the_request_that_took_its_place(failure):
-    """B48: no request goes on without anybody waiting for it, and an old failure does not fail the new request."""
+async def test_a_reply_that_is_reported_after_an_outage_does_not_end_the_request_that_replaced_it(failure):
+    """The new request continues, and the failure of the old one does not fail it [B48]."""
 
     store, model = Unreachable(), Asked(failure)
     async with Runtime(Agent("a", model=model), store=store) as rt:
@@ -175,8 +175,8 @@ async def test_a_reply_that_waited_through_an_outage_does_not_end_the_request_th
     assert model.requests == 3
 
 
-async def test_a_claim_that_waited_through_an_outage_does_not_start_the_call_under_the_old_epoch():
-    """B48: the call is started by the owner that runs it, and is not taken for one that a dead owner left running."""
+async def test_a_claim_that_waits_during_an_outage_does_not_start_the_call_under_the_old_epoch():
+    """The call starts once, under the new epoch, and is not treated as interrupted [B48]."""
     runs, judged, free, noise = [], [], asyncio.Event(), asyncio.Event()
 
     async def judge(args, call):

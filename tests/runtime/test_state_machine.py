@@ -12,32 +12,32 @@ from scenarios import CLASSICS, IMPORTS, RICH, importing, profile, scenario
 
 
 @pytest.mark.parametrize("number", range(len(CLASSICS)))
-def test_the_laws_hold_in_the_classics(number):
+def test_the_laws_hold_in_every_classic_scenario(number):
     worlds.lived(CLASSICS[number])
 
 
 @profile(1500)
 @given(scenario)
-def test_the_laws_hold_whatever_people_do_and_whatever_dies(plot):
+def test_the_laws_hold_in_generated_scenarios(plot):
     worlds.lived(plot)
 
 
 @pytest.mark.parametrize("number", range(len(IMPORTS)))
-def test_the_laws_hold_in_an_import_at_a_moment_that_matters(number):
+def test_the_laws_hold_in_every_import_scenario(number):
     worlds.lived(IMPORTS[number])
 
 
 @profile(300)
 @given(importing)
-def test_an_import_runs_nothing_without_trust_and_asks_again_with_it(plot):
-    """Whatever happens before and after it: what the file says of approvals, runs and clients starts nothing here."""
+def test_an_imported_call_runs_only_with_trust_and_a_new_approval(plot):
+    """Approvals, runs and clients of an imported log start nothing here."""
     worlds.lived(plot)
 
 
 @profile(60)
 @given(scenario)
-def test_every_prefix_of_every_log_is_a_legal_start(plot):
-    """B54"""
+def test_every_prefix_of_a_generated_log_is_a_legal_start(plot):
+    """A new process revives each prefix, and the laws hold at its end [B54]."""
     world = worlds.lived(plot)
     events = world.events()
     for end in range(1, len(events) + 1):
@@ -46,8 +46,8 @@ def test_every_prefix_of_every_log_is_a_legal_start(plot):
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the commit", "after the commit"])
 @pytest.mark.parametrize("who", [0, 1])
-def test_every_write_may_be_the_last_one_of_its_process(who, after):
-    """B47-B51: a kill at each append and claim of a rich scenario, one after the other."""
+def test_the_laws_hold_if_a_process_is_killed_at_any_of_its_writes(who, after):
+    """There is one kill for each append and claim of a rich scenario [B47-B51]."""
     died = 0
     for writes in range(1, 60):
         plot = {**RICH, "steps": [("kill", who, writes, after, 0), *RICH["steps"]]}
@@ -56,7 +56,7 @@ def test_every_write_may_be_the_last_one_of_its_process(who, after):
 
 
 def test_every_prefix_of_a_rich_log_is_a_legal_start():
-    """B54"""
+    """A log with more than 60 events is cut after each of them and revived [B54]."""
     events = worlds.lived(RICH).events()
     assert len(events) > 60
     for decide in (None, 0, 5):

@@ -79,7 +79,7 @@ def test_a_turn_with_a_gated_tool_is_one_trace(spans):
     assert [link.context for link in named(spans, "POST /approve").links] == [turn.parent]
 
 
-def test_a_tool_that_raises_and_a_model_that_fails_are_errors_of_their_kind(spans):
+def test_the_spans_of_a_failed_tool_call_and_a_failed_model_call_have_the_error_kind(spans):
     @tool
     async def broken() -> str:
         """Break."""
@@ -159,7 +159,7 @@ asyncio.run(main())
 """
 
 
-def test_what_killed_processes_did_is_one_trace_with_what_the_next_one_does(tmp_path):
+def test_a_turn_that_survives_two_killed_processes_is_one_trace(tmp_path):
     (tmp_path / "process.py").write_text(textwrap.dedent(PROCESS))
     told = []
     for act in ("ask", "die", "end"):

@@ -41,8 +41,8 @@ async def see(*tools):
     return sees(model)
 
 
-async def test_a_value_that_the_annotation_does_not_promise_is_an_invalid_result():
-    """B15: the result is paired as an error that says what is wrong, and the turn goes on."""
+async def test_a_value_that_does_not_match_the_return_annotation_is_an_invalid_result():
+    """The error says what does not match, and the turn continues [B15]."""
     seen = await see(
         returning(int, "many"),
         returning(str, None),
@@ -63,7 +63,7 @@ async def test_a_value_that_the_annotation_does_not_promise_is_an_invalid_result
     ]
 
 
-async def test_a_value_that_the_annotation_promises_is_the_result():
+async def test_a_value_that_matches_the_return_annotation_is_the_result():
     seen = await see(
         returning(int, 3),
         returning(int, True),
@@ -86,7 +86,7 @@ async def test_a_value_that_the_annotation_promises_is_the_result():
     ]  # fmt: skip
 
 
-async def test_a_question_or_a_halt_is_not_checked():
+async def test_an_ask_or_a_halt_is_not_checked_against_the_return_annotation():
     asks, halts = returning(int | Ask, Ask("How many?", answer=int)), returning(int | Halt, Halt("enough", "text"))
     async with Runtime(agent([[ToolCall("give")]], asks)) as rt:
         (pending,) = (await (await rt.send("c", "hi")).result()).pending

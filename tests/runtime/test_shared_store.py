@@ -47,7 +47,7 @@ class Far(MemoryStore):
         return await super().read(*args, **options)
 
 
-async def test_what_is_about_to_run_counts_when_more_is_taken():
+async def test_conversations_that_are_still_being_loaded_count_towards_max_conversations():
     store = MemoryStore()
     begun, go = [], asyncio.Event()
 
@@ -70,7 +70,7 @@ async def test_what_is_about_to_run_counts_when_more_is_taken():
         await until(lambda: len(begun) == 6)
 
 
-def test_a_process_runs_no_more_conversations_than_it_may_and_the_others_wait_their_turn():
+def test_a_process_runs_at_most_max_conversations_at_once_and_the_rest_wait():
     async def scene():
         running, most = 0, 0
 
@@ -94,7 +94,7 @@ def test_a_process_runs_no_more_conversations_than_it_may_and_the_others_wait_th
     run_bounded(scene())
 
 
-async def test_what_one_process_has_no_room_for_another_takes_up():
+async def test_a_conversation_that_exceeds_the_limit_of_one_process_runs_in_another():
     hold, where = asyncio.Event(), []
 
     def agent(name):
@@ -120,8 +120,8 @@ async def test_what_one_process_has_no_room_for_another_takes_up():
         await until(lambda: ended(one, "c2"))
 
 
-async def test_when_a_lease_has_lapsed_what_ran_is_stopped_and_whoever_takes_it_up_goes_on():
-    """B50: the process that was cut off runs nothing that another may run."""
+async def test_a_call_whose_lease_expires_is_cancelled_and_runs_again_under_the_next_epoch():
+    """A process that lost its lease runs nothing that another process may run [B50]."""
 
     begun, stopped = asyncio.Event(), []
 
@@ -150,7 +150,7 @@ async def test_when_a_lease_has_lapsed_what_ran_is_stopped_and_whoever_takes_it_
     assert [e.value for e in events if isinstance(e, CallReturned)] == ["ok"]
 
 
-async def test_a_viewer_at_another_process_sees_the_reply_stream():
+async def test_a_viewer_in_another_process_sees_a_reply_while_it_is_streamed():
     model = Slow(["Good ", "morning ", "to ", "you"])
     store = MemoryStore()
     async with Runtime(Agent("a", model=model), store=store) as owner, Runtime(store=store.sibling()) as other:
@@ -184,7 +184,7 @@ async def idle(rt, name):
     return (await rt.snapshot(name)).state == "idle"
 
 
-async def test_a_piece_that_the_wire_lost_is_made_good():
+async def test_a_live_event_that_was_lost_in_transit_is_requested_again():
     model = Slow(["one ", "two ", "three"])
     store = MemoryStore()
     async with Runtime(Agent("a", model=model), store=store) as owner, Runtime(store=store.sibling()) as other:
@@ -210,7 +210,7 @@ async def test_a_piece_that_the_wire_lost_is_made_good():
         viewer.cancel()
 
 
-def test_progress_reaches_a_viewer_at_another_process():
+def test_progress_reaches_a_viewer_in_another_process():
     async def scene():
         step = asyncio.Semaphore(0)
 
@@ -300,7 +300,7 @@ class Pieces:
         self._task.cancel()
 
 
-async def test_a_reply_that_the_next_owner_begins_anew_takes_the_place_of_the_first_for_every_viewer():
+async def test_a_reply_that_the_next_owner_restarts_replaces_the_partial_reply_for_every_viewer():
     model, store = Drip(), Fragile()
     async with Runtime(Agent("a", model=model), store=store) as owner, Runtime(store=store.sibling()) as other:
         await owner.send("c", "hello")
@@ -333,7 +333,7 @@ def call_part(text):
 
 
 @pytest.mark.parametrize(("part", "kind"), [(ThinkingPart, ThinkingDelta), (call_part, ToolArgsDelta)])
-async def test_reasoning_and_arguments_that_are_begun_anew_say_so_too(part, kind):
+async def test_restarted_reasoning_and_arguments_carry_the_new_epoch(part, kind):
     model, store = Drip(part), Fragile()
     async with Runtime(Agent("a", model=model), store=store) as owner, Runtime(store=store.sibling()) as other:
         await owner.send("c", "hello")
@@ -350,7 +350,7 @@ async def test_reasoning_and_arguments_that_are_begun_anew_say_so_too(part, kind
         there.leave()
 
 
-async def test_what_comes_late_from_an_owner_that_was_cut_off_is_shown_to_nobody():
+async def test_late_live_events_of_an_owner_that_lost_its_lease_reach_no_viewer():
     model, store, held = Drip(late=True), Fragile(), []
     async with Runtime(Agent("a", model=model), store=store) as owner, Runtime(store=store.sibling()) as other:
         await owner.send("c", "hello")
@@ -375,7 +375,7 @@ async def test_what_comes_late_from_an_owner_that_was_cut_off_is_shown_to_nobody
         there.leave()
 
 
-async def test_a_piece_from_a_process_that_knows_of_no_epoch_is_taken_as_it_comes():
+async def test_live_events_from_an_older_version_without_epochs_are_accepted():
     model, store = Drip(), MemoryStore()
     async with Runtime(Agent("a", model=model), store=store) as owner, Runtime(store=store.sibling()) as other:
         await owner.send("c", "hello")
@@ -396,7 +396,7 @@ async def test_a_piece_from_a_process_that_knows_of_no_epoch_is_taken_as_it_come
         there.leave()
 
 
-def test_a_call_that_is_begun_again_shows_its_progress_to_who_has_seen_more_of_the_first_attempt():
+def test_the_progress_of_a_second_attempt_reaches_viewers_that_saw_more_of_the_first():
     async def scene():
         step = asyncio.Semaphore(0)
 

@@ -16,8 +16,8 @@ def choose() -> str:
     raise NotImplementedError
 
 
-def test_a_deleted_store_is_logged_once_without_a_traceback_and_whoever_waits_is_told(tmp_path, caplog):
-    """Looks go on all the time: that they fail for the same reason is no news."""
+def test_a_deleted_store_is_logged_once_without_a_traceback_and_fails_the_waiting_caller(tmp_path, caplog):
+    """The store is polled all the time; the same failure is not logged again."""
     path = tmp_path / "a.db"
 
     async def main():

@@ -48,14 +48,14 @@ async def while_served(served, names, *users):
     assert min(served[name] for name in names) >= 5, served
 
 
-async def test_who_waits_for_room_is_served_before_those_who_come_again(store):
+async def test_conversations_that_wait_for_a_slot_are_not_starved_by_busy_ones(store):
     patient, names = Patient(), ["c1", "c2", "c3"]
     async with Runtime(Agent("a", model=patient), store=store, max_conversations=1) as rt:
         await while_served(patient.served, names, *(impatient(rt, name) for name in names))
 
 
-async def test_a_conversation_that_ends_makes_room_at_once(store, monkeypatch):
-    """Whoever waits is told so: nothing else would look for an hour."""
+async def test_a_turn_that_ends_frees_its_slot_for_the_next_conversation_at_once(store, monkeypatch):
+    """A notification starts the next conversation: the poll interval is an hour here."""
     monkeypatch.setattr(takeover, "POLL_SECONDS", 3600.0)
 
     patient = Patient()
@@ -65,7 +65,7 @@ async def test_a_conversation_that_ends_makes_room_at_once(store, monkeypatch):
             await turn.final_result()
 
 
-async def test_no_agent_s_conversations_wait_behind_those_of_another_agent_for_ever(tmp_path):
+async def test_conversations_of_one_agent_do_not_starve_those_of_another_agent(tmp_path):
     patient, url = Patient(), f"sqlite:///{tmp_path}/holdfast.db"
     agents = [Agent(name, model=patient) for name in ("a", "b")]
     async with Runtime(store=url) as door, Runtime(*agents, store=url, max_conversations=1):
@@ -73,8 +73,8 @@ async def test_no_agent_s_conversations_wait_behind_those_of_another_agent_for_e
         await while_served(patient.served, ["a1", "b1"], *users)
 
 
-async def test_a_turn_is_cancelled_also_where_there_is_no_room(store):
-    """B24: closing a turn runs nothing."""
+async def test_a_turn_can_be_cancelled_while_every_slot_is_taken(store):
+    """Closing a turn runs nothing, so it needs no slot [B60]."""
 
     hold, begun = asyncio.Event(), asyncio.Event()
 

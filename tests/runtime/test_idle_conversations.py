@@ -50,7 +50,7 @@ async def ended(rt, name):
     await until(fact)
 
 
-async def test_what_this_process_has_run_is_decided_without_being_read_again():
+async def test_a_conversation_that_this_process_ran_is_resolved_without_loading_it_again():
     store = Reading()
     async with Runtime(shop(), store=store) as rt:
         calls = await crowd(rt)
@@ -62,8 +62,8 @@ async def test_what_this_process_has_run_is_decided_without_being_read_again():
             await ended(rt, name)
 
 
-async def test_a_state_that_others_have_moved_on_from_neither_decides_nor_refuses_anything():
-    """B27, B30, B35"""
+async def test_an_outdated_cached_state_neither_accepts_nor_refuses_a_decision():
+    """The state is refreshed before a refusal, and an append on an outdated one conflicts [B27, B30, B35]."""
     store = MemoryStore()
     async with Runtime(store=store.sibling()) as other:
         async with Runtime(shop(), store=store) as rt:
@@ -92,7 +92,7 @@ async def test_a_state_that_others_have_moved_on_from_neither_decides_nor_refuse
             assert (await desk.snapshot("c0")).seq == len(log)
 
 
-async def test_a_decision_that_could_not_be_written_still_waits_and_can_be_made_again():
+async def test_a_call_whose_decision_could_not_be_written_stays_pending_and_can_be_decided_again():
     store = MemoryStore()
     async with Runtime(shop(), store=store) as rt:
         calls = await crowd(rt)
@@ -110,7 +110,7 @@ async def test_a_decision_that_could_not_be_written_still_waits_and_can_be_made_
         await ended(rt, "c0")
 
 
-async def test_of_conversations_at_rest_the_latest_are_kept_and_large_ones_only_while_they_are_new():
+async def test_the_cache_keeps_the_latest_idle_conversations_and_evicts_large_ones_earlier():
     said = "x" * engine.SMALL_STATE_BYTES
     large = agent(ScriptedModel([[said, ToolCall("refund", {"order": 7})], "done"], follow=True), refund, name="large")
     with pytest.MonkeyPatch.context() as patched:
@@ -135,7 +135,7 @@ async def test_of_conversations_at_rest_the_latest_are_kept_and_large_ones_only_
             assert len(list(rt._engine.idle)) == 20
 
 
-async def test_a_turn_that_has_ended_weighs_nothing():
+async def test_the_size_of_a_conversation_is_zero_after_its_turn_ends():
     async with Runtime(shop(), store=MemoryStore()) as rt:
         (entry,) = (await (await rt.send("c", "x" * 1000)).result()).pending
         conv = rt._engine.conversation("c")
@@ -149,8 +149,8 @@ PARTS = ("conversations", "names", "owing", "due")
 """Of what a memory store holds: what a backup of it would."""
 
 
-async def test_a_log_that_was_put_back_to_an_earlier_moment_is_read_anew_by_whoever_knew_more_of_it():
-    """A stand-by that lagged was promoted, or a backup was restored."""
+async def test_a_log_that_was_restored_from_a_backup_is_read_again_by_a_process_that_cached_more():
+    """This happens when a backup is restored or a lagging standby is promoted."""
     store = MemoryStore()
     async with Runtime(shop(), store=store.sibling()) as rt:
         for name in ("look", "decide", "cancel", "say"):

@@ -27,8 +27,8 @@ async def say(rt, text, conversation="c"):
     return await (await rt.send(conversation, text)).final_result()
 
 
-async def test_an_old_result_gives_way_to_a_stub_and_the_log_keeps_it():
-    """B62"""
+async def test_an_old_result_is_replaced_by_a_stub_for_the_model_and_stays_in_the_log():
+    """``call_result`` still returns the full result [B62]."""
     model = ScriptedModel([[ToolCall("look", {"n": 1})], "found", "you are welcome"])
     async with Runtime(agent(model, look)) as rt:
         await say(rt, "look")
@@ -49,8 +49,8 @@ def summariser(words="They counted."):
     return ScriptedModel([words] * 99, name="small")
 
 
-async def test_a_summary_is_made_after_a_turn_and_stands_for_what_is_no_longer_shown():
-    """B63"""
+async def test_a_summary_is_made_after_a_turn_and_replaces_old_turns_in_the_request():
+    """The summary is the first message of the request; the log keeps all turns [B63]."""
     small = summariser()
     model = ScriptedModel(["ok"] * 99)
     async with Runtime(agent(model, context=Context(budget=600, summary=small))) as rt:
@@ -67,8 +67,8 @@ async def test_a_summary_is_made_after_a_turn_and_stands_for_what_is_no_longer_s
         assert [event.type for event in await rt.history("c")].count("TurnEnded") == 12
 
 
-async def test_the_next_turn_does_not_wait_for_a_summary_and_a_summariser_that_fails_harms_nobody():
-    """B63"""
+async def test_a_summary_that_hangs_or_fails_neither_delays_nor_fails_the_next_turn():
+    """Summaries are made off the critical path [B63]."""
     for small in (ScriptedModel([[Hang()]] * 99), ScriptedModel([])):
         model = ScriptedModel(["ok"] * 99)
         async with Runtime(agent(model, context=Context(budget=600, summary=small)), drain=0) as rt:
@@ -77,8 +77,8 @@ async def test_the_next_turn_does_not_wait_for_a_summary_and_a_summariser_that_f
             assert not of(await rt.history("c"), HistorySummarised)
 
 
-async def test_whoever_leaves_right_after_a_turn_still_has_its_summary_made():
-    """B63: as ``holdfast run`` does"""
+async def test_a_runtime_that_closes_right_after_a_turn_still_makes_its_summary():
+    """``holdfast run`` closes its runtime after each turn [B63]."""
 
     class Slow:
         name = "slow"
@@ -98,8 +98,8 @@ async def test_whoever_leaves_right_after_a_turn_still_has_its_summary_made():
             assert of(await rt.history("c"), HistorySummarised)
 
 
-async def test_a_summary_that_somebody_else_appends_in_mid_stream_disturbs_nothing():
-    """It needs no lease: the owner takes it in and streams on."""
+async def test_a_summary_that_another_process_appends_does_not_disturb_a_streamed_reply():
+    """A summary needs no lease: the owner applies it and continues to stream."""
     go = asyncio.Event()
 
     class Model:
@@ -129,13 +129,13 @@ async def test_a_summary_that_somebody_else_appends_in_mid_stream_disturbs_nothi
             assert [(each.text, each.partial) for each in said] == [("one two", False)]
 
 
-def test_a_tool_weighs_what_its_name_its_description_and_its_schema_weigh():
+def test_the_estimated_size_of_a_tool_counts_its_name_description_and_schema():
     (offer,) = agent(["ok"], look).offers
     assert agent(["ok"], look).weight == -(-len(offer.name + offer.description + offer.parameters) // 4)
 
 
-async def test_what_hooks_inject_stands_at_the_tail_of_one_request_only_and_is_reported():
-    """B64"""
+async def test_text_that_a_hook_injects_is_in_one_request_only_and_the_log_names_the_hook():
+    """The injected text itself is not logged [B64]."""
 
     @before_model
     async def clock(request):
@@ -150,7 +150,7 @@ async def test_what_hooks_inject_stands_at_the_tail_of_one_request_only_and_is_r
         assert not any("It is step" in json.dumps(str(event)) for event in await rt.history("c"))
 
 
-async def test_the_whole_request_is_kept_beside_the_log_where_the_agent_says_so():
+async def test_with_record_full_the_request_is_stored_as_an_artifact_with_secrets_redacted():
     for record, keys in (("off", {"estimate"}), ("metadata", {"estimate", "tokens", "turns"})):
         async with Runtime(agent(["ok"], record=record)) as rt:
             await say(rt, "hi")
@@ -166,8 +166,8 @@ async def test_the_whole_request_is_kept_beside_the_log_where_the_agent_says_so(
         assert kept["tools"][0]["name"] == "look"
 
 
-async def test_a_fresh_process_sends_what_the_old_one_would_have_sent():
-    """B63"""
+async def test_a_new_process_sends_the_same_requests_as_the_old_one_would_have_sent():
+    """One process and a process for each turn send the same messages [B63]."""
     with tempfile.TemporaryDirectory() as place:
         requests = {}
         for way in ("one process", "a process for each turn"):
