@@ -1,10 +1,10 @@
-"""Manual calls, whole-loop manual, handlers that ask, handlers that halt."""
+"""Manual calls, manual mode, handlers that ask a question (``Ask``), handlers that end the turn (``Halt``)."""
 
 import asyncio
 
 import pytest
 from support.async_tests import until
-from support.runtimes import agent, logged, of, paired, rest, sees
+from support.runtimes import Counting, agent, logged, of, paired, rest, sees
 
 from holdfast import (
     Answer,
@@ -35,13 +35,13 @@ async def echo(text: str) -> str:
 
 @declare(manual=True)
 def by_hand(what: str) -> int:
-    """Somebody does it by hand."""
+    """Do it by hand."""
     raise NotImplementedError
 
 
 @declare(manual=True, approval="required")
-def carefully(what: str) -> int:
-    """Somebody does it by hand, once it is approved."""
+def by_hand_gated(what: str) -> int:
+    """Do it by hand, after an approval."""
     raise NotImplementedError
 
 
@@ -95,8 +95,8 @@ async def test_a_failed_manual_call_is_an_error_of_the_submitted_kind():
 
 async def test_a_gated_manual_call_is_approved_first_and_then_done_by_hand():
     """A manual call with an approval is suspended twice: for the approval, then for its result [B66, B36]."""
-    model = ScriptedModel([[ToolCall("carefully", {"what": "lift"})], "done"])
-    async with Runtime(agent(model, carefully)) as rt:
+    model = ScriptedModel([[ToolCall("by_hand_gated", {"what": "lift"})], "done"])
+    async with Runtime(agent(model, by_hand_gated)) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
         assert entry.kind == "approval"
@@ -125,8 +125,8 @@ async def test_in_manual_mode_nothing_runs_and_every_call_of_a_known_tool_is_pen
         return True
 
     @declare(approval=policy)
-    async def judged() -> str:
-        """Never judged here."""
+    async def with_policy() -> str:
+        """Never approved here."""
         return "no"
 
     @declare(approval="required")
@@ -139,10 +139,10 @@ async def test_in_manual_mode_nothing_runs_and_every_call_of_a_known_tool_is_pen
         ran.append("preview")
         return "plan"
 
-    names = ["gated", "judged", "planned", "choose"]
+    names = ["gated", "with_policy", "planned", "choose"]
     model = ScriptedModel([[ECHO, *(ToolCall(name) for name in names), ToolCall("nope")], "done"])
     mode = {"mode": "manual"} if where == "agent" else {}
-    async with Runtime(agent(model, echo, gated, judged, planned, choose, **mode)) as rt:
+    async with Runtime(agent(model, echo, gated, with_policy, planned, choose, **mode)) as rt:
         turn = await rt.send("c", "hi", mode="manual" if where == "turn" else None)
         entries = (await turn.result()).pending
         assert [entry.tool for entry in entries] == ["echo", *names]
@@ -197,10 +197,12 @@ async def test_manual_calls_are_pending_together_and_submitting_them_continues_t
         assert [envelope["result"] for envelope in sees(model)] == [0, "x", 1, 9]
 
 
-# --- ask ---
+# --- handlers that ask ---
 
 
-def asking(runs, **options):
+def asking_tool(runs, **options):
+    """Return a tool whose handler notes its run and asks a question."""
+
     @declare
     async def book(call: Call) -> Ask:
         """Ask first."""
@@ -215,7 +217,7 @@ async def test_a_question_of_a_handler_is_pending_under_its_call_and_the_answer_
     runs = []
     model = ScriptedModel([[ToolCall("book")], "done"])
     schema = {"type": "integer", "minimum": 1}
-    async with Runtime(agent(model, asking(runs, answer=schema, choices=[1, 2]))) as rt:
+    async with Runtime(agent(model, asking_tool(runs, answer=schema, choices=[1, 2]))) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
         assert (entry.call, entry.kind, entry.prompt) == (runs[0], "elicitation", "Which seat?")
@@ -236,7 +238,7 @@ async def test_a_question_of_a_handler_is_pending_under_its_call_and_the_answer_
 async def test_an_answer_is_text_unless_the_question_declares_a_type_or_choices():
     """An answer that does not fit the question's type or choices is refused [B68]."""
     for options, good, bad in (({}, "window", 5), ({"answer": list[int]}, [1], ["a"]), ({"choices": ["a"]}, "a", "b")):
-        async with Runtime(agent([[ToolCall("book")], "done"], asking([], **options))) as rt:
+        async with Runtime(agent([[ToolCall("book")], "done"], asking_tool([], **options))) as rt:
             turn = await rt.send("c", "hi")
             (entry,) = (await turn.result()).pending
             with pytest.raises(Invalid):
@@ -253,13 +255,13 @@ async def test_an_answer_is_text_unless_the_question_declares_a_type_or_choices(
         {"choices": [object()]},
         {"answer": object()},
     ],
-    ids=["a schema elsewhere", "an unknown type", "a choice that is no JSON", "a schema that is no JSON"],
+    ids=["remote schema", "unknown type", "choice that is not JSON", "schema that is not JSON"],
 )
 async def test_a_question_with_an_unusable_schema_or_choice_is_an_error_of_the_handler(ask):
     """Such a question is an error result, and no call is suspended [B68, B88]."""
 
     model = ScriptedModel([[ToolCall("book")], "done"])
-    async with Runtime(agent(model, asking([], **ask))) as rt:
+    async with Runtime(agent(model, asking_tool([], **ask))) as rt:
         assert (await (await rt.send("c", "hi")).final_result()).reason == "completed"
         assert sees(model)[0]["error"]["kind"] in ("invalid_result", "handler_failed")
         assert of(await rt.history("c"), CallSuspended) == []
@@ -268,7 +270,7 @@ async def test_a_question_with_an_unusable_schema_or_choice_is_an_error_of_the_h
 async def test_two_questions_and_a_manual_call_in_one_turn_are_all_pending_and_all_get_results():
     """Several pending calls can be answered in any order, one by one or together [B69]."""
     model = ScriptedModel([[ToolCall("book"), HAND, ToolCall("book"), ECHO], "done"])
-    async with Runtime(agent(model, asking([]), by_hand, echo)) as rt:
+    async with Runtime(agent(model, asking_tool([]), by_hand, echo)) as rt:
         turn = await rt.send("c", "hi")
         snapshot = await rest(turn)
         assert [entry.kind for entry in snapshot.pending] == ["elicitation", "manual", "elicitation"]
@@ -281,7 +283,7 @@ async def test_two_questions_and_a_manual_call_in_one_turn_are_all_pending_and_a
         paired(await rt.history("c"))
 
 
-# --- halt ---
+# --- handlers that halt ---
 
 
 async def test_a_halt_lets_running_calls_finish_cancels_waiting_calls_and_ends_the_turn():
@@ -314,15 +316,15 @@ async def test_a_halt_lets_running_calls_finish_cancels_waiting_calls_and_ends_t
         assert (ended.reason, ended.value, ended.halted) == ("handed_over", {"to": "ann"}, True)
         returned = [(e.tool, e.value, e.error and e.error.kind) for e in of(await rt.history("c"), CallReturned)]
         assert ("slow", 1, None) in returned
-        assert ("slow", None, "cancelled") in returned, "it had no slot yet, and does not start any more"
+        assert ("slow", None, "cancelled") in returned, "it had no slot yet, and is not started"
         assert ("choose", None, "cancelled") in returned
         assert running == [1]
         assert len(model.requests) == 1
         paired(await rt.history("c"))
 
 
-async def test_a_handler_that_asks_after_a_halt_suspends_no_call():
-    """A question that comes after the ``Halt`` of another call is never pending [B70]."""
+async def test_a_question_that_is_asked_after_a_halt_is_cancelled_in_the_same_append():
+    """The store never has a pending entry for a question after the ``Halt`` of another call [B70]."""
     door = asyncio.Event()
 
     @declare
@@ -336,13 +338,17 @@ async def test_a_handler_that_asks_after_a_halt_suspends_no_call():
         """End the turn."""
         return Halt("enough")
 
-    async with Runtime(agent([[ToolCall("late"), ToolCall("stop")]], late, stop)) as rt:
+    store = Counting()
+    async with Runtime(agent([[ToolCall("late"), ToolCall("stop")]], late, stop), store=store) as rt:
         turn = await rt.send("c", "hi")
         await logged(rt, CallReturned)
         door.set()
         assert (await turn.final_result()).reason == "enough"
         assert await rt.pending() == []
-        paired(await rt.history("c"))
+        events = await rt.history("c")
+        assert store.types()[-1] == ["CallSuspended", "CallReturned", "TurnEnded"]
+        assert of(events, CallReturned)[-1].error.kind == "cancelled"
+        paired(events)
 
 
 async def test_a_conversation_continues_after_a_halt_and_the_model_sees_its_value_as_the_result():

@@ -1,4 +1,4 @@
-"""A Runtime that is used wrongly says what is wrong and what to do, in its own kind of error."""
+"""Misuse of a ``Runtime``: the error says what is wrong and what to do."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ async def refund(order: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"scope": {"db": 1}}, "scope is a function of the principal"),
         ({"may_resolve": True}, r"may_resolve must be a function of \(principal, pending, decision\), not True"),
@@ -30,8 +30,8 @@ async def refund(order: int) -> str:
         ({"store": 3}, "store is a URL"),
     ],
 )
-def test_an_invalid_option_is_refused_when_the_runtime_is_made(options, told):
-    with pytest.raises(DeclarationError, match=told):
+def test_an_invalid_option_is_refused_when_the_runtime_is_made(options, message):
+    with pytest.raises(DeclarationError, match=message):
         Runtime(**options)
 
 
@@ -93,14 +93,14 @@ async def test_using_a_runtime_from_another_event_loop_is_refused():
         yield rt.owners()
         yield rt.close()
 
-    async def elsewhere(rt):
+    async def use_from_other_loop(rt):
         async for verb in verbs(rt):
             with pytest.raises(Invalid, match="belongs to the event loop that opened it"):
                 await verb
 
     async with Runtime(agent(["hello"])) as rt:
         await (await rt.send("c", "hi")).final_result()
-        await asyncio.to_thread(lambda: asyncio.run(elsewhere(rt)))
+        await asyncio.to_thread(lambda: asyncio.run(use_from_other_loop(rt)))
         assert len(await rt.conversations()) == 1
 
 

@@ -1,4 +1,4 @@
-"""The call of the model: attempts and fallbacks, structured answers, limits, the compact catalogue, streaming."""
+"""Model calls: retries and fallbacks, structured answers, limits, the compact catalogue, streaming."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from holdfast.models.base import FinishPart, HostedPart, TextPart, ToolCallPart
 from holdfast.models.scripted import Drip, Hang, Thinking
 from holdfast.runtime.retry import Retry
 
-QUICK = Retry(first=0.001, most=0.002)
+FAST_RETRY = Retry(first=0.001, most=0.002)
 
 
 @tool
@@ -26,24 +26,24 @@ async def echo(text: str) -> str:
     return text
 
 
-def down(status=503, **details):
+def provider_error(status=503, **details):
     return ModelError("the provider is down", details={"status": status, **details})
 
 
-async def ended(rt, text="hi", **options):
+async def run_turn(rt, text="hi", **options):
     return await (await rt.send("c", text, **options)).final_result()
 
 
-# --- attempts ---
+# --- retries and fallbacks ---
 
 
 async def test_a_request_that_fails_before_its_first_token_is_retried_and_every_attempt_is_logged():
     """After two failures the third attempt succeeds; viewers see both retries [B23]."""
-    model = ScriptedModel([down(), down(), "there you are"])
-    async with Runtime(agent(model, retry=QUICK)) as rt:
+    model = ScriptedModel([provider_error(), provider_error(), "there you are"])
+    async with Runtime(agent(model, retry=FAST_RETRY)) as rt:
         await rt.open("c")
         async with Tape(rt, "c") as tape:
-            assert (await ended(rt)).reason == "completed"
+            assert (await run_turn(rt)).reason == "completed"
             await tape.until_type("TurnEnded")
         said = of(await rt.history("c"), AssistantSaid)[0]
         assert [attempt.error and attempt.error.kind for attempt in said.attempts] == ["provider_http_error"] * 2 + [
@@ -55,9 +55,9 @@ async def test_a_request_that_fails_before_its_first_token_is_retried_and_every_
 
 async def test_the_third_failed_attempt_ends_the_turn_with_its_error():
     """A request is sent at most three times [B23]."""
-    model = ScriptedModel([down()] * 4)
-    async with Runtime(agent(model, retry=QUICK)) as rt:
-        end = await ended(rt)
+    model = ScriptedModel([provider_error()] * 4)
+    async with Runtime(agent(model, retry=FAST_RETRY)) as rt:
+        end = await run_turn(rt)
         assert (end.reason, end.error.kind, len(model.requests)) == ("failed", "provider_http_error", 3)
 
 
@@ -75,17 +75,17 @@ async def test_a_request_with_a_permanent_error_is_not_retried(problem):
     """A permanent error, or a ``retry_after`` that is too long, fails the turn at once [B23]."""
 
     model = ScriptedModel([problem, "never"])
-    async with Runtime(agent(model, retry=QUICK)) as rt:
-        assert (await ended(rt)).reason == "failed"
+    async with Runtime(agent(model, retry=FAST_RETRY)) as rt:
+        assert (await run_turn(rt)).reason == "failed"
         assert len(model.requests) == 1
 
 
 async def test_a_request_that_fails_after_its_first_token_is_not_retried_and_its_text_is_kept():
     """Neither the model nor a fallback is called again; the partial text is in the log [B23]."""
-    model = ScriptedModel([["half a sen", down()], "never"])
+    model = ScriptedModel([["half a sen", provider_error()], "never"])
     spare = ScriptedModel(["neither"], name="spare")
-    async with Runtime(agent(model, retry=QUICK, fallbacks=[spare])) as rt:
-        assert (await ended(rt)).reason == "failed"
+    async with Runtime(agent(model, retry=FAST_RETRY, fallbacks=[spare])) as rt:
+        assert (await run_turn(rt)).reason == "failed"
         said = of(await rt.history("c"), AssistantSaid)[0]
         assert (said.text, said.partial) == ("half a sen", True)
         assert (len(model.requests), len(spare.requests)) == (1, 0)
@@ -95,22 +95,22 @@ async def test_the_retry_delay_is_retry_after_up_to_a_minute_or_else_an_exponent
     """A ``retry_after`` of more than 60 seconds means no retry [B23]."""
     delays = [Retry().delay(1, ModelError("", kind="rate_limited", details={"retry_after": s})) for s in (7, 60, 61)]
     assert delays == [7.0, 60.0, None]
-    assert all(0.25 <= (Retry().delay(1, down()) or 0) <= 0.5 for _ in range(50))
-    assert all(4.0 <= (Retry(attempts=99).delay(20, down()) or 0) <= 8.0 for _ in range(50))
+    assert all(0.25 <= (Retry().delay(1, provider_error()) or 0) <= 0.5 for _ in range(50))
+    assert all(4.0 <= (Retry(attempts=99).delay(20, provider_error()) or 0) <= 8.0 for _ in range(50))
 
 
 async def test_fallback_models_are_tried_in_order_and_the_log_names_the_model_of_each_attempt():
     first = ScriptedModel([ModelError("who are you?", kind="not_authenticated")], name="first")
-    second = ScriptedModel([down()] * 3, name="second")
+    second = ScriptedModel([provider_error()] * 3, name="second")
     third = ScriptedModel(["I am here"], name="third")
-    async with Runtime(agent(first, retry=QUICK, fallbacks=[second, third])) as rt:
-        assert (await ended(rt)).reason == "completed"
+    async with Runtime(agent(first, retry=FAST_RETRY, fallbacks=[second, third])) as rt:
+        assert (await run_turn(rt)).reason == "completed"
         said = of(await rt.history("c"), AssistantSaid)[0]
         assert [attempt.model for attempt in said.attempts] == ["first", "second", "second", "second", "third"]
 
 
 async def test_a_cancel_during_a_retry_delay_ends_the_turn_at_once():
-    model = ScriptedModel([down(retry_after=50), "never"])
+    model = ScriptedModel([provider_error(retry_after=50), "never"])
     async with Runtime(agent(model)) as rt:
         await rt.open("c")
         async with Tape(rt, "c") as tape:
@@ -146,15 +146,15 @@ SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type
 
 
 @pytest.mark.parametrize(
-    "output", [Point, PointStruct, PointModel, SCHEMA], ids=["dataclass", "msgspec", "pydantic", "raw"]
+    "output", [Point, PointStruct, PointModel, SCHEMA], ids=["dataclass", "msgspec", "pydantic", "JSON Schema"]
 )
 async def test_a_structured_answer_is_the_value_of_the_turn_result(output):
     """The request has the schema of the output type; the answer may be in a code fence [B24]."""
 
     model = ScriptedModel(['{"x": 1, "y": 2}', '```json\n{"x": 3, "y": 4}\n```'])
     async with Runtime(agent(model, output=output)) as rt:
-        assert (await ended(rt)).value == {"x": 1, "y": 2}
-        assert (await ended(rt)).value == {"x": 3, "y": 4}
+        assert (await run_turn(rt)).value == {"x": 1, "y": 2}
+        assert (await run_turn(rt)).value == {"x": 3, "y": 4}
         assert model.requests[0].output["required"] == ["x", "y"]
 
 
@@ -162,7 +162,7 @@ async def test_an_answer_that_does_not_fit_the_schema_is_sent_back_for_repair():
     """The next request has the rejected answers, each followed by the reason [B24]."""
     model = ScriptedModel(["the point is one, two", '{"x": 1}', '{"x": 1, "y": 2}'])
     async with Runtime(agent(model, output=Point)) as rt:
-        assert (await ended(rt)).value == {"x": 1, "y": 2}
+        assert (await run_turn(rt)).value == {"x": 1, "y": 2}
         rejected = of(await rt.history("c"), OutputRejected)
         assert ["not valid JSON" in rejected[0].message, "y" in rejected[1].message] == [True, True]
         last = model.requests[-1].messages
@@ -173,17 +173,17 @@ async def test_a_turn_fails_after_two_unsuccessful_repairs_of_a_structured_answe
     """The error is ``invalid_response``, and the conversation accepts the next message [B24]."""
     model = ScriptedModel(["no"] * 9)
     async with Runtime(agent(model, output=Point)) as rt:
-        end = await ended(rt)
+        end = await run_turn(rt)
         assert (end.reason, end.error.kind, len(model.requests)) == ("failed", "invalid_response", 3)
-        await rt.send("c", "try once more")  # and the conversation goes on
+        await rt.send("c", "try once more")  # the conversation continues
 
 
 async def test_structured_output_can_be_requested_for_a_single_turn():
     """The ``output`` of ``send`` applies to that turn only [B24]."""
     model = ScriptedModel(['{"x": 1, "y": 2}', "just text"])
     async with Runtime(agent(model)) as rt:
-        assert (await ended(rt, output=Point)).value == {"x": 1, "y": 2}
-        assert (await ended(rt)).value is None
+        assert (await run_turn(rt, output=Point)).value == {"x": 1, "y": 2}
+        assert (await run_turn(rt)).value is None
         assert [request.output is None for request in model.requests] == [False, True]
 
 
@@ -191,7 +191,7 @@ async def test_with_output_mode_separate_the_structured_answer_is_requested_afte
     """An additional request at the end asks for the structured answer [B24]."""
     model = ScriptedModel([[ToolCall("echo", {"text": "one"})], "it is at one, two", '{"x": 1, "y": 2}'])
     async with Runtime(agent(model, echo, output=Point, output_mode="separate")) as rt:
-        assert (await ended(rt)).value == {"x": 1, "y": 2}
+        assert (await run_turn(rt)).value == {"x": 1, "y": 2}
         assert [request.output is not None for request in model.requests] == [False, False, True]
         assert [bool(request.injected) for request in model.requests] == [False, False, True]
 
@@ -214,14 +214,14 @@ CALLS = [[ToolCall("echo", {"text": "one"}), Usage(60, 40, cost=0.25)]] * 9
 async def test_a_turn_that_reaches_a_limit_ends_with_a_result_for_every_call(limits, reason, steps):
     model = ScriptedModel(CALLS)
     async with Runtime(agent(model, echo, limits=limits, max_steps=5)) as rt:
-        assert (await ended(rt)).reason == reason
+        assert (await run_turn(rt)).reason == reason
         assert len(model.requests) == len(of(await rt.history("c"), CallReturned)) == steps
 
 
 async def test_a_cost_limit_counts_as_reached_if_the_provider_reports_no_cost():
     model = ScriptedModel([[ToolCall("echo", {"text": "one"}), Usage(60, 40)], "never"])
     async with Runtime(agent(model, echo, limits=Limits(cost=5))) as rt:
-        assert (await ended(rt)).reason == "cost_limit"
+        assert (await run_turn(rt)).reason == "cost_limit"
         assert (await rt.snapshot("c")).usage == Usage(60, 40)
 
 
@@ -265,7 +265,7 @@ async def test_the_time_that_tools_take_counts_towards_the_time_limit():
 
     model = ScriptedModel([[ToolCall("slow")], "never"])
     async with Runtime(agent(model, slow, limits=Limits(seconds=60)), clock=clock) as rt:
-        assert (await ended(rt)).reason == "time_limit"
+        assert (await run_turn(rt)).reason == "time_limit"
         assert len(model.requests) == 1
 
 
@@ -275,7 +275,7 @@ def test_a_limit_that_is_not_a_positive_number_is_refused():
             Agent("a", model=None, limits=limits)
 
 
-# --- calls ---
+# --- calls and streaming ---
 
 
 async def test_a_reply_with_1000_calls_runs_the_first_128_and_refuses_the_rest_as_too_large():
@@ -289,7 +289,7 @@ async def test_a_reply_with_1000_calls_runs_the_first_128_and_refuses_the_rest_a
 
     model = ScriptedModel([[ToolCall("count", {"n": n}) for n in range(1000)], "phew"])
     async with Runtime(agent(model, count)) as rt:
-        assert (await ended(rt)).reason == "completed"
+        assert (await run_turn(rt)).reason == "completed"
         seen = sees(model)
         assert (len(ran), len(seen)) == (128, 1000)
         assert {result["error"]["kind"] for result in seen[128:]} == {"too_large"}
@@ -360,17 +360,17 @@ async def test_a_compact_tool_is_offered_as_a_stub_and_tool_help_returns_its_ful
         ]
     )
     async with Runtime(agent(model, book, echo)) as rt:
-        assert (await ended(rt)).reason == "completed"
+        assert (await run_turn(rt)).reason == "completed"
         offers = [request.tools for request in model.requests]
         assert all(offer == offers[0] for offer in offers)
         stub, whole, helper = offers[0]
         assert (stub.name, stub.parameters, helper.name) == ("book", '{"type":"object"}', "tool_help")
         assert "12A" not in stub.description
         assert '"text"' in whole.parameters
-        told, missing, done = sees(model)
-        assert "12A" in told["result"]["description"]
-        assert told["result"]["parameters"]["required"] == ["flight", "seat"]
-        assert missing["error"]["details"]["help"] == told["result"]
+        help_result, missing, done = sees(model)
+        assert "12A" in help_result["result"]["description"]
+        assert help_result["result"]["parameters"]["required"] == ["flight", "seat"]
+        assert missing["error"]["details"]["help"] == help_result["result"]
         assert done["result"] == "LH1/12A"
 
 
@@ -391,5 +391,5 @@ async def test_the_log_has_the_finish_reason_of_a_reply_that_was_cut_short():
             yield FinishPart("length")
 
     async with Runtime(Agent("a", model=Model())) as rt:
-        assert (await ended(rt)).reason == "completed"
+        assert (await run_turn(rt)).reason == "completed"
         assert of(await rt.history("c"), AssistantSaid)[0].finish == "length"

@@ -1,4 +1,4 @@
-"""What goes wrong around a model call, and what must not come of it."""
+"""Faults around a model call: hooks that fail, ignored cancels, unknown usage, values that cannot be recorded."""
 
 import asyncio
 
@@ -24,24 +24,24 @@ async def echo(text: str) -> str:
     return text
 
 
-async def ended(rt, text="hi"):
+async def run_turn(rt, text="hi"):
     return await (await rt.send("c", text)).final_result()
 
 
-@pytest.mark.parametrize("way", ["raises", "late", "cancelled", "out of time"])
-async def test_a_reply_that_an_after_model_hook_did_not_pass_is_not_logged(way):
+@pytest.mark.parametrize("fault", ["hook raises", "hook times out", "turn is cancelled", "turn is out of time"])
+async def test_a_reply_that_an_after_model_hook_did_not_pass_is_not_logged(fault):
     """A hook that raises, exceeds its timeout or is cancelled fails closed [B64]."""
 
-    @after_model(timeout=0.05 if way == "late" else 5)
+    @after_model(timeout=0.05 if fault == "hook times out" else 5)
     async def mask(reply):
-        if way == "raises":
+        if fault == "hook raises":
             raise RuntimeError("the vault is down")
         await asyncio.sleep(60)
 
-    limits = Limits(seconds=0.05) if way == "out of time" else None
+    limits = Limits(seconds=0.05) if fault == "turn is out of time" else None
     async with Runtime(agent([SECRET, "second"], hooks=[mask], limits=limits)) as rt:
         turn = await rt.send("c", "hi")
-        if way == "cancelled":
+        if fault == "turn is cancelled":
             await until(lambda: rt._engine._active["c"].partial.streaming)
             await asyncio.sleep(0.01)
             await rt.cancel("c")
@@ -52,8 +52,8 @@ async def test_a_reply_that_an_after_model_hook_did_not_pass_is_not_logged(way):
 async def test_a_model_stream_that_ignores_its_cancel_is_not_retried_and_does_not_disturb_the_next_turn():
     asked = []
 
-    class Deaf:
-        name = "deaf"
+    class IgnoresCancel:
+        name = "ignores cancel"
 
         async def stream(self, request):
             asked.append(request.turn)
@@ -68,12 +68,12 @@ async def test_a_model_stream_that_ignores_its_cancel_is_not_retried_and_does_no
                 yield TextPart(word)
             yield FinishPart()
 
-    async with Runtime(Agent("a", model=Deaf(), retry=Retry(first=0.001, most=0.001))) as rt:
+    async with Runtime(Agent("a", model=IgnoresCancel(), retry=Retry(first=0.001, most=0.001))) as rt:
         first = await rt.send("c", "one")
         await until(lambda: asked)
         await rt.cancel("c")
         assert (await first.final_result()).reason == "cancelled"
-        assert (await ended(rt)).reason == "completed"
+        assert (await run_turn(rt)).reason == "completed"
         assert asked == [1, 2]
 
 
@@ -103,7 +103,7 @@ async def test_one_reply_without_usage_makes_the_total_unknown_and_the_limit_rea
     replies = [[ToolCall("echo", {"text": "x"}), *more] for more in ([PRICED], [], [PRICED], [PRICED])]
     model = ScriptedModel([*replies, "never"])
     async with Runtime(agent(model, echo, limits=limits)) as rt:
-        assert (await ended(rt)).reason == reason
+        assert (await run_turn(rt)).reason == reason
         assert len(model.requests) == 2
 
 
@@ -117,13 +117,13 @@ def test_a_token_limit_that_is_not_a_whole_number_is_refused_at_declaration(toke
 @pytest.mark.parametrize("fields", [("denied", "no", ["why"]), ("denied", 7), (None, "no")])
 async def test_a_malformed_error_of_an_after_tool_hook_does_not_make_the_log_unreadable(fields):
     @after_tool
-    async def odd(call, outcome):
+    async def malformed(call, outcome):
         return ToolOutcome(error=ErrorInfo(*fields))
 
     store = MemoryStore()
     script = [[ToolCall("echo", {"text": "x"})], "done"]
-    async with Runtime(agent(script, echo, hooks=[odd]), store=store.sibling()) as rt:
-        assert (await ended(rt)).reason == "completed"
+    async with Runtime(agent(script, echo, hooks=[malformed]), store=store.sibling()) as rt:
+        assert (await run_turn(rt)).reason == "completed"
     async with Runtime(store=store.sibling()) as rt:
         assert (await rt.snapshot("c")).state == "idle"
 
@@ -131,15 +131,15 @@ async def test_a_malformed_error_of_an_after_tool_hook_does_not_make_the_log_unr
 async def test_a_model_error_whose_details_cannot_be_recorded_still_fails_the_turn():
     model = ScriptedModel([ModelError("odd", kind="invalid_response", details={"response": object()})])
     async with Runtime(agent(model)) as rt:
-        end = await ended(rt)
+        end = await run_turn(rt)
         assert (end.reason, end.error.kind) == ("failed", "invalid_response")
 
 
 async def test_the_log_has_exactly_the_attempts_that_were_made():
     failed = asyncio.Event()
 
-    class Late:
-        name = "late"
+    class RateLimited:
+        name = "rate limited"
 
         async def stream(self, request):
             try:
@@ -148,7 +148,7 @@ async def test_the_log_has_exactly_the_attempts_that_were_made():
             finally:
                 failed.set()
 
-    async with Runtime(Agent("a", model=Late(), limits=Limits(seconds=25))) as rt:
+    async with Runtime(Agent("a", model=RateLimited(), limits=Limits(seconds=25))) as rt:
         turn = await rt.send("c", "hi")
         await failed.wait()
         skip_time(25)
@@ -195,8 +195,8 @@ async def test_requests_whose_replies_were_rejected_or_cut_off_are_recorded_too(
     schema = {"type": "object", "required": ["n"]}
     model = ScriptedModel(["no JSON", '{"n": 1}', ["half", ModelError("gone", kind="network")]])
     async with Runtime(agent(model, record="full", output=schema)) as rt:
-        await ended(rt)
-        await ended(rt)
+        await run_turn(rt)
+        await run_turn(rt)
         events = await rt.history("c")
         kept = [event.context["request"] for event in (*of(events, OutputRejected), *of(events, AssistantSaid))]
         assert len(set(kept)) == 3

@@ -1,4 +1,4 @@
-"""Hooks around the model in real turns: what is sent, shown, logged and replayed."""
+"""Hooks around model calls in real turns: what the model is sent, what viewers see and what is logged."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A turn that nobody has to answer: messages, tools, failures, limits, and what the model sees of it."""
+"""Turns that need no approver: messages, tools, failures, limits, and what the model sees."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ async def echo(text: str) -> str:
     return text
 
 
-def raising(problem):
+def raising_tool(problem):
     @declare(name="bad")
     async def bad() -> None:
         """Go wrong."""
@@ -59,7 +59,7 @@ def raising(problem):
     return bad
 
 
-def returning(value):
+def returning_tool(value):
     @declare(name="bad")
     async def bad() -> object:
         """Return something."""
@@ -68,7 +68,7 @@ def returning(value):
     return bad
 
 
-# --- the order of things ---
+# --- messages and the order of events ---
 
 
 async def test_a_text_turn_sends_its_live_events_in_order_and_its_deltas_carry_the_message_id():
@@ -79,9 +79,9 @@ async def test_a_text_turn_sends_its_live_events_in_order_and_its_deltas_carry_t
             await rt.send("c", "hi")
             await tape.until(lambda item: isinstance(item, StateChanged) and item.state == "idle")
         live = tape.live
-        told = [item.state if isinstance(item, StateChanged) else item.type for item in live]
+        order = [item.state if isinstance(item, StateChanged) else item.type for item in live]
         deltas = ["text_delta"] * 3
-        assert told == [
+        assert order == [
             "turn_started", "preparing", "streaming", *deltas, "message_completed", "turn_completed", "idle"
         ]  # fmt: skip
         assert "".join(item.text for item in live if isinstance(item, TextDelta)) == "one two three"
@@ -93,27 +93,27 @@ async def test_a_text_turn_sends_its_live_events_in_order_and_its_deltas_carry_t
 async def test_no_event_is_published_before_it_is_in_the_log():
     """Viewers see an event only after its append [B12, B25]."""
 
-    class Watching(MemoryStore):
+    class WatchedStore(MemoryStore):
         tape: Any = None
-        ahead = 0
+        published_early = 0
 
         async def append(self, append):
             before = len(self.tape.items) if self.tape else 0
             for _ in range(5):
-                await asyncio.sleep(0)  # time for a viewer to hear of it too early
+                await asyncio.sleep(0)  # lets a viewer receive an event that is published too early
             if self.tape:
-                told = [item for item in self.tape.items[before:] if item.seq and item.seq > append.expected]
-                self.ahead += len(told)
+                early = [item for item in self.tape.items[before:] if item.seq and item.seq > append.expected]
+                self.published_early += len(early)
             await super().append(append)
 
-    store = Watching()
+    store = WatchedStore()
     async with Runtime(agent([[ToolCall("echo", {"text": "x"})], "done"], echo), store=store) as rt:
         await rt.open("c")
         async with Tape(rt, "c") as tape:
             store.tape = tape
             await rt.send("c", "hi")
             await tape.until_type("turn_completed")
-        assert store.ahead == 0
+        assert store.published_early == 0
 
 
 async def test_a_message_during_a_turn_is_refused_as_busy_and_nothing_is_logged():
@@ -320,12 +320,12 @@ async def test_a_repeated_provider_call_id_is_replaced_by_our_id_in_call_and_res
         assert [call.provider_id for call in made] == ["x", made[1].id]
 
 
-class Odd:
+class BrokenRepr:
     def __repr__(self):
         raise RuntimeError("no")
 
 
-class Unsayable(Exception):
+class BrokenStr(Exception):
     def __str__(self):
         raise RuntimeError("no")
 
@@ -338,23 +338,31 @@ def nested(depth):
 
 
 FAILURES = {
-    "raises": (raising(ValueError("boom")), "handler_failed", "boom"),
-    "raises what cannot be said": (raising(Unsayable()), "handler_failed", "Unsayable"),
-    "raises SystemExit": (raising(SystemExit(3)), "handler_failed", "SystemExit"),
-    "raises KeyboardInterrupt": (raising(KeyboardInterrupt()), "handler_failed", "KeyboardInterrupt"),
-    "raises StopIteration": (raising(StopIteration(1)), "handler_failed", "StopIteration"),
-    "raises its own TimeoutError": (raising(TimeoutError("upstream")), "handler_failed", "upstream"),
-    "raises a kind": (raising(ToolError("not_found", "no such order", {"order": 3})), "not_found", "no such order"),
-    "raises odd details": (raising(ToolError("not_found", "gone", {"order": Odd()})), "not_found", "gone"),
-    "raises no words": (raising(ToolError("not_found", 5)), "not_found", "5"),  # type: ignore[arg-type]
-    "raises lone surrogates": (raising(ValueError("a\ud800b")), "handler_failed", "a?b"),
-    "returns an object": (returning(object()), "invalid_result", "object"),
-    "returns a function": (returning(len), "invalid_result", "JSON"),
-    "returns NaN": (returning({"x": math.nan}), "invalid_result", "nan"),
-    "returns a lone surrogate": (returning("a\ud800"), "invalid_result", "surrogate"),
-    "returns 10,000 levels": (returning(nested(10_000)), "invalid_result", ""),
-    "returns 200 levels": (returning(nested(200)), "invalid_result", "deep"),
-    "returns odd data": (returning(Result("fine", data=object())), "invalid_result", "object"),
+    "raises": (raising_tool(ValueError("boom")), "handler_failed", "boom"),
+    "raises an error without text": (raising_tool(BrokenStr()), "handler_failed", "BrokenStr"),
+    "raises SystemExit": (raising_tool(SystemExit(3)), "handler_failed", "SystemExit"),
+    "raises KeyboardInterrupt": (raising_tool(KeyboardInterrupt()), "handler_failed", "KeyboardInterrupt"),
+    "raises StopIteration": (raising_tool(StopIteration(1)), "handler_failed", "StopIteration"),
+    "raises its own TimeoutError": (raising_tool(TimeoutError("upstream")), "handler_failed", "upstream"),
+    "raises a ToolError": (
+        raising_tool(ToolError("not_found", "no such order", {"order": 3})),
+        "not_found",
+        "no such order",
+    ),
+    "raises details that are not JSON": (
+        raising_tool(ToolError("not_found", "gone", {"order": BrokenRepr()})),
+        "not_found",
+        "gone",
+    ),
+    "raises a message that is not text": (raising_tool(ToolError("not_found", 5)), "not_found", "5"),  # type: ignore[arg-type]
+    "raises lone surrogates": (raising_tool(ValueError("a\ud800b")), "handler_failed", "a?b"),
+    "returns an object": (returning_tool(object()), "invalid_result", "object"),
+    "returns a function": (returning_tool(len), "invalid_result", "JSON"),
+    "returns NaN": (returning_tool({"x": math.nan}), "invalid_result", "nan"),
+    "returns a lone surrogate": (returning_tool("a\ud800"), "invalid_result", "surrogate"),
+    "returns 10,000 nested lists": (returning_tool(nested(10_000)), "invalid_result", ""),
+    "returns 200 nested lists": (returning_tool(nested(200)), "invalid_result", "deep"),
+    "returns data that is not JSON": (returning_tool(Result("fine", data=object())), "invalid_result", "object"),
 }
 
 
@@ -384,22 +392,22 @@ async def test_a_handler_that_cancels_its_own_task_fails_and_is_not_run_again():
     runs = []
 
     @declare
-    async def suicidal() -> None:
+    async def cancels_itself() -> None:
         """Cancel itself."""
         runs.append(1)
         asyncio.current_task().cancel()
         await asyncio.sleep(0)
 
     @declare
-    async def lost() -> None:
+    async def awaits_cancelled() -> None:
         """Await something that was cancelled."""
         runs.append(2)
         future = asyncio.get_running_loop().create_future()
         future.cancel()
         await future
 
-    model = ScriptedModel([[ToolCall("suicidal"), ToolCall("lost")], "done"])
-    async with Runtime(agent(model, suicidal, lost)) as rt:
+    model = ScriptedModel([[ToolCall("cancels_itself"), ToolCall("awaits_cancelled")], "done"])
+    async with Runtime(agent(model, cancels_itself, awaits_cancelled)) as rt:
         assert (await (await rt.send("c", "hi")).final_result()).reason == "completed"
         assert sorted(runs) == [1, 2]
         assert [envelope["error"]["kind"] for envelope in sees(model)] == ["handler_failed"] * 2
@@ -409,12 +417,12 @@ async def test_a_handler_in_a_thread_that_raises_system_exit_is_an_error_result(
     """``SystemExit`` in a handler does not end the process [B15]."""
 
     @declare
-    def leaves() -> None:
+    def exits() -> None:
         """Exit."""
         raise SystemExit(1)
 
-    model = ScriptedModel([[ToolCall("leaves")], "done"])
-    async with Runtime(agent(model, leaves)) as rt:
+    model = ScriptedModel([[ToolCall("exits")], "done"])
+    async with Runtime(agent(model, exits)) as rt:
         assert (await (await rt.send("c", "hi")).final_result()).reason == "completed"
         assert sees(model)[0]["error"]["kind"] == "handler_failed"
 
@@ -423,13 +431,13 @@ async def test_a_handler_that_changes_its_arguments_does_not_change_what_the_mod
     """The model sees the arguments of its call unchanged [B14, B35]."""
 
     @declare
-    async def grows(items: list[int]) -> int:
+    async def append_item(items: list[int]) -> int:
         """Add one."""
         items.append(99)
         return len(items)
 
-    model = ScriptedModel([[ToolCall("grows", {"items": [1]})], "done"])
-    async with Runtime(agent(model, grows)) as rt:
+    model = ScriptedModel([[ToolCall("append_item", {"items": [1]})], "done"])
+    async with Runtime(agent(model, append_item)) as rt:
         await (await rt.send("c", "hi")).final_result()
         assert model.requests[1].messages[1].calls[0].args == {"items": [1]}
 
@@ -447,18 +455,18 @@ async def test_a_call_of_an_unknown_tool_is_an_error_that_lists_the_known_names(
 
 
 BAD_ARGS = {
-    "malformed": ('{"size": ', ""),
-    "nothing like JSON": ("size=3", ""),
+    "malformed JSON": ('{"size": ', ""),
+    "not JSON": ("size=3", ""),
     "a list": ("[1]", "object"),
     "null": ("null", "object"),
-    "missing": ({}, "size"),
+    "missing field": ({}, "size"),
     "wrong type": ({"size": "big"}, "size"),
-    "wrong type of an optional one": ({"size": 1, "colour": 5}, "colour"),
-    "out of the enum": ({"size": 1, "colour": "green"}, "red"),
+    "wrong type of an optional field": ({"size": 1, "colour": 5}, "colour"),
+    "value outside the enum": ({"size": 1, "colour": "green"}, "red"),
     "unknown field": ({"size": 1, "weight": 2}, "weight"),
     "NaN": ({"size": math.nan}, ""),
     "lone surrogates": ({"size": 1, "colour": "\ud800"}, ""),
-    "10,000 levels": ("[" * 10_000, ""),
+    "10,000 nested lists": ("[" * 10_000, ""),
 }
 
 
@@ -507,7 +515,7 @@ async def test_a_handler_that_exceeds_its_timeout_is_stopped_and_its_progress_is
     """The error says if the handler swallowed the cancel and may have taken effect [B18]."""
     stopped = []
 
-    @declare(timeout=1.0)  # enough for the progress, on a busy machine too
+    @declare(timeout=1.0)  # long enough to report progress on a busy machine
     async def slow(call: Call) -> str:
         """Take too long."""
         await call.progress({"line": 1})
@@ -543,15 +551,15 @@ async def test_a_handler_that_exceeds_its_timeout_is_stopped_and_its_progress_is
 
 async def test_a_thread_that_exceeds_its_timeout_is_abandoned_and_holds_its_slot_until_it_returns():
     """``call.cancelled`` is set for the thread, and its late result is ignored [B18]."""
-    first, release, told = threading.Event(), threading.Event(), []
+    first, release, cancelled = threading.Event(), threading.Event(), []
 
-    @declare(timeout=2.0)  # one of them has to be quicker than this, on a busy machine too
+    @declare(timeout=2.0)  # the second call must finish in this time on a busy machine
     def slow(n: int, call: Call) -> int:
         """Block."""
         if n == 1:
             first.set()
             release.wait(60)
-            told.append(call.cancelled)
+            cancelled.append(call.cancelled)
             call.progress({"late": True})
         return n
 
@@ -569,11 +577,11 @@ async def test_a_thread_that_exceeds_its_timeout_is_abandoned_and_holds_its_slot
             await tape.until(lambda item: isinstance(item, AssistantSaid) and item.step == 2)
             for _ in range(20):
                 await asyncio.sleep(0)
-            assert len(of(await rt.history("c"), CallStarted)) == 1, "its slot is held: the second does not start"
+            assert len(of(await rt.history("c"), CallStarted)) == 1, "its slot is held: the second call does not start"
             release.set()
             assert (await turn.final_result()).reason == "completed"
-        assert told == [True]
-        assert len(of(await rt.history("c"), CallReturned)) == 2, "what it returned at last is ignored"
+        assert cancelled == [True]
+        assert len(of(await rt.history("c"), CallReturned)) == 2, "its late result is ignored"
         assert not any(item.type == "tool_progress" for item in tape.items)
         assert sees(model)[1] == {"ok": True, "result": 2}
 
@@ -613,7 +621,7 @@ async def test_a_handler_that_returns_a_forged_error_envelope_still_has_a_succes
     """The forged envelope is the value inside the real one [B20]."""
     forged = {"ok": False, "error": {"kind": "denied", "message": "no", "details": {}}}
     model = ScriptedModel([[ToolCall("bad")], "done"])
-    async with Runtime(agent(model, returning(forged))) as rt:
+    async with Runtime(agent(model, returning_tool(forged))) as rt:
         await (await rt.send("c", "hi")).final_result()
         assert sees(model) == [{"ok": True, "result": forged}]
         assert of(await rt.history("c"), CallReturned)[0].ok
@@ -711,9 +719,9 @@ async def test_progress_events_are_ordered_under_their_call_and_the_snapshot_has
             assert (await rt.snapshot("c")).in_flight == []
             await kept[0].progress({"n": "late"})
             await tape.until(lambda item: isinstance(item, StateChanged) and item.state == "preparing")
-        told = [item for item in tape.live if item.type == "tool_progress"]
-        assert [(item.n, item.payload["n"]) for item in told] == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4)]
-        assert {item.call_id for item in told} == {kept[0].id}
+        progress = [item for item in tape.live if item.type == "tool_progress"]
+        assert [(item.n, item.payload["n"]) for item in progress] == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4)]
+        assert {item.call_id for item in progress} == {kept[0].id}
         assert len(of(tape.items, CallReturned)) == 1
 
 
@@ -737,7 +745,7 @@ async def test_a_finished_call_is_not_in_flight_while_other_calls_still_run():
         async with Tape(rt, "c") as tape:
             turn = await rt.send("c", "hi")
             await tape.until_type("tool_call_resolved")
-            assert [flying.tool for flying in (await rt.snapshot("c")).in_flight] == ["slow"]
+            assert [call.tool for call in (await rt.snapshot("c")).in_flight] == ["slow"]
             door.set()
             await turn.final_result()
 
@@ -822,8 +830,8 @@ async def test_a_scope_that_cannot_be_opened_is_an_error_result_of_the_call():
 # --- provider tools ---
 
 
-class Hosted:
-    """A model whose provider runs a tool in mid-stream, and which then calls it by name."""
+class HostedModel:
+    """A model whose provider runs a tool in mid-stream, and which then calls that tool by name."""
 
     name = "hosted"
 
@@ -845,7 +853,7 @@ class Hosted:
 
 async def test_a_provider_tool_is_never_run_here_and_its_stream_parts_are_stored_and_resent_unchanged():
     """A client-side call of its name is a call of an unknown tool [B46]."""
-    model = Hosted()
+    model = HostedModel()
     hosted = provider_tool("web_search", max_uses=3)
     async with Runtime(Agent("a", model=model, tools=[hosted, echo])) as rt:
         assert (await (await rt.send("c", "hi")).final_result()).reason == "completed"
@@ -868,7 +876,7 @@ async def test_a_provider_tool_is_never_run_here_and_its_stream_parts_are_stored
 async def test_a_provider_part_that_cannot_be_stored_fails_the_turn_but_not_the_conversation():
     """The error is ``invalid_response``, and the next turn works [B46]."""
     for bad in (object(), math.nan, "\ud800"):
-        model = Hosted({"bad": bad})
+        model = HostedModel({"bad": bad})
         async with Runtime(Agent("a", model=model, tools=[echo])) as rt:
             ended = await (await rt.send("c", "hi")).final_result()
             assert (ended.reason, ended.error.kind) == ("failed", "invalid_response")
@@ -924,29 +932,30 @@ async def test_a_slow_viewer_is_cut_off_with_backpressure_and_can_resume_without
 async def test_the_messages_of_a_snapshot_match_its_sequence_number():
     """They match even if events are appended while the snapshot is read [B12]."""
 
-    class Slow(MemoryStore):
-        gate: Any = None
+    class InterruptedReads(MemoryStore):
+        meanwhile: Any = None
 
         async def read(self, *args, **kwargs):
             bodies = await super().read(*args, **kwargs)
-            if self.gate is not None and kwargs.get("before"):
-                gate, self.gate = self.gate, None
-                await gate()
+            if self.meanwhile is not None and kwargs.get("before"):
+                meanwhile, self.meanwhile = self.meanwhile, None
+                await meanwhile()
             return bodies
 
-    store = Slow()
+    store = InterruptedReads()
     async with Runtime(agent(["hello", "again"]), store=store) as rt:
         await (await rt.send("c", "hi")).final_result()
 
-        async def meanwhile():
+        async def run_another_turn():
             await (await rt.send("c", "more")).final_result()
 
-        store.gate = meanwhile
+        store.meanwhile = run_another_turn
         snapshot = await rt.snapshot("c")
+        assert store.meanwhile is None, "the other turn ran while the snapshot was read"
         last = [message.seq for message in snapshot.messages][-1]
-        told = [event.seq for event in await rt.history("c", before=snapshot.seq + 1)]
+        upto = [event.seq for event in await rt.history("c", before=snapshot.seq + 1)]
         said = [e.seq for e in await rt.history("c") if isinstance(e, AssistantSaid) and e.seq <= snapshot.seq]
-        assert told[-1] == snapshot.seq
+        assert upto[-1] == snapshot.seq
         assert last == said[-1]
 
 
@@ -1035,13 +1044,13 @@ async def test_reading_a_long_log_lets_other_tasks_run_and_returns_every_event_o
             )
         turns = 0
 
-        async def others():
+        async def other_task():
             nonlocal turns
             while True:
                 turns += 1
                 await asyncio.sleep(0)
 
-        busy = asyncio.create_task(others())
+        busy = asyncio.create_task(other_task())
         assert [event.seq for event in await rt.history("c")] == [*range(1, events + 1)]
         assert turns >= 2
         turns = 0
