@@ -1,4 +1,4 @@
-"""What people and callers give has no NUL characters; what a model or a tool gives is kept; no key is given twice."""
+"""Strict input: NUL characters from callers are refused, from models and tools they are stored; repeated keys."""
 
 import dataclasses
 
@@ -24,7 +24,7 @@ def choose() -> str:
 
 @declare(manual=True)
 def by_hand() -> str:
-    """Somebody does it by hand."""
+    """Do it by hand."""
     raise NotImplementedError
 
 
@@ -56,9 +56,9 @@ async def test_a_nul_character_from_a_model_or_a_tool_is_stored():
     async with Runtime(agent(model, echo, by_hand)) as rt:
         turn = await rt.send("c", "hi")
         for entry in (await turn.result()).pending:
-            await rt.resolve("c", entry.call, Approve() if entry.tool == "echo" else Submit("from\0elsewhere"))
+            await rt.resolve("c", entry.call, Approve() if entry.tool == "echo" else Submit("by\0hand"))
         await turn.final_result()
-        assert {event.value for event in of(await rt.history("c"), CallReturned)} == {"a\0b", "from\0elsewhere"}
+        assert {event.value for event in of(await rt.history("c"), CallReturned)} == {"a\0b", "by\0hand"}
 
 
 async def test_arguments_with_a_repeated_key_are_invalid():

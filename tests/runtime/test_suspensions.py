@@ -1,4 +1,4 @@
-"""Calls that wait for a person: asked, answered, approved, denied, refused, late."""
+"""Suspended calls: questions, answers, approvals, denials, refusals and deadlines."""
 
 import asyncio
 from typing import Any
@@ -55,7 +55,9 @@ async def echo(text: str) -> str:
     return text
 
 
-def gated(ran=None, **options):
+def refund_tool(ran=None, **options):
+    """Return a gated tool; it notes its runs in ``ran``."""
+
     @declare(approval="required", **options)
     async def refund(order: int, amount: float, call: Call) -> dict:
         """Refund an order."""
@@ -81,8 +83,8 @@ async def test_a_human_call_is_stored_as_pending_before_viewers_see_it():
         await rt.open("c")
         async with Tape(rt, "c") as tape:
             turn = await rt.send("c", "hi", by="ann")
-            told = await tape.until_type("suspended")
-            assert [row.call for row in await store.pending("c")] == [told.call_id]
+            suspended = await tape.until_type("suspended")
+            assert [row.call for row in await store.pending("c")] == [suspended.call_id]
             snapshot = await rest(turn)
         assert snapshot.state == "awaiting_input"
         (entry,) = snapshot.pending
@@ -92,7 +94,7 @@ async def test_a_human_call_is_stored_as_pending_before_viewers_see_it():
         assert entry.schema == {"type": "string"}
         assert (entry.principal, entry.conversation, entry.agent) == ("ann", "c", "a")
         assert await rt.pending() == [entry] == await rt.pending("c")
-        assert told.pending == entry
+        assert suspended.pending == entry
         states = [item.state for item in tape.live if item.type == "state_changed"]
         assert states[-1] == "awaiting_input"
 
@@ -167,7 +169,7 @@ async def test_the_winner_is_searched_from_the_end_of_the_log_and_no_further_tha
     store, reads = MemoryStore(), []
     read = store.read
 
-    async def noted(name, after=0, before=None, limit=None):
+    async def counted_read(name, after=0, before=None, limit=None):
         found = await read(name, after, before, limit)
         if found:
             reads.append(len(found))
@@ -181,7 +183,7 @@ async def test_the_winner_is_searched_from_the_end_of_the_log_and_no_further_tha
         await rt.resolve("c", entry.call, Answer("a"), by="ann")
         await turn.final_result()
         (said,) = [event for event in of(await rt.history("c"), AssistantSaid) if event.calls]
-        store.read = noted
+        store.read = counted_read
         for made, winner in zip(said.calls, ("ann", None), strict=True):
             reads.clear()
             with pytest.raises(Stale) as late:
@@ -256,7 +258,7 @@ async def test_exactly_one_of_two_runtimes_that_resolve_a_call_wins():
     """The loser gets ``Stale`` with the name of the winner [B30]."""
     store = MemoryStore()
     ran = []
-    async with Runtime(agent([[REFUND], "done"], gated(ran)), store=store) as one:
+    async with Runtime(agent([[REFUND], "done"], refund_tool(ran)), store=store) as one:
         turn = await one.send("c", "hi")
         (entry,) = (await turn.result()).pending
         async with Runtime(store=store.sibling()) as two:
@@ -292,7 +294,7 @@ async def test_the_same_provider_call_id_in_two_conversations_names_two_calls():
         assert sees(model)[-1]["result"] == "two"
 
 
-# --- who may ---
+# --- rights ---
 
 
 async def test_a_decision_without_the_right_is_refused_and_logged_and_the_call_stays_pending():
@@ -304,7 +306,7 @@ async def test_a_decision_without_the_right_is_refused_and_logged_and_the_call_s
         return "boss" in principal.roles
 
     ran = []
-    async with Runtime(agent([[REFUND], "done"], gated(ran)), may_resolve=may) as rt:
+    async with Runtime(agent([[REFUND], "done"], refund_tool(ran)), may_resolve=may) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
         for by in ("eve", "systems", Principal("eve", roles=("clerk",))):
@@ -323,7 +325,7 @@ async def test_a_decision_without_the_right_is_refused_and_logged_and_the_call_s
 
 async def test_no_caller_can_act_as_the_principal_system():
     """In the log that principal stands for expired deadlines only [B33]."""
-    async with Runtime(agent([[REFUND], "done"], gated([]))) as rt:
+    async with Runtime(agent([[REFUND], "done"], refund_tool([]))) as rt:
         turn = await rt.send("c", "hi", by="ann")
         (entry,) = (await turn.result()).pending
         before = await rt.history("c")
@@ -360,16 +362,18 @@ async def test_a_process_with_an_outdated_state_still_asks_may_resolve():
             conv = await guest._engine.load_conversation("c")
             turn = await owner.send("c", "hi")
             (entry,) = (await turn.result()).pending
-            assert conv.state.seq == 1, "it has heard of nothing yet"
-            behind = conv.state
+            assert conv.state.seq == 1, "it has not read the new events"
+            refresh, skipped = conv.ensure_latest, []
 
-            async def existing(name):
-                conv.state = behind
-                return conv
+            async def skip_first_refresh():
+                if skipped:
+                    await refresh()
+                skipped.append(True)
 
-            guest._existing = existing
+            conv.ensure_latest = skip_first_refresh
             with pytest.raises(NotAllowed):
                 await guest.resolve("c", entry.call, Answer("a"), by="eve")
+            assert skipped
             assert asked == [entry.call]
             assert of(await owner.history("c"), CallResolved) == []
 
@@ -381,7 +385,7 @@ async def test_one_decision_that_is_not_allowed_refuses_the_whole_batch():
     def may(principal, pending, decision):
         return pending.tool == "choose"
 
-    async with Runtime(agent(model, choose, gated()), may_resolve=may) as rt:
+    async with Runtime(agent(model, choose, refund_tool()), may_resolve=may) as rt:
         turn = await rt.send("c", "hi")
         ask, approval = (await turn.result()).pending
         with pytest.raises(NotAllowed):
@@ -390,7 +394,7 @@ async def test_one_decision_that_is_not_allowed_refuses_the_whole_batch():
         assert of(await rt.history("c"), CallResolved) == []
 
 
-# --- what fits ---
+# --- validation ---
 
 
 async def test_an_answer_that_violates_its_schema_is_refused_and_the_call_stays_pending():
@@ -431,7 +435,7 @@ async def test_an_answer_that_violates_its_schema_is_refused_and_the_call_stays_
 
 async def test_a_malformed_approval_is_refused_and_nothing_is_logged():
     """Edited arguments, digest, remember and duration are checked [B34, B36]."""
-    async with Runtime(agent([[REFUND], "done"], gated())) as rt:
+    async with Runtime(agent([[REFUND], "done"], refund_tool())) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
         before = await rt.history("c")
@@ -455,14 +459,14 @@ async def test_a_malformed_approval_is_refused_and_nothing_is_logged():
         assert await rt.pending() == [entry]
 
 
-# --- approval ---
+# --- approvals ---
 
 
 async def test_an_approved_call_runs_once_with_exactly_the_arguments_that_were_shown():
     """The log has the digest that the approver saw [B35]."""
     ran = []
     model = ScriptedModel([[REFUND], "done"])
-    async with Runtime(agent(model, gated(ran, risk="high", prompt="Refund {order}?"))) as rt:
+    async with Runtime(agent(model, refund_tool(ran, risk="high", prompt="Refund {order}?"))) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
         assert ran == []
@@ -483,7 +487,7 @@ async def test_a_denied_call_never_runs_and_the_model_sees_the_reason():
     """The turn continues after a denial [B35]."""
     ran = []
     model = ScriptedModel([[REFUND], "I see"])
-    async with Runtime(agent(model, gated(ran))) as rt:
+    async with Runtime(agent(model, refund_tool(ran))) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
         await rt.resolve("c", entry.call, Deny("too much"), by="boss")
@@ -499,7 +503,7 @@ async def test_edited_arguments_run_and_the_log_has_both_versions():
     """The model sees that its arguments were changed [B36]."""
     ran = []
     model = ScriptedModel([[REFUND], "done"])
-    async with Runtime(agent(model, gated(ran))) as rt:
+    async with Runtime(agent(model, refund_tool(ran))) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
         edited = {"order": 1, "amount": 1.0}
@@ -528,7 +532,7 @@ async def test_a_denial_with_stop_cancels_pending_calls_lets_running_ones_finish
         return "finished"
 
     model = ScriptedModel([[REFUND, CHOOSE, ToolCall("slow")]])
-    async with Runtime(agent(model, gated(), choose, slow)) as rt:
+    async with Runtime(agent(model, refund_tool(), choose, slow)) as rt:
         turn = await rt.send("c", "hi")
         await until(lambda: running)
         approval, question = await rt.pending("c")
@@ -554,7 +558,7 @@ async def test_decisions_submitted_together_all_count_even_if_one_stops_the_turn
     """The order of the decisions in the batch makes none of them late [B67, B35]."""
     for first in (0, 1):
         ran = []
-        async with Runtime(agent([[REFUND, REFUND, CHOOSE]], gated(ran), choose)) as rt:
+        async with Runtime(agent([[REFUND, REFUND, CHOOSE]], refund_tool(ran), choose)) as rt:
             turn = await rt.send("c", "hi")
             one, two, ask = sorted((await turn.result()).pending, key=lambda p: (p.kind != "approval", p.call))
             decisions = [(one.call, Deny("no", stop=True)), (two.call, Deny("nor this", stop=True))]
@@ -570,7 +574,7 @@ async def test_decisions_submitted_together_all_count_even_if_one_stops_the_turn
             paired(events)
 
 
-# --- mixtures ---
+# --- several calls in one turn ---
 
 
 async def test_server_calls_run_while_a_question_is_pending_and_the_model_gets_all_results_together():
@@ -603,9 +607,9 @@ async def test_the_state_is_executing_tools_until_the_server_calls_finish_even_a
         await rt.open("c")
         async with Tape(rt, "c") as tape:
             turn = await rt.send("c", "hi")
-            told = await tape.until_type("suspended")
+            suspended = await tape.until_type("suspended")
             assert (await rt.snapshot("c")).state == "executing_tools"
-            await rt.resolve("c", told.call_id, Answer("a"))
+            await rt.resolve("c", suspended.call_id, Answer("a"))
             assert (await rt.snapshot("c")).state == "executing_tools"
             assert len(model.requests) == 1
             door.set()
@@ -638,9 +642,9 @@ async def test_a_suspension_without_expires_gets_the_default_deadline_of_the_run
 
     @declare(approval="required", expires="1h")
     async def stated() -> None:
-        """Say its own."""
+        """Have its own deadline."""
 
-    tools = [asks, asks_briefly, by_hand, stated, gated(), choose]
+    tools = [asks, asks_briefly, by_hand, stated, refund_tool(), choose]
     calls = [ToolCall(name) for name in ("asks", "asks_briefly", "by_hand", "stated")]
     model = ScriptedModel([[*calls, REFUND, CHOOSE]])
     async with Runtime(agent(model, *tools), clock=clock, expires="2d") as rt:
@@ -694,7 +698,7 @@ async def test_a_pending_call_keeps_its_settings_when_the_code_changes():
     )  # fmt: skip
     async with Runtime(agent([[ToolCall("act")], "done"], old), store=store, clock=clock) as rt:
         (entry,) = (await (await rt.send("c", "hi")).result()).pending
-    new = version(expires="1m", timeout=0.000001)  # no gate, no default, another deadline
+    new = version(expires="1m", timeout=0.000001)  # no approval, no default, another deadline
     model = ScriptedModel([[ToolCall("act")], "done"], follow=True)
     async with Runtime(agent(model, new), store=store.sibling(), clock=clock) as rt:
         assert await rt.pending() == [entry]
@@ -704,7 +708,7 @@ async def test_a_pending_call_keeps_its_settings_when_the_code_changes():
         assert frozen == ("required", 3600.0, "fail", 5.0, Retention.last(2), "high")
         await rt.resolve("c", entry.call, Approve())
         await until(lambda: model.requests)
-        assert sees(model) == [{"ok": True, "result": "acted"}], "the timeout that was frozen holds"
+        assert sees(model) == [{"ok": True, "result": "acted"}], "the frozen timeout holds"
     again = MemoryStore()
     async with Runtime(agent([[ToolCall("act")], "done"], old), store=again, clock=clock) as rt:
         (entry,) = (await (await rt.send("c", "hi")).result()).pending
@@ -712,7 +716,7 @@ async def test_a_pending_call_keeps_its_settings_when_the_code_changes():
     async with Runtime(agent(model, version()), store=again.sibling(), clock=clock) as rt:
         clock.now += 61
         await looked(rt.store)
-        assert await rt.pending() == [entry], "the new deadline does not count"
+        assert await rt.pending() == [entry], "the new deadline does not apply"
         clock.now = 1000.0 + 3600
         await until(lambda: model.requests)
         assert sees(model) == [{"ok": True, "result": "nothing"}]

@@ -1,4 +1,4 @@
-"""Getting the reply: ``run``, ``wait``, ``stream``, ``turn.result``, and an agent that runs by itself."""
+"""Results of turns: ``run``, ``wait``, ``stream``, ``turn.result``, and an agent without a runtime."""
 
 import asyncio
 from dataclasses import dataclass
@@ -193,27 +193,27 @@ async def test_a_halted_turn_has_its_reason_and_value_and_raises_nothing():
 
 
 @dataclass
-class AsDataclass:
+class OrderDataclass:
     item: str
     count: int
 
 
-class AsStruct(msgspec.Struct):
+class OrderStruct(msgspec.Struct):
     item: str
     count: int
 
 
-class AsModel(pydantic.BaseModel):
+class OrderModel(pydantic.BaseModel):
     item: str
     count: int
 
 
-class AsTypedDict(TypedDict):
+class OrderTypedDict(TypedDict):
     item: str
     count: int
 
 
-@pytest.mark.parametrize("kind", [AsDataclass, AsStruct, AsModel, AsTypedDict])
+@pytest.mark.parametrize("kind", [OrderDataclass, OrderStruct, OrderModel, OrderTypedDict])
 async def test_the_output_has_the_declared_type_and_the_value_is_plain(kind):
     agent = agent_with('{"item": "lamp", "count": 2}', '{"item": "lamp", "count": 2}', output=kind)
     plain = {"item": "lamp", "count": 2}
@@ -287,7 +287,7 @@ async def test_a_stream_without_a_text_needs_a_conversation():
             await collect(rt.stream())
 
 
-# --- an agent by itself --------------------------------------------------------------------------------------
+# --- an agent without a runtime -------------------------------------------------------------------------------
 
 
 def test_an_agent_runs_without_asyncio_and_without_a_runtime():
