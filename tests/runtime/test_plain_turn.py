@@ -185,10 +185,10 @@ async def test_an_interrupt_cancels_the_turn_keeps_its_partial_text_and_runs_the
         assert of(events, CancelRequested)[0].by == "ann"
         partial = of(events, AssistantSaid)[0]
         assert (partial.partial, partial.text) == (True, "so far ")
-        shown = model.requests[1].messages[1]
-        assert isinstance(shown, AssistantMessage)
-        assert shown.partial
-        assert "cut off" in shown.text
+        interrupted = model.requests[1].messages[1]
+        assert isinstance(interrupted, AssistantMessage)
+        assert interrupted.partial
+        assert "cut off" in interrupted.text
         assert [event.text for event in of(events, AssistantSaid)] == ["so far ", "fine"]
 
 
@@ -802,7 +802,7 @@ async def test_the_scope_is_opened_for_the_principal_of_the_message_and_closed_a
 
     @declare
     async def who(call: Call) -> list[str]:
-        """Say who."""
+        """Return the user, the agent and the roles."""
         assert closed == []
         return [call.scope["user"], call.principal.id, call.agent, *call.principal.roles]
 
@@ -1054,8 +1054,8 @@ async def test_reading_a_long_log_lets_other_tasks_run_and_returns_every_event_o
         assert [event.seq for event in await rt.history("c")] == [*range(1, events + 1)]
         assert turns >= 2
         turns = 0
-        shown = await rt.snapshot("c")
-        assert (shown.seq, shown.queued) == (events, events - 1)
+        snapshot = await rt.snapshot("c")
+        assert (snapshot.seq, snapshot.queued) == (events, events - 1)
         assert turns >= 2
         assert [e.seq for e in await rt.history("c", after=3, before=events, limit=PAGE + 1)] == [*range(4, PAGE + 5)]
         assert [e.seq for e in await rt.history("c", limit=PAGE)] == [*range(1, PAGE + 1)]

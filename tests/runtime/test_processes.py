@@ -115,7 +115,7 @@ def test_exactly_one_of_fifty_decisions_at_two_runtimes_wins(path, kind):
     [("cancel", "CancelRequested", "TurnEnded"), ("interrupt", "MessageReceived", "TurnStarted")],
 )
 def test_a_streaming_owner_acts_on_a_cancel_or_interrupt_from_another_process(path, verb, request_event, effect_event):
-    """The reply of the owner would stream for ever without it [B87]."""
+    """Without the request the reply of the owner would never end [B87]."""
 
     async def main():
         with Process("stream", path) as owner, Process("guest", path, verb) as guest:
@@ -140,7 +140,7 @@ def test_a_streaming_owner_receives_a_message_that_another_process_queues(path):
             assert await guest.says() == ["ready"]
             guest.tell("go")
             assert await guest.says() == ["done"]
-            assert await owner.says() == ["MessageReceived"]  # while the endless stream goes on
+            assert await owner.says() == ["MessageReceived"]  # the endless stream is still open
 
     run(main, timeout=60)
 
@@ -154,7 +154,7 @@ def test_an_owner_that_runs_a_tool_receives_an_answer_from_another_process(path)
             assert await guest.says() == ["ready"]
             guest.tell("go")
             assert await guest.says() == ["done"]
-            assert await owner.says() == ["resolved"]  # while the endless call goes on
+            assert await owner.says() == ["resolved"]  # the endless call still runs
 
     run(main, timeout=60)
 

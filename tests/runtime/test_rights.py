@@ -210,8 +210,8 @@ async def test_a_preview_of_edited_arguments_needs_the_right_to_approve_them():
         with pytest.raises(NotAllowed):
             await rt.preview("c", entry.call, {"amount": 101}, by=CLERK)
         assert await rt.history("c") == before, "a refused preview is not logged"
-        shown = await rt.preview("c", entry.call, {"amount": 100}, by=CLERK)
-        assert shown.preview == {"pays": 100, "for": entry.call}
+        preview = await rt.preview("c", entry.call, {"amount": 100}, by=CLERK)
+        assert preview.preview == {"pays": 100, "for": entry.call}
 
 
 # --- remembered approvals ---

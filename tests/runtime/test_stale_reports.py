@@ -112,13 +112,13 @@ def test_an_attempt_that_ignores_its_cancel_does_not_run_the_next_attempt_twice(
             conv = rt._engine.conversation("c")
             (running,) = conv.running_call_tasks()
             first.set()
-            await until(lambda: not any(task.get_name().endswith("RunTool") for task in others(running)))
+            await until(lambda: not any(task.get_name().endswith("RunTool") for task in other_tasks(running)))
             assert conv.running_call_tasks() == [running]
             second.set()
             await turn.final_result()
             return await rt.history("c")
 
-    def others(running):
+    def other_tasks(running):
         return asyncio.all_tasks() - {running}
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
