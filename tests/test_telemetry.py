@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import threading
-import timeit
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -537,12 +536,9 @@ def test_without_a_tracer_provider_opentelemetry_is_not_imported() -> None:
     assert ran.stdout.strip() == "[]"
 
 
-def test_without_a_tracer_provider_a_tool_call_span_costs_less_than_15_microseconds() -> None:
-    """It costs about 2 us; a recorded span would cost 40."""
-    result = ValueOutcome(value=1)
-
-    def work() -> None:
-        with telemetry.tool_call_span("ada", TURN, CALL) as span:
-            span.record_outcome(result)
-
-    assert min(timeit.repeat(work, number=1000, repeat=20)) / 1000 < 15e-6
+def test_without_a_tracer_provider_all_tool_calls_share_one_empty_span() -> None:
+    """Nothing is collected for a call that nobody traces."""
+    span = telemetry.tool_call_span("ada", TURN, CALL)
+    assert span is telemetry.tool_call_span("bo", TURN, CALL)
+    with span:
+        span.record_outcome(ValueOutcome(value=1))
