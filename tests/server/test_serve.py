@@ -134,6 +134,33 @@ def test_the_token_file_is_in_the_state_directory_and_only_its_owner_can_read_it
         assert other.token != server.token
 
 
+GUARDED = """
+from holdfast.runtime.engine import Engine
+from holdfast.tools.protected import protected_files
+
+start = Engine.start
+
+
+async def noted(self):
+    await start(self)
+    open("guarded", "w").write("\\n".join(map(str, protected_files())))
+
+
+Engine.start = noted
+"""
+
+
+def test_the_file_of_the_token_and_the_store_are_protected_from_tools_while_it_serves(tmp_path, monkeypatch):
+    """Tools that work on files refuse them wherever they are."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "guarded_files.py").write_text(GUARDED)
+    monkeypatch.setitem(globals(), "AGENT", f"import guarded_files\n{AGENT}")
+    with process(tmp_path, "--store", "sqlite:///desk.db"):
+        [kept] = (tmp_path / "state" / "holdfast" / "tokens").iterdir()
+        guarded = (tmp_path / "guarded").read_text().splitlines()
+        assert {str(kept), f"{tmp_path}/desk.db", f"{tmp_path}/desk.db-owners"} <= set(guarded)
+
+
 SPY = """
 import os, subprocess
 child = subprocess.run("echo $HOLDFAST_TOKEN", shell=True, capture_output=True, text=True)
