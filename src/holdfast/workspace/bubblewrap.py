@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.errors import ToolError
-from holdfast.workspace.cgroup import find_parent, make_group, remove_group
+from holdfast.workspace.cgroup import make_group, remove_group
 from holdfast.workspace.launch import (
     ETC,
     SYSTEM,
@@ -62,20 +62,8 @@ class Bubblewrap(Sandbox):
             return msgspec.structs.replace(self.guarantees, net_tcp=False, net_udp=False)
         return self.guarantees
 
-    @property
-    def process_limit(self) -> str:
-        """How the number of processes is limited: "control group", "user limit" or "none"."""
-        if self.settings.processes is None:
-            return "none"
-        if find_parent() is not None:
-            return "control group"
-        return "none" if os.geteuid() == 0 else "user limit"
-
-    def _describe_limits(self) -> list[str]:
-        if self.process_limit == "none":
-            why = "not set" if self.settings.processes is None else "root needs a writable control group (pids)"
-            return [f"DOES NOT HOLD: the number of processes is not limited: {why}"]
-        return [f"holds: at most {self.settings.processes} processes ({self.process_limit})"]
+    def _describe_gaps(self) -> list[str]:
+        return []
 
     def can_see(self, path: str, root: Path) -> bool:
         places = (*SYSTEM, *self.settings.readable, str(root))

@@ -76,10 +76,10 @@ class Landlock(Sandbox):
             return msgspec.structs.replace(self.guarantees, net_tcp=False, net_udp=False)
         return self.guarantees
 
-    def _describe_limits(self) -> list[str]:
+    def _describe_gaps(self) -> list[str]:
         return [
             "contents of files outside the workspace cannot be changed, but their modes, times and owners can",
-            "processes are killed after the call, but other processes can be seen",
+            *super()._describe_gaps(),
         ]
 
     def can_see(self, path: str, root: Path) -> bool:

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from holdfast.workspace.cgroup import make_group, remove_group
+from holdfast.workspace.cgroup import find_parent, make_group, remove_group
 
 Level = Literal["A", "B", "none"]
 Tree = Literal["namespace", "supervisor", "group"]
@@ -129,8 +129,29 @@ class Sandbox:
         """Return the guarantees of a run. A run with a read-only workspace never has the host's network."""
         return self.guarantees
 
+    @property
+    def process_limit(self) -> str:
+        """How the number of processes is limited: "control group", "user limit" or "none"."""
+        if self.settings.processes is None or not LINUX:
+            return "none"
+        if find_parent() is not None:
+            return "control group"
+        return "none" if os.geteuid() == 0 else "user limit"
+
     def _describe_limits(self) -> list[str]:
-        return ["DOES NOT HOLD: a process that changes its user (sudo) outlives the call"]
+        lines = [f"holds: at most {self.settings.processes} processes ({self.process_limit})"]
+        if self.process_limit == "none":
+            why = "not set" if self.settings.processes is None else "root needs a writable control group (pids)"
+            lines = [f"DOES NOT HOLD: the number of processes is not limited: {why}"]
+        return lines + self._describe_gaps()
+
+    def _describe_gaps(self) -> list[str]:
+        if not can_supervise():
+            return ["DOES NOT HOLD: a process that leaves its process group outlives the call"]
+        return [
+            "no process is left behind, except one that kills its supervisor, is started by a service of the host, or "
+            "changes its user (sudo)"
+        ]
 
     def can_see(self, path: str, root: Path) -> bool:
         """Return whether a command can read the path."""
@@ -224,6 +245,7 @@ def supervise(
     orders = {
         "grace": GRACE_SECONDS,
         "cgroup": str(group or ""),
+        "processes": settings.processes if group is None and os.geteuid() != 0 else None,
         "file_bytes": settings.file_bytes,
         "memory_bytes": settings.memory_bytes,
         "landlock": (rules.files, rules.scopes, rules.allowed) if rules else None,

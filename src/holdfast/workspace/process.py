@@ -54,8 +54,11 @@ def make_environment(
     made = {name: value for name, value in server.items() if name in ALLOWED_NAMES or name.startswith("LC_")}
     made.setdefault("PATH", os.defpath)
     made.setdefault("TERM", "dumb")
-    extra = added if isinstance(added, Mapping) else {name: server[name] for name in added if name in server}
-    for name, value in cast("Mapping[str, str]", extra).items():
+    if isinstance(added, Mapping):
+        extra = dict(cast("Mapping[str, str]", added))
+    else:
+        extra = {name: server[name] for name in added if name in server}
+    for name, value in extra.items():
         if not _NAME.fullmatch(name) or "\0" in value:
             raise ToolError("invalid_args", f"{name!r} is no name of an environment variable")
         made[name] = value

@@ -362,7 +362,7 @@ class Shell:
         """Return the command; raise ``conflict`` if it is no longer the one that the plan shows."""
         command = self._read(args, call)
         if call.plan is not None and (plan := self._plan(command)) != call.plan:
-            old = cast("dict[str, Any]", call.plan if isinstance(call.plan, dict) else {})
+            old = cast("dict[str, Any]", call.plan)
             changed = sorted(key for key in {*plan, *old} if plan.get(key) != old.get(key))
             raise ToolError(
                 "conflict",

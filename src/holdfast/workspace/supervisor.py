@@ -72,6 +72,23 @@ def set_limits(orders: dict[str, Any]) -> None:
         if orders[name]:
             resource.setrlimit(kind, (orders[name], orders[name]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if orders["processes"]:
+        # The kernel counts all processes and threads of the user, so those that there are now are added.
+        most = orders["processes"] + count_threads()
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+
+
+def count_threads() -> int:
+    """Return the number of threads of this user."""
+    count, user = 0, os.getuid()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                if os.stat(f"/proc/{name}").st_uid == user:
+                    count += len(os.listdir(f"/proc/{name}/task"))
+            except OSError:
+                continue
+    return count
 
 
 def confine(libc: Any, orders: dict[str, Any]) -> None:
