@@ -45,7 +45,7 @@ async def main(order: dict[str, Any]) -> dict[str, Any]:
 
 async def run(world: World, command: str, seconds: float) -> dict[str, Any]:
     try:
-        return await world.run(command, timeout=seconds)
+        return await world.run(command.replace("SERVER_PID", str(os.getpid())), timeout=seconds)
     except ToolError as error:
         return {"kind": error.kind, "message": error.message, **error.details}
 

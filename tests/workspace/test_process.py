@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from shell_world import Probe, World, make_root, processes_with, user_number, wait_until
+from shell_world import ENVIRONMENT, Probe, World, make_root, processes_with, user_number, wait_until
 
 from holdfast.errors import ToolError
 from holdfast.workspace.limits import Limits
@@ -264,3 +266,32 @@ async def test_a_cancelled_wait_gives_its_place_back() -> None:
     until.set()
     await asyncio.gather(first, third)
     assert len(held) == 2
+
+
+# --- other systems ---
+
+ELSEWHERE = """
+import asyncio, subprocess, sys, msgspec, pathlib, shell_world
+for name in [name for name in sys.modules if name.startswith("holdfast.workspace")]:
+    del sys.modules[name]
+for name in ("fcntl", "resource"):
+    sys.modules[name] = None
+sys.platform = "darwin"
+from holdfast.workspace.sandbox import find_sandbox
+from holdfast.workspace import shell
+shell_world.shell_tools = shell.shell_tools
+sandbox = find_sandbox("auto")
+world = shell_world.World(pathlib.Path(sys.argv[1]), sandbox)
+print(sandbox.level, sandbox.missing)
+print(asyncio.run(world.run("echo one; sleep 55555 & exit 4")))
+"""
+
+
+def test_without_linux_the_tool_works_without_a_sandbox(tmp_path: Path) -> None:
+    """On another system commands run, and the sandbox says why it is none. Only the process group is killed."""
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, str(tmp_path)], env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert "none bubblewrap needs Linux" in done.stdout, done.stderr
+    assert "'exit_code': 4, 'output': 'one\\n'" in done.stdout
+    assert processes_with("sleep\x0055555") == []

@@ -82,11 +82,14 @@ class Attack:
         return self.results[name]["output"]
 
 
+FIND_SECRET = "cat /proc/SERVER_PID/environ | tr '\\0' '\\n' | grep -a ^SERVER_TOKEN="
+"""Prints the server's secret if it can; the probe puts its own number in."""
 COMMANDS = {
     "write": "echo x > OUTSIDE/new; echo x > OUTSIDE/secret; echo x >> link; echo x > /usr/new; echo x > /etc/new; "
     "echo x > /new; echo x > /dev/new; rm -rf OUTSIDE/secret",
     "read": "cat OUTSIDE/secret link /etc/shadow /etc/ssl/private/* ; ls /root /home /run /var /boot",
-    "environment": "env; cat /proc/[0-9]*/environ; cat /proc/[0-9]*/cmdline; ps auxeww",
+    "environment": f"env; {FIND_SECRET}",
+    "namespace": "ls /proc | grep '^[0-9]' | wc -l; cat /proc/1/environ | tr '\\0' '\\n'; cat /proc/1/cmdline",
     "settings": ": >> /proc/sys/kernel/core_pattern && echo OPENED; : >> /proc/sysrq-trigger && echo OPENED; "
     "find /proc/sys -type f -writable | head -3",
     "mounts": "mount -o remount,bind,rw /usr && echo REMOUNTED; mount -t tmpfs x /tmp && echo MOUNTED; "
@@ -134,6 +137,8 @@ def test_nothing_outside_the_root_is_read(attack: Attack) -> None:
 def test_no_secret_of_the_servers_environment_is_seen(attack: Attack) -> None:
     """Level A: not in the environment, not through /proc, not in any other output [B102, B78]."""
     assert "HOME=/tmp/home" in attack.output("environment")
+    assert "HOME=/tmp/home" in attack.output("namespace")
+    assert int(attack.output("namespace").split()[0]) < 10, "only its own processes"
     for result in attack.results.values():
         assert SECRET not in str(result)
         assert "SERVER_TOKEN" not in str(result)
@@ -203,27 +208,28 @@ def test_memory_of_temporary_files_is_bounded(attack: Attack) -> None:
 
 
 def test_the_attacks_work_without_a_sandbox() -> None:
-    """The tests above can fail: without a sandbox the same commands reach the network and the files outside."""
+    """The tests above can fail: without a sandbox the same commands reach the network, files and the environment."""
     root, outside = make_root(), make_root()
     (outside / "secret").write_text("outside-secret")
     listener = Listener(root)
-    commands = [*listener.commands.values(), f"cat {outside}/secret; echo x > {outside}/new; cat /proc/$PPID/environ"]
+    commands = [*listener.commands.values(), f"cat {outside}/secret; echo x > {outside}/new; {FIND_SECRET}"]
     results = Probe(root, "none", os.geteuid(), commands).read()["results"]
     assert listener.visited() == {"tcp", "udp", "unix"}
     assert "outside-secret" in results[-1]["output"]
     assert (outside / "new").exists()
-    assert SECRET not in str(results)
+    assert SECRET in results[-1]["output"]
     listener.close()
 
 
 # --- level B ---
 
 
-def test_level_b_holds_what_it_says_and_no_more() -> None:
-    """Landlock: contents outside are safe and there is no network; modes outside and protected paths are not held."""
-    if "B" not in [find_level("landlock")]:
+@pytest.mark.parametrize("user", ["root", "nobody"])
+def test_level_b_holds_what_it_says_and_no_more(user: str) -> None:
+    """Landlock: contents outside, the network and the environment are held; protected paths are not."""
+    if not find_level("landlock"):
         pytest.skip("no Landlock here")
-    attack = Attack("landlock", "nobody" if os.geteuid() else "root")
+    attack = Attack("landlock", user)
     assert (attack.outside / "secret").read_text() == "outside-secret"
     assert os.listdir(attack.outside) == ["secret"]
     assert "outside-secret" not in attack.output("read")
@@ -231,10 +237,10 @@ def test_level_b_holds_what_it_says_and_no_more() -> None:
     assert SECRET not in str(attack.results)
     assert attack.listener.visited() == set()
     assert attack.output("calls").startswith("pair -1:1")
+    attack.listener.close()
     # what it does not hold
     assert not find_sandbox("landlock").guarantees.protected
     assert "MOVED" in attack.output("protected")
-    attack.listener.close()
 
 
 def find_level(choice: Any) -> str:
@@ -417,6 +423,21 @@ async def run_with(root: Root, sandbox: Sandbox, writable: bool) -> str:
     launch = sandbox.wrap(["/bin/sh", "-c", script], root=root, cwd=".", writable=writable, env={})
     await run_process(launch, output, seconds=30)
     return output.kept().decode()
+
+
+async def test_registered_files_are_hidden_wherever_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store's files cannot be read, also in a directory that was made readable [B80]."""
+    root, other = tmp_path / "root", tmp_path / "other"
+    for place in (root, other):
+        place.mkdir()
+        (place / "log.db").write_text("the-log-itself")
+        (place / "plain").write_text("plain")
+    monkeypatch.setattr(bubblewrap, "registered_files", lambda: [str(root / "log.db"), str(other / "log.db")])
+    world = World(root, find_sandbox("required", settings=Confinement(readable=(str(other),))))
+    result = await world.run(f"cat log.db plain {other}/log.db {other}/plain; rm -f log.db; echo x >> log.db")
+    assert result["output"].count("plain") == 2
+    assert "the-log-itself" not in result["output"]
+    assert (root / "log.db").read_text() == "the-log-itself"
 
 
 # --- small parts ---

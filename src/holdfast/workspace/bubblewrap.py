@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib
 import os
 import shutil
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-
-import msgspec
 
 from holdfast.errors import ToolError
 from holdfast.workspace.cgroup import make_group, remove_group
@@ -51,16 +50,11 @@ MOST_COVERS = 400
 class Bubblewrap(Sandbox):
     level = "A"
     name = "bubblewrap"
-    guarantees = Guarantees(write=True, read=True, net_tcp=True, net_udp=True, pids=True, env=True, protected=True)
+    strongest = Guarantees(write=True, read=True, net_tcp=True, net_udp=True, pids=True, env=True, protected=True)
 
     def __init__(self, program: str, settings: Confinement | None = None):
         super().__init__(settings)
         self.program = program
-
-    def held(self, *, writable: bool = True) -> Guarantees:
-        if self.settings.network and writable:
-            return msgspec.structs.replace(self.guarantees, net_tcp=False, net_udp=False)
-        return self.guarantees
 
     def _describe_gaps(self) -> list[str]:
         return []
@@ -81,7 +75,7 @@ class Bubblewrap(Sandbox):
                 "the workspace is / itself: a sandbox around it would hold nothing. Choose another directory",
             )
         with contextlib.ExitStack() as undo:
-            covers = Covers(root, writable)
+            covers = Covers(root, writable, self._find_registered(str(root.path)))
             undo.callback(covers.release)
             group = make_group(self.settings.processes) if self.settings.processes else None
             if group is not None:
@@ -114,6 +108,12 @@ class Bubblewrap(Sandbox):
             info_fd=info,
             release=release,
         )
+
+    def _find_registered(self, root: str) -> list[str]:
+        """Return the files of this process that no command may see (the store, the token) and that could be seen."""
+        places = (root, *SYSTEM, *self.settings.readable)
+        found = [os.path.realpath(path) for path in registered_files()]
+        return [path for path in found if any(is_below(path, place) for place in places)]
 
     def _mounts(self, root: str, writable: bool) -> list[str]:
         size = str(self.settings.temporary_bytes)
@@ -164,6 +164,15 @@ def _pipe_with(content: bytes) -> int:
     return reader
 
 
+def registered_files() -> list[str]:
+    """Return the files that this process protects wherever they are: those of an open store, a server's token."""
+    try:
+        module = importlib.import_module("holdfast.tools.protected")
+    except ImportError:
+        return []
+    return [os.fspath(path) for path in module.protected_files()]
+
+
 def find_program() -> str | None:
     """Return the path of bubblewrap; one that lies in the workspace would not be found by this fixed list."""
     return shutil.which("bwrap", path="/usr/bin:/usr/local/bin:/bin:/run/current-system/sw/bin")
@@ -183,7 +192,8 @@ class Covers:
     hold a shared lock on it.
     """
 
-    def __init__(self, root: RootLike, writable: bool):
+    def __init__(self, root: RootLike, writable: bool, registered: Sequence[str] = ()):
+        """Cover the root's protected paths, and the ``registered`` files, which are absolute."""
         self._root = root.path
         self._stubs: dict[str, int] = {}
         self._watched: dict[str, tuple[int, int, int] | None] = {}
@@ -192,13 +202,17 @@ class Covers:
         self._frozen: list[str] = []
         self._writable = writable
         paths = root.protected_paths()
-        secrets = [path for path in paths if root.is_secret(path)]
+        inside = [os.path.relpath(path, root.path) for path in registered if is_below(path, str(root.path))]
+        secrets = [*(path for path in paths if root.is_secret(path)), *inside]
         try:
             if writable:
                 for path in _without_nested(set(paths) - set(secrets)):
                     self._freeze(path)
             for path in _without_nested(secrets):
                 self._hide(path)
+            for path in set(registered):
+                if not is_below(path, str(root.path)) and os.path.exists(path):
+                    self._mount_over(path, "directory" if os.path.isdir(path) else "file")
             if len(self._bound) > MOST_COVERS:
                 raise ToolError(
                     "too_large",
@@ -213,11 +227,13 @@ class Covers:
         """Cover a secret, so that it can be neither read nor replaced."""
         # Never a stub for a file of the store: the store would trip over it.
         kind = self._prepare(path, stub=self._writable and path.rpartition("/")[2] == ".env")
-        whole = str(self._root / path)
+        self._mount_over(str(self._root / path), kind)
+
+    def _mount_over(self, path: str, kind: str) -> None:
         if kind == "directory":
-            self.arguments += ["--size", "4096", "--tmpfs", whole, "--remount-ro", whole]
+            self.arguments += ["--size", "4096", "--tmpfs", path, "--remount-ro", path]
         elif kind == "file":
-            self.arguments += ["--ro-bind", "/dev/null", whole]  # mounted without devices: opening it is refused
+            self.arguments += ["--ro-bind", "/dev/null", path]  # mounted without devices: opening it is refused
 
     def _freeze(self, path: str) -> None:
         """Bind a path read-only onto itself, so that it can be read but not changed or replaced."""

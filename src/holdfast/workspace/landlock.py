@@ -16,8 +16,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-
 from holdfast.workspace.cgroup import make_group
 from holdfast.workspace.launch import (
     ETC,
@@ -65,16 +63,11 @@ def is_available() -> bool:
 class Landlock(Sandbox):
     level = "B"
     name = "landlock"
-    guarantees = Guarantees(read=True, net_tcp=True, net_udp=True, env=True)
+    strongest = Guarantees(read=True, net_tcp=True, net_udp=True, env=True)
 
     def __init__(self, settings: Confinement | None = None, missing: str = ""):
         super().__init__(settings, missing)
         self.version = read_version()
-
-    def held(self, *, writable: bool = True) -> Guarantees:
-        if self.settings.network and writable:
-            return msgspec.structs.replace(self.guarantees, net_tcp=False, net_udp=False)
-        return self.guarantees
 
     def _describe_gaps(self) -> list[str]:
         return [
@@ -87,7 +80,9 @@ class Landlock(Sandbox):
         return any(is_below(os.path.realpath(path), os.path.realpath(place)) for place in places)
 
     def make_environment(self, env: Mapping[str, str], root: Path) -> dict[str, str]:
-        return {**env, "PATH": visible_path(env, lambda entry: self.can_see(entry, root))}
+        path = visible_path(env, lambda entry: self.can_see(entry, root))
+        place = tempfile.gettempdir()  # each run gets a directory of its own in it
+        return {**env, "HOME": place, "TMPDIR": place, "PATH": path}
 
     def wrap(self, argv: Sequence[str], *, root: RootLike, cwd: str, writable: bool, env: Mapping[str, str]) -> Launch:
         temporary = tempfile.mkdtemp(prefix="holdfast-run-")

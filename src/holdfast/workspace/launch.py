@@ -109,7 +109,8 @@ class Sandbox:
 
     level: Level = "none"
     name: str = "none"
-    guarantees = Guarantees()
+    strongest = Guarantees()
+    """What the level holds without a shared network."""
 
     def __init__(self, settings: Confinement | None = None, missing: str = ""):
         self.settings = settings or Confinement()
@@ -125,9 +126,16 @@ class Sandbox:
         lines += [f"{'holds' if kept else 'DOES NOT HOLD'}: {_WORDS[key][not kept]}" for key, kept in held.items()]
         return lines + self._describe_limits()
 
+    @property
+    def guarantees(self) -> Guarantees:
+        """What holds for an ordinary run."""
+        return self.held()
+
     def held(self, *, writable: bool = True) -> Guarantees:
         """Return the guarantees of a run. A run with a read-only workspace never has the host's network."""
-        return self.guarantees
+        if self.settings.network and writable:
+            return msgspec.structs.replace(self.strongest, net_tcp=False, net_udp=False)
+        return self.strongest
 
     @property
     def process_limit(self) -> str:

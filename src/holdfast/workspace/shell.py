@@ -11,6 +11,7 @@ import asyncio
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -237,7 +238,7 @@ class Shell:
         if "\0" in text or not text.strip():
             raise ToolError("invalid_args", "the command is empty or contains a NUL character: give a command line")
         cwd = ws.root.normalise(args.get("cwd") or ".")
-        os.close(ws.root.open_directory(cwd))  # it exists, and is inside
+        self._check_directory(cwd)
         ruling = self.judge(args, call)
         if ruling.effect == "deny":
             raise ToolError("permission_denied", f"the command may not run: {ruling.reason}")
@@ -249,6 +250,13 @@ class Shell:
         env = ws.sandbox.make_environment(ws.environment, ws.root.path)
         words, executable = self._find_program(text, cwd, env)
         return Command(text, cwd, seconds, words, executable, not ruling.confined, env)
+
+    def _check_directory(self, cwd: str) -> None:
+        """Refuse a directory that does not exist or is outside."""
+        if sys.platform != "win32":
+            os.close(self._ws.root.open_directory(cwd))
+        elif not os.path.isdir(self._ws.root.path / cwd):  # Windows has no descriptors of directories
+            raise ToolError("not_found", f"there is no directory {cwd!r} in the workspace: check the path with list")
 
     def _find_program(self, text: str, cwd: str, env: Mapping[str, str]) -> tuple[tuple[str, ...] | None, str]:
         """Return the words and the program's path; no words and bash for a command that needs a shell."""

@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_SUBREAPER, _NO_NEW_PRIVS, _SECCOMP = 36, 38, 22
+_SUBREAPER, _NO_NEW_PRIVS, _SECCOMP, _DROP_CAPABILITY = 36, 38, 22, 24
 _TERM, _KILL, _STOP = 15, 9, 19
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 
@@ -92,7 +92,7 @@ def count_threads() -> int:
 
 
 def confine(libc: Any, orders: dict[str, Any]) -> None:
-    """Restrict this process for ever: files by Landlock, system calls by seccomp."""
+    """Restrict this process for ever: capabilities, files by Landlock, system calls by seccomp."""
     import ctypes
 
     def check(result: int, what: str) -> int:
@@ -100,6 +100,10 @@ def confine(libc: Any, orders: dict[str, Any]) -> None:
             raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
         return result
 
+    # Root loses its capabilities with the next program. Landlock does not stop CAP_PERFMON from reading the memory and
+    # the environment of other processes.
+    for number in range(64):
+        libc.prctl(_DROP_CAPABILITY, number, 0, 0, 0)
     check(libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     if orders["landlock"]:
         files: int
