@@ -107,7 +107,7 @@ def search_tools(ws: Workspace) -> list[Tool]:
             if place.stdin is not None:
                 raise ToolError("invalid_args", f"{path} is a file; give a directory as path, or leave it out")
             names, outcome = await _collect_names(ws, place, options, limit + 1)
-            found = await asyncio.to_thread(lambda: [name for name in names if _exists(ws.root, name)])
+            found = await asyncio.to_thread(lambda: [name for name in names if _is_visible(ws, "glob", name)])
         return _cut_names(found, limit, outcome, "files")
 
     async def list_directory(
@@ -225,7 +225,8 @@ def _read_lines(ws: Workspace, found: Iterable[Line]) -> Iterator[tuple[Line, st
             if line.path != path:
                 if descriptor >= 0:
                     os.close(descriptor)
-                path, descriptor = line.path, _try_open(ws.root, line.path)
+                path = line.path
+                descriptor = -1 if ws.policy.withholds("grep", path) else _try_open(ws.root, path)
             if descriptor >= 0:
                 yield line, _read_line(descriptor, line, ws.limits.line_characters)
     finally:
@@ -269,7 +270,7 @@ async def _grep_files(ws: Workspace, path: str, options: list[str], limit: int, 
     with _open_place(ws.root, path) as place:
         rows, outcome = await _collect_names(ws, place, options, limit + 1)
         names = {row: row.partition("\0")[0] for row in rows}
-        found = await asyncio.to_thread(lambda: [row for row in rows if _exists(ws.root, names[row])])
+        found = await asyncio.to_thread(lambda: [row for row in rows if _is_visible(ws, "grep", names[row])])
     return _cut_names([row.replace("\0", ": ") for row in found], limit, outcome, show)
 
 
@@ -294,11 +295,13 @@ def _add_prefix(place: Place, row: str) -> str:
     return place.prefix + row.removeprefix("./")
 
 
-def _exists(root: Root, path: str) -> bool:
-    """Return whether the path exists beneath the root. A link itself counts, wherever it leads."""
+def _is_visible(ws: Workspace, tool: str, path: str) -> bool:
+    """Return whether no rule withholds the path, and it exists beneath the root. A link counts, wherever it leads."""
     parent, _, name = path.rpartition("/")
+    if ws.policy.withholds(tool, path):
+        return False
     try:
-        descriptor = root.open_directory(parent or ".")
+        descriptor = ws.root.open_directory(parent or ".")
     except ToolError:
         return False
     try:

@@ -27,8 +27,8 @@ from holdfast.workspace.limits import Limits
 from holdfast.workspace.output import Output
 from holdfast.workspace.process import Exit, Slots, run_process
 
-REMEMBER: tuple[str, ...] = ()
-"""The arguments that "remember this command" compares: ("command", "cwd") once tools have the option ``remember``."""
+REMEMBER = ("command", "cwd")
+"""The arguments that "remember this command" compares."""
 
 MOST_FILES = 100
 """Files whose content a plan names."""
@@ -128,7 +128,6 @@ class Command(msgspec.Struct, frozen=True):
 def shell_tools(ws: ShellWorkspace) -> list[Tool]:
     """Return the ``bash`` tool of a workspace."""
     shell = Shell(ws)
-    options: dict[str, Any] = {"remember": REMEMBER} if REMEMBER else {}
     return [
         Tool.declare(
             name="bash",
@@ -140,7 +139,7 @@ def shell_tools(ws: ShellWorkspace) -> list[Tool]:
             recovery="ask",
             risk="medium",
             streaming=True,
-            **options,
+            remember=REMEMBER,
         )
     ]
 
