@@ -139,7 +139,11 @@ def command_lines() -> Iterator[tuple[int, bytes]]:
 SECRET = "hunter2-of-the-server"
 """In the environment of every probe; must not be in any output."""
 HERE = Path(__file__).parent
+TEMPORARY = Path(tempfile.mkdtemp(prefix="probes-"))
+"""For temporary files of probes, which some tests kill; removed with everything else when pytest ends."""
+TEMPORARY.chmod(0o1777)
 ENVIRONMENT = {
+    "TMPDIR": str(TEMPORARY),
     "PATH": "/usr/bin:/bin",
     "HOME": "/",
     "SERVER_TOKEN": SECRET,
