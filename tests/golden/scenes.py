@@ -716,6 +716,19 @@ def artifacts(s: Scene) -> None:
     s.end()
 
 
+def long_results(s: Scene) -> None:
+    """A tool whose results may be longer than others, and one whose results may not: in the event, and as artifacts."""
+    s.specs = {**SPECS, "reader": _server("reader", result_bytes=20_000).spec}
+    s.turn("reader", "reader", "look")
+    s.claim("reader")
+    s.finish("reader", ValueOutcome(value="r" * 18_000))
+    s.claim("reader", 1)
+    s.finish("reader", ValueOutcome(value="r" * 70_000), 1)
+    s.claim("look")
+    s.finish("look", ValueOutcome(value="l" * 18_000))
+    s.end()
+
+
 SCENES: dict[str, Callable[[Scene], None]] = {
     "plain": plain,
     "approval": approval,
@@ -739,4 +752,5 @@ SCENES: dict[str, Callable[[Scene], None]] = {
     "imported": imported,
     "artifacts": artifacts,
     "remembered": remembered,
+    "long-results": long_results,
 }

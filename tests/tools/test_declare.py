@@ -111,6 +111,8 @@ def test_illegal_pairs_are_refused_with_the_reason_and_the_legal_ones(
         ({"retention": None}, ["None", "Retention.turns(n)"]),
         ({"timeout": "soon"}, ["timeout", "'soon'", '"90s"']),
         ({"timeout": 0}, ["timeout", "0"]),
+        ({"result_bytes": 64_001}, ["result_bytes", "1000", "64000"]),
+        ({"result_bytes": True}, ["result_bytes", "True"]),
         ({"metadata": {"a": object()}}, ["metadata", "at a"]),
         ({"metadata": [1]}, ["metadata", "[1]"]),
         ({"prompt": 3}, ["prompt", "3"]),
@@ -160,6 +162,7 @@ def test_expires_is_optional_and_durations_are_parsed() -> None:
     assert declare(expires=datetime.timedelta(minutes=2)).spec.expires == 120
     assert declare(timeout="90s").spec.timeout == 90
     assert declare(timeout=None).spec.timeout is None
+    assert declare(result_bytes=48_000).spec.result_bytes == 48_000
 
 
 def test_a_tool_without_a_docstring_and_without_a_description_is_refused() -> None:
