@@ -368,8 +368,8 @@ async def test_an_approval_function_gives_its_reasons_which_are_logged_and_shown
 
     ran = []
     model = ScriptedModel([[*act(5), *act(50)], "ok"])
-    async with Runtime(agent(model, judged(policy, ran))) as rt:
-        turn, (entry,) = await asked(rt)
+    async with Runtime(agent(model, make_act_tool(policy, ran))) as rt:
+        turn, (entry,) = await send_message(rt)
         assert (entry.args, entry.reason, ran) == ({"amount": 50}, "more than ? 10", [5])
         assert "more than ? 10" in entry._repr_html_()
         events = await rt.history("c")
@@ -399,7 +399,7 @@ async def test_a_call_that_an_approval_function_denies_does_not_run_and_nobody_i
     model = ScriptedModel([call, "ok", call, "ok"])
     strict = hooks.before_tool(lambda call, args: RequireApproval("a hook says so"), name="strict")
     async with Runtime(agent(model, act, hooks=[strict])) as rt:
-        turn, (entry,) = await asked(rt)
+        turn, (entry,) = await send_message(rt)
         await rt.resolve(entry, Approve(remember="tool"))
         if executor == "client":
             (entry,) = (await turn.result()).pending
@@ -408,7 +408,7 @@ async def test_a_call_that_an_approval_function_denies_does_not_run_and_nobody_i
         allowed.clear()
         ran.clear()
         previews.clear()
-        assert (await asked(rt))[1] == []
+        assert (await send_message(rt))[1] == []
         returned = of(await rt.history("c"), CallReturned)[-1]
         assert (returned.error.kind, returned.error.details) == ("permission_denied", {"reason": "not on Sundays"})
         assert "not on Sundays" in returned.error.message
@@ -419,7 +419,7 @@ async def test_a_call_that_an_approval_function_denies_does_not_run_and_nobody_i
 async def test_an_approval_function_that_denies_with_stop_ends_the_turn():
     ran = []
     model = ScriptedModel([act(1), "never said"])
-    async with Runtime(agent(model, judged(lambda args, call: Deny("closed", stop=True), ran))) as rt:
+    async with Runtime(agent(model, make_act_tool(lambda args, call: Deny("closed", stop=True), ran))) as rt:
         result = await rt.run("hi")
         assert (result.reason, ran) == ("halted", [])
 
@@ -446,7 +446,7 @@ async def test_a_tool_names_the_arguments_that_a_remembered_approval_compares():
     ran = []
     script = [bash("ls", note="first"), bash("ls", note="second"), bash("ls", cwd="/etc"), bash("rm"), "ok"]
     async with Runtime(agent(ScriptedModel(script), shell(ran))) as rt:
-        turn, (entry,) = await asked(rt)
+        turn, (entry,) = await send_message(rt)
         assert entry.remember == ("command", "cwd"), "the approver is told"
         await rt.resolve(entry, Approve(remember="args"))
         (grant,) = of(await rt.history("c"), GrantGiven)
@@ -461,7 +461,7 @@ async def test_a_tool_names_the_arguments_that_a_remembered_approval_compares():
 
 async def test_a_grant_for_any_arguments_stores_none():
     async with Runtime(agent(ScriptedModel([bash("ls"), bash("rm"), "ok"]), shell(ran := []))) as rt:
-        turn, (entry,) = await asked(rt)
+        turn, (entry,) = await send_message(rt)
         await rt.resolve(entry, Approve(remember="tool"))
         await turn.final_result()
         (grant,) = await rt.grants("c")
@@ -472,7 +472,7 @@ async def test_names_of_an_older_definition_do_not_widen_a_grant_of_a_newer_one(
     """The call was made by one definition and approved by another: the grant compares all arguments."""
     ran, store = [], MemoryStore()
     async with Runtime(agent(ScriptedModel([bash("ls")]), shell(ran)), store=store) as rt:
-        _, (entry,) = await asked(rt)
+        _, (entry,) = await send_message(rt)
     changed = agent(ScriptedModel([bash("ls", note="x"), "ok"]), shell(ran, version=2))
     async with Runtime(changed, store=store.sibling()) as rt:
         await rt.resolve(entry, Approve())

@@ -47,6 +47,16 @@ async def test_in_ask_a_read_runs_and_an_edit_waits_with_its_diff(root):
     assert (root / "a.txt").read_text() == "one\nthree\n"
 
 
+async def test_the_model_sees_a_whole_page_of_a_long_file(root):
+    """A page has 48 KiB, and is not cut like other results [B74]."""
+    text = "".join(f"line {n} of a long file\n" for n in range(1500))
+    (root / "long.txt").write_text(text)
+    agent = make_agent(Workspace(root), ToolCall("read", {"path": "long.txt"}))
+    async with Runtime(agent) as rt:
+        await rt.run("go")
+    assert "line 1499 of a long file" in str(agent.model.requests[-1].messages[-1])
+
+
 async def test_an_edit_whose_file_changed_after_the_approval_was_shown_asks_again(root):
     """A plan that changed between approval and run asks again [B73]."""
     agent = make_agent(Workspace(root), ToolCall("edit", {"path": "a.txt", "old": "two", "new": "three"}))

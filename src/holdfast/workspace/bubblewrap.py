@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib
 import os
 import shutil
 import stat
@@ -24,6 +23,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from holdfast.errors import ToolError
+from holdfast.tools.protected import protected_files
 from holdfast.workspace.cgroup import make_group, remove_group
 from holdfast.workspace.launch import (
     ETC,
@@ -166,11 +166,7 @@ def _pipe_with(content: bytes) -> int:
 
 def registered_files() -> list[str]:
     """Return the files that this process protects wherever they are: those of an open store, a server's token."""
-    try:
-        module = importlib.import_module("holdfast.tools.protected")
-    except ImportError:
-        return []
-    return [os.fspath(path) for path in module.protected_files()]
+    return [os.fspath(path) for path in protected_files()]
 
 
 def find_program() -> str | None:

@@ -73,6 +73,8 @@ class RulingLike(Protocol):
     def reason(self) -> str: ...
     @property
     def confined(self) -> bool: ...
+    @property
+    def executable(self) -> str: ...
 
 
 class PolicyLike(Protocol):
@@ -248,6 +250,8 @@ class Shell:
         seconds = min(float(args.get("timeout") or ws.limits.command_seconds), ws.limits.max_command_seconds)
         env = ws.sandbox.make_environment(ws.environment, ws.root.path)
         words, executable = self._find_program(text, cwd, env)
+        if ruling.confined and words is not None:
+            executable = ruling.executable  # the file that was judged, not another one of that name on the PATH
         return Command(text, cwd, seconds, words, executable, not ruling.confined, env)
 
     def _check_directory(self, cwd: str) -> None:
