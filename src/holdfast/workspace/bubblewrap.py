@@ -1,0 +1,352 @@
+"""Sandbox level A: bubblewrap. Namespaces for users, processes, network and mounts, a seccomp filter, covered paths.
+
+Each choice here closes a way out that was tried:
+
+- bubblewrap itself starts with the command's environment: ``--clearenv`` would leave the server's in /proc/1/environ.
+- All capabilities are dropped. Root could otherwise remount a read-only directory.
+- /proc/sys is bound read-only. The kernel lets user id 0 write system settings without any capability; a new
+  ``core_pattern`` runs a program outside of the sandbox.
+- Directories are bound from a list, never ``/``, and of /etc only known files: a command that runs as root reads what
+  root may read.
+- /tmp and /dev/shm have a size; all other places in memory are read-only.
+- A directory above a protected path is bound onto itself: it is then a mount point, which cannot be renamed away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from holdfast.errors import ToolError
+from holdfast.workspace.cgroup import make_group, remove_group
+from holdfast.workspace.launch import (
+    ETC,
+    SYSTEM,
+    Confinement,
+    Guarantees,
+    Launch,
+    RootLike,
+    Sandbox,
+    is_below,
+    visible_path,
+)
+from holdfast.workspace.seccomp import INTERNET, build_filter
+
+NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
+HARDENING = ("--disable-userns", "--cap-drop", "ALL", "--die-with-parent", "--new-session")
+PROC = ("sys", "sysrq-trigger", "irq", "bus", "acpi", "scsi", "mtrr", "pressure", "fs")
+"""Parts of /proc that change the whole machine."""
+HOME = "/tmp/home"
+MOST_COVERS = 400
+"""Protected paths that are covered; a workspace with more is refused, since the rest would be open."""
+
+
+class Bubblewrap(Sandbox):
+    level = "A"
+    name = "bubblewrap"
+    strongest = Guarantees(write=True, read=True, net_tcp=True, net_udp=True, pids=True, env=True, protected=True)
+
+    def __init__(self, program: str, settings: Confinement | None = None):
+        super().__init__(settings)
+        self.program = program
+
+    def _describe_gaps(self) -> list[str]:
+        return []
+
+    def can_see(self, path: str, root: Path) -> bool:
+        places = (*SYSTEM, *self.settings.readable, str(root))
+        return any(is_below(os.path.realpath(path), os.path.realpath(place)) for place in places)
+
+    def make_environment(self, env: Mapping[str, str], root: Path) -> dict[str, str]:
+        """Return the environment with a PATH of visible directories, a HOME and a TMPDIR that exist."""
+        path = visible_path(env, lambda entry: self.can_see(entry, root))
+        return {**env, "HOME": HOME, "TMPDIR": "/tmp", "PATH": path}
+
+    def wrap(self, argv: Sequence[str], *, root: RootLike, cwd: str, writable: bool, env: Mapping[str, str]) -> Launch:
+        if root.path == Path("/"):
+            raise ToolError(
+                "command_failed",
+                "the workspace is / itself: a sandbox around it would hold nothing. Choose another directory",
+            )
+        with contextlib.ExitStack() as undo:
+            covers = Covers(root, writable, self._find_registered(str(root.path)))
+            undo.callback(covers.release)
+            group = make_group(self.settings.processes) if self.settings.processes else None
+            if group is not None:
+                undo.callback(remove_group, group)
+            seccomp = _pipe_with(build_filter(INTERNET))
+            undo.callback(os.close, seccomp)
+            info, told = os.pipe()
+            undo.callback(os.close, info)
+            undo.callback(os.close, told)
+            network = self.settings.network and writable
+            arguments = [
+                self.program, *NAMESPACES, *([] if network else ["--unshare-net"]), *HARDENING,
+                *self._mounts(str(root.path), writable), *covers.arguments, "--remount-ro", "/",
+                "--seccomp", str(seccomp), "--info-fd", str(told), "--chdir", str(root.path / cwd), "--",
+            ]  # fmt: skip
+            undo.pop_all()
+
+        def release() -> list[str]:
+            os.close(info)
+            if group is not None:
+                remove_group(group)
+            return covers.release()
+
+        return Launch(
+            argv=self._with_limits(arguments, argv, group),
+            env=self.make_environment(env, root.path),
+            cwd=None,
+            tree="namespace",
+            pass_fds=(seccomp, told),
+            info_fd=info,
+            release=release,
+        )
+
+    def _find_registered(self, root: str) -> list[str]:
+        """Return the files of this process that no command may see (the store, the token) and that could be seen."""
+        places = (root, *SYSTEM, *self.settings.readable)
+        found = [os.path.realpath(path) for path in registered_files()]
+        return [path for path in found if any(is_below(path, place) for place in places)]
+
+    def _mounts(self, root: str, writable: bool) -> list[str]:
+        size = str(self.settings.temporary_bytes)
+        made: list[str] = []
+        for path in SYSTEM:
+            if os.path.islink(path):
+                made += ["--symlink", os.readlink(path), path]
+            elif os.path.isdir(path):
+                made += ["--ro-bind", path, path]
+        for name in ETC:
+            if os.path.exists(f"/etc/{name}"):
+                made += ["--ro-bind", f"/etc/{name}", f"/etc/{name}"]
+        made += ["--proc", "/proc"]
+        for name in PROC:
+            if os.path.exists(f"/proc/{name}"):
+                made += ["--ro-bind", f"/proc/{name}", f"/proc/{name}"]
+        made += ["--dev", "/dev", "--perms", "1777", "--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+        made += ["--perms", "1777", "--size", size, "--tmpfs", "/tmp", "--dir", HOME]
+        for path in self.settings.readable:
+            made += ["--ro-bind", path, path]
+        return [*made, "--bind" if writable else "--ro-bind", root, root]
+
+    def _with_limits(self, bwrap: list[str], argv: Sequence[str], group: Path | None) -> tuple[str, ...]:
+        """Return the whole command line, with shells that set limits and then become the next program.
+
+        A control group is joined outside, since the sandbox has none to write to. The user limit is set inside, where
+        it counts only the processes of the new user namespace.
+        """
+        sizes = _limit("-f", self.settings.file_bytes, 512) + _limit("-v", self.settings.memory_bytes, 1024)
+        inside = [f"ulimit -c 0; {sizes}"]
+        if self.process_limit == "user limit":
+            inside.append(f"ulimit -u {self.settings.processes} 2>/dev/null || ulimit -p {self.settings.processes};")
+        command = ["/bin/sh", "-c", f'{" ".join(inside)} exec "$@"', "sh", *argv]
+        if group is None:
+            return (*bwrap, *command)
+        return ("/bin/sh", "-c", 'echo 0 >"$0" && exec "$@"', str(group / "cgroup.procs"), *bwrap, *command)
+
+
+def _limit(option: str, size: int | None, unit: int) -> str:
+    return "" if size is None else f"ulimit {option} {max(1, size // unit)}; "
+
+
+def _pipe_with(content: bytes) -> int:
+    """Return a descriptor from which the content can be read, once."""
+    reader, writer = os.pipe()
+    os.write(writer, content)  # less than a pipe holds
+    os.close(writer)
+    return reader
+
+
+def registered_files() -> list[str]:
+    """Return the files that this process protects wherever they are: those of an open store, a server's token."""
+    try:
+        module = importlib.import_module("holdfast.tools.protected")
+    except ImportError:
+        return []
+    return [os.fspath(path) for path in module.protected_files()]
+
+
+def find_program() -> str | None:
+    """Return the path of bubblewrap; one that lies in the workspace would not be found by this fixed list."""
+    return shutil.which("bwrap", path="/usr/bin:/usr/local/bin:/bin:/run/current-system/sw/bin")
+
+
+# --- protected paths ---
+
+STUB_TIME = 315_532_800
+"""The time stamp that marks a stub (1980): one that a killed server left behind is recognised and removed."""
+
+
+class Covers:
+    """The mounts that keep protected paths as they are, and the stubs that some of them need.
+
+    A missing path needs something to mount onto, which then exists on the host, too: an empty directory, which git and
+    most other programs ignore. It is removed when the last command that uses it has ended; commands of all processes
+    hold a shared lock on it.
+    """
+
+    def __init__(self, root: RootLike, writable: bool, registered: Sequence[str] = ()):
+        """Cover the root's protected paths, and the ``registered`` files, which are absolute."""
+        self._root = root.path
+        self._stubs: dict[str, int] = {}
+        self._watched: dict[str, tuple[int, int, int] | None] = {}
+        self.arguments: list[str] = []
+        self._bound: set[str] = set()
+        self._frozen: list[str] = []
+        self._writable = writable
+        paths = root.protected_paths()
+        inside = [os.path.relpath(path, root.path) for path in registered if is_below(path, str(root.path))]
+        secrets = [*(path for path in paths if root.is_secret(path)), *inside]
+        try:
+            if writable:
+                for path in _without_nested(set(paths) - set(secrets)):
+                    self._freeze(path)
+            for path in _without_nested(secrets):
+                self._hide(path)
+            for path in set(registered):
+                if not is_below(path, str(root.path)) and os.path.exists(path):
+                    self._mount_over(path, "directory" if os.path.isdir(path) else "file")
+            if len(self._bound) > MOST_COVERS:
+                raise ToolError(
+                    "too_large",
+                    f"the workspace has more than {MOST_COVERS} protected paths (such as .env files), too many to "
+                    "cover: choose a smaller directory as the workspace",
+                )
+        except BaseException:
+            self.release()
+            raise
+
+    def _hide(self, path: str) -> None:
+        """Cover a secret, so that it can be neither read nor replaced."""
+        # Never a stub for a file of the store: the store would trip over it.
+        kind = self._prepare(path, stub=self._writable and path.rpartition("/")[2] == ".env")
+        self._mount_over(str(self._root / path), kind)
+
+    def _mount_over(self, path: str, kind: str) -> None:
+        if kind == "directory":
+            self.arguments += ["--size", "4096", "--tmpfs", path, "--remount-ro", path]
+        elif kind == "file":
+            self.arguments += ["--ro-bind", "/dev/null", path]  # mounted without devices: opening it is refused
+
+    def _freeze(self, path: str) -> None:
+        """Bind a path read-only onto itself, so that it can be read but not changed or replaced."""
+        if self._prepare(path, stub=True) in ("directory", "file"):
+            whole = str(self._root / path)
+            self.arguments += ["--ro-bind", whole, whole]
+            self._frozen.append(whole)
+
+    def _prepare(self, path: str, *, stub: bool) -> str:
+        """Pin the directories above the path. Return what the path is; "" if nothing is left to be mounted there.
+
+        What cannot be covered, because it is a link or must not have a stub, is compared after the command.
+        """
+        above = self._root
+        parts = path.split("/")
+        for number, part in enumerate(parts):
+            here, last = above / part, number == len(parts) - 1
+            kind = _kind_of(here)
+            if kind == "missing":
+                if stub and self._make_stub(here):
+                    self._bind(here, "--ro-bind")
+                elif not stub:
+                    self._watched[path] = None
+                return ""
+            if kind in ("link", "other"):
+                self._watched[path] = _identity(here)
+                return ""
+            if last:
+                self._bound.add(str(here))
+                return kind
+            if kind == "file":
+                return ""  # nothing can be below it
+            frozen = any(is_below(str(here), each) for each in self._frozen)
+            self._bind(here, "--bind" if self._writable and not frozen else "--ro-bind")
+            above = here
+        return ""
+
+    def _bind(self, path: Path, how: str) -> None:
+        if str(path) not in self._bound:
+            self._bound.add(str(path))
+            self.arguments += [how, str(path), str(path)]
+
+    def _make_stub(self, path: Path) -> bool:
+        """Create an empty directory and lock it. Return whether there is one now."""
+        name = str(path)
+        if name in self._stubs:
+            return True
+        for _ in range(100):
+            with contextlib.suppress(FileExistsError):
+                try:
+                    os.mkdir(path, 0o555)
+                    os.utime(path, (STUB_TIME, STUB_TIME))
+                except PermissionError:
+                    return False  # then the command cannot create it, either
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except OSError:
+                return False
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            # Another command may have removed it in between.
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False)):
+                    self._stubs[name] = fd
+                    return True
+            os.close(fd)
+        return False
+
+    def release(self) -> list[str]:
+        """Remove the stubs that no other command uses. Return the uncovered protected paths that changed."""
+        for name, fd in reversed(self._stubs.items()):
+            _remove_stub(name, fd)
+        self._stubs.clear()
+        return sorted(path for path, before in self._watched.items() if _identity(self._root / path) != before)
+
+
+def _remove_stub(name: str, fd: int) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_stub(os.fstat(fd)):
+            os.rmdir(name)
+    except OSError:
+        pass  # another command uses it, or the user put something into it
+    finally:
+        os.close(fd)
+
+
+def _is_stub(found: os.stat_result) -> bool:
+    return stat.S_ISDIR(found.st_mode) and int(found.st_mtime) == STUB_TIME
+
+
+def _kind_of(path: Path) -> str:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return "missing"
+    if _is_stub(found):
+        return "missing"  # another command's, or one that was left behind
+    kinds = {stat.S_IFDIR: "directory", stat.S_IFREG: "file", stat.S_IFLNK: "link"}
+    return kinds.get(stat.S_IFMT(found.st_mode), "other")
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino, found.st_ctime_ns)
+
+
+def _without_nested(paths: Iterable[str]) -> list[str]:
+    """Return the paths that are not below another one, in order."""
+    kept: list[str] = []
+    for path in sorted(set(paths)):
+        if not any(path.startswith(f"{each}/") for each in kept):
+            kept.append(path)
+    return kept

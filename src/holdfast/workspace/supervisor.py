@@ -1,0 +1,229 @@
+"""Run one command and leave none of its processes behind.
+
+A program of its own: ``python -I -S supervisor.py ORDERS COMMAND...`` It adopts processes that lose their parent
+(PR_SET_CHILD_SUBREAPER), so that those that daemonise are still found. The control pipe is its standard input: the
+byte ``T`` asks all processes to end (SIGTERM, then SIGKILL after a grace period); its end means that the server died or
+gave up, and kills all at once.
+
+Used below sandbox level A, where no pid namespace does this. It starts for every command, so it imports as little as
+possible: ``signal``, ``json`` and ``subprocess`` would each take milliseconds.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import select
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_SUBREAPER, _NO_NEW_PRIVS, _SECCOMP, _DROP_CAPABILITY = 36, 38, 22, 24
+_TERM, _KILL, _STOP = 15, 9, 19
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+
+
+def main() -> int:
+    import ctypes
+
+    orders: dict[str, Any] = marshal.loads(bytes.fromhex(sys.argv[1]))
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_SUBREAPER, 1, 0, 0, 0)
+    if orders["cgroup"]:
+        with open(orders["cgroup"] + "/cgroup.procs", "w") as file:
+            file.write("0")
+    child = os.fork()
+    if child == 0:
+        run_command(libc, orders, sys.argv[2:])
+    os.close(1)
+    os.close(2)  # the output ends when the command's processes do
+    status = watch(child, orders["grace"])
+    freeze(orders["cgroup"])
+    kill_all()
+    return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+
+
+def run_command(libc: Any, orders: dict[str, Any], argv: list[str]) -> None:
+    try:
+        os.setsid()
+        null = os.open("/dev/null", os.O_RDONLY)
+        os.dup2(null, 0)
+        set_limits(orders)
+        if orders["landlock"] or orders["seccomp"]:
+            confine(libc, orders)
+        try:
+            os.execv(argv[0], argv)
+        except OSError as error:
+            if error.errno != 8:  # ENOEXEC: a script without a first line that names its interpreter
+                raise
+            os.execv("/bin/sh", ["/bin/sh", *argv])
+    except BaseException as error:
+        os.write(2, f"cannot start {argv[0]}: {error}\n".encode(errors="replace"))
+    os._exit(126)
+
+
+def set_limits(orders: dict[str, Any]) -> None:
+    import resource
+
+    for name, kind in (("file_bytes", resource.RLIMIT_FSIZE), ("memory_bytes", resource.RLIMIT_AS)):
+        if orders[name]:
+            resource.setrlimit(kind, (orders[name], orders[name]))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if orders["processes"]:
+        # The kernel counts all processes and threads of the user, so those that there are now are added.
+        most = orders["processes"] + count_threads()
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+
+
+def count_threads() -> int:
+    """Return the number of threads of this user."""
+    count, user = 0, os.getuid()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                if os.stat(f"/proc/{name}").st_uid == user:
+                    count += len(os.listdir(f"/proc/{name}/task"))
+            except OSError:
+                continue
+    return count
+
+
+def confine(libc: Any, orders: dict[str, Any]) -> None:
+    """Restrict this process for ever: capabilities, files by Landlock, system calls by seccomp."""
+    import ctypes
+
+    def check(result: int, what: str) -> int:
+        if result < 0:
+            raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+        return result
+
+    # Root loses its capabilities with the next program. Landlock does not stop CAP_PERFMON from reading the memory and
+    # the environment of other processes.
+    for number in range(64):
+        libc.prctl(_DROP_CAPABILITY, number, 0, 0, 0)
+    check(libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    if orders["landlock"]:
+        files: int
+        scopes: int
+        allowed: list[tuple[str, int]]
+        files, scopes, allowed = orders["landlock"]
+        # struct landlock_ruleset_attr: files, network, scopes. Older kernels know a shorter one.
+        raw = files.to_bytes(8, "little") + (b"" if not scopes else bytes(8) + scopes.to_bytes(8, "little"))
+        ruleset = check(libc.syscall(_CREATE_RULESET, raw, ctypes.c_size_t(len(raw)), 0), "landlock")
+        for path, rights in allowed:
+            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            rule = rights.to_bytes(8, "little") + fd.to_bytes(4, "little")
+            check(libc.syscall(_ADD_RULE, ruleset, 1, rule, 0), f"landlock: {path}")
+            os.close(fd)
+        check(libc.syscall(_RESTRICT_SELF, ruleset, 0), "landlock")
+        os.close(ruleset)
+    code: bytes = orders["seccomp"]
+    if code:
+
+        class Program(ctypes.Structure):
+            _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_char_p)]
+
+        program = Program(len(code) // 8, code)
+        check(libc.prctl(_SECCOMP, 2, ctypes.byref(program), 0, 0), "seccomp")
+
+
+def watch(child: int, grace: float) -> int:
+    """Return the command's status when it has ended; end it when the control pipe says so."""
+    poller = select.poll()
+    poller.register(os.pidfd_open(child), select.POLLIN)
+    poller.register(0, select.POLLIN)
+    deadline = None
+    while True:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+        ready = [fd for fd, _ in poller.poll(left)]
+        if 0 in ready:
+            if os.read(0, 1):
+                send_all(_TERM)
+                deadline = time.monotonic() + grace
+            else:
+                poller.unregister(0)
+                deadline = time.monotonic()
+        elif ready:
+            return os.waitpid(child, 0)[1]
+        if deadline is not None and time.monotonic() >= deadline:
+            kill_all(child)
+            deadline = None
+
+
+def freeze(cgroup: str) -> None:
+    """Stop the command's processes from making more, where a control group can."""
+    if cgroup:
+        try:
+            with open(cgroup + "/pids.max", "w") as file:
+                file.write("0")
+        except OSError:
+            pass
+
+
+def kill_all(child: int = 0) -> None:
+    """Kill every descendant and wait until they are gone; ``child`` is left to be waited for by the caller.
+
+    They are stopped first: a process that forks as fast as it is killed would win otherwise. A process of another
+    user (sudo) cannot be killed; the attempt ends after some seconds.
+    """
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        seen: set[int] = set()
+        while new := find_descendants() - seen:
+            send_all(_STOP, new)
+            seen |= new
+        send_all(_KILL, seen)
+        if reap(child):
+            return
+        time.sleep(0.002)
+
+
+def reap(child: int) -> bool:
+    """Collect dead children. Return whether none but ``child`` is left."""
+    while True:
+        try:
+            options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            found = os.waitid(os.P_ALL, 0, options)
+        except ChildProcessError:
+            return True
+        if found is None:
+            return False
+        if found.si_pid == child:
+            return True
+        os.waitpid(found.si_pid, 0)
+
+
+def send_all(number: int, pids: set[int] | None = None) -> None:
+    for pid in sorted(find_descendants() if pids is None else pids):  # parents first
+        try:  # noqa: SIM105 - contextlib takes long to import
+            os.kill(pid, number)
+        except OSError:
+            pass
+
+
+def find_descendants() -> set[int]:
+    """Return the living processes that descend from this one."""
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    state, parent = file.read().rpartition(b")")[2].split()[:2]
+            except OSError:
+                continue
+            if state != b"Z":
+                parents[int(name)] = int(parent)
+            else:
+                parents.setdefault(int(name), int(parent))
+    found, size = {os.getpid()}, 0
+    while len(found) != size:
+        size = len(found)
+        found |= {pid for pid, parent in parents.items() if parent in found}
+    return found - {os.getpid()}
+
+
+if __name__ == "__main__":
+    os._exit(main())

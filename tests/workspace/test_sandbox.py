@@ -1,0 +1,473 @@
+"""What the sandbox levels hold, tried with real processes, as root and as an ordinary user."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shell_world import SECRET, Probe, World, make_root, user_number
+
+import holdfast.workspace.bubblewrap as bubblewrap
+import holdfast.workspace.sandbox as sandbox_module
+from holdfast.errors import DeclarationError, ToolError
+from holdfast.workspace import cgroup
+from holdfast.workspace.sandbox import Confinement, Sandbox, find_sandbox, probe_bubblewrap
+from holdfast.workspace.seccomp import build_filter
+
+PROTECTED = [".git/hooks", ".git/config", ".vscode", ".config/git", ".bashrc"]
+
+
+class Listener:
+    """A server on the loopback interface and on a Unix socket in the workspace, which records who comes."""
+
+    def __init__(self, root: Path):
+        self.tcp, self.udp = socket.create_server(("127.0.0.1", 0)), socket.socket(type=socket.SOCK_DGRAM)
+        self.udp.bind(("127.0.0.1", 0))
+        self.unix = socket.socket(socket.AF_UNIX)
+        self.unix.bind(str(root / "s"))
+        (root / "s").chmod(0o777)
+        self.unix.listen()
+        self.sockets = {"tcp": self.tcp, "udp": self.udp, "unix": self.unix}
+
+    @property
+    def commands(self) -> dict[str, str]:
+        unix = "socket(S, PF_UNIX, SOCK_STREAM, 0) && connect(S, sockaddr_un(q(s))) ? print q(in) : die $!"
+        return {
+            "tcp": f"echo x > /dev/tcp/127.0.0.1/{self.tcp.getsockname()[1]}",
+            "udp": f"echo x > /dev/udp/127.0.0.1/{self.udp.getsockname()[1]}",
+            "unix": f"perl -MSocket -e '{unix}'",
+        }
+
+    def visited(self) -> set[str]:
+        ready = select.select(list(self.sockets.values()), [], [], 0)[0]
+        return {name for name, each in self.sockets.items() if each in ready}
+
+    def close(self) -> None:
+        for each in self.sockets.values():
+            each.close()
+
+
+class Attack:
+    """A workspace with secrets around it, and what a list of commands did to it."""
+
+    def __init__(self, sandbox: str, user: str):
+        number = user_number(user)
+        self.root, self.outside = make_root(), make_root()
+        (self.root / ".git/hooks").mkdir(parents=True)
+        (self.root / ".git/config").write_text("[core]\n")
+        (self.root / ".env").write_text("KEY=in-the-env-file\n")
+        (self.root / "store.db").write_text("the-log-itself")
+        (self.root / "link").symlink_to(self.outside / "secret")
+        (self.outside / "secret").write_text("outside-secret")
+        (self.outside / "secret").chmod(0o666)
+        self.outside.chmod(0o777)
+        self.before = sorted(os.listdir(self.root))
+        self.listener = Listener(self.root)
+        commands = {**COMMANDS, **self.listener.commands}
+        commands = {name: text.replace("OUTSIDE", str(self.outside)) for name, text in commands.items()}
+        order: dict[str, Any] = {"protected": PROTECTED, "secrets": [".env", "store.db"]}
+        order["settings"] = {"temporary_bytes": 2**20}
+        answer = Probe(self.root, sandbox, number, list(commands.values()), **order).read()
+        self.results: dict[str, dict[str, Any]] = dict(zip(commands, answer["results"], strict=True))
+
+    def output(self, name: str) -> str:
+        return self.results[name]["output"]
+
+
+FIND_SECRET = "cat /proc/SERVER_PID/environ | tr '\\0' '\\n' | grep -a ^SERVER_TOKEN="
+"""Prints the server's secret if it can; the probe puts its own number in."""
+COMMANDS = {
+    "write": "echo x > OUTSIDE/new; echo x > OUTSIDE/secret; echo x >> link; echo x > /usr/new; echo x > /etc/new; "
+    "echo x > /new; echo x > /dev/new; rm -rf OUTSIDE/secret",
+    "read": "cat OUTSIDE/secret link /etc/shadow /etc/ssl/private/* ; ls /root /home /run /var /boot",
+    "environment": f"env; {FIND_SECRET}",
+    "namespace": "ls /proc | grep '^[0-9]' | wc -l; cat /proc/1/environ | tr '\\0' '\\n'; cat /proc/1/cmdline",
+    "settings": ": >> /proc/sys/kernel/core_pattern && echo OPENED; : >> /proc/sysrq-trigger && echo OPENED; "
+    "find /proc/sys -type f -writable | head -3",
+    "mounts": "mount -o remount,bind,rw /usr && echo REMOUNTED; mount -t tmpfs x /tmp && echo MOUNTED; "
+    "umount /proc/sys && echo UNMOUNTED",
+    "namespaces": "unshare -U true && echo UNSHARED; unshare -m true && echo UNSHARED",
+    "set-id": "cp /bin/true s1; chmod 4755 s1 && echo SET; chmod g+s s1 && echo SET; "
+    "perl -e 'use Fcntl; sysopen(F, q(s2), O_CREAT|O_WRONLY, 04755) && print q(SET)'",
+    "calls": "perl -MSocket -e 'print socketpair(A, B, AF_UNIX, SOCK_STREAM, PF_UNSPEC) ? q(pair ) : q(no pair );"
+    " for (101, 250, 321, 323, 298, 425) { print syscall($_, 0, 0, 0, 0, 0, 0), q(:), $! + 0, q( ) }'",
+    "protected": "echo x > .git/hooks/pre-commit; echo x >> .git/config; rm -rf .git/hooks; "
+    "mv .git moved && echo MOVED; mkdir -p .vscode/x; echo x > .bashrc; mkdir -p .config/git; "
+    "mv .config c && echo MOVED; rmdir .vscode; ln -s OUTSIDE .bashrc",
+    "secrets": "cat .env store.db; echo x > .env; echo x > store.db; rm -f store.db; mv store.db x",
+    "allowed": "echo a > new && cat new; echo b > .git/index && cat .git/index; echo c > /tmp/t && cat /tmp/t; "
+    "cat .git/config; echo d > ~/h && cat ~/h; rm new .git/index; git --version | cut -c-3",
+    "fresh": "ls -A /tmp /tmp/home | grep -v home:",
+    "sizes": "head -c 3M /dev/zero > /tmp/big; head -c 3M /dev/zero > /dev/shm/big; stat -c %s /tmp/big /dev/shm/big",
+}
+
+
+@pytest.fixture(scope="module", params=["root", "nobody"])
+def attack(request: pytest.FixtureRequest) -> Iterator[Attack]:
+    made = Attack("required", request.param)
+    yield made
+    made.listener.close()
+    shutil.rmtree(made.root)
+    shutil.rmtree(made.outside)
+
+
+def test_nothing_outside_the_root_is_written(attack: Attack) -> None:
+    """Level A: no write outside the root and /tmp [B102]."""
+    assert os.listdir(attack.outside) == ["secret"]
+    assert (attack.outside / "secret").read_text() == "outside-secret"
+    assert not any(os.path.exists(path) for path in ("/usr/new", "/etc/new", "/new", "/dev/new"))
+
+
+def test_nothing_outside_the_root_is_read(attack: Attack) -> None:
+    """Level A: only the root and system directories are there [B102]."""
+    assert "outside-secret" not in attack.output("read")
+    assert "root:" not in attack.output("read")
+    for name in ("/root", "/home", "/run", "/var", "/boot"):
+        assert f"'{name}': No such file" in attack.output("read")
+
+
+def test_no_secret_of_the_servers_environment_is_seen(attack: Attack) -> None:
+    """Level A: not in the environment, not through /proc, not in any other output [B102, B78]."""
+    assert "HOME=/tmp/home" in attack.output("environment")
+    assert "HOME=/tmp/home" in attack.output("namespace")
+    assert int(attack.output("namespace").split()[0]) < 10, "only its own processes"
+    for result in attack.results.values():
+        assert SECRET not in str(result)
+        assert "SERVER_TOKEN" not in str(result)
+
+
+def test_settings_of_the_kernel_cannot_be_changed(attack: Attack) -> None:
+    """User id 0 may write to /proc/sys without capabilities: it is bound read-only [B102]."""
+    assert "OPENED" not in attack.output("settings")
+    assert "/proc/sys/" not in attack.output("settings").replace("/proc/sys/kernel/core_pattern:", "")
+
+
+def test_mounts_and_namespaces_cannot_be_changed(attack: Attack) -> None:
+    """The read-only directories stay read-only, also for root [B102]."""
+    assert "MOUNTED" not in attack.output("mounts")
+    assert "UNSHARED" not in attack.output("namespaces")
+
+
+def test_no_file_becomes_set_user_id(attack: Attack) -> None:
+    """A command that runs as root leaves nothing that others could run as root."""
+    assert "SET" not in attack.output("set-id")
+    assert not [path for path in attack.root.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o6000]
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers of the calls are those of x86_64")
+def test_dangerous_calls_are_refused(attack: Attack) -> None:
+    """ptrace, keyctl, bpf, userfaultfd, perf_event_open, io_uring: EPERM; socketpair works."""
+    assert attack.output("calls").split() == ["pair", *["-1:1"] * 6]
+
+
+@pytest.mark.parametrize("kind", ["tcp", "udp", "unix"])
+def test_there_is_no_network(attack: Attack, kind: str) -> None:
+    """Level A: no TCP, no UDP, no Unix socket, not even on the loopback interface [B102]."""
+    # A datagram is sent into the loopback interface of the sandbox, where nobody listens.
+    assert attack.results[kind]["ok"] == (kind == "udp")
+    assert attack.listener.visited() == set()
+
+
+def test_protected_paths_stay_as_they_are(attack: Attack) -> None:
+    """Existing ones are read-only, missing ones cannot be made, and no stub is left on the host [B92]."""
+    assert sorted(os.listdir(attack.root / ".git")) == ["config", "hooks"]
+    assert os.listdir(attack.root / ".git/hooks") == []
+    assert (attack.root / ".git/config").read_text() == "[core]\n"
+    assert "MOVED" not in attack.output("protected")
+    made = set(os.listdir(attack.root)) - set(attack.before)
+    assert made <= {"s", "s1", "s2"}
+
+
+def test_secrets_in_the_workspace_are_neither_read_nor_changed(attack: Attack) -> None:
+    """The store and .env files are covered [B80, B92]."""
+    assert "in-the-env-file" not in attack.output("secrets")
+    assert "the-log-itself" not in attack.output("secrets")
+    assert (attack.root / ".env").read_text() == "KEY=in-the-env-file\n"
+    assert (attack.root / "store.db").read_text() == "the-log-itself"
+
+
+def test_ordinary_work_is_possible(attack: Attack) -> None:
+    """Files of the root and a private /tmp can be written, and the next call has an empty /tmp."""
+    assert attack.output("allowed") == "a\nb\nc\n[core]\nd\ngit\n"
+    assert set(attack.output("fresh").split()) <= {"/tmp:", "home", attack.root.name}
+
+
+def test_memory_of_temporary_files_is_bounded(attack: Attack) -> None:
+    """/tmp and /dev/shm have a size."""
+    sizes = [int(line) for line in attack.output("sizes").split() if line.isdigit()]
+    assert len(sizes) == 2
+    assert max(sizes) <= 2**20
+
+
+def test_the_attacks_work_without_a_sandbox() -> None:
+    """The tests above can fail: without a sandbox the same commands reach the network, files and the environment."""
+    root, outside = make_root(), make_root()
+    (outside / "secret").write_text("outside-secret")
+    listener = Listener(root)
+    commands = [*listener.commands.values(), f"cat {outside}/secret; echo x > {outside}/new; {FIND_SECRET}"]
+    results = Probe(root, "none", os.geteuid(), commands).read()["results"]
+    assert listener.visited() == {"tcp", "udp", "unix"}
+    assert "outside-secret" in results[-1]["output"]
+    assert (outside / "new").exists()
+    assert SECRET in results[-1]["output"]
+    listener.close()
+
+
+# --- level B ---
+
+
+@pytest.mark.parametrize("user", ["root", "nobody"])
+def test_level_b_holds_what_it_says_and_no_more(user: str) -> None:
+    """Landlock: contents outside, the network and the environment are held; protected paths are not."""
+    if not find_level("landlock"):
+        pytest.skip("no Landlock here")
+    attack = Attack("landlock", user)
+    assert (attack.outside / "secret").read_text() == "outside-secret"
+    assert os.listdir(attack.outside) == ["secret"]
+    assert "outside-secret" not in attack.output("read")
+    assert "root:" not in attack.output("read")
+    assert SECRET not in str(attack.results)
+    assert attack.listener.visited() == set()
+    assert attack.output("calls").startswith("pair -1:1")
+    attack.listener.close()
+    # what it does not hold
+    assert not find_sandbox("landlock").guarantees.protected
+    assert "MOVED" in attack.output("protected")
+
+
+def find_level(choice: Any) -> str:
+    try:
+        return find_sandbox(choice).level
+    except DeclarationError:
+        return ""
+
+
+# --- the choice ---
+
+
+def test_required_without_level_a_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused before anything runs, with what to install [B103]."""
+    monkeypatch.setattr(bubblewrap, "find_program", lambda: None)
+    probe_bubblewrap.cache_clear()
+    try:
+        for choice in ("required", "bubblewrap"):
+            with pytest.raises(DeclarationError, match="apt-get install bubblewrap") as caught:
+                find_sandbox(choice)
+            assert caught.value.kind == "resource_missing"
+        weaker = find_sandbox("auto")
+        assert weaker.level in ("B", "none")
+        assert "apt-get install bubblewrap" in weaker.missing
+    finally:
+        probe_bubblewrap.cache_clear()
+
+
+def test_a_bubblewrap_that_does_not_work_is_not_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The probe really starts one: an old or forbidden bubblewrap counts as none, with its own message [B103]."""
+    fake = tmp_path / "bwrap"
+    fake.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(bubblewrap, "find_program", lambda: str(fake))
+    probe_bubblewrap.cache_clear()
+    try:
+        with pytest.raises(DeclarationError, match="setting up uid map: Permission denied"):
+            find_sandbox("required")
+    finally:
+        probe_bubblewrap.cache_clear()
+
+
+def test_other_systems_say_why_there_is_no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox_module, "LINUX", False)
+    probe_bubblewrap.cache_clear()
+    try:
+        with pytest.raises(DeclarationError, match="needs Linux"):
+            find_sandbox("required")
+    finally:
+        probe_bubblewrap.cache_clear()
+
+
+def test_a_list_of_hosts_is_refused() -> None:
+    """Nothing would enforce it: there is no proxy yet."""
+    with pytest.raises(DeclarationError, match="proxy"):
+        find_sandbox("none", network=["registry.example"])
+    with pytest.raises(DeclarationError, match="unknown sandbox"):
+        find_sandbox("chroot")  # pyright: ignore[reportArgumentType]
+
+
+async def test_a_shared_network_is_named_in_the_guarantees(tmp_path: Path) -> None:
+    """network=True shares the host's network, and the guarantees say so; a read-only run never has it [B104]."""
+    shared = find_sandbox("required", network=True)
+    assert not shared.held().net_tcp
+    assert not shared.held().net_udp
+    assert shared.held(writable=False).net_tcp
+    assert "DOES NOT HOLD: UDP and DNS are possible" in shared.describe()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        result = await World(tmp_path, shared).run(f"echo hi > /dev/tcp/127.0.0.1/{server.getsockname()[1]}")
+        assert result["ok"]
+
+
+def test_guarantees_are_stated_in_words() -> None:
+    """The words name each guarantee as held or not, and the limit of processes [B104]."""
+    for choice in ("required", "landlock", "none"):
+        if not find_level(choice):
+            continue
+        found = find_sandbox(choice)
+        words = found.describe()
+        held = [line for line in words if line.startswith("holds: ")]
+        missing = [line for line in words if line.startswith("DOES NOT HOLD: ")]
+        assert len(held) + len(missing) >= 8
+        assert (len(missing) == 0) == (found.level == "A" and found.process_limit != "none")
+
+
+async def test_a_workspace_at_the_top_is_refused(tmp_path: Path) -> None:
+    world = World(Path("/"), find_sandbox("required"))
+    with pytest.raises(ToolError, match="would hold nothing"):
+        await world.run("true")
+
+
+# --- covers ---
+
+
+class Root:
+    def __init__(self, path: Path, protected: list[str]):
+        self.path, self._protected = path, protected
+
+    def protected_paths(self) -> list[str]:
+        return self._protected
+
+    def is_secret(self, path: str) -> bool:
+        return path.endswith(".env")
+
+
+def test_a_stub_is_removed_by_the_last_command_that_uses_it(tmp_path: Path) -> None:
+    """Removing it earlier would uncover the path in the other command."""
+    root = Root(tmp_path, [".vscode", ".git/hooks"])
+    first, second = bubblewrap.Covers(root, True), bubblewrap.Covers(root, True)
+    assert sorted(os.listdir(tmp_path)) == [".git", ".vscode"]
+    assert first.release() == []
+    assert sorted(os.listdir(tmp_path)) == [".git", ".vscode"]
+    assert second.release() == []
+    assert os.listdir(tmp_path) == []
+
+
+def test_many_commands_at_once_leave_no_stub(tmp_path: Path) -> None:
+    """Threads that cover and release the same paths never find theirs uncovered."""
+    root, problems = Root(tmp_path, [".vscode", ".idea"]), []
+
+    def cover() -> None:
+        for _ in range(50):
+            covers = bubblewrap.Covers(root, True)
+            if not {".vscode", ".idea"} <= set(os.listdir(tmp_path)):
+                problems.append("uncovered")
+            covers.release()
+
+    threads = [threading.Thread(target=cover) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert problems == []
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_stub_that_a_killed_server_left_is_removed(tmp_path: Path) -> None:
+    """It is recognised by its time stamp."""
+    os.mkdir(tmp_path / ".vscode")
+    os.utime(tmp_path / ".vscode", (bubblewrap.STUB_TIME, bubblewrap.STUB_TIME))
+    bubblewrap.Covers(Root(tmp_path, [".vscode"]), True).release()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_directory_of_the_user_is_never_removed(tmp_path: Path) -> None:
+    (tmp_path / ".vscode").mkdir()
+    bubblewrap.Covers(Root(tmp_path, [".vscode", ".idea"]), True).release()
+    assert os.listdir(tmp_path) == [".vscode"]
+
+
+async def test_a_protected_link_that_was_replaced_is_reported(tmp_path: Path) -> None:
+    """A link cannot be covered by a mount: the result says that it changed."""
+    (tmp_path / "real").write_text("x")
+    (tmp_path / ".bashrc").symlink_to("real")
+    world = World(tmp_path, find_sandbox("required"), protected=[".bashrc"])
+    assert "protected_changed" not in await world.run("cat .bashrc")
+    result = await world.run("rm .bashrc; echo evil > .bashrc")
+    assert result["protected_changed"] == [".bashrc"]
+
+
+async def test_a_secret_below_a_protected_directory_is_hidden(tmp_path: Path) -> None:
+    (tmp_path / ".vscode").mkdir()
+    (tmp_path / ".vscode/x.env").write_text("secret")
+    (tmp_path / ".vscode/y").write_text("visible")
+    sandbox = find_sandbox("required")
+    for writable in (True, False):
+        launch_output = await run_with(Root(tmp_path, [".vscode", ".vscode/x.env"]), sandbox, writable)
+        assert "secret" not in launch_output
+        assert "visible" in launch_output
+        assert not (tmp_path / ".vscode/z").exists()
+
+
+async def run_with(root: Root, sandbox: Sandbox, writable: bool) -> str:
+    from holdfast.workspace.limits import Limits
+    from holdfast.workspace.output import Output
+    from holdfast.workspace.process import run_process
+
+    output = Output(Limits())
+    script = "cat .vscode/*; echo x > .vscode/z"
+    launch = sandbox.wrap(["/bin/sh", "-c", script], root=root, cwd=".", writable=writable, env={})
+    await run_process(launch, output, seconds=30)
+    return output.kept().decode()
+
+
+async def test_registered_files_are_hidden_wherever_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store's files cannot be read, also in a directory that was made readable [B80]."""
+    root, other = tmp_path / "root", tmp_path / "other"
+    for place in (root, other):
+        place.mkdir()
+        (place / "log.db").write_text("the-log-itself")
+        (place / "plain").write_text("plain")
+    monkeypatch.setattr(bubblewrap, "registered_files", lambda: [str(root / "log.db"), str(other / "log.db")])
+    world = World(root, find_sandbox("required", settings=Confinement(readable=(str(other),))))
+    result = await world.run(f"cat log.db plain {other}/log.db {other}/plain; rm -f log.db; echo x >> log.db")
+    assert result["output"].count("plain") == 2
+    assert "the-log-itself" not in result["output"]
+    assert (root / "log.db").read_text() == "the-log-itself"
+
+
+# --- small parts ---
+
+
+def test_the_filter_is_made_for_both_machines() -> None:
+    """Every jump stays inside of the program, and the program ends with a return."""
+    for machine in ("x86_64", "aarch64"):
+        for families in ((), (2, 10, 16)):
+            code = list(struct.iter_unpack("=HBBI", build_filter(families, machine)))
+            for number, (operation, yes, no, _) in enumerate(code):
+                if operation & 7 == 5:
+                    assert number + 1 + max(yes, no) < len(code)
+            assert code[-1][0] == 6
+
+
+def test_a_control_group_is_removed_after_use() -> None:
+    group = cgroup.make_group(10)
+    if group is None:
+        pytest.skip("no control group can be made here")
+    assert (group / "pids.max").read_text().strip() == "10"
+    cgroup.remove_group(group)
+    assert not group.exists()
+
+
+async def test_no_control_group_is_left_by_a_command(tmp_path: Path) -> None:
+    parent = cgroup.find_parent()
+    if parent is None:
+        pytest.skip("no control group can be made here")
+    mine = f"holdfast-{os.getpid()}-*"
+    for choice in ("required", "none"):
+        await World(tmp_path, find_sandbox(choice, settings=Confinement(processes=50))).run("sleep 0.01 & true")
+    assert list(parent.glob(mine)) == []

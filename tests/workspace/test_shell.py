@@ -1,0 +1,333 @@
+"""The bash tool: results, plans, and runs that are bound to them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+from shell_world import Ruling, World
+from support.runtimes import agent, of, sees
+
+from holdfast import Approve, Call, Runtime, ScriptedModel, ToolCall, ToolError
+from holdfast.core.events import CallReturned
+from holdfast.workspace.limits import Limits
+from holdfast.workspace.sandbox import find_sandbox
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path, find_sandbox("auto"))
+
+
+def digest(text: str) -> str:
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+# --- results ---
+
+
+async def test_a_non_zero_exit_is_a_result(world: World) -> None:
+    """Exit 3 is a successful result with ok false and exit_code 3 [B78]."""
+    assert await world.run("echo out; echo err >&2; exit 3") == {
+        "ok": False,
+        "exit_code": 3,
+        "output": "out\nerr\n",
+        "output_bytes": 8,
+    }
+    assert (await world.run("true"))["ok"] is True
+    assert (await world.run("kill -9 $$"))["exit_code"] == 137
+
+
+async def test_output_that_is_no_utf_8_is_replaced_and_said_so(world: World) -> None:
+    """The result has replacement characters, can be logged, and says so [B79]."""
+    result = await world.run("printf 'a\\377\\376b'")
+    assert result["output"] == "a\ufffd\ufffdb"
+    assert result["encoding"] == "not UTF-8: 2 bytes were replaced by U+FFFD"
+    assert "encoding" not in await world.run("printf 'größe'")
+
+
+async def test_long_output_is_cut_and_kept_as_an_artifact(tmp_path: Path) -> None:
+    """The model sees head and tail, and how to read the rest; the artifact has all of it."""
+    call = Call()
+    result = await World(tmp_path, find_sandbox("auto")).run("seq 20000", call)
+    whole = "".join(f"{number}\n" for number in range(1, 20001))
+    assert result["output_bytes"] == len(whole)
+    assert result["output"].startswith("1\n2\n")
+    assert result["output"].endswith("19999\n20000\n")
+    assert result["cut"]["omitted_bytes"] == len(whole) - 16_000
+    assert result["artifact"]["sha256"] in result["cut"]["next"]
+    assert call.kept[result["artifact"]["sha256"]].decode() == whole
+
+
+async def test_an_artifact_is_bounded(tmp_path: Path) -> None:
+    call = Call()
+    limits = Limits(output_bytes=100, kept_output_bytes=1000, output_artifact_bytes=5000)
+    result = await World(tmp_path, find_sandbox("auto"), limits=limits).run("seq 20000", call)
+    kept = call.kept[result["artifact"]["sha256"]]
+    assert len(kept) < 5100
+    assert b"bytes were not kept" in kept
+    assert kept.endswith(b"20000\n")
+
+
+async def test_output_is_reported_while_the_command_runs(tmp_path: Path) -> None:
+    """Progress comes before the end of the command."""
+    reports: list[dict[str, object]] = []
+    seen = asyncio.Event()
+    call = Call(sink=lambda report: (reports.append(report), seen.set()))
+    task = asyncio.create_task(
+        World(tmp_path, find_sandbox("auto")).run("echo first; until [ -e go ]; do sleep 0.02; done", call)
+    )
+    await seen.wait()
+    (tmp_path / "go").touch()
+    assert (await task)["ok"]
+    assert reports[0] == {"output": "first\n", "output_bytes": 6}
+
+
+async def test_each_call_begins_at_the_root_without_state(world: World) -> None:
+    (world.root.path / "sub").mkdir()
+    await world.run("cd sub; export KEPT=1; echo $PWD")
+    assert await world.output("echo $PWD $KEPT") == f"{world.root.path}\n"
+    assert await world.output("pwd", cwd="sub") == f"{world.root.path}/sub\n"
+    assert await world.output("pwd", cwd=f"{world.root.path}/sub") == f"{world.root.path}/sub\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "kind"),
+    [
+        ({"command": "ls", "cwd": ".."}, "outside_workspace"),
+        ({"command": "ls", "cwd": "/etc"}, "outside_workspace"),
+        ({"command": "ls", "cwd": "absent"}, "not_found"),
+        ({"command": "no-such-program --x"}, "command_failed"),
+        ({"command": "./absent.sh"}, "command_failed"),
+        ({"command": "./plain.txt"}, "command_failed"),
+        ({"command": "  "}, "invalid_args"),
+        ({"command": "a\0b"}, "invalid_args"),
+    ],
+)
+async def test_a_plan_fails_as_the_run_would(world: World, args: dict[str, str], kind: str) -> None:
+    """The dry run gives the error that the run would give [B72]."""
+    (world.root.path / "plain.txt").write_text("text")
+    errors = []
+    for attempt in (world.plan, world.run):
+        with pytest.raises(ToolError) as caught:
+            await attempt(**args)
+        errors.append((caught.value.kind, caught.value.message))
+    assert errors[0] == errors[1]
+    assert errors[0][0] == kind
+
+
+# --- literal words ---
+
+
+async def test_a_command_of_literal_words_needs_no_shell(tmp_path: Path) -> None:
+    """It runs by execve: it also runs where there is no bash [B97]."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "show").symlink_to("/usr/bin/printf")
+    world = World(tmp_path, find_sandbox("none"), environment={"PATH": str(programs)})
+    assert await world.output("show '%s;' '$HOME' \"a b\" x=y") == "$HOME;a b;x=y;"
+    with pytest.raises(ToolError, match="no bash here") as caught:
+        await world.run("show a; show b")
+    assert caught.value.kind == "command_failed"
+
+
+async def test_builtins_run_in_bash(world: World) -> None:
+    """A command that only bash has is opaque, and works."""
+    assert (await world.plan("cd ."))["argv"] == "opaque"
+    assert (await world.run("cd ."))["ok"]
+    assert await world.output("type cd") == "cd is a shell builtin\n"
+
+
+async def test_start_up_files_of_bash_are_not_read(tmp_path: Path) -> None:
+    """Neither .bashrc nor BASH_ENV of the server."""
+    (tmp_path / ".bashrc").write_text("echo from-bashrc")
+    world = World(tmp_path, find_sandbox("none"), environment={"HOME": str(tmp_path)})
+    assert await world.output("echo a; echo b") == "a\nb\n"
+
+
+async def test_a_script_without_a_first_line_runs(world: World) -> None:
+    (world.root.path / "run").write_text("echo ran $1\n")
+    (world.root.path / "run").chmod(0o755)
+    assert await world.output("./run it") == "ran it\n"
+
+
+# --- plans ---
+
+
+async def test_a_plan_names_all_that_decides_what_runs(tmp_path: Path) -> None:
+    """argv, executable, cwd, environment names, guarantees and the hashes of the files that it names [B96, B104]."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/run.sh").write_text("echo hi\n")
+    sandbox = find_sandbox("required")
+    world = World(tmp_path, sandbox, environment={"MINE": "secret value"})
+    plan = await world.plan("bash run.sh --x", cwd="sub", timeout=5, description="why")
+    assert plan["argv"] == ["bash", "run.sh", "--x"]
+    assert os.path.basename(plan["executable"]) == "bash"
+    assert plan["executable_in_workspace"] is False
+    assert plan["cwd"] == "sub"
+    assert {"PATH", "HOME", "MINE"} <= set(plan["environment"])
+    assert "secret value" not in str(plan)
+    assert plan["files"] == {"sub/run.sh": digest("echo hi\n")}
+    assert plan["timeout"] == 5
+    assert plan["guarantees"] == dict.fromkeys(
+        ("write", "read", "net_tcp", "net_udp", "pids", "env", "protected"), True
+    )
+    assert "holds: nothing outside the workspace can be changed" in plan["guarantees_in_words"]
+    assert plan == await world.plan("bash run.sh --x", cwd="sub", timeout=5), "the same facts, the same plan"
+    assert not (tmp_path / "sub/x").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "files"),
+    [
+        ("./run.sh", {"run.sh"}),
+        ("cd sub && bash inner.sh | tee out", {"sub/inner.sh"}),
+        ('sh "$PWD/run.sh"; cat < data.txt', {"data.txt"}),
+        ("python3 -m pack.tool", {"pack/tool.py"}),
+        ("make all", {"Makefile"}),
+        ("cat --file=data.txt", {"data.txt"}),
+        ("cat ROOT/data.txt", {"data.txt"}),
+        ("cat /etc/passwd ../x absent sub", set()),
+    ],
+)
+async def test_a_plan_has_the_files_that_a_command_names(world: World, command: str, files: set[str]) -> None:
+    """Also of opaque commands: every word that names an existing file of the workspace [B96]."""
+    root = world.root.path
+    (root / "sub").mkdir()
+    (root / "pack").mkdir()
+    for name in ("run.sh", "data.txt", "sub/inner.sh", "pack/tool.py", "Makefile"):
+        (root / name).write_text(name)
+        (root / name).chmod(0o755)
+    plan = await world.plan(command.replace("ROOT", str(root)))
+    assert set(plan["files"]) >= files
+    assert plan["files"] == {name: digest(name) for name in plan["files"]}
+    if not files:
+        assert plan["files"] == {}
+
+
+async def test_an_executable_of_the_workspace_is_marked(tmp_path: Path) -> None:
+    """A program that lies in the workspace could be anything: the plan says so, with its hash [B96]."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/git").write_text("#!/bin/sh\necho mine\n")
+    (tmp_path / "bin/git").chmod(0o755)
+    world = World(tmp_path, find_sandbox("auto"), environment={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"})
+    plan = await world.plan("git status")
+    assert plan["executable_in_workspace"] is True
+    assert plan["files"]["bin/git"] == digest("#!/bin/sh\necho mine\n")
+    assert await world.output("git status") == "mine\n"
+
+
+async def test_a_program_that_the_sandbox_hides_is_refused(tmp_path: Path) -> None:
+    """The message says that it is outside, not that it does not exist."""
+    root, other = tmp_path / "root", tmp_path / "other"
+    root.mkdir()
+    other.mkdir()
+    (other / "tool").write_text("#!/bin/sh\n")
+    (other / "tool").chmod(0o755)
+    world = World(root, find_sandbox("required"), environment={"PATH": f"{other}:/usr/bin:/bin"})
+    with pytest.raises(ToolError, match="outside of what the sandbox shows"):
+        await world.plan("tool")
+
+
+async def test_a_run_that_differs_from_its_plan_is_a_conflict(world: World) -> None:
+    """The handler compares the facts again just before it starts [B96]."""
+    script = world.root.path / "run.sh"
+    script.write_text("echo one > ran\n")
+    plan = await world.plan("bash run.sh")
+    script.write_text("echo two > ran\n")
+    with pytest.raises(ToolError) as caught:
+        await world.run("bash run.sh", Call(plan=plan))
+    assert caught.value.kind == "conflict"
+    assert caught.value.details == {"changed": ["files"]}
+    assert not (world.root.path / "ran").exists()
+    assert (await world.run("bash run.sh", Call(plan=await world.plan("bash run.sh"))))["ok"]
+
+
+async def test_a_changed_script_is_asked_about_again(tmp_path: Path) -> None:
+    """After an approval, a change of only the script behind the command asks again [B96, B73]."""
+    (tmp_path / "run.sh").write_text("echo approved\n")
+    world = World(tmp_path, find_sandbox("auto"), ruling=Ruling("ask"))
+    model = ScriptedModel([[ToolCall("bash", {"command": "bash run.sh"})], "done"])
+    async with Runtime(agent(model, world.tool)) as runtime:
+        turn = await runtime.send("c", "go")
+        (first,) = (await turn.result()).pending
+        assert first.preview["files"] == {"run.sh": digest("echo approved\n")}
+        (tmp_path / "run.sh").write_text("echo swapped\n")
+        await runtime.resolve("c", first.call, Approve(), by="boss")
+        (second,) = (await turn.result()).pending
+        assert second.reason == "plan changed"
+        await runtime.resolve("c", second.call, Approve(), by="boss")
+        await turn.final_result()
+        assert "swapped" in str(sees(model)[0])
+        (returned,) = of(await runtime.history("c"), CallReturned)
+        assert returned.data["guarantees"] == first.preview["guarantees"], "the log has what was in force [B104]"
+
+
+# --- rulings ---
+
+
+async def test_a_denied_command_does_not_run_in_the_handler_either(tmp_path: Path) -> None:
+    """A grant does not walk around a denial."""
+    world = World(tmp_path, find_sandbox("auto"), ruling=Ruling("deny", "mode plan"))
+    for attempt in (world.plan, world.run):
+        with pytest.raises(ToolError, match="mode plan") as caught:
+            await attempt("touch x")
+        assert caught.value.kind == "permission_denied"
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_confined_command_cannot_change_the_workspace(tmp_path: Path) -> None:
+    """It runs with a read-only root, without a network even if the workspace shares it, and the plan says so."""
+    (tmp_path / "a").write_text("content\n")
+    (tmp_path / ".git").mkdir()
+    world = World(
+        tmp_path,
+        find_sandbox("required", network=True),
+        ruling=Ruling(confined=True),
+        protected=[".git/hooks", ".idea"],
+    )
+    plan = await world.plan("cat a")
+    assert plan["workspace"] == "read-only"
+    assert plan["guarantees"]["net_tcp"] is True
+    result = await world.run(
+        "cat a; echo x > b; echo x > .git/x; echo x > a; ls /sys/class/net; cat /proc/net/dev | wc -l"
+    )
+    assert result["output"].startswith("content\n")
+    assert "Read-only file system" in result["output"]
+    assert result["output"].endswith("3\n"), "only the loopback interface"
+    assert sorted(os.listdir(tmp_path)) == [".git", "a"]
+    assert (tmp_path / "a").read_text() == "content\n"
+
+
+async def test_a_confined_command_needs_level_a(tmp_path: Path) -> None:
+    world = World(tmp_path, find_sandbox("none"), ruling=Ruling(confined=True))
+    with pytest.raises(ToolError) as caught:
+        await world.run("true")
+    assert caught.value.kind == "permission_denied"
+
+
+async def test_too_many_commands_at_once_are_refused(tmp_path: Path) -> None:
+    """One more than may run and wait: backpressure."""
+    limits = Limits(commands=1, queued_commands=0)
+    world = World(tmp_path, find_sandbox("auto"), limits=limits)
+    task = asyncio.create_task(world.run("touch up; until [ -e go ]; do sleep 0.02; done"))
+    while not (tmp_path / "up").exists():
+        await asyncio.sleep(0.01)
+    with pytest.raises(ToolError) as caught:
+        await world.run("true")
+    assert caught.value.kind == "backpressure"
+    (tmp_path / "go").touch()
+    assert (await task)["ok"]
+
+
+def test_the_declaration_is_written_for_a_model(world: World) -> None:
+    """The schema bounds the timeout, and the description says what a sandboxed command can do."""
+    spec = world.tool.spec
+    assert spec.streaming
+    assert spec.recovery == "ask"
+    assert spec.planned
+    assert '"maximum":600' in spec.parameters
+    assert "read_artifact" in spec.description
