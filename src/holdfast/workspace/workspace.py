@@ -16,6 +16,7 @@ from holdfast.workspace.checklist import checklist_tools
 from holdfast.workspace.files import Seen, file_tools
 from holdfast.workspace.limits import Limits
 from holdfast.workspace.policy import Mode, Policy, Ruling
+from holdfast.workspace.process import make_environment
 from holdfast.workspace.root import Root
 from holdfast.workspace.rules import RuleSet
 from holdfast.workspace.sandbox import find_sandbox
