@@ -49,6 +49,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "stores",
         "models",
         "server",
+        "workspace",
         "errors",
         "telemetry",
         "urls",

@@ -72,6 +72,7 @@ LOOKING = {
     "export c": 3,
     "replay c": 2,
     "request c": 3,
+    "undo c": 3,
     "grants": 3,
     "grants revoke c g1": 3,
     "cancel c": 3,

@@ -6,12 +6,19 @@ import subprocess
 import sys
 
 import desk as agents
+import msgspec
 import pexpect
 import pytest
 from terminal import DESK, assert_refused, environment, until
 from test_cli_verify import change_database
 
+from holdfast.cli.commands.doctor import HealthChecks, describe_sandbox
+from holdfast.errors import ToolError, install_command
 from holdfast.models.providers.names import PROVIDERS
+from holdfast.workspace.bubblewrap import Bubblewrap
+from holdfast.workspace.landlock import Landlock
+from holdfast.workspace.launch import Confinement, Sandbox
+from holdfast.workspace.sandbox import find_sandbox
 
 SHOP = "holdfast.cli.demo:agent"
 
@@ -228,14 +235,59 @@ def test_doctor_reports_a_healthy_store_as_ok_and_changes_nothing(desk):
     assert result.code == 0, result.err
     found = findings_by_id(result)
     own = ["sqlite", "extras", "clock", "schema", "store", "leases", "deadlines", "caches"]
-    assert list(found)[: len(own)] == own
-    assert set(found) - set(own) <= set(PROVIDERS)
+    assert list(found)[: len(own) + 2] == [*own, "sandbox", "ripgrep"]
+    assert set(found) - {*own, "sandbox", "ripgrep"} <= set(PROVIDERS)
     assert {found[each]["status"] for each in own} == {"ok"}
     assert all(set(each) == {"id", "status", "detail", "fix", "duration"} for each in found.values())
     assert all(each["duration"] >= 0 for each in found.values())
     text = desk("doctor").out
     assert all(line.startswith("ok ") for line in text.splitlines()[: len(own)])
     assert desk("log", "c", "--json").raw == log
+
+
+def test_doctor_states_each_guarantee_of_the_sandbox_and_what_to_install(desk):
+    """The guarantees in force stand in `doctor`, for the level that a command would get [B104]."""
+    found = findings_by_id(desk("doctor", "--json"))["sandbox"]
+    sandbox = find_sandbox("auto")
+    assert (found["status"], found["fix"]) == (("ok", None) if sandbox.level == "A" else ("warn", sandbox.missing))
+    assert found["detail"].startswith(
+        f"level {sandbox.level} ({sandbox.name}): " if sandbox.level != "none" else "none: "
+    )
+    for name, kept in msgspec.structs.asdict(sandbox.guarantees).items():
+        assert f"{name} {'yes' if kept else 'NO'}" in found["detail"]
+
+
+def test_each_level_of_the_sandbox_is_described_by_its_guarantees():
+    """A weaker level says what it does not hold [B104]."""
+    none = describe_sandbox(Sandbox(missing="install bubblewrap"))
+    assert none.status == "warn"
+    assert none.fix == "install bubblewrap"
+    assert none.detail.startswith("none: write NO, read NO, net_tcp NO, net_udp NO, pids NO, env NO, protected NO; ")
+    weaker = describe_sandbox(Landlock(missing="install bubblewrap"))
+    assert weaker.detail.startswith(
+        "level B (landlock): write NO, read yes, net_tcp yes, net_udp yes, pids NO, env yes, protected NO; "
+    )
+    strong = describe_sandbox(Bubblewrap("/usr/bin/bwrap"))
+    assert (strong.status, strong.fix) == ("ok", None)
+    assert "NO," not in strong.detail
+    shared = describe_sandbox(Bubblewrap("/usr/bin/bwrap", Confinement(network=True)))
+    assert "net_tcp NO, net_udp NO" in shared.detail
+
+
+def test_doctor_names_ripgrep_or_how_to_install_it(desk):
+    found = findings_by_id(desk("doctor", "--json"))["ripgrep"]
+    assert found["status"] == "ok", found
+    assert found["detail"].startswith("ripgrep ")
+
+
+async def test_doctor_without_ripgrep_prints_how_to_install_it(monkeypatch):
+    def find_none():
+        raise ToolError("resource_missing", f"ripgrep is not installed: {install_command('workspace')}")
+
+    monkeypatch.setattr("holdfast.cli.commands.doctor.find_ripgrep", find_none)
+    [found] = [each for each in await HealthChecks("memory:").run() if each.id == "ripgrep"]
+    assert found.status == "warn"
+    assert found.fix == install_command("workspace")
 
 
 def test_doctor_lists_conversations_without_a_worker_and_does_not_run_them(desk):

@@ -36,6 +36,7 @@ SECTIONS = {
         "submit": "decide",
         "cancel": "decide",
         "grants": "grants",
+        "undo": "undo",
     },
     "Look": {"log": "log", "tail": "log", "replay": "replay", "request": "request", "workers": "worker"},
     "Keep": {

@@ -14,6 +14,7 @@ from holdfast.tools.call import Call
 from holdfast.workspace.changes import Change
 from holdfast.workspace.contents import FileWorkspace, State, check_fresh, load_state
 from holdfast.workspace.patch import FilePatch, apply_hunks, is_applied, parse_patch
+from holdfast.workspace.root import Root
 from holdfast.workspace.text import as_details, explain_mismatch, find_candidates, hash_content, lines_of_matches
 
 
@@ -172,20 +173,31 @@ def encode(value: str, name: str) -> bytes:
 # --- after a crash, without a plan ---
 
 
-def recovered_result(changes: Sequence[Change]) -> Result:
-    """Return the result of a run that took effect before the process died. The old content is not kept."""
+def make_data(root: Root, records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the ``data`` of a result, from which ``holdfast undo`` puts files back."""
+    return {"root": str(root.path), "changes": records}
+
+
+def recovered_result(root: Root, changes: Sequence[Change], *, planned: bool = False) -> Result:
+    """Return the result of a run that took effect before the process died. The old content is not kept.
+
+    planned:  ``before`` comes from a plan; otherwise None means that the version before is not known
+    """
     files = [{"path": change.path, "version": change.after} for change in changes]
-    records = [{"path": one.path, "before": one.before, "after": one.after, "kept": None} for one in changes]
+    records: list[dict[str, Any]] = []
+    for one in changes:
+        lost = not planned or one.before is not None
+        records.append({"path": one.path, "before": one.before, "after": one.after, "kept": None, "lost": lost})
     note = "The change was made before the process was restarted."
     output = files[0] if len(files) == 1 else {"files": files}
-    return Result({**output, "note": note}, data={"changes": records})
+    return Result({**output, "note": note}, data=make_data(root, records))
 
 
 def settle_write(ws: FileWorkspace, args: Mapping[str, Any], call: Call) -> Any:
     after = hash_content(encode(args["content"], "content"))
     present = ws.root.hash_file(args["path"])
     if present == after:
-        return recovered_result([Change(ws.root.normalise(args["path"]), args.get("expected"), after, None)])
+        return recovered_result(ws.root, [Change(ws.root.normalise(args["path"]), args.get("expected"), after, None)])
     return "redispatch" if present is None or present == args.get("expected") else "ask"
 
 
@@ -197,7 +209,7 @@ def settle_edit(ws: FileWorkspace, args: Mapping[str, Any], call: Call) -> Any:
     if all(edit.old in content and (not edit.new or edit.new not in content) for edit in edits):
         return "redispatch"
     if all(edit.new and edit.new in content and edit.old not in content for edit in edits):
-        return recovered_result([Change(state.path, args.get("expected"), state.version, None)])
+        return recovered_result(ws.root, [Change(state.path, args.get("expected"), state.version, None)])
     return "redispatch" if args.get("expected") and args["expected"] == state.version else "ask"
 
 

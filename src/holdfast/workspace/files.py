@@ -22,6 +22,7 @@ from holdfast.workspace.contents import FileWorkspace, Seen
 from holdfast.workspace.diff import diff_files
 from holdfast.workspace.edits import (
     edit_changes,
+    make_data,
     patch_changes,
     recovered_result,
     settle_edit,
@@ -32,6 +33,7 @@ from holdfast.workspace.edits import (
 from holdfast.workspace.limits import Limits
 from holdfast.workspace.patch import parse_patch
 from holdfast.workspace.reader import read_tool, refuse_denied, ws_paths
+from holdfast.workspace.root import Root
 
 __all__ = ["Change", "FileWorkspace", "Seen", "commit_changes", "file_tools"]
 
@@ -85,18 +87,19 @@ def check_plan(plan: Any, changes: Sequence[Change]) -> None:
             raise conflict_error(change.path, approved.get(change.path, (None, None))[0], change.before)
 
 
-def make_result(changes: Sequence[Change], call: Call) -> Result:
-    """Return the result; the contents before are kept, for undo."""
+def make_result(root: Root, changes: Sequence[Change], call: Call) -> Result:
+    """Return the result; the contents before are kept, for undo (``undo.py`` reads ``data``)."""
     records: list[dict[str, Any]] = []
     files: list[dict[str, Any]] = []
     for change in changes:
         kept = call.keep(change.old, "application/octet-stream", change.path).sha256 if change.old is not None else None
         record: dict[str, Any] = {"path": change.path, "before": change.before, "after": change.after, "kept": kept}
-        records.append(record | ({"mode": change.old_mode} if change.old_mode is not None else {}))
+        record |= {"mode": change.old_mode} if change.old_mode is not None else {}
+        records.append(record | ({"new_mode": change.mode} if change.mode is not None else {}))
         diff = diff_files(change.path, change.old, change.content)
         facts: dict[str, Any] = {"path": change.path, "action": action_of(change), "version": change.after}
         files.append(facts | {"added": diff.added, "removed": diff.removed})
-    return Result(files[0] if len(files) == 1 else {"files": files}, data={"changes": records})
+    return Result(files[0] if len(files) == 1 else {"files": files}, data=make_data(root, records))
 
 
 class FileChange:
@@ -153,7 +156,7 @@ class FileChange:
             commit_changes(ws.root, [change for change in changes if action_of(change) != "unchanged"])
             for change in changes:
                 ws.seen.record(call.conversation, ws.root.real_path(change.path), change.after, change.content)
-        return make_result(changes, call)
+        return make_result(ws.root, changes, call)
 
     def recover(self, args: dict[str, Any], call: Call) -> Any:
         """Find out by the files whether an interrupted run took effect: its result, "redispatch" or "ask"."""
@@ -162,7 +165,11 @@ class FileChange:
             return self._settle(self._ws, args, call)
         present = [self._ws.root.hash_file(one["path"]) for one in files]
         if all(found == one["after"] for found, one in zip(present, files, strict=True)):
-            return recovered_result([Change(one["path"], one["before"], one["after"], None) for one in files])
+            return recovered_result(
+                self._ws.root,
+                [Change(one["path"], one["before"], one["after"], None) for one in files],
+                planned=True,
+            )
         if all(found == one["before"] for found, one in zip(present, files, strict=True)):
             return "redispatch"
         return "ask"

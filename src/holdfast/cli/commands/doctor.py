@@ -1,4 +1,4 @@
-"""``holdfast doctor``: check the installation, the store and the model keys, and suggest fixes.
+"""``holdfast doctor``: check the installation, the store, the sandbox and the model keys, and suggest fixes.
 
 The checks open the store without a runtime, so that no deadline passes and no conversation is resumed meanwhile.
 They change nothing and send no request to a model.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import subprocess
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -29,10 +30,12 @@ from holdfast.cli.output import EXIT_FAILED, print_json_lines
 from holdfast.cli.render.console import make_console
 from holdfast.cli.render.text import escape_control_characters, format_duration, pluralize
 from holdfast.cli.store import PAGE_SIZE, connect_to_store, is_file_missing
-from holdfast.errors import HoldfastError, Invalid, StoreError
+from holdfast.errors import HoldfastError, Invalid, StoreError, ToolError
 from holdfast.models.providers import names
 from holdfast.stores.base import Location, LogStore
 from holdfast.stores.maintenance import DatabaseHealth, MigrationPlan
+from holdfast.workspace.ripgrep import find_ripgrep
+from holdfast.workspace.sandbox import Sandbox, find_sandbox
 
 SQLITE = (3, 51, 3)
 """The oldest version that this package requires."""
@@ -45,6 +48,7 @@ CONNECTIONS_WARN = 0.8
 """The share of used connections above which the check warns."""
 ENTRIES = 5000
 """Pending entries in one read."""
+VERSION_SECONDS = 10
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 _REQUIREMENT = re.compile(
     r"(?P<package>[\w.-]+)\s*(?:\[(?P<extras>[^\]]*)\])?[^;]*"  # name[extra,extra]>=1,<2
@@ -64,7 +68,7 @@ _REQUIREMENT = re.compile(
 @json_option
 @store_option
 def doctor(spec: str | None, model: str | None, as_json: bool, store: str | None) -> int:
-    """Check the store, the clock, overdue work and keys.
+    """Check the store, the clock, overdue work, the sandbox and keys.
 
     Prints one line for each check, with a fix if something is wrong; exit code 1 if a check failed. No request goes to
     a model. With MODULE:AGENT, that agent's models are checked, else every provider that has a key or is installed.
@@ -134,7 +138,8 @@ class HealthChecks:
                     await self._run_check("deadlines", self._check_deadlines),
                 ]
                 found += [await self._run_check("caches", self._check_caches)]
-        return found + [await self._run_check(name, check) for name, check in self._model_checks()]
+        last = [("sandbox", self._check_sandbox), ("ripgrep", self._check_ripgrep), *self._model_checks()]
+        return found + [await self._run_check(name, check) for name, check in last]
 
     async def _run_check(self, name: str, check: Callable[[], Awaitable[_Result]]) -> Finding:
         start = time.perf_counter()
@@ -212,6 +217,19 @@ class HealthChecks:
     async def _check_extras(self) -> _Result:
         names = [f"{name} {'yes' if there else 'no'}" for name, there in extras()]
         return _Result("ok", ", ".join(names) or "this version declares none")
+
+    async def _check_sandbox(self) -> _Result:
+        """Start a command in the sandbox that ``Workspace(sandbox="auto")`` would choose."""
+        return describe_sandbox(await asyncio.to_thread(find_sandbox, "auto"))
+
+    async def _check_ripgrep(self) -> _Result:
+        try:
+            program = find_ripgrep()
+        except ToolError as missing:
+            return _Result("warn", "not installed: the workspace tool grep fails", missing.message.partition(": ")[2])
+        command = [program, "--no-config", "--version"]
+        ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=VERSION_SECONDS)
+        return _Result("ok", f"{ran.stdout.partition(chr(10))[0]}, {program}")
 
     async def _check_server(self) -> _Result:
         urls.parse_location(self._url)  # raises Invalid if the URL names no store
@@ -341,6 +359,16 @@ class HealthChecks:
         overdue = pluralize(len(late), "call is overdue, by", "calls are overdue, the oldest by")
         detail = f"{overdue} {oldest}: no process has acted on it"
         return _Result("warn", detail, self._commands.format_command("pending", "--wait", "1"))
+
+
+def describe_sandbox(found: Sandbox) -> _Result:
+    """Return the level of the sandbox for commands of the workspace tools, and each guarantee."""
+    held = msgspec.structs.asdict(found.guarantees)
+    level = f"level {found.level} ({found.name})" if found.level != "none" else "none"
+    guarantees = ", ".join(f"{name} {'yes' if kept else 'NO'}" for name, kept in held.items())
+    limit = found.process_limit
+    processes = f"processes limited by {limit}" if limit != "none" else "the number of processes is NOT limited"
+    return _Result("ok" if found.level == "A" else "warn", f"{level}: {guarantees}; {processes}", found.missing or None)
 
 
 def check_server_settings(health: DatabaseHealth) -> Iterator[tuple[str, _Result]]:
