@@ -287,7 +287,7 @@ class InboxView extends Element {
       <div class="content" tabindex="0" role="group" aria-label="All requests in full"><div>${this.batch.map((entry) => {
         const result = this.results?.get(keyOf(entry));
         return html`<section class="entry"><h3>${shown(entry.prompt || entry.tool)}</h3><p class="about"><span class="chip risk ${entry.risk}">${entry.risk} risk</span> <code>${shown(entry.tool)}</code> for <b>${shown(entry.principal?.id ?? "")}</b> in ${named(entry.conversation, this.#title(entry))}</p>${warnings(entry)}
-          ${plainPreview(entry) ? nothing : html`<h4>What would happen</h4>${value(entry.preview)}`}<h4>Arguments</h4>${table(entry.args)}
+          ${plainPreview(entry) ? nothing : html`<h4>What would happen</h4>${value(entry.preview, { client: this.client, conversation: entry.conversation })}`}<h4>Arguments</h4>${table(entry.args)}
           ${result ? html`<p class="notice ${result.problem ? "bad" : "good"}">${result.problem ? shown(result.problem.detail ?? result.problem.title) : "Accepted."}</p>` : nothing}</section>`;
       })}</div></div>
       ${this.refused ? html`<p class="notice bad" role="alert">${shown(this.refused.message)}: ${(this.refused.status > 0 && this.refused.status < 500) || this.refused.status === 503 ? "nothing was decided." : "the outcome is unknown. The inbox shows the calls that are still waiting."}</p>` : nothing}
