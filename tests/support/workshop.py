@@ -111,7 +111,7 @@ def plan_command(command: str, argv: list[str] | str, level: str = "A", **more: 
     return plan | more
 
 
-SCRIPT = "set -e\nfor f in src/*.py; do python -m py_compile \"$f\"; done\nbash run.sh | tee out.log\u200b"
+SCRIPT = 'set -e\nfor f in src/*.py; do python -m py_compile "$f"; done\nbash run.sh | tee out.log\u200b'
 LITERAL = "git commit -m 'two words' --allow-empty-message ''"
 PLANS = {
     LITERAL: plan_command(

@@ -4,7 +4,7 @@
 // approved is left out.
 import { html, nothing } from "lit";
 import { shown, value, table, rows, diffLines } from "./values.js";
-import { isObject, isChecklist, diffOf, duration, bytes } from "../text.js";
+import { isObject, isChecklist, diffOf, bytes } from "../text.js";
 
 const isText = (it) => typeof it === "string";
 const isArtifact = (it) => isObject(it) && isText(it.sha256) && typeof it.size === "number";
@@ -80,7 +80,7 @@ function commandPlan(it, source) {
   if (isText(executable)) facts.push(["Program", html`<code>${shown(executable)}</code>${it.executable_in_workspace ? html` <span class="chip warn">from the workspace</span>` : nothing}`]);
   if (isText(cwd)) facts.push(["Directory", cwd === "." ? "the workspace" : html`<code>${shown(cwd)}</code>`]);
   if (isText(workspace)) facts.push(["Workspace", shown(workspace)]);
-  if (typeof timeout === "number") facts.push(["Time limit", duration(timeout)]);
+  if (typeof timeout === "number") facts.push(["Time limit", `${timeout} s`]);
   if (Array.isArray(environment)) facts.push(["Variables", environment.length ? html`<code>${shown(environment.join(" "))}</code>` : "none"]);
   if (isObject(files)) facts.push(["Files", boundFiles(files)]);
   return html`<div class="command"><pre class="code">${shown(it.command)}</pre>
@@ -91,7 +91,7 @@ function commandPlan(it, source) {
 
 // The files of the plan: if the content of one changes, the approval does not hold for the run.
 function boundFiles(files) {
-  const each = Object.entries(files);
+  const each = Object.entries(files).sort(([a], [b]) => (a === "...") - (b === "...")); // "..." stands for the rest
   if (!each.length) return "none is named in the command";
   return html`<p class="about">This approval is for their present content. If one changes, you are asked again.</p>
     <ul class="bound">${each.map(([path, version]) => {
@@ -151,4 +151,4 @@ function commandResult(it, source) {
 const STATES = { completed: ["✓", "done"], in_progress: ["▸", "in progress"], pending: ["○", "pending"] };
 
 export const checklist = (list) => html`<ol>${list.map(({ content, status, priority }) => html`<li class=${status}><span class="mark" aria-hidden="true">${STATES[status][0]}</span><span><span class="sr">${STATES[status][1]}: </span>${shown(content)}${
-  priority === "high" ? html` <span class="chip warn">high priority</span>` : nothing}</span></li>`)}</ol>`;
+  priority === "high" && status !== "completed" ? html` <span class="chip warn">high priority</span>` : nothing}</span></li>`)}</ol>`;
