@@ -1,6 +1,7 @@
 // <holdfast-artifact>: a stored text of which a part is shown. A button loads the whole of it.
 //   properties  client: Client   conversation: string (its id)   artifact: {sha256, size, media_type, name}
 //               what: "diff" | "output" | "result"   head: string (the part)   cut: how the part is rendered, if not as a diff
+//   events      loaded, when the whole of it is rendered
 //   attribute   unloaded, while an approval needs what is not loaded (guard.js)
 import { Element, html, nothing, shown, diffLines } from "./base.js";
 import { bytes, diffOf } from "../text.js";
@@ -9,6 +10,11 @@ const LARGEST = 16e6; // bytes that are shown in the page; a larger one can only
 
 class Artifact extends Element {
   static properties = { client: {}, conversation: {}, artifact: {}, what: {}, head: {}, cut: {}, text: { state: true }, problem: { state: true }, busy: { state: true } };
+
+  // What is loaded does not change, and may have 200,000 lines: it is rendered once.
+  shouldUpdate(now) {
+    return !this.text || now.has("text") || this.artifact.sha256 !== this.key;
+  }
 
   willUpdate(now) {
     super.willUpdate(now);
@@ -29,6 +35,7 @@ class Artifact extends Element {
     if (text === null) return;
     await this.updateComplete;
     this.removeAttribute("unloaded");
+    this.emit("loaded");
     if (focused) this.querySelector(".whole").focus({ preventScroll: true }); // the button is gone
   }
 

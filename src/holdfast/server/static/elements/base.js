@@ -83,6 +83,10 @@ export class Card extends Element {
   connectedCallback() {
     super.connectedCallback();
     this.tick(1000);
+    this.watch(this, "loaded", () => {
+      this.hint = "";
+      this.requestUpdate();
+    });
     this.guard.start();
     cards.add(this);
     renewAll();
