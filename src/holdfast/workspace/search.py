@@ -13,18 +13,17 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 
 from holdfast.errors import ToolError
 from holdfast.tools.call import Call
 from holdfast.tools.declare import Tool
+from holdfast.workspace.limits import Limits
+from holdfast.workspace.policy import Policy, Ruling
 from holdfast.workspace.ripgrep import Outcome, read_text, run_ripgrep
-
-if TYPE_CHECKING:
-    from holdfast.workspace.root import Root
-    from holdfast.workspace.workspace import Workspace
+from holdfast.workspace.root import Root
 
 MAX_CONTEXT = 20
 """Lines around a match that a call may ask for."""
@@ -44,6 +43,18 @@ Limit = Annotated[int, msgspec.Meta(ge=1, le=2000)]
 Context = Annotated[int, msgspec.Meta(ge=0, le=MAX_CONTEXT)]
 
 
+class SearchWorkspace(Protocol):
+    """The parts of ``Workspace`` that the tools need."""
+
+    @property
+    def root(self) -> Root: ...
+    @property
+    def policy(self) -> Policy: ...
+    @property
+    def limits(self) -> Limits: ...
+    def approval(self, judge: Callable[[dict[str, Any], Call], Ruling]) -> Callable[[dict[str, Any], Call], Any]: ...
+
+
 class Line(msgspec.Struct, frozen=True):
     """A line that ripgrep found: where it is, not yet what it says."""
 
@@ -55,7 +66,7 @@ class Line(msgspec.Struct, frozen=True):
     """False for a line of the context."""
 
 
-def search_tools(ws: Workspace) -> list[Tool]:
+def search_tools(ws: SearchWorkspace) -> list[Tool]:
     """Return the tools grep, glob and list."""
 
     async def grep(
@@ -168,7 +179,7 @@ def _open_place(root: Root, path: str) -> Iterator[Place]:
         os.close(descriptor)
 
 
-async def _run(ws: Workspace, place: Place, options: list[str], on_line: Callable[[bytes], bool]) -> Outcome:
+async def _run(ws: SearchWorkspace, place: Place, options: list[str], on_line: Callable[[bytes], bool]) -> Outcome:
     target = ["--", "-"] if place.stdin is not None else ["--", "./"]
     outcome = await run_ripgrep(
         [*options, *target],
@@ -187,7 +198,7 @@ def _first_lines(text: str) -> str:
     return "\n".join(text.splitlines()[:8])[:1000]
 
 
-async def _grep_lines(ws: Workspace, path: str, options: list[str], limit: int) -> dict[str, Any]:
+async def _grep_lines(ws: SearchWorkspace, path: str, options: list[str], limit: int) -> dict[str, Any]:
     found: list[Line] = []
     matches = 0
 
@@ -217,7 +228,7 @@ def _to_line(kind: str, data: dict[str, Any], place: Place) -> Line:
     return Line(name, data["line_number"], data["absolute_offset"], size, kind == "match")
 
 
-def _read_lines(ws: Workspace, found: Iterable[Line]) -> Iterator[tuple[Line, str]]:
+def _read_lines(ws: SearchWorkspace, found: Iterable[Line]) -> Iterator[tuple[Line, str]]:
     """Yield the lines with their text, read beneath the root; lines that cannot be read there are dropped."""
     path, descriptor = "", -1
     try:
@@ -266,7 +277,7 @@ def _has_gap(previous: Line, line: Line) -> bool:
     return apart and not (previous.matches and line.matches)
 
 
-async def _grep_files(ws: Workspace, path: str, options: list[str], limit: int, show: str) -> dict[str, Any]:
+async def _grep_files(ws: SearchWorkspace, path: str, options: list[str], limit: int, show: str) -> dict[str, Any]:
     with _open_place(ws.root, path) as place:
         rows, outcome = await _collect_names(ws, place, options, limit + 1)
         names = {row: row.partition("\0")[0] for row in rows}
@@ -274,7 +285,7 @@ async def _grep_files(ws: Workspace, path: str, options: list[str], limit: int, 
     return _cut_names([row.replace("\0", ": ") for row in found], limit, outcome, show)
 
 
-async def _collect_names(ws: Workspace, place: Place, options: list[str], limit: int) -> tuple[list[str], Outcome]:
+async def _collect_names(ws: SearchWorkspace, place: Place, options: list[str], limit: int) -> tuple[list[str], Outcome]:
     """Return up to ``limit`` rows that ripgrep prints: a path, and with counts a NUL and the count."""
     rows: list[str] = []
     counted = "--count" in options
@@ -295,7 +306,7 @@ def _add_prefix(place: Place, row: str) -> str:
     return place.prefix + row.removeprefix("./")
 
 
-def _is_visible(ws: Workspace, tool: str, path: str) -> bool:
+def _is_visible(ws: SearchWorkspace, tool: str, path: str) -> bool:
     """Return whether no rule withholds the path, and it exists beneath the root. A link counts, wherever it leads."""
     parent, _, name = path.rpartition("/")
     if ws.policy.withholds(tool, path):
