@@ -285,7 +285,9 @@ async def _grep_files(ws: SearchWorkspace, path: str, options: list[str], limit:
     return _cut_names([row.replace("\0", ": ") for row in found], limit, outcome, show)
 
 
-async def _collect_names(ws: SearchWorkspace, place: Place, options: list[str], limit: int) -> tuple[list[str], Outcome]:
+async def _collect_names(
+    ws: SearchWorkspace, place: Place, options: list[str], limit: int
+) -> tuple[list[str], Outcome]:
     """Return up to ``limit`` rows that ripgrep prints: a path, and with counts a NUL and the count."""
     rows: list[str] = []
     counted = "--count" in options
