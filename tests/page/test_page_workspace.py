@@ -112,7 +112,7 @@ def test_a_whole_diff_that_cannot_be_loaded_is_not_approved_and_is_tried_again(v
 def test_a_batch_with_a_long_diff_needs_it_loaded(visit, stage: Stage):
     """Together as one by one: what was not seen cannot be approved [B73]."""
     conversation = stage.conversation("long", name="in-a-batch")
-    stage.waiting(conversation)
+    stage.pending_call(conversation)
     page = visit().page("inbox")
     row = page.locator(".row", has_text="in-a-batch")
     browser.select(row)

@@ -871,7 +871,7 @@ async def test_an_artifact_is_downloaded_by_those_who_may_read_its_conversation(
         await s.runtime.wait("c")
         (returned,) = [event for event in await s.runtime.history("c") if event.type == "CallReturned"]
         path = f"{C}/artifacts/{returned.value}"
-        found = await s.http.get(path, **ann)
+        found = await s.http.get(path, headers=ann["headers"])
         assert (found.status_code, found.content) == (200, page)
         assert found.headers["content-type"] == "text/html"
         assert found.headers["x-content-type-options"] == "nosniff"

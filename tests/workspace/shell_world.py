@@ -114,7 +114,7 @@ class World:
     async def plan(self, command: str, **args: Any) -> dict[str, Any]:
         return await part(self.tool, "planner")({"command": command, **args}, Call(dry_run=True))
 
-    async def run(self, command: str, call: Call | None = None, **args: Any) -> dict[str, Any]:
+    async def run(self, command: str, call: Any = None, **args: Any) -> dict[str, Any]:
         """Return the result that the model sees."""
         return (await part(self.tool, "handler")({"command": command, **args}, call or Call())).output
 

@@ -11,7 +11,7 @@ import asyncio
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Protocol
 
@@ -160,7 +160,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def _open_place(root: Root, path: str) -> Iterator[Place]:
+def _open_place(root: Root, path: str) -> Generator[Place]:
     """Open the directory or the file to search, beneath the root."""
     name = root.normalise(path)
     try:
