@@ -45,7 +45,9 @@ def test_the_card_of_a_long_change_shows_the_whole_part_that_it_has_and_where_th
     card = card_of(desk, agents.rewriting)
     assert "+line 1\n" in card
     assert "+line 300\n" in card
-    assert "This is the beginning: 3 kB of 1.2 MB. The page shows the whole diff: holdfast ui" in " ".join(card.split())
+    assert "This is the beginning: 3 kB of 1.2 MB. The page shows the whole diff: holdfast serve --no-run" in " ".join(
+        card.split()
+    )
 
 
 def test_the_card_of_a_script_names_what_runs_and_what_the_sandbox_does_not_hold(desk):
@@ -79,7 +81,10 @@ def test_a_run_prints_the_exit_code_and_the_end_of_the_output(desk):
     result = desk("run", f"{HERE}:building", "hi")
     assert result.code == 0, result.err
     assert "✓ bash  exit code 2\n    … 11 earlier lines\n    part 12\n" in result.out
-    assert "    pay \\u202e0001\n    the whole output has 23 kB; the page shows it: holdfast ui\n" in result.out
+    assert (
+        "    pay \\u202e0001\n    the whole output has 23 kB; the page shows it: holdfast serve --no-run\n"
+        in result.out
+    )
     assert "part 11\n" not in result.out
 
 

@@ -119,7 +119,7 @@ def _render_files(plan: Object, files: list[Object]) -> Group:
     if (artifact := _read_artifact(plan.get("diff_artifact"))) is not None:
         known += ["diff_cut", "diff_artifact"]
         shown = f"{format_bytes(len(diff.encode()))} of {format_bytes(artifact['size'])}"
-        note = f"This is the beginning: {shown}. The page shows the whole diff: holdfast ui"
+        note = f"This is the beginning: {shown}. The page shows the whole diff: holdfast serve --no-run"
         parts.append(Text(note, style="bold yellow"))
     return Group(*parts, *_others(plan, known))
 
@@ -226,7 +226,7 @@ def _command_lines(result: Object, width: int) -> list[Line]:
     for line in output[-OUTPUT_LINES:]:
         lines.append([(f"    {ellipsize(line, width)}", "dim")])
     if (artifact := _read_artifact(result.get("artifact"))) is not None:
-        note = f"    the whole output has {format_bytes(artifact['size'])}; the page shows it: holdfast ui"
+        note = f"    the whole output has {format_bytes(artifact['size'])}; the page shows it: holdfast serve --no-run"
         lines.append([(note, "dim italic")])
     return lines
 
