@@ -17,7 +17,7 @@ MINUTES ?= 60
 QUICK := tests/core tests/tools tests/golden tests/stores/test_memory.py \
 	$(addprefix tests/test_,layers.py errors.py name.py public_api.py redaction.py) \
 	$(addprefix tests/runtime/test_,cancel.py definitions.py dry_run.py expiry.py grants.py hooks.py plain_turn.py \
-		revival.py rights.py suspending.py)
+		revival.py rights.py suspensions.py)
 
 help:
 	@echo "make demo    set up and start the demo (no API key needed)"

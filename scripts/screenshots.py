@@ -69,11 +69,11 @@ def main(folder: Path) -> None:
             talks = {
                 word: stage.conversation(word) for word in ("refund", "patch", "book", "sign", "evil", "think", "fail")
             }
-            kept = stage.waiting(stage.conversation("refund", name="kept"))
+            kept = stage.pending_call(stage.conversation("refund", name="kept"))
             decision = {"type": "approve", "digest": kept["digest"], "remember": "tool", "duration": "1d"}
             stage.ask("POST", f"conversations/kept/calls/{kept['call']}/resolve", {"decision": decision})
             for word in ("refund", "patch", "book", "sign", "evil"):
-                stage.waiting(talks[word])
+                stage.pending_call(talks[word])
             views = {  # name -> (path, or a function that creates one per look; an action on the page)
                 "chat": (f"c/{talks['refund']}", None),
                 "edit": (f"c/{talks['refund']}", edit_arguments),

@@ -31,13 +31,11 @@ CODES = [
 
 
 @pytest.mark.parametrize(("error", "exit_code", "status"), CODES, ids=lambda v: type(v).__name__)
-def test_each_error_has_the_exit_code_and_the_http_status_of_the_design(
-    error: HoldfastError, exit_code: int, status: int
-) -> None:
+def test_each_error_has_its_exit_code_and_its_http_status(error: HoldfastError, exit_code: int, status: int) -> None:
     assert (error.exit_code, error.http_status) == (exit_code, status)
 
 
-def test_every_error_class_carries_a_kind_of_the_vocabulary() -> None:
+def test_every_error_class_has_a_known_kind() -> None:
     def classes(root: type[HoldfastError]) -> list[type[HoldfastError]]:
         return [root, *(c for sub in root.__subclasses__() for c in classes(sub))]
 
@@ -51,7 +49,7 @@ def test_the_tree_in_the_docstring_names_every_error_class() -> None:
             assert name in (errors.__doc__ or ""), name
 
 
-def test_a_kind_outside_of_the_vocabulary_is_refused_wherever_it_could_be_given() -> None:
+def test_an_unknown_error_kind_is_refused() -> None:
     for attempt in (
         lambda: ToolError("card_declined", "no"),
         lambda: Failed("card_declined", "no"),
@@ -61,7 +59,7 @@ def test_a_kind_outside_of_the_vocabulary_is_refused_wherever_it_could_be_given(
             attempt()
 
 
-def test_a_stale_refusal_says_why_and_who_won() -> None:
+def test_a_stale_error_has_its_reason_and_the_winner() -> None:
     late = Stale("call 'x1' was decided by ann", reason="resolved", winner="ann")
     assert (late.kind, late.reason, late.winner) == ("stale", "resolved", "ann")
     assert late.details == {"reason": "resolved", "winner": "ann"}

@@ -1,4 +1,4 @@
-"""Who may import whom: the seven rules of the design, held by a walk over the syntax trees."""
+"""The import rules between the layers, checked on the syntax trees of the source."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 }
 
 OWN_RULES = ("__init__", "__main__", "errors", "events", "hooks", "telemetry", "urls")
-"""Entry points, and modules with tests of their own below. A new module beside the layers is entered here or above."""
+"""Entry points, and modules with a test of their own below. A new module outside the layers is added here or above."""
 
 
 @cache
 def imports(path: Path) -> frozenset[str]:
-    """Every module that a file imports, also inside functions, but not for type checking only."""
+    """Return the modules that a file imports, also inside functions, but not those for type checking only."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
@@ -87,16 +87,16 @@ def is_module(name: str) -> bool:
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
-def reached(path: Path) -> set[str]:
-    """Every module of holdfast that a file imports, directly or by what it imports."""
+def reachable_modules(path: Path) -> set[str]:
+    """Return the modules of holdfast that a file imports, directly or indirectly."""
     found: set[str] = set()
-    waiting = [path]
-    while waiting:
-        for module in imports(waiting.pop()):
+    queue = [path]
+    while queue:
+        for module in imports(queue.pop()):
             if module.startswith("holdfast.") and module not in found:
                 found.add(module)
                 file = SRC.parent.joinpath(*module.split("."))
-                waiting.append(file / "__init__.py" if file.is_dir() else file.with_suffix(".py"))
+                queue.append(file / "__init__.py" if file.is_dir() else file.with_suffix(".py"))
     return found
 
 
@@ -104,22 +104,22 @@ def modules() -> list[tuple[str, Path]]:
     return [(path.relative_to(SRC).parts[0].removesuffix(".py"), path) for path in sorted(SRC.rglob("*.py"))]
 
 
-def within(module: str, allowed: tuple[str, ...]) -> bool:
-    """The empty name stands for the public package itself, and nothing inside it."""
+def is_allowed(module: str, allowed: tuple[str, ...]) -> bool:
+    """Return whether a module is in one of these packages. The empty name stands for the public package itself."""
     if module == "holdfast":
         return "" in allowed
     return any(f"{module}.".startswith(f"holdfast.{name}.") for name in allowed if name)
 
 
 @pytest.mark.parametrize(("layer", "path"), modules(), ids=lambda value: str(value).replace(str(SRC), ""))
-def test_a_module_imports_only_what_its_layer_may(layer: str, path: Path) -> None:
+def test_a_module_imports_only_the_packages_that_its_layer_may_import(layer: str, path: Path) -> None:
     if layer in OWN_RULES:
         return
     for module in imports(path):
-        assert not module.startswith("holdfast") or within(module, ALLOWED[layer]), f"{path.name} imports {module}"
+        assert not module.startswith("holdfast") or is_allowed(module, ALLOWED[layer]), f"{path.name} imports {module}"
 
 
-def test_the_core_imports_nothing_impure() -> None:
+def test_the_core_imports_only_pure_modules() -> None:
     for path in (SRC / "core").rglob("*.py"):
         for module in imports(path):
             root = module.split(".")[0]
@@ -130,17 +130,17 @@ def test_errors_import_nothing_of_holdfast() -> None:
     assert not [m for m in imports(SRC / "errors.py") if m.startswith("holdfast")]
 
 
-def test_telemetry_imports_only_the_core_so_that_all_but_the_core_may_import_it() -> None:
+def test_telemetry_imports_only_the_core_and_the_core_does_not_import_telemetry() -> None:
     for module in imports(SRC / "telemetry.py"):
-        assert not module.startswith("holdfast") or within(module, ("core", "errors")), module
+        assert not module.startswith("holdfast") or is_allowed(module, ("core", "errors")), module
     users = {layer for layer, path in modules() if "holdfast.telemetry" in imports(path)}
-    assert users, "nothing imports it: this test would prove nothing"
-    below = reached(SRC / "telemetry.py")
+    assert users, "no module imports telemetry: this test would check nothing"
+    below = reachable_modules(SRC / "telemetry.py")
     assert "holdfast.telemetry" not in below, "telemetry imports something that imports it"
     assert not users & {"core", "errors"}
 
 
-def test_only_the_url_functions_and_the_public_package_name_concrete_stores_and_models() -> None:
+def test_only_urls_and_the_public_package_import_concrete_stores_and_models() -> None:
     for layer, path in modules():
         if (path.name in ("urls.py", "__init__.py") and path.parent == SRC) or layer in ("testing", "stores", "models"):
             continue
@@ -161,7 +161,7 @@ def test_only_telemetry_imports_opentelemetry() -> None:
 
 
 def all_imports(path: Path) -> set[str]:
-    """Every module that a file imports, those for type checking only included."""
+    """Return the modules that a file imports, including those for type checking only."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -189,16 +189,16 @@ def find_cycle(graph: dict[str, set[str]]) -> list[str]:
     return next((cycle for module in sorted(graph) if (cycle := visit(module, []))), [])
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
-    """Imports for type checking count, too: a module that needs a type from above defines a Protocol."""
+def test_there_is_no_import_cycle() -> None:
+    """Imports for type checking count too: a module that needs a type of a higher layer defines a Protocol."""
     names = {path: ".".join(path.relative_to(SRC.parent).with_suffix("").parts) for _, path in modules()}
     graph = {name.removesuffix(".__init__"): all_imports(path) for path, name in names.items()}
     cycle = find_cycle({name: imported & set(graph) - {name} for name, imported in graph.items()})
     assert not cycle, " imports ".join(cycle)
 
 
-def test_the_search_for_cycles_can_fail(tmp_path: Path) -> None:
-    """An import for type checking only closes a cycle, and the cycle is named."""
+def test_find_cycle_finds_a_cycle_of_type_checking_imports(tmp_path: Path) -> None:
+    """Imports for type checking only are part of the graph."""
     file = tmp_path / "x.py"
     file.write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import holdfast.runtime.engine\n")
     assert "holdfast.runtime.engine" in all_imports(file)
@@ -206,8 +206,8 @@ def test_the_search_for_cycles_can_fail(tmp_path: Path) -> None:
     assert find_cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
-def test_the_rules_can_fail(tmp_path: Path) -> None:
-    """The walk sees imports inside functions, and ignores those for type checking only."""
+def test_the_import_rules_find_a_forbidden_import_inside_a_function(tmp_path: Path) -> None:
+    """Imports for type checking only are ignored."""
     file = tmp_path / "x.py"
     file.write_text(
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import asyncio\n"
@@ -216,5 +216,5 @@ def test_the_rules_can_fail(tmp_path: Path) -> None:
     found = imports(file)
     assert "holdfast.stores.sqlite.store" in found
     assert "asyncio" not in found
-    assert not within("holdfast.stores.sqlite.store", ALLOWED["runtime"])
-    assert within("holdfast.stores.base", ALLOWED["runtime"])
+    assert not is_allowed("holdfast.stores.sqlite.store", ALLOWED["runtime"])
+    assert is_allowed("holdfast.stores.base", ALLOWED["runtime"])

@@ -1,4 +1,4 @@
-"""The old name of the project is gone, except where its history is told."""
+"""The old name of the project is used only in its history."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_text(body: bytes) -> bool:
     return b"\0" not in body
 
 
-def test_the_old_name_stands_only_in_the_changelog_and_in_the_decision_about_the_name() -> None:
+def test_the_old_name_is_only_in_the_changelog_and_in_the_decision_about_the_name() -> None:
     bodies = {name: (ROOT / name).read_bytes() for name in tracked_files()}
     found = {name for name, body in bodies.items() if is_text(body) and OLD_NAME in body.lower()}
     assert found == HISTORY

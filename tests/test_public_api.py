@@ -1,4 +1,4 @@
-"""The public surface is small, sorted and pinned; importing it is cheap."""
+"""The public API is small, sorted and pinned, and importing it loads few packages."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def test_the_public_names_are_these_and_no_others() -> None:
         assert getattr(holdfast, name) is not None
 
 
-def test_every_public_name_says_what_it_is() -> None:
+def test_every_public_name_has_a_docstring() -> None:
     for name in holdfast.__all__:
         assert (getattr(holdfast, name).__doc__ or "").strip(), f"{name} has no docstring"
 
 
 @pytest.mark.parametrize("module", [blocking, events, hooks, models])
-def test_a_public_module_is_sorted_says_what_it_is_and_has_every_member_of_its_unions(module: ModuleType) -> None:
+def test_a_public_module_is_sorted_documented_and_exports_every_member_of_its_unions(module: ModuleType) -> None:
     assert (module.__doc__ or "").strip()
     assert sorted(module.__all__) == module.__all__
     for name in module.__all__:
@@ -62,10 +62,10 @@ def test_a_public_module_is_sorted_says_what_it_is_and_has_every_member_of_its_u
         (holdfast.Turn, "final_result result stream"),
     ],
 )
-def test_help_shows_what_a_user_may_call_and_nothing_else_each_with_a_docstring(cls: type, names: str) -> None:
-    shown = [name for name in dir(cls) if not name.startswith("_")]
-    assert shown == names.split()
-    for name in shown:
+def test_the_public_attributes_of_a_class_are_pinned_and_documented(cls: type, names: str) -> None:
+    public = [name for name in dir(cls) if not name.startswith("_")]
+    assert public == names.split()
+    for name in public:
         assert (inspect.getattr_static(cls, name).__doc__ or "").strip(), f"{cls.__name__}.{name}"
 
 
@@ -83,6 +83,6 @@ def test_importing_holdfast_loads_no_provider_web_framework_database_driver_or_c
 
 
 def test_typing_extensions_is_for_type_checkers_only() -> None:
-    """It is no dependency: a dependency that happens to bring it must not hide that."""
+    """It is not a dependency of Holdfast, even if another dependency installs it."""
     code = "import sys; sys.modules['typing_extensions'] = None; import holdfast, holdfast.hooks, holdfast.events"
     subprocess.run([sys.executable, "-c", code], check=True)

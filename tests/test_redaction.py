@@ -1,4 +1,4 @@
-"""Secrets in foreign exceptions: in no log, no model's request, no event and no log record."""
+"""Secrets in exceptions of other code do not reach the log, the model or the log records."""
 
 import ast
 import logging
@@ -45,11 +45,11 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "left"), SHAPES, ids=[text[:24] for text, _ in SHAPES])
-def test_what_looks_like_a_secret_is_taken_out_and_the_rest_stays(text, left):
+@pytest.mark.parametrize(("text", "expected"), SHAPES, ids=[text[:24] for text, _ in SHAPES])
+def test_a_secret_is_redacted_and_the_rest_of_the_text_is_kept(text, expected):
     clean = redact_secrets(text)
     assert "S3CR" not in clean
-    assert left in clean
+    assert expected in clean
     assert redact_secrets(clean) == clean
 
 
@@ -68,7 +68,7 @@ def test_what_looks_like_a_secret_is_taken_out_and_the_rest_stays(text, left):
         "monkey=7 is fine",
     ],
 )
-def test_an_ordinary_sentence_is_left_as_it_is(text):
+def test_text_without_a_secret_is_unchanged(text):
     assert redact_secrets(text) == text
 
 
@@ -77,8 +77,8 @@ def test_an_ordinary_sentence_is_left_as_it_is(text):
     ["a", "://", "://a:", "://a:b@", "eyJ", "-----BEGIN PRIVATE KEY-----", "-", "authorization", "authorization: ",
      "password", "password=", "Bearer ", "sk-", "_token", " ", "\n", "x:", "AIza", "@"],
 )  # fmt: skip
-def test_a_long_text_without_an_end_to_its_secrets_is_done_at_once(piece):
-    """The patterns are linear: with a quadratic one this would not end in any patience."""
+def test_a_long_text_of_unfinished_secrets_is_redacted_in_linear_time(piece):
+    """A quadratic pattern would take hours here."""
     text = piece * (500_000 // len(piece))
     assert len(redact_secrets(text)) <= 3 * len(text)
 
@@ -100,8 +100,8 @@ def run(main):
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
-def test_a_handler_s_exception_reaches_log_and_model_without_its_secrets(kind, caplog):
-    """B15: and the operator's log record, traceback included."""
+def test_the_exception_of_a_handler_reaches_the_log_and_the_model_without_its_secrets(kind, caplog):
+    """The log record with the traceback is redacted too [B15]."""
 
     def fail():
         raise ConnectionError("no route to postgres://shop:S3CRET@db/shop")
@@ -117,31 +117,31 @@ def test_a_handler_s_exception_reaches_log_and_model_without_its_secrets(kind, c
         return fail()
 
     @tool
-    async def spoken() -> str:
+    async def deliberate() -> str:
         """Fail on purpose."""
         raise ToolError("not_found", "the author's own words: password=hunter2")
 
-    model = ScriptedModel([[ToolCall("work"), ToolCall("spoken")], "done"])
+    model = ScriptedModel([[ToolCall("work"), ToolCall("deliberate")], "done"])
 
     async def main():
-        async with Runtime(Agent("a", model=model, tools=[awaited if kind == "async" else threaded, spoken])) as rt:
+        async with Runtime(Agent("a", model=model, tools=[awaited if kind == "async" else threaded, deliberate])) as rt:
             await (await rt.send("c", "go")).final_result()
             return await rt.history("c")
 
     with caplog.at_level(logging.WARNING, "holdfast"):
         log = run(main())
     errors = {event.tool: event.error for event in log if isinstance(event, CallReturned)}
-    failed, said = errors["work"], errors["spoken"]
+    failed, raised = errors["work"], errors["deliberate"]
     assert failed.message == "ConnectionError: no route to postgres://shop:[redacted]@db/shop"
-    assert said.message == "the author's own words: password=hunter2"
+    assert raised.message == "the author's own words: password=hunter2"
     assert "S3CRET" not in repr(model.requests)
     assert "no route to" in caplog.text
     assert "Traceback" in caplog.text
     assert "S3CRET" not in caplog.text
-    assert any(record.exc_info for record in caplog.records), "handlers that want the exception still have it"
+    assert any(record.exc_info for record in caplog.records), "logging handlers still get the exception"
 
 
-def test_a_model_s_exception_reaches_the_log_without_its_secrets():
+def test_the_exception_of_a_model_reaches_the_log_without_its_secrets():
     class Broken:
         name = "broken"
 
@@ -157,7 +157,7 @@ def test_a_model_s_exception_reaches_the_log_without_its_secrets():
     assert "https://u:[redacted]@models.example" in ended.error.message
 
 
-# --- the one place ---
+# --- every handler in the source ---
 
 BROAD = {"Exception", "BaseException"}
 SAFE = {"redact_exception", "describe_exception", "redact_secrets"}
@@ -167,8 +167,8 @@ def _names(kind):
     return {each.id for each in ast.walk(kind) if isinstance(each, ast.Name)} if kind is not None else BROAD
 
 
-def _formatted(handler):
-    """Lines of this handler in which its exception becomes text otherwise than through one of the safe functions."""
+def _find_unsafe_lines(handler):
+    """Return the lines of this handler that turn its exception into text without one of the safe functions."""
     found = []
 
     def walk(node):
@@ -189,13 +189,13 @@ def _formatted(handler):
     return found
 
 
-def test_no_other_place_turns_a_foreign_exception_into_text():
-    """``except Exception as x`` catches what is not ours: x becomes text through ``redact_exception`` or not at all."""
+def test_a_broadly_caught_exception_becomes_text_only_through_the_redaction_functions():
+    """``except Exception as x`` also catches exceptions of other code, whose text may have secrets."""
     wrong = []
     for path in sorted(SOURCE.rglob("*.py")):
         if path.name == "redaction.py":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ExceptHandler) and node.name and _names(node.type) & BROAD:
-                wrong += [f"{path.relative_to(SOURCE)}:{line}" for line in _formatted(node)]
+                wrong += [f"{path.relative_to(SOURCE)}:{line}" for line in _find_unsafe_lines(node)]
     assert not wrong, wrong

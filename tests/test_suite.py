@@ -1,4 +1,4 @@
-"""What tests/conftest.py adds to pytest: bounds for async tests, and the command that repeats what failed."""
+"""The additions of tests/conftest.py to pytest: limits for async tests, and the command that repeats failures."""
 
 import os
 import shlex
@@ -30,7 +30,7 @@ async def test_passes(tmp_path):
     Path("places").write_text(f"{tmp_path}\\n{tempfile.gettempdir()}\\n")
 
 
-def test_prints_what_is_no_utf8():
+def test_logs_text_that_is_not_utf8():
     logging.getLogger("sample").warning("a lone surrogate: \\ud800")
 
 
@@ -60,7 +60,7 @@ def test_has_a_broken_fixture(broken):
     pass
 """
 
-WAITS = """
+SLOW_TEST = """
 import pathlib
 import time
 
@@ -72,24 +72,24 @@ def test_waits(tmp_path):
 
 
 def command(*words):
-    """A pytest in a process of its own, with the settings and the conftest.py of this suite."""
+    """Return the command of a pytest process with the settings and the conftest.py of this suite."""
     return [sys.executable, "-m", "pytest", "-c", ROOT / "pyproject.toml", "-p", "conftest", *words]
 
 
 def environment():
-    """The environment without what tells a process that it is a worker of this test run."""
+    """Return the environment without the variables of a worker of this test run."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TMPDIR"))}
     return kept | {"PYTHONPATH": str(ROOT / "tests")}
 
 
-def test_a_test_that_hangs_or_leaves_a_task_fails_and_the_command_that_repeats_all_failures_is_shown_last(tmp_path):
+def test_a_test_that_hangs_or_leaves_a_task_fails_and_the_command_to_repeat_it_is_printed(tmp_path):
     (tmp_path / "test_sample.py").write_text(SAMPLE)
     words = command("--rootdir", tmp_path, "test_sample.py", "-n1")
     ran = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
     assert ran.returncode == 1, ran.stdout + ran.stderr
-    *_, said, repeat, counts = ran.stdout.splitlines()
+    *_, heading, repeat, counts = ran.stdout.splitlines()
     assert counts.startswith("4 failed, 3 passed, 1 error in ")
-    assert said == "To repeat what failed:"
+    assert heading == "To repeat what failed:"
     python, *rest = shlex.split(repeat)
     assert (python, rest[:2]) == (sys.executable, ["-m", "pytest"])
     assert sorted(rest[2:]) == [
@@ -105,7 +105,7 @@ def test_a_test_that_hangs_or_leaves_a_task_fails_and_the_command_that_repeats_a
     assert not any(Path(place).exists() for place in places)
 
 
-def test_a_parallel_run_refuses_two_tests_of_one_id(tmp_path):
+def test_a_parallel_run_refuses_two_tests_with_the_same_id(tmp_path):
     (tmp_path / "test_one.py").write_text("def test_one(): pass\n")
     (tmp_path / "duplicates.py").write_text(
         "import pytest\n\n@pytest.hookimpl(tryfirst=True)\ndef pytest_collection_modifyitems(items):\n"
@@ -125,15 +125,15 @@ def test_the_schedule_names_test_files_that_exist_each_once():
 
 def test_ctrl_c_ends_all_workers_and_removes_their_files(tmp_path):
     for name in ("test_one.py", "test_two.py"):
-        (tmp_path / name).write_text(WAITS)
+        (tmp_path / name).write_text(SLOW_TEST)
     words = command("--rootdir", tmp_path, "test_one.py", "test_two.py", "-n2")
-    with open(tmp_path / "said", "w") as said:
-        runs = subprocess.Popen(words, cwd=tmp_path, env=environment(), stdout=said, start_new_session=True)
+    with open(tmp_path / "output", "w") as output:
+        runs = subprocess.Popen(words, cwd=tmp_path, env=environment(), stdout=output, start_new_session=True)
     while len(started := list(tmp_path.glob("started-*"))) < 2:
-        assert runs.poll() is None, (tmp_path / "said").read_text()
+        assert runs.poll() is None, (tmp_path / "output").read_text()
         time.sleep(0.02)
     os.killpg(runs.pid, signal.SIGINT)
-    assert runs.wait(60) == pytest.ExitCode.INTERRUPTED, (tmp_path / "said").read_text()
+    assert runs.wait(60) == pytest.ExitCode.INTERRUPTED, (tmp_path / "output").read_text()
     with pytest.raises(ProcessLookupError):
         os.killpg(runs.pid, 0)
     assert not any(Path(each.read_text()).exists() for each in started)

@@ -1,4 +1,4 @@
-"""What is told to OpenTelemetry, and that nothing is paid where nobody listens."""
+"""The spans for OpenTelemetry, and the cost without a tracer provider."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import threading
-import timeit
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -48,7 +47,7 @@ CALL = CallState(made=MADE, args={"order": 7}, gate="auto", attempt=2, approver=
 
 
 class Spans:
-    """What was exported."""
+    """The exported spans of a provider."""
 
     def __init__(self, provider: TracerProvider):
         self.provider, self._exporter = provider, InMemorySpanExporter()
@@ -67,7 +66,7 @@ class Spans:
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spans]:
-    """A tracer provider for one test: the API would let us set one for the whole process, once."""
+    """A tracer provider for one test. The API can set one only once for the whole process."""
     provider = TracerProvider()
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
     yield Spans(provider)
@@ -76,7 +75,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spans]:
 
 @pytest.fixture(scope="module")
 def week() -> list:
-    """The log of a turn with a call that was approved, and one that was answered, a week later each."""
+    """The log of a turn with an approved call and an answered question, each decided a week later."""
     now = [1_800_000_000.0]
 
     @tool(approval="required", expires="60d")
@@ -106,7 +105,7 @@ def week() -> list:
 
 
 def feed(log: list, conversation: str = "ada") -> None:
-    """As the process that appended them would, one append an event."""
+    """Report these events as the process that appends them does, one event per append."""
     state = State(conversation=conversation)
     for event in log:
         after = evolve(state, event)
@@ -122,10 +121,10 @@ def ns(at: float) -> int:
     return int(at * 1e9)
 
 
-# --- the log's spans ---
+# --- spans of the log ---
 
 
-def test_a_suspension_is_a_span_that_lasted_as_long_as_the_log_says(spans: Spans, week: list) -> None:
+def test_a_suspension_is_a_span_with_the_times_of_the_log(spans: Spans, week: list) -> None:
     feed(week)
     span = spans.one("suspended refund")
     suspended = of(week, CallSuspended)[0]
@@ -148,7 +147,7 @@ def test_a_suspension_is_a_span_that_lasted_as_long_as_the_log_says(spans: Spans
     assert (answered["holdfast.suspension.kind"], answered["holdfast.suspension.decision"]) == ("elicitation", "answer")
 
 
-def test_a_turn_is_a_span_that_lasted_as_long_as_the_log_says(spans: Spans, week: list) -> None:
+def test_a_turn_is_a_span_with_the_times_of_the_log(spans: Spans, week: list) -> None:
     feed(week)
     span = spans.one("invoke_agent desk")
     assert (span.start_time, span.end_time) == (ns(of(week, TurnStarted)[0].at), ns(of(week, TurnEnded)[0].at))
@@ -166,9 +165,7 @@ def test_a_turn_is_a_span_that_lasted_as_long_as_the_log_says(spans: Spans, week
     }
 
 
-def test_whoever_appends_an_event_tells_of_it_and_nobody_needs_to_have_seen_the_beginning(
-    spans: Spans, week: list
-) -> None:
+def test_a_process_that_appends_only_the_end_of_a_turn_exports_the_span_of_the_turn(spans: Spans, week: list) -> None:
     state = State(conversation="ada")
     for event in week[:-1]:
         state = evolve(state, event)
@@ -176,7 +173,7 @@ def test_whoever_appends_an_event_tells_of_it_and_nobody_needs_to_have_seen_the_
     assert spans.names() == ["invoke_agent desk"]
 
 
-def test_what_one_append_has_is_told_in_its_order(spans: Spans, week: list) -> None:
+def test_the_spans_of_one_append_are_exported_in_order(spans: Spans, week: list) -> None:
     states, state = [], State(conversation="ada")
     for event in week:
         states.append(state := evolve(state, event))
@@ -184,23 +181,25 @@ def test_what_one_append_has_is_told_in_its_order(spans: Spans, week: list) -> N
     assert spans.names() == ["suspended refund", "suspended ask_order", "invoke_agent desk"]
 
 
-def test_a_turn_is_one_trace_and_another_turn_another(spans: Spans, week: list) -> None:
+def test_the_spans_of_a_turn_share_a_trace_and_every_turn_has_its_own(spans: Spans, week: list) -> None:
     feed(week)
-    told = spans.all()
-    assert len({span.context.trace_id for span in told}) == 1
-    assert len({span.parent.span_id for span in told}) == 1
-    assert all(span.parent.is_remote for span in told)
+    exported = spans.all()
+    assert len({span.context.trace_id for span in exported}) == 1
+    assert len({span.parent.span_id for span in exported}) == 1
+    assert all(span.parent.is_remote for span in exported)
     roots = [
         telemetry._turn_root("ada", TURN),
         telemetry._turn_root("bob", TURN),
         telemetry._turn_root("ada", msgspec.structs.replace(TURN, number=4)),
-        telemetry._turn_root("ada", msgspec.structs.replace(TURN, started=5.0)),  # the same name in another store
+        telemetry._turn_root(
+            "ada", msgspec.structs.replace(TURN, started=5.0)
+        ),  # the same conversation id in another store
     ]
     assert len({root.trace_id for root in roots}) == 4
     assert all(root.is_valid and root.trace_flags.sampled for root in roots)
 
 
-def test_another_process_comes_to_the_same_trace() -> None:
+def test_another_process_computes_the_same_trace() -> None:
     code = (
         "from holdfast import telemetry; from holdfast.core.state import TurnState;"
         "from holdfast.core.decisions import *;"
@@ -213,15 +212,17 @@ def test_another_process_comes_to_the_same_trace() -> None:
     assert ran.stdout.split() == [str(root.trace_id), str(root.span_id)]
 
 
-def test_clocks_that_disagree_make_a_span_of_no_length_and_never_one_that_ends_first(spans: Spans, week: list) -> None:
+def test_a_turn_that_ends_before_it_started_by_another_clock_has_a_span_of_length_zero(
+    spans: Spans, week: list
+) -> None:
     early = [msgspec.structs.replace(event, at=5.0) if isinstance(event, TurnEnded) else event for event in week]
     feed(early)
     span = spans.one("invoke_agent desk")
     assert span.start_time == span.end_time == ns(of(week, TurnStarted)[0].at)
 
 
-def outcome(script: list, *decisions: Decision, cancel: bool = False) -> list:
-    """The log of a turn with a gated call and one of these decisions, or a cancel."""
+def run_gated_turn(script: list, *decisions: Decision, cancel: bool = False) -> list:
+    """Return the log of a turn with a gated call and these decisions, or a cancel."""
 
     @tool(approval="required")
     async def refund(order: int = 1) -> str:
@@ -242,9 +243,11 @@ def outcome(script: list, *decisions: Decision, cancel: bool = False) -> list:
     return asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_a_suspension_that_a_cancel_ends_is_told_as_cancelled(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_suspension_that_a_cancel_ends_has_the_decision_cancelled(
+    spans: Spans, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
-    log = outcome([[ToolCall("refund")]], cancel=True)
+    log = run_gated_turn([[ToolCall("refund")]], cancel=True)
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", spans.provider)
     feed(log)
     assert spans.one("suspended refund").attributes["holdfast.suspension.decision"] == "cancelled"
@@ -253,9 +256,9 @@ def test_a_suspension_that_a_cancel_ends_is_told_as_cancelled(spans: Spans, monk
     assert turn.status.status_code == StatusCode.UNSET
 
 
-def test_a_denial_is_a_decision_and_no_error(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_denial_is_a_decision_and_not_an_error(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
-    log = outcome([[ToolCall("refund")], "sorry"], Deny("no"))
+    log = run_gated_turn([[ToolCall("refund")], "sorry"], Deny("no"))
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", spans.provider)
     feed(log)
     span = spans.one("suspended refund")
@@ -264,9 +267,9 @@ def test_a_denial_is_a_decision_and_no_error(spans: Spans, monkeypatch: pytest.M
     assert of(log, CallReturned)[0].error.kind == "denied"
 
 
-def test_a_turn_that_failed_has_the_errors_kind(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_span_of_a_failed_turn_has_the_kind_of_its_error(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
-    log = outcome([])  # an exhausted script is an error
+    log = run_gated_turn([])  # an exhausted script is an error
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", spans.provider)
     feed(log)
     span = spans.one("invoke_agent desk")
@@ -277,7 +280,7 @@ def test_a_turn_that_failed_has_the_errors_kind(spans: Spans, monkeypatch: pytes
 # --- work in this process ---
 
 
-def test_a_tool_call_is_the_current_span_while_it_runs_also_in_its_thread(spans: Spans) -> None:
+def test_the_span_of_a_tool_call_is_current_while_it_runs_also_in_its_thread(spans: Spans) -> None:
     tracer = spans.provider.get_tracer("mine")
     with telemetry.tool_call_span("ada", TURN, CALL) as span:
         with tracer.start_as_current_span("query"):
@@ -308,7 +311,7 @@ def test_a_tool_call_is_the_current_span_while_it_runs_also_in_its_thread(spans:
     }
 
 
-def test_a_tool_calls_error_is_its_kind_and_its_words_stay_here(spans: Spans) -> None:
+def test_the_span_of_a_failed_tool_call_has_the_kind_and_not_the_message_of_its_error(spans: Spans) -> None:
     with telemetry.tool_call_span("ada", TURN, CALL) as span:
         span.record_outcome(ErrorOutcome(error=ErrorInfo(kind="not_found", message="no order of Ada's")))
     ran = spans.one("execute_tool refund")
@@ -316,20 +319,20 @@ def test_a_tool_calls_error_is_its_kind_and_its_words_stay_here(spans: Spans) ->
     assert (ran.status.status_code, ran.status.description) == (StatusCode.ERROR, None)
 
 
-def test_a_tool_call_that_asks_is_no_error(spans: Spans) -> None:
+def test_a_tool_call_that_asks_a_question_is_not_an_error(spans: Spans) -> None:
     with telemetry.tool_call_span("ada", TURN, CALL) as span:
         span.record_outcome(QuestionOutcome(question="which?"))
     assert spans.one("execute_tool refund").status.status_code == StatusCode.UNSET
 
 
-def test_work_that_is_broken_off_says_so_and_ends(spans: Spans) -> None:
+def test_the_span_of_a_cancelled_tool_call_ends_with_an_error(spans: Spans) -> None:
     with suppress(asyncio.CancelledError), telemetry.tool_call_span("ada", TURN, CALL):
         raise asyncio.CancelledError
     ran = spans.one("execute_tool refund")
     assert (ran.attributes["error.type"], ran.status.status_code) == ("CancelledError", StatusCode.ERROR)
 
 
-def test_a_model_call_has_what_all_its_attempts_used(spans: Spans) -> None:
+def test_the_span_of_a_model_call_has_the_usage_of_all_its_attempts(spans: Spans) -> None:
     failed = Attempt("openai:gpt-5", Usage(10, cost=0.25), ErrorInfo(kind="rate_limited", message="wait"))
     with telemetry.model_call_span("ada", TURN, 2, "openai:gpt-5") as span:
         attempts = (failed, Attempt("openai:gpt-5-mini", Usage(100, 20, cache_read_tokens=80, cost=0.5)))
@@ -355,7 +358,7 @@ def test_a_model_call_has_what_all_its_attempts_used(spans: Spans) -> None:
     }
 
 
-def test_what_a_provider_did_not_report_is_absent_and_not_0(spans: Spans) -> None:
+def test_usage_that_a_provider_did_not_report_is_absent_and_not_0(spans: Spans) -> None:
     error = ErrorInfo(kind="network", message="cut off")
     with telemetry.model_call_span("ada", TURN, 1, "scripted") as span:
         span.record_report(ModelFailed(turn=3, step=1, error=error, attempts=(Attempt("scripted", None, error),)))
@@ -373,7 +376,7 @@ def test_what_a_provider_did_not_report_is_absent_and_not_0(spans: Spans) -> Non
         ("scripted", "scripted", "scripted"),
     ],
 )
-def test_a_models_name_is_told_as_the_conventions_want_it_and_without_its_server(
+def test_the_name_of_a_model_follows_the_conventions_and_omits_its_server(
     spans: Spans, model: str, provider: str, name: str
 ) -> None:
     with telemetry.model_call_span("ada", TURN, 1, model):
@@ -383,7 +386,7 @@ def test_a_models_name_is_told_as_the_conventions_want_it_and_without_its_server
     assert "key" not in ran.to_json()
 
 
-def test_spans_join_their_turn_and_not_the_trace_of_whoever_woke_it(spans: Spans) -> None:
+def test_spans_join_the_trace_of_their_turn_and_not_that_of_the_caller(spans: Spans) -> None:
     tracer = spans.provider.get_tracer("mine")
     root = telemetry._turn_root("ada", TURN)
     with tracer.start_as_current_span("a request") as request:
@@ -398,11 +401,11 @@ def test_spans_join_their_turn_and_not_the_trace_of_whoever_woke_it(spans: Spans
     assert [link.context for link in spans.one("a request").links] == [root]
 
 
-def test_a_sampler_by_trace_id_keeps_all_of_a_turn_or_nothing_of_it(
+def test_a_sampler_by_trace_id_keeps_the_same_turns_in_every_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def kept() -> list[object]:
-        """A process with a provider of its own; the turns whose spans it exports."""
+    def sampled_turns() -> list[object]:
+        """Return the turns whose spans a new provider exports."""
         provider = TracerProvider(sampler=TraceIdRatioBased(0.5))
         monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
         spans = Spans(provider)
@@ -411,14 +414,15 @@ def test_a_sampler_by_trace_id_keeps_all_of_a_turn_or_nothing_of_it(
                 pass
         return [span.attributes["holdfast.turn"] for span in spans.all()]
 
-    assert kept() == kept()
-    assert 20 < len(kept()) < 80
+    assert sampled_turns() == sampled_turns()
+    assert 20 < len(sampled_turns()) < 80
 
 
-# --- what was said ---
+# --- content of messages ---
 
 
-def said(spans: Spans) -> dict[str, Any]:
+def record_content(spans: Spans) -> dict[str, Any]:
+    """Record a model call and two tool calls; return the exported content of their messages."""
     messages = (
         UserMessage(text="my money", seq=1, turn=1, by="ada"),
         AssistantMessage(id="m", turn=1, text="", calls=(ToolUse(id="t1", call="c1", name="refund", args=MADE.args),)),
@@ -433,27 +437,31 @@ def said(spans: Spans) -> dict[str, Any]:
         span.record_outcome(ValueOutcome(value={"paid": 7}))
     with telemetry.tool_call_span("ada", TURN, CALL) as span:
         span.record_outcome(ErrorOutcome(error=ErrorInfo(kind="not_found", message="no order of Ada's")))
-    told = {name: value for span in spans.all() for name, value in span.attributes.items()}
+    attributes = {name: value for span in spans.all() for name, value in span.attributes.items()}
     words = ("messages", "instructions", "arguments", "result")
     descriptions = [span.status.description for span in spans.all() if span.status.description]
-    return {name: value for name, value in told.items() if name.endswith(words)} | dict.fromkeys(descriptions, "")
+    return {name: value for name, value in attributes.items() if name.endswith(words)} | dict.fromkeys(descriptions, "")
 
 
 @pytest.mark.parametrize("value", [None, "false", "NO_CONTENT", "EVENT_ONLY"])
-def test_what_was_said_is_not_told(spans: Spans, monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+def test_the_content_of_messages_is_not_exported_by_default(
+    spans: Spans, monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
     monkeypatch.delenv(telemetry.CAPTURE_VARIABLE, raising=False)
     if value is not None:
         monkeypatch.setenv(telemetry.CAPTURE_VARIABLE, value)
-    assert said(spans) == {}
+    assert record_content(spans) == {}
 
 
 @pytest.mark.parametrize("value", ["true", "SPAN_ONLY", "SPAN_AND_EVENT"])
-def test_what_was_said_is_told_where_it_is_asked_for(spans: Spans, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_the_content_of_messages_is_exported_if_it_is_enabled(
+    spans: Spans, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
     monkeypatch.setenv(telemetry.CAPTURE_VARIABLE, value)
-    told = said(spans)
-    assert "no order of Ada's" in told
-    del told["no order of Ada's"]
-    assert {name: json.loads(value) for name, value in told.items()} == {
+    exported = record_content(spans)
+    assert "no order of Ada's" in exported
+    del exported["no order of Ada's"]
+    assert {name: json.loads(value) for name, value in exported.items()} == {
         "gen_ai.system_instructions": [{"type": "text", "content": "Be kind."}],
         "gen_ai.input.messages": [
             {"role": "user", "parts": [{"type": "text", "content": "my money"}]},
@@ -479,10 +487,10 @@ def test_what_was_said_is_told_where_it_is_asked_for(spans: Spans, monkeypatch: 
     }
 
 
-# --- manners ---
+# --- conventions, failures and cost ---
 
 
-def test_the_names_are_those_of_the_conventions() -> None:
+def test_the_names_of_attributes_are_those_of_the_conventions() -> None:
     known = {value for value in vars(gen_ai_attributes).values() if isinstance(value, str)}
     ours = {value for name, value in vars(telemetry).items() if name.isupper() and isinstance(value, str)}
     theirs = {value for value in ours if value.startswith("gen_ai.")}
@@ -507,7 +515,7 @@ class Broken(SpanProcessor):
 
 
 @pytest.mark.parametrize("where", ["start", "end"])
-def test_a_broken_processor_costs_a_line_in_the_log_and_nothing_else(
+def test_a_span_processor_that_fails_is_logged_and_does_not_raise(
     spans: Spans, week: list, where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     spans.provider.add_span_processor(Broken(where))
@@ -517,7 +525,7 @@ def test_a_broken_processor_costs_a_line_in_the_log_and_nothing_else(
     assert [record.message for record in caplog.records if "span" in record.message]
 
 
-def test_where_nobody_traces_nothing_is_imported() -> None:
+def test_without_a_tracer_provider_opentelemetry_is_not_imported() -> None:
     code = (
         "import sys; from holdfast import telemetry; from holdfast.core.state import State;"
         "telemetry.on_append(State(conversation='c'), [], []);"
@@ -528,12 +536,9 @@ def test_where_nobody_traces_nothing_is_imported() -> None:
     assert ran.stdout.strip() == "[]"
 
 
-def test_where_nobody_listens_it_costs_next_to_nothing() -> None:
-    """About 2 us; with a span it would be 40."""
-    result = ValueOutcome(value=1)
-
-    def work() -> None:
-        with telemetry.tool_call_span("ada", TURN, CALL) as span:
-            span.record_outcome(result)
-
-    assert min(timeit.repeat(work, number=1000, repeat=20)) / 1000 < 15e-6
+def test_without_a_tracer_provider_all_tool_calls_share_one_empty_span() -> None:
+    """Nothing is collected for a call that nobody traces."""
+    span = telemetry.tool_call_span("ada", TURN, CALL)
+    assert span is telemetry.tool_call_span("bo", TURN, CALL)
+    with span:
+        span.record_outcome(ValueOutcome(value=1))

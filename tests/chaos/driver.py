@@ -1,11 +1,11 @@
 """Chaos: real processes on one SQLite file, killed with SIGKILL at random moments and at named points.
 
-Besides, a disk is full for a while, clocks jump, processes run half of the conversations each or leave in good order,
-many decide the same call at once, and the store is backed up while all that goes on.
+Other faults: a disk is full for a while, clocks jump, processes run half of the conversations each or exit cleanly,
+many clients decide the same call at once, and the store is backed up meanwhile.
 
     python tests/chaos/driver.py --kills 1000 --conversations 20 --seed 7
 
-See ``trial`` for what is done meanwhile, and what is checked in the end.
+See ``trial`` for what the clients do, and what is checked at the end.
 """
 
 import argparse
@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent.parent / "src")]
 
 import shop  # noqa: E402
-from evidence import Clock, timely, within  # noqa: E402
+from evidence import Clock, check_assignment, check_event_times  # noqa: E402
 from trial import CROWD, Trial  # noqa: E402
 
 from holdfast import Runtime  # noqa: E402
@@ -37,22 +37,22 @@ from holdfast.stores.sqlite.store import SQLiteStore  # noqa: E402
 
 WORKERS = 3
 DECK = ["full", "jumps", "jumps", "halves", "leave", "copy", *["kill"] * 10]
-"""What befalls a process: each card once in so many processes, in an order that the dice make."""
+"""The faults of processes, one for each process, drawn in random order until the deck is used up."""
 SPLIT = 6
-"""So many processes, one after the other, run half of the conversations each."""
+"""The number of successive processes that run half of the conversations each."""
 BACKUP, HALF_BACKUP = "a backup meanwhile", "a kill during a backup"
 FAULTS = (
     CROWD,
     "a full disk",
     "a jump of a clock",
-    "a process for half of them",
+    "a process for half of the conversations",
     "a process that leaves",
     BACKUP,
     HALF_BACKUP,
 )
-"""Besides kills."""
+"""The faults other than kills."""
 BACKUP_SECONDS = 1.5
-"""Between two backups that this process makes."""
+"""The pause between two backups that this process makes."""
 CONTROLS = {
     "ack": "kill",
     "rerun": "kill",
@@ -62,16 +62,16 @@ CONTROLS = {
     "blind": "full",
     "copied": "copy",
 }
-"""What can be broken on purpose (see ``on_sqlite``), and the card that brings it to light."""
+"""The deliberate defects (see ``on_sqlite``), each with the fault that reveals it."""
 
 
 @dataclass
 class Backup:
-    """A backup that was asked for."""
+    """A backup that was requested."""
 
     path: Path
     seen: dict[str, int]
-    """How many events of each conversation had been read before it began."""
+    """The number of events of each conversation that had been read before it started."""
     outcome: str = "unknown"
 
 
@@ -89,111 +89,111 @@ class Chaos(Trial):
         self.backups, self.copying = [], set()
 
     def order(self):
-        wishes = {"store": str(self.store), "clocks": str(self.clocks), "only": None, "full": False, "jumps": None}
-        return super().order() | wishes
+        options = {"store": str(self.store), "clocks": str(self.clocks), "only": None, "full": False, "jumps": None}
+        return super().order() | options
 
-    async def opened_desk(self):
+    async def open_desk(self):
         desk = Runtime(store=SQLiteStore(self.store))
         await desk.start()
         return desk
 
-    def away(self, worker, op):
+    def was_unavailable(self, worker, op):
         away = worker is not None and worker.excused and op.kind in ("log_write_failed", "invalid_args")
         if op.kind == "log_write_failed" and not away:
-            self.violations.append(f"{op}: its disk is not full")
+            self.violations.append(f"{op}: the log could not be written, and the disk is not full")
         return away
 
-    async def spawn(self, fault="at a random moment", *, only=None, **wishes):
-        worker = await super().spawn(fault, only=only, **wishes)
+    async def spawn(self, fault="at a random moment", *, only=None, **options):
+        worker = await super().spawn(fault, only=only, **options)
         self.only[worker.number] = only
         return worker
 
-    # --- what befalls processes ---
+    # --- faults of processes ---
 
-    async def fate(self, dice):
-        """One process after the other, each of which is killed, or leaves."""
+    async def run_faults(self, rng):
+        """Start one process after the other; each is killed or exits."""
         cards, deck = DECK, []
         if self.control:
-            # Who has acknowledged what its disk did not take is ahead of its log for ever: not where it is not wanted.
+            # A process that acknowledges a write that failed never matches its log again: only for its own control.
             cards = [card for card in DECK if card != "full"] + 5 * [CONTROLS[self.control]]
         while self.killed < self.kills:
-            deck = deck or dice.sample(cards, len(cards))
+            deck = deck or rng.sample(cards, len(cards))
             card = deck.pop()
             if card == "halves":
-                some = dice.sample(self.names, len(self.names) // 2)
+                some = rng.sample(self.names, len(self.names) // 2)
                 self.halves = [some, [name for name in self.names if name not in some]]
                 self.split = SPLIT
                 continue
             self.killed += card != "leave"
-            worker = await getattr(self, f"_{card}")(dice, self._half())
-            await self.ended(worker, killed=card != "leave")
+            worker = await getattr(self, f"_{card}")(rng, self._half())
+            await self.end_worker(worker, killed=card != "leave")
 
     def _half(self):
-        """The conversations that the next process runs, while they are split; None: all."""
+        """Return the conversations that the next process runs; None for all."""
         if not self.split:
             return None
         self.split -= 1
-        self.others["a process for half of them"] += 1
+        self.other_faults["a process for half of the conversations"] += 1
         return self.halves[self.split % 2]
 
-    async def _kill(self, dice, only):
-        point = dice.choice([*shop.CRASH_POINTS, *[None] * len(shop.CRASH_POINTS)])
+    async def _kill(self, rng, only):
+        point = rng.choice([*shop.CRASH_POINTS, *[None] * len(shop.CRASH_POINTS)])
         if point is None:
             worker = await self.spawn(only=only)
-            await asyncio.sleep(dice.choice([0.005, 0.02, 0.06, 0.15]) * (0.5 + dice.random()))
+            await asyncio.sleep(rng.choice([0.005, 0.02, 0.06, 0.15]) * (0.5 + rng.random()))
         else:
-            times = dice.randint(1, 4 if point.startswith("append") else 2)  # the others are rarer
+            times = rng.randint(1, 4 if point.startswith("append") else 2)  # other points are passed less often
             worker = await self.spawn(point, crash=f"{point}@{times}", only=only)
-            if not await worker.buried(0.5 + dice.random() / 10):
-                worker.fault = "at a random moment"  # it did not come by
+            if not await worker.wait_until_dead(0.5 + rng.random() / 10):
+                worker.fault = "at a random moment"  # it did not reach the point
         return worker
 
-    async def _leave(self, dice, only):
-        """It goes by itself, in good order, whatever it is doing."""
+    async def _leave(self, rng, only):
+        """Ask a process to exit cleanly at a random moment."""
         worker = await self.spawn(only=only)
-        await worker.up()
-        await asyncio.sleep(dice.random() / 5)
-        self.leave(worker)
-        self.others["a process that leaves"] += 1
+        await worker.wait_until_up()
+        await asyncio.sleep(rng.random() / 5)
+        self.ask_to_exit(worker)
+        self.other_faults["a process that leaves"] += 1
         return worker
 
-    async def _jumps(self, dice, only):
-        """Its clock is wrong, by minutes or hours, and by other ones every moment."""
-        worker = await self.spawn(only=only, jumps=dice.getrandbits(32))
-        await worker.up()
-        await asyncio.sleep(0.1 + dice.random() / 3)
+    async def _jumps(self, rng, only):
+        """Start a process whose clock jumps by minutes or hours, several times a second."""
+        worker = await self.spawn(only=only, jumps=rng.getrandbits(32))
+        await worker.wait_until_up()
+        await asyncio.sleep(0.1 + rng.random() / 3)
         return worker
 
-    async def _full(self, dice, only):
-        """Its disk is full for a while; it is asked for something in that time, and after it."""
+    async def _full(self, rng, only):
+        """Fill a process's disk for a while; send it a message during that time, and after it."""
         worker = await self.spawn(only=only, full=True)
-        await worker.up()
-        await asyncio.sleep(dice.random() / 10)
-        await self.room(worker, dice.choice([0, 0, 5_000, 20_000]))
-        meanwhile = asyncio.create_task(self.say(dice, worker))
-        await asyncio.sleep(dice.choice([0.05, 0.1, 0.2, 0.4]))
-        self.others["a full disk"] += await self.room(worker, None) > 0
+        await worker.wait_until_up()
+        await asyncio.sleep(rng.random() / 10)
+        await self.set_free_bytes(worker, rng.choice([0, 0, 5_000, 20_000]))
+        meanwhile = asyncio.create_task(self.send_message(rng, worker))
+        await asyncio.sleep(rng.choice([0.05, 0.1, 0.2, 0.4]))
+        self.other_faults["a full disk"] += await self.set_free_bytes(worker, None) > 0
         try:
             async with asyncio.timeout(1 if self.control else 10):
                 await meanwhile
-                said = await self.say(dice, worker)
+                answer = await self.send_message(rng, worker)
         except TimeoutError:
-            said = None
-        if said is None or said.outcome != "ok":
-            self.violations.append(f"worker {worker.number} has room again, and says {said}")
+            answer = None
+        if answer is None or answer.outcome != "ok":
+            self.violations.append(f"worker {worker.number} has free space again, and answers {answer}")
         return worker
 
-    async def _copy(self, dice, only):
-        """It is asked for a backup, and killed before, while or after it is made."""
+    async def _copy(self, rng, only):
+        """Ask a process for a backup, and kill it before, during or after that."""
         worker = await self.spawn(only=only)
-        await worker.up()
+        await worker.wait_until_up()
         copying = asyncio.create_task(self.back_up(worker))
         self.copying.add(copying)
-        await asyncio.wait([copying], timeout=dice.choice([0.0, 0.01, 0.05, 30.0]))
+        await asyncio.wait([copying], timeout=rng.choice([0.0, 0.01, 0.05, 30.0]))
         return worker
 
     async def back_up(self, worker):
-        """Ask a worker (None: our own runtime) for a backup. What becomes of it is checked in the end."""
+        """Ask a worker (None: the driver's own runtime) for a backup. It is checked at the end."""
         seen = {name: len(known) for name, known in self.seen.items()}
         made = Backup(self.directory / f"backup{len(self.backups)}.db", seen)
         self.backups.append(made)
@@ -210,14 +210,14 @@ class Chaos(Trial):
             made.outcome = answer["outcome"]
             if made.outcome == "refused":
                 self.violations.append(f"{made.path.name}: {answer}")
-        self.others[BACKUP if made.outcome == "ok" else HALF_BACKUP] += 1
+        self.other_faults[BACKUP if made.outcome == "ok" else HALF_BACKUP] += 1
 
     async def keep_backing_up(self):
         while not self.resting:
             await self.back_up(None)
             await asyncio.sleep(BACKUP_SECONDS)
 
-    async def room(self, worker, size):
+    async def set_free_bytes(self, worker, size):
         self.count += 1
         return (await worker.ask(self.count, {"verb": "room", "bytes": size}))["seq"]
 
@@ -227,7 +227,7 @@ class Chaos(Trial):
         clients = [asyncio.create_task(self.client(name)) for name in self.names]
         backups = asyncio.create_task(self.keep_backing_up())
         started = time.monotonic()
-        await asyncio.gather(*(self.fate(random.Random(f"{self.seed}/fate/{n}")) for n in range(WORKERS)))
+        await asyncio.gather(*(self.run_faults(random.Random(f"{self.seed}/fate/{n}")) for n in range(WORKERS)))
         self.seconds = time.monotonic() - started
         self.resting = True
         await asyncio.gather(*clients, backups, *self.copying)
@@ -238,14 +238,14 @@ class Chaos(Trial):
     async def judge(self):
         clocks = self._clocks()
 
-        def evident(name, events, bodies, effects):
-            yield lambda: timely(events, clocks, self.first_seen(name))
-            yield lambda: within(effects, self.only)
+        def more_laws(name, events, bodies, effects):
+            yield lambda: check_event_times(events, clocks, self.first_seen(name))
+            yield lambda: check_assignment(effects, self.only)
 
         store = SQLiteStore(self.store)
         await store.open()
         try:
-            await self.check(store, evident)
+            await self.check(store, more_laws)
             for made in self.backups:
                 try:
                     await self._check_backup(made, store)
@@ -255,41 +255,41 @@ class Chaos(Trial):
             await store.close()
 
     async def _check_backup(self, made, live):
-        """A backup is a store at one moment of the run, with all that was read before it began.
+        """Check that a backup is the store at one moment, with all events that were read before it started.
 
-        Where its process died before it could say so, it is there as a whole, or not at all.
+        If its process died before it answered, the backup is complete or does not exist.
         """
         if made.outcome != "ok" and not made.path.exists():
             return
-        assert made.path.exists(), "it was reported as complete, and is not there"
-        with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert made.path.exists(), "it was reported as complete and does not exist"
+        with contextlib.redirect_stdout(io.StringIO()) as output:
             verified = await verify_store(f"sqlite:///{made.path}", None, as_json=False)
-        assert verified == 0, f"the backup does not verify: {said.getvalue()}"
+        assert verified == 0, f"the backup does not verify: {output.getvalue()}"
         store = SQLiteStore(made.path)
         await store.open()
         try:
             for name in self.names:
                 bodies = await store.read(name)
                 assert len(bodies) >= made.seen[name], f"the backup lacks events of {name} that were read before"
-                assert bodies == (await live.read(name))[: len(bodies)], f"{name} in the backup is no prefix of the log"
-                await self._kept(store, name, [codec.decode_event(body) for body in bodies], bodies)
+                assert bodies == (await live.read(name))[: len(bodies)], f"the backup of {name} is no prefix of the log"
+                await self._check_indexes(store, name, [codec.decode_event(body) for body in bodies], bodies)
         finally:
             await store.close()
 
     def _clocks(self):
-        """What every clock has shown: the wall's, and each that jumped, from one jump to the next."""
+        """Return the real clock, and one for each interval between two jumps of a worker's clock."""
         jumps = [json.loads(line) for line in self.clocks.read_text().splitlines()]
-        clocks = [Clock(0.0, self.began, inf)]
+        clocks = [Clock(0.0, self.started_at, inf)]
         for number in {jump["worker"] for jump in jumps}:
             mine = [jump for jump in jumps if jump["worker"] == number]
             ends = [*(jump["since"] for jump in mine[1:]), self.ends.get(number, inf)]
             clocks += [Clock(jump["offset"], jump["since"], end) for jump, end in zip(mine, ends, strict=True)]
-        self.others["a jump of a clock"] = len(jumps)
+        self.other_faults["a jump of a clock"] = len(jumps)
         return clocks
 
 
 async def chaos(directory, **options):
-    """A whole run; the finished ``Chaos`` with its violations."""
+    """Return a finished run with its violations."""
     async with Chaos(directory, **options) as run:
         await run.run()
         await run.judge()
@@ -301,8 +301,8 @@ def main(argv=None):
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--conversations", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--control", choices=[*CONTROLS], help="break it on purpose: the checker must see it")
-    parser.add_argument("--keep", metavar="DIRECTORY", help="leave the store, the history and the ledger there")
+    parser.add_argument("--control", choices=[*CONTROLS], help="a deliberate defect, which the checker must report")
+    parser.add_argument("--keep", metavar="DIRECTORY", help="keep the store, the history and the ledger there")
     given = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         if given.keep:

@@ -1,7 +1,7 @@
-"""What must hold between a log and what was seen from outside: who was told what, when, and by whom.
+"""The laws between a log and the records of clients, clocks, processes and viewers.
 
-Pure, as ``laws``, and for runs with many processes: the evidence is what clients, clocks, processes and viewers have
-written down while it happened.
+Pure, like ``laws``, for runs with many processes: clients, clocks, processes and viewers record what they see while
+a run is in progress.
 """
 
 from collections import defaultdict
@@ -25,41 +25,41 @@ from holdfast.core.events import (
 )
 
 OWNERS = (TurnStarted, AssistantSaid, OutputRejected, CallStarted, TurnEnded)
-"""What only an owner may append, under its epoch."""
+"""The events that only an owner may append, under its epoch."""
 LATEST = 5.0
-"""Seconds after its deadline, at most, a call expires, where clients are answered at once."""
+"""The seconds after its deadline within which a call expires, if clients are answered at once."""
 SLOWNESS = 3.0
-"""It may take so many times as long, besides, as a client had to wait for an answer in the same time."""
+"""How many times the longest wait of a client in the same time is added to that."""
 
 
 @dataclass(frozen=True)
 class Crowd:
-    """Many who decided one call at once."""
+    """Many clients that decided one call at once."""
 
     call: str
     since: float
-    """When it was suspended, as its entry in the inbox says."""
+    """When it was suspended, according to its pending entry."""
     operations: list[Operation]
 
 
 @dataclass(frozen=True)
 class Clock:
-    """What a clock has shown: the wall's time, and how far it was off, from when until when."""
+    """A clock's offset from the real time, and the real interval in which it had that offset."""
 
     offset: float
     since: float
     until: float
 
 
-def within(effects: Iterable[Effect], only: Mapping[int | None, Iterable[str] | None]) -> None:
-    """A process that runs some conversations only does nothing in any other."""
+def check_assignment(effects: Iterable[Effect], only: Mapping[int | None, Iterable[str] | None]) -> None:
+    """Check that a process has effects only in the conversations that it runs."""
     for effect in effects:
         mine = only.get(effect.worker)
         assert mine is None or effect.conversation in mine, f"not its conversation: {effect}"
 
 
-def contested(events: list[Any], crowd: Crowd) -> None:
-    """Of all who decide one suspension, one wins, and is told so; every other is told who it was."""
+def check_contest(events: list[Any], crowd: Crowd) -> None:
+    """Check that one decision of a suspension wins, and that the refusals of all others name the winner."""
     call = crowd.call
     first = next(
         n for n, e in enumerate(events) if isinstance(e, CallSuspended) and (e.call_id, e.at) == (call, crowd.since)
@@ -67,19 +67,19 @@ def contested(events: list[Any], crowd: Crowd) -> None:
     later = events[first:]
     asked = [e for e in later if isinstance(e, CallSuspended) and e.call_id == call]
     made = [e for e in later if isinstance(e, CallResolved) and e.call_id == call]
-    assert len(made) <= len(asked), f"{call} was asked about {len(asked)} times and decided {len(made)} times"
+    assert len(made) <= len(asked), f"{call} was suspended {len(asked)} times and decided {len(made)} times"
     won = [op for op in crowd.operations if op.outcome == "ok"]
-    assert len(won) <= len(asked), f"{len(won)} were told that they had decided {call}: {won}"
+    assert len(won) <= len(asked), f"{len(won)} decisions of {call} were accepted: {won}"
     for op in won:
         mine = [e for e in made if e.by.id == op.by]
-        assert [e.decision for e in mine] == [op.decisions[call]], f"{op} was told that it won: {made}"
-    lost = [op for op in crowd.operations if op.outcome == "refused" and not op.away]
+        assert [e.decision for e in mine] == [op.decisions[call]], f"{op} was accepted and is not in the log: {made}"
+    lost = [op for op in crowd.operations if op.outcome == "refused" and not op.unavailable]
     for op in lost:
-        again = len(asked) > 1  # then it may have met the second question with an answer to the first
-        assert again or op.kind == "stale", f"{op} lost, and is told something else"
+        again = len(asked) > 1  # then its decision may have met the second suspension
+        assert again or op.kind == "stale", f"{op} lost, and its refusal has another kind"
         match op.reason:
             case "resolved":
-                assert op.winner in {e.by.id for e in made}, f"{op} is told of a winner who is none: {made}"
+                assert op.winner in {e.by.id for e in made}, f"{op} names a winner that did not win: {made}"
             case "expired":
                 late = any(isinstance(e.decision, Expired) for e in made)
                 assert late or op.jumps or op.answered >= asked[0].deadline, f"{op}: it has not expired"
@@ -87,23 +87,23 @@ def contested(events: list[Any], crowd: Crowd) -> None:
                 over = any(isinstance(e, CancelRequested) for e in later)
                 assert over, f"{op}: it was not cancelled"
             case _:
-                assert again, f"{op} is not told who won: {made}"
+                assert again, f"{op} does not name the winner: {made}"
     if len(lost) == len(crowd.operations):
         others = [e for e in made if e.by.id not in {op.by for op in crowd.operations}]
         cancelled = any(isinstance(e, CancelRequested) for e in later)
-        assert others or cancelled, f"everybody lost {call}"
+        assert others or cancelled, f"all decisions of {call} lost"
 
 
-def unchanged(bodies: list[bytes], seen: list[bytes]) -> None:
-    """What anybody has read (by its digest) is what there is."""
-    assert [sha256(body).digest() for body in bodies[: len(seen)]] == seen, "what was read has changed"
+def check_unchanged(bodies: list[bytes], seen: list[bytes]) -> None:
+    """Check that the events that were read (by their digests) have not changed."""
+    assert [sha256(body).digest() for body in bodies[: len(seen)]] == seen, "an event that was read has changed"
 
 
-def timely(events: list[Any], clocks: Iterable[Clock], seen: Callable[[int], float]) -> None:
-    """An event's time is one that some process's clock showed before anybody could read the event.
+def check_event_times(events: list[Any], clocks: Iterable[Clock], seen: Callable[[int], float]) -> None:
+    """Check that each event's time is one that some process's clock showed before the event was first read.
 
-    With ``resolutions`` (it expired after its deadline, by the event's own time): no deadline passes early by more than
-    a clock has jumped.
+    Together with ``laws.resolutions`` (a call expires after its deadline, by the event's own time): no call expires
+    early by more than a clock has jumped.
     """
     slack = 0.05
     for event in events:
@@ -115,11 +115,11 @@ def timely(events: list[Any], clocks: Iterable[Clock], seen: Callable[[int], flo
 
 @dataclass(frozen=True)
 class Intent:
-    """An append that a process was about to make."""
+    """An append that a process recorded before making it."""
 
     worker: int
     seq: int
-    """Of its first event."""
+    """The sequence number of its first event."""
     events: int
     epoch: int | None
     digest: str
@@ -129,41 +129,41 @@ class Intent:
         return sha256(b"".join(bodies)).hexdigest()
 
 
-def intended(events: list[Any], bodies: list[bytes], intents: Iterable[Intent]) -> None:
-    """Every event is of an append that somebody meant; an owner's stand under its epoch, and epochs only grow.
+def check_intents(events: list[Any], bodies: list[bytes], intents: Iterable[Intent]) -> None:
+    """Check that every event is of a recorded append, that owners append under their epoch, and that epochs only grow.
 
-    What was meant twice, under two epochs, counts as the one that fits.
+    Of two records of the same append, under two epochs, the one that is allowed counts.
     """
-    meant: dict[int, list[Intent]] = defaultdict(list)
+    recorded: dict[int, list[Intent]] = defaultdict(list)
     for intent in intents:
-        meant[intent.seq].append(intent)
+        recorded[intent.seq].append(intent)
     newest, owner = 0, 0
     at = 1
     while at <= len(bodies):
-        fits = [intent for intent in meant[at] if Intent.of(bodies[at - 1 : at - 1 + intent.events]) == intent.digest]
-        assert fits, f"{at}: {events[at - 1].type}, which nobody has asked for"
+        fits = [each for each in recorded[at] if Intent.of(bodies[at - 1 : at - 1 + each.events]) == each.digest]
+        assert fits, f"{at}: {events[at - 1].type}, which no process intended to append"
         allowed = [intent for intent in fits if intent.epoch is None or intent.epoch >= newest]
         assert allowed, f"{at}: {events[at - 1].type} of an older epoch than {newest}: {fits}"
         one = min(allowed, key=lambda intent: intent.epoch or 0)
         mine = events[at - 1 : at - 1 + one.events]
         if one.epoch is None:
             guest = [event.type for event in mine if isinstance(event, OWNERS)]
-            assert not guest, f"{at}: {guest}, and whoever appended it does not own the conversation"
+            assert not guest, f"{at}: {guest}, appended by a process that does not own the conversation"
         elif one.epoch > newest:
             newest, owner = one.epoch, one.worker
         else:
-            assert one.worker == owner, f"{at}: epoch {newest} is worker {owner}'s, and worker {one.worker} writes"
+            assert one.worker == owner, f"{at}: epoch {newest} is worker {owner}'s, and worker {one.worker} appended"
         at += one.events
 
 
-def punctual(
+def check_expiry_times(
     events: list[Any], outages: Iterable[tuple[float, float]], answers: Iterable[tuple[float, float]] = ()
 ) -> None:
-    """What expires does so at most ``LATEST`` seconds after its deadline, without those in which no store was there.
+    """Check that calls expire at most ``LATEST`` seconds after their deadline, not counting outages of the store.
 
-    ``answers``: from when until when clients waited for one. They measure how busy the machine was: the longest that
-    falls into the same time is added ``SLOWNESS`` times.
-    That it is not early is said by ``laws.resolutions`` (by the event's own time) and ``timely``.
+    ``answers``: the intervals in which clients waited for an answer. They measure how busy the machine was: the longest
+    in the same time is added ``SLOWNESS`` times. ``laws.resolutions`` (by the event's own time) and
+    ``check_event_times`` check that no call expires early.
     """
     asked: dict[str, CallSuspended] = {}
     for event in events:
@@ -181,15 +181,15 @@ def punctual(
                 pass
 
 
-def joined(bodies: list[bytes], stream: list[tuple[int, bytes]]) -> None:
-    """What a viewer was sent, over however many connections, is the log."""
+def check_stream(bodies: list[bytes], stream: list[tuple[int, bytes]]) -> None:
+    """Check that the events that a viewer received over all its connections are the log."""
     got = [seq for seq, _ in stream]
-    assert got == list(range(1, len(bodies) + 1)), f"a viewer was sent {odd(got)}, the log has {len(bodies)} events"
+    assert got == list(range(1, len(bodies) + 1)), f"a viewer was sent {find_jumps(got)}, the log has {len(bodies)}"
     for (seq, data), body in zip(stream, bodies, strict=True):
         assert data == body, f"{seq}: a viewer was sent {data!r}, the log has {body!r}"
 
 
-def odd(numbers: list[int]) -> str:
-    """Where they do not count on."""
+def find_jumps(numbers: list[int]) -> str:
+    """Return the places where the numbers do not increase by one."""
     jumps = [f"{a} then {b}" for a, b in zip([0, *numbers], numbers, strict=False) if b != a + 1]
     return ", ".join(jumps[:5]) or f"{len(numbers)}"

@@ -1,8 +1,8 @@
-"""What must hold of every log, whatever was killed, cancelled, answered twice or came too late.
+"""The laws of every log, whatever was killed, cancelled, decided twice or came too late.
 
-Pure: events in, effects in, an AssertionError out. The effects are evidence from outside of the system: each
-is something that a handler really did. What a tool is (gated or not, recovered how) is told by whoever
-declared it and not read from the log: a log that lies about its gates must not get away with it.
+Pure: they take events and effects, and raise AssertionError. The effects are evidence from outside of the system: each
+is something that a handler did. Whether a tool is gated, and how it is recovered, comes from its declaration and not
+from the log: a log that is wrong about its gates must not pass.
 """
 
 from collections import Counter, defaultdict
@@ -32,7 +32,7 @@ from holdfast.core.state import State, evolve, pending_entries
 
 @dataclass(frozen=True)
 class Effect:
-    """Something that a handler did, written down outside of the system."""
+    """Something that a handler did, recorded outside of the system."""
 
     conversation: str
     call: str
@@ -40,58 +40,58 @@ class Effect:
     tool: str
     args: dict[str, Any]
     at: int | None = None
-    """How long the log was in that moment, where that is known."""
+    """The length of the log at that moment, if known."""
     worker: int | None = None
-    """Which process did it, where there are several."""
+    """The process that did it, if there are several."""
     definition: str | None = None
-    """The fingerprint of the tool that did it, where that is known."""
+    """The fingerprint of the tool that did it, if known."""
     plan: Any = ...
-    """The plan that the handler got, where that is known."""
+    """The plan that the handler got, if known."""
     zombie: bool = False
-    """Its process stood still in the middle of it, for longer than its lease: nobody could have kept it from it."""
+    """Whether its process was stopped in the middle of it for longer than its lease: then it cannot be prevented."""
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What a tool is, from whoever declared it."""
+    """The declaration of a tool, as the test knows it."""
 
     gated: Callable[[dict[str, Any]], bool] = lambda args: False
     planned: bool = False
     recovery: str = "redispatch"
     runs: bool = True
-    """It is run here at all (else: a human, a client or somebody by hand gives the result)."""
+    """Whether a handler runs it (otherwise a person or a client gives the result)."""
 
 
 @dataclass
 class Operation:
-    """What a client of the system knows of one thing that it asked for."""
+    """A request of a client, and what the client knows of its outcome."""
 
     verb: str
-    """send, resolve or cancel; anything else leaves no trace."""
+    """send, resolve or cancel; others are not in the log."""
     by: str
-    """Its own principal: what it did can be told from what others did."""
+    """A principal of its own, by which its events are found."""
     text: str = ""
     decisions: dict[str, Any] = field(default_factory=dict[str, Any])
     outcome: str = "unknown"
-    """ok, refused, or unknown: the process died before it could say."""
+    """ok, refused, or unknown: the process died before it answered."""
     seq: int | None = None
-    """Where it stands in the log, as it was told; for a cancel 0 if there was nothing to cancel."""
+    """Its sequence number according to the answer; for a cancel 0 if there was nothing to cancel."""
     said: str = ""
     kind: str = ""
-    """Of what it was refused with; of a stale one also why, and who is said to have won."""
+    """The kind of the refusal; for a stale one also the reason and the winner that it names."""
     reason: str | None = None
     winner: str | None = None
     jumps: bool = False
-    """Whoever was asked has a clock that jumps."""
-    away: bool = False
-    """Whoever was asked could not do anything for anybody: its disk was full, or it was leaving."""
+    """Whether the clock of the process that it was sent to jumps."""
+    unavailable: bool = False
+    """Whether the process could not serve any request: its disk was full, or it was exiting."""
     invoked: float = 0.0
     answered: float = 0.0
-    """When, by the wall's clock."""
+    """When it was sent and answered, by the real clock."""
 
 
 def check(events: list[Any], effects: Iterable[Effect], truths: Mapping[str, Truth], *, resting: bool = True) -> State:
-    """All laws, on one conversation's log; the state that it folds to."""
+    """Check all laws on one conversation's log; return the state that it folds to."""
     mine = list(effects)
     try:
         gapless(events)
@@ -111,7 +111,7 @@ def check(events: list[Any], effects: Iterable[Effect], truths: Mapping[str, Tru
 
 
 def imported(events: list[Any], effects: Iterable[Effect]) -> None:
-    """Without trust nothing follows an import. With it, what the file left open runs only after an approval here."""
+    """Without trust no event follows an import. With it, open calls of the file run only after an approval here."""
     mark = max(n for n, event in enumerate(events) if isinstance(event, ConversationImported))
     before, after = events[:mark], events[mark + 1 :]
     begun: set[tuple[str, int]] = set()
@@ -175,7 +175,7 @@ def pairs(events: list[Any]) -> None:
 
 
 def turns(events: list[Any]) -> None:
-    """Every turn has one terminal; messages are answered once and in order; a cancel lets nothing begin."""
+    """Every turn ends once; messages are answered once and in order; after a cancel nothing starts."""
     now: int | None = None
     cancelled = halted = False
     waiting: list[int] = []
@@ -210,7 +210,7 @@ def turns(events: list[Any]) -> None:
 
 
 def resolutions(events: list[Any]) -> None:
-    """A decision answers the suspension that stands, of its kind, as it was shown, and in time."""
+    """A decision is for the open suspension, of the same kind and digest, and in time."""
     asked: dict[str, CallSuspended] = {}
     for event in events:
         match event:
@@ -233,7 +233,7 @@ def resolutions(events: list[Any]) -> None:
                     assert event.at < suspension.deadline, f"{event.seq}: decided after its deadline"
             case CallReturned() | CallStarted():
                 assert isinstance(event, CallReturned) or event.call_id not in asked, (
-                    f"{event.seq}: {event.call_id} started while somebody is asked"
+                    f"{event.seq}: {event.call_id} started while it is suspended"
                 )
                 asked.pop(event.call_id, None)
             case _:
@@ -241,7 +241,7 @@ def resolutions(events: list[Any]) -> None:
 
 
 def attempts(events: list[Any], truths: Mapping[str, Truth]) -> None:
-    """Attempts count from 1; each later one is a newer owner's, and one that the tool's recovery allows."""
+    """Attempts count from 1; a later one has a newer owner, and the tool's recovery allows it."""
     tools = {made.id: made.tool for said in events if isinstance(said, AssistantSaid) for made in said.calls}
     last: dict[str, CallStarted] = {}
     agreed: dict[str, bool] = defaultdict(bool)
@@ -268,7 +268,7 @@ def attempts(events: list[Any], truths: Mapping[str, Truth]) -> None:
 
 @dataclass
 class Leave:
-    """What allows a gated call to run."""
+    """The approval or grant that allows a gated call to run."""
 
     args: dict[str, Any]
     digest: str | None = None
@@ -278,7 +278,7 @@ class Leave:
 
 
 def gates(events: list[Any], truths: Mapping[str, Truth]) -> dict[str, Leave]:
-    """A gated call starts only under an approval of what was shown, or a grant that covers it."""
+    """A gated call starts only with an approval of its digest, or a grant that covers it."""
     made = {call.id: call for said in events if isinstance(said, AssistantSaid) for call in said.calls}
     asked: dict[str, CallSuspended] = {}
     leave: dict[str, Leave] = {}
@@ -293,7 +293,7 @@ def gates(events: list[Any], truths: Mapping[str, Truth]) -> dict[str, Leave]:
             case CallSuspended():
                 asked[event.call_id] = event
                 if event.kind == "approval" and not event.recovery:
-                    leave.pop(event.call_id, None)  # asked again: an earlier yes is void
+                    leave.pop(event.call_id, None)  # suspended again: an earlier approval does not count
             case CallResolved(decision=Approve() as yes):
                 suspension = asked[event.call_id]
                 approved[event.call_id] = suspension.fingerprint
@@ -330,7 +330,7 @@ def _covers(grant: GrantGiven, call: Any, at: float) -> bool:
 
 
 def outcomes(events: list[Any], truths: Mapping[str, Truth]) -> None:
-    """A result is what somebody decided, or what came of a run; and of nothing else."""
+    """A result comes from a decision or from a run."""
     tools = {made.id: made.tool for said in events if isinstance(said, AssistantSaid) for made in said.calls}
     decided: dict[str, Any] = {}
     asked: dict[str, CallSuspended] = {}
@@ -354,7 +354,7 @@ def outcomes(events: list[Any], truths: Mapping[str, Truth]) -> None:
                 truth = truths.get(tools[event.call_id], Truth())
                 problem = event.error.kind if event.error else None
                 if problem == "interrupted" and truth.recovery == "redispatch":
-                    # Only where the turn was ending anyway, or a person was asked because its grant was revoked.
+                    # Only if the turn was ending anyway, or a person was asked because the grant was revoked.
                     person = event.call_id in asked and asked[event.call_id].recovery
                     assert halting or person, f"{event.seq}: given up, and it should run again"
                 halting = halting or event.halt is not None
@@ -380,13 +380,13 @@ def outcomes(events: list[Any], truths: Mapping[str, Truth]) -> None:
 
 
 def evidence(events: list[Any], effects: list[Effect], truths: Mapping[str, Truth]) -> None:
-    """What was really done is what the log claims, and was claimed before; ``fail`` tools did it once at most."""
+    """Every effect has a claim in the log before it; tools with ``recovery="fail"`` have at most one."""
     made = {call.id: call for said in events if isinstance(said, AssistantSaid) for call in said.calls}
     started = {(e.call_id, e.attempt): e for e in events if isinstance(e, CallStarted)}
     leave = gates(events, truths)
     for effect in effects:
         call = made.get(effect.call)
-        assert call is not None, f"an effect of a call that nobody made: {effect}"
+        assert call is not None, f"an effect of a call that the model did not make: {effect}"
         assert call.tool == effect.tool, f"an effect of another tool, {call.tool} was called: {effect}"
         claim = started.get((effect.call, effect.attempt))
         assert claim is not None, f"an effect without a claim: {effect}"
@@ -417,11 +417,11 @@ def evidence(events: list[Any], effects: list[Effect], truths: Mapping[str, Trut
 
 
 def owners(events: list[Any], effects: list[Effect]) -> None:
-    """One epoch, one process; and once a newer owner has done something, an older one does nothing more."""
+    """An epoch belongs to one process; after an effect of a newer owner an older one has none."""
     epochs = {(e.call_id, e.attempt): e.epoch for e in events if isinstance(e, CallStarted)}
     whose: dict[int, int | None] = {}
     newest = 0
-    for effect in effects:  # in the order in which they were done
+    for effect in effects:  # in the order in which they happened
         epoch = epochs[effect.call, effect.attempt]
         assert epoch >= newest or effect.zombie, f"an effect of epoch {epoch} after one of {newest}: {effect}"
         newest = max(newest, epoch)
@@ -430,7 +430,7 @@ def owners(events: list[Any], effects: list[Effect]) -> None:
 
 
 def acknowledged(events: list[Any], operations: Iterable[Operation]) -> None:
-    """What was acknowledged is in the log, once, where and as it was said; what was refused is not in it."""
+    """An acknowledged request is in the log once, at the sequence number of its answer; a refused one is not."""
     received = _by(events, MessageReceived)
     resolved = _by(events, CallResolved)
     requested = _by(events, CancelRequested)
@@ -461,7 +461,7 @@ def _by(events: list[Any], kind: type) -> dict[str, list[Any]]:
 
 
 def folded(events: list[Any], *, resting: bool) -> State:
-    """The log folds, each state survives being written down, and at rest nothing is owed."""
+    """The log folds, each state survives encoding, and at rest nothing is owed."""
     from holdfast.core.effects import owed
 
     conversation = "c"
@@ -479,7 +479,7 @@ def folded(events: list[Any], *, resting: bool) -> State:
 
 
 def waiting(conversation: str, events: list[Any]) -> list[Any]:
-    """What waits for somebody, by the fold alone."""
+    """Return the pending entries according to the fold of the log."""
     state = State(conversation=conversation)
     for event in events:
         state = evolve(state, event)

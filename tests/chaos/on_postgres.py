@@ -1,7 +1,7 @@
-"""A worker on PostgreSQL, which serves HTTP as ``holdfast serve`` does; and what can be broken in it.
+"""A worker on PostgreSQL, which serves HTTP like ``holdfast serve``; and its deliberate defects.
 
-What it is about to append is written down first, outside of the system. It can die around each statement that
-matters: before it is sent, when it is on its way, and when the reply has come.
+It records each append in a file before making it. It can die around each important statement: before it is sent,
+after it is sent, and after the reply.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from holdfast.server import TokenAuth, api_types, app, process
 from holdfast.stores.postgres import PostgresStore, append, heartbeat, leases
 from holdfast.stores.postgres.connection import Link
 
-TOKEN = "a-token-of-the-storm"
+TOKEN = "token-of-the-chaos-test"
 STATEMENTS = {
     append.APPEND: "append",
     leases.CLAIM: "claim",
@@ -38,11 +38,11 @@ POINTS = (
     *(point for point in shop.CRASH_POINTS if not point.startswith("append")),
 )
 EXPECTED = ("log_write_failed", "log_read_failed")
-"""What a worker may complain of: the database is away, or was."""
+"""The kinds of errors that a worker may log: the database is or was unreachable."""
 
 
-class Noted(PostgresStore):
-    """Writes down what it is about to append, and under which epoch."""
+class RecordingStore(PostgresStore):
+    """A store that records each append, with its epoch, before making it."""
 
     def __init__(self, url, worker, path):
         super().__init__(url)
@@ -72,31 +72,31 @@ class Noted(PostgresStore):
 def arm(crash):
     fetch = Link.fetch
 
-    async def watched(self, sql, *values, **more):
+    async def fetch_or_crash(self, sql, *values, **more):
         name = next((name for begin, name in STATEMENTS.items() if sql.startswith(begin)), None)
         if name is None:
             return await fetch(self, sql, *values, **more)
         crash(f"{name}:before_send")
-        asyncio.get_running_loop().call_soon(crash, f"{name}:after_send")  # then it is in the socket
+        asyncio.get_running_loop().call_soon(crash, f"{name}:after_send")  # then it is in the socket's buffer
         found = await fetch(self, sql, *values, **more)
         crash(f"{name}:after_reply")
         return found
 
-    Link.fetch = watched
+    Link.fetch = fetch_or_crash
 
 
 @asynccontextmanager
-async def at_work(order):
+async def run_worker(order):
     Complaints(order["worker"], order["complaints"])
-    shop.Place.slow = order["slow"]
-    # Whoever leaves while the database is away cuts the requests that wait for it.
+    shop.Process.slow = order["slow"]
+    # A process that exits while the database is unreachable aborts the requests that wait for it.
     logging.getLogger("uvicorn.error").addFilter(lambda record: "graceful shutdown" not in record.getMessage())
-    straying = None
-    if order["astray"] is not None:
+    jumping = None
+    if order["jumps_seed"] is not None:
         time.time = clock = Clock(order["worker"], order["clocks"])
-        straying = asyncio.create_task(clock.jumps(order["astray"]))
+        jumping = asyncio.create_task(clock.jumps(order["jumps_seed"]))
     while True:
-        rt = Runtime(shop.agent(), store=Noted(order["store"], order["worker"], order["intents"]))
+        rt = Runtime(shop.agent(), store=RecordingStore(order["store"], order["worker"], order["intents"]))
         up = asyncio.get_running_loop().create_future()
         listening = process.open_socket("127.0.0.1", 0)
         port = listening.getsockname()[1]
@@ -106,29 +106,29 @@ async def at_work(order):
             break
         failure = serve.exception()
         assert failure is not None, "the server ended before it was up"
-        if not excusable(failure):
+        if not is_expected(failure):
             raise failure
-        await asyncio.sleep(0.1)  # whoever runs us starts us again
+        await asyncio.sleep(0.1)  # a supervisor would start it again
     yield rt, {"port": port}, {}
     stop = up.result()
     stop()
     await serve
-    if straying:
-        straying.cancel()
+    if jumping:
+        jumping.cancel()
 
 
-def excusable(failure):
+def is_expected(failure):
     return isinstance(failure, StoreError) and failure.kind in EXPECTED and "cause" in failure.details
 
 
 class Complaints(logging.FileHandler):
-    """Whatever a process has to say, unless it is what must be expected of it here."""
+    """A handler that writes a process's warnings to a file, except those that the faults explain."""
 
     def __init__(self, worker, path):
         super().__init__(path, delay=True)
         self.setLevel(logging.WARNING)
         self.setFormatter(logging.Formatter(f"worker {worker}: %(message)s"))
-        self.addFilter(unexpected)
+        self.addFilter(is_unexpected)
         log = logging.getLogger("holdfast")
         log.addHandler(self)
         log.propagate = False
@@ -140,110 +140,110 @@ class Complaints(logging.FileHandler):
         super().close()
 
 
-def unexpected(record):
+def is_unexpected(record):
     failure = record.exc_info[1] if record.exc_info else None
     outage = record.getMessage().startswith(("the store could not be reached in time", "the store answers again"))
-    return not (outage or excusable(failure) or any(excusable(arg) for arg in record.args or ()))
+    return not (outage or is_expected(failure) or any(is_expected(arg) for arg in record.args or ()))
 
 
-# --- what can be broken ---------------------------------------------------------------------------------
+# --- deliberate defects ---------------------------------------------------------------------------------
 
 
-def unfenced(_):
-    """Every fence is off: appends do not say under which epoch; who was away too long is not told so, and does not
-    mind what it sees in the log."""
+def remove_fences(_):
+    """Remove every fence: appends have no epoch, and an owner neither notices that its lease expired nor reacts to a
+    newer owner in the log."""
     append = PostgresStore.append
 
-    async def anybody(self, step):
+    async def append_without_epoch(self, step):
         await append(self, msgspec.structs.replace(step, epoch=None, release=False))
 
     async def never(self):
         await asyncio.Event().wait()
 
-    PostgresStore.append = anybody
+    PostgresStore.append = append_without_epoch
     PostgresStore.wait_until_lapsed = never
     Conversation._drop_ownership = lambda self: None
 
 
-def hurry(_):
-    """Acknowledges what it is about to write, and then writes it."""
+def acknowledge_early(_):
+    """Acknowledge an append before it is written."""
     write = append.AppendKind.write
 
-    async def too_early(self, link, jobs):
+    async def settle_first(self, link, jobs):
         for job in jobs:
             job.settle(None)
         await asyncio.sleep(0.02)
         return await write(self, link, jobs)
 
-    append.AppendKind.write = too_early
+    append.AppendKind.write = settle_first
 
 
-def twice(_):
-    """A message is delivered twice."""
+def send_twice(_):
+    """Send every message twice."""
     send = Runtime.send
 
-    async def again(self, *args, **given):
+    async def send_again(self, *args, **given):
         turn = await send(self, *args, **given)
         await send(self, *args, **given | {"when_busy": "queue"})
         return turn
 
-    Runtime.send = again
+    Runtime.send = send_again
 
 
-def doubled(_):
-    """A call is handed to its tool twice."""
+def run_twice(_):
+    """Run every tool call twice."""
     act = shop.act
 
-    async def again(name, n, call):
+    async def act_again(name, n, call):
         await act(name, n, call)
         return await act(name, n, call)
 
-    shop.act = again
+    shop.act = act_again
 
 
-def blind(_):
-    """After a lost reply it is not asked whether the append has landed: what is refused is decided anew."""
+def skip_read_back(_):
+    """Do not read back after a lost reply whether the append was committed: a refused append is decided again."""
 
-    async def unseen(self, link, jobs, outcomes):
+    async def do_nothing(self, link, jobs, outcomes):
         pass
 
-    append.AppendKind._recognise_committed = unseen
+    append.AppendKind._recognise_committed = do_nothing
 
 
-def void(_):
-    """What was begun under an earlier epoch counts, and ends whatever runs for the same effect now."""
+def accept_stale_work(_):
+    """Accept results of work that started under an earlier epoch, and end the current work of the same effect."""
 
-    def done(self, run):
+    def mark_done(self, run):
         self._running.pop(run.effect, None)
 
-    def current(items, epoch):
+    def keep_all(items, epoch):
         for item in items:
             item.epoch = epoch if item.epoch is not None else None
-        return inbox_current(items, epoch)
+        return reject_stale(items, epoch)
 
-    inbox_current, conversation.reject_stale = conversation.reject_stale, current
-    Tasks.mark_done = done
+    reject_stale, conversation.reject_stale = conversation.reject_stale, keep_all
+    Tasks.mark_done = mark_done
 
 
-def early(_):
-    """What it takes for the database's time is half a minute ahead."""
+def advance_clock(_):
+    """Take a time half a minute ahead for that of the database."""
     now = heartbeat.LeaseManager.now
     heartbeat.LeaseManager.now = lambda self: now(self) + 30.0
 
 
-def stutter(_):
-    """A viewer who comes back is sent the first event after its last one twice."""
-    stored = api_types.log_frame
-    api_types.log_frame = lambda body: (stored(body)[0], stored(body)[1] * 2)
+def repeat_event(_):
+    """Send a viewer that reconnects its next event twice."""
+    log_frame = api_types.log_frame
+    api_types.log_frame = lambda body: (log_frame(body)[0], log_frame(body)[1] * 2)
 
 
 CONTROLS = {
-    "fence": unfenced,
-    "ack": hurry,
-    "twice": twice,
-    "doubled": doubled,
-    "blind": blind,
-    "void": void,
-    "early": early,
-    "stutter": stutter,
+    "fence": remove_fences,
+    "ack": acknowledge_early,
+    "twice": send_twice,
+    "doubled": run_twice,
+    "blind": skip_read_back,
+    "void": accept_stale_work,
+    "early": advance_clock,
+    "stutter": repeat_event,
 }

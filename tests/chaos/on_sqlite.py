@@ -1,4 +1,4 @@
-"""A worker's store on SQLite, on a disk that may fill and with a clock that may jump; and what can be broken in it."""
+"""A worker on SQLite, on a disk that may fill and with a clock that may jump; and its deliberate defects."""
 
 import asyncio
 import subprocess
@@ -24,30 +24,30 @@ def arm(crash):
 
 
 @asynccontextmanager
-async def at_work(order):
+async def run_worker(order):
     disk = Disk() if order["full"] else None
     clock = jumping = None
     if order["jumps"] is not None:
         clock = Clock(order["worker"], order["clocks"])
         jumping = asyncio.create_task(clock.jumps(order["jumps"]))
 
-    def room(asked):
-        """So many bytes are left from now on; how many writes were refused until now?"""
-        disk.room = asked["bytes"]
+    def set_free_bytes(request):
+        """Set the free bytes of the disk; return the number of writes that failed so far."""
+        disk.free = request["bytes"]
         return disk.refused
 
-    async def back_up(asked):
-        await rt.backup(asked["path"])
+    async def back_up(request):
+        await rt.backup(request["path"])
 
     store = SQLiteStore(order["store"])
     async with Runtime(shop.agent(), store=store, only=order["only"], clock=clock) as rt:
-        yield rt, {}, {"room": room, "backup": back_up}
+        yield rt, {}, {"room": set_free_bytes, "backup": back_up}
     if jumping:
         jumping.cancel()
 
 
-def hurry(_):
-    """The negative control: replies when everything is checked and written, and then commits."""
+def acknowledge_early(_):
+    """Acknowledge appends before they are committed."""
     attempt, crash = writer.Writer._try_commit, writer.crash_hook
     now = []
 
@@ -55,28 +55,28 @@ def hurry(_):
         now[:] = group
         return attempt(self, group)
 
-    def too_early(point):
+    def resolve_first(point):
         if point == "append:before_commit":
             resolve_jobs(now)
-            time.sleep(0.003)  # the answer is out before the disk has it
+            time.sleep(0.003)  # the caller has the reply before the disk has the data
         if crash:
             crash(point)
 
     writer.Writer._try_commit = remember
-    writer.crash_hook = too_early
+    writer.crash_hook = resolve_first
 
 
-def rerun(_):
-    """Another negative control: whatever was interrupted runs again, also what must not."""
+def rerun_everything(_):
+    """Run every interrupted call again, also those with ``recovery="fail"``."""
     recover = machine._recover_call
     machine._recover_call = lambda log, call, recovery, *rest: recover(log, call, "redispatch", *rest)
 
 
-def winners(_):
-    """Another: whoever comes second is told that they decided it."""
+def accept_every_decision(_):
+    """Report a decision that came too late as accepted."""
     submit = Engine.submit_decisions
 
-    async def polite(self, *args, **given):
+    async def submit_or_accept(self, *args, **given):
         try:
             return await submit(self, *args, **given)
         except Stale as stale:
@@ -84,45 +84,45 @@ def winners(_):
                 raise
             return Accepted(0)
 
-    Engine.submit_decisions = polite
+    Engine.submit_decisions = submit_or_accept
 
 
-def greedy(order):
-    """Another: a process that is to run some conversations runs them all."""
+def run_all_conversations(order):
+    """Run all conversations in a process that is assigned half of them."""
     order["only"] = None
 
 
-def early(_):
-    """Another: a clock is an hour ahead, deadlines pass by it, and nobody has seen it jump."""
+def hide_clock_jump(_):
+    """Set the clock an hour ahead without recording the jump: calls expire early."""
     Clock.jump = lambda self, offset: setattr(self, "offset", 3600.0)
 
 
-def blind(_):
-    """Another: a commit that met a full disk is taken for one that did not."""
+def ignore_full_disk(_):
+    """Treat a commit that failed on a full disk as successful."""
     attempt = writer.Writer._try_commit
 
-    def hopeful(self, group):
+    def commit_or_ignore(self, group):
         fault, settled = attempt(self, group)
         return (None, True) if isinstance(fault, apsw.FullError) else (fault, settled)
 
-    writer.Writer._try_commit = hopeful
+    writer.Writer._try_commit = commit_or_ignore
 
 
-def copied(_):
-    """Another: a backup is a copy of the file, without what is in the write-ahead log only."""
+def copy_file_only(_):
+    """Make backups by copying the database file without its write-ahead log."""
 
     def copy(_connect, source, target, **_options):
-        subprocess.run(["cp", source, target], check=True)  # in this process it would drop the store's locks
+        subprocess.run(["cp", source, target], check=True)  # copying in this process would drop the store's locks
 
     backup.back_up = copy
 
 
 CONTROLS = {
-    "ack": hurry,
-    "rerun": rerun,
-    "winners": winners,
-    "greedy": greedy,
-    "early": early,
-    "blind": blind,
-    "copied": copied,
+    "ack": acknowledge_early,
+    "rerun": rerun_everything,
+    "winners": accept_every_decision,
+    "greedy": run_all_conversations,
+    "early": hide_clock_jump,
+    "blind": ignore_full_disk,
+    "copied": copy_file_only,
 }

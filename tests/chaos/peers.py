@@ -1,4 +1,4 @@
-"""Between the driver and its workers: one JSON object a line, and what an answer says."""
+"""The protocol between the driver and its workers: one JSON object a line."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from holdfast.errors import HoldfastError, Refused, Stale
 
 
 def refusal(failure: HoldfastError) -> dict:
-    """What the one who asked is told. ``unknown`` where the store itself does not know whether it was recorded."""
+    """Return the answer for an error; ``unknown`` if the store does not know whether the request was recorded."""
     settled = isinstance(failure, Refused) or failure.details.get("outcome") == "nothing"
     stale = {"reason": failure.reason, "winner": failure.winner} if isinstance(failure, Stale) else {}
     outcome = "refused" if settled else "unknown"
@@ -21,17 +21,17 @@ def refusal(failure: HoldfastError) -> dict:
 
 
 class Worker:
-    """One process, from the driver's side."""
+    """A worker process, as the driver sees it."""
 
     def __init__(self, number, pid, fault, order):
         self.number, self.pid, self.fault = number, pid, fault
         self.jumps = order.get("jumps") is not None
         self.excused = bool(order.get("full"))
-        """It may say that the log cannot be written: its disk is full, or it leaves."""
+        """Whether it may report that the log cannot be written: its disk is full, or it exits."""
         self.port = None
-        """Where it serves HTTP, if it does."""
+        """The port on which it serves HTTP, if it does."""
         self.out = None
-        self.asked = {}
+        self.requests = {}
         self._up = asyncio.Event()
 
     async def listen(self, reader, out):
@@ -40,39 +40,39 @@ class Worker:
         with suppress(ConnectionError):
             while line := await reader.readline():
                 answer = json.loads(line)
-                future = self.asked.pop(answer["id"], None)
+                future = self.requests.pop(answer["id"], None)
                 if future is not None and not future.done():
                     future.set_result(answer)
-        self.lost()
+        self.fail_requests()
 
-    def lost(self):
-        """It is dead: what was asked of it and not answered, nobody knows."""
+    def fail_requests(self):
+        """Answer all open requests to a dead worker with ``unknown``."""
         self.out = None
-        for future in self.asked.values():
+        for future in self.requests.values():
             if not future.done():
                 future.set_result({"outcome": "unknown"})
-        self.asked.clear()
+        self.requests.clear()
 
-    async def up(self):
+    async def wait_until_up(self):
         async with asyncio.timeout(20):
             await self._up.wait()
 
     async def ask(self, number, request):
         if self.out is None or self.out.is_closing():
             return {"outcome": "unknown"}
-        future = self.asked[number] = asyncio.get_running_loop().create_future()
+        future = self.requests[number] = asyncio.get_running_loop().create_future()
         self.out.write(json.dumps({"id": number, **request}).encode() + b"\n")
         return await future
 
-    def alive(self):
+    def is_alive(self):
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
             return False
         return True
 
-    def stopped(self):
-        """Does it stand still?"""
+    def is_stopped(self):
+        """Return whether the process is stopped by a signal."""
         try:
             return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
         except psutil.NoSuchProcess:
@@ -85,10 +85,10 @@ class Worker:
     def kill(self):
         self.signal(signal.SIGKILL)
 
-    async def buried(self, patience=60.0):
-        """Wait until it is dead, at most so long; is it?"""
-        until = time.monotonic() + patience
-        while alive := self.alive():
+    async def wait_until_dead(self, timeout=60.0):
+        """Wait until the process is dead, at most ``timeout`` seconds; return whether it is."""
+        until = time.monotonic() + timeout
+        while alive := self.is_alive():
             if time.monotonic() > until:
                 break
             await asyncio.sleep(0.002)

@@ -1,16 +1,17 @@
-"""Power cuts: what a disk may hold after one, and whether everything that was acknowledged is in it.
+"""Power cuts: the possible contents of a disk after one, and whether they include all acknowledged events.
 
     python tests/chaos/power.py --cuts 2000 --seed 7
 
-After a power cut a disk holds what was synced and, of what was written since, anything: some writes and not others,
-whole or torn at the borders of sectors, in any order. A live machine never shows that, because its page cache has it
-all. So the runtime works on a ``Disk``, a layer under SQLite that keeps a trace of every write, truncation, sync,
-creation and deletion, and in the same trace what clients were told and what tools did. A ``Platter`` replays the trace
-up to a moment and says what might be left. That is opened by a fresh store, and then by a fresh runtime, which goes on.
+After a power cut a disk holds everything that was synced, and any part of what was written since: some writes and not
+others, whole or torn at the borders of sectors, in any order. A live machine never shows that, because its page cache
+has everything. So the runtime works on a ``Disk``, a layer under SQLite that keeps a trace of every write, truncation,
+sync, creation and deletion, and in the same trace the answers to clients and the effects of tools. A ``Platter``
+replays the trace up to a moment and returns possible contents. A new store opens these, and then a new runtime, which
+continues the conversations.
 
-What is relied on is what SQLite relies on: a sync that returned holds; a write leaves the bytes beside it alone; and a
+The assumptions are those of SQLite: a sync that returned is durable; a write does not change the bytes beside it; and a
 directory is synced with the first sync of a journal or -wal file that was opened to be created. A sync that *failed*
-leaves what it was to sync for ever in doubt: a later sync that succeeds says nothing about it.
+leaves its writes in doubt for ever: a later sync that succeeds says nothing about them.
 """
 
 import argparse
@@ -40,10 +41,10 @@ from holdfast.stores.sqlite.store import SQLiteStore  # noqa: E402
 SECTOR = 512
 STORE = "holdfast.db"
 CONVERSATIONS = 6
-PATIENCE = 60.0
+REST_SECONDS = 60.0
 """Seconds in which everything must come to rest."""
 CHECKPOINT = 25
-"""Pages in the -wal file after which it is copied: few, so that cuts meet copies and a -wal file that begins anew."""
+"""Pages in the -wal file after which it is checkpointed: few, so that cuts fall into checkpoints and after them."""
 
 # --- the disk ------------------------------------------------------------------------------------------
 
@@ -51,7 +52,7 @@ CHECKPOINT = 25
 class Disk(apsw.VFS):
     """SQLite's file layer, as the default of this process, with a trace of all that reaches the file system.
 
-    ``failing``: asked at every sync; True makes it fail as a broken disk does.
+    ``failing``: called at every sync; True makes it fail as on a broken disk.
     """
 
     def __init__(self, names=()):
@@ -68,12 +69,12 @@ class Disk(apsw.VFS):
         return TracedFile(self, name, flags)
 
     def xDelete(self, name, sync):
-        began = len(self.trace)
+        started = len(self.trace)
         super().xDelete(name, sync)
         self.inodes.pop(os.path.basename(name), None)
         self.trace.append(("link", os.path.basename(name), None))
         if sync:
-            self.trace.append(("sync directory", began + 1))
+            self.trace.append(("sync directory", started + 1))
 
 
 class TracedFile(apsw.VFSFile):
@@ -98,69 +99,71 @@ class TracedFile(apsw.VFSFile):
         super().xTruncate(size)
 
     def xSync(self, flags):
-        began = len(self.disk.trace)
+        started = len(self.disk.trace)
         if self.disk.failing():
-            self.disk.trace.append(("sync failed", self.inode, began))
+            self.disk.trace.append(("sync failed", self.inode, started))
             raise apsw.exception_for(apsw.SQLITE_IOERR_FSYNC)
         super().xSync(flags)
-        self.disk.trace.append(("sync", self.inode, began))
+        self.disk.trace.append(("sync", self.inode, started))
         if self.new:
             self.new = False
-            self.disk.trace.append(("sync directory", began))
+            self.disk.trace.append(("sync directory", started))
 
 
 class Platter:
-    """What is on the disk for certain, and what may have got there since."""
+    """The synced contents of the disk, and the writes that may have reached it since."""
 
-    def __init__(self, files, dice):
-        self.dice = dice
-        self.solid = {name: bytearray(data) for name, data in files.items()}  # by inode
-        self.loose = {name: [] for name in files}  # by inode: (when, offset, data, doubtful)
+    def __init__(self, files, rng):
+        self.rng = rng
+        self.synced = {name: bytearray(data) for name, data in files.items()}  # by inode
+        self.unsynced = {name: [] for name in files}  # by inode: (when, offset, data, doubtful)
         self.names = {name: name for name in files}
         self.links = []  # (when, name, inode), not synced yet
 
-    def turn(self, when, entry):
+    def apply_entry(self, when, entry):
         match entry:
             case "link", name, inode:
                 self.links.append((when, name, inode))
                 if inode is not None:
-                    self.solid[inode], self.loose[inode] = bytearray(), []
+                    self.synced[inode], self.unsynced[inode] = bytearray(), []
             case "write", inode, offset, data:
-                self.loose[inode].append((when, offset, data, False))
-            case "sync", inode, began:
-                for _, offset, data, doubtful in (op for op in self.loose[inode] if op[0] < began):
+                self.unsynced[inode].append((when, offset, data, False))
+            case "sync", inode, started:
+                for _, offset, data, doubtful in (op for op in self.unsynced[inode] if op[0] < started):
                     if doubtful:
-                        self._perhaps(self.solid[inode], offset, data, junk=False)
+                        self._write_maybe(self.synced[inode], offset, data, junk=False)
                     else:
-                        put(self.solid[inode], offset, data)
-                self.loose[inode] = [op for op in self.loose[inode] if op[0] >= began]
-            case "sync failed", inode, began:
-                self.loose[inode] = [(*op[:3], op[3] or op[0] < began) for op in self.loose[inode]]
-            case "sync directory", began:
-                for _, name, inode in (link for link in self.links if link[0] < began):
+                        put(self.synced[inode], offset, data)
+                self.unsynced[inode] = [op for op in self.unsynced[inode] if op[0] >= started]
+            case "sync failed", inode, started:
+                self.unsynced[inode] = [(*op[:3], op[3] or op[0] < started) for op in self.unsynced[inode]]
+            case "sync directory", started:
+                for _, name, inode in (link for link in self.links if link[0] < started):
                     self.names[name] = inode
-                self.links = [link for link in self.links if link[0] >= began]
+                self.links = [link for link in self.links if link[0] >= started]
 
     def cut(self):
-        """The files that a power cut might leave now."""
-        names = self.names | {name: inode for _, name, inode in self.links if self.dice.random() < 0.5}
+        """Return files that a power cut might leave now."""
+        names = self.names | {name: inode for _, name, inode in self.links if self.rng.random() < 0.5}
         return {name: self._left(inode) for name, inode in names.items() if inode is not None}
 
     def _left(self, inode):
-        data, loose = bytearray(self.solid[inode]), self.loose[inode]
-        match self.dice.choice(["nothing", "everything", "first", "some", "some", "some"]):
+        data, unsynced = bytearray(self.synced[inode]), self.unsynced[inode]
+        match self.rng.choice(["nothing", "everything", "first", "some", "some", "some"]):
             case "nothing":
-                loose = []
+                unsynced = []
             case "everything" | "first" as how:
-                for _, offset, new, _ in loose if how == "everything" else loose[: self.dice.randint(0, len(loose))]:
+                for _, offset, new, _ in (
+                    unsynced if how == "everything" else unsynced[: self.rng.randint(0, len(unsynced))]
+                ):
                     put(data, offset, new)
             case _:
-                for _, offset, new, doubtful in loose:
-                    self._perhaps(data, offset, new, junk=not doubtful)
+                for _, offset, new, doubtful in unsynced:
+                    self._write_maybe(data, offset, new, junk=not doubtful)
         return bytes(data)
 
-    def _perhaps(self, data, offset, new, *, junk):
-        fate = self.dice.random()
+    def _write_maybe(self, data, offset, new, *, junk):
+        fate = self.rng.random()
         if fate < 0.4:
             put(data, offset, new)
         elif fate > 0.7 and new is not None:
@@ -168,16 +171,16 @@ class Platter:
             while offset < end:
                 border = min(end, (offset // SECTOR + 1) * SECTOR)
                 part, new = new[: border - offset], new[border - offset :]
-                match self.dice.choice(["old", "new", "junk" if junk else "old"]):
+                match self.rng.choice(["old", "new", "junk" if junk else "old"]):
                     case "new":
                         put(data, offset, part)
                     case "junk":
-                        put(data, offset, self.dice.randbytes(len(part)))
+                        put(data, offset, self.rng.randbytes(len(part)))
                 offset = border
 
 
 def put(data, offset, new):
-    """A write, or with None a truncation, into the bytes of a file."""
+    """Apply a write, or with None a truncation, to the bytes of a file."""
     if new is None:
         del data[offset:]
     data.extend(bytes(max(0, offset - len(data))))
@@ -185,11 +188,11 @@ def put(data, offset, new):
         data[offset : offset + len(new)] = new
 
 
-# --- what runs on it -----------------------------------------------------------------------------------
+# --- the runtime ---------------------------------------------------------------------------------------
 
 
-class Noting(SQLiteStore):
-    """A store that notes what it was asked to append, and what it said to that."""
+class RecordingStore(SQLiteStore):
+    """A store that records every append and its outcome in the trace."""
 
     def __init__(self, disk, path, *, early=False, **options):
         super().__init__(path, **options)
@@ -199,7 +202,7 @@ class Noting(SQLiteStore):
         name, artifacts = append.conversation, [sha for sha, _ in append.artifacts]
         places = [((name, append.expected + n), body) for n, body in enumerate(append.events, 1)]
         self._disk.note("append", "asked", places, [])
-        if self._early:  # the negative control: says so before it has done it
+        if self._early:  # the negative control: acknowledges before the commit
             self._disk.note("append", "acknowledged", places, artifacts)
         try:
             await super().append(append)
@@ -212,8 +215,8 @@ class Noting(SQLiteStore):
         self._disk.note("append", "acknowledged", places, artifacts)
 
 
-def till(effect):
-    """An agent with two gated tools: one that must not run again, one that may."""
+def make_agent(effect):
+    """Return an agent with two gated tools: one that must not run again, one that may."""
 
     @tool(approval="required", recovery="fail", expires="1h")
     async def charge(n: int, call: Call) -> str:
@@ -234,8 +237,8 @@ def till(effect):
     return Agent("till", model=ScriptedModel([calls, "Done."] * 20, follow=True), tools=[charge, mail])
 
 
-async def settle(rt, name, noted):
-    """Approve whatever waits until the conversation is at rest; a failing disk is asked again."""
+async def settle(rt, name, record):
+    """Approve pending calls until the conversation is at rest; retry if the disk fails."""
     while True:
         row = await rt.store.row(name)
         if row is None or (row.status == "idle" and not row.owes):
@@ -245,13 +248,13 @@ async def settle(rt, name, noted):
             try:
                 accepted = await rt.resolve(name, entry.call, Approve(digest=entry.digest), by=by)
             except (Refused, StoreError):
-                continue  # who lost a reply looks again
-            noted("answer", name, entry.call, accepted.seq, by)
+                continue  # the next iteration reads the pending calls again
+            record("answer", name, entry.call, accepted.seq, by)
         await asyncio.sleep(0.001)
 
 
 @contextmanager
-def recorded(names):
+def trace_disk(names):
     disk = Disk(names)
     frames, writer.CHECKPOINT_FRAMES = writer.CHECKPOINT_FRAMES, CHECKPOINT
     try:
@@ -261,17 +264,17 @@ def recorded(names):
         disk.unregister()
 
 
-async def live(directory, dice, *, synchronous="FULL", early=False, failing=0.0):
-    """One life of a runtime: people write to some conversations and approve what they see; the trace of it."""
-    with recorded(os.listdir(directory)) as disk:
-        agent = till(lambda call: disk.note("effect", call.conversation, call.id))
-        store = Noting(disk, directory / STORE, synchronous=synchronous, early=early)
-        async with asyncio.timeout(PATIENCE), Runtime(agent, store=store, drain=0) as rt:
-            disk.failing = lambda: dice.random() < failing
+async def run_life(directory, rng, *, synchronous="FULL", early=False, failing=0.0):
+    """Return the trace of a runtime in which users write to some conversations and approve calls."""
+    with trace_disk(os.listdir(directory)) as disk:
+        agent = make_agent(lambda call: disk.note("effect", call.conversation, call.id))
+        store = RecordingStore(disk, directory / STORE, synchronous=synchronous, early=early)
+        async with asyncio.timeout(REST_SECONDS), Runtime(agent, store=store, drain=0) as rt:
+            disk.failing = lambda: rng.random() < failing
 
             async def converse(name):
-                await asyncio.sleep(dice.random() / 20)
-                words = dice.randbytes(dice.choice([5, 50, 9000])).hex()
+                await asyncio.sleep(rng.random() / 20)
+                words = rng.randbytes(rng.choice([5, 50, 9000])).hex()
                 while True:
                     try:
                         await rt.send(name, words, by=name, agent="till", when_busy="queue")
@@ -285,23 +288,23 @@ async def live(directory, dice, *, synchronous="FULL", early=False, failing=0.0)
     return disk.trace
 
 
-# --- what must be there --------------------------------------------------------------------------------
+# --- checks --------------------------------------------------------------------------------------------
 
 
 class Facts:
-    """What clients and tools know at the moment of the cut."""
+    """The records of clients and tools at the moment of the cut."""
 
     def __init__(self, bodies=None, effects=()):
-        self.said = {place: {body: "acknowledged"} for place, body in (bodies or {}).items()}
+        self.outcomes = {place: {body: "acknowledged"} for place, body in (bodies or {}).items()}
         self.artifacts, self.answers, self.effects = [], [], Counter(effects)
 
-    def hear(self, fact):
+    def record(self, fact):
         match fact:
             case "append", outcome, places, artifacts:
                 for place, body in places:
-                    told = self.said.setdefault(place, {})
-                    if told.get(body) != "acknowledged":
-                        told[body] = outcome
+                    outcomes = self.outcomes.setdefault(place, {})
+                    if outcomes.get(body) != "acknowledged":
+                        outcomes[body] = outcome
                 self.artifacts += artifacts
             case "answer", *answer:
                 self.answers.append(answer)
@@ -309,24 +312,24 @@ class Facts:
                 self.effects[conversation, call] += 1
 
 
-def images(files, facts, trace, moments, dice):
-    """What cuts at these moments might leave, each when the facts are as they were then."""
-    platter, done = Platter(files, dice), 0
+def images(files, facts, trace, moments, rng):
+    """Yield possible contents after cuts at these moments; meanwhile the facts are those of the moment."""
+    platter, done = Platter(files, rng), 0
     for moment in moments:
         for at in range(done, moment):
-            platter.turn(at, trace[at])
+            platter.apply_entry(at, trace[at])
             if trace[at][0] == "note":
-                facts.hear(trace[at][1:])
+                facts.record(trace[at][1:])
         done = moment
         yield moment, platter.cut()
 
 
 class Power:
-    """A run: lives that end in a power cut, each beginning with what a cut has left of the one before."""
+    """A run: a series of lives of a runtime, each on the disk that a power cut left of the one before."""
 
     def __init__(self, directory, *, cuts, seed=1, lives=3, cuts_a_life=50, **options):
         self.directory, self.cuts, self.lives, self.cuts_a_life = Path(directory), cuts, lives, cuts_a_life
-        self.options, self.dice = options, random.Random(seed)
+        self.options, self.rng = options, random.Random(seed)
         self.count, self.violations = Counter(), []
 
     async def run(self):
@@ -334,8 +337,8 @@ class Power:
         while self.count["cuts"] < self.cuts:
             files, facts = {}, Facts()
             for _ in range(self.lives):
-                place = self._laid_out(files)
-                trace = await live(Path(place.name), self.dice, **self.options)
+                place = self._write_files(files)
+                trace = await run_life(Path(place.name), self.rng, **self.options)
                 place.cleanup()
                 self.count["failed syncs"] += sum(entry[0] == "sync failed" for entry in trace)
                 left = await self._cut(files, facts, trace)
@@ -346,37 +349,42 @@ class Power:
         return self
 
     async def _cut(self, files, facts, trace):
-        """Cut this life at many moments; one of them, if all was well, is where the next life begins."""
+        """Cut this life at many moments; return the result of one of them for the next life, if it has no violation."""
         delicate = [at + 1 for at, entry in enumerate(trace) if entry[0].startswith(("sync", "note"))]
         delicate += [at for at, entry in enumerate(trace) if entry[0].startswith("sync")]
         half = self.cuts_a_life // 2
-        moments = sorted(self.dice.choices(range(len(trace) + 1), k=half) + self.dice.choices(delicate, k=half))
-        next_life, left = self.dice.randrange(len(moments)), None
+        moments = sorted(self.rng.choices(range(len(trace) + 1), k=half) + self.rng.choices(delicate, k=half))
+        next_life, left = self.rng.randrange(len(moments)), None
         moments = moments[: self.cuts - self.count["cuts"]]
-        for number, (moment, image) in enumerate(images(files, facts, trace, moments, self.dice)):
+        for number, (moment, image) in enumerate(images(files, facts, trace, moments, self.rng)):
             bodies = await self._examine(image, facts, f"cut {self.count['cuts']}, at {moment} of {len(trace)}")
             if number == next_life and bodies is not None:
                 left = image, Facts(bodies, facts.effects)
         return left
 
-    def _laid_out(self, files):
+    def _write_files(self, files):
         place = tempfile.TemporaryDirectory(dir=self.directory)
         for name, data in files.items():
             (Path(place.name) / name).write_bytes(data)
         return place
 
     async def _examine(self, image, facts, where):
-        """Open what is left: the log, if everything that must be there is there; what is not is counted."""
+        """Open the files after a cut; count lost events and answers; return the logs if nothing is wrong."""
         self.count["cuts"] += 1
-        due = {place: body for place, said in facts.said.items() for body in said if said[body] == "acknowledged"}
+        due = {
+            place: body
+            for place, outcomes in facts.outcomes.items()
+            for body in outcomes
+            if outcomes[body] == "acknowledged"
+        }
         self.count["acknowledged events"] += len(due)
         self.count["acknowledged answers"] += len(facts.answers)
-        place = self._laid_out(image)
-        if self.dice.random() < 0.5 and image:  # shared memory is no data: whatever is left of it must not matter
-            (Path(place.name) / f"{STORE}-shm").write_bytes(self.dice.randbytes(32768))
+        place = self._write_files(image)
+        if self.rng.random() < 0.5 and image:  # shared memory holds no data: its contents must not matter
+            (Path(place.name) / f"{STORE}-shm").write_bytes(self.rng.randbytes(32768))
         path = Path(place.name) / STORE
         try:
-            bodies, complaints = await read(path, facts)
+            bodies, complaints = await read_store(path, facts)
         except HoldfastError as broken:
             bodies, complaints = {}, [f"cannot be read: {broken}"]
         self.violations += [f"{where}: {complaint}" for complaint in complaints]
@@ -390,7 +398,7 @@ class Power:
         sound = not (complaints or lost or gone)
         if sound:
             try:
-                await go_on(path, bodies, facts.effects, self.count)
+                await check_recovery(path, bodies, facts.effects, self.count)
             except (HoldfastError, AssertionError, TimeoutError) as broken:
                 self.violations.append(f"{where}: {broken!r}")
                 sound = False
@@ -409,9 +417,9 @@ def decides(body, call, by):
     return isinstance(event, CallResolved) and event.call_id == call and event.by.id == by
 
 
-async def read(path, facts):
-    """Every log in the store, by place, and what is wrong with what a store can be asked about itself."""
-    store, bodies, wrong = SQLiteStore(path, synchronous="OFF"), {}, []  # the power stays on now
+async def read_store(path, facts):
+    """Return every event by (conversation, seq), and the problems that the store has."""
+    store, bodies, wrong = SQLiteStore(path, synchronous="OFF"), {}, []  # no power cut follows
     await store.open()
     try:
         found = await store._writer.run(lambda db: db.execute("PRAGMA integrity_check").get)
@@ -424,30 +432,30 @@ async def read(path, facts):
                 wrong.append(f"{name}: the hash chain does not hold")
             for seq, body in enumerate(log, 1):
                 bodies[name, seq] = body
-                match facts.said.get((name, seq), {}).get(body):
+                match facts.outcomes.get((name, seq), {}).get(body):
                     case None:
-                        wrong.append(f"{name}: nobody ever wrote event {seq}")
+                        wrong.append(f"{name}: event {seq} was never appended")
                     case "nothing":
-                        wrong.append(f"{name}: event {seq} is there, and it was said that nothing was recorded")
+                        wrong.append(f"{name}: event {seq} is in the log, although its append was reported as failed")
         wrong += [f"artifact {sha} is lost" for sha in facts.artifacts if await store.artifact(sha) is None]
     finally:
         await store.close()
     return bodies, wrong
 
 
-async def go_on(path, bodies, effects, count):
-    """A fresh runtime brings everything to its end, and each call runs as its recovery says."""
+async def check_recovery(path, bodies, effects, count):
+    """Bring everything to rest with a new runtime, and check that each call runs as its recovery declares."""
     before = calls_of(bodies)
     after = Counter()
-    agent = till(lambda call: after.update([(call.conversation, call.id)]))
-    async with asyncio.timeout(PATIENCE), Runtime(agent, store=SQLiteStore(path, synchronous="OFF"), drain=0) as rt:
+    agent = make_agent(lambda call: after.update([(call.conversation, call.id)]))
+    async with asyncio.timeout(REST_SECONDS), Runtime(agent, store=SQLiteStore(path, synchronous="OFF"), drain=0) as rt:
         names = {name for name, _ in bodies}
         await asyncio.gather(*(settle(rt, name, lambda *fact: None) for name in names))
         logs = {(name, event.seq): codec.encode_event(event) for name in names for event in await rt.history(name)}
     for key, (tool_name, _, results) in calls_of(logs).items():
         assert len(results) == 1, f"{key}: {len(results)} results"
         _, started, returned = before.get(key, (tool_name, False, []))
-        assert started or not effects[key], f"{key}: took effect, and its start is not in the log"
+        assert started or not effects[key], f"{key}: took effect, but its start is not in the log"
         if returned:
             expected, how = 0, "done before the cut"
         elif not started:
@@ -456,14 +464,14 @@ async def go_on(path, bodies, effects, count):
             expected, how = 1, "run again"
         else:
             expected, how = 0, "reported as interrupted"
-            assert results[0].error is not None, f"{key}: not known to be interrupted"
+            assert results[0].error is not None, f"{key}: not reported as interrupted"
             assert results[0].error.kind == "interrupted"
-        assert after[key] == expected, f"{key}: {how}, and ran {after[key]} times after the cut"
+        assert after[key] == expected, f"{key}: {how}, but ran {after[key]} times after the cut"
         count[f"calls {how}"] += 1
 
 
 def calls_of(bodies):
-    """By conversation and call: its tool, whether it was started, its results."""
+    """Return, by conversation and call: its tool, whether it was started, its results."""
     calls = {}
     for (name, _), body in sorted(bodies.items()):
         match codec.decode_event(body):
@@ -484,7 +492,7 @@ def main(argv=None):
     parser.add_argument("--cuts", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--failing", type=float, default=0.0, help="the share of syncs that fail")
-    parser.add_argument("--control", choices=CONTROLS, help="break it on purpose: the checker must see it")
+    parser.add_argument("--control", choices=CONTROLS, help="a deliberate defect, which the checker must report")
     given = parser.parse_args(argv)
     options = CONTROLS.get(given.control, {})
     with tempfile.TemporaryDirectory() as scratch:

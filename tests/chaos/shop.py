@@ -1,7 +1,7 @@
-"""The agent of the chaos tests: what its tools are, and what each of them really does.
+"""The agent of the chaos tests: its tools, their effects and its model.
 
-An effect is a line in a file outside of the system: one ``write`` to a descriptor that appends, so that a kill
-leaves a whole line or none. What the model says depends on nothing but the conversation, the turn and the step.
+An effect is a line in a ledger outside of the system: one ``write`` to a descriptor that appends, so that a kill
+leaves a whole line or none. The replies of the model depend only on the conversation, the turn and the step.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from holdfast import Agent, Ask, Call, Default, tool
 from holdfast.models.base import FinishPart, TextPart, ToolCallPart
 
 
-class Place:
-    """Where this process is: set right after the fork."""
+class Process:
+    """The settings of this process, which are set right after the fork."""
 
     ledger = -1
     seed = 0
@@ -27,26 +27,26 @@ class Place:
 
     @staticmethod
     def crash(point):
-        """Replaced where the process is to die at a named point."""
+        """Do nothing; replaced if the process is to die at a named point."""
 
 
 async def act(name, n, call):
-    """Do it: a line in the ledger. Takes a few milliseconds before and after."""
+    """Write the effect of a call to the ledger, with a few milliseconds before and after."""
     await asyncio.sleep((n % 5) / 1000)
-    Place.crash("tool:before_effect")
+    Process.crash("tool:before_effect")
     row = {"conversation": call.conversation, "call": call.id, "attempt": call.attempt, "tool": name, "args": {"n": n}}
-    when = time.clock_gettime(time.CLOCK_REALTIME)  # whatever this process takes for the time
-    line = json.dumps(row | {"key": call.key, "worker": Place.worker, "when": when})
-    os.write(Place.ledger, f"\n{line}\n".encode())  # a kill can tear a write; the next line still starts a line
-    Place.crash("tool:after_effect")
+    when = time.clock_gettime(time.CLOCK_REALTIME)  # the real time, also if this process has another clock
+    line = json.dumps(row | {"key": call.key, "worker": Process.worker, "when": when})
+    os.write(Process.ledger, f"\n{line}\n".encode())  # a kill can tear a write; the next line still starts a line
+    Process.crash("tool:after_effect")
     await asyncio.sleep((n % 3) / 1000)
     return {"did": name, "n": n, "attempt": call.attempt}
 
 
-async def lasting(n: int, call: Call) -> dict:
-    """Its result comes in when something else may have happened to its owner."""
+async def act_slowly(n: int, call: Call) -> dict:
+    """Take so long that its owner may change before the result."""
     did = await act("slow", n, call)
-    await asyncio.sleep(Place.slow * n / 9)
+    await asyncio.sleep(Process.slow * n / 9)
     return did
 
 
@@ -74,13 +74,13 @@ planned_once = server("planned_once", approval="required", recovery="fail", expi
 
 @planned_once.preview
 async def _(n: int) -> str:
-    Place.crash("preview")
+    Process.crash("preview")
     return f"would do {n}"
 
 
 TOOLS = [
     server("auto"),
-    tool(name="slow", description="Tool slow.", recovery="redispatch")(lasting),
+    tool(name="slow", description="Tool slow.", recovery="redispatch")(act_slowly),
     server("once", recovery="fail"),
     server("asked", recovery="ask", expires=60),
     server("gated", approval="required", expires=60),
@@ -128,20 +128,20 @@ CRASH_POINTS = (
 
 
 class Shopkeeper:
-    """A model that calls a few tools in each of two steps and then says something."""
+    """A model that calls a few tools in one or two steps and then replies."""
 
     name = "shopkeeper"
 
     async def stream(self, request):
-        dice = random.Random(f"{Place.seed}/{request.conversation}/{request.turn}/{request.step}")
+        rng = random.Random(f"{Process.seed}/{request.conversation}/{request.turn}/{request.step}")
         yield TextPart("let me ")
-        await asyncio.sleep(dice.random() / 200)
-        Place.crash("model:mid_stream")
+        await asyncio.sleep(rng.random() / 200)
+        Process.crash("model:mid_stream")
         yield TextPart("see")
-        if request.step <= dice.choice([1, 2, 2]):
+        if request.step <= rng.choice([1, 2, 2]):
             names = [*TRUTHS, "slow", "slow", "nope"]
-            for index in range(dice.randint(1, 3)):
-                yield ToolCallPart(index, None, dice.choice(names), {"n": dice.randint(0, 9)})
+            for index in range(rng.randint(1, 3)):
+                yield ToolCallPart(index, None, rng.choice(names), {"n": rng.randint(0, 9)})
         yield FinishPart()
 
 

@@ -1,4 +1,4 @@
-"""Whatever a power cut leaves of the disk, what was acknowledged is in it, and a runtime goes on from there."""
+"""After a power cut the disk has all acknowledged events, and a runtime continues from there."""
 
 import asyncio
 import os
@@ -17,8 +17,8 @@ def run(directory, **options):
     return asyncio.run(power.Power(directory, **options).run())
 
 
-def test_what_was_acknowledged_survives_power_cuts_and_each_call_runs_as_its_recovery_says(tmp_path):
-    """B30, B31, B47, B48: cut at random moments and at syncs and replies, also in what a cut has left."""
+def test_acknowledged_events_survive_power_cuts_and_each_call_runs_as_its_recovery_declares(tmp_path):
+    """The power is cut at random moments, at syncs and at replies, also after earlier cuts [B30, B31, B47, B48]."""
     done = run(tmp_path, cuts=CUTS, seed=1, cuts_a_life=CUTS // 4)
     print(done.table())
     assert done.violations == []
@@ -29,7 +29,7 @@ def test_what_was_acknowledged_survives_power_cuts_and_each_call_runs_as_its_rec
 
 
 @pytest.mark.parametrize("control", ["off", "normal", "early"])
-def test_the_checker_sees_a_store_that_acknowledges_what_is_not_synced(tmp_path, control):
+def test_the_checker_reports_a_store_that_acknowledges_unsynced_events(tmp_path, control):
     """The negative controls: synchronous=OFF, synchronous=NORMAL, and a reply before the commit."""
     done = run(tmp_path, cuts=30, seed=2, lives=1, cuts_a_life=30, **power.CONTROLS[control])
     assert done.count["lost events"] > 0
@@ -39,10 +39,10 @@ def test_the_checker_sees_a_store_that_acknowledges_what_is_not_synced(tmp_path,
 # --- the store alone -----------------------------------------------------------------------------------
 
 
-async def opened(disk, path):
-    """A store on the disk; what a failing sync refuses is tried again by a new one."""
+async def open_store(disk, path):
+    """Return an open store on the disk; retry with a new one if a sync fails."""
     while True:
-        store = power.Noting(disk, path)
+        store = power.RecordingStore(disk, path)
         try:
             await store.open()
             return store
@@ -50,70 +50,73 @@ async def opened(disk, path):
             continue
 
 
-async def written(directory, failing=lambda: False):
-    """A store that is made, filled, checkpointed and closed; the trace, and what was said about failures."""
-    said, dice = [], random.Random(4)
-    with power.recorded(()) as disk:
+async def write_store(directory, failing=lambda: False):
+    """Create, fill, checkpoint and close a store; return the trace and the errors of the appends."""
+    errors, rng = [], random.Random(4)
+    with power.trace_disk(()) as disk:
         disk.failing = failing
-        store = await opened(disk, directory / power.STORE)
+        store = await open_store(disk, directory / power.STORE)
         for n in range(10):
             for _ in range(3):
                 try:
-                    await store.append(make_append("c", n, dice.randbytes(10_000)))
+                    await store.append(make_append("c", n, rng.randbytes(10_000)))
                     break
                 except StoreError as failure:
-                    said.append(failure)
+                    errors.append(failure)
                     assert await store.heads(["c"]) == ({"c": n} if n else {})
         await store.close()
-    return disk.trace, said
+    return disk.trace, errors
 
 
-async def survives(directory, trace, moments, dice, torn=b""):
-    """Cut there: a store opens, and all that was acknowledged is in it. ``torn``: how the database begins then."""
+async def check_survival(directory, trace, moments, rng, torn=b""):
+    """Cut the power at these moments, and check that the store opens with all acknowledged events.
+
+    ``torn``: bytes that replace the beginning of the database file.
+    """
     facts = power.Facts()
-    for moment, files in power.images({}, facts, trace, moments, dice):
-        place = directory / f"cut-{moment}-{dice.getrandbits(32):x}"
+    for moment, files in power.images({}, facts, trace, moments, rng):
+        place = directory / f"cut-{moment}-{rng.getrandbits(32):x}"
         place.mkdir()
         for name, data in files.items():
             (place / name).write_bytes(torn + data[len(torn) :] if name == power.STORE else data)
-        bodies, wrong = await power.read(place / power.STORE, facts)
+        bodies, wrong = await power.read_store(place / power.STORE, facts)
         assert wrong == [], f"cut at {moment} of {len(trace)}"
-        for spot, said in facts.said.items():
-            assert all(bodies[spot] == body for body, told in said.items() if told == "acknowledged")
+        for spot, outcomes in facts.outcomes.items():
+            assert all(bodies[spot] == body for body, outcome in outcomes.items() if outcome == "acknowledged")
 
 
-def test_a_power_cut_while_the_store_is_made_leaves_what_can_be_made_again(tmp_path):
+def test_a_store_opens_after_a_power_cut_during_its_creation(tmp_path):
     async def main():
-        trace, _ = await written(tmp_path)
-        made = next(at for at, entry in enumerate(trace) if entry[0] == "note")
-        moments = sorted([*range(made), *range(made)])
-        await survives(tmp_path, trace, moments, random.Random(1))
+        trace, _ = await write_store(tmp_path)
+        created = next(at for at, entry in enumerate(trace) if entry[0] == "note")
+        moments = sorted([*range(created), *range(created)])
+        await check_survival(tmp_path, trace, moments, random.Random(1))
 
     asyncio.run(main())
 
 
-def test_a_database_whose_first_page_is_torn_is_opened_if_its_write_ahead_log_has_that_page(tmp_path):
+def test_a_database_with_a_torn_first_page_opens_if_the_write_ahead_log_has_that_page(tmp_path):
     async def main():
-        trace, _ = await written(tmp_path)
+        trace, _ = await write_store(tmp_path)
         in_a_checkpoint = [
             at + 1
             for at, entry in enumerate(trace)
             if entry[0] == "write" and entry[1].startswith(f"{power.STORE}#") and entry[2] == 0
         ]
-        made, *later = in_a_checkpoint
+        created, *later = in_a_checkpoint
         assert later
-        dice = random.Random(2)
-        await survives(tmp_path, trace, [made, *later], dice, torn=dice.randbytes(power.SECTOR))
+        rng = random.Random(2)
+        await check_survival(tmp_path, trace, [created, *later], rng, torn=rng.randbytes(power.SECTOR))
 
     asyncio.run(main())
 
 
-def test_whichever_sync_fails_nothing_is_acknowledged_by_it_and_nothing_is_said_that_is_not_so(tmp_path):
-    """After a sync that failed the next one says nothing about what the first was to sync (fsyncgate)."""
+def test_a_failed_sync_acknowledges_nothing_and_reports_an_unknown_outcome(tmp_path):
+    """Each sync fails once. A later sync that succeeds says nothing about the writes of a failed one (fsyncgate)."""
 
     async def main():
-        dice = random.Random(3)
-        trace, _ = await written(tmp_path)
+        rng = random.Random(3)
+        trace, _ = await write_store(tmp_path)
         syncs = sum(entry[0] == "sync" for entry in trace)
         assert syncs > 15
         failures = []
@@ -127,12 +130,12 @@ def test_whichever_sync_fails_nothing_is_acknowledged_by_it_and_nothing_is_said_
 
             place = tmp_path / str(failing)
             place.mkdir()
-            trace, said = await written(place, fails)
+            trace, errors = await write_store(place, fails)
             (failed,) = (at for at, entry in enumerate(trace) if entry[0] == "sync failed")
-            failures += said
+            failures += errors
             after = [at + 1 for at in range(failed, len(trace)) if trace[at][0] in ("note", "sync")]
-            await survives(place, trace, sorted([failed + 1, *after[:2], *dice.choices([failed, *after])]), dice)
-        # These hit a commit, others a checkpoint, the making or the closing. It may be there after a crash.
+            await check_survival(place, trace, sorted([failed + 1, *after[:2], *rng.choices([failed, *after])]), rng)
+        # These hit a commit; others hit a checkpoint, the creation or the close. The event may survive a crash.
         assert len(failures) >= 10
         assert {(failure.kind, failure.details["outcome"]) for failure in failures} == {("log_write_failed", "unknown")}
 

@@ -1,4 +1,4 @@
-"""Somebody who watches a conversation over HTTP, on lines that are cut at any byte, and joins what comes."""
+"""A viewer that watches a conversation over HTTP, on connections that are cut at any byte, and joins the events."""
 
 import asyncio
 from contextlib import suppress
@@ -6,11 +6,11 @@ from contextlib import suppress
 from on_postgres import TOKEN
 
 SILENCE = 2.0
-"""Seconds after which a viewer takes a server that says nothing for dead."""
+"""Seconds without data after which a viewer gives up a connection."""
 
 
 class Viewer:
-    """``got``: the events of the log that it was sent, as (number, bytes), in that order."""
+    """A viewer. ``got``: the events of the log that it received, as (number, bytes), in that order."""
 
     def __init__(self, conversation):
         self.conversation = conversation
@@ -21,7 +21,7 @@ class Viewer:
         return self.got[-1][0] if self.got else 0
 
     async def watch(self, port, length):
-        """One connection, which ends after so many bytes at the latest; True: it was cut in the middle."""
+        """Watch over one connection, for at most ``length`` bytes; return whether it was cut there."""
         with suppress(OSError):
             reader, out = await asyncio.open_connection("127.0.0.1", port)
             try:
@@ -41,7 +41,7 @@ class Viewer:
         chunks, text = _Chunks(), b""
         while length > 0 and (data := await self._within(reader.read(min(length, 65536)))):
             length -= len(data)
-            *frames, text = (text + chunks.of(data)).split(b"\n\n")
+            *frames, text = (text + chunks.decode(data)).split(b"\n\n")
             for frame in frames:
                 fields = dict(line.split(b": ", 1) for line in frame.split(b"\n") if b": " in line)
                 if b"id" in fields:
@@ -57,12 +57,12 @@ class Viewer:
 
 
 class _Chunks:
-    """HTTP's chunks, joined: each is its size in a line of its own, then so many bytes and a line's end."""
+    """A decoder for HTTP chunks: each is its size on a line of its own, then so many bytes and a line end."""
 
     def __init__(self):
         self._data, self._left = b"", 0
 
-    def of(self, data):
+    def decode(self, data):
         self._data += data
         text = b""
         while self._data:

@@ -1,10 +1,10 @@
 """A process that runs the agent, and the server that forks it.
 
 ``python worker.py BACKEND`` imports everything once and forks a worker for each line that it reads; a worker is up in
-milliseconds, and no thread or loop existed before the fork. A worker opens the store, runs what is owed, and
-does what its client asks for over a socket, one JSON object a line: the answer is sent when the runtime says that
-it is durable. What is wrong with it stands in its order: it dies (or stands still) at a named point, its disk fills
-up, its clock jumps, or it is broken on purpose. The module BACKEND (``on_sqlite``, ``on_postgres``) knows how.
+milliseconds, and no thread or loop existed before the fork. A worker opens the store, runs owed work, and
+performs requests from a socket, one JSON object a line: the answer is sent when the runtime has made it durable.
+Its order has its faults: it dies (or stops) at a named point, its disk fills up, its clock jumps, or it has a
+deliberate defect. The module BACKEND (``on_sqlite``, ``on_postgres``) implements them.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from holdfast.core.decisions import Decision
 from holdfast.errors import HoldfastError
 
 
-def armed(order):
-    """Die at a named point, the n-th time: ``point@n``; or stand still, until somebody wakes us: ``point@n!``."""
+def make_crash_hook(order):
+    """Return a hook that dies at a named point, the n-th time: ``point@n``; or stops until SIGCONT: ``point@n!``."""
     point, _, times = order.rstrip("!").partition("@")
     left, sign = int(times or 1), signal.SIGSTOP if order.endswith("!") else signal.SIGKILL
 
@@ -38,54 +38,54 @@ def armed(order):
 
 
 async def work(backend, order):
-    shop.Place.ledger = os.open(order["ledger"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    shop.Place.seed, shop.Place.worker = order["seed"], order["worker"]
+    shop.Process.ledger = os.open(order["ledger"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    shop.Process.seed, shop.Process.worker = order["seed"], order["worker"]
     if order["crash"]:
-        crash = armed(order["crash"])
-        shop.Place.crash = staticmethod(crash)
+        crash = make_crash_hook(order["crash"])
+        shop.Process.crash = staticmethod(crash)
         backend.arm(crash)
     if order["control"]:
         backend.CONTROLS[order["control"]](order)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, explain)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, print_tasks)
     tasks = set()
-    async with backend.at_work(order) as (rt, hello, verbs):
+    async with backend.run_worker(order) as (rt, hello, verbs):
         reader, out = await asyncio.open_unix_connection(order["socket"])
         out.write(json.dumps({"worker": order["worker"], **hello}).encode() + b"\n")
         while line := await reader.readline():
-            asked = json.loads(line)
-            if asked["verb"] == "leave":
+            request = json.loads(line)
+            if request["verb"] == "exit":
                 break
-            task = asyncio.create_task(serve(rt, verbs, asked, out))
+            task = asyncio.create_task(serve(rt, verbs, request, out))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
 
-def explain():
-    """Somebody wonders what we are doing."""
+def print_tasks():
+    """Print what every task is doing."""
     for task in asyncio.all_tasks():
         task.print_stack()
 
 
-async def serve(rt, verbs, asked, out):
+async def serve(rt, verbs, request, out):
     try:
-        answer = {"outcome": "ok", "seq": await perform(rt, verbs, asked)}
+        answer = {"outcome": "ok", "seq": await perform(rt, verbs, request)}
     except HoldfastError as failure:
         answer = refusal(failure)
-    out.write(json.dumps({"id": asked["id"], **answer}).encode() + b"\n")
+    out.write(json.dumps({"id": request["id"], **answer}).encode() + b"\n")
 
 
-async def perform(rt, verbs, asked):
-    """Where it stands in the log, or what the backend's own verb says."""
-    if asked["verb"] in verbs:
-        told = verbs[asked["verb"]](asked)
-        return await told if asyncio.iscoroutine(told) else told
-    conversation, by = asked["conversation"], asked["by"]
-    match asked["verb"]:
+async def perform(rt, verbs, request):
+    """Perform a request; return its sequence number, or the value of the backend's own verb."""
+    if request["verb"] in verbs:
+        value = verbs[request["verb"]](request)
+        return await value if asyncio.iscoroutine(value) else value
+    conversation, by = request["conversation"], request["by"]
+    match request["verb"]:
         case "send":
-            turn = await rt.send(conversation, asked["text"], by=by, agent="shop", when_busy=asked["when_busy"])
+            turn = await rt.send(conversation, request["text"], by=by, agent="shop", when_busy=request["when_busy"])
             return turn.seq
         case "resolve":
-            decisions = msgspec.convert(asked["decisions"], dict[str, Decision])
+            decisions = msgspec.convert(request["decisions"], dict[str, Decision])
             return (await rt.resolve_many(conversation, decisions, by=by)).seq
         case "cancel":
             return None if await rt.cancel(conversation, by=by) else 0
@@ -94,8 +94,8 @@ async def perform(rt, verbs, asked):
 
 
 def serve_forks(backend):
-    """One line in, one process out: its id."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries them
+    """Fork a worker for each line of standard input, and print its process id."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps them
     for line in sys.stdin:
         order = json.loads(line)
         pid = os.fork()

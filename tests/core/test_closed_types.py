@@ -1,4 +1,4 @@
-"""What a handler receives is what was shown: schemas made from types accept no field that conversion drops."""
+"""A handler receives what the approver saw: schemas made from types accept no field that the conversion drops."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ EXAMPLES: list[tuple[Any, Any]] = [
 ]
 
 
-def named(example: tuple[Any, Any]) -> str:
+def example_id(example: tuple[Any, Any]) -> str:
     return str(getattr(example[0], "__name__", example[0]))
 
 
@@ -166,12 +166,12 @@ def receive(annotation: Any, shown: Any) -> Any:
 
 
 def includes(received: Any, shown: Any) -> bool:
-    """All that was shown was received; besides it there are only defaults of missing fields."""
+    """Return whether everything shown was received; defaults of missing fields may be added."""
     if isinstance(shown, dict):
         return all(key in received and includes(received[key], shown[key]) for key in shown)
     if isinstance(shown, list):
         return len(received) >= len(shown) and all(map(includes, received, shown))
-    return received == shown or received == str(shown)  # a Decimal may be given as a number, and is written as text
+    return received == shown or received == str(shown)  # a Decimal may be a number in JSON, and is encoded as text
 
 
 def nodes(value: Any) -> Iterator[Any]:
@@ -181,13 +181,13 @@ def nodes(value: Any) -> Iterator[Any]:
             yield from nodes(each)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=named)
+@pytest.mark.parametrize("example", EXAMPLES, ids=example_id)
 def test_a_value_arrives_exactly_as_it_was_shown(example: tuple[Any, Any]) -> None:
     annotation, shown = example
     assert receive(annotation, shown) == shown
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=named)
+@pytest.mark.parametrize("example", EXAMPLES, ids=example_id)
 @given(data=st.data())
 def test_a_changed_value_is_refused_or_arrives_with_every_field_that_was_shown(
     example: tuple[Any, Any], data: st.DataObject
@@ -212,7 +212,7 @@ def test_a_changed_value_is_refused_or_arrives_with_every_field_that_was_shown(
 
 
 def test_a_misspelt_field_inside_an_argument_is_refused_with_the_known_ones() -> None:
-    """B17: the misspelt limit was shown to the approver, dropped, and the call ran without a limit."""
+    """Otherwise the approver would see a limit that is dropped before the call runs [B17]."""
 
     @tool(approval="required")
     def buy(order: Data) -> str:
@@ -239,8 +239,8 @@ def test_a_type_that_keeps_unknown_fields_stays_open() -> None:
     assert schema_of(ByHand)["additionalProperties"] == {"type": "integer"}  # type: ignore[index]
 
 
-def test_answers_are_closed_too() -> None:
-    """B34: what a person or a client fills in has the same right to arrive."""
+def test_an_answer_with_an_unknown_field_is_refused() -> None:
+    """Answers of people and clients are checked like arguments [B34]."""
 
     @tool(executor="human", prompt="Where to?")
     def address() -> list[Data]: ...
@@ -308,10 +308,10 @@ def test_fields_that_a_saved_declaration_still_allows_are_refused_before_the_fun
         loaded.handler({"order": {"item": "lamp", "maxprice": 20}}, Call(tool="buy"))  # type: ignore[misc]
 
 
-def test_a_schema_by_hand_is_never_closed() -> None:
-    """B8"""
-    by_hand = '{"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {}}}}}'
-    made = Tool.declare(name="t", description="d", parameters=by_hand, handler=lambda args: args)
-    assert made.spec.parameters == by_hand
+def test_a_handwritten_schema_is_not_changed() -> None:
+    """A schema that a user writes stays open if it was open [B8]."""
+    handwritten = '{"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {}}}}}'
+    made = Tool.declare(name="t", description="d", parameters=handwritten, handler=lambda args: args)
+    assert made.spec.parameters == handwritten
     shape = {"type": "object", "properties": {"b": {}}}
     assert schema_of(Annotated[dict, msgspec.Meta(extra_json_schema=shape)]) == shape

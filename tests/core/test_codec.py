@@ -1,4 +1,4 @@
-"""Events to bytes and back, for ever: versions, upcasters, damage, the hash chain."""
+"""The encoding of events: round trips, versions, upcasters, damage, the hash chain."""
 
 import hashlib
 import json
@@ -78,15 +78,15 @@ ALL = typing.get_args(events.AnyEvent)
 MESSAGE = FULL[1]
 
 
-def test_every_type_of_event_is_tried_here():
-    """B54"""
+def test_the_examples_contain_every_type_of_event():
+    """So the tests below cover every type of event [B54]."""
     assert {type(event) for event in FULL} == set(ALL)
     assert len(ALL) == 16
 
 
 @pytest.mark.parametrize("event", FULL, ids=lambda e: e.type)
 def test_an_event_round_trips_to_the_same_value_and_the_same_bytes(event):
-    """B53"""
+    """A log that is read and written again does not change [B53]."""
     body = codec.encode_event(event)
     again = codec.decode_event(body)
     assert again == event
@@ -97,15 +97,15 @@ def test_an_event_round_trips_to_the_same_value_and_the_same_bytes(event):
 
 
 @pytest.mark.parametrize("event", FULL, ids=lambda e: e.type)
-def test_fields_that_a_later_minor_version_adds_do_not_stop_a_reader(event):
-    """B53: fields are only ever added with a default"""
+def test_unknown_fields_of_a_later_minor_version_are_ignored(event):
+    """Fields are only ever added with a default [B53]."""
     plain = json.loads(codec.encode_event(event)) | {"added_later": {"x": 1}}
     assert codec.decode_event(json.dumps(plain).encode()) == event
 
 
 @pytest.mark.parametrize("event", FULL, ids=lambda e: e.type)
-def test_a_newer_version_is_refused_never_guessed_at(event):
-    """Also where today's code would understand it"""
+def test_an_event_of_a_newer_version_is_refused(event):
+    """It is refused also if the current code could decode it."""
     plain = json.loads(codec.encode_event(event))
     for newer in (plain | {"v": 2}, {"type": "NotYetInvented", "v": 2, "seq": 7}, plain | {"v": 2, "seq": "seven"}):
         with pytest.raises(StoreNewer, match="upgrade") as refused:
@@ -133,25 +133,25 @@ DAMAGED = {
 
 @pytest.mark.parametrize("name", DAMAGED)
 def test_damaged_bytes_are_reported_as_damage(name):
-    """What was read is not what was written: never silently repaired"""
+    """Damage is never repaired silently."""
     with pytest.raises(StoreDamaged) as reported:
         codec.decode_event(DAMAGED[name])
     assert reported.value.kind == "corrupt_log_line"
 
 
-def test_an_older_version_is_lifted_step_by_step(monkeypatch):
-    """An upcaster for each (type, version), applied in order; a type that did not change needs none"""
+def test_an_event_of_an_older_version_is_upcast_step_by_step(monkeypatch):
+    """Each (type, version) has an upcaster, unless the type did not change."""
     monkeypatch.setattr(codec, "VERSION", 3)
-    lifts = {
+    upcasters = {
         ("MessageReceived", 1): lambda data: data | {"text": data.pop("words")},
         ("MessageReceived", 2): lambda data: data | {"text": data["text"].upper()},
     }
-    monkeypatch.setattr(codec, "UPCASTERS", lifts)
+    monkeypatch.setattr(codec, "UPCASTERS", upcasters)
     old = json.loads(codec.encode_event(MESSAGE))
     old["words"] = old.pop("text")
-    lifted = codec.decode_event(json.dumps(old).encode())
-    assert isinstance(lifted, events.MessageReceived)
-    assert (lifted.text, lifted.v) == (MESSAGE.text.upper(), 3)
+    upcast = codec.decode_event(json.dumps(old).encode())
+    assert isinstance(upcast, events.MessageReceived)
+    assert (upcast.text, upcast.v) == (MESSAGE.text.upper(), 3)
     second = json.loads(codec.encode_event(MESSAGE)) | {"v": 2, "text": "half way"}
     assert codec.decode_event(json.dumps(second).encode()).text == "HALF WAY"
     untouched = codec.decode_event(codec.encode_event(FULL[0]))
@@ -160,16 +160,15 @@ def test_an_older_version_is_lifted_step_by_step(monkeypatch):
     assert codec.decode_event(json.dumps(current).encode()).text == MESSAGE.text
 
 
-def test_an_unencodable_event_is_an_error_of_a_known_kind():
-    """log_encode_failed"""
+def test_an_event_that_cannot_be_encoded_raises_log_encode_failed():
     for value in (object(), "\ud800", {1, object()}):
         with pytest.raises(HoldfastError) as failed:
             codec.encode_event(events.ConversationOpened(**HEAD, agent="a", metadata={"x": value}))
         assert failed.value.kind == "log_encode_failed"
 
 
-def test_the_chain_starts_from_zeros_and_every_byte_of_the_past_counts():
-    """SHA-256(previous hash + stored bytes)"""
+def test_each_hash_of_the_chain_covers_every_earlier_byte():
+    """A hash is SHA-256 of the previous hash and the stored bytes; the first previous hash is zeros."""
     bodies = [codec.encode_event(event) for event in FULL]
     assert bytes(32) == codec.GENESIS
     hashes = codec.hash_chain(codec.GENESIS, bodies)
@@ -182,8 +181,8 @@ def test_the_chain_starts_from_zeros_and_every_byte_of_the_past_counts():
         assert all(one != other for one, other in zip(others[n:], hashes[n:], strict=True))
 
 
-def test_a_snapshot_of_another_version_or_of_nonsense_is_ignored():
-    """A cache is never worth an error"""
+def test_a_snapshot_that_is_damaged_or_of_another_version_is_ignored():
+    """A snapshot is a cache, so it never leads to an error."""
     state = State(conversation="c", seq=3, agent="a")
     body = codec.encode_state(state)
     assert codec.decode_state(body) == state
@@ -193,7 +192,6 @@ def test_a_snapshot_of_another_version_or_of_nonsense_is_ignored():
 
 
 def test_null_usage_stays_null_and_sums_count_reported_values_only():
-    """Null stays null"""
     total = Usage() + Usage(1, None) + None + Usage(2, None, cost=0.5)
     assert total == Usage(3, None, None, None, 0.5)
     assert msgspec.json.encode(Usage()) == b"{}"

@@ -1,4 +1,4 @@
-"""Logs that come from a file: what they say of approvals counts for nothing, and without trust nothing runs."""
+"""Logs imported from a file: their approvals do not count, and without trust nothing runs."""
 
 from pathlib import Path
 
@@ -35,23 +35,23 @@ NOW = 1_700_100_000.0
 
 
 def prefixes(path):
-    """Every state that a cut of this log leads to."""
+    """Yield the state after each event of this log."""
     now = State(conversation=path.stem)
     for body in path.read_bytes().splitlines():
         now = evolve(now, codec.decode_event(body))
         yield now
 
 
-def told(before, given):
+def apply_input(before, given):
     events = decide(before, given, {}, NOW)
     for event in events:
         before = evolve(before, event)
     return before, events
 
 
-def eager(now):
-    """An owner that does all it is owed, with hooks, policies and recovery functions that let everything through."""
-    now, done = told(now, OwnerStarted(epoch=1))
+def run_owed_work(now):
+    """Do all owed work, as an owner whose hooks, policies and recovery functions allow everything."""
+    now, done = apply_input(now, OwnerStarted(epoch=1))
     while True:
         before = len(done)
         for effect in owed(now):
@@ -67,7 +67,7 @@ def eager(now):
             else:
                 given = ClaimCall(call=effect.call, epoch=1, plan=PreviewMade(call=effect.call, preview="a plan"))
             try:
-                now, events = told(now, given)
+                now, events = apply_input(now, given)
             except Refused:
                 continue
             done += events
@@ -76,11 +76,11 @@ def eager(now):
 
 
 def check_closed(before):
-    """Nothing is owed, nothing waits, and every input is refused."""
-    now, _ = told(before, ImportConversation(by=ANN, origin="x"))
+    """Check that nothing is owed, nothing is pending, and every input is refused."""
+    now, _ = apply_input(before, ImportConversation(by=ANN, origin="x"))
     assert now.closed
     assert owed(now) == frozenset(), "something is owed"
-    assert pending_entries(now) == [], "something waits"
+    assert pending_entries(now) == [], "something is pending"
     assert status_of(now) == "idle"
     calls = list(now.turn.calls.values()) if now.turn else []
     inputs = [
@@ -98,51 +98,51 @@ def check_closed(before):
 
 
 def check_asked_again(before):
-    """Nothing that the file left open starts, or is handed to a client, before somebody here approves it."""
-    now, first = told(before, ImportConversation(by=ANN, trusted=True, origin="x"))
+    """Check that no open call of the file starts, or reaches a client, before it is approved here."""
+    now, first = apply_input(before, ImportConversation(by=ANN, trusted=True, origin="x"))
     assert (now.closed, now.grants) == (False, before.grants)
-    now, events = eager(now)
+    now, events = run_owed_work(now)
     begun = [event for event in (*first, *events) if isinstance(event, CallStarted)]
-    assert not begun, "it started on the word of a file"
+    assert not begun, "a call started on an approval of the file"
     handed = [entry for entry in pending_entries(now) if entry.kind == "client_exec"]
-    assert not handed, "a client was given it on the word of a file"
+    assert not handed, "a client got a call on an approval of the file"
     if now.turn is None or now.turn.cancelling or now.turn.halt is not None:
         return
     asked = [entry for entry in pending_entries(now) if entry.kind == "approval"]
     for entry in asked:
-        now, _ = told(now, Resolve(decisions={entry.call: Approve(digest=entry.digest)}, by=ANN))
-    now, events = eager(now)
+        now, _ = apply_input(now, Resolve(decisions={entry.call: Approve(digest=entry.digest)}, by=ANN))
+    now, events = run_owed_work(now)
     moved = {e.call_id for e in events if isinstance(e, CallStarted) or getattr(e, "kind", "") == "client_exec"}
     moved |= {entry.call for entry in pending_entries(now) if entry.kind in ("client_exec", "manual")}
-    assert moved >= {entry.call for entry in asked}, "approved here, and it does not run"
+    assert moved >= {entry.call for entry in asked}, "a call that was approved here does not run"
 
 
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
-def test_a_log_that_was_imported_without_trust_is_read_and_never_goes_on(path):
-    """Cut after any event: nothing is owed, nothing waits, and whatever anybody says is refused."""
+def test_a_log_imported_without_trust_owes_nothing_and_accepts_no_input(path):
+    """This holds for a log that is cut after any event."""
     for before in prefixes(path):
         check_closed(before)
 
 
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
-def test_open_calls_of_a_trusted_import_need_an_answer_before_they_run(path):
-    """Cut after any event: approvals, grants, gates and recoveries of the file start nothing by themselves."""
+def test_open_calls_of_a_trusted_import_need_an_approval_before_they_run(path):
+    """In a log that is cut after any event, its approvals, grants, gates and recoveries start nothing."""
     for before in prefixes(path):
         check_asked_again(before)
 
 
 def test_trust_unlocks_a_conversation_imported_without_it():
     before = next(s for s in prefixes(GOLDEN / "v1" / "approval.jsonl") if pending_entries(s))
-    now, _ = told(before, ImportConversation(by=ANN, origin="x"))
+    now, _ = apply_input(before, ImportConversation(by=ANN, origin="x"))
     assert pending_entries(now) == []
-    now, _ = told(now, ImportConversation(by=ANN, trusted=True, origin="x"))
+    now, _ = apply_input(now, ImportConversation(by=ANN, trusted=True, origin="x"))
     assert owed(now)
     check_asked_again(now)
 
 
 @pytest.mark.parametrize("claimed", [{}, {"manual": True}, {"executor": "human"}, {"recovery": "reconcile"}])
-def test_a_call_that_a_file_says_was_running_is_asked_about_whatever_else_it_says(claimed):
-    """The file's word on who runs a call, or how it is recovered, starts nothing here."""
+def test_a_call_that_ran_in_the_file_needs_an_approval_whatever_its_settings(claimed):
+    """The file's settings for who runs a call, and how it is recovered, start nothing here."""
     before = next(
         state
         for state in prefixes(GOLDEN / "v1" / "plain.jsonl")
@@ -154,18 +154,18 @@ def test_a_call_that_a_file_says_was_running_is_asked_about_whatever_else_it_say
         for name, call in before.turn.calls.items()
     }
     running = [name for name, call in before.turn.calls.items() if call.phase == "running"]
-    now, _ = told(
+    now, _ = apply_input(
         replace(before, turn=replace(before.turn, calls=calls)), ImportConversation(by=ANN, trusted=True, origin="x")
     )
-    now, events = told(now, OwnerStarted(epoch=1))
+    now, events = apply_input(now, OwnerStarted(epoch=1))
     assert not any(isinstance(event, CallStarted) for event in events)
     assert {entry.call for entry in pending_entries(now) if entry.recovery} == set(running)
 
 
-def test_a_claim_of_trust_in_the_file_counts_for_nothing():
-    """Whoever imports has the last word: the mark behind the file's events is the importer's."""
+def test_a_mark_of_trust_in_the_file_does_not_make_it_trusted():
+    """The importer's own mark follows the events of the file, and decides."""
     before = next(s for s in prefixes(GOLDEN / "v1" / "approval.jsonl") if pending_entries(s))
-    forged, _ = told(before, ImportConversation(by=ANN, trusted=True, origin="x"))
+    forged, _ = apply_input(before, ImportConversation(by=ANN, trusted=True, origin="x"))
     check_closed(forged)
 
 
@@ -174,22 +174,22 @@ def test_a_conversation_without_a_log_cannot_be_marked_as_imported():
         decide(State(conversation="c"), ImportConversation(by=ANN), {}, NOW)
 
 
-asked_again = state._reset_imported_call
+reset_imported_call = state._reset_imported_call
 MUTANTS = {
-    "the file's approvals hold": ("_reset_imported_call", lambda call: call, check_asked_again, "it started"),
-    "the file's recoveries hold": (
+    "approvals of the file count": ("_reset_imported_call", lambda call: call, check_asked_again, "a call started"),
+    "recoveries of the file count": (
         "_reset_imported_call",
-        lambda call: replace(asked_again(call), imported=False),
+        lambda call: replace(reset_imported_call(call), imported=False),
         check_asked_again,
-        "it started",
+        "a call started",
     ),
-    "the file's clients go on": (
+    "clients of the file continue": (
         "_reset_imported_call",
-        lambda call: call if call.phase == "awaiting_client" else asked_again(call),
+        lambda call: call if call.phase == "awaiting_client" else reset_imported_call(call),
         check_asked_again,
-        "a client was given it",
+        "a client got a call",
     ),
-    "nothing is closed": (
+    "a log without trust stays open": (
         "_apply_import",
         lambda now, event: replace(now, seq=event.seq, epoch=0),
         check_closed,
@@ -198,8 +198,8 @@ MUTANTS = {
 }
 
 
-@pytest.mark.parametrize(("name", "mutant", "check", "said"), MUTANTS.values(), ids=MUTANTS)
-def test_each_law_notices_when_its_rule_is_gone(monkeypatch, name, mutant, check, said):
+@pytest.mark.parametrize(("name", "mutant", "check", "message"), MUTANTS.values(), ids=MUTANTS)
+def test_each_check_fails_when_its_rule_is_removed(monkeypatch, name, mutant, check, message):
     monkeypatch.setattr(state, name, mutant)
     failed = []
     for path in LOGS:
@@ -208,4 +208,4 @@ def test_each_law_notices_when_its_rule_is_gone(monkeypatch, name, mutant, check
                 check(before)
             except (AssertionError, Refused) as failure:
                 failed.append(str(failure))
-    assert any(said in text for text in failed), failed
+    assert any(message in text for text in failed), failed

@@ -86,7 +86,7 @@ SPECS = {
 
 
 class Untouchable(Mapping):
-    """Tools' declarations that must not be looked at."""
+    """Tool declarations that raise when they are read."""
 
     def __getitem__(self, key):
         raise AssertionError(f"specs were consulted for {key!r}")
@@ -102,7 +102,7 @@ class Untouchable(Mapping):
 
 
 class Log:
-    """A conversation without a shell: what is decided is folded at once, and every move of a call is noted."""
+    """A conversation without a runtime: events are folded as they are decided, and every move of a call is recorded."""
 
     def __init__(self, state=None, now=1000.0, moves=None, specs=SPECS):
         self.specs = specs
@@ -167,15 +167,15 @@ class Log:
         return self.tell(Resolve(decisions={call: decision}, by=by))
 
 
-def kinds(events):
+def event_types(events):
     return [event.type for event in events]
 
 
 # --- refusals ---
 
 
-def test_a_refusal_leads_to_no_event_and_leaves_a_draft_as_it_was():
-    """B13, B27, B28: refused inputs log nothing"""
+def test_a_refused_input_adds_no_event_and_leaves_the_draft_as_it_was():
+    """Refused inputs log nothing [B13, B27, B28]."""
     log = Log()
     (human, gated) = log.start("human", "gated")
     before = log.state
@@ -223,17 +223,17 @@ def test_a_refusal_leads_to_no_event_and_leaves_a_draft_as_it_was():
     assert log.state is before
 
 
-def test_an_unchanged_wish_leads_to_nothing():
-    """B61: cancelling twice, or with no turn, is a no-op"""
+def test_a_cancel_without_a_turn_and_a_second_cancel_do_nothing():
+    """Only the first cancel of a turn is logged [B61]."""
     log = Log()
     assert log.tell(CancelTurn(by=ANN)) == []
     log.start("human")
-    assert kinds(log.tell(CancelTurn(by=ANN))) == ["CancelRequested"]
+    assert event_types(log.tell(CancelTurn(by=ANN))) == ["CancelRequested"]
     assert log.tell(CancelTurn(by=ANN)) == []
 
 
 def test_declarations_are_consulted_only_when_the_model_replied():
-    """B89: every other input is decided from the events alone (Log passes specs that raise on a look)"""
+    """Other inputs are decided from the events alone: ``Log`` passes declarations that raise [B89]."""
     log = Log()
     gated, planned, human = log.start("gated", "planned", "human")
     fresh = Log()
@@ -257,7 +257,7 @@ def test_declarations_are_consulted_only_when_the_model_replied():
 
 
 def test_owed_work_is_a_function_of_the_state_alone():
-    """B47, B51: level-triggered"""
+    """Work is level-triggered: it does not depend on how the state came about [B47, B51]."""
     log = Log()
     assert owed(log.state) == frozenset()
     log.tell(SendMessage(text="hi", by=ANN, agent="a"))
@@ -289,8 +289,8 @@ def test_owed_work_is_a_function_of_the_state_alone():
     assert owed(log.state) == frozenset()
 
 
-def test_a_gate_cannot_be_claimed_past_whoever_asks():
-    """B35: the gate is enforced in the core"""
+def test_a_gated_call_cannot_be_claimed_without_an_approval_of_its_plan():
+    """The core enforces the gate [B35]."""
     log = Log()
     gated, planned = log.start("gated", "planned")
     for call in (gated, planned):
@@ -298,13 +298,13 @@ def test_a_gate_cannot_be_claimed_past_whoever_asks():
             log.claim(call)
     log.tell(PreviewMade(call=planned, preview="a"))
     log.resolve(planned, Approve())
-    assert kinds(log.claim(planned, plan=PreviewMade(call=planned, preview="b"))) == ["CallSuspended"]
+    assert event_types(log.claim(planned, plan=PreviewMade(call=planned, preview="b"))) == ["CallSuspended"]
     log.resolve(planned, Approve())
-    assert kinds(log.claim(planned)) == ["CallSuspended"], "no plan at all is not the plan that was approved"
+    assert event_types(log.claim(planned)) == ["CallSuspended"], "no plan at all is not the plan that was approved"
 
 
 def test_a_late_result_of_an_earlier_attempt_is_stale():
-    """B59: late results are ignored"""
+    """Late results are ignored [B59]."""
     log = Log()
     (plain,) = log.start("plain")
     log.claim(plain)
@@ -317,15 +317,15 @@ def test_a_late_result_of_an_earlier_attempt_is_stale():
         log.finish(plain)
 
 
-def test_each_recovery_has_the_effect_of_its_event():
-    """B49"""
+def test_each_recovery_has_its_own_event_when_a_new_owner_starts():
+    """A running call is redispatched, suspended, failed or reconciled, as its tool declares [B49]."""
     log = Log()
     plain, careful, once, evidence = log.start("plain", "careful", "once", "evidence")
     for call in (plain, careful, once, evidence):
         log.claim(call)
     assert log.tell(OwnerStarted(epoch=1)) == [], "its own epoch has nothing to recover"
-    woke = log.tell(OwnerStarted(epoch=2))
-    assert {event.call_id: event.type for event in woke} == {
+    recovered = log.tell(OwnerStarted(epoch=2))
+    assert {event.call_id: event.type for event in recovered} == {
         plain: "CallStarted",
         careful: "CallSuspended",
         once: "CallReturned",
@@ -342,8 +342,8 @@ def test_each_recovery_has_the_effect_of_its_event():
     assert log.phase(evidence) == "done"
 
 
-def test_without_a_declared_recovery_gated_and_high_risk_calls_are_asked_about():
-    """B48: an explicit recovery always wins; client, human and manual calls have none to speak of."""
+def test_gated_and_high_risk_calls_without_a_declared_recovery_are_suspended_for_approval():
+    """A declared recovery always wins; client, human and manual calls are redispatched [B48]."""
     risky, stated = spec("risky", risk="high"), spec("stated", risk="high", recovery="redispatch")
     medium = spec("medium", risk="medium")
     specs = {**SPECS, **{each.name: each for each in (risky, stated, medium)}}
@@ -354,16 +354,16 @@ def test_without_a_declared_recovery_gated_and_high_risk_calls_are_asked_about()
         log.resolve(calls[name], Approve())
     for call in calls.values():
         log.claim(call)
-    woke = {event.call_id: event.type for event in log.tell(OwnerStarted(epoch=2))}
-    again = {name for name, call in calls.items() if woke[call] == "CallStarted"}
+    recovered = {event.call_id: event.type for event in log.tell(OwnerStarted(epoch=2))}
+    again = {name for name, call in calls.items() if recovered[call] == "CallStarted"}
     assert again == {"plain", "medium", "gated_again", "stated"}
-    assert {name for name, call in calls.items() if woke[call] == "CallSuspended"} == {"gated", "judged", "risky"}
+    assert {name for name, call in calls.items() if recovered[call] == "CallSuspended"} == {"gated", "judged", "risky"}
     for name in ("gated_client", "human", "gated_manual", "hosted"):
         assert recovery_of(SPECS[name]) == "redispatch"
 
 
-def test_a_run_that_a_hook_had_approved_is_not_repeated_by_default():
-    """B48: whoever approved it approved one run; with an explicit recovery the tool's word counts."""
+def test_a_call_that_a_hook_sent_to_approval_is_not_repeated_by_default():
+    """The approval is for one run; a declared recovery wins [B48]."""
     hooked = spec("hooked", hooked=True)
     stated = spec("stated", hooked=True, recovery="redispatch")
     log = Log(specs={each.name: each for each in (hooked, stated)})
@@ -373,26 +373,26 @@ def test_a_run_that_a_hook_had_approved_is_not_repeated_by_default():
         log.resolve(call, Approve())
     for call in (approved, free, explicit):
         log.claim(call)
-    woke = {event.call_id: event.type for event in log.tell(OwnerStarted(epoch=2))}
-    assert woke == {approved: "CallSuspended", free: "CallStarted", explicit: "CallStarted"}
+    recovered = {event.call_id: event.type for event in log.tell(OwnerStarted(epoch=2))}
+    assert recovered == {approved: "CallSuspended", free: "CallStarted", explicit: "CallStarted"}
 
 
-def test_a_run_that_a_hook_wanted_approved_and_a_grant_let_through_is_not_repeated_by_default():
-    """B48: a grant stands for an approval."""
+def test_a_call_that_a_hook_sent_to_approval_and_a_grant_covered_is_not_repeated_by_default():
+    """A grant counts as an approval [B48]."""
     log = Log(specs={"hooked": spec("hooked", hooked=True)})
     first, granted = log.start("hooked", "hooked")
     log.claim(first, required=True)
     log.resolve(first, Approve(remember="tool"))
     log.claim(granted, required=True)
-    woke = {event.call_id: event.type for event in log.tell(OwnerStarted(epoch=2))}
-    assert woke == {granted: "CallSuspended"}
+    recovered = {event.call_id: event.type for event in log.tell(OwnerStarted(epoch=2))}
+    assert recovered == {granted: "CallSuspended"}
 
 
 @pytest.mark.parametrize(
     ("decision", "ok", "kind"), [(Submit({"done": True}), True, None), (Deny("enough"), False, "interrupted")]
 )
-def test_a_recovery_that_asks_takes_a_result_or_a_denial_too(decision, ok, kind):
-    """B49"""
+def test_a_recovery_question_can_be_decided_with_a_result_or_a_denial(decision, ok, kind):
+    """The approver may submit the result of the interrupted run, or deny another one [B49]."""
     log = Log()
     (careful,) = log.start("careful")
     log.claim(careful)
@@ -402,7 +402,7 @@ def test_a_recovery_that_asks_takes_a_result_or_a_denial_too(decision, ok, kind)
 
 
 def test_an_expired_call_has_the_outcome_that_the_tool_declares():
-    """B55"""
+    """It is an error, a default value, or the end of the turn [B55]."""
     for tool, value, kind, owes in (
         ("human", None, "timeout", CallModel(1, 2)),
         ("defaulted", "quiet", None, CallModel(1, 2)),
@@ -422,8 +422,8 @@ def test_an_expired_call_has_the_outcome_that_the_tool_declares():
         assert owed(log.state) == {owes}
 
 
-def test_call_ids_are_ours_numbered_over_the_conversation_and_differ_between_conversations():
-    """B32, B85"""
+def test_call_ids_are_numbered_in_a_conversation_and_differ_between_conversations():
+    """Call ids do not come from the provider [B32, B85]."""
     log = Log()
     first = log.start("human", "human")
     for call in first:
@@ -433,8 +433,8 @@ def test_call_ids_are_ours_numbered_over_the_conversation_and_differ_between_con
     assert len({make_call_id(name, 1) for name in ("c", "d", "c/1", "c1")}) == 4
 
 
-def test_a_cut_between_a_decision_and_its_result_is_healed_when_somebody_wakes():
-    """B51, B54: consequences are a function of the state"""
+def test_a_new_owner_adds_the_result_of_a_decision_if_the_log_was_cut_before_it():
+    """Consequences are a function of the state [B51, B54]."""
     log = Log()
     (human,) = log.start("human")
     resolved, returned = decide(log.state, Resolve(decisions={human: Answer("x")}, by=ANN), Untouchable(), 0.0)
@@ -448,81 +448,81 @@ def test_a_cut_between_a_decision_and_its_result_is_healed_when_somebody_wakes()
 # --- at random ---
 
 
-class Dice:
-    """A shell that does what is owed, or something else that is allowed, in an order of its own."""
+class RandomShell:
+    """A shell that does owed work and other allowed inputs in random order."""
 
     def __init__(self, seed, moves):
-        self.roll = random.Random(seed)
+        self.rng = random.Random(seed)
         self.log = Log(moves=moves)
         self.previews = 0
 
     def play(self, steps):
         for _ in range(steps):
-            self.log.now += self.roll.choice([0, 1, 1000])
-            wish = self.wish()
-            if wish is None:
+            self.log.now += self.rng.choice([0, 1, 1000])
+            chosen = self.choose_input()
+            if chosen is None:
                 continue
             before = self.log.state
             try:
-                self.log.tell(wish)
+                self.log.tell(chosen)
             except Refused:
                 assert self.log.state is before
 
-    def wish(self):
-        log, roll = self.log, self.roll
+    def choose_input(self):
+        log, rng = self.log, self.rng
         turn = log.state.turn
-        if roll.random() < 0.1:
-            return SendMessage(text="x", by=ANN, agent="a", when_busy=roll.choice(["queue", "interrupt", "refuse"]))
-        if roll.random() < 0.03:
+        if rng.random() < 0.1:
+            return SendMessage(text="x", by=ANN, agent="a", when_busy=rng.choice(["queue", "interrupt", "refuse"]))
+        if rng.random() < 0.03:
             return CancelTurn(by=ANN)
-        if roll.random() < 0.05 and log.state.grants:
+        if rng.random() < 0.05 and log.state.grants:
             return RevokeGrant(grant=log.state.grants[0].id, by=ANN)
-        if roll.random() < 0.08:
+        if rng.random() < 0.08:
             log.epoch += 1
             return OwnerStarted(epoch=log.epoch)
         effects = sorted(owed(log.state), key=repr)
         waiting = pending_entries(log.state)
-        if waiting and (not effects or roll.random() < 0.5):
-            return self.decision(roll.choice(waiting))
+        if waiting and (not effects or rng.random() < 0.5):
+            return self.decision(rng.choice(waiting))
         if not effects:
             return None
-        return self.effect(roll.choice(effects), turn)
+        return self.effect(rng.choice(effects), turn)
 
     def decision(self, entry):
-        roll = self.roll
-        if roll.random() < 0.1:
+        rng = self.rng
+        if rng.random() < 0.1:
             self.log.now = max(self.log.now, entry.deadline)
             return DeadlinePassed(call=entry.call)
-        if roll.random() < 0.1:
+        if rng.random() < 0.1:
             return ClientGone(call=entry.call)
-        if roll.random() < 0.1:
+        if rng.random() < 0.1:
             return RefuseResolution(call=entry.call, decision="Approve", by=ANN, reason="no")
         remembers: list[Any] = [None, None, "args", "tool"]
-        remember = roll.choice(remembers)
-        edited = roll.choice([None, None, {"n": 7}])
+        remember = rng.choice(remembers)
+        edited = rng.choice([None, None, {"n": 7}])
         choices = {
             "approval": [Approve(remember=remember, args=edited), Approve(), Deny("no"), Submit(1)],
-            "elicitation": [Answer("yes"), Deny("no", stop=roll.random() < 0.2)],
+            "elicitation": [Answer("yes"), Deny("no", stop=rng.random() < 0.2)],
             "client_exec": [ClientResult(1), Failed("timeout", "x")],
             "manual": [Submit(1), Failed("timeout", "x")],
         }
-        return Resolve(decisions={entry.call: roll.choice(choices[entry.kind])}, by=ANN)
+        return Resolve(decisions={entry.call: rng.choice(choices[entry.kind])}, by=ANN)
 
     def effect(self, effect, turn):
-        roll = self.roll
+        rng = self.rng
         match effect:
             case StartTurn():
                 modes: list[Mode] = ["auto", "auto", "auto", "auto", "manual"]
-                return BeginTurn(steps=roll.choice([1, 3]), mode=roll.choice(modes))
+                return BeginTurn(steps=rng.choice([1, 3]), mode=rng.choice(modes))
             case CloseTurn():
-                return EndTurn(text=roll.choice(["", "half"]))
+                return EndTurn(text=rng.choice(["", "half"]))
             case CallModel(number, step):
-                if roll.random() < 0.05:
+                if rng.random() < 0.05:
                     return ModelFailed(turn=number, step=step, error=ErrorInfo("network", "x"), text="half")
-                names = roll.choices([*SPECS, "unknown"], k=roll.randint(0, 4))
+                names = rng.choices([*SPECS, "unknown"], k=rng.randint(0, 4))
                 calls = tuple(
                     CallWanted(
-                        provider_id=roll.choice([None, "p"]), tool=n, args=roll.choice([{"n": 1}, '{"n":"x"}', {}])
+                        provider_id=rng.choice([None, "p"]), tool=n, args=rng.choice([{"n": 1}, '{"n":"x"}', {}])
                     )
                     for n in names
                 )
@@ -534,7 +534,7 @@ class Dice:
 
     def plan(self) -> dict[str, Any]:
         self.previews += 1
-        return self.roll.choice(
+        return self.rng.choice(
             [
                 {"preview": "p"},
                 {"preview": f"p{self.previews}"},
@@ -544,10 +544,10 @@ class Dice:
         )
 
     def run(self, call, state):
-        roll, log = self.roll, self.log
+        rng, log = self.rng, self.log
         if state.phase == "ready":
             plan = PreviewMade(call=call, **self.plan()) if state.bound else None
-            return ClaimCall(call=call, epoch=log.epoch, required=roll.random() < 0.5, plan=plan)
+            return ClaimCall(call=call, epoch=log.epoch, required=rng.random() < 0.5, plan=plan)
         if state.epoch < log.epoch:
             verdicts = [
                 "redispatch",
@@ -556,29 +556,29 @@ class Dice:
                 ValueOutcome(value=2),
                 ErrorOutcome(error=ErrorInfo("timeout", "x")),
             ]
-            return CallReconciled(call=call, epoch=log.epoch, verdict=roll.choice(verdicts))
+            return CallReconciled(call=call, epoch=log.epoch, verdict=rng.choice(verdicts))
         outcomes = [
             ValueOutcome(value=1),
             ErrorOutcome(error=ErrorInfo("timeout", "x")),
             QuestionOutcome(question="?"),
             HaltOutcome(reason="stop"),
         ]
-        return CallFinished(call=call, attempt=state.attempt, outcome=roll.choice(outcomes))
+        return CallFinished(call=call, attempt=state.attempt, outcome=rng.choice(outcomes))
 
     def rest(self):
-        """Do all that is owed, then cancel what waits: the log comes to its end."""
+        """Do all owed work, then cancel what is pending, until the log is at rest."""
         for _ in range(200):
             turn = self.log.state.turn
             effects = sorted(owed(self.log.state), key=repr)
             if not effects and turn is None:
                 return
             try:
-                self.log.tell(self.tidy(effects[0], turn) if effects else CancelTurn(by=ANN))
+                self.log.tell(self.finish_effect(effects[0], turn) if effects else CancelTurn(by=ANN))
             except Refused as refusal:
-                raise AssertionError(f"owed, and refused: {effects[0]}: {refusal}") from refusal
+                raise AssertionError(f"owed work was refused: {effects[0]}: {refusal}") from refusal
         raise AssertionError("it does not come to rest")
 
-    def tidy(self, effect, turn):
+    def finish_effect(self, effect, turn):
         match effect:
             case CallModel(number, step):
                 return ModelReplied(turn=number, step=step, text="done")
@@ -595,7 +595,7 @@ class Dice:
                 return self.effect(effect, turn)
 
 
-def invariants(events):
+def check_invariants(events):
     made = [call.id for event in events if isinstance(event, AssistantSaid) for call in event.calls]
     returned = [event.call_id for event in events if isinstance(event, CallReturned)]
     assert sorted(made) == sorted(returned), "every call has exactly one result"
@@ -619,56 +619,56 @@ def invariants(events):
                     assert event.grant is not None or event.call_id in approved
 
 
-def test_every_move_of_a_call_is_in_the_table_and_the_table_has_no_other():
-    """B54: TRANSITIONS is complete, and every row of it happens"""
+def test_the_calls_of_random_logs_make_exactly_the_moves_of_the_transition_table():
+    """TRANSITIONS is complete, and every row of it occurs [B54]."""
     moves = set()
     for seed in range(250):
-        dice = Dice(seed, moves)
-        dice.play(60)
-        dice.rest()
-        invariants(dice.log.events)
+        shell = RandomShell(seed, moves)
+        shell.play(60)
+        shell.rest()
+        check_invariants(shell.log.events)
         assert moves <= set(TRANSITIONS), f"seed {seed}: {moves - set(TRANSITIONS)}"
     assert moves == set(TRANSITIONS), f"never seen: {set(TRANSITIONS) - moves}"
 
 
-def test_every_prefix_of_every_log_is_a_legal_start():
-    """B54: cut anywhere, woken by a new owner, it comes to rest with every call paired"""
+def test_a_new_owner_brings_every_prefix_of_a_log_to_rest():
+    """Every call of a log that was cut anywhere gets its result [B54]."""
     for seed in range(40):
-        dice = Dice(seed, set())
-        dice.play(40)
-        dice.rest()
-        events = dice.log.events
+        shell = RandomShell(seed, set())
+        shell.play(40)
+        shell.rest()
+        events = shell.log.events
         for cut in range(len(events) + 1):
-            other = Dice(seed, set())
+            other = RandomShell(seed, set())
             log = other.log
             log.fold(events[:cut])
-            log.now = dice.log.now
-            log.epoch = dice.log.epoch + 1
+            log.now = shell.log.now
+            log.epoch = shell.log.epoch + 1
             log.tell(OwnerStarted(epoch=log.epoch))
             other.rest()
-            invariants(log.events)
+            check_invariants(log.events)
 
 
 def test_a_state_that_was_stored_and_read_back_is_the_same_state():
-    """B54: state = fold(log) = snapshot + tail"""
+    """The state is the fold of the log, and also the snapshot plus the tail [B54]."""
     for seed in range(20):
-        dice = Dice(seed, set())
-        dice.play(60)
+        shell = RandomShell(seed, set())
+        shell.play(60)
         state = State(conversation="c")
-        for event in dice.log.events:
+        for event in shell.log.events:
             stored = codec.decode_state(codec.encode_state(state))
             assert stored is not None
             state = evolve(stored, codec.decode_event(codec.encode_event(event)))
-        assert codec.encode_state(state) == codec.encode_state(dice.log.state)
-        assert owed(state) == owed(dice.log.state)
-        assert pending_entries(state) == pending_entries(dice.log.state)
+        assert codec.encode_state(state) == codec.encode_state(shell.log.state)
+        assert owed(state) == owed(shell.log.state)
+        assert pending_entries(state) == pending_entries(shell.log.state)
 
 
-# --- what a fault leaves behind ---
+# --- after faults ---
 
 
 def test_a_halted_turn_does_not_ask_about_interrupted_calls():
-    """B49, B70: whether the halt came before the revival or after it"""
+    """This holds whether the halt comes before the recovery or after it [B49, B70]."""
     log = Log()
     careful, plain = log.start("careful", "plain")
     log.claim(careful)
@@ -683,7 +683,7 @@ def test_a_halted_turn_does_not_ask_about_interrupted_calls():
     log.claim(careful)
     log.claim(plain)
     log.epoch = 2
-    assert kinds(log.tell(OwnerStarted(epoch=2))) == ["CallSuspended", "CallStarted"]
+    assert event_types(log.tell(OwnerStarted(epoch=2))) == ["CallSuspended", "CallStarted"]
     halting = log.finish(plain, HaltOutcome(reason="handed_over"))
     assert [(event.call_id, event.error and event.error.kind) for event in halting] == [
         (plain, None),
@@ -692,8 +692,8 @@ def test_a_halted_turn_does_not_ask_about_interrupted_calls():
     assert pending_entries(log.state) == []
 
 
-def test_a_call_that_ran_on_a_grant_is_not_run_again_once_the_grant_is_gone():
-    """B37, B48; one that a person approved is: nobody took that back"""
+def test_a_call_that_ran_on_a_grant_is_not_run_again_after_the_grant_is_revoked():
+    """A call that a person approved is run again [B37, B48]."""
     log = Log()
     approved, other = log.start("gated_again", "gated_again")
     log.resolve(approved, Approve(remember="tool"))
@@ -703,20 +703,20 @@ def test_a_call_that_ran_on_a_grant_is_not_run_again_once_the_grant_is_gone():
     (granted,) = log.reply("gated_again")
     log.claim(granted)
     held = Log(log.state)
-    assert kinds(held.tell(OwnerStarted(epoch=2))) == ["CallStarted"], "the grant holds"
+    assert event_types(held.tell(OwnerStarted(epoch=2))) == ["CallStarted"], "the grant holds"
     log.tell(RevokeGrant(grant=log.state.grants[0].id, by=ANN))
-    assert kinds(log.tell(OwnerStarted(epoch=2))) == ["CallSuspended"]
+    assert event_types(log.tell(OwnerStarted(epoch=2))) == ["CallSuspended"]
     (entry,) = pending_entries(log.state)
     assert (entry.call, entry.kind, entry.recovery) == (granted, "approval", True)
     log.resolve(granted, Approve())
     log.epoch = 2
     log.claim(granted)
     assert log.state.turn.calls[granted].attempt == 2
-    assert kinds(log.tell(OwnerStarted(epoch=3))) == ["CallStarted"], "this time a person approved it"
+    assert event_types(log.tell(OwnerStarted(epoch=3))) == ["CallStarted"], "this time a person approved it"
 
 
-def test_nothing_of_a_turn_that_is_being_ended_is_pending():
-    """B60, B70"""
+def test_a_turn_that_is_cancelled_or_halted_has_no_pending_calls():
+    """Its calls cannot be decided any more [B60, B70]."""
     for end in ("cancel", "halt"):
         log = Log()
         plain, human, gated = log.start("plain", "human", "gated")
@@ -733,8 +733,7 @@ def test_nothing_of_a_turn_that_is_being_ended_is_pending():
         assert late.value.reason == "cancelled"
 
 
-def test_an_unencodable_value_is_refused_by_the_draft_that_contains_it():
-    """The refusal is of one input: what was drafted before it stands, with its bytes"""
+def test_an_input_that_cannot_be_encoded_is_refused_and_earlier_inputs_of_the_draft_stay():
     log = Log()
     draft = Draft(log.state, log.now)
     decide_into(draft, SendMessage(text="hi", by=ANN, agent="a"), {})
@@ -747,8 +746,8 @@ def test_an_unencodable_value_is_refused_by_the_draft_that_contains_it():
     assert [event.text for event in draft.events[1:]] == ["hi", "there"]
 
 
-def test_what_waits_and_what_is_seen_can_be_made_from_the_pinned_fields():
-    """DESIGN, One door: whatever came later has a default"""
+def test_a_pending_entry_and_a_snapshot_can_be_made_from_their_stable_fields():
+    """Every field that was added later has a default."""
     waiting = Pending(
         conversation="c",
         call="x",

@@ -1,4 +1,4 @@
-"""What becomes of a result: the envelope, the cut, and what is too big for the log."""
+"""Results of calls: the envelope, truncation, and artifacts for large values."""
 
 import asyncio
 import hashlib
@@ -20,12 +20,12 @@ from holdfast.core.results import (
 )
 
 
-def returned(ok=True, **fields):
+def make_returned(ok=True, **fields):
     return CallReturned(seq=1, at=0.0, by=SYSTEM, v=1, call_id="b1", tool="t", ok=ok, **fields)
 
 
-def seen(**fields):
-    return json.loads(encode_envelope(returned(**fields)))
+def decode_envelope(**fields):
+    return json.loads(encode_envelope(make_returned(**fields)))
 
 
 FORGERIES = [
@@ -41,68 +41,68 @@ FORGERIES = [
 
 
 @pytest.mark.parametrize("value", FORGERIES, ids=repr)
-def test_the_envelope_is_always_ours(value):
-    """B20"""
-    assert seen(value=value) == {"ok": True, "result": value}
-    assert list(seen(value=value)) == ["ok", "result"]
+def test_a_value_that_looks_like_an_envelope_is_wrapped_like_any_other(value):
+    """A tool cannot forge its envelope [B20]."""
+    assert decode_envelope(value=value) == {"ok": True, "result": value}
+    assert list(decode_envelope(value=value)) == ["ok", "result"]
 
 
-def test_an_error_is_kind_message_and_details_and_no_value_can_make_it_look_like_success():
-    """B20"""
+def test_the_envelope_of_an_error_has_kind_message_and_details_and_no_value():
+    """Nothing in it can make it look like a success [B20]."""
     error = ErrorInfo("timeout", "late", {"ok": True, "result": "fine"})
-    assert seen(ok=False, error=error, value="ignored") == {
+    assert decode_envelope(ok=False, error=error, value="ignored") == {
         "ok": False,
         "error": {"kind": "timeout", "message": "late", "details": {"ok": True, "result": "fine"}},
     }
 
 
-def test_a_long_error_is_cut_too():
-    """B21"""
+def test_a_long_error_is_cut():
+    """The message and the details share the limit [B21]."""
     error = ErrorInfo("timeout", "é" * 20_000, {"log": "x" * 20_000})
-    told = truncate_error(error)
-    assert len(told["message"].encode()) + len(told["details"]["cut"].encode()) <= MODEL_LIMIT
-    assert "total 40000 bytes" in told["message"]
-    assert "total 20010 bytes" in told["details"]["cut"]
-    assert len(encode_envelope(returned(ok=False, error=error))) <= MODEL_LIMIT
+    cut = truncate_error(error)
+    assert len(cut["message"].encode()) + len(cut["details"]["cut"].encode()) <= MODEL_LIMIT
+    assert "total 40000 bytes" in cut["message"]
+    assert "total 20010 bytes" in cut["details"]["cut"]
+    assert len(encode_envelope(make_returned(ok=False, error=error))) <= MODEL_LIMIT
 
 
 @pytest.mark.parametrize("character", ["a", "é", "€", "\U0001f600"])
 def test_a_cut_never_splits_a_character_wherever_it_falls(character):
-    """B21: at each offset of a multi-byte character"""
+    """The cut is tried at each offset of a multi-byte character [B21]."""
     width = len(character.encode())
     for shift in range(width):
         for limit in range(200, 200 + width):
             text = "x" * shift + character * 300
-            told = truncate_text(text, limit)
-            kept, marker = told.split("\n[cut: ")
-            assert len(told.encode()) <= limit
-            assert len(told.encode()) > limit - width, "no more than a character is given away"
+            cut = truncate_text(text, limit)
+            kept, marker = cut.split("\n[cut: ")
+            assert len(cut.encode()) <= limit
+            assert len(cut.encode()) > limit - width, "at most one character more than necessary is cut"
             assert text.startswith(kept)
             assert marker.startswith(f"limit {limit} bytes, total {len(text.encode())} bytes")
 
 
 def test_a_result_that_fits_is_kept_byte_for_byte():
-    """B21"""
+    """Only a result over the limit is cut [B21]."""
     for text in ("é" * 8_000, "x" * MODEL_LIMIT, ""):
         assert truncate_text(text) == text
     assert truncate_text("x" * (MODEL_LIMIT + 1)) != "x" * (MODEL_LIMIT + 1)
     assert len(truncate_text("x" * (MODEL_LIMIT + 1))) == MODEL_LIMIT
 
 
-def test_structured_values_are_cut_as_the_json_that_they_are():
-    """B21"""
+def test_a_large_structured_value_is_cut_as_json_text():
+    """The model sees the beginning of the JSON and the total size [B21]."""
     rows = [{"n": n} for n in range(5_000)]
-    told = seen(value=rows)["result"]
-    assert isinstance(told, str)
-    assert told.startswith('[{"n":0},{"n":1}')
-    assert f"total {len(json.dumps(rows, separators=(',', ':')))} bytes" in told
+    cut = decode_envelope(value=rows)["result"]
+    assert isinstance(cut, str)
+    assert cut.startswith('[{"n":0},{"n":1}')
+    assert f"total {len(json.dumps(rows, separators=(',', ':')))} bytes" in cut
     small = rows[:10]
-    assert seen(value=small)["result"] == small
+    assert decode_envelope(value=small)["result"] == small
 
 
 @pytest.mark.parametrize("character", ["x", "é", "\U0001f600"])
-def test_over_64_kib_the_value_is_an_artifact_named_by_its_bytes(character):
-    """B21"""
+def test_a_value_over_64_kib_becomes_an_artifact_named_by_its_hash(character):
+    """The log keeps the cut text, the hash and the size [B21]."""
     width = len(character.encode())
     most = (INLINE_LIMIT - 2) // width
     value = character * most
@@ -114,28 +114,28 @@ def test_over_64_kib_the_value_is_an_artifact_named_by_its_bytes(character):
     assert (sha, size) == (hashlib.sha256(raw).hexdigest(), len(raw))
     assert len(inline.encode()) <= MODEL_LIMIT
     assert f"total {len(value.encode())} bytes" in inline
-    assert seen(value=inline, artifact=sha, size=size)["result"] == inline
+    assert decode_envelope(value=inline, artifact=sha, size=size)["result"] == inline
 
 
 def test_edited_arguments_are_shown_beside_the_result():
-    """B36"""
-    envelope = seen(value=1, edited={"n": 2})
+    """The model learns with which arguments the call ran [B36]."""
+    envelope = decode_envelope(value=1, edited={"n": 2})
     assert (envelope["ok"], envelope["result"], envelope["edited_args"]) == (True, 1, {"n": 2})
     assert "note" in envelope
 
 
 def test_long_edited_arguments_are_cut():
-    """B21, B36"""
-    told = seen(value=1, edited={"text": "x" * 500_000})["edited_args"]
-    assert len(told.encode()) == MODEL_LIMIT
-    assert told.startswith('{"text":"xxx')
-    assert "total 500011 bytes" in told
+    """Edited arguments have the same limit as results [B21, B36]."""
+    cut = decode_envelope(value=1, edited={"text": "x" * 500_000})["edited_args"]
+    assert len(cut.encode()) == MODEL_LIMIT
+    assert cut.startswith('{"text":"xxx')
+    assert "total 500011 bytes" in cut
     fits = {"text": "x" * (MODEL_LIMIT - 11)}
-    assert seen(value=1, edited=fits)["edited_args"] == fits
+    assert decode_envelope(value=1, edited=fits)["edited_args"] == fits
 
 
-def test_a_result_over_64_kib_and_its_data_are_kept_in_full_and_can_be_read_on():
-    """B21, B84"""
+def test_a_result_over_64_kib_is_kept_in_full_and_can_be_read():
+    """``call_result`` returns the whole value [B21, B84]."""
     big = {"rows": [{"n": n, "text": "é" * 10} for n in range(5_000)]}
 
     @declare

@@ -1,4 +1,4 @@
-"""Schemas: compiled, never fetched, and told in words that a model can repair from."""
+"""Schemas: compiled, never fetched; their problems are text from which a model can repair its arguments."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ def counting_server():
         lambda uri: {"$ref": uri},
         lambda uri: {"properties": {"a": {"items": {"$ref": uri}}}},
         lambda uri: {"$dynamicRef": uri},
-        lambda uri: {"properties": {"default": {"$ref": uri}}},  # a field called as a keyword that holds data
+        lambda uri: {"properties": {"default": {"$ref": uri}}},  # a field with the name of a keyword that holds data
         lambda uri: {"$id": uri + "/base/", "properties": {"default": {"$ref": "other"}}},
     ],
 )
 def test_a_remote_reference_is_refused_and_no_request_is_made(shape: Any) -> None:
-    """B88"""
+    """Schemas never cause a network request [B88]."""
     with counting_server() as (address, hits):
         message = refusal(compile_schema, shape(f"{address}/schema.json"))
     assert "never fetched" in message
@@ -89,7 +89,7 @@ def test_a_remote_reference_is_refused_and_no_request_is_made(shape: Any) -> Non
 
 
 def test_a_file_reference_is_refused_although_the_file_is_there(tmp_path: Any) -> None:
-    """B88"""
+    """Schemas never read a file [B88]."""
     file = tmp_path / "s.json"
     file.write_text('{"type": "integer"}')
     assert "never fetched" in refusal(compile_schema, {"$ref": file.as_uri()})
@@ -97,8 +97,8 @@ def test_a_file_reference_is_refused_although_the_file_is_there(tmp_path: Any) -
     assert "never fetched" in refusal(compile_schema, {"$ref": "s.json"})
 
 
-def test_a_reference_that_is_only_data_is_no_reference() -> None:
-    """B88"""
+def test_a_reference_in_a_default_value_is_not_followed() -> None:
+    """``$ref`` inside data is data [B88]."""
     compile_schema({"type": "object", "default": {"$ref": "http://127.0.0.1:1/x"}})
 
 
@@ -116,13 +116,13 @@ def test_a_reference_that_is_only_data_is_no_reference() -> None:
     ],
 )
 def test_local_references_and_known_drafts_work(schema: dict[str, Any]) -> None:
-    """B88"""
+    """References within the schema need no network [B88]."""
     assert compile_schema(schema).problems(1) == []
     assert compile_schema(schema).problems("1") != []
 
 
 @pytest.mark.parametrize(
-    ("schema", "told"),
+    ("schema", "message"),
     [
         ({"type": "objct"}, '"object"'),
         ({"type": "object", "properties": 3}, "properties"),
@@ -135,8 +135,8 @@ def test_local_references_and_known_drafts_work(schema: dict[str, Any]) -> None:
         ({"const": float("nan")}, "nan"),
     ],
 )
-def test_a_bad_schema_is_refused_and_the_message_says_why(schema: Any, told: str) -> None:
-    assert told in refusal(compile_schema, schema)
+def test_a_bad_schema_is_refused_and_the_message_says_why(schema: Any, message: str) -> None:
+    assert message in refusal(compile_schema, schema)
 
 
 def test_a_schema_that_is_nested_too_deep_is_refused() -> None:
@@ -171,7 +171,7 @@ UNBOUNDED = [r"(?=.*x)y", r"(?!a)b", r"(?<=a)b", r"(?<!a)b", r"(a)\1"]
     ],
 )
 def test_a_pattern_that_cannot_be_matched_in_linear_time_is_refused_with_the_reason(shape: Any, pattern: str) -> None:
-    """An answer of 64 kB held the process for more than a minute."""
+    """Matching an answer of 64 kB blocked the process for more than a minute."""
     message = refusal(compile_schema, shape(pattern))
     assert "look-around, back-references" in message
     assert "linear time" in message
@@ -181,7 +181,7 @@ def test_a_pattern_that_cannot_be_matched_in_linear_time_is_refused_with_the_rea
 @pytest.mark.parametrize(
     "pattern", ["^(a+)+$", "^(a|a)*b", r"^[\w.-]+@[\w-]+\.[a-z]{2,}$", r"^\p{L}{1,64}$", "(?i)abc"]
 )
-def test_other_patterns_are_matched_also_against_long_texts(pattern: str) -> None:
+def test_patterns_that_need_linear_time_are_matched_against_long_texts(pattern: str) -> None:
     (problem,) = compile_schema({"pattern": pattern}).problems("a" * 200_000 + "!")
     assert "does not match the pattern" in problem
 
@@ -194,7 +194,7 @@ def test_a_value_is_still_checked_against_a_schema_that_was_recorded_with_look_a
         validate_value(recorded, bad, "answer")
 
 
-def test_a_recorded_pattern_stops_after_so_many_steps_and_says_so() -> None:
+def test_matching_a_recorded_pattern_stops_after_a_limited_number_of_steps() -> None:
     recorded = {"pattern": r"(\w+)\s\1"}
     with pytest.raises(Invalid, match="could not be matched against its pattern in 1,000 steps; shorten it"):
         validate_value(recorded, "a" * 30_000, "answer")
@@ -205,8 +205,8 @@ def test_a_recorded_pattern_stops_after_so_many_steps_and_says_so() -> None:
 # -- size ------------------------------------------------------------------------------------------------
 
 
-def doubled(levels: int) -> dict[str, Any]:
-    """A schema of so many levels, each of which names the next one twice."""
+def make_doubling_schema(levels: int) -> dict[str, Any]:
+    """Return a schema of this many levels, each of which refers to the next one twice."""
     defs: dict[str, Any] = {
         f"d{level}": {"anyOf": [{"$ref": f"#/$defs/d{level + 1}"}, {"$ref": f"#/$defs/d{level + 1}"}]}
         for level in range(levels)
@@ -215,9 +215,9 @@ def doubled(levels: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("levels", [16, 22, 500])
-def test_a_schema_with_endlessly_expanding_references_is_refused(levels: int) -> None:
-    """A wrong value took 580 MB at 2^16 and 23 GB at 2^22."""
-    message = refusal(compile_schema, doubled(levels))
+def test_a_schema_with_exponentially_expanding_references_is_refused(levels: int) -> None:
+    """Validating a wrong value took 580 MB for 2^16 references and 23 GB for 2^22."""
+    message = refusal(compile_schema, make_doubling_schema(levels))
     assert "more than 10,000 subschemas" in message
     assert "refer to a definition fewer times" in message
 
@@ -234,13 +234,13 @@ def test_a_schema_with_endlessly_expanding_references_is_refused(levels: int) ->
         lambda ref: {"not": {"$ref": ref["$ref"].replace("d", "%64")}, "contains": ref},
     ],
 )
-def test_every_keyword_that_applies_a_schema_counts(shape: Any) -> None:
+def test_references_below_every_keyword_count_towards_the_size(shape: Any) -> None:
     defs = {f"d{level}": shape({"$ref": f"#/$defs/d{level + 1}"}) for level in range(20)}
     schema = {"$ref": "#/$defs/d0", "$defs": {**defs, "d20": {"type": "integer"}}}
     assert "more than 10,000 subschemas" in refusal(compile_schema, schema)
 
 
-def test_anchors_and_the_root_are_references_too() -> None:
+def test_references_to_anchors_count_towards_the_size() -> None:
     defs: dict[str, Any] = {
         f"d{level}": {"$anchor": f"a{level}", "anyOf": [{"$ref": f"#a{level + 1}"}, {"$ref": f"#a{level + 1}"}]}
         for level in range(20)
@@ -249,7 +249,7 @@ def test_anchors_and_the_root_are_references_too() -> None:
     assert "more than 10,000 subschemas" in refusal(compile_schema, schema)
 
 
-def test_recursion_is_not_expansion() -> None:
+def test_a_recursive_schema_is_not_too_large() -> None:
     tree = {
         "type": "object",
         "properties": {
@@ -268,7 +268,7 @@ def test_recursion_is_not_expansion() -> None:
     ]
 
 
-def test_alternatives_that_contain_themselves_do_not_multiply_the_work_for_a_deep_value() -> None:
+def test_recursive_alternatives_do_not_multiply_the_work_for_a_deep_value() -> None:
     def alternative(tag: str) -> dict[str, Any]:
         return {"type": "object", "properties": {"in": {"$ref": "#"}, "kind": {"const": tag}}, "required": ["kind"]}
 
@@ -286,7 +286,7 @@ def test_alternatives_that_contain_themselves_do_not_multiply_the_work_for_a_dee
     assert "too many to list" in problem
 
 
-def test_a_value_that_would_be_tried_in_too_many_ways_is_refused_unchecked() -> None:
+def test_a_value_that_needs_too_many_validation_steps_is_refused() -> None:
     def alternative(name: str) -> dict[str, Any]:
         return {"type": "object", "properties": {"in": {"$ref": "#"}, name: {"type": "string"}}}
 
@@ -305,10 +305,10 @@ def test_in_a_long_list_the_first_problem_is_reported() -> None:
     assert compile_schema(schema).problems(values) == ['[777]: expected integer or null, got string "x"']
 
 
-def test_a_right_value_still_fits_a_large_schema_that_was_recorded() -> None:
-    validate_value(doubled(16), 5, "answer")
+def test_a_recorded_schema_that_is_too_large_still_accepts_a_valid_value() -> None:
+    validate_value(make_doubling_schema(16), 5, "answer")
     with pytest.raises(Invalid, match="too many to list"):
-        validate_value(doubled(16), "x", "answer")
+        validate_value(make_doubling_schema(16), "x", "answer")
 
 
 # -- problems --------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ ORDER = {
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "problems"),
     [
         ({}, ["amount: missing; it is required"]),
         ({"amount": "5"}, ['amount: expected number, got string "5"']),
@@ -356,33 +356,33 @@ ORDER = {
         ([], ["the value: expected object, got array []"]),
     ],
 )  # fmt: skip
-def test_a_problem_names_the_field_the_error_and_the_choices(value: Any, told: list[str]) -> None:
-    """B17"""
-    assert compile_schema(ORDER).problems(value) == told
+def test_a_problem_names_the_field_the_error_and_the_choices(value: Any, problems: list[str]) -> None:
+    """A model can repair its arguments from the problem [B17]."""
+    assert compile_schema(ORDER).problems(value) == problems
 
 
-def test_a_time_without_an_offset_is_a_time() -> None:
+def test_a_date_time_is_valid_with_and_without_an_offset() -> None:
     for text in ("2024-01-01T10:00:00", "2024-01-01T10:00:00Z", "2024-01-01T10:00:00+02:00"):
         assert compile_schema(ORDER).problems({"amount": 1, "when": text}) == []
 
 
 def test_many_problems_are_cut_to_a_handful_and_long_values_are_shortened() -> None:
-    """B17"""
+    """The message stays short [B17]."""
     problems = compile_schema({"items": {"type": "integer"}}).problems(["x" * 10_000] * 50)
     assert len(problems) == 9
     assert problems[-1] == "and 42 more"
     assert all(len(problem) < 300 for problem in problems)
 
 
-def test_an_enum_of_thousands_does_not_flood_the_message() -> None:
+def test_the_message_about_an_enum_of_thousands_stays_short() -> None:
     (problem,) = compile_schema({"enum": [f"choice{n}" for n in range(5000)]}).problems("x")
     assert "choice0" in problem
     assert "4960 more" in problem
     assert len(problem) < 1000
 
 
-def test_check_raises_with_every_problem_in_the_details() -> None:
-    """B17"""
+def test_validate_value_raises_with_every_problem_in_the_details() -> None:
+    """The error has the kind ``invalid_args`` [B17]."""
     with pytest.raises(Invalid) as caught:
         validate_value(ORDER, {"currency": "GBP"}, "arguments of order")
     assert caught.value.kind == "invalid_args"
@@ -411,7 +411,7 @@ json_values = st.recursive(
 
 
 @given(json_values)
-def test_any_json_value_against_any_part_of_a_schema_gives_words_and_no_exception(value: Any) -> None:
+def test_validating_any_json_value_returns_texts_and_never_raises(value: Any) -> None:
     shapes: list[dict[str, Any]] = [
         ORDER,
         {"items": ORDER},
@@ -427,13 +427,13 @@ def test_any_json_value_against_any_part_of_a_schema_gives_words_and_no_exceptio
 
 
 @given(json_values)
-def test_every_json_value_is_plain_and_survives_the_way_through_text(value: Any) -> None:
+def test_every_json_value_is_plain_and_survives_encoding(value: Any) -> None:
     check_plain(value, "value")
     assert parse_json(msgspec.json.encode(value), "value") == value
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "expected"),
     [
         (float("nan"), "nan"),
         (float("inf"), "inf"),
@@ -446,14 +446,14 @@ def test_every_json_value_is_plain_and_survives_the_way_through_text(value: Any)
         (2**2000, "bits"),
     ],
 )
-def test_a_value_that_is_not_plain_is_refused_with_its_path(value: Any, told: str) -> None:
+def test_a_value_that_is_not_plain_is_refused_with_its_path(value: Any, expected: str) -> None:
     message = refusal(check_plain, value, "result")
-    assert told in message
+    assert expected in message
     assert message.startswith("result: ")
 
 
 @pytest.mark.parametrize("value", [2**63, 2**64, -(2**70), 10**300])
-def test_integers_beyond_64_bits_are_plain_because_they_encode_and_come_back(value: int) -> None:
+def test_integers_beyond_64_bits_are_plain_and_survive_encoding(value: int) -> None:
     check_plain(value, "value")
     assert parse_json(msgspec.json.encode(value), "value") == value
 
@@ -466,7 +466,7 @@ def test_depth_128_is_plain_and_129_is_not() -> None:
     assert "128" in refusal(check_plain, [value], "value")
 
 
-def test_values_without_end_are_refused_and_nothing_overflows() -> None:
+def test_deep_and_circular_values_are_refused() -> None:
     deep: Any = []
     for _ in range(10_000):
         deep = [deep]
@@ -482,7 +482,7 @@ def test_values_without_end_are_refused_and_nothing_overflows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ('{"a": 1', "ends too early (byte 7)"),
         ('{"a": x}', "byte 6"),
@@ -502,14 +502,14 @@ def test_values_without_end_are_refused_and_nothing_overflows() -> None:
         (None, "JSON"),
     ],
 )
-def test_malformed_text_is_invalid_and_the_message_says_where(text: Any, told: str) -> None:
-    """B17"""
-    assert told in refusal(parse_json, text, "arguments")
+def test_malformed_text_is_invalid_and_the_message_says_where(text: Any, message: str) -> None:
+    """The message has the position of the error [B17]."""
+    assert message in refusal(parse_json, text, "arguments")
 
 
 @given(st.text() | st.binary())
-def test_no_text_at_all_raises_anything_but_invalid(text: str | bytes) -> None:
-    """B17"""
+def test_parsing_any_text_raises_nothing_but_invalid(text: str | bytes) -> None:
+    """Arguments that are not JSON never crash the runtime [B17]."""
     with contextlib.suppress(Invalid):
         parse_json(text, "arguments")
 
@@ -518,8 +518,8 @@ def test_a_surrogate_pair_is_one_character() -> None:
     assert parse_json('"\\ud83d\\ude00"', "value") == "😀"
 
 
-def test_arguments_are_an_object_and_nothing_at_all_counts_as_an_empty_one() -> None:
-    """B17"""
+def test_arguments_must_be_an_object_and_empty_text_counts_as_an_empty_one() -> None:
+    """Models send empty text for a call without arguments [B17]."""
     assert parse_object('{"a": 1}', "arguments") == {"a": 1}
     assert parse_object({"a": 1}, "arguments") == {"a": 1}
     assert [parse_object(raw, "arguments") for raw in ("", "  ", None, "{}")] == [{}, {}, {}, {}]
@@ -613,8 +613,8 @@ class Firm(pydantic.BaseModel):
         (list[Annotated[int, pydantic.Field(gt=0)]], [1], [0]),
     ],
 )
-def test_the_schema_of_a_type_accepts_exactly_its_values(annotation: Any, good: Any, bad: Any) -> None:
-    """B9"""
+def test_the_schema_of_a_type_accepts_its_values_and_refuses_others(annotation: Any, good: Any, bad: Any) -> None:
+    """Schemas are made from annotations [B9]."""
     schema = schema_of(annotation)
     assert schema is not None
     assert compile_schema(schema).problems(good) == []
@@ -622,15 +622,15 @@ def test_the_schema_of_a_type_accepts_exactly_its_values(annotation: Any, good: 
 
 
 @pytest.mark.parametrize("annotation", [None, type(None), Any, object])
-def test_what_says_nothing_gives_no_schema(annotation: Any) -> None:
+def test_annotations_without_a_type_have_no_schema(annotation: Any) -> None:
     assert schema_of(annotation) is None
 
 
-def test_a_schema_by_hand_is_its_own() -> None:
+def test_a_schema_that_is_given_as_an_annotation_is_not_changed() -> None:
     assert schema_of({"enum": [1]}) == {"enum": [1]}
 
 
-def test_the_fields_of_a_record_stand_at_the_root_of_its_schema() -> None:
+def test_the_fields_of_a_record_are_at_the_root_of_its_schema() -> None:
     schema = schema_of(Seat)
     assert schema == {
         "title": "Seat",
@@ -652,7 +652,7 @@ def test_a_recursive_record_refers_to_itself_within_the_schema() -> None:
 
 
 def test_descriptions_come_from_annotated_also_inside_records() -> None:
-    """B9"""
+    """The model sees the descriptions of parameters and fields [B9]."""
 
     class Doc:
         def __init__(self, documentation: str):
@@ -694,7 +694,7 @@ print(json.dumps(signature_schema(f)[0]))
 
 
 def test_the_schema_is_the_same_on_every_run() -> None:
-    """B9"""
+    """The schema does not depend on the hash seed [B9]."""
     runs = {
         subprocess.run(
             [sys.executable, "-c", SEEDED],
@@ -729,7 +729,7 @@ def booking(
 
 
 def test_a_signature_gives_a_closed_object_with_required_fields_and_defaults() -> None:
-    """B9"""
+    """The schema of a tool follows from the signature of its function [B9]."""
     schema, _ = signature_schema(booking, set())
     assert schema["type"] == "object"
     assert schema["additionalProperties"] is False
@@ -745,7 +745,7 @@ def test_a_signature_gives_a_closed_object_with_required_fields_and_defaults() -
     assert properties["anything"] == {"default": None}
 
 
-def test_validated_arguments_arrive_as_what_the_annotations_say() -> None:
+def test_validated_arguments_are_converted_to_the_annotated_types() -> None:
     schema, bind = signature_schema(booking, set())
     args = {
         "flight": {"code": "LH1", "leaves": "2024-01-01T10:00:00Z", "stops": []},
@@ -774,7 +774,7 @@ def test_validated_arguments_arrive_as_what_the_annotations_say() -> None:
     assert type(bound["count"]) is int
 
 
-def test_text_stays_text_where_a_union_has_numbers_too() -> None:
+def test_text_is_not_converted_to_a_number_in_a_union_of_both() -> None:
     def f(x: int | str, y: list[int | str]) -> None: ...
 
     _, bind = signature_schema(f)
@@ -782,7 +782,7 @@ def test_text_stays_text_where_a_union_has_numbers_too() -> None:
 
 
 def test_a_conversion_that_fails_names_the_field() -> None:
-    """B17"""
+    """The message starts with the path of the field [B17]."""
 
     @dataclasses.dataclass
     class Even:
@@ -795,14 +795,14 @@ def test_a_conversion_that_fails_names_the_field() -> None:
     def f(days: list[datetime.date], even: Even, guest: Guest) -> None: ...
 
     _, bind = signature_schema(f, (), {"Even": Even})
-    for args, told in (
+    for args, message in (
         ({"days": ["2024-01-01", "2024-13-01"]}, "days[1]: "),
         ({"even": {"n": 1}}, "even: "),
         ({"guest": {"name": ""}}, "guest: name: "),
     ):
         with pytest.raises(Invalid) as caught:
             bind(args)
-        assert caught.value.message.startswith(told)
+        assert caught.value.message.startswith(message)
         assert caught.value.kind == "invalid_args"
 
 
@@ -869,7 +869,7 @@ def sphinx(a: int, b: str = "x", c: int = 0) -> None:
 
 @pytest.mark.parametrize("fn", [google, numpy, sphinx])
 def test_parameters_are_described_by_the_docstring_in_three_styles(fn: Any) -> None:
-    """B9"""
+    """Docstrings in the styles of Google, NumPy and Sphinx describe parameters [B9]."""
     properties = signature_schema(fn)[0]["properties"]
     assert [properties[name]["description"] for name in "abc"] == [
         "the first, over two lines.",
@@ -878,21 +878,21 @@ def test_parameters_are_described_by_the_docstring_in_three_styles(fn: Any) -> N
     ]
 
 
-def test_what_cannot_be_described_to_a_model_is_refused() -> None:
+def test_parameters_that_a_schema_cannot_describe_are_refused() -> None:
     def many(*args: int) -> None: ...
     def more(**kwargs: int) -> None: ...
     def positional(a: int, /) -> None: ...
     def unknown(a: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
     def field(a: int = pydantic.Field(ge=1)) -> None: ...
 
-    for fn, told in (
+    for fn, message in (
         (many, r"\*args"),
         (more, r"\*\*kwargs"),
         (positional, "remove the `/`"),
         (unknown, "'Nowhere' cannot be resolved"),
         (field, "Annotated"),
     ):
-        with pytest.raises(DeclarationError, match=told):
+        with pytest.raises(DeclarationError, match=message):
             signature_schema(fn)
 
 
@@ -928,32 +928,32 @@ class Shirt:
 
 
 def test_choices_keep_the_order_in_which_they_were_written() -> None:
-    """B9: people read them in that order; msgspec would sort them."""
+    """People read them in that order, and msgspec would sort them [B9]."""
     assert schema_of(Literal["small", "medium", "large"])["enum"] == ["small", "medium", "large"]
     assert json.dumps(schema_of(Shirt)).count('["small", "medium", "large"]') == 2
     assert schema_of(Literal[2, 1])["enum"] == [2, 1]
 
 
-def test_references_under_an_id_of_their_own_do_not_escape_the_bound() -> None:
-    """A reference below an embedded $id starts there, where the size is not counted: refused."""
+def test_references_below_an_embedded_id_do_not_escape_the_size_limit() -> None:
+    """They resolve against that id, where the size is not counted, so they are refused."""
     many = {f"a{n}": {"allOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(40)} | {"a40": {"type": "string"}}
     with pytest.raises(Invalid, match=r'"\$id": .* gives its references another base'):
         compile_schema({"properties": {"p": {"$id": "x", "$defs": many, "$ref": "#/$defs/a0"}}})
     compile_schema({"$id": "https://example.org/whole", "properties": {"$id": {"type": "string"}}})
 
 
-def test_counting_what_is_wrong_with_a_large_value_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counting_the_problems_of_a_large_value_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """200 patterns times 3,000 keys are 600,000 places: counting them took seconds and hundreds of megabytes."""
-    looked = 0
+    visits = 0
     applied = SchemaSize._applied_subschemas
 
     def counted(self: SchemaSize, *args: Any) -> Any:
-        nonlocal looked
-        looked += 1
+        nonlocal visits
+        visits += 1
         return applied(self, *args)
 
     monkeypatch.setattr(SchemaSize, "_applied_subschemas", counted)
     schema = {"patternProperties": {f"^{n}$": {"type": "string"} for n in range(200)}, "required": ["x"]}
     value = {f"k{n}": f"v{n}" for n in range(3_000)}
     assert compile_schema(schema).problems(value) == ["x: missing; it is required"]
-    assert looked < 50_000
+    assert visits < 50_000

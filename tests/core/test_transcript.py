@@ -1,9 +1,9 @@
-"""Events to messages: exact pairing, call order, marks, and the same incrementally as from scratch."""
+"""The transcript: exact pairing, call order, partial replies; the same result incrementally as from scratch."""
 
 import json
 from itertools import pairwise
 
-from test_machine import ANN, Dice, Log
+from test_machine import ANN, Log, RandomShell
 
 from holdfast.core.decisions import Answer, Deny
 from holdfast.core.events import AssistantSaid, MessageReceived, OutputRejected
@@ -11,7 +11,7 @@ from holdfast.core.inputs import BeginTurn, CancelTurn, EndTurn, ModelReplied, S
 from holdfast.core.transcript import AssistantMessage, Message, Messages, ToolResult, Transcript, UserMessage
 
 
-def read(events):
+def build_transcript(events):
     transcript = Transcript()
     for event in events:
         transcript.apply(event)
@@ -22,8 +22,8 @@ def roles(messages):
     return [type(message).__name__.replace("Message", "").replace("ToolResult", "Result") for message in messages]
 
 
-def legal(messages):
-    """What every provider wants: each call answered right behind the message that made it, in call order."""
+def check_legal(messages):
+    """Check what every provider requires: the results follow the message with their calls, in call order."""
     position = 0
     while position < len(messages):
         message = messages[position]
@@ -36,35 +36,35 @@ def legal(messages):
                 assert (result.id, result.call, result.tool) == (use.id, use.call, use.name)
                 position += 1
     uses = [use.id for m in messages if isinstance(m, AssistantMessage) for use in m.calls]
-    assert len(set(uses)) == len(uses), "a provider would refuse an id that is there twice"
+    assert len(set(uses)) == len(uses), "a provider would refuse a duplicate id"
 
 
-def test_results_stand_in_call_order_whatever_order_they_came_in():
-    """B19"""
+def test_results_are_in_call_order_whatever_order_they_arrive_in():
+    """Results have the order of their calls [B19]."""
     log = Log()
     a, b, c = log.start("human", "human", "human")
     for call, answer in ((c, "third"), (a, "first"), (b, "second")):
         log.resolve(call, Answer(answer))
-    messages = read(log.events).messages
+    messages = build_transcript(log.events).messages
     assert roles(messages) == ["User", "Assistant", "Result", "Result", "Result"]
     assert [json.loads(m.content)["result"] for m in messages[2:]] == ["first", "second", "third"]
     assert [m.call for m in messages[2:]] == [a, b, c]
 
 
-def test_until_a_step_is_complete_the_model_would_see_none_of_its_results_and_people_those_that_are_there():
-    """B38"""
+def test_results_of_an_incomplete_step_are_visible_to_people_and_not_to_the_model():
+    """The model gets the results of a step together [B38]."""
     log = Log()
     a, b = log.start("human", "human")
     log.resolve(b, Answer("second"))
-    transcript = read(log.events)
+    transcript = build_transcript(log.events)
     assert roles(transcript.messages) == ["User", "Assistant"]
     assert roles(transcript.visible_messages()) == ["User", "Assistant", "Result"]
     log.resolve(a, Deny("no"))
-    assert roles(read(log.events).messages) == ["User", "Assistant", "Result", "Result"]
+    assert roles(build_transcript(log.events).messages) == ["User", "Assistant", "Result", "Result"]
 
 
-def test_a_reply_that_was_cut_off_is_kept_and_marked_and_an_empty_one_leaves_no_trace():
-    """B58"""
+def test_a_partial_reply_is_kept_and_marked_and_an_empty_one_is_left_out():
+    """The text that came before a cancel stays in the conversation [B58]."""
     for text, expected in (("half a sen", ["User", "Assistant", "User"]), ("", ["User", "User"])):
         log = Log()
         log.tell(SendMessage(text="hi", by=ANN, agent="a"))
@@ -73,7 +73,7 @@ def test_a_reply_that_was_cut_off_is_kept_and_marked_and_an_empty_one_leaves_no_
         log.tell(EndTurn(text=text))
         log.tell(SendMessage(text="again", by=ANN))
         log.tell(BeginTurn(steps=3))
-        messages = read(log.events).messages
+        messages = build_transcript(log.events).messages
         assert roles(messages) == expected
         if text:
             assert messages[1].partial
@@ -81,24 +81,24 @@ def test_a_reply_that_was_cut_off_is_kept_and_marked_and_an_empty_one_leaves_no_
             assert messages[1].text != text
 
 
-def test_a_queued_message_is_said_when_its_turn_begins():
-    """B13"""
+def test_a_queued_message_appears_when_its_turn_begins():
+    """It is not part of the turn that was open when it came [B13]."""
     log = Log()
     (a,) = log.start("human")
     log.tell(SendMessage(text="later", by=ANN, when_busy="queue"))
-    assert roles(read(log.events).messages) == ["User", "Assistant"]
+    assert roles(build_transcript(log.events).messages) == ["User", "Assistant"]
     log.resolve(a, Answer("x"))
     log.reply(text="done")
     log.tell(EndTurn())
     log.tell(BeginTurn(steps=3))
-    messages = read(log.events).messages
+    messages = build_transcript(log.events).messages
     assert roles(messages) == ["User", "Assistant", "Result", "Assistant", "User"]
     said = next(event for event in log.events if isinstance(event, MessageReceived) and event.text == "later")
     assert (messages[-1].text, messages[-1].seq, messages[-1].turn) == ("later", said.seq, 2)
 
 
 def test_a_rejected_answer_and_the_request_to_repair_it_are_replayed():
-    """B24: what the model is sent back"""
+    """The model sees its answer and what is wrong with it [B24]."""
     log = Log()
     log.tell(SendMessage(text="hi", by=ANN, agent="a"))
     log.tell(BeginTurn(steps=3))
@@ -106,41 +106,41 @@ def test_a_rejected_answer_and_the_request_to_repair_it_are_replayed():
         seq=log.state.seq + 1, at=0.0, by=ANN, v=1, turn=1, message="give an integer", text="five"
     )
     log.fold([rejected])
-    messages = read(log.events).messages
+    messages = build_transcript(log.events).messages
     assert roles(messages) == ["User", "Assistant", "User"]
     assert [m.text for m in messages] == ["hi", "five", "give an integer"]
 
 
-def test_one_event_at_a_time_is_the_same_as_all_at_once_and_every_request_is_legal():
-    """B54, B63: incremental = from scratch, and a view never changes behind its reader's back"""
+def test_a_transcript_that_grows_by_events_equals_one_built_at_once_and_is_legal():
+    """A view that was taken earlier does not change [B54, B63]."""
     for seed in range(60):
-        dice = Dice(seed, set())
-        dice.play(60)
-        dice.rest()
-        events = dice.log.events
+        shell = RandomShell(seed, set())
+        shell.play(60)
+        shell.rest()
+        events = shell.log.events
         growing = Transcript()
         views = []
         for n, event in enumerate(events, 1):
             growing.apply(event)
             if n % 7 == 0 or n == len(events):
-                scratch = read(events[:n])
+                scratch = build_transcript(events[:n])
                 assert growing.messages == scratch.messages
                 assert growing.visible_messages() == scratch.visible_messages()
             if isinstance(event, AssistantSaid):
                 views.append((growing.messages, list(growing.messages)))
         for view, copy in views:
             assert list(view) == copy
-        legal(list(growing.messages))
+        check_legal(list(growing.messages))
         assert growing.seq == len(events)
 
 
-def test_what_is_sent_to_the_model_grows_and_never_changes():
-    """B63: request t+1 starts with request t"""
+def test_every_request_starts_with_the_messages_of_the_previous_one():
+    """Messages are added and never changed [B63]."""
     for seed in range(20):
-        dice = Dice(seed, set())
-        dice.play(60)
+        shell = RandomShell(seed, set())
+        shell.play(60)
         requests, transcript = [], Transcript()
-        for event in dice.log.events:
+        for event in shell.log.events:
             if isinstance(event, AssistantSaid):
                 requests.append(list(transcript.messages))
             transcript.apply(event)
@@ -148,19 +148,19 @@ def test_what_is_sent_to_the_model_grows_and_never_changes():
             assert later[: len(earlier)] == earlier
 
 
-def test_provider_s_parts_are_replayed_verbatim():
-    """B46"""
+def test_the_parts_of_a_providers_reply_are_replayed_verbatim():
+    """Signatures go back to the provider as they came [B46]."""
     log = Log()
     log.tell(SendMessage(text="hi", by=ANN, agent="a"))
     log.tell(BeginTurn(steps=3))
     parts = [{"kind": "thinking", "data": {"signature": "abc=="}}]
     log.tell(ModelReplied(turn=1, step=1, text="x", parts=parts, provider="p"))
-    message = read(log.events).messages[1]
+    message = build_transcript(log.events).messages[1]
     assert (message.parts, message.provider) == (parts, "p")
 
 
 def test_a_view_of_messages_is_a_sequence_like_any_other():
-    """The first n of an append-only list"""
+    """A view is the first n items of an append-only list."""
     items: list[Message] = [UserMessage(text=str(n), seq=n, turn=1, by="ann") for n in range(5)]
     view = Messages(items, 3)
     items.append(items[0])

@@ -2,7 +2,7 @@
 
 ```python blocks run in order in one namespace. A block with title="name" is also written to that file.
 ```sh run blocks run line by line in a shell; a line ends in `# exit N` where it does not end with 0 or 75 (at rest).
-A ```text block after either must equal what was printed; `...` stands for anything, as in a doctest.
+A ```text block after either must equal the printed output; `...` matches any text, as in a doctest.
 A block that follows `<!-- not run -->` is shown only.
 """
 
@@ -22,9 +22,9 @@ BLOCK = re.compile(r"(?ms)^(?:(<!-- not run -->)\n+)?^```([^\n]*)\n(.*?)^```$")
 
 
 def run(page: Path) -> int:
-    """Runs what is to be run; the number of checked outputs."""
+    """Run the blocks of a page, and return the number of checked outputs."""
     text = page.read_text()
-    module = sys.modules["__main__"] = types.ModuleType("__main__")  # the page is the program, and we are not there
+    module = sys.modules["__main__"] = types.ModuleType("__main__")  # the page is the main program, not this file
     namespace = vars(module)
     printed: str | None = None
     checked = 0
@@ -43,7 +43,7 @@ def run(page: Path) -> int:
         elif info == "text":
             if printed is None:
                 raise SystemExit(f"{where}: a text block that follows nothing that runs")
-            if not _fits(body, printed):
+            if not _matches(body, printed):
                 raise SystemExit(f"{where}: the page shows\n{body}\nand it prints\n{printed}")
             printed = None
             checked += 1
@@ -74,9 +74,9 @@ def _shell(body: str, where: str) -> str:
     return printed
 
 
-def _fits(shown: str, printed: str) -> bool:
+def _matches(shown: str, printed: str) -> bool:
     def lines(text: str) -> str:
-        text = re.sub(r"expires in [\d dhms]*\d [dhms]", "expires in 7 d", text)  # time passes while we look
+        text = re.sub(r"expires in [\d dhms]*\d [dhms]", "expires in 7 d", text)  # time passes during the run
         return "\n".join(re.sub(r" +│$", " │", line.rstrip()) for line in text.strip().splitlines())
 
     pattern = re.escape(lines(shown)).replace(re.escape("..."), ".*?")

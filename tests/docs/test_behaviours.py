@@ -1,4 +1,4 @@
-"""docs/behaviours.md lists every behaviour that a test names, with the tests of today."""
+"""docs/behaviours.md lists every behaviour that a test names, with the current tests."""
 
 from __future__ import annotations
 
@@ -23,23 +23,25 @@ def behaviours() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def shown(behaviours: ModuleType) -> dict[int, dict[str, list[str]]]:
+def tests_by_behaviour(behaviours: ModuleType) -> dict[int, dict[str, list[str]]]:
     """The tests that show each behaviour."""
     return behaviours.find_tests()
 
 
-def test_every_number_in_a_test_docstring_is_a_behaviour_of_the_page(behaviours: ModuleType, shown) -> None:
-    assert sorted(set(shown) - set(behaviours.numbers_on(PAGE))) == []
+def test_every_number_in_a_test_docstring_is_a_behaviour_of_the_page(
+    behaviours: ModuleType, tests_by_behaviour
+) -> None:
+    assert sorted(set(tests_by_behaviour) - set(behaviours.numbers_on(PAGE))) == []
 
 
-def test_the_lists_of_tests_are_up_to_date(behaviours: ModuleType, shown) -> None:
+def test_the_lists_of_tests_are_up_to_date(behaviours: ModuleType, tests_by_behaviour) -> None:
     message = "run python scripts/behaviours.py"
-    assert behaviours.render(PAGE, shown) == PAGE, message
+    assert behaviours.render(PAGE, tests_by_behaviour) == PAGE, message
 
 
-def test_every_behaviour_that_exists_today_has_a_test(behaviours: ModuleType, shown) -> None:
+def test_every_behaviour_that_exists_today_has_a_test(behaviours: ModuleType, tests_by_behaviour) -> None:
     today = behaviours.numbers_on(PAGE.split("## Planned")[0])
-    assert [f"B{number}" for number in today if number not in shown] == []
+    assert [f"B{number}" for number in today if number not in tests_by_behaviour] == []
 
 
 def test_no_number_is_used_twice_or_left_out(behaviours: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""The site builds with no network and every link in it leads somewhere."""
+"""The site builds without a network, is complete, and every link in it has a target."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 class Links(HTMLParser):
-    """What a page has, loads and points at."""
+    """The ids of a page, the files that it loads, and its links."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -57,7 +57,7 @@ class Links(HTMLParser):
 
 def start_build(root: Path) -> subprocess.Popen[str]:
     """Start the command of `make docs` in a folder that has the site's sources."""
-    nowhere = "http://127.0.0.1:9"  # whoever asks for something finds nobody there
+    nowhere = "http://127.0.0.1:9"  # every request to the network fails
     env = {**os.environ, "http_proxy": nowhere, "https_proxy": nowhere, "all_proxy": nowhere, "PYTHONPATH": "scripts"}
     command = [sys.executable, "-m", "zensical", "build", "--strict"]
     return subprocess.Popen(command, cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -80,14 +80,14 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Built, Built
     (place / "broken" / "docs" / "index.md").write_text("# Home\n\n[nowhere](nowhere.md)\n")
     (place / "broken" / "mkdocs.yml").write_text("site_name: Broken\n")
     whole, broken = start_build(place / "whole"), start_build(place / "broken")
-    (said, _), (complained, _) = whole.communicate(timeout=600), broken.communicate(timeout=600)
-    return place / "whole" / "site", (whole.returncode, said), (broken.returncode, complained)
+    (output, _), (broken_output, _) = whole.communicate(timeout=600), broken.communicate(timeout=600)
+    return place / "whole" / "site", (whole.returncode, output), (broken.returncode, broken_output)
 
 
 @pytest.fixture(scope="session")
 def site(builds: tuple[Path, Built, Built]) -> Path:
-    place, (code, said), _ = builds
-    assert code == 0, said
+    place, (code, output), _ = builds
+    assert code == 0, output
     return place
 
 
@@ -118,7 +118,7 @@ def test_every_error_kind_has_a_section_that_says_when_and_what_to_do(site: Path
         ("testing", testing), ("workspace", workspace),
     ],
 )  # fmt: skip
-def test_every_public_name_stands_in_the_reference(
+def test_every_public_name_is_in_the_reference(
     page: str, module: ModuleType, site: Path, pages: dict[Path, Links]
 ) -> None:
     shown = pages[site / "reference" / f"{page}.html"].ids
@@ -136,14 +136,14 @@ def test_a_name_of_the_reference_has_its_signature_and_the_text_of_its_docstring
     assert "resolve( conversation: str, call: str, decision: Decision" in resolve
 
 
-def test_every_command_stands_in_the_reference_with_its_help(site: Path, pages: dict[Path, Links]) -> None:
+def test_every_command_is_in_the_reference_with_its_help(site: Path, pages: dict[Path, Links]) -> None:
     context = click.Context(cli)
     wanted = {f"holdfast-{name}" for name in cli.list_commands(context)}
     assert pages[site / "reference" / "cli.html"].ids >= wanted
     assert "--remember" in section(site, "cli", "holdfast-approve")
 
 
-def test_every_event_stands_in_the_reference_with_its_fields(site: Path) -> None:
+def test_every_event_is_in_the_reference_with_its_fields(site: Path) -> None:
     for event in (*typing.get_args(events.AnyEvent), *typing.get_args(live.AnyLive)):
         text = section(site, "events", f"holdfast.events.{event.__name__}")
         assert [field for field in event.__struct_fields__ if f"{field}:" not in text] == [], event.__name__
@@ -156,7 +156,7 @@ def test_the_state_diagram_has_every_phase_and_every_transition(site: Path, page
     assert sorted(moves, key=str) == sorted(machine.TRANSITIONS, key=str)
 
 
-def test_the_legal_matrix_says_why_not(site: Path) -> None:
+def test_the_table_of_legal_pairs_has_the_reason_of_every_refusal(site: Path) -> None:
     text = html.unescape((site / "concepts" / "two-axes.html").read_text())
     for reason in filter(None, PAIR_RULES.values()):
         assert reason in text
@@ -174,7 +174,7 @@ def test_every_page_is_in_the_navigation() -> None:
     )
 
 
-def test_no_page_needs_another_host(site: Path, pages: dict[Path, Links]) -> None:
+def test_no_page_loads_from_or_links_to_another_host(site: Path, pages: dict[Path, Links]) -> None:
     for page, links in pages.items():
         assert [each for each in links.loads if urlsplit(each).netloc] == [], page
         assert [each for each in links.points if urlsplit(each).netloc] == [], page
@@ -182,7 +182,7 @@ def test_no_page_needs_another_host(site: Path, pages: dict[Path, Links]) -> Non
         assert not re.search(r"@import|url\(\s*[\"']?(https?:)?//", style.read_text()), style
 
 
-def test_links_lead_somewhere_also_when_read_from_the_disk(site: Path, pages: dict[Path, Links]) -> None:
+def test_every_link_leads_to_an_existing_file_and_anchor(site: Path, pages: dict[Path, Links]) -> None:
     for page, links in pages.items():
         for link in {*links.points, *links.loads}:
             parts = urlsplit(link)
@@ -195,6 +195,6 @@ def test_links_lead_somewhere_also_when_read_from_the_disk(site: Path, pages: di
 
 
 def test_a_broken_link_fails_the_build_and_is_named(builds: tuple[Path, Built, Built]) -> None:
-    _, _, (code, said) = builds
+    _, _, (code, output) = builds
     assert code != 0
-    assert "nowhere.md" in re.sub(r"\x1b\[[0-9;]*m", "", said)
+    assert "nowhere.md" in re.sub(r"\x1b\[[0-9;]*m", "", output)

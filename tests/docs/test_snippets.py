@@ -1,4 +1,4 @@
-"""The documentation tells the truth: what it shows runs, and prints what it shows."""
+"""The snippets of the documentation run and print the output that the pages show."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
 RUNNER = Path(__file__).parent / "run_page.py"
 ON_POSTGRES = ("howto/run-on-postgres.md",)
-"""Pages that need a server; what they start, they may leave running."""
-ELSEWHERE = {
+"""Pages that need a PostgreSQL server; they may leave processes running."""
+TESTED_ELSEWHERE = {
     "howto/test-your-agent-under-crashes.md": "tests/testing/test_howto.py",
     "coming-from/langgraph.md": "tests/coming_from/test_coming_from.py",
     "coming-from/openai-agents.md": "tests/coming_from/test_coming_from.py",
@@ -37,13 +37,13 @@ def runs_something(page: Path) -> bool:
 PAGES = sorted(
     name
     for page in DOCS.rglob("*.md")
-    if runs_something(page) and (name := page.relative_to(DOCS).as_posix()) not in ELSEWHERE
+    if runs_something(page) and (name := page.relative_to(DOCS).as_posix()) not in TESTED_ELSEWHERE
 )
 Run = subprocess.CompletedProcess[str]
 
 
 def postgres() -> dict[str, str]:
-    """How libpq's programs, and ours, find the tests' server."""
+    """Return the variables by which libpq and Holdfast find the tests' server."""
     from support import pg
 
     found = pg.server()
@@ -63,13 +63,13 @@ def run_page(page: Path, place: Path, more: dict[str, str] | None = None) -> Run
             out, err = ran.communicate(timeout=300)
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(ran.pid, signal.SIGKILL)  # what the page has started goes with it
+                os.killpg(ran.pid, signal.SIGKILL)  # also ends the processes that the page started
     return Run(command, ran.returncode, out, err)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Run]]]:
-    """Every page in a process and a folder of its own, a few at a time."""
+    """The runs of all pages, each in its own process and folder, a few at a time."""
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         yield {
             name: pool.submit(
@@ -80,20 +80,20 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_pages_snippets_run_and_print_what_it_shows(name: str, runs: dict[str, Future[Run]]) -> None:
+def test_the_snippets_of_a_page_run_and_print_the_output_that_it_shows(name: str, runs: dict[str, Future[Run]]) -> None:
     ran = runs[name].result()
     assert ran.returncode == 0, ran.stderr + ran.stdout
     assert int(ran.stdout.split()[-1]) > 0, "the page shows no output"
 
 
-def test_pages_that_are_tested_elsewhere_are() -> None:
-    for page, test in ELSEWHERE.items():
+def test_pages_without_a_run_here_are_named_in_another_test() -> None:
+    for page, test in TESTED_ELSEWHERE.items():
         if (DOCS / page).exists():
             assert Path(page).stem in (ROOT / test).read_text()
 
 
 @pytest.mark.parametrize(
-    ("page", "complaint"),
+    ("page", "message"),
     [
         ("```python\nprint(1)\n```\n\n```text\n2\n```\n", "x.md:5: the page shows"),
         ("```python\n1 / 0\n```\n", "ZeroDivisionError"),
@@ -101,14 +101,14 @@ def test_pages_that_are_tested_elsewhere_are() -> None:
         ("```text\nhello\n```\n", "follows nothing that runs"),
     ],
 )
-def test_a_page_that_lies_is_caught(page: str, complaint: str, tmp_path: Path) -> None:
+def test_a_page_whose_snippets_fail_or_print_other_output_is_reported(page: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "x.md").write_text(page)
     ran = run_page(tmp_path / "x.md", tmp_path)
     assert ran.returncode == 1
-    assert complaint in ran.stderr
+    assert message in ran.stderr
 
 
-def test_dots_stand_for_anything_and_a_block_can_be_shown_only(tmp_path: Path) -> None:
+def test_dots_match_any_text_and_a_marked_block_is_not_run(tmp_path: Path) -> None:
     page = "```python\nprint('a', 1, 'b')\n```\n\n```text\na ... b\n```\n\n<!-- not run -->\n```python\n1 / 0\n```\n"
     (tmp_path / "x.md").write_text(page)
     ran = run_page(tmp_path / "x.md", tmp_path)

@@ -1,18 +1,17 @@
-"""Writes the golden logs: ``python tests/golden/generate.py [--force | --shape | --expect] [DIRECTORY]``.
+"""Write the golden logs: ``python tests/golden/generate.py [--force | --shape | --expect] [DIRECTORY]``.
 
-The files are written ONCE, from the scenes in ``scenes.py``: they stand for the logs that people have. A log that
-exists is not written again. That today's code would write it differently is no reason to: it is the older one that
-must go on being read.
+The files are written ONCE, from the scenes in ``scenes.py``: they represent the logs that users have. A log that
+exists is not written again, also if the current code would write it differently: the older one must stay readable.
 
     NAME.jsonl             the log, one encoded event a line, byte for byte as it is stored
-    NAME.state.json        what the fold makes of it
-    NAME.transcript.json   what people see of it
-    NAME.trace.jsonl       what each event did to the call that it is about
-    heads.json             the hash chain's head of each log: not a byte of them may change
-    shape.json             every field of every event and of what stands in it
+    NAME.state.json        the state that the log folds to
+    NAME.transcript.json   the messages that people see
+    NAME.trace.jsonl       the state of the turn and of the event's call after each event
+    heads.json             the last hash of each log's chain: no byte of a log may change
+    shape.json             every field of every event and of the structs in it
 
---shape pins the shape anew, where something was only added. --expect writes anew what the logs mean, for when State
-or the messages change on purpose; the logs themselves stay.
+--shape records the shape again, if fields were only added. --expect writes the states, transcripts and traces again,
+for a deliberate change of State or of the messages; the logs themselves stay.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Any
 
 import msgspec
 from scenes import SCENES, Scene
-from shapes import kept, shape
+from shapes import incompatible_changes, shape
 
 from holdfast.core import codec
 from holdfast.core.effects import owed
@@ -41,7 +40,7 @@ def pretty(value: Any) -> bytes:
 
 
 def trace(events: list[AnyEvent], name: str) -> list[dict[str, Any]]:
-    """What each event did: the status, the turn's own marks, and the call that it is about, after it."""
+    """Return, for each event, the status, the fields of the turn and the event's call after it."""
     found: list[dict[str, Any]] = []
     state = State(conversation=name)
     for event in events:
@@ -54,7 +53,7 @@ def trace(events: list[AnyEvent], name: str) -> list[dict[str, Any]]:
             call = turn.calls.get(getattr(event, "call_id", ""))
             if call is not None:
                 fields: dict[str, Any] = json.loads(msgspec.json.encode(call))
-                del fields["made"]  # stands in the log as it is
+                del fields["made"]  # in the log already
                 line["call"] = {n: v["seq"] if n in ("suspension", "decided") else v for n, v in fields.items()}
         line["owed"] = sorted(type(effect).__name__ for effect in owed(state))
         found.append(line)
@@ -62,7 +61,7 @@ def trace(events: list[AnyEvent], name: str) -> list[dict[str, Any]]:
 
 
 def expectations(name: str, events: list[AnyEvent]) -> dict[str, bytes]:
-    """What a log means: these files follow from it."""
+    """Return the files that are derived from a log, by name."""
     state, transcript = State(conversation=name), Transcript()
     for event in events:
         state = evolve(state, event)
@@ -75,7 +74,7 @@ def expectations(name: str, events: list[AnyEvent]) -> dict[str, bytes]:
 
 
 def files(name: str) -> dict[str, bytes]:
-    """The files of a scene."""
+    """Return the files of a scene, by name."""
     scene = Scene(name)
     SCENES[name](scene)
     log = b"".join(codec.encode_event(event) + b"\n" for event in scene.events)
@@ -98,13 +97,17 @@ def main(words: list[str]) -> int:
             events = [codec.decode_event(body) for body in log.read_bytes().splitlines()]
             for name, body in expectations(log.stem, events).items():
                 (target / name).write_bytes(body)
-        print("expectations written from the logs as they are: every difference must be meant")
+        print("expectations written from the existing logs: every difference must be deliberate")
         return 0
     if "--shape" in options:
         pinned = target / "shape.json"
-        wrong = kept(json.loads(pinned.read_bytes()), json.loads(pretty(shape()))) if pinned.exists() else []
+        wrong = (
+            incompatible_changes(json.loads(pinned.read_bytes()), json.loads(pretty(shape())))
+            if pinned.exists()
+            else []
+        )
         if wrong and "--force" not in options:
-            print("refused: this is no mere addition, so it needs a new VERSION and an upcaster:", *wrong, sep="\n  ")
+            print("refused: more than an addition, so it needs a new VERSION and an upcaster:", *wrong, sep="\n  ")
             return 1
         pinned.write_bytes(pretty(shape()))
         print("shape.json written: the new field must also occur in a golden log, or the tests fail")
@@ -116,7 +119,9 @@ def main(words: list[str]) -> int:
     if "--force" not in options:
         wanted = {name: body for name, body in wanted.items() if name not in existing}
         if not wanted:
-            print("refused: golden logs are written once, and these exist. New ones: add a scene. --force overwrites.")
+            print(
+                "refused: golden logs are written once, and these exist. Add a scene for another. --force overwrites."
+            )
             return 1
     for name, body in wanted.items():
         (target / name).write_bytes(body)
@@ -125,7 +130,7 @@ def main(words: list[str]) -> int:
     written = {name: body for name, body in wanted.items() if name.removesuffix(".jsonl") in SCENES}
     heads |= {name: hash_chain(GENESIS, body.splitlines())[-1].hex() for name, body in written.items()}
     record.write_bytes(pretty(heads))
-    print(f"{len(wanted)} files written" + (f", {len(existing)} left alone" if "--force" not in options else ""))
+    print(f"{len(wanted)} files written" + (f", {len(existing)} not changed" if "--force" not in options else ""))
     return 0
 
 

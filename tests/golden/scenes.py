@@ -1,7 +1,7 @@
-"""The scenarios of the golden logs: each is played through the machine itself, inputs in, events out.
+"""The scenes of the golden logs: the inputs of each go through the machine, and its events are the log.
 
-The clock is fixed and ids follow from the conversation's name, so a scene gives the same bytes each time. What nothing
-emits yet is written by hand. Add scenes; do not change one whose log is written.
+The clock is fixed and ids follow from the conversation's name, so a scene gives the same bytes each time. Events
+that the machine does not emit yet are written by hand. Add scenes; do not change one whose log exists.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ USAGE = Usage(120, 30, 100, 20, 0.0042)
 SCHEMA = {"type": "object", "properties": {"total": {"type": "number"}}, "required": ["total"]}
 
 
-# --- the tools, of which only the declarations matter ---
+# --- tools: only their declarations matter ---
 
 
 async def _odd(args: dict[str, Any], call: Call) -> bool:
@@ -125,7 +125,7 @@ SPECS = Toolset(
 
 
 class Scene:
-    """One conversation, played input by input."""
+    """One conversation, input by input."""
 
     def __init__(self, name: str):
         self.name = name
@@ -136,7 +136,7 @@ class Scene:
         self.epoch = 1
 
     def tell(self, *inputs: Any) -> None:
-        """Decide these, a quarter of a second after what came before."""
+        """Decide these inputs, a quarter of a second after the last ones."""
         self.now += 0.25
         draft = Draft(self.state, self.now)
         for given in inputs:
@@ -145,7 +145,7 @@ class Scene:
         self.state = draft.state
 
     def write(self, kind: Any, by: Principal = USER, **fields: Any) -> None:
-        """An event by hand."""
+        """Add an event without the machine."""
         self.now += 0.25
         event = kind(seq=self.state.seq + 1, at=self.now, by=by, v=VERSION, **fields)
         self.events.append(event)
@@ -158,7 +158,7 @@ class Scene:
         self.tell(BeginTurn(steps=steps, mode=mode))
 
     def reply(self, *calls: Any, text: str = "", **more: Any) -> None:
-        """The model replies; a call is a tool's name, or (name, args), or (name, args, provider's id)."""
+        """Reply as the model; a call is a tool's name, or (name, args), or (name, args, provider's id)."""
         turn = self.state.turn
         assert turn is not None
         wanted: list[Any] = [(c, {"n": 1}, None) if isinstance(c, str) else (*c, None)[:3] for c in calls]
@@ -176,7 +176,7 @@ class Scene:
         return [call for call, state in self.state.turn.calls.items() if state.made.tool == tool][nth]
 
     def run(self, tool: str, outcome: Any = None, nth: int = 0, **claim: Any) -> None:
-        """Claim it and finish it."""
+        """Claim a call and finish it."""
         self.claim(tool, nth, **claim)
         self.finish(tool, outcome, nth)
 
@@ -197,7 +197,7 @@ class Scene:
         self.tell(Resolve(decisions={self.call(tool, nth): decision}, by=by))
 
     def digest(self, tool: str, args: dict[str, Any], preview: Any, nth: int = 0) -> str:
-        """What an approval of the call with these arguments carries."""
+        """Return the digest that an approval of the call with these arguments has."""
         assert self.state.turn is not None
         return call_digest(tool, args, preview, self.state.turn.calls[self.call(tool, nth)].fingerprint)
 
@@ -206,7 +206,7 @@ class Scene:
         self.tell(DeadlinePassed(call=self.call(tool)))
 
     def wake(self) -> None:
-        """A new owner."""
+        """Start a new owner."""
         self.epoch += 1
         self.tell(OwnerStarted(epoch=self.epoch))
 
@@ -215,11 +215,11 @@ class Scene:
         self.tell(EndTurn())
 
 
-# --- the scenarios ---
+# --- scenes ---
 
 
 def plain(s: Scene) -> None:
-    """A turn with nothing special, and everything that a model can say."""
+    """Plain turns, with every part that a reply of a model can have."""
     s.tell(OpenConversation(agent="desk", by=ADA, metadata={"subject": "order 7", "tags": ["a", "ü"]}))
     s.say("Where is order 7?", ADA)
     s.begin()
@@ -247,7 +247,7 @@ def plain(s: Scene) -> None:
 
 
 def approval(s: Scene) -> None:
-    """Approved, edited, denied; refused to somebody; a plan that is bound, changes, and is given up."""
+    """Approved, edited and denied calls; a refused resolution; a plan that is approved, changes, and is abandoned."""
     s.turn("pay")
     s.tell(RefuseResolution(call=s.call("pay"), decision="Approve", by=USER, reason="user may not resolve pay"))
     s.decide("pay", Approve())
@@ -280,7 +280,7 @@ def approval(s: Scene) -> None:
 
 
 def grants(s: Scene) -> None:
-    """Given for the arguments and for the tool, with an end; used; revoked before and between."""
+    """Grants for arguments and for a tool, with an end; used; revoked before and after the call is made."""
     s.turn("pay")
     s.decide("pay", Approve(remember="args"))
     s.run("pay")
@@ -304,7 +304,7 @@ def grants(s: Scene) -> None:
 
 
 def questions(s: Scene) -> None:
-    """A person answers; a handler asks; a question is declined."""
+    """A person answers; a handler asks a question; a question is denied."""
     s.turn("choose", "look")
     s.decide("choose", Answer(3), by=ADA)
     s.run("look", QuestionOutcome(question="Sure?", choices=["yes", "no"], expires=600.0))
@@ -318,7 +318,7 @@ def questions(s: Scene) -> None:
 
 
 def clients(s: Scene) -> None:
-    """A page runs it, fails, must be approved first, or is gone."""
+    """A client runs a call, fails, needs an approval first, or disconnects."""
     s.turn("locate", "locate", "gated_locate", "locate")
     s.decide("locate", ClientResult(5), by=ADA)
     s.decide("locate", Failed("read_failed", "no signal", {"code": 2}), by=ADA, nth=1)
@@ -331,7 +331,7 @@ def clients(s: Scene) -> None:
 
 
 def manual(s: Scene) -> None:
-    """Somebody runs it by hand: one tool, one behind a gate, a whole turn."""
+    """Calls that people run: a manual tool, a gated one, and a whole turn."""
     s.turn("by_hand", "by_hand", "gated_by_hand")
     s.decide("by_hand", Submit({"by": "hand"}), by=ADA)
     s.decide("by_hand", Failed("command_failed", "it broke"), by=ADA, nth=1)
@@ -350,7 +350,7 @@ def manual(s: Scene) -> None:
 
 
 def recovery(s: Scene) -> None:
-    """Killed while it ran: again, never again, asked, found out."""
+    """A kill while calls run: redispatched, failed, asked about, reconciled."""
     names = ("look", "once", "asked", "asked", "asked", "asked", "known", "known", "known")
     s.turn(*names)
     seen: dict[str, int] = {}
@@ -375,7 +375,7 @@ def recovery(s: Scene) -> None:
 
 
 def expiry(s: Scene) -> None:
-    """Silence, as each declaration means it."""
+    """Deadlines pass, with each option of on_expiry."""
     s.turn("error_silence", "deny_silence", "default_silence")
     s.silence("error_silence", 3600.0)
     s.silence("deny_silence", 0.0)
@@ -386,7 +386,7 @@ def expiry(s: Scene) -> None:
 
 
 def cancelled(s: Scene) -> None:
-    """In mid-stream, with calls in every state, and with a call that was being recovered."""
+    """Cancelled in mid-stream, with calls in every phase, and with a call that is being recovered."""
     s.say()
     s.begin()
     s.tell(CancelTurn(by=ADA, reason="changed my mind"))
@@ -405,7 +405,7 @@ def cancelled(s: Scene) -> None:
 
 
 def queue(s: Scene) -> None:
-    """Messages that wait their turn, one that interrupts, each with what it asks for."""
+    """Queued messages, and one that interrupts, each with its own options."""
     s.say("one")
     s.begin()
     s.say("two", ADA, when_busy="queue", output=SCHEMA)
@@ -423,7 +423,7 @@ def queue(s: Scene) -> None:
 
 
 def failures(s: Scene) -> None:
-    """What goes wrong: calls that cannot run, tools that fail, large results, limits, the model itself."""
+    """Calls that cannot run, tools that fail, large results, limits, and failures of the model."""
     s.turn("nope", ("look", '{"n": '), ("look", {"n": "seven"}), "web_search", text="several")
     s.reply("look", "look", "once", ("look", {"n": 4}))
     s.run("look")
@@ -446,7 +446,7 @@ def failures(s: Scene) -> None:
 
 
 def halts(s: Scene) -> None:
-    """A tool ends the turn: what runs finishes, what waits is cancelled; what it left is large."""
+    """A tool halts the turn: running calls finish, pending ones are cancelled; its value is large."""
     s.turn("look", "once", "pay", "choose")
     s.claim("look")
     s.claim("once")
@@ -459,7 +459,7 @@ def halts(s: Scene) -> None:
 
 
 def by_hand(s: Scene) -> None:
-    """What nothing emits yet, as it will be: written by hand."""
+    """Events that the machine does not emit yet, written by hand."""
     s.say("sum it up", output=SCHEMA)
     s.begin()
     attempts = (Attempt("scripted", Usage(output_tokens=4)),)
@@ -481,7 +481,7 @@ def by_hand(s: Scene) -> None:
 
 
 def waiting(s: Scene) -> None:
-    """Left open on purpose: a call in each phase, a grant, and a message in the queue."""
+    """An open turn with a call in each phase, a grant, and a queued message."""
     s.turn("pay")
     s.decide("pay", Approve(args={"n": 6}, remember="tool"))
     s.run("pay")
@@ -498,7 +498,7 @@ def waiting(s: Scene) -> None:
 
 
 def answers(s: Scene) -> None:
-    """Structured answers, guardrails, hooks that end a turn, limits, and a summary of what came before."""
+    """Structured answers, guardrails, hooks that end a turn, limits, and a summary of the history."""
     s.say("Sum it up", output=SCHEMA)
     s.tell(BeginTurn(steps=9, limits=Limits(tokens=9_000, cost=0.5, seconds=120.0)))
     s.reply(text="It is three.", draft=True, output=SCHEMA, finish="length")
@@ -529,7 +529,7 @@ def answers(s: Scene) -> None:
 
 
 def hooked(s: Scene) -> None:
-    """Hooks in front of every gate: they edit, deny, end the turn or want an approval, and change results."""
+    """Hooks before every gate: they edit, deny, end the turn or require an approval, and change results."""
     s.specs = {name: replace(spec, hooked=True) for name, spec in SPECS.items()}
     s.turn("look", "once", "pay", "wire", "choose", "locate")
     edited = (Verdict("cap", "edited", "at most 2"),)
@@ -563,7 +563,7 @@ def hooked(s: Scene) -> None:
 
 
 def edits(s: Scene) -> None:
-    """Edited arguments with the digest that was shown, with that of their own plan, judged, and refused to somebody."""
+    """Edited arguments with the digest of the suspension, with that of their own plan, judged, and refused."""
     s.turn("wire", "wire", "pay", "wire")
     for nth in (0, 1, 2):
         s.plan("wire", {"from": 1, "to": nth}, nth)
@@ -624,7 +624,7 @@ def redefined(s: Scene) -> None:
 
 
 def interrupted(s: Scene) -> None:
-    """Killed in a gated call, and in a call that a hook had approved: both are asked about, the rest runs again."""
+    """A kill in a gated call and in one that a hook sent to approval: both are asked about, the rest runs again."""
     s.specs = {**SPECS, "look": replace(SPECS["look"], hooked=True)}
     s.turn("pay", "look", "look")
     s.decide("pay", Approve())
@@ -642,7 +642,7 @@ def interrupted(s: Scene) -> None:
 
 
 def imported(s: Scene) -> None:
-    """From a file, first without trust and then with it: what the file left open is asked about again."""
+    """Imported from a file, first without trust and then with it: its open calls are asked about again."""
     s.specs = {**SPECS, "look": replace(SPECS["look"], hooked=True)}
     s.turn("pay", "wire", "once", "look", "locate", "choose", "known")
     s.plan("wire", "1 will go")
@@ -716,6 +716,19 @@ def artifacts(s: Scene) -> None:
     s.end()
 
 
+def long_results(s: Scene) -> None:
+    """A tool whose results may be longer than others, and one whose results may not: in the event, and as artifacts."""
+    s.specs = {**SPECS, "reader": _server("reader", result_bytes=20_000).spec}
+    s.turn("reader", "reader", "look")
+    s.claim("reader")
+    s.finish("reader", ValueOutcome(value="r" * 18_000))
+    s.claim("reader", 1)
+    s.finish("reader", ValueOutcome(value="r" * 70_000), 1)
+    s.claim("look")
+    s.finish("look", ValueOutcome(value="l" * 18_000))
+    s.end()
+
+
 SCENES: dict[str, Callable[[Scene], None]] = {
     "plain": plain,
     "approval": approval,
@@ -739,4 +752,5 @@ SCENES: dict[str, Callable[[Scene], None]] = {
     "imported": imported,
     "artifacts": artifacts,
     "remembered": remembered,
+    "long-results": long_results,
 }

@@ -1,4 +1,4 @@
-"""The shape of the log: every field of every event, and of whatever stands in an event, as plain data."""
+"""The shape of the log: every field of every event, and of the structs in an event, as plain data."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def events() -> list[str]:
 
 
 def _field(hint: Any, field: msgspec.structs.FieldInfo) -> dict[str, Any]:
-    told: dict[str, Any] = {"type": written(hint)}
+    described: dict[str, Any] = {"type": type_text(hint)}
     if field.default is not msgspec.NODEFAULT:
-        told["default"] = msgspec.to_builtins(field.default)
+        described["default"] = msgspec.to_builtins(field.default)
     elif field.default_factory is not msgspec.NODEFAULT:
-        told["default"] = msgspec.to_builtins(field.default_factory())
-    return told
+        described["default"] = msgspec.to_builtins(field.default_factory())
+    return described
 
 
-def written(hint: Any) -> str:
-    """A type as text, the same on every version of Python."""
+def type_text(hint: Any) -> str:
+    """Return a type as text, the same on every version of Python."""
     if hint in (None, type(None)):
         return "null"
     if hint is Any:
@@ -53,9 +53,9 @@ def written(hint: Any) -> str:
     if origin is Literal:
         return " | ".join(repr(arg) for arg in args)
     if origin in (Union, types.UnionType):
-        return " | ".join(written(arg) for arg in args)
+        return " | ".join(type_text(arg) for arg in args)
     if origin is not None:
-        return f"{origin.__name__}[{', '.join(written(arg) for arg in args)}]"
+        return f"{origin.__name__}[{', '.join(type_text(arg) for arg in args)}]"
     return hint.__name__
 
 
@@ -83,13 +83,13 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return found
 
 
-def kept(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """What of the old shape is not in the new one: additions with a default are fine, and nothing else is."""
+def incompatible_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Return the changes that logs of the old shape do not allow: all but additions with a default."""
     wrong: list[str] = []
     for change in differences(old, new):
         name, _, field = change.partition(": ")[0].partition(".")
         added = name not in old["structs"] or (field and field not in old["structs"][name]["fields"])
-        told = new["structs"].get(name, {}).get("fields", {}).get(field, {})
-        if not added or (name in old["structs"] and "default" not in told):
+        described = new["structs"].get(name, {}).get("fields", {}).get(field, {})
+        if not added or (name in old["structs"] and "default" not in described):
             wrong.append(change)
     return wrong

@@ -1,4 +1,4 @@
-"""Every error of the provider layer has a kind of ours."""
+"""Every error of the provider layer is mapped to one of Holdfast's kinds."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from holdfast.errors import KINDS, ModelError
 from holdfast.models.providers.errors import to_model_error
 
 LOOP = {"RunCancelled", "RunTimedOut", "SuspendedResponseExpired", "UsageLimitExceeded", "ConcurrencyLimitExceeded"}
-"""Raised by the layer's agent loop and its wrappers, which are not used here."""
+"""Errors of the layer's agent loop and its wrappers, which Holdfast does not use."""
 
 
-def raised():
+def error_classes():
+    """Return the error classes that a model of the layer can raise."""
     kinds = [kind for _, kind in inspect.getmembers(theirs, inspect.isclass) if issubclass(kind, theirs.AgentRunError)]
     return [kind for kind in kinds if kind.__module__ == theirs.__name__ and kind.__name__ not in LOOP]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in raised() if kind is not theirs.AgentRunError], ids=str)
-def test_every_error_of_the_layer_is_mapped_by_its_category(kind):
+@pytest.mark.parametrize("kind", [kind for kind in error_classes() if kind is not theirs.AgentRunError], ids=str)
+def test_every_error_class_of_the_provider_layer_maps_to_a_known_kind(kind):
     from holdfast.models.providers.errors import _KINDS
 
     ours = next(ours for known, ours in _KINDS if issubclass(kind, known))
@@ -49,7 +50,7 @@ def test_every_error_of_the_layer_is_mapped_by_its_category(kind):
     ],
     ids=str,
 )
-def test_an_error_has_the_kind_that_callers_branch_on(problem, kind):
+def test_a_provider_error_is_mapped_to_the_expected_kind(problem, kind):
     error = to_model_error(problem, "anthropic")
     assert error.kind == kind
     assert error.message
@@ -57,7 +58,7 @@ def test_an_error_has_the_kind_that_callers_branch_on(problem, kind):
         assert error.details["retry_after"] == 3.5
 
 
-def test_a_long_error_is_shortened_and_keys_are_struck_out():
+def test_a_long_error_is_shortened_and_its_keys_are_redacted():
     error = to_model_error(theirs.ModelAPIError("m", "Bearer abcdefgh12345678 " + "x" * 5000), "openai", secret="xxxx")
     assert len(error.message) < 1000
     assert "abcdefgh" not in error.message

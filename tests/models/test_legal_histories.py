@@ -1,4 +1,4 @@
-"""Whatever a log holds, the next request is one that the provider takes: every provider, every kind of reply."""
+"""Any log gives a request that the provider accepts: every provider, every kind of reply."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from holdfast.models import Thinking, ToolCall
 from holdfast.models.providers import ProviderModel
 
 SIDES = ("anthropic", "openai", "responses", "google", "groq", "deepseek")
-EVERY = pytest.mark.parametrize("side", SIDES)
+EVERY_SIDE = pytest.mark.parametrize("side", SIDES)
 PROVIDERS = {
     "anthropic": "anthropic",
     "responses": "openai",
@@ -31,21 +31,21 @@ PROVIDERS = {
     "groq": "groq",
     "deepseek": "deepseek",
 }
-LOOK = (offer("look"),)
+LOOK_TOOL = (offer("look"),)
 
 
 def model(server, side, **options):
     return ProviderModel(getattr(server, side), key="k", **options)
 
 
-# --- replies that leave nothing to read ---
+# --- replies without visible text ---
 
 
-@EVERY
+@EVERY_SIDE
 @pytest.mark.parametrize(
     "pieces", [[Thinking("hm")], [Thinking("hm"), " \n"]], ids=["reasoning", "reasoning and blanks"]
 )
-async def test_a_conversation_goes_on_after_a_reply_that_had_reasoning_and_no_text(side, pieces):
+async def test_a_conversation_continues_after_a_reply_with_reasoning_and_no_text(side, pieces):
     """A turn that ended without visible text does not make the provider refuse every later turn."""
 
     with StrictServer(
@@ -60,54 +60,54 @@ async def test_a_conversation_goes_on_after_a_reply_that_had_reasoning_and_no_te
     assert "are you there?" in server.requests[1].text
 
 
-# --- reasoning goes back where it may ---
+# --- reasoning is sent back if it is allowed ---
 
 
 @pytest.mark.parametrize("side", ["anthropic", "responses", "google"])
-async def test_reasoning_goes_back_with_the_calls_that_it_led_to(side):
-    """What the provider signed or sealed is sent back for as long as what followed it stands there unchanged."""
+async def test_signed_reasoning_is_sent_back_with_the_calls_that_followed_it(side):
+    """Signed or encrypted reasoning is sent back while the parts that followed it are unchanged."""
     with StrictServer([[Thinking("hm"), "I look.", ToolCall("look")], "ok"]) as server:
-        reply = (await ask(model(server, side), tools=LOOK)).message(model(server, side).provider)
-        await ask(model(server, side), "hello", reply, result(reply.calls[0]), tools=LOOK)
+        reply = (await ask(model(server, side), tools=LOOK_TOOL)).message(model(server, side).provider)
+        await ask(model(server, side), "hello", reply, result(reply.calls[0]), tools=LOOK_TOOL)
     assert server.refused == []
     sealed = {"anthropic": "c2lnbmVk", "responses": "sealed", "google": "thoughtSignature"}[side]
     assert sealed in server.requests[1].text
 
 
-async def test_reasoning_is_left_out_where_the_text_behind_it_was_changed():
-    """OpenAI refuses reasoning without the item that followed it; the call behind the text stays, without an id."""
+async def test_reasoning_is_left_out_if_the_text_after_it_was_changed():
+    """OpenAI refuses reasoning without the item that followed it. The call after the text is kept, without an id."""
     with StrictServer([[Thinking("hm"), "I look.", ToolCall("look")], "ok"]) as server:
-        reply = (await ask(model(server, "responses"), tools=LOOK)).message("openai")
+        reply = (await ask(model(server, "responses"), tools=LOOK_TOOL)).message("openai")
         changed = msgspec.structs.replace(reply, text="Let me look it up for you.")
-        await ask(model(server, "responses"), "hello", changed, result(changed.calls[0]), tools=LOOK)
+        await ask(model(server, "responses"), "hello", changed, result(changed.calls[0]), tools=LOOK_TOOL)
     assert server.refused == []
-    said = server.requests[1].body["input"]
-    assert [item.get("type", item.get("role")) for item in said] == [
+    messages = server.requests[1].body["input"]
+    assert [item.get("type", item.get("role")) for item in messages] == [
         "user",
         "assistant",
         "function_call",
         "function_call_output",
     ]
-    assert said[1]["content"] == "Let me look it up for you."
-    assert "id" not in said[2]
+    assert messages[1]["content"] == "Let me look it up for you."
+    assert "id" not in messages[2]
 
 
 @pytest.mark.parametrize(
     "asked", [{"thinking": True}, {"anthropic_thinking": {"type": "enabled", "budget_tokens": 2000}}]
 )
-async def test_thinking_is_not_asked_for_in_the_middle_of_calls_that_began_without_a_signed_thought(asked):
-    """Anthropic's extended thinking refuses calls that another provider made, until their turn is over."""
+async def test_thinking_is_not_requested_in_a_turn_whose_calls_have_no_signed_thought(asked):
+    """With extended thinking, Anthropic refuses calls of another provider until their turn is over."""
     call = use("look", "id-1")
     begun = [user("look"), assistant("", call), result(call)]
     with StrictServer(["fine", "fine"]) as server:
         claude = model(server, "anthropic", settings={**asked, "max_tokens": 4000})
-        await ask(claude, *begun, tools=LOOK)
-        await ask(claude, *begun, assistant("done"), user("thanks"), tools=LOOK)
+        await ask(claude, *begun, tools=LOOK_TOOL)
+        await ask(claude, *begun, assistant("done"), user("thanks"), tools=LOOK_TOOL)
     assert server.refused == []
-    assert [(heard.body.get("thinking") or {}).get("type") for heard in server.requests] == [None, "enabled"]
+    assert [(incoming.body.get("thinking") or {}).get("type") for incoming in server.requests] == [None, "enabled"]
 
 
-# --- histories by hand: what the strict servers do not say by themselves ---
+# --- handwritten histories, which the strict servers do not produce ---
 
 
 def part(kind, **data):
@@ -119,7 +119,7 @@ def hosted_call(id, tool="web_search", args=None):
 
 
 A = use("look", "id-1")
-OWN = {
+OWN_REPLIES = {
     "anthropic ends in a thought": (
         "anthropic",
         assistant("found", thinking="hm", parts=[part("text", n=5), part("thinking", n=2, signature="s")]),
@@ -225,41 +225,41 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", OWN_REPLIES)
 @pytest.mark.parametrize("last", [True, False], ids=["last", "earlier"])
-async def test_a_reply_of_the_provider_itself_is_sent_back_in_a_form_that_it_takes(name, last):
-    """Replies are legal to receive that are illegal to send back: they are mended, or left out."""
-    side, reply = OWN[name]
+async def test_a_providers_own_reply_is_sent_back_in_a_form_that_it_accepts(name, last):
+    """A provider refuses some of its own replies if they are sent back: these are repaired or left out."""
+    side, reply = OWN_REPLIES[name]
 
     reply_ = msgspec.structs.replace(reply, provider=PROVIDERS[side])
     after = [] if last else [assistant("so"), user("on")]
     with StrictServer(["fine"]) as server:
-        said = [user("a"), reply_, *map(result, reply_.calls), user("b"), *after]
-        assert (await ask(model(server, side), *said, tools=LOOK)).text == "fine"
+        messages = [user("a"), reply_, *map(result, reply_.calls), user("b"), *after]
+        assert (await ask(model(server, side), *messages, tools=LOOK_TOOL)).text == "fine"
     assert server.refused == []
 
 
-@EVERY
-async def test_a_user_stands_between_two_replies(side):
-    """Google takes a call behind a user only; a reply behind a reply would also be merged into one elsewhere."""
-    said = [user("a"), assistant("half", partial=True), assistant("", A), result(A)]
+@EVERY_SIDE
+async def test_a_history_with_two_replies_in_a_row_is_accepted(side):
+    """Google accepts a call only after a user turn. Other providers merge two replies in a row into one."""
+    messages = [user("a"), assistant("half", partial=True), assistant("", A), result(A)]
     with StrictServer(["fine"]) as server:
-        assert (await ask(model(server, side), *said, tools=LOOK)).text == "fine"
+        assert (await ask(model(server, side), *messages, tools=LOOK_TOOL)).text == "fine"
     assert server.refused == []
 
 
-# --- generated conversations, which move from provider to provider ---
+# --- generated conversations, which change providers ---
 
 
 @dataclass(frozen=True)
 class Step:
-    """A reply, and what became of it."""
+    """A reply, and how the log changed it."""
 
     side: str
     pieces: tuple[Any, ...]
     fate: str
     answered: int
-    """So many of its calls have a result in the log."""
+    """How many of its calls have a result in the log."""
     user: str | None
 
 
@@ -293,8 +293,8 @@ steps = st.lists(
 )
 
 
-def settled(reply, fate):
-    """The message as the log holds it after its fate."""
+def apply_fate(reply, fate):
+    """Return the reply as the log holds it after this change."""
     replace = msgspec.structs.replace
     match fate:
         case "changed":
@@ -314,12 +314,12 @@ def settled(reply, fate):
 
 
 class World:
-    """One server and one model a side, for all examples: they keep nothing of a conversation."""
+    """One server and one model for each provider, shared by all examples: they keep no state."""
 
     def __init__(self):
         self.loop = asyncio.new_event_loop()
-        self.said: list[Any] = []
-        self.server = StrictServer([lambda _: self.said] * 100_000)
+        self.reply: list[Any] = []
+        self.server = StrictServer([lambda _: self.reply] * 100_000)
         self.server.start()
         extended = {"thinking": True}
         self.models = {
@@ -334,7 +334,7 @@ class World:
 
     def talk(self, conversation):
         async def main():
-            async with asyncio.timeout(60):  # it only ends what hangs
+            async with asyncio.timeout(60):  # only ends a test that hangs
                 await self._talk(conversation)
 
         self.loop.run_until_complete(main())
@@ -342,21 +342,21 @@ class World:
     async def _talk(self, conversation):
         log = [user("hello")]
         for step in conversation:
-            self.said = [
+            self.reply = [
                 ToolCall(piece[2], {"n": piece[3]}, id=piece[1].format(next(_ids)))
                 if isinstance(piece, tuple)
                 else piece
                 for piece in step.pieces
             ]
             one = self.models[step.side]
-            reply = settled((await ask(one, *log, tools=LOOK)).message(one.provider), step.fate)
+            reply = apply_fate((await ask(one, *log, tools=LOOK_TOOL)).message(one.provider), step.fate)
             log += [reply, *map(result, reply.calls[: step.answered])]
             if step.user is not None:
                 log.append(user(step.user))
-        self.said = ["The end."]
+        self.reply = ["The end."]
         for one in self.models.values():
-            await ask(one, *log, tools=LOOK)
-            await ask(one, request(*log, tools=LOOK, injected=("by the way",)))
+            await ask(one, *log, tools=LOOK_TOOL)
+            await ask(one, request(*log, tools=LOOK_TOOL, injected=("by the way",)))
 
 
 @pytest.fixture(scope="module")
@@ -366,19 +366,19 @@ def world():
     one.close()
 
 
-def spoke(side, *pieces, fate="kept", user: str | None = "go on"):
+def step(side, *pieces, fate="kept", user: str | None = "go on"):
     return Step(side=side, pieces=pieces, fate=fate, answered=3, user=user)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(conversation=steps)
-@example([spoke("responses", Thinking("hm"))])
-@example([spoke("anthropic", Thinking("hm"), " ")])
-@example([spoke("google", Thinking("hm"), fate="kept")])
-@example([spoke("responses", Thinking("hm"), "Fine.", ("call", ID_FORMS[0], "look", 1), fate="changed", user=None)])
-@example([spoke("responses", ("call", ID_FORMS[3], "look", 1), ("call", ID_FORMS[3], "look", 2), user=None)])
-def test_every_provider_takes_every_conversation(world, conversation):
-    """No log makes a request that a provider refuses, whoever wrote the replies and whatever became of them."""
+@example([step("responses", Thinking("hm"))])
+@example([step("anthropic", Thinking("hm"), " ")])
+@example([step("google", Thinking("hm"), fate="kept")])
+@example([step("responses", Thinking("hm"), "Fine.", ("call", ID_FORMS[0], "look", 1), fate="changed", user=None)])
+@example([step("responses", ("call", ID_FORMS[3], "look", 1), ("call", ID_FORMS[3], "look", 2), user=None)])
+def test_every_provider_accepts_every_generated_conversation(world, conversation):
+    """No provider refuses a request, whichever provider wrote the replies and however the log changed them."""
     world.server.refused.clear()
     world.server.requests.clear()
     world.talk(conversation)
@@ -392,7 +392,7 @@ THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "s"}
 
 
 @pytest.mark.parametrize(
-    ("messages", "why"),
+    ("replies", "message"),
     [
         ([[THOUGHT]], "final block"),
         ([[{"type": "text", "text": "hi"}, THOUGHT]], "final block"),
@@ -400,14 +400,14 @@ THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "s"}
         ([[CALL]], "must start with a thinking block"),
     ],
 )
-def test_the_strict_anthropic_refuses_thoughts_that_are_out_of_place(messages, why):
-    said: list[Any] = [{"role": "user", "content": "hi"}]
-    for content in messages:
-        said.append({"role": "assistant", "content": content})
-        asked = [{"type": "tool_result", "tool_use_id": "t", "content": "1"}] if CALL in content else "and?"
-        said.append({"role": "user", "content": asked})
-    body = {"max_tokens": 1, "messages": said, "thinking": {"type": "enabled", "budget_tokens": 1024}}
-    with pytest.raises(Refused, match=why):
+def test_the_strict_anthropic_refuses_thoughts_that_are_out_of_place(replies, message):
+    messages: list[Any] = [{"role": "user", "content": "hi"}]
+    for content in replies:
+        messages.append({"role": "assistant", "content": content})
+        answer = [{"type": "tool_result", "tool_use_id": "t", "content": "1"}] if CALL in content else "and?"
+        messages.append({"role": "user", "content": answer})
+    body = {"max_tokens": 1, "messages": messages, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    with pytest.raises(Refused, match=message):
         check_anthropic(body)
 
 
@@ -415,44 +415,56 @@ def reasoning(n):
     return {"type": "reasoning", "id": f"rs_{n}", "summary": []}
 
 
-def spoken(id=None, text="hi"):
+def message_item(id=None, text="hi"):
     return {"type": "message", "role": "assistant", "content": text} | ({"id": id} if id else {})
 
 
-def called(id=None):
+def call_item(id=None):
     call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
     return call | ({"id": id} if id else {})
 
 
 OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "1"}
-ASKED = {"role": "user", "content": "hi"}
+QUESTION = {"role": "user", "content": "hi"}
 
 
 @pytest.mark.parametrize(
-    ("items", "why"),
+    ("items", "message"),
     [
         ([reasoning(1)], "required following item"),
-        ([reasoning(1), ASKED], "required following item"),
-        ([reasoning(1), spoken()], "required following item"),
-        ([reasoning(1), reasoning(2), spoken("msg_2_1")], "required following item"),
-        ([reasoning(1), called(), OUTPUT], "required following item"),
-        ([reasoning(1), called("fc_1_2"), OUTPUT], "another item"),
-        ([spoken("msg_1_1")], "required 'reasoning' item"),
-        ([called("fc_1_1"), OUTPUT], "required 'reasoning' item"),
-        ([spoken("msg_0_1"), spoken("msg_0_1")], "Duplicate item"),
-        ([called()], "No tool output"),
+        ([reasoning(1), QUESTION], "required following item"),
+        ([reasoning(1), message_item()], "required following item"),
+        ([reasoning(1), reasoning(2), message_item("msg_2_1")], "required following item"),
+        ([reasoning(1), call_item(), OUTPUT], "required following item"),
+        ([reasoning(1), call_item("fc_1_2"), OUTPUT], "another item"),
+        ([message_item("msg_1_1")], "required 'reasoning' item"),
+        ([call_item("fc_1_1"), OUTPUT], "required 'reasoning' item"),
+        ([message_item("msg_0_1"), message_item("msg_0_1")], "Duplicate item"),
+        ([call_item()], "No tool output"),
         ([OUTPUT], "No tool call"),
-        ([called(), called(), OUTPUT], "duplicate call_id"),
-        ([spoken(text=" ")], "must not be empty"),
+        ([call_item(), call_item(), OUTPUT], "duplicate call_id"),
+        ([message_item(text=" ")], "must not be empty"),
     ],
 )
-def test_the_strict_responses_api_refuses_incomplete_replies(items, why):
-    with pytest.raises(Refused, match=why):
-        check_responses({"input": [ASKED, *items]})
+def test_the_strict_responses_api_refuses_incomplete_replies(items, message):
+    with pytest.raises(Refused, match=message):
+        check_responses({"input": [QUESTION, *items]})
 
 
-def test_the_strict_responses_api_takes_whole_replies():
-    check_responses({"input": [ASKED, reasoning(1), spoken("msg_1_1"), called("fc_1_2"), OUTPUT, spoken(), ASKED]})
+def test_the_strict_responses_api_accepts_complete_replies():
+    check_responses(
+        {
+            "input": [
+                QUESTION,
+                reasoning(1),
+                message_item("msg_1_1"),
+                call_item("fc_1_2"),
+                OUTPUT,
+                message_item(),
+                QUESTION,
+            ]
+        }
+    )
 
 
 def turn(role, *parts):
@@ -465,7 +477,7 @@ TEXT = {"text": "hi"}
 
 
 @pytest.mark.parametrize(
-    ("contents", "why"),
+    ("contents", "message"),
     [
         ([turn("model", TEXT)], "begin with a user"),
         ([turn("user", TEXT), turn("model", TEXT)], "end with a user"),
@@ -484,15 +496,15 @@ TEXT = {"text": "hi"}
         ),
     ],
 )
-def test_the_strict_gemini_refuses_turns_that_are_empty_or_out_of_order(contents, why):
-    with pytest.raises(Refused, match=why):
+def test_the_strict_gemini_refuses_turns_that_are_empty_or_out_of_order(contents, message):
+    with pytest.raises(Refused, match=message):
         check_google({"contents": contents})
 
 
 def test_the_strict_deepseek_refuses_calls_without_the_reasoning_that_led_to_them():
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    said = [ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}]
-    said.append({"role": "tool", "tool_call_id": "c", "content": "1"})
+    messages = [QUESTION, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    messages.append({"role": "tool", "tool_call_id": "c", "content": "1"})
     with pytest.raises(Refused, match="reasoning_content"):
-        check_openai({"model": "deepseek-reasoner", "messages": said})
-    check_openai({"model": "deepseek-chat", "messages": said})
+        check_openai({"model": "deepseek-reasoner", "messages": messages})
+    check_openai({"model": "deepseek-chat", "messages": messages})

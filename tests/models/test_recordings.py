@@ -1,12 +1,12 @@
-"""What providers really sent, served again: the SDKs and the provider layer meet it through ProviderModel."""
+"""Recorded exchanges with providers, played back to ProviderModel through the SDKs and the provider layer."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from support.model_requests import ask, assistant, hosted, offer, result, use, user
-from support.recordings import RECORDINGS, playback, recorded
+from support.model_requests import ask, assistant, hosted_tool, offer, result, use, user
+from support.recordings import RECORDINGS, load_exchanges, playback
 
 from holdfast.models.providers import ProviderModel
 
@@ -48,14 +48,14 @@ def without(body, *names):
 
 
 def events(exchange, type=None):
-    """The data of a recorded stream's events."""
+    """Return the data of the events of a recorded stream."""
     lines = exchange["response"]["body"].splitlines()
     data = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     return [event for event in data if type is None or event.get("type") == type]
 
 
 def anthropic_blocks(exchange):
-    """The content of a recorded Anthropic stream, put together by hand: what must come back in the next request."""
+    """Return the content blocks of a recorded Anthropic stream, which must be in the next request."""
     blocks = {}
     for event in events(exchange):
         if event["type"] == "content_block_start":
@@ -82,8 +82,8 @@ def anthropic_blocks(exchange):
     return list(blocks.values())
 
 
-def same(sent, received):
-    """A block that was sent back holds everything that came, but for fields that only answers have."""
+def is_sent_back(sent, received):
+    """Return whether a block was sent back with everything received, except fields that only responses have."""
     answers_only = {"caller"} | ({"citations"} if not received.get("citations") else set())
     expected = {name: value for name, value in received.items() if name not in answers_only and value is not None}
     return {name: value for name, value in sent.items() if name in expected} == expected
@@ -93,8 +93,8 @@ def test_every_recording_is_used():
     assert {path.stem for path in RECORDINGS.glob("*.json")} == USED
 
 
-async def test_anthropic_thinking_streams_and_its_signature_goes_back_verbatim():
-    [exchange] = recorded("anthropic_model_thinking_part_stream")
+async def test_anthropic_thinking_streams_and_its_signature_is_sent_back_verbatim():
+    [exchange] = load_exchanges("anthropic_model_thinking_part_stream")
     with playback(exchange, exchange) as server:
         claude = model(
             "anthropic:claude-sonnet-4-0", server, max_tokens=4096,
@@ -113,17 +113,17 @@ async def test_anthropic_thinking_streams_and_its_signature_goes_back_verbatim()
     }
 
 
-async def test_anthropic_code_execution_is_shown_as_it_begins_and_ends_and_goes_back_verbatim():
-    [exchange] = recorded("anthropic_code_execution_tool_stream")
+async def test_anthropic_code_execution_is_reported_at_its_start_and_end_and_sent_back_verbatim():
+    [exchange] = load_exchanges("anthropic_code_execution_tool_stream")
     with playback(exchange, exchange) as server:
         claude = model(
             "anthropic:claude-sonnet-4-6", server, max_tokens=4096,
             anthropic_thinking={"type": "enabled", "budget_tokens": 3000},
         )  # fmt: skip
-        question, tools = "what is 65465-6544 * 65464-6+1.02255", (hosted("code_execution"),)
+        question, tools = "what is 65465-6544 * 65464-6+1.02255", (hosted_tool("code_execution"),)
         got = await ask(claude, question, tools=tools)
         await ask(claude, question, got.message("anthropic"), "Sure?", tools=tools)
-    # The recording is older than the layer that reads it: that one also said tool_choice, whose default is the same.
+    # The recording was made by an older layer, which also sent the default tool_choice.
     assert server.requests[0].body == without(exchange["request"]["body"], "tool_choice")
     begun, done = got.hosted
     assert (begun.tool, begun.done, begun.id) == ("code_execution", False, done.id)
@@ -134,15 +134,15 @@ async def test_anthropic_code_execution_is_shown_as_it_begins_and_ends_and_goes_
     received, sent = anthropic_blocks(exchange), server.requests[1].body["messages"][1]["content"]
     assert [block["type"] for block in sent] == [block["type"] for block in received]
     assert [block["type"] for block in sent][2:4] == ["server_tool_use", "bash_code_execution_tool_result"]
-    assert all(same(a, b) for a, b in zip(sent, received, strict=True))
+    assert all(is_sent_back(a, b) for a, b in zip(sent, received, strict=True))
     assert server.requests[1].body["container"] == "container_011CaNRFAbjdPf4rmBarZzqQ"
 
 
-async def test_anthropic_web_search_results_and_citations_go_back_verbatim():
-    [exchange] = recorded("anthropic_web_search_tool_stream")
+async def test_anthropic_web_search_results_and_citations_are_sent_back_verbatim():
+    [exchange] = load_exchanges("anthropic_web_search_tool_stream")
     with playback(exchange, exchange) as server:
         claude = model("anthropic:claude-sonnet-4-0", server, max_tokens=4096)
-        question, tools = "Give me the top 3 news in the world today.", (hosted("web_search"),)
+        question, tools = "Give me the top 3 news in the world today.", (hosted_tool("web_search"),)
         instructions = "You are a helpful assistant."
         got = await ask(claude, question, tools=tools, instructions=instructions)
         await ask(claude, question, got.message("anthropic"), "Thanks", tools=tools, instructions=instructions)
@@ -154,19 +154,19 @@ async def test_anthropic_web_search_results_and_citations_go_back_verbatim():
     assert [block["text"] for block in body["system"]] == [was["system"].strip()]
     received = anthropic_blocks(exchange)
     sent = server.requests[1].body["messages"][1]["content"]
-    # Blocks of white space alone came, and would be refused if they were sent.
+    # Blocks of only white space were received; Anthropic would refuse them.
     received = [block for block in received if block.get("text", "x").strip()]
     assert [block["type"] for block in sent] == [block["type"] for block in received]
     cited = [(a, b) for a, b in zip(sent, received, strict=True) if b.get("citations")]
     assert cited
-    assert all(same(a, b) for a, b in zip(sent, received, strict=True))
+    assert all(is_sent_back(a, b) for a, b in zip(sent, received, strict=True))
     assert [part.done for part in got.hosted] == [False, True] * 2
     assert got.hosted[1].args == {"query": "top world news today"}
     assert got.hosted[1].result[0]["encrypted_content"]
 
 
-async def test_deepseek_reasoning_and_its_call_go_back_as_recorded():
-    first, second = recorded("deepseek_responses_function_tool_stream")
+async def test_deepseek_reasoning_and_its_call_are_sent_back_as_recorded():
+    first, second = load_exchanges("deepseek_responses_function_tool_stream")
     with playback(first, second) as server:
         deepseek = model("deepseek-responses:deepseek-v4-flash", server)
         question = "What is the temperature in Tokyo?"
@@ -177,8 +177,8 @@ async def test_deepseek_reasoning_and_its_call_go_back_as_recorded():
     assert [(call.name, call.args) for call in got.calls] == [("get_temperature", {"city": "Tokyo"})]
     assert got.finish == "tool_calls"
     assert again.text == "The current temperature in Tokyo is **21.0°C**."
-    for heard, exchange in zip(server.requests, (first, second), strict=True):
-        body, was = heard.body, exchange["request"]["body"]
+    for incoming, exchange in zip(server.requests, (first, second), strict=True):
+        body, was = incoming.body, exchange["request"]["body"]
         # The recording let the layer rewrite schemas for strict mode; we do not.
         assert [tool | {"strict": True} for tool in body["tools"]] == was["tools"]
         assert [tool["strict"] for tool in body["tools"]] == [False]
@@ -187,25 +187,25 @@ async def test_deepseek_reasoning_and_its_call_go_back_as_recorded():
         assert without(body, "tools") == without(was, "tools")
 
 
-async def test_google_search_is_shown_and_the_next_turn_is_as_recorded():
-    first, second = recorded("google_model_web_search_tool_stream")
+async def test_google_search_is_reported_and_the_next_request_is_as_recorded():
+    first, second = load_exchanges("google_model_web_search_tool_stream")
     with playback(first, first) as server:
         gemini = model("google:gemini-2.5-pro", server)
-        question, tools = "What is the weather in San Francisco today?", (hosted("web_search"),)
+        question, tools = "What is the weather in San Francisco today?", (hosted_tool("web_search"),)
         instructions = "You are a helpful chatbot."
         got = await ask(gemini, question, tools=tools, instructions=instructions)
         reply = got.message("google")
         await ask(gemini, question, reply, "how about Mexico City?", tools=tools, instructions=instructions)
     assert [(part.tool, part.done) for part in got.hosted] == [("web_search", False), ("web_search", True)]
     assert got.usage.cache_read_tokens is None
-    for heard, exchange in zip(server.requests, (first, second), strict=True):
-        # The newer layer says that it wants text; the recording's second exchange was not streamed.
-        assert heard.body["generationConfig"] == {"responseModalities": ["TEXT"]}
-        assert heard.body == exchange["request"]["body"] | {"generationConfig": {"responseModalities": ["TEXT"]}}
+    for incoming, exchange in zip(server.requests, (first, second), strict=True):
+        # The newer layer asks for text; the recording's second exchange was not streamed.
+        assert incoming.body["generationConfig"] == {"responseModalities": ["TEXT"]}
+        assert incoming.body == exchange["request"]["body"] | {"generationConfig": {"responseModalities": ["TEXT"]}}
 
 
-async def test_geminis_thought_signature_goes_back_with_its_call():
-    first, second = recorded("google_streaming_tool_call_thought_signature")
+async def test_the_thought_signature_of_gemini_is_sent_back_with_its_call():
+    first, second = load_exchanges("google_streaming_tool_call_thought_signature")
     with playback(first, second) as server:
         gemini = model("google:gemini-3-pro-preview", server)
         question = "What is the capital of the user country? Call the tool"
@@ -215,10 +215,10 @@ async def test_geminis_thought_signature_goes_back_with_its_call():
         again = await ask(gemini, question, reply, result(reply.calls[0], "Mexico"), tools=tools)
     assert again.text == "The capital of Mexico is Mexico City."
     assert [(call.name, call.args) for call in got.calls] == [("get_country", {})]
-    for heard in server.requests:  # newer than the recording: calls are held to the declared schemas
-        assert heard.body["toolConfig"] == {"functionCallingConfig": {"mode": "VALIDATED"}}
+    for incoming in server.requests:  # newer than the recording: the provider validates calls
+        assert incoming.body["toolConfig"] == {"functionCallingConfig": {"mode": "VALIDATED"}}
     assert without(server.requests[0].body, "toolConfig") == first["request"]["body"]
-    # Gemini gave the call no id: the recording has one that the layer made up then, we have another.
+    # Gemini gave the call no id: the layer generated one for the recording, and another one here.
     sent, was = json.dumps(without(server.requests[1].body, "toolConfig")), json.dumps(second["request"]["body"])
     old = second["request"]["body"]["contents"][1]["parts"][0]["functionCall"]["id"]
     assert json.loads(sent) == json.loads(was.replace(old, reply.calls[0].id))
@@ -226,8 +226,8 @@ async def test_geminis_thought_signature_goes_back_with_its_call():
 
 
 async def test_parallel_calls_and_their_results_are_sent_to_anthropic_as_recorded():
-    first, second = recorded("multiple_parallel_tool_calls")
-    [streamed] = recorded("anthropic_code_execution_tool_stream")  # any stream: only what was asked is looked at
+    first, second = load_exchanges("multiple_parallel_tool_calls")
+    [streamed] = load_exchanges("anthropic_code_execution_tool_stream")  # any stream: only the request is checked
     blocks = first["response"]["body"]["content"]
     calls = tuple(use(block["name"], block["id"], block["input"]) for block in blocks if block["type"] == "tool_use")
     answers = {block["tool_use_id"]: block["content"] for block in second["request"]["body"]["messages"][2]["content"]}
@@ -253,11 +253,11 @@ async def test_parallel_calls_and_their_results_are_sent_to_anthropic_as_recorde
     assert len(calls) == 4
 
 
-async def test_openai_file_search_is_shown_and_goes_back_with_its_message():
-    [exchange] = recorded("openai_responses_model_file_search_tool_stream")
+async def test_openai_file_search_is_reported_and_sent_back_with_its_message():
+    [exchange] = load_exchanges("openai_responses_model_file_search_tool_stream")
     with playback(exchange, exchange) as server:
         gpt = model("openai:gpt-4o", server, "/v1", openai_send_reasoning_ids=True)
-        tools = (hosted("file_search", file_store_ids=["vs_6931d752e41c8191833fcaad1cf47055"]),)
+        tools = (hosted_tool("file_search", file_store_ids=["vs_6931d752e41c8191833fcaad1cf47055"]),)
         instructions = "You are a helpful assistant."
         got = await ask(gpt, "What is the capital of France?", tools=tools, instructions=instructions)
         await ask(gpt, "?", got.message("openai"), "Sure?", tools=tools, instructions=instructions)
@@ -269,15 +269,15 @@ async def test_openai_file_search_is_shown_and_goes_back_with_its_message():
     search, message = server.requests[1].body["input"][1:3]
     assert search == {key: output[0][key] for key in ("id", "type", "status", "queries")}
     assert message["id"] == output[1]["id"]
-    [said], [was] = message["content"], output[1]["content"]
-    assert (said["text"], said["annotations"]) == (was["text"], was["annotations"])
+    [sent], [was] = message["content"], output[1]["content"]
+    assert (sent["text"], sent["annotations"]) == (was["text"], was["annotations"])
 
 
-async def test_openai_encrypted_reasoning_and_searches_go_back_as_recorded():
-    first, second = recorded("openai_responses_model_web_search_tool_stream")
+async def test_openai_encrypted_reasoning_and_searches_are_sent_back_as_recorded():
+    first, second = load_exchanges("openai_responses_model_web_search_tool_stream")
     with playback(first, first) as server:
         gpt = model("openai:gpt-5", server, "/v1", openai_include_web_search_sources=True)
-        question, tools = "What is the weather in San Francisco today?", (hosted("web_search"),)
+        question, tools = "What is the weather in San Francisco today?", (hosted_tool("web_search"),)
         instructions = "You are a helpful assistant."
         got = await ask(gpt, question, tools=tools, instructions=instructions)
         follow_up = second["request"]["body"]["input"][-1]["content"]
@@ -293,15 +293,15 @@ async def test_openai_encrypted_reasoning_and_searches_go_back_as_recorded():
         assert item == expected
 
 
-async def test_openai_reasoning_between_code_executions_goes_back_in_its_order():
-    [exchange] = recorded("openai_responses_thinking_with_code_execution_tool_stream")
+async def test_openai_reasoning_between_code_executions_is_sent_back_in_order():
+    [exchange] = load_exchanges("openai_responses_thinking_with_code_execution_tool_stream")
     with playback(exchange, exchange) as server:
         gpt = model("openai:gpt-5", server, "/v1", openai_reasoning_effort="low", openai_reasoning_summary="detailed")
-        question, tools = "what's 123456 to the power of 123?", (hosted("code_execution"),)
+        question, tools = "what's 123456 to the power of 123?", (hosted_tool("code_execution"),)
         got = await ask(gpt, question, tools=tools)
         await ask(gpt, question, got.message("openai"), "Sure?", tools=tools)
     assert server.requests[0].body == exchange["request"]["body"]
-    # The stream's last event repeats the items with the reasoning encrypted anew: these are those that were streamed.
+    # Not from the last event, which repeats the items with newly encrypted reasoning.
     output = [event["item"] for event in events(exchange, "response.output_item.done")]
     sent = server.requests[1].body["input"][1:-1]
     assert [item["type"] for item in sent] == [item["type"] for item in output]
@@ -316,7 +316,7 @@ async def test_openai_reasoning_between_code_executions_goes_back_in_its_order()
 
 
 async def test_a_chat_history_is_sent_to_openai_as_recorded():
-    exchanges = recorded("openai_tool_call_roundtrip_wire_stable_ag_ui")
+    exchanges = load_exchanges("openai_tool_call_roundtrip_wire_stable_ag_ui")
     call = exchanges[0]["response"]["body"]["choices"][0]["message"]["tool_calls"][0]
     called = use("get_weather", call["id"], json.loads(call["function"]["arguments"]))
     answer = exchanges[1]["response"]["body"]["choices"][0]["message"]["content"]
@@ -337,23 +337,23 @@ async def test_a_chat_history_is_sent_to_openai_as_recorded():
         for messages, tools in zip(asked, ((offer("get_weather", CITY),),) * 2 + ((),), strict=True):
             got = await ask(gpt, *messages, tools=tools)
             assert got.text == "OK"
-            assert got.usage.input_tokens is None  # the stream did not say
-    for heard, exchange in zip(server.requests, exchanges[:3], strict=True):
-        body, was = heard.body, exchange["request"]["body"]
+            assert got.usage.input_tokens is None  # the stream has no usage
+    for incoming, exchange in zip(server.requests, exchanges[:3], strict=True):
+        body, was = incoming.body, exchange["request"]["body"]
         for tool in was.get("tools", []):
             assert tool["function"].pop("strict") is True  # the recording let the layer rewrite schemas; we do not
         assert body.pop("stream") is True
         assert body.pop("stream_options") == {"include_usage": True}
         for message, expected in zip(body["messages"], was["messages"], strict=True):
-            if expected.get("tool_calls"):  # the same arguments, spaced otherwise
+            if expected.get("tool_calls"):  # the same arguments with other spaces
                 for a, b in zip(message["tool_calls"], expected["tool_calls"], strict=True):
                     a["function"]["arguments"] = json.loads(a["function"]["arguments"])
                     b["function"]["arguments"] = json.loads(b["function"]["arguments"])
         assert body == without(was, "stream")
 
 
-async def test_a_call_that_groq_refuses_in_mid_stream_is_a_call_that_our_validation_can_answer():
-    first, second, third = recorded("tool_use_failed_error_streaming")
+async def test_a_call_that_groq_refuses_during_the_stream_is_returned_as_a_call():
+    first, second, third = load_exchanges("tool_use_failed_error_streaming")
     with playback(first, second, third) as server:
         groq = model("groq:openai/gpt-oss-120b", server)
         question = first["request"]["body"]["messages"][1]["content"]
@@ -369,11 +369,11 @@ async def test_a_call_that_groq_refuses_in_mid_stream_is_a_call_that_our_validat
     assert again.finish == "tool_calls"
     assert last.finish == "stop"
     assert last.text
-    assert got.usage.input_tokens is None  # the refusal came instead of the bill
+    assert got.usage.input_tokens is None  # the refusal replaced the usage
     assert again.usage.input_tokens
-    for heard, exchange in zip(server.requests, (first, second, third), strict=True):
-        body, was = heard.body, exchange["request"]["body"]
+    for incoming, exchange in zip(server.requests, (first, second, third), strict=True):
+        body, was = incoming.body, exchange["request"]["body"]
         assert without(body, "messages") == without(was, "messages")
         assert [m["role"] for m in body["messages"]] == [m["role"] for m in was["messages"]]
-    # What it thought goes back as the recording has it; our envelope and our ids are our own.
+    # Its reasoning is sent back as recorded; the result envelope and the ids are Holdfast's.
     assert server.requests[1].body["messages"][2]["content"] == second["request"]["body"]["messages"][2]["content"]

@@ -1,4 +1,4 @@
-"""What each provider is sent: schemas, structured answers, pauses; and what rendering costs."""
+"""Requests to each provider: schemas, structured answers, paused turns, faults, and the cost of rendering."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 import threading
 
 import pytest
-from support.http_provider import Wire
-from support.model_requests import ODD, ask, assistant, hosted, offer, request, result, use, user
+from support.http_provider import HTTPProvider
+from support.model_requests import ODD_SCHEMA, ask, assistant, hosted_tool, offer, request, result, use, user
 
 from holdfast.core.transcript import Messages
 from holdfast.errors import ModelError
@@ -24,33 +24,33 @@ NAMES = {
     "deepseek": "deepseek:deepseek-chat",
     "deepseek-responses": "deepseek-responses:deepseek-v4-flash",
 }
-EVERY = pytest.mark.parametrize("provider", NAMES)
+EVERY_PROVIDER = pytest.mark.parametrize("provider", NAMES)
 
 
-def refusing():
-    """Whatever it is asked, it keeps the question and says no."""
+def refusing_server():
+    """Return a server that records each request and answers 400."""
 
-    async def answer(heard, say):
-        await say.json(400, {"error": {"message": "no", "type": "invalid_request_error"}})
+    async def answer(incoming, response):
+        await response.json(400, {"error": {"message": "no", "type": "invalid_request_error"}})
 
-    return Wire(answer)
+    return HTTPProvider(answer)
 
 
-def saying(*bodies):
-    """Streams these, one a request."""
+def streaming_server(*bodies):
+    """Return a server that streams one of these bodies for each request."""
     left = list(bodies)
 
-    async def answer(heard, say):
-        await say.stream()
-        await say.chunk(left.pop(0))
-        await say.end()
+    async def answer(incoming, response):
+        await response.stream()
+        await response.chunk(left.pop(0))
+        await response.end()
 
-    return Wire(answer)
+    return HTTPProvider(answer)
 
 
-async def sent(name, **fields):
-    """The body that a model would send."""
-    with refusing() as server:
+async def request_body(name, **fields):
+    """Return the body that a model sends for a request."""
+    with refusing_server() as server:
         with pytest.raises(ModelError) as problem:
             await ask(ProviderModel(f"{name}@{server.url}"), request("hi", **fields))
         assert problem.value.details.get("status") == 400, problem.value
@@ -72,19 +72,19 @@ def tools_of(provider, body):
             return [(tool["name"], tool["parameters"], tool) for tool in functions]
 
 
-@EVERY
+@EVERY_PROVIDER
 async def test_an_odd_schema_reaches_the_provider_unchanged(provider):
-    body = await sent(NAMES[provider], tools=(offer("odd", ODD, "An odd one."), offer("plain")))
+    body = await request_body(NAMES[provider], tools=(offer("odd", ODD_SCHEMA, "An odd one."), offer("plain")))
     odd, plain = tools_of(provider, body)
-    assert odd[:2] == ("odd", ODD)
-    assert list(odd[1]) == list(ODD)  # also in its order
+    assert odd[:2] == ("odd", ODD_SCHEMA)
+    assert list(odd[1]) == list(ODD_SCHEMA)  # in the same order
     assert plain[0] == "plain"
     # The Responses API requires the field: there it says false.
     assert odd[2].get("strict") is (False if provider in ("openai", "deepseek-responses") else None)
 
 
-def text_of(provider, text, calls=()):
-    """A stream in the provider's own words: text, or calls (name, arguments)."""
+def stream_of(provider, text, calls=()):
+    """Return a stream in the provider's format: text, or calls (name, arguments)."""
     if provider == "anthropic":
         usage = {"input_tokens": 3, "output_tokens": 1}
         message = {"id": "m", "type": "message", "role": "assistant", "model": "claude", "content": [], "usage": usage}
@@ -123,7 +123,7 @@ PERSON = {
 }
 
 
-def asked_natively(provider, body):
+def native_schema(provider, body):
     match provider:
         case "anthropic":
             return body.get("output_config", {}).get("format", {}).get("schema")
@@ -136,35 +136,35 @@ def asked_natively(provider, body):
             return (body.get("response_format") or {}).get("json_schema", {}).get("schema")
 
 
-@EVERY
-async def test_a_structured_answer_is_asked_for_natively_where_the_model_can_and_as_a_tool_where_not(provider):
-    body = await sent(NAMES[provider], output=PERSON)
-    schema = asked_natively(provider, body)
+@EVERY_PROVIDER
+async def test_a_structured_answer_is_requested_natively_if_supported_and_otherwise_as_a_tool(provider):
+    body = await request_body(NAMES[provider], output=PERSON)
+    schema = native_schema(provider, body)
     if provider in ("groq", "deepseek"):
         assert schema is None
         [(name, parameters, _)] = tools_of(provider, body)
         assert (name, parameters) == ("final_result", PERSON)
-    elif provider == "anthropic":  # takes a subset: objects are closed, lengths are words
+    elif provider == "anthropic":  # supports a subset: objects are closed, lengths are descriptions
         assert schema["properties"]["age"] == {"type": "integer"}
         assert schema["additionalProperties"] is False
     else:
         assert schema == PERSON
 
 
-async def test_old_gemini_gets_a_tool_for_the_answer_where_it_has_other_tools():
-    body = await sent("google:gemini-2.5-flash", output=PERSON, tools=(offer("look"),))
-    assert asked_natively("google", body) is None
+async def test_gemini_2_gets_an_output_tool_if_it_has_other_tools_and_gemini_3_does_not():
+    body = await request_body("google:gemini-2.5-flash", output=PERSON, tools=(offer("look"),))
+    assert native_schema("google", body) is None
     assert [tool[0] for tool in tools_of("google", body)] == ["look", "final_result"]
-    body = await sent("google:gemini-3-pro-preview", output=PERSON, tools=(offer("look"),))
-    assert asked_natively("google", body) == PERSON
+    body = await request_body("google:gemini-3-pro-preview", output=PERSON, tools=(offer("look"),))
+    assert native_schema("google", body) == PERSON
     assert [tool[0] for tool in tools_of("google", body)] == ["look"]
 
 
-async def test_the_answer_of_an_output_tool_is_text_and_no_call():
+async def test_a_call_of_the_output_tool_becomes_text_and_other_calls_stay_calls():
     answer = '{"name": "Ann"}'
     calls = [("look", "{}"), ("final_result", answer)]
-    with saying(
-        text_of("deepseek", "", calls[1:]), text_of("deepseek", "", calls), text_of("deepseek", "no")
+    with streaming_server(
+        stream_of("deepseek", "", calls[1:]), stream_of("deepseek", "", calls), stream_of("deepseek", "no")
     ) as server:
         model = ProviderModel(f"deepseek:deepseek-chat@{server.url}")
         got = await ask(model, "who?", output=PERSON, tools=(offer("look"),))
@@ -173,35 +173,35 @@ async def test_the_answer_of_an_output_tool_is_text_and_no_call():
     assert (json.loads(got.text), got.calls, got.finish) == ({"name": "Ann"}, (), "stop")
     assert [call.name for call in both.calls] == ["look"]
     assert both.finish == "tool_calls"
-    assert neither.text == "no"  # not what was asked for: whoever validates it says so
+    assert neither.text == "no"  # not valid: the runtime's validation reports it
 
 
-async def test_an_output_tool_has_a_name_that_no_other_tool_has():
-    body = await sent("deepseek:deepseek-chat", output=PERSON, tools=(offer("final_result"),))
+async def test_the_output_tool_gets_a_name_that_no_other_tool_has():
+    body = await request_body("deepseek:deepseek-chat", output=PERSON, tools=(offer("final_result"),))
     assert [tool[0] for tool in tools_of("deepseek", body)] == ["final_result", "final_result_"]
 
 
 @pytest.mark.parametrize("provider", ["anthropic", "openai-chat", "google", "deepseek"])
-async def test_an_answer_that_is_no_object_is_asked_for_in_one_and_given_without_it(provider):
+async def test_an_answer_that_is_not_an_object_is_wrapped_in_one_for_the_provider_and_unwrapped(provider):
     schema = {"type": "array", "items": {"$ref": "#/$defs/n"}, "$defs": {"n": {"type": "integer"}}}
     wrapped = '{"result": [1, 2]}'
     calls = [("final_result", wrapped)] if provider == "deepseek" else []
 
-    with saying(text_of(provider, "" if calls else wrapped, calls)) as server:
+    with streaming_server(stream_of(provider, "" if calls else wrapped, calls)) as server:
         got = await ask(ProviderModel(f"{NAMES[provider]}@{server.url}"), "numbers?", output=schema)
     assert json.loads(got.text) == [1, 2]
     assert '"$defs"' in server.requests[0].text
 
 
-async def test_a_provider_that_pauses_its_turn_is_asked_to_go_on_and_it_is_one_reply():
-    first = text_of("anthropic", "Searching. ").replace("end_turn", "pause_turn")
-    with saying(first, text_of("anthropic", "Found it.")) as server:
+async def test_a_paused_turn_is_continued_and_becomes_one_reply():
+    first = stream_of("anthropic", "Searching. ").replace("end_turn", "pause_turn")
+    with streaming_server(first, stream_of("anthropic", "Found it.")) as server:
         claude = ProviderModel(f"anthropic:claude-sonnet-4-5@{server.url}", settings={"cache": False})
-        got = await ask(claude, "search", tools=(hosted("web_search", max_uses=2),))
+        got = await ask(claude, "search", tools=(hosted_tool("web_search", max_uses=2),))
     assert (got.text, got.finish) == ("Searching. Found it.", "stop")
     assert (got.usage.input_tokens, got.usage.output_tokens) == (6, 18)
     assert [record["data"]["n"] for record in got.records if record["kind"] == "text"] == [11, 9]
-    asked, again = (heard.body for heard in server.requests)
+    asked, again = (incoming.body for incoming in server.requests)
     assert asked["tools"][0]["max_uses"] == 2
     assert again["messages"] == [
         *asked["messages"],
@@ -209,27 +209,27 @@ async def test_a_provider_that_pauses_its_turn_is_asked_to_go_on_and_it_is_one_r
     ]
 
 
-async def test_a_provider_that_pauses_for_ever_is_given_up():
-    paused = text_of("anthropic", "Hm. ").replace("end_turn", "pause_turn")
-    with saying(*[paused] * 20) as server, pytest.raises(ModelError, match="paused") as problem:
+async def test_a_turn_that_is_paused_ten_times_is_an_error():
+    paused = stream_of("anthropic", "Hm. ").replace("end_turn", "pause_turn")
+    with streaming_server(*[paused] * 20) as server, pytest.raises(ModelError, match="paused") as problem:
         await ask(ProviderModel(f"anthropic:claude-sonnet-4-5@{server.url}"))
     assert problem.value.kind == "invalid_response"
     assert len(server.requests) == 10
 
 
-@EVERY
+@EVERY_PROVIDER
 async def test_cancelling_a_request_closes_the_connection_for_every_provider(provider):
     """The connection closes with the task, not when the client is closed or the loop ends."""
 
-    async def answer(heard, say):
-        await say.stream()
+    async def answer(incoming, response):
+        await response.stream()
         asked.set()
-        await say.hang()
-        say.cut()
+        await response.hang()
+        response.cut()
 
     asked = threading.Event()
 
-    with Wire(answer) as server:
+    with HTTPProvider(answer) as server:
         task = asyncio.create_task(ask(ProviderModel(f"{NAMES[provider]}@{server.url}")))
         await asyncio.to_thread(asked.wait, 60)
         task.cancel()
@@ -240,36 +240,36 @@ async def test_cancelling_a_request_closes_the_connection_for_every_provider(pro
 
 
 FAULTS = {
-    "too many": ("rate_limited", 429, "slow down"),
+    "rate limit": ("rate_limited", 429, "slow down"),
     "unknown key": ("not_authenticated", 401, "who are you?"),
     "no such model": ("model_not_supported", 404, "no such model"),
-    "broken": ("provider_http_error", 500, "oops"),
+    "server error": ("provider_http_error", 500, "oops"),
     "garbage": ("invalid_response", 200, "data: {not json\n\n"),
-    "cut": ("network", 200, None),
-    "not a word": ("network", 200, ""),
+    "reset connection": ("network", 200, None),
+    "empty stream": ("network", 200, ""),
 }
 
 
-@EVERY
+@EVERY_PROVIDER
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_fault_has_the_same_kind_for_every_provider(provider, fault):
     kind, status, words = FAULTS[fault]
 
-    async def answer(heard, say):
+    async def answer(incoming, response):
         if status != 200:
             error = {"message": words, "code": status, "status": "X"}
-            await say.json(status, {"error": error}, {"retry-after": "7"})
+            await response.json(status, {"error": error}, {"retry-after": "7"})
             return
-        await say.stream()
+        await response.stream()
         if words is None:
-            await say.chunk("data: ")
-            say.cut()
+            await response.chunk("data: ")
+            response.cut()
         if words:
-            named = "event: message_start\n" if provider == "anthropic" else ""  # events without a name it passes over
-            await say.chunk(f"{named}{words}")
-        await say.end()
+            named = "event: message_start\n" if provider == "anthropic" else ""  # its SDK ignores events without a name
+            await response.chunk(f"{named}{words}")
+        await response.end()
 
-    with Wire(answer) as server:
+    with HTTPProvider(answer) as server:
         with pytest.raises(ModelError) as problem:
             await ask(ProviderModel(f"{NAMES[provider]}@{server.url}"))
         assert len(server.requests) == 1
@@ -282,41 +282,41 @@ async def test_a_fault_has_the_same_kind_for_every_provider(provider, fault):
     ("word", "reason"), [("max_tokens", "length"), ("refusal", "content_filter"), ("stop_sequence", "stop")]
 )
 async def test_the_finish_reason_is_reported(word, reason):
-    with saying(text_of("anthropic", "x").replace("end_turn", word)) as server:
+    with streaming_server(stream_of("anthropic", "x").replace("end_turn", word)) as server:
         assert (await ask(ProviderModel(f"anthropic:claude-sonnet-4-5@{server.url}"))).finish == reason
 
 
 async def test_a_model_without_a_known_price_has_no_cost():
-    with saying(text_of("anthropic", "x")) as server:
+    with streaming_server(stream_of("anthropic", "x")) as server:
         got = await ask(ProviderModel(f"anthropic:my-own-thing@{server.url}"))
     assert (got.usage.input_tokens, got.usage.cost, got.usage.cache_read_tokens) == (3, None, None)
 
 
 def long_history(rounds):
-    said = []
+    messages = []
     for n in range(rounds):
         a = use("look", f"call-{n}", {"n": n, "words": "x" * 200})
-        said += [user(f"question {n}"), assistant(f"I look {n}", a), result(a)]
-    return said
+        messages += [user(f"question {n}"), assistant(f"I look {n}", a), result(a)]
+    return messages
 
 
-def test_a_long_history_is_rendered_once_and_then_only_its_news():
-    """The next request holds the very objects of the one before it."""
+def test_only_the_new_messages_of_a_long_history_are_rendered():
+    """The next request has the same objects as the previous one."""
     from holdfast.models.providers.render import MessageRenderer
 
-    said = long_history(334)
+    messages = long_history(334)
     renderer = MessageRenderer("anthropic", "anthropic")
 
     def parts():
         asked = request()
-        asked = type(asked)(conversation="c", turn=1, step=1, instructions="", messages=Messages(said))
+        asked = type(asked)(conversation="c", turn=1, step=1, instructions="", messages=Messages(messages))
         rendered = renderer.render_request(asked, mark=False)
         return [part for message in rendered for part in message.parts]
 
     before = parts()
     assert len(before) > 1000
     for n in range(3):
-        said += [assistant("fine"), user(f"more {n}")]
+        messages += [assistant("fine"), user(f"more {n}")]
         after = parts()
         assert len(after) == len(before) + 2
         assert all(old is new for old, new in zip(before, after, strict=False))
@@ -324,27 +324,27 @@ def test_a_long_history_is_rendered_once_and_then_only_its_news():
 
 
 @pytest.mark.parametrize("provider", ["anthropic", "openai", "openai-chat", "groq"])
-async def test_sending_a_long_history_does_not_hold_up_the_loop(provider):
-    """A message that was sent before costs few function calls; it was 650 to 2000 while the SDK walked every field."""
+async def test_a_message_that_was_sent_before_costs_fewer_than_100_function_calls(provider):
+    """It cost 650 to 2000 while the SDK walked every field; long histories then blocked the event loop."""
 
-    async def calls(model, said):
-        """How many Python functions are called for a request, in the loop's thread."""
+    async def calls(model, messages):
+        """Return how many Python functions a request calls in the loop's thread."""
         made = 0
 
         def count(frame, event, arg):
             nonlocal made
             made += event == "call"
 
-        for counted in (False, True):  # what is loaded, opened and rendered once is no part of it
+        for counted in (False, True):  # the first request imports, connects and renders
             sys.setprofile(count if counted else None)
             try:
                 with pytest.raises(ModelError):
-                    await ask(model, *said)
+                    await ask(model, *messages)
             finally:
                 sys.setprofile(None)
         return made
 
-    with refusing() as server:
+    with refusing_server() as server:
         model = ProviderModel(f"{NAMES[provider]}@{server.url}")
         short, long = await calls(model, long_history(100)), await calls(model, long_history(200))
     assert (long - short) / 300 < 100

@@ -1,4 +1,4 @@
-"""Whatever happens in a conversation, the provider never refuses what comes next: random ones, on every format."""
+"""Random conversations in every format: whatever happens in them, the provider never refuses the next request."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ SUMMARY = "You keep the memory of a conversation"
 ODD_ARGS = ('{"n": ', "[1]", '{"n": "x"}', "null", '{"n": 1, "n": 2}', "{}", '{"n": NaN}')
 ODD_NAMES = ("no such tool", "wörk!", "", "x" * 100)
 
-WANTED = (
+EXPECTED = (
     "text json calls cut breaks hang refuses empty halt approve deny stop cancel kill "
     "rejected summarised stubs windows"
 )  # fmt: skip
 
 
 class World:
-    """A seeded model, tools and people; what they do is noted."""
+    """A seeded model, tools and users, with a count of what they did."""
 
     def __init__(self, seed):
         self.random = random.Random(seed)
         self.stuck = False
-        """Somebody waits for ever: only a cancel or a kill helps."""
+        """A model or a tool hangs: only a cancel or a kill ends it."""
         self.happened = Counter()
 
     def note(self, what):
@@ -120,7 +120,7 @@ class World:
 
         @tool(recovery=self.random.choice(["redispatch", "fail"]))
         async def slow(call: Call) -> str:
-            """Take for ever, but for the second attempt."""
+            """Hang on the first attempt."""
             if call.attempt == 1:
                 world.stuck = True
                 await asyncio.Event().wait()
@@ -136,7 +136,7 @@ class World:
 
         return [look, gated, choose, slow, stop]
 
-    # --- the people ---
+    # --- the users ---
 
     def decision(self, pending):
         if pending.tool == "choose":
@@ -147,8 +147,8 @@ class World:
 
 
 async def talk(server, side, world):
-    """One conversation; returns its log."""
-    # Its calls are still to be recognised in later turns, or have left: both happen with so small a window.
+    """Run one conversation and return its log."""
+    # With so small a window, calls of earlier turns are sometimes in the request and sometimes not.
     context = Context(
         window=world.random.choice([2, 4, 40]),
         budget=world.random.choice([300, 30_000]),
@@ -168,7 +168,7 @@ async def talk(server, side, world):
                 output=world.random.choice([None, None, OUTPUT]),
             )
             while True:
-                snapshot = await until(lambda rt=rt: _rests(rt, world))
+                snapshot = await until(lambda rt=rt: _snapshot_at_rest(rt, world))
                 if snapshot.state == "idle":
                     break
                 if snapshot.state == "awaiting_input" and world.random.random() < 0.8:
@@ -190,29 +190,29 @@ async def talk(server, side, world):
         await rt.close()
 
 
-async def _rests(rt, world):
+async def _snapshot_at_rest(rt, world):
     snapshot = await rt.snapshot("c")
     return snapshot if snapshot.state in ("idle", "awaiting_input") or world.stuck else None
 
 
 @pytest.mark.parametrize("side", ["anthropic", "openai", "responses", "google"])
 def test_no_conversation_leads_to_a_request_that_the_provider_refuses(side):
-    """B14, B22, B35, B50, B54, B59, B60, B62, B63: every call has its one result wherever the model looks"""
+    """Every call has exactly one result in every request [B14, B22, B35, B50, B54, B59, B60, B62, B63]."""
     happened = Counter()
     for seed in SEEDS:
         try:
-            happened += conversation(side, seed)
+            happened += run_conversation(side, seed)
         except BaseException as problem:
             problem.add_note(f"seed {seed}")
             raise
-    assert [what for what in WANTED.split() if not happened[what]] == []  # or this would prove little
+    assert [what for what in EXPECTED.split() if not happened[what]] == []  # every kind of event has happened
 
 
-def conversation(side, seed):
-    """One of them, checked; what happened in it."""
+def run_conversation(side, seed):
+    """Run and check one conversation; return the counts of what happened in it."""
     world = World(seed)
 
-    async def told():
+    async def check():
         with StrictServer([world.reply] * 2000) as server:
             log = await talk(server, side, world)
         assert server.refused == []
@@ -220,14 +220,14 @@ def conversation(side, seed):
         assert len(of(log, TurnStarted)) == len(of(log, TurnEnded)) == TURNS
         world.happened["rejected"] += len(of(log, OutputRejected))
         world.happened["summarised"] += len(of(log, HistorySummarised))
-        world.happened["stubs"] += sum("is no longer shown" in heard.text for heard in server.requests)
-        firsts = {str(first(heard.body)) for heard in server.requests if SUMMARY not in heard.text}
+        world.happened["stubs"] += sum("is no longer shown" in incoming.text for incoming in server.requests)
+        firsts = {str(first_message(incoming.body)) for incoming in server.requests if SUMMARY not in incoming.text}
         world.happened["windows"] += len(firsts) - 1
 
-    run_bounded(told())
+    run_bounded(check())
     return world.happened
 
 
-def first(body):
-    """The message that a request begins with."""
+def first_message(body):
+    """Return the first message of a request."""
     return next(body[word] for word in ("messages", "input", "contents") if word in body)[0]

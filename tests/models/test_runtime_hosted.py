@@ -1,4 +1,4 @@
-"""Tools of the provider under a whole Runtime, from recordings: shown, kept, sent back; never run here."""
+"""Provider tools in a whole Runtime, from recordings: they are shown, logged and sent back, and never run here."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from support.model_agents import SIDES, Tape, agent, of, say
-from support.recordings import playback, recorded
+from support.recordings import load_exchanges, playback
 from support.strict_server import StrictServer
-from test_recordings import anthropic_blocks, events, model, same
+from test_recordings import anthropic_blocks, events, is_sent_back, model
 
 from holdfast import Agent, Runtime, provider_tool
 from holdfast.core.events import AssistantSaid, CallStarted, CallSuspended
@@ -38,21 +38,22 @@ CASES = {
     ),
     "google_model_web_search_tool_stream": Case("google:gemini-2.5-pro", "web_search", 1),
 }
-EACH = pytest.mark.parametrize("name", CASES)
+EACH_RECORDING = pytest.mark.parametrize("name", CASES)
 
 
-def hosting(name, server):
+def hosting_agent(name, server):
+    """Return the agent of a recording, with its provider tool."""
     case = CASES[name]
     hosted = provider_tool(case.tool, **{word: list(value) for word, value in case.options})
     return Agent("a", model=model(case.model, server, case.path, **dict(case.settings)), tools=[hosted])
 
 
-@EACH
-async def test_a_hosted_call_is_shown_and_logged_with_the_reply_and_is_no_call_of_ours(name):
-    """B46"""
-    exchange = recorded(name)[0]
+@EACH_RECORDING
+async def test_a_hosted_call_is_shown_and_logged_with_the_reply_and_never_dispatched(name):
+    """A provider tool is never dispatched or suspended here [B46]."""
+    exchange = load_exchanges(name)[0]
     with playback(exchange) as server:
-        async with Runtime(hosting(name, server)) as rt:
+        async with Runtime(hosting_agent(name, server)) as rt:
             await rt.open("c")
             async with Tape(rt, "c") as tape:
                 await rt.send("c", "hello")
@@ -72,22 +73,22 @@ async def test_a_hosted_call_is_shown_and_logged_with_the_reply_and_is_no_call_o
 
 
 async def two_turns(name, store, restart):
-    """What is sent in the second turn."""
-    exchange = recorded(name)[0]
+    """Run two turns; return the recorded exchange and the request of the second turn."""
+    exchange = load_exchanges(name)[0]
     with playback(exchange, exchange) as server:
-        async with Runtime(hosting(name, server), store=store) as rt:
+        async with Runtime(hosting_agent(name, server), store=store) as rt:
             assert (await say(rt, "hello")).reason == "completed"
             if not restart:
                 assert (await say(rt, "Sure?")).reason == "completed"
         if restart:
-            async with Runtime(hosting(name, server), store=store) as rt:
+            async with Runtime(hosting_agent(name, server), store=store) as rt:
                 assert (await say(rt, "Sure?")).reason == "completed"
     return exchange, server.requests[1]
 
 
-@EACH
-async def test_hosted_calls_go_back_to_their_provider_in_the_same_bytes_also_after_a_restart(name, tmp_path):
-    """B46"""
+@EACH_RECORDING
+async def test_hosted_calls_are_sent_back_in_the_same_bytes_with_and_without_a_restart(name, tmp_path):
+    """Hosted calls and results are kept and replayed unchanged [B46]."""
 
     exchange, here = await two_turns(name, "memory:", False)
     _, there = await two_turns(name, f"sqlite:///{tmp_path}/a.db", True)
@@ -96,7 +97,7 @@ async def test_hosted_calls_go_back_to_their_provider_in_the_same_bytes_also_aft
     if name.startswith("anthropic"):
         received = [block for block in anthropic_blocks(exchange) if block.get("text", "x").strip()]
         sent = here.body["messages"][1]["content"]
-        assert all(same(a, b) for a, b in zip(sent, received, strict=True))
+        assert all(is_sent_back(a, b) for a, b in zip(sent, received, strict=True))
     elif name.startswith("openai"):
         items = [event["item"] for event in events(exchange, "response.output_item.done")]
         sent = here.body["input"][1:-1]
@@ -107,14 +108,14 @@ async def test_hosted_calls_go_back_to_their_provider_in_the_same_bytes_also_aft
 
 
 @SIDES
-@EACH
-async def test_a_fallback_takes_a_history_with_hosted_calls_and_sees_those_of_its_own_provider_only(name, side):
-    """B46, and B23: the first provider is gone, the fallback answers"""
-    exchange = recorded(name)[0]
+@EACH_RECORDING
+async def test_a_fallback_accepts_a_history_with_hosted_calls_and_gets_only_those_of_its_own_provider(name, side):
+    """The first provider cannot be reached, and the fallback replies [B23, B46]."""
+    exchange = load_exchanges(name)[0]
     first = playback(exchange)
     first.start()
     with StrictServer(["I see.", "Still here."]) as server:
-        one = hosting(name, first)
+        one = hosting_agent(name, first)
         other = agent(server, side, name="b", model=one.model, fallbacks=[agent(server, side).model])
         async with Runtime(one, other) as rt:
             assert (await say(rt, "hello", agent="a")).reason == "completed"

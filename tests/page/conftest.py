@@ -7,7 +7,7 @@ from playwright.sync_api import Browser
 from support.browser import Stage, Visitor, browser
 
 
-@pytest.fixture(scope="module")  # while it runs, no other test of this process can have an event loop
+@pytest.fixture(scope="module")  # while it runs, no other test of this process can run an event loop
 def chromium() -> Iterator[Browser]:
     with browser(scrollbars=True) as launched:
         yield launched
@@ -23,7 +23,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @pytest.fixture
 def visit(chromium: Browser, stage: Stage):
-    """Somebody with a browser; at the end nothing was asked of strangers, and no script has complained."""
+    """Open a browser context for a user. At the end, no request has left the origin and no script has failed."""
     visitors: list[Visitor] = []
 
     def visit(who: str = "alice", stage: Stage = stage, **options) -> Visitor:
@@ -33,5 +33,5 @@ def visit(chromium: Browser, stage: Stage):
     yield visit
     for visitor in visitors:
         visitor.context.close()
-        assert visitor.strangers == [], "a request has left the origin"
-        assert visitor.complaints == []
+        assert visitor.foreign_requests == [], "a request has left the origin"
+        assert visitor.script_errors == []

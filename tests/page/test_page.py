@@ -1,4 +1,4 @@
-"""The page in a real Chromium, over a real server that is killed for real."""
+"""The page in a real Chromium, on a real server process that some tests kill."""
 
 import re
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ AXE = Path(__file__).with_name("axe") / "axe.min.js"
 HOWTO = Path(__file__).parents[2] / "docs" / "howto" / "page.md"
 
 
-# --- one conversation, from the first word to the last ---
+# --- one conversation ---
 
 
 def test_a_card_survives_kill_9_and_is_edited_and_approved_by_keyboard(visit, stage: Stage):
@@ -49,7 +49,7 @@ def test_a_card_survives_kill_9_and_is_edited_and_approved_by_keyboard(visit, st
     expect(card.locator(".diff .removed")).to_contain_text("9.95")
     expect(card.locator(".diff .added")).to_contain_text("5.5")
     expect(card.locator(".facts")).to_contain_text("The title above still shows the original values.")
-    page.keyboard.press("Control+Enter")  # leads to what the edit would do, which is below the window
+    page.keyboard.press("Control+Enter")  # scrolls to the preview, which is below the window
     expect(card.get_by_role("button", name="Approve as edited")).to_be_enabled()
     page.keyboard.press("Control+Enter")
     expect(page.get_by_text("Done: refund went well.")).to_be_visible()
@@ -84,7 +84,7 @@ def test_a_draft_is_kept_over_a_reload(visit, stage: Stage):
 
 
 def test_a_running_tool_shows_its_progress_and_a_failed_one_its_kind(visit, stage: Stage):
-    """B83."""
+    """The latest progress of a streaming tool is shown [B83]."""
     page = visit().page(f"c/{stage.conversation('count')}")
     expect(page.locator(".progress")).to_contain_text(re.compile(r"\d+ of 400"))
     expect(page.locator(".tool.running .state")).to_contain_text("running")
@@ -94,12 +94,12 @@ def test_a_running_tool_shows_its_progress_and_a_failed_one_its_kind(visit, stag
     expect(page.locator(".tool.error .state")).to_have_text("handler_failed")
 
 
-def test_arguments_are_seen_as_they_are_written_and_a_running_call_counts_its_seconds(visit, stage: Stage):
-    """B83."""
+def test_arguments_are_shown_while_they_stream_and_a_running_call_shows_its_seconds(visit, stage: Stage):
+    """Progress arrives in order and disappears when the call returns [B83]."""
     page = visit().page(f"c/{stage.conversation('hello')}")
     expect(page.get_by_text("You said: hello")).to_be_visible()
     say(page, "again")
-    expect(page.get_by_text("You said: again")).to_be_visible()  # the page listens: pieces before that are not sent
+    expect(page.get_by_text("You said: again")).to_be_visible()  # the stream is open: earlier deltas are not sent
     say(page, "write")
     writing = page.locator(".tool.writing")
     expect(writing.locator("b")).to_have_text("count")
@@ -116,7 +116,7 @@ def test_arguments_are_seen_as_they_are_written_and_a_running_call_counts_its_se
     expect(page.locator(".progress")).to_have_count(0)
 
 
-def test_thinking_is_folded_and_what_the_provider_ran_is_marked(visit, stage: Stage):
+def test_thinking_is_collapsed_and_provider_tools_are_marked(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('think')}")
     expect(page.locator("holdfast-markdown li").first).to_have_text("boil the water")
     assert page.locator(".thinking").get_attribute("open") is None
@@ -125,7 +125,7 @@ def test_thinking_is_folded_and_what_the_provider_ran_is_marked(visit, stage: St
     expect(page.locator(".tool.ok", has_text="web_search").locator(".chip")).to_have_text("provider")
 
 
-def test_scrolling_back_reads_the_log_page_by_page(visit, stage: Stage):
+def test_earlier_messages_are_loaded_by_a_button(visit, stage: Stage):
     conversation = stage.conversation()
     for n in range(70):
         stage.ask("POST", f"conversations/{conversation}/messages", {"text": f"message {n}", "when_busy": "queue"})
@@ -143,7 +143,7 @@ def test_scrolling_back_reads_the_log_page_by_page(visit, stage: Stage):
 # --- approval ---
 
 
-def test_approve_is_never_focused_by_itself_and_keys_are_ignored_as_the_card_appears(visit, stage: Stage):
+def test_a_new_card_does_not_focus_approve_and_ignores_keys_at_first(visit, stage: Stage):
     conversation = stage.conversation()
     page = visit().page(f"c/{conversation}")
     page.evaluate(
@@ -162,12 +162,12 @@ def test_approve_is_never_focused_by_itself_and_keys_are_ignored_as_the_card_app
     assert page.evaluate("window.approve") == "true", "disabled as it appeared"
     assert "approve" not in page.evaluate("window.focused").split()
     assert page.evaluate("performance.now() - window.pressed") >= 300
-    assert stage.waiting(conversation)["tool"] == "refund", "the early key has decided nothing"
+    assert stage.pending_call(conversation)["tool"] == "refund", "the early keys have decided nothing"
     page.locator("holdfast-approval .card").press("a")
     expect(page.get_by_text("Done: refund went well.")).to_be_visible()
 
 
-def test_long_content_is_approved_only_when_it_was_seen_to_its_end(visit, stage: Stage):
+def test_long_content_can_be_approved_only_after_scrolling_to_its_end(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('sign')}")
     card = page.locator("holdfast-approval")
     expect(card.get_by_text("Scroll to the end to approve.")).to_be_visible()
@@ -188,9 +188,9 @@ def test_a_preview_that_is_a_diff_is_shown_as_one(visit, stage: Stage):
     expect(card.locator(".raw").first).to_be_visible()
 
 
-def test_a_card_tells_a_plan_of_null_from_a_preview_that_failed(visit, stage: Stage):
-    """A dry run that gave null is shown as null; where it failed, there is no plan, and the card says so."""
-    failed = stage.waiting(stage.conversation("wipe"))
+def test_a_card_distinguishes_a_null_preview_from_a_failed_one(visit, stage: Stage):
+    """A preview of null is shown as null. If the preview failed, the card says that there is none."""
+    failed = stage.pending_call(stage.conversation("wipe"))
     page = visit().page("inbox")
     show = """pending => {
         document.body.innerHTML = '<holdfast-approval></holdfast-approval>';
@@ -242,7 +242,7 @@ def test_a_remembered_approval_needs_no_second_one(visit, stage: Stage):
     assert [event["type"] for event in stage.log(conversation)].count("CallResolved") == 1
 
 
-def test_a_remembered_tool_is_listed_and_asks_again_once_it_is_revoked(visit, stage: Stage):
+def test_a_remembered_approval_is_listed_and_after_its_revocation_the_tool_asks_again(visit, stage: Stage):
     conversation = stage.conversation("refund")
     page = visit().page(f"c/{conversation}")
     read_and_click(page.locator("holdfast-approval .edit"))
@@ -262,15 +262,15 @@ def test_a_remembered_tool_is_listed_and_asks_again_once_it_is_revoked(visit, st
     expect(page.get_by_text("alice revoked a remembered approval.")).to_be_visible()
     say(page, "refund again")
     expect(page.locator("holdfast-approval .approve")).to_be_enabled()
-    assert stage.waiting(conversation)["tool"] == "refund"
+    assert stage.pending_call(conversation)["tool"] == "refund"
 
 
-def test_the_second_of_two_people_sees_who_won(visit, stage: Stage):
+def test_an_approver_who_is_too_late_sees_who_decided(visit, stage: Stage):
     conversation = stage.conversation("refund")
     alice, bob, carol = (visit(who).page(f"c/{conversation}") for who in ("alice", "bob", "carol"))
     for page in (alice, bob, carol):
         expect(page.locator("holdfast-approval .approve")).to_be_enabled()
-    # Carol's page does not hear of it, as if the news were still on its way.
+    # Carol's page gets no events, as if they were delayed.
     carol.evaluate("document.querySelector('holdfast-chat').live.close()")
     read_and_click(alice.locator("holdfast-approval .approve"))
     expect(bob.locator(".who")).to_have_text("approved by alice")
@@ -281,18 +281,18 @@ def test_the_second_of_two_people_sees_who_won(visit, stage: Stage):
     expect(carol.locator("holdfast-approval .approve")).to_have_count(0)
 
 
-def test_who_edits_a_card_that_somebody_else_denies_is_told_so(visit, stage: Stage):
+def test_an_approver_who_edits_a_card_sees_that_another_one_denied_the_call(visit, stage: Stage):
     conversation = stage.conversation("refund")
     page = visit().page(f"c/{conversation}")
     read_and_click(page.locator("holdfast-approval .edit"))
     page.get_by_label("amount", exact=True).fill("5")
     denial = {"type": "deny", "reason": "no thanks"}
-    path = f"conversations/{conversation}/calls/{stage.waiting(conversation)['call']}/resolve"
+    path = f"conversations/{conversation}/calls/{stage.pending_call(conversation)['call']}/resolve"
     stage.ask("POST", path, {"decision": denial}, who="bob")
     expect(page.locator(".who")).to_have_text("Meanwhile: denied by bob: no thanks")
 
 
-def test_a_plan_that_has_changed_is_asked_about_again_and_the_card_shows_what_changed(visit, stage: Stage):
+def test_a_changed_plan_needs_a_new_approval_and_the_card_shows_the_difference(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('buy')}")
     expect(page.locator("holdfast-approval .preview")).to_have_text("costs 41 EUR")
     read_and_click(page.locator("holdfast-approval .approve"))
@@ -304,7 +304,7 @@ def test_a_plan_that_has_changed_is_asked_about_again_and_the_card_shows_what_ch
     expect(page.get_by_text("Done: buy went well.")).to_be_visible()
 
 
-def test_the_result_of_an_interrupted_call_can_be_given_by_hand(visit, stage: Stage):
+def test_the_result_of_an_interrupted_call_can_be_entered_by_hand(visit, stage: Stage):
     conversation = stage.conversation("label")
     page = visit().page(f"c/{conversation}")
     read_and_click(page.locator("holdfast-approval .approve"))
@@ -329,13 +329,13 @@ def test_a_card_counts_down_and_says_what_happens_at_zero(visit, stage: Stage):
 # --- questions ---
 
 
-def test_an_invalid_answer_is_told_beside_its_field_and_a_valid_one_is_taken(visit, stage: Stage):
+def test_an_invalid_answer_shows_errors_next_to_its_fields_and_a_valid_one_is_accepted(visit, stage: Stage):
     conversation = stage.conversation("book")
     page = visit(viewport={"width": 1200, "height": 860}).page(f"c/{conversation}")
     form = page.locator("holdfast-question")
     read_and_click(form.get_by_role("button", name="Send the answer"))
     expect(form.get_by_text("This is required.").first).to_be_visible()
-    page.wait_for_timeout(100)  # the card has grown, and nothing is scrolled away from who has to write
+    page.wait_for_timeout(100)  # the card has grown; the field must not scroll away
     expect(form.get_by_label("name", exact=True)).to_be_in_viewport(ratio=1)
     form.get_by_label("name", exact=True).fill("X")
     form.get_by_label("seats", exact=True).fill("12")
@@ -364,7 +364,7 @@ def test_an_invalid_answer_is_told_beside_its_field_and_a_valid_one_is_taken(vis
     }
 
 
-def test_the_server_is_the_authority_over_an_answer(visit, stage: Stage):
+def test_the_server_validates_an_answer_that_the_page_did_not_check(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('book')}")
     form = page.locator("holdfast-question")
     expect(form.get_by_label("name", exact=True)).to_be_visible()
@@ -378,8 +378,8 @@ def test_the_server_is_the_authority_over_an_answer(visit, stage: Stage):
 # --- tools that run in the page ---
 
 
-def test_of_two_tabs_one_runs_a_client_tool_and_its_progress_is_seen(visit, stage: Stage):
-    """B41, B44, B83."""
+def test_only_one_of_two_tabs_runs_a_client_tool_and_its_progress_is_shown(visit, stage: Stage):
+    """One tab holds the lease and runs the call; both tabs show the result [B41, B44, B83]."""
     conversation = stage.conversation()
     alice = visit()
     tabs = [alice.page(f"c/{conversation}"), alice.page(f"c/{conversation}")]
@@ -398,7 +398,7 @@ def test_of_two_tabs_one_runs_a_client_tool_and_its_progress_is_seen(visit, stag
     assert (returned["value"], returned["source"]) == ({"latitude": 48.1}, "client")
 
 
-def test_closing_the_tab_that_runs_a_client_tool_hands_it_over(visit, stage: Stage):
+def test_after_the_tab_that_runs_a_client_tool_closes_another_tab_runs_it(visit, stage: Stage):
     conversation = stage.conversation()
     alice = visit()
     first = alice.page(f"c/{conversation}")
@@ -412,16 +412,16 @@ def test_closing_the_tab_that_runs_a_client_tool_hands_it_over(visit, stage: Sta
     expect(second.get_by_text("Done: whereabouts went well.")).to_be_visible()
 
 
-def test_without_a_page_that_can_run_it_a_client_tool_ends_as_detached(visit, stage: Stage):
-    """B43."""
+def test_a_client_tool_that_no_page_can_run_fails_as_detached(visit, stage: Stage):
+    """Without a client that can run it the call fails, and the turn continues [B43]."""
     page = visit().page(f"c/{stage.conversation()}")
     say(page, "where")
     expect(page.get_by_text("Waiting for an open page that can run whereabouts.")).to_be_visible()
     expect(page.get_by_text("Done: whereabouts gave detached.")).to_be_visible()
 
 
-def test_a_gated_client_tool_is_approved_and_then_run_here(visit, stage: Stage):
-    """B42, B45: the result is validated, and one that does not fit is an error of the call, not a status."""
+def test_a_gated_client_tool_runs_in_the_page_after_its_approval_and_its_result_is_validated(visit, stage: Stage):
+    """A result that violates its schema is an error of the call and cannot forge the status [B42, B45]."""
     conversation = stage.conversation()
     page = visit().page(f"c/{conversation}")
     register(page, "gated_whereabouts", "return {ok: 'forged', latitude: 'nowhere'};")
@@ -433,8 +433,8 @@ def test_a_gated_client_tool_is_approved_and_then_run_here(visit, stage: Stage):
     assert suspended[0]["call_id"] == suspended[1]["call_id"]
 
 
-def test_a_server_killed_between_approval_and_run_goes_on_with_the_run_once(visit, stage: Stage):
-    """B42: two suspensions under one call id; the kill revives in the second."""
+def test_after_a_kill_between_approval_and_run_the_page_runs_the_client_tool_once(visit, stage: Stage):
+    """The call has two suspensions under one id and revives in the second [B42]."""
     conversation = stage.conversation()
     page = visit().page(f"c/{conversation}")
     register(page, "gated_whereabouts", "return {latitude: 48.1};")
@@ -459,16 +459,16 @@ def test_a_server_killed_between_approval_and_run_goes_on_with_the_run_once(visi
     assert returned["value"] == {"latitude": 48.1}
 
 
-def test_what_is_somebody_elses_is_as_unknown_as_what_does_not_exist(visit, stage: Stage):
-    """B45: neither another conversation's id nor another call's opens anything, and nobody is told that it exists."""
-    theirs = stage.waiting(stage.conversation("refund", name="private-bob-1", who="bob"), who="bob")
-    mine = stage.waiting(stage.conversation("refund"))
+def test_a_conversation_of_another_user_looks_like_one_that_does_not_exist(visit, stage: Stage):
+    """The id of another user's conversation or call gives the same 404 as an unknown id [B45]."""
+    theirs = stage.pending_call(stage.conversation("refund", name="private-bob-1", who="bob"), who="bob")
+    mine = stage.pending_call(stage.conversation("refund"))
     page = visit().page("c/private-bob-1")
     expect(page.locator(".empty")).to_contain_text("private-bob-1")
-    told = page.locator(".empty").inner_text()
+    message = page.locator(".empty").inner_text()
     page.evaluate("location.hash = '#/c/private-bob-9'")
     expect(page.locator(".empty")).to_have_text(re.compile("private-bob-9"))
-    assert page.locator(".empty").inner_text() == told.replace("bob-1", "bob-9")
+    assert page.locator(".empty").inner_text() == message.replace("bob-1", "bob-9")
     page.evaluate("location.hash = '#/inbox'")
     expect(page.locator(".row", has_text=mine["conversation"])).to_be_visible()
     expect(page.locator("holdfast-app")).not_to_contain_text("private-bob-1")
@@ -488,8 +488,8 @@ def test_what_is_somebody_elses_is_as_unknown_as_what_does_not_exist(visit, stag
         status, *_ = answer(mine["conversation"], theirs["call"], decision)
         assert status == 404
     assert answer(mine["conversation"], mine["call"], {"type": "client_result", "value": 1})[0] == 422
-    assert stage.waiting("private-bob-1", who="bob") == theirs
-    assert stage.waiting(mine["conversation"]) == mine
+    assert stage.pending_call("private-bob-1", who="bob") == theirs
+    assert stage.pending_call(mine["conversation"]) == mine
 
 
 # --- the demo ---
@@ -502,8 +502,8 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Demo, str]]
     demo.kill()
 
 
-def test_the_demos_visitor_meets_a_card_a_question_a_position_and_a_file(visit, demo: tuple[Demo, str]):
-    """B41."""
+def test_the_demo_shows_a_card_a_question_a_location_tool_and_a_file_tool(visit, demo: tuple[Demo, str]):
+    """The results of client tools reach the agent [B41]."""
     stage, address = demo
     munich = {"latitude": 48.2, "longitude": 11.6}
     page = visit(stage=stage, geolocation=munich, permissions=["geolocation"]).at(address)
@@ -522,7 +522,7 @@ def test_the_demos_visitor_meets_a_card_a_question_a_position_and_a_file(visit, 
     expect(page.locator(".tool .inside")).to_contain_text("one lamp, 49.90 EUR")
 
 
-def test_a_refused_position_and_a_file_that_was_not_chosen_are_told_as_what_they_are(visit, demo: tuple[Demo, str]):
+def test_a_denied_location_a_cancelled_file_dialog_and_a_large_file_are_shown_as_errors(visit, demo: tuple[Demo, str]):
     stage, address = demo
     page = visit(stage=stage).at(address)
     begin(page)
@@ -547,15 +547,15 @@ def test_a_refused_position_and_a_file_that_was_not_chosen_are_told_as_what_they
 # --- the inbox ---
 
 
-def test_many_tabs_share_one_stream_of_what_waits_and_any_of_them_takes_it_over(visit, stage: Stage):
+def test_many_tabs_share_one_inbox_stream_and_another_tab_takes_it_over(visit, stage: Stage):
     alice = visit()
-    streams: list[Request] = []  # those that are open
+    streams: list[Request] = []  # the open ones
 
-    def opened(request: Request) -> None:
+    def add_stream(request: Request) -> None:
         if "pending/events" in request.url:
             streams.append(request)
 
-    alice.context.on("request", opened)
+    alice.context.on("request", add_stream)
     for end in ("requestfinished", "requestfailed"):
         alice.context.on(end, lambda request: streams.remove(request) if request in streams else None)
     tabs = [alice.page("inbox") for _ in range(7)]
@@ -569,7 +569,7 @@ def test_many_tabs_share_one_stream_of_what_waits_and_any_of_them_takes_it_over(
     assert len({request.frame.page for request in streams if not request.frame.page.is_closed()}) == 1
 
 
-def test_the_inbox_is_worked_by_keyboard(visit, stage: Stage):
+def test_calls_in_the_inbox_are_approved_and_denied_by_keyboard(visit, stage: Stage):
     first, second = stage.conversation("refund"), stage.conversation("patch")
     page = visit().page("inbox")
     page.get_by_label("Filter").fill(first)
@@ -581,7 +581,7 @@ def test_the_inbox_is_worked_by_keyboard(visit, stage: Stage):
     expect(page.locator("holdfast-approval .approve")).to_be_enabled()
     page.keyboard.press("a")
     expect(page.locator(".row.open .stale")).to_have_text("Approved by alice.")
-    expect(page.locator(".row.open .stale.good")).to_be_visible()  # by whoever looks: no warning
+    expect(page.locator(".row.open .stale.good")).to_be_visible()  # no warning: this user decided
     expect(page.locator(".row.open").get_by_role("checkbox")).to_be_disabled()  # nothing is left to decide
     page.get_by_label("Filter").fill(second)
     page.keyboard.press("Escape")
@@ -596,10 +596,10 @@ def test_the_inbox_is_worked_by_keyboard(visit, stage: Stage):
     expect(page.get_by_role("dialog", name="Keyboard")).to_be_visible()
 
 
-def test_the_inbox_names_a_conversation_as_the_sidebar_does_and_finds_it_by_that_name(visit, stage: Stage):
+def test_the_inbox_shows_a_conversation_by_its_first_message_and_the_filter_finds_it(visit, stage: Stage):
     first = "Refund the lamp that came seven days late, please"
     name = stage.conversation(first, name="b8ad019948c8")
-    stage.waiting(name)
+    stage.pending_call(name)
     for width in (1200, 390):
         page = visit(viewport={"width": width, "height": 800}).page("inbox")
         page.get_by_label("Filter").fill("LAMP THAT CAME")
@@ -607,7 +607,7 @@ def test_the_inbox_names_a_conversation_as_the_sidebar_does_and_finds_it_by_that
         expect(row).to_have_count(1)
         where = row.locator(".where")
         expect(where).to_contain_text(f"{first} {name}")
-        assert where.evaluate("where => where.scrollWidth <= where.clientWidth"), "it can be read"
+        assert where.evaluate("where => where.scrollWidth <= where.clientWidth"), "the name is not cut off"
         select(row)
         page.get_by_role("button", name="Review 1 selected").click()
         expect(page.locator("dialog.batch .about")).to_contain_text(f"{first} {name}")
@@ -617,27 +617,27 @@ def test_the_inbox_names_a_conversation_as_the_sidebar_does_and_finds_it_by_that
     stage.ask("POST", f"conversations/{name}/cancel")
 
 
-def test_an_open_row_of_the_inbox_shows_what_was_said_last(visit, stage: Stage):
+def test_an_open_row_of_the_inbox_shows_the_last_messages(visit, stage: Stage):
     first = "Refund the lamp: <b>it</b> came seven days late"
     name = stage.conversation(first)
-    stage.waiting(name)
+    stage.pending_call(name)
     page = visit().page("inbox")
-    looks = []
-    page.on("request", lambda request: looks.append(request) if request.url.endswith(f"/{name}") else None)
+    requests = []
+    page.on("request", lambda request: requests.append(request) if request.url.endswith(f"/{name}") else None)
     page.get_by_label("Filter").fill("seven days late")
     page.locator(".row .head").click()
-    said = page.get_by_role("region", name="Last messages")
-    expect(said).to_contain_text(f"alice {first}")
-    assert looks, "and so the conversation is in memory where it is decided"
+    messages = page.get_by_role("region", name="Last messages")
+    expect(messages).to_contain_text(f"alice {first}")
+    assert requests, "the server has loaded the conversation before the decision"
     card = page.locator(".row.open .card")
-    assert said.bounding_box()["y"] > card.bounding_box()["y"], "nothing moves under a press"
+    assert messages.bounding_box()["y"] > card.bounding_box()["y"], "nothing moves under a press"
     page.locator(".row .head").click()
-    expect(said).to_have_count(0)
+    expect(messages).to_have_count(0)
     stage.ask("POST", f"conversations/{name}/cancel")
 
 
 def test_a_filter_without_a_match_does_not_say_that_nothing_waits(visit, stage: Stage):
-    stage.waiting(stage.conversation("refund"))
+    stage.pending_call(stage.conversation("refund"))
     page = visit().page("inbox")
     expect(page.locator(".row").first).to_be_visible()
     page.get_by_label("Filter").fill("no such thing anywhere")
@@ -664,7 +664,7 @@ def test_a_batch_shows_every_row_and_decides_them_together(visit, stage: Stage):
     assert all(stage.ask("GET", f"pending?conversation={name}")["pending"] == [] for name in names)
 
 
-# --- in other people's pages ---
+# --- in pages of other applications ---
 
 
 @pytest.fixture(scope="module")
@@ -681,8 +681,8 @@ def test_the_page_works_under_a_path_of_another_application(visit, mounted: Stag
     expect(page.get_by_text("Done: refund went well.")).to_be_visible()
 
 
-def foreign(visitor: Visitor, body: str) -> Page:
-    """A page of somebody else's application, on the same host as ours."""
+def open_host_page(visitor: Visitor, body: str) -> Page:
+    """Open a page of another application on the same host."""
     address = f"http://127.0.0.1:{visitor.stage.port}/orders"
     html = f"<!doctype html><html lang=en><title>Orders</title>{body}</html>"
     visitor.context.route(address, lambda route: route.fulfill(content_type="text/html", body=html))
@@ -692,8 +692,8 @@ def foreign(visitor: Visitor, body: str) -> Page:
 
 def test_the_documented_element_works_in_a_page_of_another_application(visit, mounted: Stage):
     documented = re.findall(r"```html\n(.*?)```", HOWTO.read_text(), re.DOTALL)[0]
-    pending = mounted.waiting(mounted.conversation("refund"))
-    page = foreign(visit(stage=mounted), documented)
+    pending = mounted.pending_call(mounted.conversation("refund"))
+    page = open_host_page(visit(stage=mounted), documented)
     expect(page.get_by_role("heading", name="Give 9.95 EUR of order 1042 back?")).to_be_visible()
     read_and_click(page.get_by_role("button", name="Approve once"))
     expect(page.locator("#outcome")).to_have_text(re.compile(r"refund: approve, event \d+"))
@@ -701,15 +701,15 @@ def test_the_documented_element_works_in_a_page_of_another_application(visit, mo
     assert mounted.log(pending["conversation"])[seq - 1]["type"] == "CallResolved"
 
 
-def test_elements_that_a_framework_made_before_they_were_defined_take_their_properties_and_tell_of_events(
-    visit, mounted: Stage
-):
-    """As React and Vue do it: created, given properties and listeners, put into the page; our files come later."""
+def test_elements_created_before_their_definition_keep_their_properties_and_dispatch_events(visit, mounted: Stage):
+    """React and Vue create elements, set properties and listeners, and append them before our files are loaded."""
     refund, book = (mounted.conversation(word) for word in ("refund", "book"))
-    waiting = {"approval": mounted.waiting(refund), "question": mounted.waiting(book)}
+    waiting = {"approval": mounted.pending_call(refund), "question": mounted.pending_call(book)}
     imports = re.search(r'<script type="importmap">.*?</script>', HOWTO.read_text(), re.DOTALL)
     assert imports is not None
-    page = foreign(visit(stage=mounted), imports.group() + '<link rel="stylesheet" href="/holdfast/static/style.css">')
+    page = open_host_page(
+        visit(stage=mounted), imports.group() + '<link rel="stylesheet" href="/holdfast/static/style.css">'
+    )
     page.evaluate(
         """async (waiting) => {
             const { Client } = await import('/holdfast/static/client.js');
@@ -729,7 +729,9 @@ def test_elements_that_a_framework_made_before_they_were_defined_take_their_prop
         }""",
         waiting,
     )
-    read_card(page.locator("holdfast-chat holdfast-approval .approve"))  # where a card comes, no press counts
+    read_card(
+        page.locator("holdfast-chat holdfast-approval .approve")
+    )  # a press does not count while another card appears
     read_and_click(page.locator("body > holdfast-approval .approve"))
     until(page, "window.heard.length === 1")
     expect(page.locator("holdfast-chat").get_by_text("Done: refund went well.")).to_be_visible()
@@ -738,7 +740,7 @@ def test_elements_that_a_framework_made_before_they_were_defined_take_their_prop
     read_and_click(page.locator("body > holdfast-question .danger"))
     until(page, "window.heard.length === 2")
     assert page.evaluate("window.heard") == [["decided", "refund"], ["decided", "book"]]
-    # A card that was moved goes on, and one that is too late says so.
+    # A card that was moved in the page still works; here its decision is too late.
     page.evaluate("document.body.prepend(document.querySelector('body > holdfast-approval'))")
     page.evaluate("Object.assign(document.querySelector('body > holdfast-approval'), {busy: false})")
     read_and_click(page.locator("body > holdfast-approval").get_by_role("button", name="Deny"))
@@ -748,13 +750,14 @@ def test_elements_that_a_framework_made_before_they_were_defined_take_their_prop
     expect(page.locator("body > holdfast-approval .stale")).to_contain_text("alice")
 
 
-def test_elements_take_what_react_and_vue_give_them_also_where_it_is_a_proxy(visit, mounted: Stage):
-    """React 19 sets what is a property of the element and listens to on...; Vue sets properties with .prop, and wraps
-    what it watches, however deep, in proxies."""
-    waiting = [mounted.waiting(mounted.conversation("pay")) for _ in range(2)]
+def test_elements_accept_the_properties_of_react_and_vue_including_proxies(visit, mounted: Stage):
+    """React 19 sets properties and listens to on...; Vue sets properties with .prop and passes nested proxies."""
+    waiting = [mounted.pending_call(mounted.conversation("pay")) for _ in range(2)]
     imports = re.search(r'<script type="importmap">.*?</script>', HOWTO.read_text(), re.DOTALL)
     assert imports is not None
-    page = foreign(visit(stage=mounted), imports.group() + '<link rel="stylesheet" href="/holdfast/static/style.css">')
+    page = open_host_page(
+        visit(stage=mounted), imports.group() + '<link rel="stylesheet" href="/holdfast/static/style.css">'
+    )
     page.evaluate(
         """async (waiting) => {
             const { Client } = await import('/holdfast/static/client.js');
@@ -794,7 +797,7 @@ def test_elements_take_what_react_and_vue_give_them_also_where_it_is_a_proxy(vis
     assert page.evaluate("document.querySelectorAll('[client], [pending], [ondecided]').length") == 0
 
 
-def test_the_colours_can_be_chosen_and_stay(visit, stage: Stage):
+def test_the_colour_scheme_can_be_changed_and_survives_a_reload(visit, stage: Stage):
     page = visit(color_scheme="light").page("inbox")
     paper = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(paper)
@@ -806,7 +809,7 @@ def test_the_colours_can_be_chosen_and_stay(visit, stage: Stage):
     assert page.evaluate(paper) == dark != light
 
 
-# --- what must never happen ---
+# --- security, size and accessibility ---
 
 
 def test_html_scripts_images_and_hidden_characters_stay_inert(visit, stage: Stage):
@@ -825,7 +828,7 @@ def test_html_scripts_images_and_hidden_characters_stay_inert(visit, stage: Stag
     ]
     assert "<script>window.pwned = 1</script>" in page.locator("holdfast-markdown").first.inner_text()
     for place in (page.locator("holdfast-markdown").first, card.locator(".content"), page.locator(".tool .inside")):
-        assert "U+202E" in place.inner_text(), "an override is seen"
+        assert "U+202E" in place.inner_text(), "the override character is spelled out"
     shown = page.locator("holdfast-chat").evaluate("chat => chat.textContent")
     assert not re.search("[\u202a-\u202e\u200b\u2066-\u2069]", shown)
 
@@ -838,18 +841,18 @@ def test_the_page_weighs_less_than_100_kilobytes():
             assert file
             assert file.compressed
             sent += len(file.compressed)
-            assert file.body.count(b"\n") == path.read_bytes().count(b"\n")  # what is left stands where it stood
+            assert file.body.count(b"\n") == path.read_bytes().count(b"\n")  # stripping keeps the line numbers
     assert sent < 100 * 1024
 
 
-def test_what_is_not_sent_is_only_for_people():
-    """No template's text begins a line as a remark does: between backticks, nothing is left out. No rule of the style
-    has a remark inside of it, or a text that looks like one."""
+def test_no_template_or_style_rule_has_text_that_the_server_would_strip_as_a_comment():
+    """The server strips whole-line comments. No line of a template literal may begin like one, and no style rule may
+    contain one."""
     for line in (STATIC / "style.css").read_text().splitlines():
         if "/*" in line:
-            rule, _, remark = line.partition("/*")
+            rule, _, comment = line.partition("/*")
             assert rule.rstrip()[-1:] in ("", "{", "}", ";"), line
-            assert remark.index("*/") == len(remark) - 2, line
+            assert comment.index("*/") == len(comment) - 2, line
     for path in [*STATIC.glob("*.js"), *STATIC.glob("elements/*.js")]:
         inside = False
         for line in path.read_text().splitlines():
@@ -864,7 +867,7 @@ def test_axe_finds_no_violation_on_any_view(visit, stage: Stage, scheme: str, wi
     refund, sign, book, evil, think, fail, kept = (
         stage.conversation(word) for word in ("refund", "sign", "book", "evil", "think", "fail", "refund")
     )
-    remembered = {"type": "approve", "digest": (call := stage.waiting(kept))["digest"], "remember": "tool"}
+    remembered = {"type": "approve", "digest": (call := stage.pending_call(kept))["digest"], "remember": "tool"}
     stage.ask("POST", f"conversations/{kept}/calls/{call['call']}/resolve", {"decision": remembered})
     size = {"width": width, "height": 900}
     page = visit(color_scheme=scheme, viewport=size, reduced_motion="reduce", bypass_csp=True).page()
@@ -875,9 +878,9 @@ def test_axe_finds_no_violation_on_any_view(visit, stage: Stage, scheme: str, wi
         found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
         assert [(each["id"], [node["target"] for node in each["nodes"]][:3]) for each in found] == [], view
 
-    def go(place: str, sight: str) -> None:
+    def go(place: str, selector: str) -> None:
         page.evaluate(f"location.hash = '#/{place}'")
-        page.locator(sight).first.wait_for()
+        page.locator(selector).first.wait_for()
 
     check("home")
     go(f"c/{refund}", "holdfast-approval .edit:enabled")

@@ -1,19 +1,20 @@
-"""What a card shows is what is decided: by whoever meant to decide it, about all that there is to see."""
+"""Cards: forms for answers, and decisions about exactly what a card shows."""
 
 from typing import Any
 
 from playwright.sync_api import Page, Route, expect
-from support.browser import COUNTS, Stage, read_and_click, read_card, select, until
+from support.browser import PRESS_COUNTS, Stage, read_and_click, read_card, select, until
 
 from holdfast.core.schema.validation import validate_value
 
 
-def decided(stage: Stage, conversation: str) -> list[dict[str, Any]]:
+def decisions_of(stage: Stage, conversation: str) -> list[dict[str, Any]]:
+    """Return the decisions in the log of a conversation."""
     return [event["decision"] for event in stage.log(conversation) if event["type"] == "CallResolved"]
 
 
-def form(page: Page, schema: dict[str, Any]) -> None:
-    """A form for this schema, and nothing else."""
+def show_form(page: Page, schema: dict[str, Any]) -> None:
+    """Replace the page's content with a form for this schema."""
     until(page, "customElements.get('holdfast-form') !== undefined")
     page.evaluate(
         "schema => document.body.replaceChildren(Object.assign(document.createElement('holdfast-form'), {schema}))",
@@ -24,7 +25,7 @@ def form(page: Page, schema: dict[str, Any]) -> None:
 # --- answers ---
 
 
-def test_a_field_keeps_the_cursor_however_much_is_written(visit, stage: Stage):
+def test_a_text_field_keeps_the_focus_during_long_input(visit, stage: Stage):
     conversation = stage.conversation("essay")
     page = visit().page(f"c/{conversation}")
     page.get_by_label("text", exact=True).click()
@@ -34,11 +35,11 @@ def test_a_field_keeps_the_cursor_however_much_is_written(visit, stage: Stage):
     expect(page.get_by_label("text", exact=True)).to_have_value(text)
     page.get_by_label("amount", exact=True).fill("1")
     read_and_click(page.get_by_role("button", name="Send the answer"))
-    until(page, lambda: decided(stage, conversation))
-    assert decided(stage, conversation)[0]["value"] == {"text": text, "amount": 1}
+    until(page, lambda: decisions_of(stage, conversation))
+    assert decisions_of(stage, conversation)[0]["value"] == {"text": text, "amount": 1}
 
 
-def test_an_answer_may_have_lines_and_enter_sends_it_as_it_sends_a_message(visit, stage: Stage):
+def test_enter_sends_an_answer_shift_enter_adds_a_line_and_enter_in_an_edit_does_nothing(visit, stage: Stage):
     conversation = stage.conversation("essay")
     page = visit().page(f"c/{conversation}")
     page.get_by_label("amount", exact=True).fill("1")
@@ -51,22 +52,22 @@ def test_an_answer_may_have_lines_and_enter_sends_it_as_it_sends_a_message(visit
     expect(text).to_be_focused()
     expect(page.get_by_role("button", name="Send the answer")).to_be_enabled()
     page.keyboard.press("Enter")
-    until(page, lambda: decided(stage, conversation))
-    assert decided(stage, conversation)[0]["value"] == {"text": "Dear Ann,\nno.", "amount": 1}
+    until(page, lambda: decisions_of(stage, conversation))
+    assert decisions_of(stage, conversation)[0]["value"] == {"text": "Dear Ann,\nno.", "amount": 1}
 
     page = visit().page(f"c/{stage.conversation('refund')}")
     read_and_click(page.locator("holdfast-approval .edit"))
     order = page.get_by_label("order", exact=True)
     expect(order).to_be_focused()
     page.keyboard.press("End")
-    page.keyboard.press("Enter")  # nothing is sent by it, and nothing is written
+    page.keyboard.press("Enter")  # sends nothing and adds no line
     page.keyboard.type("7")
     expect(order).to_have_value("10427")
 
 
-def test_text_of_many_lines_keeps_them_when_the_field_before_it_goes(visit, stage: Stage):
+def test_a_multi_line_item_keeps_its_text_when_the_item_before_it_is_removed(visit, stage: Stage):
     page = visit().page("inbox")
-    form(page, {"type": "array", "items": {"type": "string"}})
+    show_form(page, {"type": "array", "items": {"type": "string"}})
     page.evaluate("document.querySelector('holdfast-form').value = ['short', 'of\\ntwo lines']")
     expect(page.locator("textarea").last).to_have_value("of\ntwo lines")
     page.get_by_role("button", name="Remove Answer 1").click()
@@ -74,7 +75,7 @@ def test_text_of_many_lines_keeps_them_when_the_field_before_it_goes(visit, stag
     expect(page.locator(".item textarea")).to_have_value("of\ntwo lines")
 
 
-def test_a_number_that_can_be_read_in_two_ways_is_not_guessed(visit, stage: Stage):
+def test_an_ambiguous_number_is_refused(visit, stage: Stage):
     conversation = stage.conversation("essay")
     page = visit().page(f"c/{conversation}")
     page.get_by_label("text", exact=True).fill("x")
@@ -89,11 +90,11 @@ def test_a_number_that_can_be_read_in_two_ways_is_not_guessed(visit, stage: Stag
         expect(field).to_be_focused()
     copies.fill("1000")
     read_and_click(send)
-    until(page, lambda: decided(stage, conversation))
-    assert decided(stage, conversation)[0]["value"] == {"text": "x", "amount": 9.5, "copies": 1000}
+    until(page, lambda: decisions_of(stage, conversation))
+    assert decisions_of(stage, conversation)[0]["value"] == {"text": "x", "amount": 9.5, "copies": 1000}
 
 
-def test_what_is_left_out_is_shown_as_left_out_and_with_what_holds_then(visit, stage: Stage):
+def test_an_optional_field_that_is_not_set_shows_its_default_and_is_not_sent(visit, stage: Stage):
     conversation = stage.conversation("essay")
     page = visit().page(f"c/{conversation}")
     newsletter = page.get_by_role("group", name="newsletter optional, default: yes")
@@ -107,11 +108,11 @@ def test_what_is_left_out_is_shown_as_left_out_and_with_what_holds_then(visit, s
     page.get_by_label("text", exact=True).fill("x")
     page.get_by_label("amount", exact=True).fill("1")
     read_and_click(page.get_by_role("button", name="Send the answer"))
-    until(page, lambda: decided(stage, conversation))
-    assert decided(stage, conversation)[0]["value"] == {"text": "x", "amount": 1}
+    until(page, lambda: decisions_of(stage, conversation))
+    assert decisions_of(stage, conversation)[0]["value"] == {"text": "x", "amount": 1}
 
 
-def test_a_choice_says_which_it_is_also_where_its_tag_may_be_left_out(visit, stage: Stage):
+def test_the_answer_to_a_tagged_union_has_its_tag_even_if_the_tag_is_optional(visit, stage: Stage):
     def option(kind: str) -> dict[str, Any]:
         tag = {"type": "string", "const": kind, "default": kind}
         properties = {"kind": tag, "n": {"type": "integer"}, "sure": {"type": "boolean", "default": False}}
@@ -119,7 +120,7 @@ def test_a_choice_says_which_it_is_also_where_its_tag_may_be_left_out(visit, sta
 
     schema = {"oneOf": [option("card"), option("invoice")]}
     page = visit().page("inbox")
-    form(page, schema)
+    show_form(page, schema)
     for kind in ("card", "invoice"):
         page.get_by_role("radio", name=kind.title()).check()
         page.get_by_label("n", exact=True).fill("5")
@@ -132,7 +133,7 @@ def test_a_choice_says_which_it_is_also_where_its_tag_may_be_left_out(visit, sta
 # --- decisions ---
 
 
-def test_a_press_meant_for_a_card_that_goes_does_not_decide_the_next(visit, stage: Stage):
+def test_a_second_click_after_a_card_disappears_does_not_decide_the_next_card(visit, stage: Stage):
     conversation = stage.conversation("twins")
     page = visit().page(f"c/{conversation}")
     approve = page.locator("holdfast-approval .approve")
@@ -156,21 +157,21 @@ def test_a_press_meant_for_a_card_that_goes_does_not_decide_the_next(visit, stag
     expect(approve).to_have_count(1)
     expect(approve).to_be_enabled()
     assert page.evaluate("performance.now() - window.gone") >= 600, "longer than a double click"
-    assert page.evaluate("window.held && document.activeElement.matches('.deny')"), "the keyboard is where it was"
-    assert len(decided(stage, conversation)) == 1
+    assert page.evaluate("window.held && document.activeElement.matches('.deny')"), "the focus stays"
+    assert len(decisions_of(stage, conversation)) == 1
     read_and_click(approve)
-    until(page, lambda: len(decided(stage, conversation)) == 2)
+    until(page, lambda: len(decisions_of(stage, conversation)) == 2)
 
 
-def test_what_stands_beside_the_box_was_not_seen(visit, stage: Stage):
+def test_content_beyond_the_right_edge_must_be_scrolled_into_view_before_an_approval(visit, stage: Stage):
     conversation = stage.conversation("disguise")
-    stage.waiting(conversation)
+    stage.pending_call(conversation)
     page = visit().page(f"c/{conversation}")
     card = page.locator("holdfast-approval")
     expect(card.get_by_text("rm -rf /")).to_be_visible()
     right = "text => text.getBoundingClientRect().right <= text.closest('.content').getBoundingClientRect().right"
     assert card.get_by_text("rm -rf /").evaluate(right), "a long name does not push its value away"
-    expect(card.get_by_label("Differences")).to_have_count(0)  # what a model wrote is no difference
+    expect(card.get_by_label("Differences")).to_have_count(0)  # text of the model is not rendered as a diff
     expect(card.get_by_text("+daily = 5000")).to_be_visible()
 
     page.evaluate("location.hash = '#/inbox'")
@@ -197,7 +198,7 @@ def test_what_stands_beside_the_box_was_not_seen(visit, stage: Stage):
         expect(gated).to_be_enabled()
 
 
-def test_a_card_outlives_whatever_comes_back(visit, stage: Stage):
+def test_a_card_stays_usable_after_an_unexpected_response_or_exception(visit, stage: Stage):
     conversation = stage.conversation("refund")
     page = visit().page(f"c/{conversation}")
     card = page.locator("holdfast-approval")
@@ -216,16 +217,16 @@ def test_a_card_outlives_whatever_comes_back(visit, stage: Stage):
     expect(page.get_by_text("Done: refund went well.")).to_be_visible()
 
 
-def test_a_decision_that_a_store_was_away_for_can_be_pressed_again_at_once(visit, stage: Stage):
+def test_a_decision_that_failed_with_503_can_be_sent_again_at_once(visit, stage: Stage):
     conversation = stage.conversation("refund")
     page = visit().page(f"c/{conversation}")
     card = page.locator("holdfast-approval")
-    told = "the store cannot be reached now: nothing was recorded, try again"
-    problem = {"type": "about:blank", "status": 503, "kind": "store_unavailable", "detail": told}
+    message = "the store cannot be reached now: nothing was recorded, try again"
+    problem = {"type": "about:blank", "status": 503, "kind": "store_unavailable", "detail": message}
     page.route("**/resolve", lambda route: route.fulfill(status=503, json=problem))
     for _ in range(2):
         read_and_click(card.locator(".approve"))
-        expect(card.get_by_role("alert")).to_have_text(told)
+        expect(card.get_by_role("alert")).to_have_text(message)
         expect(card.locator("button:disabled")).to_have_count(0)
     held: list[Route] = []
     page.unroute("**/resolve")
@@ -235,13 +236,13 @@ def test_a_decision_that_a_store_was_away_for_can_be_pressed_again_at_once(visit
     expect(card.get_by_role("alert")).to_have_count(0)
     held.pop().continue_()
     expect(page.get_by_text("Done: refund went well.")).to_be_visible()
-    assert len(decided(stage, conversation)) == 1
+    assert len(decisions_of(stage, conversation)) == 1
 
 
-def test_how_long_is_left_is_rounded_only_where_it_is_days(visit, stage: Stage):
+def test_a_remaining_time_is_rounded_only_if_it_is_shown_in_days(visit, stage: Stage):
     page = visit().page("inbox")
     hour, day = 3600, 86_400
-    left = {
+    expected = {
         7 * day: "7 days",
         7 * day - 60: "7 days",
         6 * day + 12 * hour: "6 days",
@@ -251,16 +252,16 @@ def test_how_long_is_left_is_rounded_only_where_it_is_days(visit, stage: Stage):
         59: "59 s",
         9.4: "9.4 s",
     }
-    said = page.evaluate("async (all) => all.map((await import('./static/text.js')).duration)", list(left))
-    assert said == list(left.values())
+    texts = page.evaluate("async (all) => all.map((await import('./static/text.js')).duration)", list(expected))
+    assert texts == list(expected.values())
 
 
-def test_none_is_a_value_and_a_choice_within_a_choice_leaves_it_as_it_is(visit, stage: Stage):
+def test_none_can_be_chosen_as_a_value_and_a_nested_choice_does_not_change_other_fields(visit, stage: Stage):
     page = visit().page("inbox")
     nothing = {"type": "null"}
     colour = {"anyOf": [{"enum": ["red", "green"]}, nothing]}
     properties = {"note": {"anyOf": [{"type": "string"}, nothing], "default": "hello"}, "colour": colour}
-    form(page, {"type": "object", "properties": properties, "required": ["colour"]})
+    show_form(page, {"type": "object", "properties": properties, "required": ["colour"]})
     value = "JSON.stringify(document.querySelector('holdfast-form').value)"
     for group in ("note", "colour"):
         page.get_by_role("group", name=group).get_by_label("none", exact=True).check()
@@ -272,7 +273,7 @@ def test_none_is_a_value_and_a_choice_within_a_choice_leaves_it_as_it_is(visit, 
     until(page, lambda: page.evaluate(value) == '{"note":null,"colour":"red"}')
 
 
-def test_nothing_moves_under_a_press_that_follows_an_edit(visit, stage: Stage):
+def test_the_approve_button_does_not_move_between_mouse_down_and_mouse_up_after_an_edit(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('pay')}")
     card, approve = page.locator("holdfast-approval"), page.locator("holdfast-approval .approve")
     read_and_click(card.locator(".edit"))
@@ -280,10 +281,10 @@ def test_nothing_moves_under_a_press_that_follows_an_edit(visit, stage: Stage):
     expect(card.locator(".diff .added")).to_have_count(1)
     expect(approve).to_be_enabled()
     box = page.locator(".scroll")
-    # As far as it takes to see the button, and not to the end.
+    # Far enough to see the button, but not to the end.
     read_card(approve)
     box.evaluate("box => (box.scrollTop = box.scrollHeight - box.clientHeight - 50)")
-    until(page, lambda: approve.evaluate(COUNTS))
+    until(page, lambda: approve.evaluate(PRESS_COUNTS))
     place = approve.bounding_box()
     assert place
     page.mouse.move(place["x"] + 5, place["y"] + 5)

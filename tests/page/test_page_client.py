@@ -1,28 +1,29 @@
-"""The page as a client: it runs client tools on whatever view it shows, and streams while somebody looks."""
+"""The page as a client: it runs client tools on every view, and streams while it is visible."""
 
 import pytest
 from playwright.sync_api import Page, Route, expect
 from support.browser import Stage, read_and_click, register, say, until
 
-SEEN = """(state) => {
+SET_VISIBILITY = """(state) => {
     Object.defineProperty(document, 'visibilityState', { value: state, configurable: true });
     document.dispatchEvent(new Event('visibilitychange'));
 }"""
 
 
-def returned(stage: Stage, conversation: str) -> list[dict]:
+def results_of(stage: Stage, conversation: str) -> list[dict]:
+    """Return the results of calls in the log of a conversation."""
     return [event for event in stage.log(conversation) if event["type"] == "CallReturned"]
 
 
 def approve(page: Page, conversation: str) -> None:
-    """In the inbox."""
+    """Approve the call of a conversation in the inbox."""
     row = page.locator(".row", has_text=conversation)
     row.locator(".head").click()
     read_and_click(row.locator("button.approve"))
 
 
-def test_looking_at_the_inbox_does_not_disturb_a_client_tool_that_runs(visit, stage: Stage):
-    """B41."""
+def test_a_client_tool_keeps_running_while_the_page_shows_the_inbox(visit, stage: Stage):
+    """The page stays attached until the call has its result [B41]."""
     conversation = stage.conversation(who="bob")
     page = visit().page(f"c/{conversation}")
     left: list[str] = []
@@ -34,38 +35,38 @@ def test_looking_at_the_inbox_does_not_disturb_a_client_tool_that_runs(visit, st
     expect(page.locator("holdfast-inbox .row", has_text="whereabouts")).to_be_visible()
     assert not left
     page.evaluate("window.finish()")
-    until(page, lambda: returned(stage, conversation))
-    assert returned(stage, conversation)[0]["ok"]
-    until(page, lambda: left)  # nothing of it is left to do here
+    until(page, lambda: results_of(stage, conversation))
+    assert results_of(stage, conversation)[0]["ok"]
+    until(page, lambda: left)  # the page detaches after the last call
     page.go_back()
     expect(page.get_by_text("Done: whereabouts went well.")).to_be_visible()
     assert page.evaluate("window.ran") == 1
 
 
 def test_a_client_tool_approved_in_the_inbox_runs_in_that_page(visit, stage: Stage):
-    """B42: whoever has asked for it."""
+    """After an approval the page of the approver runs the call of another user [B42]."""
     conversation = stage.conversation("gated", name="gated-for-bob", who="bob")
     page = visit().page("inbox")
     register(page, "gated_whereabouts", "return {latitude: 48.1};")
     approve(page, conversation)
-    until(page, lambda: returned(stage, conversation))
-    assert returned(stage, conversation)[0]["value"] == {"latitude": 48.1}
+    until(page, lambda: results_of(stage, conversation))
+    assert results_of(stage, conversation)[0]["value"] == {"latitude": 48.1}
     assert page.evaluate("window.ran") == 1
 
 
-def test_a_page_runs_its_own_persons_calls_on_any_view_and_nobody_elses(visit, stage: Stage):
-    """B43: to be asked where somebody else is gives no answer."""
+def test_a_page_runs_calls_of_its_own_user_on_any_view_and_none_of_another_user(visit, stage: Stage):
+    """The call of another user fails as detached [B43]."""
     page = visit().page("inbox")
     register(page, "whereabouts", "return {latitude: 48.1};")
     theirs = stage.conversation("where", who="bob")
     own = stage.conversation("where")
-    until(page, lambda: returned(stage, own) and returned(stage, theirs))
-    assert returned(stage, own)[0]["value"] == {"latitude": 48.1}
-    assert returned(stage, theirs)[0]["error"]["kind"] == "detached"
+    until(page, lambda: results_of(stage, own) and results_of(stage, theirs))
+    assert results_of(stage, own)[0]["value"] == {"latitude": 48.1}
+    assert results_of(stage, theirs)[0]["error"]["kind"] == "detached"
     assert page.evaluate("window.ran") == 1
 
 
-def test_a_page_that_attaches_before_there_is_a_conversation_runs_its_calls_once_there_is(visit, stage: Stage):
+def test_a_page_that_attaches_to_a_missing_conversation_runs_its_calls_once_it_exists(visit, stage: Stage):
     page = visit().page("inbox")
     register(page, "whereabouts", "return {latitude: 48.1};")
     answers: list[int] = []
@@ -75,15 +76,15 @@ def test_a_page_that_attaches_before_there_is_a_conversation_runs_its_calls_once
     other = stage.conversation("refund")
     expect(page.locator(".row", has_text=other)).to_be_visible()
     stage.conversation("where", name="later", who="bob")
-    until(page, lambda: returned(stage, "later"))
-    assert returned(stage, "later")[0]["value"] == {"latitude": 48.1}
-    # Heartbeats announce it again for as long as the test takes; what does not exist is asked for once.
+    until(page, lambda: results_of(stage, "later"))
+    assert results_of(stage, "later")[0]["value"] == {"latitude": 48.1}
+    # Heartbeats announce the page again; the missing conversation is requested only once.
     assert answers[0] == 404
     assert set(answers[1:]) == {200}
 
 
-def test_whatever_a_client_tool_gives_or_throws_ends_its_call(visit, stage: Stage):
-    """B43, B45: none waits for its deadline."""
+def test_any_invalid_result_or_exception_of_a_client_tool_ends_its_call_with_an_error(visit, stage: Stage):
+    """The call ends at once, and not at its deadline [B43, B45]."""
     conversation = stage.conversation()
     page = visit().page(f"c/{conversation}")
     register(page, "whereabouts", "return window.act();")
@@ -107,19 +108,19 @@ def test_whatever_a_client_tool_gives_or_throws_ends_its_call(visit, stage: Stag
     ):
         page.evaluate(f"() => {{ window.act = async () => {{ {act}; }}; }}")
         say(page, "where am I?")
-        until(page, lambda n=n: len(returned(stage, conversation)) == n)
-        error = returned(stage, conversation)[-1]["error"]
+        until(page, lambda n=n: len(results_of(stage, conversation)) == n)
+        error = results_of(stage, conversation)[-1]["error"]
         assert error["kind"] == kind, act
         assert message in error["message"], act
         expect(page.locator(".composer .status")).to_have_text("")
     assert page.evaluate("window.ran") == n
 
 
-def test_a_page_that_went_before_its_announcement_was_answered_asks_for_nothing(visit, stage: Stage):
+def test_a_page_that_leaves_before_its_announcement_is_confirmed_requests_no_lease(visit, stage: Stage):
     conversation = stage.conversation(who="bob")
     stage.ask("POST", f"conversations/{conversation}/clients", {"client": "other", "tools": ["whereabouts"]}, "bob")
     stage.ask("POST", f"conversations/{conversation}/messages", {"text": "where"}, "bob")
-    call = stage.waiting(conversation)["call"]
+    call = stage.pending_call(conversation)["call"]
     stage.ask("POST", f"conversations/{conversation}/calls/{call}/lease", {"client": "other"}, "bob")
     page = visit().page("inbox")
     register(page, "whereabouts", "return {latitude: 48.1};")
@@ -138,26 +139,26 @@ def test_a_page_that_went_before_its_announcement_was_answered_asks_for_nothing(
     stage.ask("POST", f"conversations/{conversation}/cancel", {}, "bob")
 
 
-def test_a_tab_opened_in_the_background_lets_its_stream_go_and_once_seen_says_what_the_server_says(visit, stage: Stage):
+def test_a_background_tab_closes_its_stream_and_shows_the_current_state_once_it_is_visible(visit, stage: Stage):
     conversation = stage.conversation()
     alice = visit()
     page = alice.context.new_page()
     page.add_init_script("Object.defineProperty(document, 'visibilityState', { value: 'hidden', configurable: true });")
-    let_go: list[str] = []
-    page.on("requestfailed", lambda request: let_go.append(request.url))
+    closed: list[str] = []
+    page.on("requestfailed", lambda request: closed.append(request.url))
     page.goto(f"{stage.url}#/c/{conversation}")
-    until(page, lambda: any("events?after" in url for url in let_go))
+    until(page, lambda: any("events?after" in url for url in closed))
     stage.ask("POST", f"conversations/{conversation}/messages", {"text": "hello"})
     until(page, lambda: stage.ask("GET", f"conversations/{conversation}")["state"] == "idle")
     stage.ask("POST", f"conversations/{conversation}/messages", {"text": "refund"})
-    stage.waiting(conversation)
-    page.evaluate(SEEN, "visible")
+    stage.pending_call(conversation)
+    page.evaluate(SET_VISIBILITY, "visible")
     expect(page.locator("holdfast-approval")).to_be_visible()
     assert page.locator(".composer .status").inner_text() == "Waiting for a decision"
 
 
 @pytest.mark.parametrize("body", ["<html>Sign in to the wifi</html>", ""])
-def test_a_reply_that_is_not_the_servers_is_told_and_the_card_stays_usable(visit, stage: Stage, body: str):
+def test_a_response_that_is_not_json_shows_an_error_and_the_card_stays_usable(visit, stage: Stage, body: str):
     conversation = stage.conversation("wipe")
     page = visit().page(f"c/{conversation}")
     page.route("**/resolve", lambda route: route.fulfill(status=200, content_type="text/html", body=body))
@@ -166,4 +167,4 @@ def test_a_reply_that_is_not_the_servers_is_told_and_the_card_stays_usable(visit
     expect(card.get_by_role("alert")).to_contain_text("server")
     page.unroute("**/resolve")
     read_and_click(card.locator("button.approve"))
-    until(page, lambda: returned(stage, conversation))
+    until(page, lambda: results_of(stage, conversation))

@@ -1,17 +1,17 @@
-"""What was not seen cannot be approved, and what has just moved cannot be pressed."""
+"""Guards: unseen content cannot be approved, and a card that has just moved cannot be pressed."""
 
 from typing import Any
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
-from support.browser import COUNTS, Stage, read_and_click, read_card, select, until
+from support.browser import PRESS_COUNTS, Stage, read_and_click, read_card, select, until
 
 PHONE, ZOOMED = {"width": 390, "height": 844}, {"width": 640, "height": 400}
 """A phone, and a window of 1280 x 800 at 200 %."""
 
 
-def on_arrival(page: Page, act: str) -> None:
-    """Have the page do something at the moment when a row comes to the inbox."""
+def run_on_arrival(page: Page, act: str) -> None:
+    """Make the page run a script at the moment when a row is added to the inbox."""
     page.evaluate(
         f"""() => {{
             const list = document.querySelector('.rows');
@@ -26,25 +26,26 @@ def on_arrival(page: Page, act: str) -> None:
     )
 
 
-def decided(stage: Stage, conversation: str) -> list[str]:
-    """The calls that were decided, in order."""
+def resolved_calls(stage: Stage, conversation: str) -> list[str]:
+    """Return the ids of the resolved calls, in order."""
     return [event["call_id"] for event in stage.log(conversation) if event["type"] == "CallResolved"]
 
 
-def calls(stage: Stage, conversation: str, n: int) -> list[dict[str, Any]]:
-    """The calls that wait, as soon as there are so many."""
+def pending_calls(stage: Stage, conversation: str, n: int) -> list[dict[str, Any]]:
+    """Return the pending calls, once there are at least this many."""
     while len(found := stage.ask("GET", f"pending?conversation={conversation}")["pending"]) < n:
         pass
     return found
 
 
-def spot(button: Locator) -> tuple[float, float]:
+def centre(button: Locator) -> tuple[float, float]:
+    """Return the centre of a button on the screen."""
     box = button.bounding_box()
     assert box
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
 
-def scrolled(page: Page) -> float:
+def scroll_position(page: Page) -> float:
     return page.locator(".scroll").evaluate("box => box.scrollTop")
 
 
@@ -55,18 +56,18 @@ def test_after_a_decision_the_conversation_stays_in_place_and_a_second_press_app
     visit, stage: Stage
 ):
     name = stage.conversation("crowd")
-    waiting = {call["args"]["contract"]: call["call"] for call in calls(stage, name, 40)}
+    waiting = {call["args"]["contract"]: call["call"] for call in pending_calls(stage, name, 40)}
     page = visit().page(f"c/{name}")
     cards = page.locator("holdfast-approval")
     expect(cards).to_have_count(40)
     fifth = cards.nth(4)
     read_card(fifth.locator(".approve"))
-    place, at = scrolled(page), spot(fifth.locator(".approve"))
+    place, at = scroll_position(page), centre(fifth.locator(".approve"))
     page.mouse.click(*at)
     expect(cards).to_have_count(39)
-    assert decided(stage, name) == [waiting["number 4"]]
-    assert scrolled(page) == place
-    until(page, lambda: cards.nth(4).locator(".edit").evaluate(COUNTS))  # the guard is over
+    assert resolved_calls(stage, name) == [waiting["number 4"]]
+    assert scroll_position(page) == place
+    until(page, lambda: cards.nth(4).locator(".edit").evaluate(PRESS_COUNTS))  # the guard has expired
     seen = page.evaluate(
         """() => [...document.querySelectorAll('holdfast-approval')].filter((card) => !card.guard.unseen())
             .map((card) => card.pending.call)"""
@@ -74,27 +75,27 @@ def test_after_a_decision_the_conversation_stays_in_place_and_a_second_press_app
     page.mouse.click(*at)
     page.locator("holdfast-approval").first.evaluate("card => card.updateComplete")
     until(page, "![...document.querySelectorAll('holdfast-approval')].some((card) => card.busy)")
-    assert set(decided(stage, name)) <= {waiting["number 4"], *seen}
-    assert waiting["number 38"] not in [*seen, *decided(stage, name)]
-    assert scrolled(page) == place
+    assert set(resolved_calls(stage, name)) <= {waiting["number 4"], *seen}
+    assert waiting["number 38"] not in [*seen, *resolved_calls(stage, name)]
+    assert scroll_position(page) == place
 
 
-def test_when_the_last_card_is_decided_what_stands_above_it_does_not_slide_down(visit, stage: Stage):
+def test_the_card_above_the_last_one_does_not_move_when_the_last_one_is_decided(visit, stage: Stage):
     name = stage.conversation("crowd")
-    calls(stage, name, 40)
+    pending_calls(stage, name, 40)
     page = visit().page(f"c/{name}")
     cards = page.locator("holdfast-approval")
     expect(cards).to_have_count(40)
     read_card(cards.nth(39).locator(".approve"))
     page.locator(".scroll").evaluate("box => box.scrollTo(0, box.scrollHeight)")
     read_card(cards.nth(39).locator(".approve"))
-    above = spot(cards.nth(38).locator(".approve"))
+    above = centre(cards.nth(38).locator(".approve"))
     cards.nth(39).locator(".approve").click()
     expect(cards).to_have_count(39)
-    assert spot(cards.nth(38).locator(".approve")) == above
+    assert centre(cards.nth(38).locator(".approve")) == above
 
 
-def test_a_press_at_the_moment_when_a_card_has_moved_decides_nothing_and_says_so(visit, stage: Stage):
+def test_a_press_on_a_card_that_has_just_moved_decides_nothing_and_says_so(visit, stage: Stage):
     name = stage.conversation("refund")
     page = visit().page(f"c/{name}")
     approve = page.locator("holdfast-approval .approve")
@@ -109,16 +110,16 @@ def test_a_press_at_the_moment_when_a_card_has_moved_decides_nothing_and_says_so
     expect(approve).to_be_disabled()
     read_and_click(approve)
     expect(page.get_by_text("Done: refund went well.")).to_be_visible()
-    assert len(decided(stage, name)) == 1
+    assert len(resolved_calls(stage, name)) == 1
 
 
 @pytest.mark.parametrize("size", [PHONE, ZOOMED, {"width": 1280, "height": 800}])
-def test_a_conversation_opens_at_the_top_of_its_first_card_and_keeps_the_question_in_sight(
+def test_a_conversation_opens_at_the_top_of_its_first_card_and_keeps_the_prompt_visible(
     visit, stage: Stage, size: dict[str, int]
 ):
     for word, asks in (("crowd", "Sign the contract?"), ("rewrite", "Change config/limits.toml?")):
         name = stage.conversation(word)
-        calls(stage, name, 40 if word == "crowd" else 1)
+        pending_calls(stage, name, 40 if word == "crowd" else 1)
         page = visit(viewport=size).page(f"c/{name}")
         card = page.locator("holdfast-approval").first
         question = card.get_by_role("heading", name=asks)
@@ -129,7 +130,7 @@ def test_a_conversation_opens_at_the_top_of_its_first_card_and_keeps_the_questio
         expect(question).to_be_in_viewport(ratio=1)
 
 
-def test_a_question_that_is_too_long_to_stay_in_sight_does_not_cover_what_it_is_about(visit, stage: Stage):
+def test_a_prompt_that_is_too_long_to_stay_visible_does_not_cover_the_content(visit, stage: Stage):
     page = visit(viewport=ZOOMED).page(f"c/{stage.conversation('refund')}")
     card = page.locator("holdfast-approval")
     read_card(card.locator(".approve"))
@@ -144,9 +145,9 @@ def test_a_question_that_is_too_long_to_stay_in_sight_does_not_cover_what_it_is_
     read_card(card.locator(".approve"))
 
 
-def test_a_card_that_was_not_on_screen_as_a_whole_is_not_approved_and_a_press_leads_to_the_rest(visit, stage: Stage):
+def test_a_card_that_was_not_fully_visible_is_not_approved_and_a_press_scrolls_to_the_rest(visit, stage: Stage):
     name = stage.conversation("crowd")
-    calls(stage, name, 40)
+    pending_calls(stage, name, 40)
     page = visit(viewport=ZOOMED).page(f"c/{name}")
     card = page.locator("holdfast-approval").nth(20)
     card.locator("footer").evaluate("footer => footer.scrollIntoView({block: 'end'})")
@@ -154,14 +155,14 @@ def test_a_card_that_was_not_on_screen_as_a_whole_is_not_approved_and_a_press_le
         page, lambda: card.locator(".actions").evaluate("actions => actions.closest('holdfast-approval').guard.armed")
     )
     expect(card.locator(".approve")).to_be_disabled()
-    page.mouse.click(*spot(card.locator(".approve")))
+    page.mouse.click(*centre(card.locator(".approve")))
     expect(card.locator(".facts")).to_be_in_viewport(ratio=1)
-    assert decided(stage, name) == []
+    assert resolved_calls(stage, name) == []
     read_and_click(card.locator(".approve"))
-    until(page, lambda: decided(stage, name))
+    until(page, lambda: resolved_calls(stage, name))
 
 
-def test_by_keyboard_alone_a_card_is_read_and_approved_where_it_does_not_fit_the_window(visit, stage: Stage):
+def test_a_card_larger_than_the_window_can_be_read_and_approved_by_keyboard(visit, stage: Stage):
     name = stage.conversation("sign")
     page = visit(viewport=ZOOMED).page(f"c/{name}")
     card = page.locator("holdfast-approval")
@@ -169,10 +170,10 @@ def test_by_keyboard_alone_a_card_is_read_and_approved_where_it_does_not_fit_the
     expect(card.locator(".card")).to_be_focused()
 
     def read() -> bool:
-        page.keyboard.press("a")  # leads to what was not read yet, and then approves
+        page.keyboard.press("a")  # scrolls to the unread part; approves when there is none
         if page.evaluate("document.activeElement.matches('.content')"):
             page.keyboard.press("End")
-        return bool(decided(stage, name))
+        return bool(resolved_calls(stage, name))
 
     until(page, read)
     expect(page.get_by_text("Done: sign went well.")).to_be_visible()
@@ -183,7 +184,7 @@ def test_a_button_that_the_keyboard_has_scrolled_to_can_be_pressed_at_once(visit
     deny = page.locator("holdfast-approval .deny")
     read_card(deny)
     page.locator(".scroll").evaluate("box => (box.scrollTop = 0)")
-    page.keyboard.press("Shift")  # from here on it is the keyboard
+    page.keyboard.press("Shift")  # from here on the page is in keyboard mode
     deny.press("Enter")
     expect(page.get_by_label("Reason")).to_be_focused()
 
@@ -191,38 +192,36 @@ def test_a_button_that_the_keyboard_has_scrolled_to_can_be_pressed_at_once(visit
 # --- the inbox ---
 
 
-def test_a_card_of_the_inbox_that_an_arrival_has_moved_is_not_approved_by_a_press_meant_for_its_old_place(
-    visit, stage: Stage
-):
+def test_a_press_on_an_inbox_card_that_a_new_row_has_just_moved_approves_nothing(visit, stage: Stage):
     name = stage.conversation("refund", name="steady-refund")
-    stage.waiting(name)
+    stage.pending_call(name)
     page = visit().page("inbox")
     page.get_by_label("Filter").fill("steady-")
     row = page.locator(".row", has_text=name)
     row.locator(".head").click()
     approve = row.locator(".approve")
     read_card(approve)
-    before = spot(approve)
-    on_arrival(page, "document.querySelector('.row.open .approve').click()")
+    before = centre(approve)
+    run_on_arrival(page, "document.querySelector('.row.open .approve').click()")
     stage.conversation("quick", name="steady-quick")  # expires sooner: its row comes first
     until(page, "window.acted")
     expect(row.locator(".gate")).to_contain_text("Nothing was sent")
-    assert decided(stage, name) == []
-    assert spot(approve) != before
+    assert resolved_calls(stage, name) == []
+    assert centre(approve) != before
     read_and_click(approve)
     expect(row.locator(".stale")).to_have_text("Approved by alice.")
 
 
-def test_a_row_that_an_arrival_has_moved_is_not_selected_by_a_press_meant_for_another(visit, stage: Stage):
+def test_a_press_on_an_inbox_row_that_a_new_row_has_just_moved_selects_nothing(visit, stage: Stage):
     name = stage.conversation("refund", name="steadfast-row")
-    stage.waiting(name)
+    stage.pending_call(name)
     page = visit().page("inbox")
     page.get_by_label("Filter").fill("steadfast-")
     row = page.locator(".row", has_text=name)
     box = row.get_by_role("checkbox")
     expect(box).to_be_enabled()
     box.evaluate("box => (window.box = box)")
-    on_arrival(page, "window.box.click()")
+    run_on_arrival(page, "window.box.click()")
     stage.conversation("quick", name="steadfast-quick")
     until(page, "window.acted")
     expect(box).not_to_be_checked()
@@ -231,7 +230,9 @@ def test_a_row_that_an_arrival_has_moved_is_not_selected_by_a_press_meant_for_an
 
 
 def test_the_reason_of_a_batch_is_not_carried_into_the_next_batch(visit, stage: Stage):
-    first, second = (stage.waiting(stage.conversation("refund", name=f"reason-{n}"))["conversation"] for n in (1, 2))
+    first, second = (
+        stage.pending_call(stage.conversation("refund", name=f"reason-{n}"))["conversation"] for n in (1, 2)
+    )
     page = visit().page("inbox")
     dialog = page.locator("dialog.batch")
     reason = dialog.get_by_placeholder("Reason for denying")

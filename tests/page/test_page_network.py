@@ -1,4 +1,4 @@
-"""The page on a network that goes without a word: dead connections, sleep, and answers that never come."""
+"""The page on an unreliable network: dead connections, sleep, and requests without a response."""
 
 import contextlib
 import copy
@@ -11,11 +11,11 @@ import pytest
 from playwright.sync_api import Page, expect
 from support.browser import Stage, read_and_click, read_card, say, select, until
 
-SHORT = "Object.assign(holdfast.limits, {request: 4000, silence: 5000})"
-"""So that a test does not take minutes. The stage's heart beats every second."""
+SHORT_TIMEOUTS = "Object.assign(holdfast.limits, {request: 4000, silence: 5000})"
+"""Short timeouts, so that a test does not take minutes. The stage sends a heartbeat every second."""
 
-LATER = "const { now } = Date; Date.now = () => now() + 3_600_000"
-"""An hour passes on the wall and no time passes for the page, as when the machine sleeps."""
+HOUR_LATER = "const { now } = Date; Date.now = () => now() + 3_600_000"
+"""The wall clock jumps by an hour and the page's timers do not run, as when the machine sleeps."""
 
 
 class Proxy:
@@ -24,7 +24,7 @@ class Proxy:
     def __init__(self, port: int):
         self.target = port
         self.dark = False
-        """Connections that were open while it was dark stay dead, also when it is light again."""
+        """Connections that were open while it was true stay dead afterwards."""
         self._sockets: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -32,7 +32,7 @@ class Proxy:
         self._threads[0].start()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # it was closed
+        with contextlib.suppress(OSError):  # the listener was closed
             while True:
                 near, _ = self._listener.accept()
                 self._sockets.append(near)
@@ -68,8 +68,8 @@ class Proxy:
 
 
 @pytest.fixture
-def behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Stage, Proxy]]:
-    """A server with quick heartbeats, as it is seen through a proxy."""
+def proxied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Stage, Proxy]]:
+    """A server with quick heartbeats, and the proxy that the page connects through."""
     monkeypatch.setenv("STAGE_HEARTBEAT", "1")
     stage = Stage(tmp_path)
     stage.start()
@@ -81,19 +81,20 @@ def behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[St
     stage.kill()
 
 
-def opened(visit, stage: Stage, place: str) -> Page:
+def open_page(visit, stage: Stage, place: str) -> Page:
+    """Open a page, wait until it is connected, and shorten its timeouts."""
     page = visit(stage=stage).page(place)
     until(page, "window.holdfast?.connection === 'online'")
-    page.evaluate(SHORT)
+    page.evaluate(SHORT_TIMEOUTS)
     return page
 
 
-def test_after_a_silent_loss_of_the_network_the_page_comes_back_and_a_press_says_what_became_of_it(
-    visit, behind: tuple[Stage, Proxy]
+def test_after_a_silent_network_loss_the_page_reconnects_and_a_press_shows_as_not_confirmed(
+    visit, proxied: tuple[Stage, Proxy]
 ):
-    stage, proxy = behind
+    stage, proxy = proxied
     name = stage.conversation("refund")
-    page = opened(visit, stage, f"c/{name}")
+    page = open_page(visit, stage, f"c/{name}")
     card, banner = page.locator("holdfast-approval"), page.get_by_text("The page reconnects by itself")
     read_card(card.locator(".approve"))
     proxy.dark = True
@@ -111,11 +112,11 @@ def test_after_a_silent_loss_of_the_network_the_page_comes_back_and_a_press_says
     expect(page.get_by_text("You said: hello")).to_be_visible()
 
 
-def test_a_page_that_was_opened_into_a_dead_network_is_there_once_the_network_is(visit, behind: tuple[Stage, Proxy]):
-    """Also what is asked before a stream is opened has its limit."""
-    stage, proxy = behind
+def test_a_conversation_opened_on_a_dead_network_is_shown_once_the_network_is_back(visit, proxied: tuple[Stage, Proxy]):
+    """The requests before a stream is opened have a timeout too."""
+    stage, proxy = proxied
     name = stage.conversation("hello")
-    page = opened(visit, stage, "inbox")
+    page = open_page(visit, stage, "inbox")
     proxy.dark = True
     page.evaluate(f"location.hash = '#/c/{name}'")
     expect(page.get_by_text("The page reconnects by itself")).to_be_visible()
@@ -124,10 +125,12 @@ def test_a_page_that_was_opened_into_a_dead_network_is_there_once_the_network_is
     expect(page.get_by_text("The page reconnects by itself")).to_be_hidden()
 
 
-def test_a_batch_and_a_message_say_that_they_are_being_sent_and_that_no_answer_came(visit, behind: tuple[Stage, Proxy]):
-    stage, proxy = behind
+def test_a_batch_and_a_message_show_that_they_are_being_sent_and_that_no_response_came(
+    visit, proxied: tuple[Stage, Proxy]
+):
+    stage, proxy = proxied
     name = stage.conversation("refund")
-    page = opened(visit, stage, "inbox")
+    page = open_page(visit, stage, "inbox")
     select(page.locator(".row"))
     page.get_by_role("button", name="Review 1 selected").click()
     dialog = page.locator("dialog.batch")
@@ -152,14 +155,12 @@ def test_a_batch_and_a_message_say_that_they_are_being_sent_and_that_no_answer_c
     "event",
     [
         "window.dispatchEvent(new Event('offline'))",
-        f"{LATER}; document.dispatchEvent(new Event('visibilitychange'))",
-        LATER,
+        f"{HOUR_LATER}; document.dispatchEvent(new Event('visibilitychange'))",
+        HOUR_LATER,
     ],
-    ids=["offline", "seen again after an hour", "awake after an hour"],
+    ids=["offline", "visible again after an hour", "awake after an hour"],
 )
-def test_streams_are_opened_again_when_the_browser_is_offline_and_when_the_machine_has_slept(
-    visit, stage: Stage, event: str
-):
+def test_streams_reconnect_when_the_browser_was_offline_or_the_machine_has_slept(visit, stage: Stage, event: str):
     alice = visit()
     streams: list[str] = []
     ended: list[str] = []
@@ -170,7 +171,7 @@ def test_streams_are_opened_again_when_the_browser_is_offline_and_when_the_machi
     until(page, lambda: {url.split("?")[0].rsplit("/", 2)[1] for url in streams} == {name, "pending"})
     expect(page.get_by_text("You said: hello")).to_be_visible()
     assert not ended
-    for _ in range(20):  # a heartbeat that comes just behind it shows that a stream is alive: then it stays, rightly
+    for _ in range(20):  # a heartbeat right after the event shows that a stream is alive: then it stays open
         page.evaluate(f"() => {{ {event}; }}")
         page.wait_for_timeout(3_000)
         if len({url.split("?")[0] for url in ended}) == 2:
@@ -181,9 +182,9 @@ def test_streams_are_opened_again_when_the_browser_is_offline_and_when_the_machi
     expect(page.get_by_text("You said: again")).to_be_visible()
 
 
-def test_a_stream_outlives_the_time_between_two_heartbeats(visit, behind: tuple[Stage, Proxy]):
-    """The limit on silence is longer than the server's heartbeat: nothing is opened again without a reason."""
-    stage, _ = behind
+def test_a_stream_is_not_reopened_between_two_heartbeats(visit, proxied: tuple[Stage, Proxy]):
+    """The timeout for a silent stream is longer than the server's heartbeat interval."""
+    stage, _ = proxied
     page = visit(stage=stage).page("inbox")
     until(page, "window.holdfast?.connection === 'online'")
     assert page.evaluate("holdfast.limits.silence") > 2 * 15_000
@@ -196,7 +197,7 @@ def test_a_stream_outlives_the_time_between_two_heartbeats(visit, behind: tuple[
             };
         }"""
     )
-    until(page, "window.beats >= 1")  # every stream of the page is open by now
+    until(page, "window.beats >= 1")  # all streams of the page are open by now
     streams: list[str] = []
     page.on("request", lambda request: streams.append(request.url) if "/events" in request.url else None)
     until(page, "window.beats >= 3")

@@ -1,4 +1,4 @@
-"""The page against hostile text, slow networks, servers that come back different, and people who type anything."""
+"""The page under stress: hostile text, slow networks, restarted servers, other stores, and invalid input."""
 
 import re
 import shutil
@@ -11,13 +11,13 @@ from playwright.sync_api import Route, expect
 from support.browser import Stage, read_and_click, register, say, select, until
 
 HUGE = 9007199254740993
-"""No double holds it: it would be shown, and sent back, as ...992."""
+"""A double cannot hold it: it would be shown, and sent back, as ...992."""
 
 
-# --- what is decided is what was shown ---
+# --- a decision is about what was shown ---
 
 
-def test_a_number_that_a_double_would_round_is_shown_and_sent_back_digit_by_digit(visit, stage: Stage):
+def test_a_number_that_a_double_would_round_is_shown_and_sent_back_exactly(visit, stage: Stage):
     conversation = stage.conversation("pay")
     page = visit().page(f"c/{conversation}")
     card = page.locator("holdfast-approval")
@@ -31,7 +31,7 @@ def test_a_number_that_a_double_would_round_is_shown_and_sent_back_digit_by_digi
     returned = next(event for event in stage.log(conversation) if event["type"] == "CallReturned")
     assert (returned["value"], returned["edited"]) == ({"account": HUGE}, {"account": HUGE, "amount": 11})
 
-    said = page.evaluate(
+    checked = page.evaluate(
         """async () => {
             const { parse, json, number } = await import('./static/text.js');
             const numbers = '[-12345678901234567890,1234567890123456,0.12345678901234568,1e+300]';
@@ -42,10 +42,10 @@ def test_a_number_that_a_double_would_round_is_shown_and_sent_back_digit_by_digi
             return [json(parse(text), 0) === text, json(number('9007199254740993'), 0), wrong];
         }"""
     )
-    assert said == [True, str(HUGE), 0]
+    assert checked == [True, str(HUGE), 0]
 
 
-def test_what_is_no_number_cannot_be_approved_as_the_number_before(visit, stage: Stage):
+def test_an_invalid_number_cannot_be_approved_as_the_previous_number(visit, stage: Stage):
     conversation = stage.conversation("refund")
     page = visit().page(f"c/{conversation}")
     card = page.locator("holdfast-approval")
@@ -57,9 +57,9 @@ def test_what_is_no_number_cannot_be_approved_as_the_number_before(visit, stage:
     expect(card.get_by_text("These arguments are not valid yet.")).to_be_visible()
     expect(card.locator(".preview, .diff, table")).to_have_count(0)
     expect(card.get_by_role("button", name="Approve as edited")).to_be_disabled()
-    page.wait_for_timeout(400)  # the guard is over
+    page.wait_for_timeout(400)  # the guard has expired
     amount.press("Control+Enter")
-    assert stage.waiting(conversation)["tool"] == "refund"
+    assert stage.pending_call(conversation)["tool"] == "refund"
     amount.fill("5")
     read_and_click(card.locator(".approve"))
     expect(page.get_by_text("Done: refund went well.")).to_be_visible()
@@ -67,7 +67,7 @@ def test_what_is_no_number_cannot_be_approved_as_the_number_before(visit, stage:
     assert returned["edited"]["amount"] == 5
 
 
-def test_a_plan_that_changed_is_back_in_the_inbox_with_what_changed(visit, stage: Stage):
+def test_a_call_whose_plan_changed_is_back_in_the_inbox_with_the_difference(visit, stage: Stage):
     name = stage.conversation("buy")
     page = visit().page("inbox")
     page.locator(".row", has_text=name).locator(".head").click()
@@ -80,8 +80,8 @@ def test_a_plan_that_changed_is_back_in_the_inbox_with_what_changed(visit, stage
     expect(page.locator(".row.open .stale")).to_have_text("Approved by alice.")
 
 
-def test_an_element_that_is_given_the_next_call_keeps_nothing_of_the_last(visit, stage: Stage):
-    first, twin, other = (stage.waiting(stage.conversation(word)) for word in ("refund", "refund", "patch"))
+def test_an_element_that_gets_another_call_keeps_no_state_of_the_previous_one(visit, stage: Stage):
+    first, twin, other = (stage.pending_call(stage.conversation(word)) for word in ("refund", "refund", "patch"))
     assert first["digest"] == twin["digest"]
     page = visit().page("inbox")
     page.evaluate(
@@ -108,7 +108,7 @@ def test_an_element_that_is_given_the_next_call_keeps_nothing_of_the_last(visit,
     read_and_click(page.locator(".deny"))
     expect(page.locator("input.reason")).to_have_value("")
 
-    one, two = (stage.waiting(stage.conversation("book")) for _ in range(2))
+    one, two = (stage.pending_call(stage.conversation("book")) for _ in range(2))
     page.evaluate(
         """pending => {
             document.body.innerHTML = '<holdfast-question></holdfast-question>';
@@ -126,7 +126,7 @@ def test_an_element_that_is_given_the_next_call_keeps_nothing_of_the_last(visit,
     expect(page.locator(".wrong")).to_have_count(0)
 
 
-def test_a_batch_warns_as_its_cards_do_and_knows_what_it_does_not_know(visit, stage: Stage):
+def test_a_batch_shows_failed_previews_and_says_whether_a_failed_request_decided_anything(visit, stage: Stage):
     name = stage.conversation("wipe")
     page = visit().page("inbox")
     page.get_by_label("Filter").fill(name)
@@ -136,32 +136,32 @@ def test_a_batch_warns_as_its_cards_do_and_knows_what_it_does_not_know(visit, st
         select(box)
     page.get_by_label("Filter").fill("sdb")
     page.get_by_role("button", name="Review 2 selected").click()
-    dialog = page.get_by_role("dialog", name="Review 2 requests")  # also what the filter hides
+    dialog = page.get_by_role("dialog", name="Review 2 requests")  # includes the row that the filter hides
     expect(dialog.get_by_text("No preview: the preview failed: RuntimeError")).to_have_count(2)
 
-    def away(route: Route) -> None:
-        problem = {"status": 503, "title": "away", "detail": "the store cannot be reached now"}
+    def refuse(route: Route) -> None:
+        problem = {"status": 503, "title": "unavailable", "detail": "the store cannot be reached now"}
         asked = route.request.post_data_json["decisions"]
         route.fulfill(json={"results": [{**each, "problem": problem} for each in asked]})
 
-    def cut(route: Route) -> None:
+    def lose_response(route: Route) -> None:
         route.fetch()
         route.abort()
 
-    page.route("**/pending/resolve", away)
+    page.route("**/pending/resolve", refuse)
     dialog.locator(".content").evaluate("box => box.scrollTo(0, box.scrollHeight)")
     dialog.get_by_role("button", name="Approve 2").click()
     expect(dialog.get_by_role("alert")).to_contain_text("the store cannot be reached now: nothing was decided.")
     page.unroute("**/pending/resolve")
-    page.route("**/pending/resolve", cut)
+    page.route("**/pending/resolve", lose_response)
     dialog.get_by_role("button", name="Approve 2").click()
     expect(dialog.get_by_role("alert")).to_contain_text("the outcome is unknown")
     assert [event["type"] for event in stage.log(name)].count("CallResolved") == 2
 
 
-def test_an_interrupted_call_is_not_edited_and_a_batch_says_that_it_was_interrupted(visit, stage: Stage):
+def test_an_interrupted_call_cannot_be_edited_and_a_batch_says_that_it_was_interrupted(visit, stage: Stage):
     name = stage.conversation("label")
-    call = stage.waiting(name)
+    call = stage.pending_call(name)
     approve = {"decision": {"type": "approve", "digest": call["digest"]}}
     stage.ask("POST", f"conversations/{name}/calls/{call['call']}/resolve", approve)
     page = visit().page("inbox")
@@ -178,7 +178,7 @@ def test_an_interrupted_call_is_not_edited_and_a_batch_says_that_it_was_interrup
     expect(page.locator("dialog").get_by_text("It was interrupted while running")).to_be_visible()
 
 
-def test_how_long_an_approval_is_remembered_is_what_the_card_shows(visit, stage: Stage):
+def test_the_duration_of_a_remembered_approval_is_kept_when_its_scope_changes(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('refund')}")
     page.get_by_label("Remember").select_option("tool")
     page.locator(".remember select").nth(1).select_option("1h")
@@ -187,9 +187,9 @@ def test_how_long_an_approval_is_remembered_is_what_the_card_shows(visit, stage:
     expect(page.locator(".remember select").nth(1)).to_have_value("1h")
 
 
-def test_a_waiting_call_is_shown_however_much_was_said_since(visit, stage: Stage):
+def test_a_pending_call_is_shown_even_after_210_more_messages(visit, stage: Stage):
     name = stage.conversation("refund")
-    stage.waiting(name)
+    stage.pending_call(name)
     for n in range(210):
         stage.ask("POST", f"conversations/{name}/messages", {"text": f"and {n}", "when_busy": "queue"})
     page = visit().page(f"c/{name}")
@@ -200,7 +200,7 @@ def test_a_waiting_call_is_shown_however_much_was_said_since(visit, stage: Stage
     stage.ask("POST", f"conversations/{name}/cancel")
 
 
-def test_an_edit_goes_on_over_a_lost_connection(visit, stage: Stage):
+def test_an_edit_survives_a_lost_connection(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('refund')}")
     card = page.locator("holdfast-approval")
     read_and_click(card.locator(".edit"))
@@ -213,7 +213,7 @@ def test_an_edit_goes_on_over_a_lost_connection(visit, stage: Stage):
     expect(card.get_by_label("reason", exact=True)).to_have_value("half a thought")
 
 
-def test_that_the_server_could_not_be_reached_is_no_news_once_it_is_back(visit, stage: Stage):
+def test_connection_errors_disappear_once_the_server_is_back(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('refund')}")
     card, field = page.locator("holdfast-approval"), page.get_by_label("Message", exact=True)
     read_and_click(card.locator(".edit"))
@@ -231,7 +231,7 @@ def test_that_the_server_could_not_be_reached_is_no_news_once_it_is_back(visit, 
     for notice in (card.locator(".stale"), page.locator(".below .notice")):
         expect(notice).to_have_count(0)
     expect(field).to_have_value("hello?")
-    page.wait_for_timeout(500)  # what the edit would do is not asked while nobody edits: it is when somebody does again
+    page.wait_for_timeout(500)  # the preview is requested only while the card is edited
     read_and_click(card.locator(".edit"))
     expect(card.get_by_text("5.50 EUR to the card that ends in 4242")).to_be_visible()
     read_and_click(card.get_by_role("button", name="Approve as edited"))
@@ -241,18 +241,18 @@ def test_that_the_server_could_not_be_reached_is_no_news_once_it_is_back(visit, 
 # --- forms ---
 
 
-def test_a_field_that_is_wrong_does_not_take_the_focus_from_the_one_that_is_written_in(visit, stage: Stage):
+def test_an_invalid_field_does_not_take_the_focus_from_the_field_that_is_being_edited(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('refund')}")
     card = page.locator("holdfast-approval")
     read_and_click(card.locator(".edit"))
     card.get_by_label("amount", exact=True).fill("")
     card.get_by_label("reason", exact=True).fill("")
-    page.keyboard.type("lost", delay=350)  # the arguments are tried between the keys
+    page.keyboard.type("lost", delay=350)  # the arguments are previewed between the keys
     expect(card.get_by_label("reason", exact=True)).to_have_value("lost")
     expect(card.get_by_text("This is required.")).to_be_visible()
 
 
-def test_half_a_date_stays_as_it_is_and_is_not_taken_for_the_date_before(visit, stage: Stage):
+def test_an_incomplete_date_is_invalid_and_not_replaced_by_the_previous_date(visit, stage: Stage):
     page = visit(locale="en-US").page("inbox")
     until(page, "customElements.get('holdfast-form') !== undefined")
     page.evaluate(
@@ -271,7 +271,7 @@ def test_half_a_date_stays_as_it_is_and_is_not_taken_for_the_date_before(visit, 
     assert page.evaluate("document.querySelector('holdfast-form').value") == "2026-07-31"
 
 
-def test_a_schema_that_refers_to_itself_has_a_form_and_its_words_hide_nothing(visit, stage: Stage):
+def test_a_recursive_schema_has_a_form_and_its_labels_spell_out_hidden_characters(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('folder')}")
     card = page.locator("holdfast-approval")
     read_and_click(card.locator(".edit"))
@@ -293,10 +293,10 @@ def test_a_schema_that_refers_to_itself_has_a_form_and_its_words_hide_nothing(vi
     assert endless == [0, "undefined", True]
 
 
-# --- whatever a model writes ---
+# --- text of a model ---
 
 
-def test_no_text_freezes_the_page_or_goes_missing(visit, stage: Stage):
+def test_pathological_markdown_is_rendered_without_freezing_the_page(visit, stage: Stage):
     page = visit().page("inbox")
     until(page, "customElements.get('holdfast-markdown') !== undefined")
     texts = {
@@ -322,9 +322,9 @@ def test_no_text_freezes_the_page_or_goes_missing(visit, stage: Stage):
                 element.text = text;
                 await element.updateComplete;
                 const took = performance.now() - from;
-                const said = element.textContent;
+                const shown = element.textContent;
                 element.remove();
-                return [said.includes('x'), took];
+                return [shown.includes('x'), took];
             }""",
             text,
         )
@@ -332,7 +332,7 @@ def test_no_text_freezes_the_page_or_goes_missing(visit, stage: Stage):
         assert took < 20_000, f"{name}: {took:.0f} ms"
 
 
-def test_a_block_that_cannot_be_read_is_shown_as_it_was_written(visit, stage: Stage):
+def test_a_markdown_block_that_cannot_be_parsed_is_shown_as_plain_text(visit, stage: Stage):
     page = visit().page("inbox")
     until(page, "customElements.get('holdfast-markdown') !== undefined")
     shown = page.evaluate(
@@ -352,7 +352,7 @@ def test_a_block_that_cannot_be_read_is_shown_as_it_was_written(visit, stage: St
     assert shown == [["p", "one"], ["pre", "*two*"], ["p", "three"]]
 
 
-def test_what_is_not_seen_is_spelled_out_and_pictures_stay_pictures(visit, stage: Stage):
+def test_invisible_characters_are_spelled_out_and_emoji_are_kept(visit, stage: Stage):
     page = visit().page("inbox")
     spelled = page.evaluate(
         """async (texts) => {
@@ -376,10 +376,10 @@ def test_what_is_not_seen_is_spelled_out_and_pictures_stay_pictures(visit, stage
     ]
 
 
-# --- slow networks, and servers that are away ---
+# --- slow networks, and servers that do not respond ---
 
 
-def test_a_message_is_sent_once_and_what_is_written_meanwhile_stays(visit, stage: Stage):
+def test_a_message_is_sent_once_and_text_typed_meanwhile_is_kept(visit, stage: Stage):
     here, there = stage.conversation(), stage.conversation()
     page = visit().page(f"c/{here}")
     field = page.get_by_label("Message", exact=True)
@@ -406,16 +406,16 @@ def test_a_message_is_sent_once_and_what_is_written_meanwhile_stays(visit, stage
     expect(field).to_have_value("")
 
 
-def test_a_client_tools_result_is_delivered_when_the_server_is_back(visit, stage: Stage):
+def test_the_result_of_a_client_tool_is_delivered_once_the_server_is_back(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation()}")
     register(page, "whereabouts", "return {latitude: 1};")
     tried: list[Route] = []
 
-    def away(route: Route) -> None:
+    def abort(route: Route) -> None:
         tried.append(route)
         route.abort()
 
-    page.route("**/resolve", away)
+    page.route("**/resolve", abort)
     say(page, "where am I?")
     until(page, lambda: len(tried) > 1)
     page.unroute("**/resolve")
@@ -423,7 +423,7 @@ def test_a_client_tools_result_is_delivered_when_the_server_is_back(visit, stage
     assert page.evaluate("window.ran") == 1
 
 
-def test_a_stream_that_only_tells_of_a_problem_is_asked_less_and_less_often(visit, stage: Stage):
+def test_a_stream_that_only_returns_a_problem_is_reopened_with_backoff(visit, stage: Stage):
     alice = visit()
     asked: list[float] = []
 
@@ -435,13 +435,13 @@ def test_a_stream_that_only_tells_of_a_problem_is_asked_less_and_less_often(visi
     alice.context.route("**/pending/events", broken)
     page = alice.page("inbox")
     until(page, lambda: len(asked) >= 4)
-    assert asked[3] - asked[2] > 1.2, "it doubles from a quarter of a second; chance takes a quarter off"
+    assert asked[3] - asked[2] > 1.2, "the delay doubles from 0.25 s; jitter subtracts up to a quarter"
     expect(page.get_by_text("The page reconnects by itself")).to_be_visible()
     alice.context.unroute("**/pending/events")
     expect(page.get_by_text("The page reconnects by itself")).to_be_hidden()
 
 
-def test_what_does_not_exist_is_not_found_and_the_server_is_still_there(visit, stage: Stage):
+def test_an_unknown_conversation_is_shown_as_not_found_and_not_as_a_lost_connection(visit, stage: Stage):
     stage.conversation(name="constructor")
     page = visit().page("inbox")
     until(page, "window.holdfast?.connection === 'online'")
@@ -457,9 +457,9 @@ def test_what_does_not_exist_is_not_found_and_the_server_is_still_there(visit, s
     expect(page.locator(".empty")).to_contain_text("no conversation '%'")
 
 
-def test_who_signs_in_next_in_the_same_browser_is_not_told_what_waits_for_the_first(visit, stage: Stage):
-    stage.waiting(stage.conversation("refund", name="private-ada-1", who="ada"), who="ada")
-    stage.waiting(stage.conversation("refund", name="private-bo-1", who="bo"), who="bo")
+def test_the_next_user_of_a_browser_does_not_see_the_pending_calls_of_the_previous_one(visit, stage: Stage):
+    stage.pending_call(stage.conversation("refund", name="private-ada-1", who="ada"), who="ada")
+    stage.pending_call(stage.conversation("refund", name="private-bo-1", who="bo"), who="bo")
     ada = visit("ada")
     first = ada.page("inbox")
     expect(first.locator(".row", has_text="private-ada-1")).to_be_visible()
@@ -468,7 +468,7 @@ def test_who_signs_in_next_in_the_same_browser_is_not_told_what_waits_for_the_fi
     expect(second.locator(".me")).to_have_text("You are bo")
     expect(second.locator(".row", has_text="private-bo-1")).to_be_visible()
     expect(second.locator(".row", has_text="private-ada-1")).to_have_count(0)
-    # The first page, too, is somebody else's once its stream is opened again.
+    # The first page belongs to the second user too, once its stream is reopened.
     stage.kill()
     expect(first.get_by_text("The page reconnects by itself")).to_be_visible()
     stage.start()
@@ -477,77 +477,78 @@ def test_who_signs_in_next_in_the_same_browser_is_not_told_what_waits_for_the_fi
     expect(first.locator(".row", has_text="private-ada-1")).to_have_count(0)
 
 
-def test_a_reply_that_another_worker_begins_anew_is_not_joined_to_what_was_seen_of_the_first(visit, stage: Stage):
+def test_a_reply_that_another_worker_restarts_replaces_the_text_of_the_first_worker(visit, stage: Stage):
     name = stage.conversation("hello")
     deltas = [(1, 1, "A1 "), (1, 2, "A2 "), (2, 1, "B1 "), (1, 3, "A3 "), (2, 2, "B2")]
-    told = "".join(
+    stream = "".join(
         f'event: text_delta\ndata: {{"type": "text_delta", "conversation": "{name}", "message_id": "m2.1", '
         f'"epoch": {epoch}, "n": {n}, "text": "{text}"}}\n\n'
         for epoch, n, text in deltas
     )
     alice = visit()
     alice.context.route(
-        f"**/{name}/events?*", lambda route: route.fulfill(headers={"content-type": "text/event-stream"}, body=told)
+        f"**/{name}/events?*", lambda route: route.fulfill(headers={"content-type": "text/event-stream"}, body=stream)
     )
     page = alice.page(f"c/{name}")
     expect(page.locator(".live holdfast-markdown")).to_have_text("B1 B2")
 
 
-# --- many conversations, and a store that is another ---
+# --- many conversations, and a replaced store ---
 
 
 @pytest.fixture
-def crowd(tmp_path: Path) -> Iterator[Stage]:
+def own_stage(tmp_path: Path) -> Iterator[Stage]:
+    """A server for one test only."""
     stage = Stage(tmp_path)
     stage.start()
     yield stage
     stage.kill()
 
 
-def test_where_no_worker_runs_the_agent_the_page_says_so_until_one_does(visit, crowd: Stage):
-    name = crowd.conversation()
-    crowd.kill()
-    crowd.command.append("idle")
-    crowd.start()
-    page = visit(stage=crowd).page(f"c/{name}")
+def test_the_page_says_that_it_waits_for_a_worker_until_one_runs_the_agent(visit, own_stage: Stage):
+    name = own_stage.conversation()
+    own_stage.kill()
+    own_stage.command.append("idle")
+    own_stage.start()
+    page = visit(stage=own_stage).page(f"c/{name}")
     status = page.locator(".composer .status")
     expect(status).to_have_text("")
     status.evaluate(
         """(status) => {
-            window.said = [];
-            new MutationObserver(() => window.said.push(status.textContent))
+            window.statuses = [];
+            new MutationObserver(() => window.statuses.push(status.textContent))
                 .observe(status, {childList: true, characterData: true, subtree: true});
         }"""
     )
     say(page, "hello")
     expect(status).to_have_text("Waiting for a worker that runs support")
-    assert page.evaluate("window.said.includes('Thinking…')"), "and first what it looked like, for three seconds"
-    worker = Stage(crowd.folder)  # another process on the same store
+    assert page.evaluate("window.statuses.includes('Thinking…')"), "the first status, for three seconds"
+    worker = Stage(own_stage.folder)  # another process on the same store
     worker.start()
     expect(page.get_by_text("You said: hello")).to_be_visible()
     expect(status).to_have_text("")
     worker.kill()
 
 
-def test_of_many_conversations_those_that_wait_are_the_first_to_have_their_names(visit, crowd: Stage):
-    crowd.waiting(crowd.conversation("refund the old lamp", name="a-waiting"))
+def test_conversations_with_pending_calls_load_their_names_before_others(visit, own_stage: Stage):
+    own_stage.pending_call(own_stage.conversation("refund the old lamp", name="a-waiting"))
     for n in range(45):
-        crowd.conversation(name=f"b{n}")
-    alice = visit(stage=crowd)
+        own_stage.conversation(name=f"b{n}")
+    alice = visit(stage=own_stage)
     asked: list[str] = []
     alice.context.on("request", lambda request: asked.append(request.url) if "/log?limit=5" in request.url else None)
     page = alice.page("inbox")
     expect(page.locator(".row")).to_contain_text("refund the old lamp")
-    assert any("a-waiting" in url for url in asked[:40])  # the first 20 may be asked before it is known what waits
+    assert any("a-waiting" in url for url in asked[:40])  # the first 20 may be requested before the inbox is loaded
 
 
-def test_the_newest_of_many_conversations_is_listed_and_a_replaced_store_is_shown_as_it_is(
-    visit, crowd: Stage, tmp_path: Path
+def test_the_newest_of_many_conversations_is_listed_first_and_a_replaced_store_is_shown(
+    visit, own_stage: Stage, tmp_path: Path
 ):
-    for n in range(505):  # more than the server gives at once, in the order of their names
-        crowd.conversation(name=f"a{n:04}")
-    crowd.conversation("hello", name="z-newest")
-    alice = visit(stage=crowd)
+    for n in range(505):  # more than one page of the server's list, in the order of their names
+        own_stage.conversation(name=f"a{n:04}")
+    own_stage.conversation("hello", name="z-newest")
+    alice = visit(stage=own_stage)
     asked: list[str] = []
     alice.context.on(
         "request",
@@ -558,14 +559,14 @@ def test_the_newest_of_many_conversations_is_listed_and_a_replaced_store_is_show
     expect(page.locator(".side li").first).to_contain_text("hello")
     expect(page.locator(".side li")).to_have_count(506)
 
-    def looked_often() -> bool:  # and so also while names are still being asked for
+    def requested_many_names() -> bool:  # also while names are still being requested
         page.evaluate("for (let n = 0; n < 4; n++) document.dispatchEvent(new Event('visibilitychange'))")
         page.wait_for_timeout(100)
         return len(asked) >= 60
 
-    until(page, looked_often)
-    assert len(asked) == len(set(asked)), "who has no title is asked once"
-    page.evaluate("document.querySelector('holdfast-app').most = 1")  # of more than are listed, the newest are
+    until(page, requested_many_names)
+    assert len(asked) == len(set(asked)), "the title of each conversation is requested once"
+    page.evaluate("document.querySelector('holdfast-app').most = 1")  # only the newest are listed if there are more
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     expect(page.locator(".side li")).to_have_count(500)
     expect(page.locator(".side li").first).to_contain_text("hello")
@@ -577,14 +578,14 @@ def test_the_newest_of_many_conversations_is_listed_and_a_replaced_store_is_show
     for text in ("new", "newer", "newest"):
         backup.ask("POST", "conversations/z-newest/messages", {"text": text, "when_busy": "queue"})
     backup.kill()
-    crowd.kill()
+    own_stage.kill()
     for file in tmp_path.glob("page.db*"):
         if file.is_file():
             file.unlink()
     for file in backup.folder.glob("page.db*"):
         if file.is_file():
             shutil.copy(file, tmp_path)
-    crowd.start()
+    own_stage.start()
     expect(page.get_by_text("You said: newest")).to_be_visible()
     expect(page.get_by_text("You said: new", exact=True)).to_be_visible()
     expect(page.get_by_text("You said: hello")).to_have_count(0)

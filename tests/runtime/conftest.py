@@ -1,4 +1,4 @@
-"""Virtual time for the tests that are marked with it."""
+"""Run the tests that are marked with ``virtual_time`` on an event loop with virtual time."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Another process on a store, for the tests: ``python reviving_process.py VERB PATH ...``. Prints facts."""
+"""A second process on a store: ``python reviving_process.py VERB PATH ...``. It prints one fact per line."""
 
 import asyncio
 import sys
@@ -10,19 +10,19 @@ from holdfast import Agent, Answer, Approve, Call, Runtime, ScriptedModel, Stale
 from holdfast.models.scripted import Hang
 
 
-def say(*words):
+def print_fact(*words):
     print(*words, flush=True)
 
 
-def line():
+def read_line():
     return sys.stdin.readline().split()
 
 
-def read(path):
+def read_text(path):
     return Path(path).read_text()
 
 
-def url(path):
+def sqlite_url(path):
     return f"sqlite:///{path}"
 
 
@@ -31,7 +31,7 @@ def url(path):
 
 @tool(approval="required")
 async def pay(amount: float, call: Call) -> dict:
-    """Pay somebody."""
+    """Pay an amount."""
     return {"paid": amount, "by": call.approver.id if call.approver else None}
 
 
@@ -61,59 +61,59 @@ def saved_agent():
 
 
 async def resolve(path, call, name):
-    """Decide when told to; say who won."""
-    async with Runtime(store=url(path)) as rt:
-        say("ready")
-        await asyncio.to_thread(line)
+    """Decide after a line of input; print who won."""
+    async with Runtime(store=sqlite_url(path)) as rt:
+        print_fact("ready")
+        await asyncio.to_thread(read_line)
         try:
             accepted = await rt.resolve("c", call, Answer(name), by=name)
         except Stale as stale:
-            say("stale", stale.reason, stale.winner)
+            print_fact("stale", stale.reason, stale.winner)
         else:
-            say("won", accepted.seq)
+            print_fact("won", accepted.seq)
 
 
 async def stream(path):
-    """Own a conversation that streams for ever; say when it streams, and what its log says after."""
+    """Own a conversation that streams for ever; print when it streams, and the types of the events that follow."""
     model = ScriptedModel([["working on it", Hang()], "the end", "the end", "the end"])
-    async with Runtime(Agent("a", model=model), store=url(path)) as rt:
+    async with Runtime(Agent("a", model=model), store=sqlite_url(path)) as rt:
         await rt.send("c", "go")
-        await until(lambda: streams(rt))
-        say("streaming")
+        await until(lambda: is_streaming(rt))
+        print_fact("streaming")
         async for event in rt.events("c", after=3):
             if event.seq is not None:
-                say(event.type)
+                print_fact(event.type)
 
 
-async def streams(rt):
+async def is_streaming(rt):
     return (await rt.snapshot("c")).partial == "working on it"
 
 
 async def mixed(path):
-    """Own a conversation in which one call waits and another one runs for ever."""
-    held = asyncio.Event()
+    """Own a conversation in which one call waits for an answer and another one runs for ever."""
+    never_set = asyncio.Event()
 
     @tool
     async def work() -> str:
         """Work."""
-        await held.wait()
+        await never_set.wait()
         return "never"
 
     model = ScriptedModel([[ToolCall("work"), ToolCall("choose")]])
-    async with Runtime(Agent("a", model=model, tools=[work, choose]), store=url(path)) as rt:
+    async with Runtime(Agent("a", model=model, tools=[work, choose]), store=sqlite_url(path)) as rt:
         await rt.send("c", "go")
         async for event in rt.events("c"):
             if event.type == "CallResolved":
-                say("resolved")
+                print_fact("resolved")
             elif event.type == "CallStarted":
-                say("running")
+                print_fact("running")
 
 
 async def guest(path, verb):
-    """Do something to another process's conversation when told to."""
-    async with Runtime(store=url(path)) as rt:
-        say("ready")
-        await asyncio.to_thread(line)
+    """Send to, cancel or answer a conversation of another process after a line of input."""
+    async with Runtime(store=sqlite_url(path)) as rt:
+        print_fact("ready")
+        await asyncio.to_thread(read_line)
         if verb == "send":
             await rt.send("c", "one more thing", by="ann", when_busy="queue")
         elif verb == "interrupt":
@@ -123,25 +123,25 @@ async def guest(path, verb):
         else:
             (entry,) = await rt.pending("c")
             await rt.resolve("c", entry.call, Answer("mine"), by="ann")
-        say("done")
+        print_fact("done")
 
 
 async def load_and_run(path, data):
-    """Make the agent of a JSON file again, run it, and say what came of it."""
+    """Load the agent of a JSON file, run it, and print the preview and the results."""
     model = ScriptedModel([[ToolCall("look", {"n": 3}), ToolCall("pay", {"amount": 2.5})], "done"])
-    agent = Agent.from_json(read(data), model=model)
-    async with Runtime(agent, store=url(path)) as rt:
+    agent = Agent.from_json(read_text(data), model=model)
+    async with Runtime(agent, store=sqlite_url(path)) as rt:
         turn = await rt.send("c", "go")
         (entry,) = (await turn.result()).pending
-        say("preview", entry.preview)
+        print_fact("preview", entry.preview)
         await rt.resolve("c", entry.call, Approve(digest=entry.digest), by="boss")
         await turn.final_result()
         for message in model.requests[1].messages[-2:]:
-            say("result", message.content)
+            print_fact("result", message.content)
 
 
 async def hold(path):
-    """Be suspended, with another call running, until killed."""
+    """Own a suspended conversation with another call running, until this process is killed."""
     await mixed(path)
 
 

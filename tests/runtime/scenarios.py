@@ -1,4 +1,4 @@
-"""Random scenarios for a ``World``: what the model calls, what people do, what goes wrong, and when."""
+"""Random scenarios for a ``World``: the calls of the model, the actions of people, the faults, and when they happen."""
 
 import os
 
@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from worlds import NAMES
 
 EXAMPLES = float(os.environ.get("HOLDFAST_EXAMPLES", "1"))
-"""How many times as many examples as usual: ``HOLDFAST_EXAMPLES=100`` for a long night."""
+"""Factor on the number of examples: ``HOLDFAST_EXAMPLES=100`` for an overnight run."""
 
 
 def profile(examples, **options):
-    """The same examples on every run, so that what fails fails again; more of them on request."""
+    """Return settings with the same examples on every run, so that failures repeat; ``EXAMPLES`` adds more."""
     return settings(
         max_examples=max(1, int(examples * EXAMPLES)),
         deadline=None,
@@ -24,7 +24,7 @@ def profile(examples, **options):
 
 
 def hunting(examples):
-    """For mutants: only whether it is found, not how small it can be made."""
+    """Return settings for mutants: find a failing example and do not shrink it."""
     return settings(
         max_examples=examples,
         deadline=None,
@@ -36,12 +36,12 @@ def hunting(examples):
     )
 
 
-who = st.sampled_from([0, 1])
-small = st.integers(0, 7)
+process = st.sampled_from([0, 1])
+number = st.integers(0, 7)
 pause = st.sampled_from([0, 0, 0.001, 0.003, 0.006, 0.02, None])
-"""How long until the next thing happens; None: until everything is at rest."""
+"""Seconds until the next step; None: until all conversations are at rest."""
 
-call = st.tuples(st.sampled_from(NAMES), small)
+call = st.tuples(st.sampled_from(NAMES), number)
 step = st.lists(call, min_size=1, max_size=4)
 turn = st.lists(step, max_size=3)
 script = st.lists(turn, min_size=1, max_size=3)
@@ -52,28 +52,28 @@ def verb(name, *args):
 
 
 send = verb(
-    "send", who, st.sampled_from(["refuse", "queue", "interrupt"]), st.sampled_from([None, None, None, "manual"])
+    "send", process, st.sampled_from(["refuse", "queue", "interrupt"]), st.sampled_from([None, None, None, "manual"])
 )
-decide = verb("decide", who, small, small)
+decide = verb("decide", process, number, number)
 steps = st.lists(
     st.one_of(
         send,
         decide,
         decide,
-        verb("submit", who, small),
-        verb("race", small, small),
-        verb("cancel", who),
+        verb("submit", process, number),
+        verb("race", number, number),
+        verb("cancel", process),
         verb("jump", st.sampled_from([1.0, 6.0, 40.0, 4000.0])),
-        verb("kill", who, st.integers(1, 6), st.booleans()),
-        verb("kill", who, st.integers(1, 3), st.booleans()),
-        verb("stall", who),
-        verb("restart", who),
-        verb("deploy", who),
+        verb("kill", process, st.integers(1, 6), st.booleans()),
+        verb("kill", process, st.integers(1, 3), st.booleans()),
+        verb("stall", process),
+        verb("restart", process),
+        verb("deploy", process),
         verb("drift", st.none()),
         verb("forget", st.booleans()),
-        verb("revoke", who),
-        verb("look", who),
-        verb("attach", who, st.booleans()),
+        verb("revoke", process),
+        verb("look", process),
+        verb("attach", process, st.booleans()),
     ),
     max_size=12,
 )
@@ -94,8 +94,8 @@ def _with_copy(plot, at, step):
     return {**plot, "steps": [*plot["steps"][:at], step, *plot["steps"][at:]]}
 
 
-importing = st.builds(_with_copy, scenario, st.integers(1, 13), verb("copy", who, st.booleans()))
-"""A scenario in which the conversation is exported at some moment, and imported under another name."""
+importing = st.builds(_with_copy, scenario, st.integers(1, 13), verb("copy", process, st.booleans()))
+"""A scenario in which the conversation is exported at some step and imported under another name."""
 
 RICH = {
     "script": [
@@ -123,22 +123,22 @@ RICH = {
     ],
     "drain": 0,
 }
-"""A scenario with something of everything, for the kills at every single write."""
+"""A scenario with most tools and steps, for kills at every append."""
 
 
 def _classics():
-    """Kills and take-overs at moments that matter, for whoever wants to see something go wrong soon."""
+    """Yield scenarios with kills and take-overs at critical moments, which find most faults soon."""
     once = {**RICH, "script": [[[("gated", 1)]]], "jitter": [0], "second": False, "parallel": 64, "drain": None}
-    sent = ("send", 0, "refuse", None, None)
-    yield {**once, "steps": [sent, ("submit", 0, 0, 0), ("decide", 0, 0, 0, 0)]}  # decided twice
-    yield {**once, "steps": [sent, ("decide", 0, 0, 2, None), sent, ("revoke", 0, None), sent]}  # a grant that ends
-    yield {**once, "steps": [sent, ("decide", 0, 0, 5, None)]}  # a denial
-    yield {**once, "steps": [sent, ("deploy", 0, None), ("decide", 0, 0, 0, None)]}  # approved, and then redefined
-    yield {**once, "steps": [sent, ("decide", 0, 0, 2, None), ("deploy", 0, None), sent]}  # granted, then redefined
+    go = ("send", 0, "refuse", None, None)
+    yield {**once, "steps": [go, ("submit", 0, 0, 0), ("decide", 0, 0, 0, 0)]}  # two decisions
+    yield {**once, "steps": [go, ("decide", 0, 0, 2, None), go, ("revoke", 0, None), go]}  # a grant and its revocation
+    yield {**once, "steps": [go, ("decide", 0, 0, 5, None)]}  # a denial
+    yield {**once, "steps": [go, ("deploy", 0, None), ("decide", 0, 0, 0, None)]}  # redefined before the approval
+    yield {**once, "steps": [go, ("decide", 0, 0, 2, None), ("deploy", 0, None), go]}  # redefined after the grant
     planned = {**once, "script": [[[("planned_once", 1)]]]}
-    yield {**planned, "steps": [sent, ("decide", 0, 0, 4, None)]}  # edited, and its plan was not seen
+    yield {**planned, "steps": [go, ("decide", 0, 0, 4, None)]}  # an edit whose plan the approver did not see
     again = [("kill", 0, 3, True, 0), ("decide", 0, 0, 0, None), ("decide", 0, 0, 0, None)]
-    yield {**once, "script": [[[("planned", 1)]]], "steps": [sent, *again]}  # interrupted, and repeated
+    yield {**once, "script": [[[("planned", 1)]]], "steps": [go, *again]}  # interrupted, and repeated
     for writes in range(2, 26, 3):
         yield {**RICH, "steps": [("kill", 0, writes, True, 0), *RICH["steps"]]}
     first, second, *more = RICH["steps"]
@@ -152,17 +152,17 @@ CLASSICS = list(_classics())
 
 
 def _imports():
-    """Imports at moments that matter: a call that waits, one that is approved, one that runs, one for a client."""
+    """Yield scenarios with imports at critical moments: a call waits, is approved, runs, or is for a client."""
     once = {**RICH, "jitter": [0], "second": False, "parallel": 64, "drain": None}
-    sent = ("send", 0, "refuse", None, None)
+    go = ("send", 0, "refuse", None, None)
     for trusted in (True, False):
-        copied = ("copy", 0, trusted, None)
+        copy = ("copy", 0, trusted, None)
         for name in ("auto", "gated", "client", "gated_client", "planned_once", "asked", "human"):
             for decide in (None, 0):
                 plot = {**once, "script": [[[(name, 3)]]], "drain": decide}
-                yield {**plot, "steps": [sent, copied]}
-                yield {**plot, "steps": [(*sent[:-1], 0.006), copied]}
-                yield {**plot, "steps": [sent, ("decide", 0, 0, 0, 0.004), copied]}
+                yield {**plot, "steps": [go, copy]}
+                yield {**plot, "steps": [(*go[:-1], 0.006), copy]}
+                yield {**plot, "steps": [go, ("decide", 0, 0, 0, 0.004), copy]}
 
 
 IMPORTS = list(_imports())

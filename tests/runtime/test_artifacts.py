@@ -67,9 +67,9 @@ async def test_what_a_handler_kept_before_it_failed_is_stored_with_its_error(pro
     async def fails(call: Call) -> None:
         """Fail."""
         call.keep(b"its output", "application/octet-stream")
-        if problem is None:
-            await asyncio.Event().wait()
-        raise problem
+        if problem is not None:
+            raise problem
+        await asyncio.Event().wait()
 
     async with Runtime(agent(ScriptedModel([[ToolCall("fails", {})], "done"]), fails)) as rt:
         (returned,) = await run(rt)

@@ -1,4 +1,4 @@
-"""Many decisions at once: each has its own outcome, and what goes wrong is what it was."""
+"""Batches of decisions: each decision has its own result, and an error is raised unchanged."""
 
 import asyncio
 from operator import itemgetter
@@ -7,27 +7,27 @@ import pytest
 
 from holdfast.runtime.resolve import gather_by_conversation
 
-MANY = [("a", 1), ("b", 2), ("a", 3), ("c", 4)]
+DECISIONS = [("a", 1), ("b", 2), ("a", 3), ("c", 4)]
 
 
-async def test_different_conversations_are_decided_at_once_and_those_of_one_in_their_order():
-    under_way, most, seen = 0, 0, []
+async def test_decisions_of_different_conversations_run_concurrently_and_those_of_one_in_order():
+    running, most_running, order = 0, 0, []
 
     async def decide(item):
-        nonlocal under_way, most
-        under_way += 1
-        most = max(most, under_way)
+        nonlocal running, most_running
+        running += 1
+        most_running = max(most_running, running)
         await asyncio.sleep(0)
-        under_way -= 1
-        seen.append(item)
+        running -= 1
+        order.append(item)
         return item[1] * 10
 
-    assert await gather_by_conversation(MANY, itemgetter(0), decide) == [10, 20, 30, 40]
-    assert most == 3
-    assert [item for item in seen if item[0] == "a"] == [("a", 1), ("a", 3)]
+    assert await gather_by_conversation(DECISIONS, itemgetter(0), decide) == [10, 20, 30, 40]
+    assert most_running == 3
+    assert [item for item in order if item[0] == "a"] == [("a", 1), ("a", 3)]
 
 
-async def test_what_fails_is_raised_as_it_is_once_the_others_are_done():
+async def test_an_error_of_one_decision_is_raised_after_the_other_decisions_are_done():
     for failure in (BrokenPipeError, asyncio.CancelledError):
         done = []
 
@@ -38,5 +38,5 @@ async def test_what_fails_is_raised_as_it_is_once_the_others_are_done():
             done.append(item)
 
         with pytest.raises(failure):
-            await gather_by_conversation(MANY, itemgetter(0), decide)
+            await gather_by_conversation(DECISIONS, itemgetter(0), decide)
         assert sorted(done) == [("a", 1), ("a", 3), ("c", 4)]

@@ -1,4 +1,4 @@
-"""The runtime without asyncio: the same verbs, blocking, from many threads."""
+"""The runtime without asyncio: the same methods, blocking, from many threads."""
 
 import asyncio
 import contextlib
@@ -53,11 +53,11 @@ def parameters(function):
     ]
 
 
-# --- the same verbs ------------------------------------------------------------------------------------------
+# --- the same methods ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("own", "original", "left_out"),
+    ("own", "original", "omitted"),
     [
         (blocking.Runtime, holdfast.Runtime, set()),
         (blocking.Turn, holdfast.Turn, {"stream_from"}),
@@ -65,9 +65,9 @@ def parameters(function):
         (blocking.Watch, AsyncWatch, {"close", "is_active"}),
     ],
 )
-def test_every_verb_of_the_async_class_is_there_with_the_same_parameters(own, original, left_out):
-    assert public_names(original) - left_out <= public_names(own)
-    for name in public_names(original) - left_out:
+def test_the_blocking_class_has_every_method_of_the_async_class_with_the_same_parameters(own, original, omitted):
+    assert public_names(original) - omitted <= public_names(own)
+    for name in public_names(original) - omitted:
         method, blocking_method = (inspect.getattr_static(cls, name) for cls in (original, own))
         assert (blocking_method.__doc__ or "").strip(), name
         if not inspect.isfunction(method):
@@ -75,7 +75,7 @@ def test_every_verb_of_the_async_class_is_there_with_the_same_parameters(own, or
             continue
         assert parameters(blocking_method) == parameters(method), name
         assert not inspect.iscoroutinefunction(blocking_method), name
-        if name != "kill":  # it waits for the tasks that the async one returns
+        if name != "kill":  # it waits for the tasks that the async method returns
             assert blocking_method.__doc__ == method.__doc__, name
 
 
@@ -86,17 +86,17 @@ def test_the_overloads_are_those_of_the_async_class(name):
     assert [parameters(each) for each in own] == [parameters(each) for each in original]
 
 
-def test_the_written_parameters_are_those_of_the_async_class():
-    """A method that is not derived has its own parameters under the signature that it shows."""
+def test_the_parameters_in_the_code_of_each_method_are_those_of_its_signature():
+    """A method of blocking.py has the signature of the async method; its own parameters must agree with it."""
     for cls, original in ((blocking.Runtime, holdfast.Runtime), (blocking.Turn, holdfast.Turn)):
         for name in public_names(cls):
             method = inspect.getattr_static(cls, name)
             if inspect.isfunction(method) and method.__code__.co_filename == blocking.__file__:
-                shown = [each[0] for each in parameters(method)]
+                published = [each[0] for each in parameters(method)]
                 code = method.__code__
                 written = list(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
                 if not code.co_flags & inspect.CO_VARARGS:
-                    assert written == shown, f"{original.__name__}.{name}"
+                    assert written == published, f"{original.__name__}.{name}"
 
 
 def test_the_options_are_those_of_the_async_class():
@@ -125,7 +125,7 @@ def test_a_gated_call_is_approved_without_asyncio():
     assert not rt.is_open
 
 
-def test_a_turn_is_waited_for_and_streamed():
+def test_a_turn_handle_waits_for_the_result_and_streams_it():
     with blocking.Runtime(agent_with([MAIL], "Sent.", "Bye.")) as rt:
         turn = rt.send("c", "Mail Ada")
         assert (turn.conversation, repr(turn)) == ("c", f"Turn('c', message {turn.seq})")
@@ -137,7 +137,7 @@ def test_a_turn_is_waited_for_and_streamed():
         assert items[-1].text == "Bye."
 
 
-def test_streams_end_with_the_result_and_pages_and_changes_are_iterators():
+def test_a_stream_ends_with_the_result_and_pending_pages_and_changes_are_iterators():
     with blocking.Runtime(agent_with(["Look.", MAIL], "Sent.")) as rt:
         *items, result = rt.stream("Mail Ada", conversation="c")
         assert "".join(item.text for item in items if isinstance(item, TextDelta)) == "Look."
@@ -171,7 +171,7 @@ def test_many_threads_use_one_runtime_at_once():
         assert {result.text for result in results} == {"Hello."}
 
 
-def test_a_timeout_stops_the_waiting_and_not_the_turn():
+def test_a_timeout_ends_the_wait_and_not_the_turn():
     gate = threading.Event()
 
     @tool
@@ -188,7 +188,7 @@ def test_a_timeout_stops_the_waiting_and_not_the_turn():
         assert rt.wait("c").text == "Over."
 
 
-def test_a_plain_handler_may_use_the_runtime():
+def test_a_synchronous_handler_may_call_the_runtime():
     @tool
     def ask_other(question: str) -> str:
         """Ask in another conversation."""
@@ -208,7 +208,7 @@ def test_a_plain_handler_may_use_the_runtime():
 # --- iterators -----------------------------------------------------------------------------------------------
 
 
-def test_an_iterator_reads_nothing_ahead_and_closing_it_ends_the_subscription():
+def test_closing_an_iterator_ends_its_subscription():
     with blocking.Runtime(agent_with("Hello.")) as rt:
         rt.run("hi", conversation="c")
         events = rt.events("c")
@@ -221,17 +221,17 @@ def test_an_iterator_reads_nothing_ahead_and_closing_it_ends_the_subscription():
         assert list(events) == []
 
 
-def test_an_iterator_that_is_dropped_ends_its_subscription():
+def test_an_iterator_that_is_garbage_collected_ends_its_subscription():
     with blocking.Runtime(agent_with("Hello.")) as rt:
         rt.run("hi", conversation="c")
         for _ in rt.events("c"):
             break
         gc.collect()
-        rt.pending()  # the loop has worked off what the drop has queued
+        rt.pending()  # one round trip: the event loop has run the queued close
         assert not rt._wrapped._engine.bus.has_readers("c")
 
 
-def test_a_second_thread_ends_the_wait_for_an_item():
+def test_a_second_thread_can_close_an_iterator_that_another_thread_waits_on():
     with blocking.Runtime(agent_with("Hello.")) as rt:
         rt.run("hi", conversation="c")
         events = rt.events("c")
@@ -253,7 +253,7 @@ def test_a_second_thread_ends_the_wait_for_an_item():
             assert [event.seq for event in reader.result(60)] == list(range(1, last + 1))
 
 
-def test_an_error_of_an_iterator_is_that_of_the_async_one():
+def test_an_iterator_raises_the_error_of_the_async_iterator():
     with blocking.Runtime(agent_with("Hello.")) as rt, pytest.raises(NotFound):
         next(rt.events("nowhere"))
 
@@ -261,7 +261,7 @@ def test_an_error_of_an_iterator_is_that_of_the_async_one():
 # --- misuse --------------------------------------------------------------------------------------------------
 
 
-def test_calls_before_the_start_and_after_the_end_are_refused():
+def test_calls_before_start_and_after_close_are_refused():
     rt = blocking.Runtime(agent_with("Hello."))
     with pytest.raises(Invalid, match="not open"):
         rt.run("hi")
@@ -308,7 +308,7 @@ def test_closing_wakes_the_threads_that_wait():
                 rt.pending()
             rt.close()
             for wait in waits:
-                with pytest.raises((StoreError, Invalid), match="closed"):  # woken, or at its next item
+                with pytest.raises((StoreError, Invalid), match="closed"):  # while it waits, or at its next item
                     wait.result(60)
 
 
@@ -325,7 +325,7 @@ def test_kill_ends_the_runtime_like_a_crash(tmp_path):
         assert again.wait("c").text == "Sent."
 
 
-async def test_it_works_where_an_event_loop_runs():
+async def test_a_blocking_runtime_works_in_a_thread_that_runs_an_event_loop():
     with blocking.Runtime(agent_with("Hello.")) as rt:
         assert rt.run("hi").text == "Hello."
     await asyncio.sleep(0)
@@ -362,10 +362,10 @@ def start_program(tmp_path, body):
             yield program
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(program.pid, signal.SIGKILL)  # a test that fails leaves nothing running
+                os.killpg(program.pid, signal.SIGKILL)  # a failed test leaves no process running
 
 
-def test_a_forgotten_close_neither_hangs_nor_loses_anything(tmp_path):
+def test_a_program_that_never_closes_the_runtime_exits_and_keeps_the_result_of_its_tool(tmp_path):
     with start_program(
         tmp_path,
         """
@@ -380,10 +380,10 @@ def test_a_forgotten_close_neither_hangs_nor_loses_anything(tmp_path):
     assert (program.returncode, out, err) == (0, "", "")
     with blocking.Runtime(agent_with("Over."), store=f"sqlite:///{tmp_path}/a.db") as rt:
         assert [event.value for event in rt.history("c") if type(event).__name__ == "CallReturned"] == ["done"]
-        assert len(rt.owners()) == 1  # the program has left in order
+        assert len(rt.owners()) == 1  # the program has released its ownership
 
 
-def test_ctrl_c_stops_the_waiting_and_not_the_turn(tmp_path):
+def test_ctrl_c_ends_the_wait_and_not_the_turn(tmp_path):
     with start_program(
         tmp_path,
         """
@@ -393,7 +393,7 @@ def test_ctrl_c_stops_the_waiting_and_not_the_turn(tmp_path):
                 rt.run("go", conversation="c")
             except KeyboardInterrupt:
                 print("interrupted", rt.count_running_calls(), flush=True)
-            while rt._wrapped._engine.bus.topics():  # the wait is over
+            while rt._wrapped._engine.bus.topics():  # until the wait has ended
                 rt.pending()
             gate.set()
             print(rt.wait("c").text)
@@ -405,7 +405,7 @@ def test_ctrl_c_stops_the_waiting_and_not_the_turn(tmp_path):
     assert (program.returncode, out, err) == (0, "interrupted 1\nOver.\n", "")
 
 
-def test_a_fork_is_refused_with_the_advice_to_create_the_runtime_after_it(tmp_path):
+def test_a_forked_child_cannot_use_the_runtime_and_the_parent_still_can(tmp_path):
     with start_program(
         tmp_path,
         """
@@ -421,7 +421,7 @@ def test_a_fork_is_refused_with_the_advice_to_create_the_runtime_after_it(tmp_pa
                 except Invalid as refused:
                     print("after the fork" in str(refused), rt.is_open, flush=True)
             rt.close()
-            sys.exit()  # with the exit handlers
+            sys.exit()  # runs the exit handlers
         os.waitpid(child, 0)
         print(rt.run("go").text)
         """,

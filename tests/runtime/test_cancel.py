@@ -1,4 +1,4 @@
-"""Cancel: whatever runs or waits is closed, in pairs, whoever runs it and whether anybody does."""
+"""Cancel: every running or waiting call gets one result, whether or not a process runs the conversation."""
 
 import asyncio
 import os
@@ -25,10 +25,10 @@ def choose() -> str:
     raise NotImplementedError
 
 
-class Closing:
-    """A model whose connection can be seen to close."""
+class ConnectionCounter:
+    """A model that counts its open connections."""
 
-    name = "closing"
+    name = "connections"
 
     def __init__(self, script):
         self._model, self.open = ScriptedModel(script), 0
@@ -46,23 +46,23 @@ class Closing:
             self.open -= 1
 
 
-async def idle(rt):
-    await until(lambda: _idle(rt))
+async def wait_until_idle(rt):
+    await until(lambda: is_idle(rt))
     return await rt.history("c")
 
 
-async def _idle(rt):
+async def is_idle(rt):
     return (await rt.snapshot("c")).state == "idle"
 
 
-def test_cancelling_a_stream_closes_the_connection_and_keeps_the_partial_text_marked_for_the_model():
-    """B58"""
+def test_cancel_while_streaming_closes_the_connection_and_marks_the_partial_text_as_cut_off():
+    """Cancel closes the connection to the provider; the partial text is kept and marked for the model [B58]."""
 
     async def main():
-        model = Closing([["I was about to", Hang()], "fine"])
+        model = ConnectionCounter([["I was about to", Hang()], "fine"])
         async with Runtime(agent(model)) as rt:
             turn = await rt.send("c", "tell me")
-            await until(lambda: _partial(rt))
+            await until(lambda: has_partial_text(rt))
             assert model.open == 1
             assert await rt.cancel("c", by="ann", reason="enough") is True
             ended = await turn.final_result()
@@ -78,14 +78,14 @@ def test_cancelling_a_stream_closes_the_connection_and_keeps_the_partial_text_ma
             assert seen[1].startswith("I was about to\n[cut off")
             assert seen[2] == "go on"
 
-    async def _partial(rt):
+    async def has_partial_text(rt):
         return (await rt.snapshot("c")).partial == "I was about to"
 
     run(main)
 
 
-def test_cancelling_running_tools_stops_their_handlers_and_pairs_them_as_cancelled():
-    """B59: processes that a handler started are gone too."""
+def test_cancel_stops_running_handlers_and_gives_their_calls_cancelled_results():
+    """The processes that a handler started are gone, too [B59]."""
 
     async def main():
         started, stopped = [], []
@@ -111,7 +111,7 @@ def test_cancelling_running_tools_stops_their_handlers_and_pairs_them_as_cancell
             await until(lambda: len(started) == 2)
             assert await rt.cancel("c")
             assert (await turn.final_result()).reason == "cancelled"
-            assert len(stopped) == 2, "the turn was closed only when they had stopped"
+            assert len(stopped) == 2, "the turn ended only after both handlers had stopped"
             for pid in started:
                 with pytest.raises(ProcessLookupError):
                     os.killpg(pid, 0)
@@ -125,8 +125,8 @@ def test_cancelling_running_tools_stops_their_handlers_and_pairs_them_as_cancell
     run(main)
 
 
-def test_a_thread_that_cannot_be_stopped_is_told_and_its_late_result_is_ignored():
-    """B59"""
+def test_a_handler_in_a_thread_sees_the_cancel_and_its_late_result_is_ignored():
+    """A thread cannot be stopped: the error says that the call was abandoned and may still take effect [B59]."""
 
     async def main():
         entered, release, noticed, over = (threading.Event() for _ in range(4))
@@ -161,7 +161,7 @@ def test_a_thread_that_cannot_be_stopped_is_told_and_its_late_result_is_ignored(
 
 
 def test_the_result_of_a_handler_that_ignores_its_cancellation_says_that_it_may_have_taken_effect():
-    """B59: it was not stopped, and its late value is not taken either."""
+    """The handler was not stopped, and its late value is not used [B59]."""
 
     async def main():
         seen = Seen()
@@ -186,8 +186,8 @@ def test_the_result_of_a_handler_that_ignores_its_cancellation_says_that_it_may_
     run(main)
 
 
-def test_a_call_that_was_running_when_its_process_died_is_cancelled_with_the_outcome_left_open():
-    """B60: the next process closes the turn, and cannot know what the first one did."""
+def test_a_call_that_ran_when_its_process_died_is_cancelled_with_an_unknown_outcome():
+    """The process that closes the turn cannot know what the dead process did [B60]."""
 
     async def main():
         store, seen = MemoryStore(), Seen()
@@ -205,15 +205,15 @@ def test_a_call_that_was_running_when_its_process_died_is_cancelled_with_the_out
             await kill(rt)
         async with life(store=store.sibling()) as desk:
             await desk.cancel("c")
-            (returned,) = of(await idle(desk), CallReturned)
+            (returned,) = of(await wait_until_idle(desk), CallReturned)
             assert returned.error.kind == "cancelled"
             assert returned.error.message == "the turn was cancelled while this ran; it may have taken effect"
 
     run(main)
 
 
-def test_a_handler_that_will_not_be_cancelled_holds_the_turn_up_for_a_grace_only(monkeypatch):
-    """B59"""
+def test_a_turn_ends_although_a_handler_keeps_ignoring_its_cancellation(monkeypatch):
+    """After a grace period the call is abandoned [B59]."""
     monkeypatch.setattr("holdfast.runtime.tasks.GRACE", 0.05)
 
     async def main():
@@ -221,7 +221,7 @@ def test_a_handler_that_will_not_be_cancelled_holds_the_turn_up_for_a_grace_only
 
         @tool
         async def stubborn(call: Call) -> str:
-            """Never gives up."""
+            """Ignore every cancellation."""
             seen.note(call)
             while not seen.door.is_set():
                 with suppress(asyncio.CancelledError):
@@ -241,8 +241,8 @@ def test_a_handler_that_will_not_be_cancelled_holds_the_turn_up_for_a_grace_only
     run(main)
 
 
-def test_a_slot_that_was_taken_for_a_call_which_never_began_is_free_again():
-    """B59: the cancel comes in the very moment in which the call is claimed."""
+def test_the_slot_of_a_call_that_is_cancelled_before_its_handler_starts_is_released():
+    """The cancel arrives at the moment at which the call is claimed [B59]."""
 
     async def main():
         seen = Seen()
@@ -270,14 +270,14 @@ def test_a_slot_that_was_taken_for_a_call_which_never_began_is_free_again():
             log = await rt.history("c")
             paired(log)
             assert [e.reason for e in of(log, TurnEnded)] == ["cancelled", "cancelled", "completed", "completed"]
-            assert len(seen.calls) == 2, "the first two were claimed, and cancelled before they began"
+            assert len(seen.calls) == 2, "the first two calls were claimed, and cancelled before their handlers started"
             assert rt._engine.slots._free == 1
 
     run(main)
 
 
-def test_cancelling_what_waits_pairs_everything_and_a_later_answer_is_stale():
-    """B60"""
+def test_cancel_gives_every_waiting_call_a_result_and_a_later_answer_is_stale():
+    """Cancel ends the wait for answers; the reason of the refusal is ``cancelled`` [B60]."""
 
     async def main():
         async with Runtime(agent(ScriptedModel([[ToolCall("choose"), ToolCall("choose")]]), choose)) as rt:
@@ -295,9 +295,9 @@ def test_cancelling_what_waits_pairs_everything_and_a_later_answer_is_stale():
     run(main)
 
 
-@pytest.mark.parametrize("where", ["awaiting", "executing", "streaming"])
-def test_a_turn_whose_process_is_dead_is_closed_by_whoever_cancels_also_without_the_agent(where):
-    """B60"""
+@pytest.mark.parametrize("state", ["awaiting", "executing", "streaming"])
+def test_a_process_without_the_agent_can_cancel_a_turn_whose_process_is_dead(state):
+    """Cancel closes the turn in whichever state the dead process left it [B60]."""
 
     async def main():
         store, seen = MemoryStore(), Seen()
@@ -310,21 +310,21 @@ def test_a_turn_whose_process_is_dead_is_closed_by_whoever_cancels_also_without_
             return "never"
 
         script = {"awaiting": [ToolCall("choose")], "executing": [ToolCall("work"), ToolCall("choose")]}
-        async with life(agent(ScriptedModel([script.get(where, [Hang()])]), work, choose), store=store) as rt:
+        async with life(agent(ScriptedModel([script.get(state, [Hang()])]), work, choose), store=store) as rt:
             turn = await rt.send("c", "go")
-            if where == "executing":
+            if state == "executing":
                 await seen.running()
-            elif where == "awaiting":
+            elif state == "awaiting":
                 await turn.result()
             await kill(rt)
         async with life(store=store.sibling()) as desk:
-            waited = await desk.pending()
+            entries = await desk.pending()
             assert await desk.cancel("c", by="ann") is True
-            log = await idle(desk)
+            log = await wait_until_idle(desk)
             paired(log)
             assert of(log, TurnEnded)[0].reason == "cancelled"
             assert await desk.pending() == []
-            for entry in waited:
+            for entry in entries:
                 with pytest.raises(Stale) as refused:
                     await desk.resolve("c", entry.call, Answer("late"))
                 assert refused.value.reason == "cancelled"
@@ -333,7 +333,7 @@ def test_a_turn_whose_process_is_dead_is_closed_by_whoever_cancels_also_without_
 
 
 def test_cancelling_an_idle_conversation_changes_nothing():
-    """B61"""
+    """Cancel returns False and appends nothing [B61]."""
 
     async def main():
         async with Runtime(agent(ScriptedModel(["hello"]))) as rt:
@@ -347,8 +347,8 @@ def test_cancelling_an_idle_conversation_changes_nothing():
     run(main)
 
 
-def test_every_turn_has_exactly_one_terminal_however_often_it_is_cancelled():
-    """B61"""
+def test_every_turn_has_exactly_one_end_however_often_it_is_cancelled():
+    """Of five cancels at once one takes effect [B61]."""
 
     async def main():
         async with Runtime(agent(ScriptedModel([[Hang()], [Hang()], "done"]))) as rt:
@@ -365,8 +365,8 @@ def test_every_turn_has_exactly_one_terminal_however_often_it_is_cancelled():
     run(main)
 
 
-def test_queued_messages_survive_a_cancel_and_begin_in_the_same_append():
-    """B13, B61"""
+def test_a_queued_message_survives_a_cancel_and_its_turn_starts_right_after():
+    """The next event after the end of the cancelled turn is the start of the queued one [B13, B61]."""
 
     async def main():
         async with Runtime(agent(ScriptedModel([[Hang()], "second"]))) as rt:
@@ -382,7 +382,7 @@ def test_queued_messages_survive_a_cancel_and_begin_in_the_same_append():
 
 
 def test_an_approval_and_a_cancel_at_once_leave_one_result_and_at_most_one_run():
-    """B59, B60"""
+    """Whichever of the two wins, the call has exactly one result [B59, B60]."""
 
     async def once():
         seen = Seen()

@@ -1,4 +1,4 @@
-"""Calls that a page runs: validated, leased, gated, and never parked for ever."""
+"""Calls that a client (a page) runs: validated, leased, gated, and detached without a live client."""
 
 import asyncio
 
@@ -47,8 +47,8 @@ LOCATE = ToolCall("locate", {"precise": True})
 SHARE = ToolCall("share", {"what": "screen"})
 
 
-async def test_a_client_call_waits_for_a_live_page_and_its_validated_output_is_the_result():
-    """B41"""
+async def test_a_client_call_is_offered_to_a_live_client_and_its_validated_output_is_the_result():
+    """The client leases the call and sends its output [B41]."""
     model = ScriptedModel([[LOCATE], "done"])
     async with Runtime(agent(model, locate)) as rt:
         await rt.open("c")
@@ -66,8 +66,8 @@ async def test_a_client_call_waits_for_a_live_page_and_its_validated_output_is_t
         assert of(await rt.history("c"), CallStarted) == []
 
 
-async def test_a_client_s_error_is_an_error_of_the_call():
-    """B41"""
+async def test_an_error_from_a_client_is_the_error_of_the_call():
+    """The model sees the kind and the message that the client reports [B41]."""
     model = ScriptedModel([[LOCATE], "done"])
     async with Runtime(agent(model, locate)) as rt:
         turn = await rt.send("c", "hi")
@@ -79,8 +79,8 @@ async def test_a_client_s_error_is_an_error_of_the_call():
         assert of(await rt.history("c"), CallReturned)[0].source == "client"
 
 
-async def test_a_client_result_that_violates_its_schema_is_refused_with_the_reason_and_still_pending():
-    """B34, B45"""
+async def test_a_client_result_that_violates_its_schema_is_refused_and_the_call_stays_pending():
+    """A decision of another type is refused, too; a valid result is still accepted [B34, B45]."""
     async with Runtime(agent([[LOCATE], "done"], locate)) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
@@ -97,8 +97,8 @@ async def test_a_client_result_that_violates_its_schema_is_refused_with_the_reas
             await turn.final_result()
 
 
-async def test_a_gated_client_call_is_two_suspensions_under_one_id_in_one_append_with_a_fresh_deadline():
-    """B42"""
+async def test_an_approved_client_call_is_suspended_again_in_the_same_append_with_a_fresh_deadline():
+    """The approval and the client execution are two suspensions under one call id [B42]."""
     clock, store = Clock(1000.0), Counting()
     model = ScriptedModel([[SHARE], "done"])
     async with Runtime(agent(model, share), store=store, clock=clock) as rt:
@@ -107,7 +107,7 @@ async def test_a_gated_client_call_is_two_suspensions_under_one_id_in_one_append
             turn = await rt.send("c", "hi")
             (approval,) = (await turn.result()).pending
             assert (approval.kind, approval.deadline) == ("approval", 1600.0)
-            assert not await page.lease(approval.call), "it is not for a page yet"
+            assert not await page.lease(approval.call), "a client cannot lease it before its approval"
             with pytest.raises(Invalid):
                 await page.result(approval.call, "forged")
             clock.now += 300
@@ -129,13 +129,13 @@ async def test_a_gated_client_call_is_two_suspensions_under_one_id_in_one_append
         paired(await rt.history("c"))
 
 
-async def test_a_kill_between_the_two_suspensions_revives_in_the_second():
-    """B42"""
+async def test_a_client_call_that_a_guest_approved_waits_for_a_client_after_a_restart():
+    """A restart between the two suspensions continues in the second [B42]."""
     store = MemoryStore()
     async with Runtime(agent([[SHARE], "done"], share), store=store) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
-    async with Runtime(store=store.sibling()) as guest:  # no agent: it serves and records
+    async with Runtime(store=store.sibling()) as guest:  # a process without the agent
         await guest.resolve("c", entry.call, Approve(), by="boss")
     model = ScriptedModel([[SHARE], "done"], follow=True)
     async with Runtime(agent(model, share), store=store.sibling()) as rt:
@@ -146,8 +146,8 @@ async def test_a_kill_between_the_two_suspensions_revives_in_the_second():
         assert sees(model) == [{"ok": True, "result": "shared"}]
 
 
-async def test_edited_arguments_of_a_gated_client_call_are_what_the_page_gets_and_the_model_is_told():
-    """B36, B42"""
+async def test_the_client_gets_the_arguments_that_the_approver_edited_and_the_model_sees_them():
+    """An approval with edited arguments changes the client execution [B36, B42]."""
     model = ScriptedModel([[SHARE], "done"])
     async with Runtime(agent(model, share)) as rt:
         turn = await rt.send("c", "hi")
@@ -160,8 +160,8 @@ async def test_edited_arguments_of_a_gated_client_call_are_what_the_page_gets_an
         assert sees(model)[0]["edited_args"] == {"what": "window"}
 
 
-async def test_a_denied_client_call_never_reaches_a_page():
-    """B35, B42"""
+async def test_a_denied_client_call_never_reaches_a_client():
+    """A denied call has no client execution [B35, B42]."""
     model = ScriptedModel([[SHARE], "done"])
     async with Runtime(agent(model, share)) as rt:
         turn = await rt.send("c", "hi")
@@ -171,8 +171,8 @@ async def test_a_denied_client_call_never_reaches_a_page():
         assert [event.kind for event in of(await rt.history("c"), CallSuspended)] == ["approval"]
 
 
-async def test_without_a_live_client_the_call_is_detached_after_the_grace_and_the_turn_goes_on():
-    """B43"""
+async def test_without_a_live_client_a_call_fails_as_detached_after_the_grace_and_the_turn_continues():
+    """A later result is stale [B43]."""
     clock = Clock(1000.0)
     model = ScriptedModel([[LOCATE], "done"])
     async with Runtime(agent(model, locate), clock=clock) as rt:
@@ -191,19 +191,19 @@ async def test_without_a_live_client_the_call_is_detached_after_the_grace_and_th
         assert resolved.by == "system"
 
 
-async def test_the_grace_begins_when_the_last_able_client_leaves_or_stops_beating():
-    """B43"""
+async def test_the_grace_starts_when_the_last_able_client_detaches_or_stops_its_heartbeat():
+    """A client that does not offer the tool does not count [B43]."""
     clock = Clock(1000.0)
     model = ScriptedModel([[LOCATE], "done", [LOCATE], "done"])
     async with Runtime(agent(model, locate), clock=clock) as rt:
         await rt.open("c")
-        await rt.attach_client("c", ["other_tool"])  # present, but not for this tool
+        await rt.attach_client("c", ["other_tool"])  # attached, but not for this tool
         page = await rt.attach_client("c", ["locate"])
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
         clock.now += 60
         await looked(rt.store)
-        assert await rt.pending() == [entry], "a page is there"
+        assert await rt.pending() == [entry], "a client is attached"
         await page.detach()
         clock.now += 4.9
         await looked(rt.store)
@@ -212,7 +212,7 @@ async def test_the_grace_begins_when_the_last_able_client_leaves_or_stops_beatin
         await turn.final_result()
         assert sees(model)[-1]["error"]["kind"] == "detached"
 
-        await rt.attach_client("c", ["locate"], keep=False)  # a page that dies without a word
+        await rt.attach_client("c", ["locate"], keep=False)  # a client that stops without detaching
         turn = await rt.send("c", "again")
         (entry,) = (await turn.result()).pending
         clock.now += 79
@@ -223,8 +223,8 @@ async def test_the_grace_begins_when_the_last_able_client_leaves_or_stops_beatin
         assert sees(model)[-1]["error"]["kind"] == "detached"
 
 
-async def test_a_page_that_comes_within_the_grace_keeps_the_call_waiting():
-    """B43"""
+async def test_a_client_that_attaches_within_the_grace_keeps_the_call_pending():
+    """The client can still send the result [B43]."""
     clock = Clock(1000.0)
     async with Runtime(agent([[LOCATE], "done"], locate), clock=clock) as rt:
         turn = await rt.send("c", "hi")
@@ -238,8 +238,8 @@ async def test_a_page_that_comes_within_the_grace_keeps_the_call_waiting():
             await turn.final_result()
 
 
-async def test_a_page_that_leaves_does_not_hurry_what_waits_for_people():
-    """B43, B57"""
+async def test_a_client_that_detaches_does_not_shorten_the_deadline_of_a_human_call():
+    """The grace applies to client calls only [B43, B57]."""
     clock = Clock(1000.0)
     async with Runtime(agent([[ToolCall("choose")], "done"], choose), clock=clock) as rt:
         turn = await rt.send("c", "hi")
@@ -250,15 +250,15 @@ async def test_a_page_that_leaves_does_not_hurry_what_waits_for_people():
         assert row.due == entry.deadline
 
 
-async def test_a_page_that_attaches_twice_at_once_is_one_client_and_leaves_nothing_behind_when_it_is_gone():
+async def test_a_client_that_attaches_twice_at_once_is_one_client_and_detaches_completely():
     store = MemoryStore()
     put = store.put_client
 
-    async def slowly(client):
+    async def put_slowly(client):
         await asyncio.sleep(0)
         await put(client)
 
-    store.put_client = slowly
+    store.put_client = put_slowly
     async with Runtime(agent(["hi"], locate), store=store) as rt:
         await rt.open("c")
         one, two = await asyncio.gather(*(rt.attach_client("c", client="page") for _ in range(2)))
@@ -270,7 +270,7 @@ async def test_a_page_that_attaches_twice_at_once_is_one_client_and_leaves_nothi
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["in one process", "in two processes"])
 async def test_a_principal_cannot_replace_another_principals_client_of_the_same_id(elsewhere):
-    """B45: presence, tools and leases are those of the client of one principal."""
+    """Presence, tools and leases belong to the client of one principal [B45]."""
 
     store = MemoryStore()
     guest = Runtime(store=store.sibling())
@@ -287,12 +287,12 @@ async def test_a_principal_cannot_replace_another_principals_client_of_the_same_
         mine = next(row for row in await rt.store.clients("c") if row.client == page.stored)
         assert (mine.tools, mine.until > rt._engine.now()) == ((), True)
         again = await rt.attach_client("c", client="page", by="ann")
-        assert await again.lease(entry.call), "the same principal goes on with its client"
+        assert await again.lease(entry.call), "the same principal continues with its client"
         await again.result(entry.call, {"lat": 1.0})
 
 
-async def test_of_two_tabs_one_holds_the_lease_and_the_other_s_result_is_stale():
-    """B44"""
+async def test_of_two_clients_one_gets_the_lease_and_the_result_of_the_other_is_stale():
+    """The refusal names the principal whose result was accepted [B44]."""
     clock = Clock(1000.0)
     async with Runtime(agent([[LOCATE], Hang()], locate), clock=clock) as rt:
         await rt.open("c")
@@ -301,18 +301,18 @@ async def test_of_two_tabs_one_holds_the_lease_and_the_other_s_result_is_stale()
         (entry,) = (await turn.result()).pending
         leases = await asyncio.gather(one.lease(entry.call), two.lease(entry.call))
         assert leases == [True, False]
-        assert await one.lease(entry.call), "asking again renews it"
+        assert await one.lease(entry.call), "a second request renews the lease"
         await one.result(entry.call, {"lat": 1.0})
         with pytest.raises(Stale) as late:
             await two.result(entry.call, {"lat": 2.0})
         assert (late.value.reason, late.value.winner) == ("resolved", "one")
-        assert not await two.lease(entry.call), "nothing is left to run"
-        assert not await two.lease("never heard of")
+        assert not await two.lease(entry.call), "the call has its result"
+        assert not await two.lease("unknown call")
         assert [event.value for event in of(await rt.history("c"), CallReturned)] == [{"lat": 1.0}]
 
 
-async def test_a_lease_that_lapsed_is_taken_over_by_another_tab():
-    """B44"""
+async def test_the_expired_lease_of_a_client_is_taken_over_by_another_client():
+    """A lease expires after 30 seconds without renewal [B44]."""
     clock = Clock(1000.0)
     async with Runtime(agent([[LOCATE], Hang()], locate), clock=clock) as rt:
         await rt.open("c")
@@ -326,8 +326,8 @@ async def test_a_lease_that_lapsed_is_taken_over_by_another_tab():
         assert not await one.lease(entry.call)
 
 
-async def test_a_client_can_forge_neither_status_nor_another_call_nor_another_conversation():
-    """B45"""
+async def test_a_client_cannot_forge_a_status_another_call_or_another_conversation():
+    """Fields with these names in a client's payload are plain data [B45]."""
 
     @declare(executor="client")
     def anything() -> object:
@@ -358,8 +358,8 @@ async def test_a_client_can_forge_neither_status_nor_another_call_nor_another_co
         await page.detach()
 
 
-async def test_a_client_s_progress_is_live_the_latest_in_the_snapshot_and_dropped_after_the_end():
-    """B83"""
+async def test_client_progress_is_live_and_in_the_snapshot_and_dropped_after_the_result():
+    """The snapshot has the latest progress; progress of a human call is dropped [B83]."""
     model = ScriptedModel([[LOCATE, ToolCall("choose")], "done"])
     async with Runtime(agent(model, locate, choose)) as rt:
         await rt.open("c")
@@ -369,9 +369,9 @@ async def test_a_client_s_progress_is_live_the_latest_in_the_snapshot_and_droppe
             client, ask = sorted((await turn.result()).pending, key=lambda p: p.kind)
             await page.progress(client.call, {"at": 1})
             await page.progress(client.call, {"at": 2})
-            await page.progress(ask.call, "not a page's business")
-            flying = (await rt.snapshot("c")).in_flight
-            assert [(f.call_id, f.progress) for f in flying] == [(client.call, {"at": 2})]
+            await page.progress(ask.call, "not a client call")
+            in_flight = (await rt.snapshot("c")).in_flight
+            assert [(f.call_id, f.progress) for f in in_flight] == [(client.call, {"at": 2})]
             with pytest.raises(Invalid):
                 await page.progress(client.call, object())
             await page.result(client.call, {})
@@ -380,13 +380,13 @@ async def test_a_client_s_progress_is_live_the_latest_in_the_snapshot_and_droppe
             await rt.resolve("c", ask.call, Answer("a"))
             await turn.final_result()
             await page.progress(client.call, "later still")
-        told = [(item.n, item.payload) for item in tape.live if item.type == "tool_progress"]
-        assert told == [(1, {"at": 1}), (2, {"at": 2})]
+        progress = [(item.n, item.payload) for item in tape.live if item.type == "tool_progress"]
+        assert progress == [(1, {"at": 1}), (2, {"at": 2})]
         await page.detach()
 
 
-async def test_failed_with_details_reaches_the_model():
-    """B41"""
+async def test_the_model_sees_the_details_of_a_failed_client_call():
+    """Details that are not JSON are refused [B41]."""
     model = ScriptedModel([[LOCATE], "done"])
     async with Runtime(agent(model, locate)) as rt:
         turn = await rt.send("c", "hi")

@@ -1,4 +1,4 @@
-"""What the model is sent, in the shell: loading from where it matters, staying up to date, summarising."""
+"""What a model is sent: loading the history, keeping it up to date, and summaries."""
 
 import asyncio
 import sys
@@ -25,8 +25,8 @@ from holdfast.stores.base import Append
 from holdfast.stores.memory import MemoryStore
 
 
-class Shelf(MemoryStore):
-    """A memory store that counts what is read."""
+class CountingStore(MemoryStore):
+    """A memory store that counts the events that are read."""
 
     def __init__(self):
         super().__init__()
@@ -38,10 +38,10 @@ class Shelf(MemoryStore):
         return found
 
 
-async def stored(told, store=None):
-    """The log in a store."""
+async def store_log(log, store=None):
+    """Append the log to a store, by default a new one, and return the store."""
     if store is None:
-        store = Shelf()
+        store = CountingStore()
         await store.open()
     row = await store.row("c")
     at = row.seq if row else 0
@@ -49,7 +49,7 @@ async def stored(told, store=None):
         Append(
             conversation="c",
             expected=at,
-            events=[codec.encode_event(event) for event in told.events[at:]],
+            events=[codec.encode_event(event) for event in log.events[at:]],
             status="idle",
             agent="a",
             owes=False,
@@ -59,18 +59,18 @@ async def stored(told, store=None):
     return store
 
 
-def state_of(told):
-    queue = tuple(Queued(message=seq, by=ANN, agent="a") for seq in told.waiting)
-    return State(conversation="c", seq=len(told.events), queue=queue)
+def state_of(log):
+    queue = tuple(Queued(message=seq, by=ANN, agent="a") for seq in log.waiting)
+    return State(conversation="c", seq=len(log.events), queue=queue)
 
 
-def summarised(told):
-    return max((event.seq for event in told.events if isinstance(event, HistorySummarised)), default=0)
+def last_summary_seq(log):
+    return max((event.seq for event in log.events if isinstance(event, HistorySummarised)), default=0)
 
 
-def lived(told, wanted):
+def fold_history(log, wanted):
     history = History(wanted)
-    for event in told.events:
+    for event in log.events:
         history.apply(event)
     return history
 
@@ -80,29 +80,29 @@ contexts = st.builds(Context, window=st.integers(1, 6), budget=st.sampled_from([
 
 @settings(max_examples=150, deadline=None)
 @given(logs(), contexts, st.sampled_from([1, 3, 20]))
-def test_what_a_fresh_process_loads_is_what_the_old_one_had_and_goes_on_like_it(told, wanted, page):
-    """B63: another process sends the same request"""
+def test_a_fresh_process_loads_the_same_history_as_the_old_one_and_both_continue_alike(log, wanted, page):
+    """Another process sends the same request [B63]."""
 
     async def main():
-        store = await stored(told)
+        store = await store_log(log)
         with mock.patch.object(prompt, "PAGE", page):
-            history = await load_history(store, state_of(told), wanted, summarised=summarised(told))
+            history = await load_history(store, state_of(log), wanted, summarised=last_summary_seq(log))
         await store.close()
-        old = lived(told, wanted)
+        old = fold_history(log, wanted)
         assert render_prompt(history) == render_prompt(old)
-        # and both go on alike, whatever was waiting
-        seen = len(told.events)
-        if not isinstance(told.events[-1], TurnEnded | HistorySummarised):
-            told.say("done")
-            told.end()
+        # Both histories stay equal, whether or not a message was queued.
+        seen = len(log.events)
+        if not isinstance(log.events[-1], TurnEnded | HistorySummarised):
+            log.say("done")
+            log.end()
         for tool in ("counted", "aged", "kept"):
-            if not told.waiting:
-                told.hear()
-            told.begin()
-            told.say("", *[result(tool, 400, "p")] * 2)
-            told.say("done")
-            told.end()
-        for event in told.events[seen:]:
+            if not log.waiting:
+                log.hear()
+            log.begin()
+            log.say("", *[result(tool, 400, "p")] * 2)
+            log.say("done")
+            log.end()
+        for event in log.events[seen:]:
             history.apply(event)
             old.apply(event)
             assert render_prompt(history) == render_prompt(old)
@@ -110,31 +110,31 @@ def test_what_a_fresh_process_loads_is_what_the_old_one_had_and_goes_on_like_it(
     asyncio.run(main())
 
 
-async def test_a_fresh_process_reads_a_long_conversation_from_where_the_window_begins():
-    told = Told()
+async def test_a_fresh_process_reads_only_the_window_of_a_long_conversation():
+    log = Told()
     for _ in range(3_000):
-        told.turn([result("default")])
-    store = await stored(told)
-    history = await load_history(store, state_of(told), Context())
-    assert store.read_events < 1_100, f"of {len(told.events)}"
+        log.turn([result("default")])
+    store = await store_log(log)
+    history = await load_history(store, state_of(log), Context())
+    assert store.read_events < 1_100, f"of {len(log.events)}"
     assert render_messages(history, PromptRenderer(), instructions="").report.turns > 30
     for budget in (200, 1_000):
         store.read_events = 0
-        small = await load_history(store, state_of(told), Context(budget=budget))
+        small = await load_history(store, state_of(log), Context(budget=budget))
         assert store.read_events <= 256
         assert render_messages(small, PromptRenderer(), instructions="").report.tokens.total <= budget
     await store.close()
 
 
-async def test_a_summary_from_long_before_the_window_is_still_at_the_head():
-    told = Told()
+async def test_a_summary_from_long_before_the_window_is_the_first_message():
+    log = Told()
     for _ in range(10):
-        told.turn(text="early")
-    told.add(HistorySummarised, upto=told.events[-1].seq, text="It began early.")
+        log.turn(text="early")
+    log.add(HistorySummarised, upto=log.events[-1].seq, text="It began early.")
     for _ in range(200):
-        told.turn()
-    store = await stored(told)
-    history = await load_history(store, state_of(told), Context(window=5), summarised=summarised(told))
+        log.turn()
+    store = await store_log(log)
+    history = await load_history(store, state_of(log), Context(window=5), summarised=last_summary_seq(log))
     assert store.read_events <= 257
     rendered = render_messages(history, PromptRenderer(), instructions="")
     assert rendered.messages[0].text == f"{SUMMARY_HEADING}\n\nIt began early."
@@ -142,52 +142,52 @@ async def test_a_summary_from_long_before_the_window_is_still_at_the_head():
     await store.close()
 
 
-async def test_a_message_that_waited_for_longer_than_the_window_is_found():
-    """B13"""
-    told = Told()
-    told.turn()
+async def test_a_queued_message_that_is_older_than_the_window_is_found():
+    """A message may wait in the queue for more turns than the window has [B13]."""
+    log = Told()
+    log.turn()
     for n in range(30):
-        told.hear(f"waiting {n}")
+        log.hear(f"waiting {n}")
     for _ in range(20):
-        told.begin()
-        told.say("done")
-        told.end()
-    store = await stored(told)
+        log.begin()
+        log.say("done")
+        log.end()
+    store = await store_log(log)
     with mock.patch.object(prompt, "PAGE", 8):
-        history = await load_history(store, state_of(told), Context(window=4))
+        history = await load_history(store, state_of(log), Context(window=4))
     rendered = render_messages(history, PromptRenderer(), instructions="")
     assert rendered.messages[-2].text == "waiting 19"
-    told.begin()
-    history.apply(told.events[-1])
+    log.begin()
+    history.apply(log.events[-1])
     assert render_messages(history, PromptRenderer(), instructions="").messages[-1].text == "waiting 20"
     await store.close()
 
 
-async def test_a_conversation_of_which_nothing_is_there_yet_is_empty():
-    store = Shelf()
+async def test_a_history_loaded_before_the_first_turn_is_empty_until_that_turn_starts():
+    store = CountingStore()
     await store.open()
     history = await load_history(store, State(conversation="c"), Context())
     assert render_messages(history, PromptRenderer(), instructions="").messages == []
-    told = Told()
-    told.hear()
-    await stored(told, store)
-    history = await load_history(store, state_of(told), Context())
-    told.begin()
-    history.apply(told.events[-1])
+    log = Told()
+    log.hear()
+    await store_log(log, store)
+    history = await load_history(store, state_of(log), Context())
+    log.begin()
+    history.apply(log.events[-1])
     assert [message.text for message in render_messages(history, PromptRenderer(), instructions="").messages] == ["hi"]
     await store.close()
 
 
-async def test_the_window_is_read_once_and_then_fed_what_is_appended_also_while_it_is_being_read():
-    told = Told()
-    told.turn()
-    store = await stored(told)
-    states = [state_of(told)]
-    told.turn(text="meanwhile")
-    await stored(told, store)
-    states.append(state_of(told))
+async def test_the_window_is_read_once_and_then_updated_with_events_appended_during_and_after_the_read():
+    log = Told()
+    log.turn()
+    store = await store_log(log)
+    states = [state_of(log)]
+    log.turn(text="meanwhile")
+    await store_log(log, store)
+    states.append(state_of(log))
     window = Window()
-    window.apply_events(told.events)  # not read yet: nothing to feed
+    window.apply_events(log.events)  # ignored: the window was not read yet
     history = await window.current_history(store, lambda: states.pop(0) if len(states) > 1 else states[0], Context())
     assert [m.text for m in render_messages(history, PromptRenderer(), instructions="").messages] == [
         "hi",
@@ -195,16 +195,16 @@ async def test_the_window_is_read_once_and_then_fed_what_is_appended_also_while_
         "meanwhile",
         "done",
     ]
-    seen, read = len(told.events), store.read_events
-    told.turn(text="then")
-    await stored(told, store)
-    window.apply_events(told.events[seen:])
-    window.apply_events(told.events[seen:])  # it has them
-    states[:] = [state_of(told)]
+    seen, read = len(log.events), store.read_events
+    log.turn(text="then")
+    await store_log(log, store)
+    window.apply_events(log.events[seen:])
+    window.apply_events(log.events[seen:])  # a second time: no effect
+    states[:] = [state_of(log)]
     assert await window.current_history(store, lambda: states[0], Context()) is history
     assert store.read_events == read
-    said = ["hi", "done", "meanwhile", "done", "then", "done"]
-    assert [m.text for m in render_messages(history, PromptRenderer(), instructions="").messages] == said
+    expected = ["hi", "done", "meanwhile", "done", "then", "done"]
+    assert [m.text for m in render_messages(history, PromptRenderer(), instructions="").messages] == expected
     other = await window.current_history(store, lambda: states[0], Context(window=1))
     assert render_messages(other, PromptRenderer(), instructions="").report.turns == 1
     window.forget()
@@ -216,10 +216,10 @@ async def test_the_window_is_read_once_and_then_fed_what_is_appended_also_while_
     await store.close()
 
 
-def test_instructions_and_tools_are_part_of_what_is_counted():
-    told = Told()
-    told.turn(text="u" * 400)
-    report = render_messages(lived(told, Context()), PromptRenderer(), instructions="i" * 100, tools=111).report
+def test_the_token_report_counts_instructions_tools_and_history():
+    log = Told()
+    log.turn(text="u" * 400)
+    report = render_messages(fold_history(log, Context()), PromptRenderer(), instructions="i" * 100, tools=111).report
     assert (report.tokens.instructions, report.tokens.tools, report.tokens.history) == (25, 111, 101)
     assert report.tokens.total == 25 + 111 + 101
 
@@ -227,15 +227,15 @@ def test_instructions_and_tools_are_part_of_what_is_counted():
 # --- summaries ---
 
 
-async def test_a_summary_is_made_of_the_one_before_it_and_of_what_was_said_since():
-    """B63"""
-    told = Told()
-    told.turn(text="the first thing")
-    previous = told.add(HistorySummarised, upto=told.events[-1].seq, text="First, something was said.")
-    told.turn([result("kept", 20)], text="book a flight", answer="booked")
-    upto = told.events[-1].seq
-    told.turn(text="not yet")
-    store = await stored(told)
+async def test_a_summary_is_made_from_the_previous_summary_and_the_messages_since():
+    """The summary model gets both in one message, without tools [B63]."""
+    log = Told()
+    log.turn(text="the first thing")
+    previous = log.add(HistorySummarised, upto=log.events[-1].seq, text="First, something was said.")
+    log.turn([result("kept", 20)], text="book a flight", answer="booked")
+    upto = log.events[-1].seq
+    log.turn(text="not yet")
+    store = await store_log(log)
     usage = Usage(input_tokens=100, output_tokens=10)
     model = ScriptedModel([["  A flight was booked. ", usage]], name="small")
     made = await summarise(store, "c", model, upto=upto, previous=previous)
@@ -257,13 +257,13 @@ async def test_a_summary_is_made_of_the_one_before_it_and_of_what_was_said_since
     await store.close()
 
 
-async def test_a_summary_is_made_of_a_bounded_piece_of_history_and_is_bounded_itself():
-    told = Told()
+async def test_the_input_and_the_length_of_a_summary_are_bounded():
+    log = Told()
     for n in range(400):
-        told.turn([result("kept", 3_000)], text=f"{n} " + "u" * 3_000)
-    store = await stored(told)
+        log.turn([result("kept", 3_000)], text=f"{n} " + "u" * 3_000)
+    store = await store_log(log)
     model = ScriptedModel(["s" * 50_000])
-    made = await summarise(store, "c", model, upto=len(told.events), previous=None)
+    made = await summarise(store, "c", model, upto=len(log.events), previous=None)
     (request,) = model.requests
     text = request.messages[0].text
     assert 50_000 < len(text) < 105_000
@@ -275,24 +275,24 @@ async def test_a_summary_is_made_of_a_bounded_piece_of_history_and_is_bounded_it
     await store.close()
 
 
-async def test_a_summary_that_fails_is_logged_and_left_out():
-    """A turn is never hurt by it"""
-    told = Told()
-    told.turn()
-    store = await stored(told)
+async def test_a_failed_summary_is_logged_as_a_warning_and_skipped():
+    """``summarise`` returns None instead of raising, so that the turn continues."""
+    log = Told()
+    log.turn()
+    store = await store_log(log)
     for entry in (ModelError("no", kind="rate_limited"), RuntimeError("bug"), "", [ToolCall("x")], Hang()):
         model = ScriptedModel([entry])
         with mock.patch.object(prompt, "SUMMARY_SECONDS", 0.05), mock.patch.object(prompt.log, "warning") as warned:
-            assert await summarise(store, "c", model, upto=len(told.events), previous=None) is None
+            assert await summarise(store, "c", model, upto=len(log.events), previous=None) is None
         assert warned.call_count == 1
     await store.close()
 
 
-async def test_who_cancels_a_summary_is_obeyed():
-    told = Told()
-    told.turn()
-    store = await stored(told)
-    task = asyncio.create_task(summarise(store, "c", ScriptedModel([Hang()]), upto=len(told.events), previous=None))
+async def test_a_summary_can_be_cancelled():
+    log = Told()
+    log.turn()
+    store = await store_log(log)
+    task = asyncio.create_task(summarise(store, "c", ScriptedModel([Hang()]), upto=len(log.events), previous=None))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -300,21 +300,21 @@ async def test_who_cancels_a_summary_is_obeyed():
     await store.close()
 
 
-async def test_a_conversation_with_summaries_never_shows_a_gap_and_stays_within_its_budget():
-    """B63: due, made, recorded, shown"""
-    told = Told()
-    store = Shelf()
+async def test_a_conversation_with_summaries_has_no_gap_and_stays_within_its_token_budget():
+    """A summary is made whenever one is due [B63]."""
+    log = Told()
+    store = CountingStore()
     await store.open()
     wanted = Context(budget=3_000, window=20, summary="small", retention=Retention.turns(2))
     model = ScriptedModel([f"summary {n}" for n in range(100)])
     window = Window()
     made = 0
     for n in range(150):
-        seen = len(told.events)
-        told.turn([result("default", 300)], text=f"{n} " + "u" * (n % 5) * 200)
-        await stored(told, store)
-        window.apply_events(told.events[seen:])
-        history = await window.current_history(store, lambda: state_of(told), wanted)
+        seen = len(log.events)
+        log.turn([result("default", 300)], text=f"{n} " + "u" * (n % 5) * 200)
+        await store_log(log, store)
+        window.apply_events(log.events[seen:])
+        history = await window.current_history(store, lambda: state_of(log), wanted)
         rendered = render_messages(history, PromptRenderer(), instructions="i" * 400)
         assert rendered.report.tokens.total <= 3_000
         assert not rendered.report.gap
@@ -322,21 +322,23 @@ async def test_a_conversation_with_summaries_never_shows_a_gap_and_stays_within_
         if upto is not None:
             summary = await summarise(store, "c", model, upto=upto, previous=history.summary)
             assert summary is not None
-            seen = len(told.events)
-            told.add(HistorySummarised, **msgspec.structs.asdict(summary))
-            await stored(told, store)
-            window.apply_events(told.events[seen:])
+            seen = len(log.events)
+            log.add(HistorySummarised, **msgspec.structs.asdict(summary))
+            await store_log(log, store)
+            window.apply_events(log.events[seen:])
             made += 1
     assert 5 < made < 50
     await store.close()
 
 
-def test_what_a_long_window_costs_grows_with_the_turns_and_no_faster():
-    def folded(turns):
-        told = Told()
+def test_the_work_to_fold_a_history_grows_linearly_with_its_turns():
+    def count_lines(turns):
+        log = Told()
         for n in range(turns):
-            told.turn(text=f"question {n}")
-        return lines_run(lambda: lived(told, Context(window=10**6, budget=10**9)), sys.modules[History.__module__])
+            log.turn(text=f"question {n}")
+        return lines_run(
+            lambda: fold_history(log, Context(window=10**6, budget=10**9)), sys.modules[History.__module__]
+        )
 
-    few, many = folded(200), folded(800)
+    few, many = count_lines(200), count_lines(800)
     assert many < 6 * few, "four times as many turns, about four times the work"

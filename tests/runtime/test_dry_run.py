@@ -1,4 +1,4 @@
-"""Previews: what would happen, shown before it does, and bound to what is approved."""
+"""Previews: a dry run shows what a call would do, and the approval is bound to that plan."""
 
 import asyncio
 
@@ -13,8 +13,8 @@ from holdfast.core.schema.validation import call_digest
 from holdfast.stores.memory import MemoryStore
 
 
-class World:
-    """What the tool changes, and what its preview looks at."""
+class Account:
+    """The account that the tool changes and its preview reads."""
 
     def __init__(self):
         self.balance = 10
@@ -53,8 +53,8 @@ async def plain(a: int, b: str = "x") -> None:
 
 
 async def test_every_tool_has_a_dry_run_that_changes_nothing():
-    """B71"""
-    world = World()
+    """A tool without a preview shows its name and arguments [B71]."""
+    account = Account()
 
     class Classy(Tool):
         """Do it with class."""
@@ -73,18 +73,18 @@ async def test_every_tool_has_a_dry_run_that_changes_nothing():
         """Ask."""
         raise NotImplementedError
 
-    async with Runtime(agent([], plain, world.tool(), Classy, choose)) as rt:
+    async with Runtime(agent([], plain, account.tool(), Classy, choose)) as rt:
         assert await rt.dry_run("plain", {"a": 1}) == {"tool": "plain", "args": {"a": 1}}
         assert await rt.dry_run("choose") == {"tool": "choose", "args": {}}
         assert await rt.dry_run("pay", {"amount": 4}) == "10 -> 6"
         assert await rt.dry_run("classy", {"n": 3}) == {"would": 3, "dry": True}
-        assert world.paid == []
+        assert account.paid == []
         assert await rt.conversations() == []
 
 
-async def test_a_dry_run_that_could_not_succeed_gives_the_error_that_the_run_would_give():
-    """B72"""
-    world = World()
+async def test_a_dry_run_of_a_call_that_cannot_succeed_raises_the_error_of_the_run():
+    """A failing preview, invalid arguments, an unknown tool and a timeout have their kinds [B72]."""
+    account = Account()
 
     @declare(timeout=0.01)
     async def slow() -> None:
@@ -94,7 +94,7 @@ async def test_a_dry_run_that_could_not_succeed_gives_the_error_that_the_run_wou
     async def _() -> None:
         await asyncio.Event().wait()
 
-    async with Runtime(agent([], plain, world.tool(), slow)) as rt:
+    async with Runtime(agent([], plain, account.tool(), slow)) as rt:
         with pytest.raises(ToolError, match="not enough money") as failed:
             await rt.dry_run("pay", {"amount": 11})
         assert (failed.value.kind, failed.value.details) == ("resource_missing", {"balance": 10})
@@ -105,7 +105,7 @@ async def test_a_dry_run_that_could_not_succeed_gives_the_error_that_the_run_wou
         with pytest.raises(Invalid, match="plain") as unknown:
             await rt.dry_run("nope")
         assert unknown.value.kind == "unknown_tool"
-        world.problem = KeyError("bug")
+        account.problem = KeyError("bug")
         with pytest.raises(ToolError, match="bug") as broken:
             await rt.dry_run("pay", {"amount": 1})
         assert broken.value.kind == "handler_failed"
@@ -114,71 +114,71 @@ async def test_a_dry_run_that_could_not_succeed_gives_the_error_that_the_run_wou
         assert late.value.kind == "timeout"
 
 
-async def test_the_pending_entry_carries_the_plan_and_an_approval_of_it_runs_it():
-    """B73, B35"""
-    world = World()
+async def test_the_pending_entry_carries_the_plan_and_its_approval_runs_the_call():
+    """The plan is made again before the call runs [B35, B73]."""
+    account = Account()
     model = ScriptedModel([[PAY], "done"])
-    async with Runtime(agent(model, world.tool())) as rt:
+    async with Runtime(agent(model, account.tool())) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
         assert entry.preview == "10 -> 6"
         assert entry.digest == call_digest("pay", {"amount": 4}, "10 -> 6", entry.fingerprint)
         await rt.resolve("c", entry.call, Approve(digest=entry.digest))
         await turn.final_result()
-        assert world.paid == [4]
-        assert world.previews == 2, "made again before it runs"
+        assert account.paid == [4]
+        assert account.previews == 2, "the plan is made again before the run"
         assert of(await rt.history("c"), CallStarted)[0].digest == entry.digest
 
 
-async def test_a_plan_that_changed_suspends_again_and_the_third_that_differs_is_a_conflict():
-    """B73"""
-    world = World()
+async def test_a_changed_plan_suspends_the_call_again_and_the_third_change_is_a_conflict():
+    """An approval of an older plan is superseded [B73]."""
+    account = Account()
     model = ScriptedModel([[PAY], "done"])
-    async with Runtime(agent(model, world.tool())) as rt:
+    async with Runtime(agent(model, account.tool())) as rt:
         turn = await rt.send("c", "hi")
         (first,) = (await turn.result()).pending
         entry, digests = first, [first.digest]
         for _ in range(2):
-            world.balance += 1
+            account.balance += 1
             await rt.resolve("c", entry.call, Approve(), by="boss")
             (entry,) = (await turn.result()).pending
             assert (entry.call, entry.kind, entry.reason) == (first.call, "approval", "plan changed")
-            assert entry.preview == f"{world.balance} -> {world.balance - 4}"
+            assert entry.preview == f"{account.balance} -> {account.balance - 4}"
             digests.append(entry.digest)
             with pytest.raises(Stale) as old:
                 await rt.resolve("c", entry.call, Approve(digest=first.digest))
             assert old.value.reason == "superseded"
         assert len(set(digests)) == 3
-        world.balance += 1
+        account.balance += 1
         await rt.resolve("c", entry.call, Approve())
         await turn.final_result()
         assert sees(model)[0]["error"]["kind"] == "conflict"
-        assert world.paid == []
+        assert account.paid == []
         events = await rt.history("c")
         assert of(events, CallStarted) == []
         assert (len(of(events, CallSuspended)), len(of(events, CallResolved))) == (3, 3)
         paired(events)
 
 
-async def test_a_plan_that_changed_and_is_approved_as_it_is_now_runs():
-    """B73"""
-    world = World()
-    async with Runtime(agent([[PAY], "done"], world.tool())) as rt:
+async def test_a_call_runs_when_its_changed_plan_is_approved():
+    """The second approval is for the new plan [B73]."""
+    account = Account()
+    async with Runtime(agent([[PAY], "done"], account.tool())) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
-        world.balance = 20
+        account.balance = 20
         await rt.resolve("c", entry.call, Approve())
         (entry,) = (await turn.result()).pending
         await rt.resolve("c", entry.call, Approve(digest=entry.digest))
         await turn.final_result()
-        assert world.paid == [4]
+        assert account.paid == [4]
 
 
-async def test_a_preview_that_raises_tool_error_is_the_result_and_nobody_is_asked():
-    """B72, B73"""
-    world = World()
+async def test_a_tool_error_of_a_preview_is_the_result_and_no_approver_is_asked():
+    """The model sees the error that the run would give [B72, B73]."""
+    account = Account()
     model = ScriptedModel([[ToolCall("pay", {"amount": 99})], "done"])
-    async with Runtime(agent(model, world.tool())) as rt:
+    async with Runtime(agent(model, account.tool())) as rt:
         await (await rt.send("c", "hi")).final_result()
         assert sees(model)[0]["error"] == {
             "kind": "resource_missing",
@@ -189,31 +189,31 @@ async def test_a_preview_that_raises_tool_error_is_the_result_and_nobody_is_aske
         assert of(events, CallSuspended) == of(events, CallStarted) == []
 
 
-async def test_a_plan_that_can_no_longer_succeed_after_its_approval_is_that_error():
-    """B73"""
-    world = World()
+async def test_an_approved_call_that_can_no_longer_succeed_returns_the_error_of_its_preview():
+    """The preview runs again before the call [B73]."""
+    account = Account()
     model = ScriptedModel([[PAY], "done"])
-    async with Runtime(agent(model, world.tool())) as rt:
+    async with Runtime(agent(model, account.tool())) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
-        world.balance = 1
+        account.balance = 1
         await rt.resolve("c", entry.call, Approve())
         await turn.final_result()
         assert sees(model)[0]["error"]["kind"] == "resource_missing"
-        assert world.paid == []
+        assert account.paid == []
 
 
 PROBLEMS = [KeyError("bug"), SystemExit(1), TimeoutError("slow upstream"), Invalid("odd")]
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: type(p).__name__)
-async def test_a_preview_that_fails_otherwise_is_shown_as_failed_and_can_be_approved_so(problem):
-    """B73: whoever approves a call without a plan knows that there is none"""
+async def test_a_call_whose_preview_crashes_shows_the_error_and_can_be_approved(problem):
+    """The approver sees that there is no plan [B73]."""
 
-    world = World()
-    world.problem = problem
+    account = Account()
+    account.problem = problem
     model = ScriptedModel([[PAY], "done"])
-    async with Runtime(agent(model, world.tool())) as rt:
+    async with Runtime(agent(model, account.tool())) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
         assert entry.preview is None
@@ -221,32 +221,32 @@ async def test_a_preview_that_fails_otherwise_is_shown_as_failed_and_can_be_appr
         assert str(problem) in (entry.preview_error or "")
         await rt.resolve("c", entry.call, Approve())
         await turn.final_result()
-        assert world.paid == [4]
+        assert account.paid == [4]
 
 
-async def test_a_plan_that_nobody_has_seen_suspends_again_though_the_failed_one_was_approved():
-    """B73"""
-    world = World()
-    world.problem = KeyError("bug")
-    async with Runtime(agent([[PAY], "done"], world.tool())) as rt:
+async def test_a_call_approved_without_a_plan_is_suspended_again_when_there_is_a_plan():
+    """So is a call that was approved with a plan and has none now [B73]."""
+    account = Account()
+    account.problem = KeyError("bug")
+    async with Runtime(agent([[PAY], "done"], account.tool())) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
-        world.problem = None
+        account.problem = None
         await rt.resolve("c", entry.call, Approve())
         (again,) = (await turn.result()).pending
         assert (again.preview, again.preview_error) == ("10 -> 6", None)
-        assert world.paid == []
-        world.problem = KeyError("bug again")
+        assert account.paid == []
+        account.problem = KeyError("bug again")
         await rt.resolve("c", entry.call, Approve())
         (third,) = (await turn.result()).pending
         assert third.preview is None
-        assert world.paid == [], "a plan was approved, and there is none now"
+        assert account.paid == [], "the approval was for a plan, and there is none now"
         await rt.resolve("c", entry.call, Deny())
         await turn.final_result()
 
 
-def delete(ran, problems):
-    """A tool whose dry run returns None, or raises the next of these problems."""
+def make_delete_tool(ran, problems):
+    """Return a tool whose dry run returns None, or raises the next of these problems."""
 
     @declare(approval="required")
     async def delete(path: str) -> None:
@@ -265,10 +265,10 @@ def delete(ran, problems):
 DELETE = ToolCall("delete", {"path": "a"})
 
 
-async def test_a_plan_of_none_that_was_approved_runs():
-    """B73: None is what the dry run returned, not a sign that it failed"""
+async def test_a_call_whose_plan_is_none_runs_after_its_approval():
+    """None is what the dry run returned; it does not mean that the dry run failed [B73]."""
     ran = []
-    async with Runtime(agent([[DELETE], "done"], delete(ran, []))) as rt:
+    async with Runtime(agent([[DELETE], "done"], make_delete_tool(ran, []))) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
         assert (entry.preview, entry.preview_error) == (None, None)
@@ -278,13 +278,13 @@ async def test_a_plan_of_none_that_was_approved_runs():
         assert ran == ["a"]
 
 
-@pytest.mark.parametrize("failing", ["when asked", "when run"])
-async def test_a_plan_of_none_and_a_failed_preview_are_two_plans(failing):
-    """B73: an approval of the one is not an approval of the other"""
+@pytest.mark.parametrize("failing", ["before the approval", "before the run"])
+async def test_a_plan_of_none_and_a_failed_preview_are_different_plans(failing):
+    """An approval of one is not an approval of the other [B73]."""
 
     ran = []
-    problems = [KeyError("bug")] if failing == "when asked" else [None, KeyError("bug"), KeyError("bug")]
-    async with Runtime(agent([[DELETE], "done"], delete(ran, problems))) as rt:
+    problems = [KeyError("bug")] if failing == "before the approval" else [None, KeyError("bug"), KeyError("bug")]
+    async with Runtime(agent([[DELETE], "done"], make_delete_tool(ran, problems))) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
         await rt.resolve("c", entry.call, Approve(digest=entry.digest))
@@ -301,16 +301,16 @@ async def test_a_plan_of_none_and_a_failed_preview_are_two_plans(failing):
         assert ran == ["a"]
 
 
-async def test_a_rule_that_judged_a_plan_of_none_did_not_judge_a_failed_one():
-    """B36, B73: the digest of an edit tells them apart as well"""
+async def test_an_edit_that_a_rule_allowed_is_suspended_when_its_preview_fails_before_the_run():
+    """The rule saw a plan of None, and the digest tells a failed preview apart from it [B36, B73]."""
     ran, seen = [], []
-    problems = [None, None, KeyError("bug")]  # asked, judged, before the run
+    problems = [None, None, KeyError("bug")]  # for the pending entry, for the rule, before the run
 
     def rule(principal, pending, decision):
         seen.append((pending.args["path"], pending.preview_error))
         return True
 
-    async with Runtime(agent([[DELETE], "done"], delete(ran, problems)), may_resolve=rule) as rt:
+    async with Runtime(agent([[DELETE], "done"], make_delete_tool(ran, problems)), may_resolve=rule) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
         await rt.resolve("c", entry.call, Approve(args={"path": "b"}))
@@ -323,8 +323,8 @@ async def test_a_rule_that_judged_a_plan_of_none_did_not_judge_a_failed_one():
         await turn.final_result()
 
 
-async def test_a_preview_that_cancels_its_own_task_has_failed():
-    """B15, B73"""
+async def test_a_preview_that_cancels_its_own_task_is_a_failed_preview():
+    """The pending entry says so [B15, B73]."""
     made = []
 
     @declare(approval="required")
@@ -345,43 +345,43 @@ async def test_a_preview_that_cancels_its_own_task_has_failed():
         assert made == [1]
 
 
-async def test_edited_arguments_bind_the_plan_only_with_a_digest_of_their_own():
-    """B73, B36"""
+async def test_edited_arguments_are_bound_to_their_plan_only_if_the_approval_has_its_digest():
+    """Without the digest of the edit, its plan is compared with nothing [B36, B73]."""
     edited = {"amount": 5}
     for bound in (False, True):
-        world = World()
-        async with Runtime(agent([[PAY], "done"], world.tool())) as rt:
+        account = Account()
+        async with Runtime(agent([[PAY], "done"], account.tool())) as rt:
             turn = await rt.send("c", "hi")
             (entry,) = (await turn.result()).pending
             own = (await rt.preview("c", entry.call, edited)).digest if bound else None
-            world.balance += 1  # it changes under the approver's hands
+            account.balance += 1  # the plan changes before the approval
             await rt.resolve("c", entry.call, Approve(args=edited, digest=own))
             if bound:
                 (again,) = (await turn.result()).pending
                 assert (again.args, again.preview, again.reason) == (edited, "11 -> 6", "plan changed")
-                assert world.paid == []
+                assert account.paid == []
                 await rt.resolve("c", entry.call, Approve(digest=again.digest))
             await turn.final_result()
-            assert world.paid == [5]
+            assert account.paid == [5]
             assert of(await rt.history("c"), CallReturned)[0].edited == edited
 
 
-async def test_edited_arguments_with_the_right_digest_run_at_once():
-    """B73"""
-    world = World()
+async def test_edited_arguments_with_the_digest_of_their_plan_run_without_a_second_approval():
+    """The log has the digest of the edit [B73]."""
+    account = Account()
     edited = {"amount": 5}
-    async with Runtime(agent([[PAY], "done"], world.tool())) as rt:
+    async with Runtime(agent([[PAY], "done"], account.tool())) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
         own = (await rt.preview("c", entry.call, edited)).digest
         await rt.resolve("c", entry.call, Approve(args=edited, digest=own))
         await turn.final_result()
-        assert world.paid == [5]
+        assert account.paid == [5]
         assert of(await rt.history("c"), CallStarted)[0].digest == own
 
 
-async def test_a_preview_in_a_thread_works_like_any_other():
-    """B73"""
+async def test_a_synchronous_preview_makes_the_plan_of_a_pending_entry():
+    """A preview may be a plain function [B73]."""
 
     @declare(approval="required")
     def act(n: int) -> int:
@@ -402,8 +402,8 @@ async def test_a_preview_in_a_thread_works_like_any_other():
         assert sees(model) == [{"ok": True, "result": 3}]
 
 
-async def test_while_the_plan_is_made_nobody_waits_for_a_decision():
-    """B73: Stale, reason phase"""
+async def test_a_decision_while_the_preview_still_runs_is_stale():
+    """The reason is ``phase`` [B73]."""
     door, previews = asyncio.Event(), []
 
     @declare(approval="required")
@@ -430,57 +430,57 @@ async def test_while_the_plan_is_made_nobody_waits_for_a_decision():
 
 
 async def test_an_edit_with_the_digest_that_was_shown_runs_and_its_own_plan_is_recorded():
-    """B36: the digest binds what was seen; nobody saw the plan of the edit, so it is compared with nothing."""
-    world = World()
+    """The approver did not see the plan of the edit, so it is compared with nothing [B36]."""
+    account = Account()
     edited = {"amount": 5}
-    async with Runtime(agent([[PAY], "done"], world.tool())) as rt:
+    async with Runtime(agent([[PAY], "done"], account.tool())) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
-        world.balance += 1  # also where the world moved on meanwhile
+        account.balance += 1  # the plan of the original changes, too
         await rt.resolve("c", entry.call, Approve(args=edited, digest=entry.digest))
         await turn.final_result()
         events = await rt.history("c")
-        assert world.paid == [5]
-        assert len(of(events, CallSuspended)) == 1, "it is not asked about again"
+        assert account.paid == [5]
+        assert len(of(events, CallSuspended)) == 1, "there is no second suspension"
         (started,) = of(events, CallStarted)
         assert (started.preview, started.digest) == (
             "11 -> 6",
             call_digest("pay", edited, "11 -> 6", entry.fingerprint),
         )
         (resolved,) = of(events, CallResolved)
-        assert (resolved.digest, resolved.decision.args) == (entry.digest, edited), "both versions are logged"
+        assert (resolved.digest, resolved.decision.args) == (entry.digest, edited), "the log has both versions"
 
 
-async def test_an_edit_whose_plan_could_not_succeed_does_not_run():
-    """B36, B72: it is planned anew before it runs."""
-    world = World()
+async def test_edited_arguments_that_cannot_succeed_do_not_run():
+    """The edit is planned again before it runs [B36, B72]."""
+    account = Account()
     model = ScriptedModel([[PAY], "done"])
-    async with Runtime(agent(model, world.tool())) as rt:
+    async with Runtime(agent(model, account.tool())) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
         await rt.resolve("c", entry.call, Approve(args={"amount": 11}, digest=entry.digest))
         await turn.final_result()
-        assert world.paid == []
+        assert account.paid == []
         assert sees(model)[0]["error"]["kind"] == "resource_missing"
 
 
-async def test_arguments_that_were_given_again_unchanged_are_bound_to_the_plan_that_was_shown():
-    """B73: this is no edit"""
-    world = World()
-    async with Runtime(agent([[PAY], "done"], world.tool())) as rt:
+async def test_an_approval_that_repeats_the_arguments_unchanged_is_bound_to_the_shown_plan():
+    """Unchanged arguments are not an edit [B73]."""
+    account = Account()
+    async with Runtime(agent([[PAY], "done"], account.tool())) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
-        world.balance += 1
+        account.balance += 1
         await rt.resolve("c", entry.call, Approve(args=entry.args, digest=entry.digest))
         (again,) = (await turn.result()).pending
-        assert (again.reason, world.paid) == ("plan changed", [])
+        assert (again.reason, account.paid) == ("plan changed", [])
         await rt.resolve("c", entry.call, Approve(args=again.args, digest=again.digest))
         await turn.final_result()
-        assert world.paid == [4]
+        assert account.paid == [4]
 
 
-async def test_an_edit_of_a_tool_without_a_preview_takes_the_digest_that_was_shown():
-    """B36: it never makes an edit stale"""
+async def test_an_edit_of_a_tool_without_a_preview_accepts_the_digest_that_was_shown():
+    """The digest of the original never makes an edit stale [B36]."""
     ran = []
 
     @declare(approval="required")
@@ -500,19 +500,19 @@ async def test_an_edit_of_a_tool_without_a_preview_takes_the_digest_that_was_sho
 
 
 async def test_a_preview_of_edited_arguments_gives_the_digest_that_binds_their_plan():
-    """B36, B73: rt.preview, as the page asks for it over HTTP; the tool sees the call's own id."""
-    world, seen = World(), []
+    """The page requests ``rt.preview`` over HTTP; the tool sees the id of the pending call [B36, B73]."""
+    account, seen = Account(), []
 
     @declare(approval="required")
     async def move(n: int) -> int:
         """Move."""
-        world.paid.append(n)
+        account.paid.append(n)
         return n
 
     @move.preview
     async def _(n: int, call: Call) -> str:
         seen.append((call.id, call.attempt, call.dry_run))
-        return f"{call.key}: {world.balance} -> {n}"
+        return f"{call.key}: {account.balance} -> {n}"
 
     async with Runtime(agent([[ToolCall("move", {"n": 1})], "done"], move)) as rt:
         turn = await rt.send("c", "hi")
@@ -520,19 +520,19 @@ async def test_a_preview_of_edited_arguments_gives_the_digest_that_binds_their_p
         same = await rt.preview("c", entry.call, {"n": 1})
         assert (same.preview, same.digest) == (entry.preview, entry.digest)
         own = await rt.preview("c", entry.call, {"n": 2})
-        world.balance += 1
+        account.balance += 1
         await rt.resolve("c", entry.call, Approve(args={"n": 2}, digest=own.digest))
         (again,) = (await turn.result()).pending
-        assert (again.reason, again.args, world.paid) == ("plan changed", {"n": 2}, [])
+        assert (again.reason, again.args, account.paid) == ("plan changed", {"n": 2}, [])
         await rt.resolve("c", entry.call, Approve(digest=again.digest))
         await turn.final_result()
-        assert world.paid == [2]
+        assert account.paid == [2]
         assert {each[0] for each in seen} == {entry.call}
 
 
-async def test_a_preview_that_cannot_be_given_says_why():
-    """B72, B28, B34"""
-    world = World()
+async def test_a_preview_that_cannot_be_made_raises_an_error_with_the_reason():
+    """Invalid arguments, questions, unknown calls and processes without the agent are refused [B28, B34, B72]."""
+    account = Account()
 
     @declare(executor="human")
     def choose() -> str:
@@ -540,7 +540,7 @@ async def test_a_preview_that_cannot_be_given_says_why():
         raise NotImplementedError
 
     store = MemoryStore()
-    async with Runtime(agent([[PAY, ToolCall("choose")], "done"], world.tool(), choose), store=store) as rt:
+    async with Runtime(agent([[PAY, ToolCall("choose")], "done"], account.tool(), choose), store=store) as rt:
         pay, question = (await (await rt.send("c", "hi")).result()).pending
         with pytest.raises(ToolError, match="not enough money"):
             await rt.preview("c", pay.call, {"amount": 11})
@@ -553,10 +553,10 @@ async def test_a_preview_that_cannot_be_given_says_why():
         assert unknown.value.reason == "unknown"
         with pytest.raises(NotFound):
             await rt.preview("nowhere", pay.call, {})
-        world.problem = SystemExit(1)
+        account.problem = SystemExit(1)
         with pytest.raises(ToolError, match="the preview failed"):
             await rt.preview("c", pay.call, {"amount": 5})
         async with Runtime(store=store.sibling()) as guest:
             with pytest.raises(Invalid, match="does not run here"):
                 await guest.preview("c", pay.call, {"amount": 5})
-        assert world.paid == []
+        assert account.paid == []

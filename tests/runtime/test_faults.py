@@ -1,7 +1,7 @@
-"""Faults stay where they belong: a store that fails, a model or a caller that misbehaves, a process that leaves cost
-one input, one turn or one attempt. Nothing hangs, nothing runs twice, nothing is left behind.
+"""Faults stay local: a store that fails, a model or caller that misbehaves, or a process that closes costs one input,
+one turn or one attempt. Nothing hangs, runs twice or leaks.
 
-Most of it runs in virtual time (``virtual``): retries, pauses and graces are as long as they really are.
+The tests run in virtual time: retries, pauses and graces have their real lengths.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ from holdfast.core.schema.validation import call_digest
 from holdfast.errors import StoreError
 from holdfast.models.base import FinishPart, ProviderPart, TextPart, ToolCallPart, UsagePart
 from holdfast.models.scripted import Drip, Hang
-from holdfast.runtime import clients, takeover, tool_call
+from holdfast.runtime import clients, engine, takeover, tool_call
 from holdfast.runtime.commit import CLIENT_GRACE
 from holdfast.runtime.conversation import WRITE_RETRIES
 from holdfast.runtime.inbox import RETRY_SECONDS
@@ -64,8 +64,8 @@ def now():
     return asyncio.get_running_loop().time()
 
 
-def breaking(store, event, failure: type[Exception] = StoreError, conversation=None, times=None):
-    """Let appends with such an event fail until the returned function is called, or so many times."""
+def fail_appends(store, event, failure: type[Exception] = StoreError, conversation=None, times=None):
+    """Make appends with such an event fail so many times, or until the returned function is called."""
     append, left = store.append, [times]
 
     async def failing(wanted):
@@ -74,15 +74,15 @@ def breaking(store, event, failure: type[Exception] = StoreError, conversation=N
                 raise failure("disk full")
             if left[0]:
                 left[0] -= 1
-                raise failure("disk full, for a moment")
+                raise failure("disk full for a moment")
         await append(wanted)
 
     store.append = failing
     return lambda: setattr(store, "append", append)
 
 
-def free(rt):
-    """How many slots are free."""
+def count_free_slots(rt):
+    """Return the number of free slots."""
     taken = 0
     while rt._engine.slots.try_acquire("any"):
         taken += 1
@@ -92,7 +92,7 @@ def free(rt):
 
 
 class Parts:
-    """A model that streams these parts, one list a call; the last one again and again."""
+    """A model that streams these parts, one list per call; the last list repeats."""
 
     name = "parts"
 
@@ -121,18 +121,21 @@ def locate() -> str:
 
 @tool
 async def echo(n: int) -> int:
-    """Say it again."""
+    """Return the number."""
     return n
 
 
 @tool(approval="required")
 async def gated(n: int) -> int:
-    """Do it once somebody agrees."""
+    """Return the number after an approval."""
     return n
 
 
 class Charge:
-    """A tool that notes its attempts and how many ran at once, and takes as long as it is told."""
+    """A tool that records its attempts and how many ran concurrently.
+
+    A run takes ``lasts`` seconds, and its cancellation ``dies`` seconds.
+    """
 
     def __init__(self, lasts=0.0, dies=0.0, **options):
         self.attempts, self.at, self.running, self.most = [], [], 0, 0
@@ -147,18 +150,18 @@ class Charge:
         try:
             await asyncio.sleep(self.lasts)
         except asyncio.CancelledError:
-            await asyncio.sleep(self.dies)  # it tidies up
+            await asyncio.sleep(self.dies)  # a slow clean-up
             raise
         finally:
             self.running -= 1
         return "charged"
 
 
-# --- many at once ---
+# --- many conversations ---
 
 
-class Distant(MemoryStore):
-    """A memory store that takes its time to read, as a real one does."""
+class SlowStore(MemoryStore):
+    """A memory store whose reads take time, as those of a real store do."""
 
     async def load(self, conversation):
         await asyncio.sleep(0.001)
@@ -169,18 +172,19 @@ class Distant(MemoryStore):
         return await super().read(*args, **options)
 
 
-MANY = [f"c{n}" for n in range(150)]
+CONVERSATIONS = [f"c{n}" for n in range(150)]
 
 
-def slow():
-    """A model that takes so long that everybody has settled to wait before the next thing happens."""
-    return ScriptedModel([Drip("done", pause=5.0)] * len(MANY))
+def slow_model():
+    """Return a model that is slow enough for every waiter to wait before it replies."""
+    return ScriptedModel([Drip("done", pause=5.0)] * len(CONVERSATIONS))
 
 
-async def test_more_viewers_than_idle_conversations_are_kept_each_see_every_event():
-    """B87: what is looked at is not let go of"""
+async def test_every_viewer_sees_every_event_of_more_conversations_than_the_cache_holds(monkeypatch):
+    """A viewer does not depend on the cache of idle conversations [B87]."""
+    monkeypatch.setattr(engine, "MAX_IDLE", len(CONVERSATIONS) // 2)
     store = MemoryStore()
-    seen = {name: [] for name in MANY}
+    seen = {name: [] for name in CONVERSATIONS}
 
     async def view(viewer, name):
         async for event in viewer.events(name):
@@ -193,13 +197,13 @@ async def test_more_viewers_than_idle_conversations_are_kept_each_see_every_even
                 await until(lambda: all(each == [*numbers] for each in seen.values()))
         assert {name: each for name, each in seen.items() if each != [*numbers]} == {}
 
-    async with Runtime(agent(slow()), store=store) as rt, Runtime(store=Distant(store._data)) as viewer:
-        for name in MANY:
+    async with Runtime(agent(slow_model()), store=store) as rt, Runtime(store=SlowStore(store._data)) as viewer:
+        for name in CONVERSATIONS:
             await rt.open(name)
-        views = [asyncio.create_task(view(viewer, name)) for name in MANY]
+        views = [asyncio.create_task(view(viewer, name)) for name in CONVERSATIONS]
         await all_see(1)
-        gc.collect()  # what nobody holds is gone
-        turns = await asyncio.gather(*(rt.send(name, "hi") for name in MANY))
+        gc.collect()  # evicted conversations are gone
+        turns = await asyncio.gather(*(rt.send(name, "hi") for name in CONVERSATIONS))
         await all_see(1, 2, 3)
         await asyncio.gather(*(turn.final_result() for turn in turns))
         await all_see(1, 2, 3, 4, 5)
@@ -208,24 +212,25 @@ async def test_more_viewers_than_idle_conversations_are_kept_each_see_every_even
         await asyncio.gather(*views, return_exceptions=True)
 
 
-async def test_more_turns_than_idle_conversations_are_kept_all_end_for_a_process_without_the_agent():
-    """B87"""
-    store, model = MemoryStore(), slow()
-    async with Runtime(agent(model), store=store), Runtime(store=Distant(store._data)) as web:
-        turns = await asyncio.gather(*(web.send(name, "hi", agent="a") for name in MANY))
-        await until(lambda: len(model.requests) == len(MANY))
+async def test_a_process_without_the_agent_sees_the_end_of_more_turns_than_the_cache_holds(monkeypatch):
+    """A caller that waits does not depend on the cache of idle conversations [B87]."""
+    monkeypatch.setattr(engine, "MAX_IDLE", len(CONVERSATIONS) // 2)
+    store, model = MemoryStore(), slow_model()
+    async with Runtime(agent(model), store=store), Runtime(store=SlowStore(store._data)) as web:
+        turns = await asyncio.gather(*(web.send(name, "hi", agent="a") for name in CONVERSATIONS))
+        await until(lambda: len(model.requests) == len(CONVERSATIONS))
         ends = [asyncio.create_task(asyncio.wait_for(turn.final_result(), 10)) for turn in turns]
         await asyncio.sleep(1)
-        gc.collect()  # what nobody holds is gone
+        gc.collect()  # evicted conversations are gone
         ended = await asyncio.gather(*ends, return_exceptions=True)
         assert {getattr(end, "reason", repr(end)) for end in ended} == {"completed"}
 
 
-# --- what cannot be recorded is the affair of whoever brought it ---
+# --- inputs that cannot be encoded ---
 
 
-async def test_a_digest_that_cannot_be_recorded_is_refused_and_disturbs_nobody():
-    """B34, B35: its sibling runs on, once; no slot is lost"""
+async def test_a_digest_that_cannot_be_encoded_is_refused_and_does_not_disturb_the_turn():
+    """The other call of the turn runs once, and no slot is lost [B34, B35]."""
     charge = Charge(lasts=2.0)
     model = ScriptedModel([[ToolCall("charge"), ToolCall("gated", {"n": 1})], "done"])
     async with Runtime(agent(model, charge.tool, gated), parallel=2) as rt:
@@ -236,17 +241,16 @@ async def test_a_digest_that_cannot_be_recorded_is_refused_and_disturbs_nobody()
         for decision in (Approve(args={"n": 2}, digest="\ud800"), Approve(digest="\ud800"), Approve(digest=number)):
             with pytest.raises(Invalid):
                 await rt.resolve("c", entry.call, decision)
-        assert (charge.running, free(rt)) == (1, 1)
+        assert (charge.running, count_free_slots(rt)) == (1, 1)
         assert await rt.pending() == [entry]
         await rt.resolve("c", entry.call, Approve())
         assert (await turn.final_result()).reason == "completed"
         assert charge.attempts == [1]
-        assert free(rt) == 2
+        assert count_free_slots(rt) == 2
         paired(await rt.history("c"))
 
 
-async def test_one_input_that_cannot_be_recorded_is_refused_alone():
-    """What was handed in together with it is recorded"""
+async def test_an_input_that_cannot_be_encoded_is_refused_and_the_inputs_beside_it_are_recorded():
     store = Counting()
     async with Runtime(agent(["one", "two"]), store=store) as rt:
         await rt.open("c")
@@ -263,13 +267,13 @@ async def test_one_input_that_cannot_be_recorded_is_refused_alone():
         assert [event.text for event in of(await rt.history("c"), MessageReceived)] == ["fine"]
 
 
-async def test_a_report_that_cannot_be_recorded_is_recorded_as_an_error_and_made_once():
-    """B15: should a check in front of the log have a hole"""
+async def test_a_tool_result_that_cannot_be_encoded_is_an_error_and_the_tool_runs_once():
+    """The append is the last check, if an earlier one misses the value [B15]."""
     runs = []
 
     @tool
     async def odd() -> str:
-        """Return what no log can hold."""
+        """Return text that cannot be encoded."""
         runs.append(1)
         return "\ud800"
 
@@ -286,8 +290,8 @@ async def test_a_report_that_cannot_be_recorded_is_recorded_as_an_error_and_made
 @pytest.mark.parametrize(
     "args", [[1], [], 5, None, {"n": [1]}, {"n": "\ud800"}, {"n": {1}}, {1: 2}, {"n": 2**2000}], ids=ascii
 )
-async def test_arguments_that_are_no_object_or_do_not_fit_are_invalid_and_the_turn_goes_on(args):
-    """B17"""
+async def test_arguments_that_are_no_object_or_violate_the_schema_are_invalid_and_the_turn_continues(args):
+    """The handler does not run [B17]."""
     model = ScriptedModel([[ToolCall("echo", args)], "done"])
     async with Runtime(agent(model, echo)) as rt:
         assert (await (await rt.send("c", "hi")).final_result()).reason == "completed"
@@ -295,18 +299,18 @@ async def test_arguments_that_are_no_object_or_do_not_fit_are_invalid_and_the_tu
         assert of(await rt.history("c"), CallStarted) == []
 
 
-async def test_odd_arguments_do_not_fail_a_turn_because_somebody_watches():
-    """B17: what viewers are shown of a call on its way is not what it is judged by."""
+async def test_arguments_that_cannot_be_encoded_do_not_fail_a_turn_that_has_a_viewer():
+    """The live events of a call do not affect its validation [B17]."""
     model = ScriptedModel(["hello", [ToolCall("echo", {"n": "\ud800"})], "done"])
     async with Runtime(agent(model, echo)) as rt:
         await (await rt.send("c", "hi")).final_result()
         seen = []
 
-        async def look():
+        async def read_events():
             async for event in rt.events("c"):
                 seen.append(event)
 
-        viewer = asyncio.ensure_future(look())
+        viewer = asyncio.ensure_future(read_events())
         await until(lambda: seen)
         assert (await (await rt.send("c", "hi")).final_result()).reason == "completed"
         viewer.cancel()
@@ -320,21 +324,21 @@ MALFORMED = {
     "usage as an object": [TextPart("hi"), UsagePart(NOT_USAGE), FinishPart()],
     "usage that is no number": [TextPart("hi"), UsagePart(Usage(input_tokens=NOT_A_NUMBER)), FinishPart()],
     "bad usage, then an error": [TextPart("hi"), UsagePart(Usage(input_tokens=NOT_A_NUMBER)), OSError("reset")],
-    "text that is none": [TextPart(NONE), FinishPart()],
-    "a call's id that is no text": [ToolCallPart(0, NOT_TEXT, "echo", {"n": 1}), FinishPart()],
-    "a call's name that is no text": [ToolCallPart(0, None, NOT_TEXT, {"n": 1}), FinishPart()],
-    "places that have no order": [
+    "text that is None": [TextPart(NONE), FinishPart()],
+    "a call id that is no text": [ToolCallPart(0, NOT_TEXT, "echo", {"n": 1}), FinishPart()],
+    "a tool name that is no text": [ToolCallPart(0, None, NOT_TEXT, {"n": 1}), FinishPart()],
+    "indexes that cannot be sorted": [
         ToolCallPart(0, None, "echo", ""),
         ToolCallPart(NOT_A_NUMBER, None, "echo", ""),
         FinishPart(),
     ],
-    "a part that is nothing that we know": [ProviderPart("x", object()), FinishPart()],
+    "provider data that is not JSON": [ProviderPart("x", object()), FinishPart()],
 }
 
 
 @pytest.mark.parametrize("reply", MALFORMED.values(), ids=MALFORMED)
 async def test_a_malformed_reply_ends_the_turn_as_failed_after_one_model_call(reply):
-    """B61: a reply that cannot be recorded is not paid for again and again"""
+    """A reply that cannot be recorded is not requested, and paid for, again [B61]."""
     model = Parts(reply)
     async with Runtime(Agent("a", model=model, tools=[echo])) as rt:
         async with asyncio.timeout(20):
@@ -345,8 +349,8 @@ async def test_a_malformed_reply_ends_the_turn_as_failed_after_one_model_call(re
         assert (await rt.snapshot("c")).state == "idle"
 
 
-async def test_a_provider_s_part_whose_kind_cannot_be_stored_does_not_stop_the_conversation():
-    """B46"""
+async def test_a_provider_part_whose_kind_cannot_be_encoded_does_not_stop_the_conversation():
+    """The data of the part is kept [B46]."""
     model = Parts([ProviderPart("\ud800", {"kept": 1}), TextPart("hi"), FinishPart()])
     async with Runtime(Agent("a", model=model)) as rt:
         assert (await (await rt.send("c", "hi")).final_result()).reason == "completed"
@@ -356,7 +360,7 @@ async def test_a_provider_s_part_whose_kind_cannot_be_stored_does_not_stop_the_c
 
 
 async def test_a_model_that_cancels_itself_ends_the_turn_as_failed_after_one_call():
-    """B61"""
+    """The partial text is kept, and the model is not called again [B61]."""
     model = Parts([TextPart("hi"), asyncio.CancelledError()])
     async with Runtime(Agent("a", model=model)) as rt:
         async with asyncio.timeout(20):
@@ -366,12 +370,12 @@ async def test_a_model_that_cancels_itself_ends_the_turn_as_failed_after_one_cal
         assert (said.text, said.partial) == ("hi", True)
 
 
-async def test_a_stream_that_swallows_its_cancel_does_not_write_into_the_next_reply():
-    """B58"""
+async def test_a_stream_that_ignores_its_cancellation_does_not_write_into_the_next_reply():
+    """The interrupted turn is cancelled, and the next reply has its own text only [B58]."""
     opened = []
 
-    class Deaf:
-        name = "deaf"
+    class UncancellableModel:
+        name = "uncancellable"
 
         async def stream(self, request):
             opened.append(request)
@@ -386,7 +390,7 @@ async def test_a_stream_that_swallows_its_cancel_does_not_write_into_the_next_re
                     yield TextPart("new ")
             yield FinishPart()
 
-    async with Runtime(Agent("a", model=Deaf())) as rt:
+    async with Runtime(Agent("a", model=UncancellableModel())) as rt:
         await rt.send("c", "one")
         await until(lambda: opened)
         turn = await rt.send("c", "two", when_busy="interrupt")
@@ -397,31 +401,31 @@ async def test_a_stream_that_swallows_its_cancel_does_not_write_into_the_next_re
         assert [end.reason for end in of(await rt.history("c"), TurnEnded)] == ["cancelled", "completed"]
 
 
-# --- a store that fails for longer than we try ---
+# --- a store that fails for longer than the retries ---
 
 
-async def test_a_conversation_that_could_not_be_written_is_run_again_once_the_store_is_well():
-    """B48"""
+async def test_a_conversation_whose_appends_failed_runs_again_once_the_store_recovers():
+    """The tool runs a second attempt [B48]."""
     charge = Charge()
     model = ScriptedModel([[ToolCall("charge")], "done"])
     async with Runtime(agent(model, charge.tool)) as rt:
-        heal = breaking(rt.store, "CallReturned")
+        repair = fail_appends(rt.store, "CallReturned")
         turn = await rt.send("c", "hi")
         with pytest.raises(StoreError, match="disk full"):
             await turn.final_result()
-        heal()
+        repair()
         async with asyncio.timeout(2 * takeover.BACKOFF_SECONDS):
             assert (await turn.final_result()).reason == "completed"
         assert charge.attempts == [1, 2]
         paired(await rt.history("c"))
 
 
-async def test_a_conversation_that_could_not_be_written_is_run_by_another_process_that_can():
-    """B48: the lease is given up, although its holder lives"""
+async def test_a_conversation_that_its_owner_cannot_write_is_taken_over_by_another_process():
+    """The owner releases its lease, although it still runs [B48]."""
     charge, store = Charge(), MemoryStore()
     model = ScriptedModel([[ToolCall("charge")], "done"], follow=True)
     async with Runtime(agent(model, charge.tool), store=store) as rt:
-        breaking(store, "CallReturned")
+        fail_appends(store, "CallReturned")
         turn = await rt.send("c", "hi")
         await until(lambda: charge.attempts)
         async with Runtime(agent(model, charge.tool), store=store.sibling()) as other:
@@ -435,22 +439,22 @@ async def test_a_conversation_that_could_not_be_written_is_run_by_another_proces
         assert (await turn.final_result()).reason == "completed"
 
 
-@pytest.mark.parametrize("helped", [True, False], ids=["another one closes it", "it closes it itself"])
-@pytest.mark.parametrize("only", [None, ["another"]], ids=["for all", "for others only"])
-async def test_a_canceller_without_the_agent_whose_store_fails_does_not_keep_the_turn_from_ending(helped, only):
-    """B60"""
+@pytest.mark.parametrize("helped", [True, False], ids=["a worker ends the turn", "the canceller ends the turn"])
+@pytest.mark.parametrize("only", [None, ["another"]], ids=["runs all conversations", "runs other conversations"])
+async def test_a_turn_ends_although_the_store_of_the_process_that_cancelled_it_fails(helped, only):
+    """The process that cancels has no agent; in the end no process holds the lease [B60]."""
     store = MemoryStore()
     worker = Runtime(agent([[ToolCall("choose")], "done"], choose), store=store)
     async with worker, Runtime(store=store.sibling(), only=only) as web:
         await (await worker.send("c", "hi")).result()
         if not helped:
             await worker.close()
-        heal = breaking(web.store, "TurnEnded")
+        repair = fail_appends(web.store, "TurnEnded")
         assert await web.cancel("c")
         await asyncio.sleep(sum(WRITE_RETRIES) + 0.1)
         if not helped:
             assert types(await web.history("c"))[-1] == "CancelRequested"
-            heal()
+            repair()
         async with asyncio.timeout(2 * takeover.BACKOFF_SECONDS):
             await logged(web, TurnEnded)
         (ended,) = of(await web.history("c"), TurnEnded)
@@ -459,8 +463,8 @@ async def test_a_canceller_without_the_agent_whose_store_fails_does_not_keep_the
         assert (await web.store.row("c")).owner is None
 
 
-async def test_a_result_that_cannot_be_written_is_no_reason_to_run_its_tool_again_at_once():
-    """B48: after a crash the pause holds, also where another task of the conversation ends meanwhile"""
+async def test_a_tool_whose_result_cannot_be_written_does_not_run_again_before_the_backoff():
+    """The backoff holds, also if another task of the conversation ends meanwhile [B48]."""
     charge = Charge()
 
     @tool
@@ -473,11 +477,11 @@ async def test_a_result_that_cannot_be_written_is_no_reason_to_run_its_tool_agai
 
     model = ScriptedModel([[ToolCall("charge"), ToolCall("slow")], "done"])
     async with Runtime(agent(model, charge.tool, slow), drain=0) as rt:
-        breaking(rt.store, "CallReturned")
+        fail_appends(rt.store, "CallReturned")
         turn = await rt.send("c", "hi")
         with suppress(TimeoutError):
             async with asyncio.timeout(40):
-                while True:  # somebody looks on, and comes back whenever it is thrown out
+                while True:  # a caller that waits again after each error
                     with suppress(StoreError):
                         await turn.final_result()
     apart = [after - before for before, after in zip(charge.at, charge.at[1:], strict=False)]
@@ -486,12 +490,12 @@ async def test_a_result_that_cannot_be_written_is_no_reason_to_run_its_tool_agai
     assert len(charge.at) >= 40 // (sum(WRITE_RETRIES) + takeover.BACKOFF_SECONDS + 2 * takeover.POLL_SECONDS)
 
 
-async def test_two_attempts_of_a_call_never_run_at_once_in_a_process():
-    """B48: also where the first takes long to be cancelled, and somebody wakes the conversation meanwhile"""
+async def test_two_attempts_of_a_call_never_run_concurrently_in_one_process():
+    """Also if the first is slow to cancel and a decision wakes the conversation meanwhile [B48]."""
     charge = Charge(lasts=10, dies=4)
     model = ScriptedModel([[ToolCall("charge"), ToolCall("echo", {"n": 1}), ToolCall("gated", {"n": 1})], "done"])
     async with Runtime(agent(model, charge.tool, echo, gated)) as rt:
-        breaking(rt.store, "CallReturned", times=1 + len(WRITE_RETRIES))
+        fail_appends(rt.store, "CallReturned", times=1 + len(WRITE_RETRIES))
         turn = await rt.send("c", "hi")
         (entry,) = await until(rt.pending)
         with pytest.raises(StoreError):
@@ -504,21 +508,21 @@ async def test_two_attempts_of_a_call_never_run_at_once_in_a_process():
         paired(await rt.history("c"))
 
 
-async def test_an_unexpected_failure_of_the_store_costs_no_slot():
+async def test_an_unexpected_store_error_does_not_leak_a_slot():
     charge = Charge()
     model = ScriptedModel([[ToolCall("charge")], "done"])
     async with Runtime(agent(model, charge.tool), parallel=2) as rt:
-        breaking(rt.store, "CallStarted", OSError, times=1)
+        fail_appends(rt.store, "CallStarted", OSError, times=1)
         turn = await rt.send("c", "hi")
-        with pytest.raises(OSError, match="for a moment"):
+        with pytest.raises(OSError, match="disk full for a moment"):
             await turn.final_result()
-        assert free(rt) == 2
+        assert count_free_slots(rt) == 2
         assert (await turn.final_result()).reason == "completed"
-        assert free(rt) == 2
+        assert count_free_slots(rt) == 2
 
 
-def not_releasing(store):
-    """Let giving up a lease fail until the returned function is called."""
+def fail_releases(store):
+    """Make releases fail until the returned function is called; also return the list of failures."""
     release, failures = store.release, []
 
     async def failing(*args):
@@ -529,24 +533,24 @@ def not_releasing(store):
     return failures, lambda: setattr(store, "release", release)
 
 
-async def test_a_lease_that_could_not_be_given_up_after_a_crash_is_given_up_with_the_next_write():
-    """B60: nobody else may run what a living process holds"""
+async def test_a_lease_whose_release_failed_is_released_later():
+    """No other process may run a conversation whose owner is alive [B60]."""
     store = MemoryStore()
     async with Runtime(agent([[ToolCall("choose")], "done"], choose), store=store) as worker:
         await (await worker.send("c", "hi")).result()
         async with Runtime(store=store.sibling()) as web:
-            failures, heal = not_releasing(web.store)
-            breaking(web.store, "TurnEnded", times=1 + len(WRITE_RETRIES))
+            failures, repair = fail_releases(web.store)
+            fail_appends(web.store, "TurnEnded", times=1 + len(WRITE_RETRIES))
             await web.cancel("c")
             await until(lambda: failures)
             assert (await web.store.row("c")).owner == web.store.owner
-            heal()
+            repair()
             await logged(worker, TurnEnded)
             assert (await web.store.row("c")).owner is None
 
 
-async def test_a_lease_that_was_taken_for_nothing_and_could_not_be_given_up_is_given_up_later():
-    """B60: two may close a turn, and the second finds nothing to do"""
+async def test_a_lease_that_was_claimed_in_vain_and_not_released_does_not_block_the_next_turn():
+    """Two processes may close a turn; the second finds nothing to do [B60]."""
     store = MemoryStore()
     model = ScriptedModel([[ToolCall("choose")], "done"])
     async with Runtime(agent(model, choose), store=store) as worker, Runtime(store=store.sibling()) as web:
@@ -559,17 +563,17 @@ async def test_a_lease_that_was_taken_for_nothing_and_could_not_be_given_up_is_g
             return await claim(name)
 
         web.store.claim = late
-        failures, heal = not_releasing(web.store)
-        async with Tape(worker, "c"):  # it looks on, and so hears of the cancel at once
+        failures, repair = fail_releases(web.store)
+        async with Tape(worker, "c"):  # a viewer, so that the worker sees the cancel at once
             await web.cancel("c")
             await until(lambda: failures)
-        heal()
+        repair()
         async with asyncio.timeout(20):
             assert (await (await worker.send("c", "again")).final_result()).reason == "completed"
 
 
-async def test_one_unexpected_failure_while_a_deadline_passes_ends_no_expiry():
-    """B55, B56"""
+async def test_an_unexpected_error_at_one_deadline_is_retried_and_delays_no_other_deadline():
+    """The failed expiry is written after a pause [B55, B56]."""
     clock = Clock()
 
     @tool(executor="human", expires="1h")
@@ -581,7 +585,7 @@ async def test_one_unexpected_failure_while_a_deadline_passes_ends_no_expiry():
     async with Runtime(agent(model, ask), clock=clock) as rt:
         for name in ("c1", "c2"):
             await (await rt.send(name, "hi")).result()
-        breaking(rt.store, "CallResolved", OSError, conversation="c1", times=1)
+        fail_appends(rt.store, "CallResolved", OSError, conversation="c1", times=1)
         clock.now += 3600
         async with asyncio.timeout(20):
             await logged(rt, TurnEnded, conversation="c2")
@@ -592,11 +596,11 @@ async def test_one_unexpected_failure_while_a_deadline_passes_ends_no_expiry():
         assert of(await rt.history("c1"), CallReturned)[0].error.kind == "timeout"
 
 
-# --- leaving ---
+# --- shutdown ---
 
 
-async def test_whoever_waits_when_the_runtime_closes_is_told_so():
-    """None hangs: the turn goes on elsewhere, if it does"""
+async def test_callers_and_viewers_that_wait_when_the_runtime_closes_get_an_error():
+    """None of them hangs: the turn may continue in another process."""
     async with Runtime(agent([[Hang()]])) as rt:
         turn = await rt.send("c", "hi")
 
@@ -607,16 +611,16 @@ async def test_whoever_waits_when_the_runtime_closes_is_told_so():
         waiting = [asyncio.create_task(wait) for wait in (turn.final_result(), rest(turn), view())]
         await asyncio.sleep(1)
     async with asyncio.timeout(20):
-        told = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [type(each) for each in told] == [StoreError] * 3
-    assert all("closed" in str(each) for each in told)
+        errors = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(each) for each in errors] == [StoreError] * 3
+    assert all("closed" in str(each) for each in errors)
 
 
 # --- clients ---
 
 
-async def test_a_client_that_was_attached_twice_and_left_is_gone():
-    """B43: no ghost of it beats on"""
+async def test_a_client_that_attached_twice_and_detached_sends_no_more_heartbeats():
+    """Its call fails as detached after the grace [B43]."""
     model = ScriptedModel([[ToolCall("locate")], "done"])
     async with Runtime(agent(model, locate), clock=now) as rt:
         await rt.open("c")
@@ -625,7 +629,7 @@ async def test_a_client_that_was_attached_twice_and_left_is_gone():
         turn = await rt.send("c", "hi")
         await turn.result()
         await asyncio.sleep(3 * clients.HEARTBEAT_SECONDS)
-        assert len(await rt.pending()) == 1, "it is there, and beats"
+        assert len(await rt.pending()) == 1, "the client is attached and sends heartbeats"
         left = now()
         await tab.detach()
         await turn.final_result()
@@ -635,8 +639,8 @@ async def test_a_client_that_was_attached_twice_and_left_is_gone():
         assert [row.until for row in await rt.store.clients("c")] == [left]
 
 
-async def test_the_clients_of_a_runtime_leave_with_it():
-    """B43"""
+async def test_the_clients_of_a_runtime_detach_when_it_closes():
+    """Another process sees that they are gone [B43]."""
     store = MemoryStore()
     async with Runtime(store=store.sibling(), clock=now) as viewer:
         async with Runtime(agent([], locate), store=store, clock=now) as rt:
@@ -648,7 +652,7 @@ async def test_the_clients_of_a_runtime_leave_with_it():
 
 @pytest.mark.parametrize("failure", [StoreError, OSError])
 async def test_a_heartbeat_that_fails_is_logged_and_the_next_one_is_sent(failure, caplog):
-    """B43"""
+    """The client stays attached [B43]."""
     async with Runtime(agent([], locate), clock=now) as rt:
         await rt.open("c")
         await rt.attach_client("c", client="tab")
@@ -669,8 +673,8 @@ async def test_a_heartbeat_that_fails_is_logged_and_the_next_one_is_sent(failure
 
 
 @pytest.mark.parametrize("failure", [StoreError, OSError])
-async def test_a_client_that_cannot_say_goodbye_does_not_keep_the_runtime_from_closing(failure):
-    """What it leaves running, ``virtual`` would see"""
+async def test_a_client_that_fails_to_detach_does_not_keep_the_runtime_from_closing(failure):
+    """A heartbeat task that is left running would fail the test."""
     async with Runtime(agent([], locate)) as rt:
         await rt.open("c")
         for name in ("tab", "phone"):
@@ -685,7 +689,7 @@ async def test_a_client_that_cannot_say_goodbye_does_not_keep_the_runtime_from_c
         await rt.send("c", "hi")
 
 
-async def test_the_tools_of_a_client_are_a_list():
+async def test_attach_client_refuses_tools_that_are_not_a_list_of_names():
     async with Runtime(agent([], locate)) as rt:
         await rt.open("c")
         wrong: list[Any] = ["locate", [1]]
@@ -696,7 +700,7 @@ async def test_the_tools_of_a_client_are_a_list():
 
 
 async def test_a_client_that_does_not_offer_the_tool_gets_no_lease():
-    """B44"""
+    """A client that offers the tool gets the lease [B44]."""
     async with Runtime(agent([[ToolCall("locate")], "done"], locate)) as rt:
         await rt.open("c")
         other = await rt.attach_client("c", ["other"])
@@ -706,24 +710,24 @@ async def test_a_client_that_does_not_offer_the_tool_gets_no_lease():
         assert await able.lease(entry.call)
 
 
-# --- interrupted ---
+# --- interrupted calls ---
 
 
-async def test_nobody_is_asked_about_an_interrupted_call_of_a_turn_that_is_halted():
-    """B49, B70"""
+async def test_an_interrupted_call_of_a_halted_turn_is_an_error_and_no_approver_is_asked():
+    """The turn ends with the reason of the halt [B49, B70]."""
     store = MemoryStore()
-    begun = asyncio.Event()
+    started_paying = asyncio.Event()
 
     @tool(recovery="ask")
     async def pay() -> None:
         """Pay."""
-        begun.set()
+        started_paying.set()
         await asyncio.sleep(3600)
 
     @tool
     async def stop() -> Halt:
         """Hand over."""
-        await begun.wait()
+        await started_paying.wait()
         return Halt("handed_over")
 
     model = ScriptedModel([[ToolCall("pay"), ToolCall("stop")], "done"])
@@ -740,8 +744,8 @@ async def test_nobody_is_asked_about_an_interrupted_call_of_a_turn_that_is_halte
         paired(log)
 
 
-async def test_a_call_that_ran_on_a_grant_which_was_revoked_is_not_run_again_unasked():
-    """B37, B48"""
+async def test_an_interrupted_call_whose_grant_was_revoked_needs_an_approval_to_run_again():
+    """The second attempt waits for a person [B37, B48]."""
     store, runs = MemoryStore(), []
 
     @tool(approval="required")
@@ -771,11 +775,11 @@ async def test_a_call_that_ran_on_a_grant_which_was_revoked_is_not_run_again_una
         paired(await rt.history("c"))
 
 
-# --- deciding ---
+# --- decisions ---
 
 
-async def test_a_question_of_a_tool_that_was_approved_can_be_declined():
-    """B35, B68"""
+async def test_a_question_of_an_approved_tool_can_be_declined():
+    """A denial answers the question; a second approval is stale [B35, B68]."""
 
     @tool(approval="required")
     async def book() -> Ask:
@@ -797,8 +801,8 @@ async def test_a_question_of_a_tool_that_was_approved_can_be_declined():
         assert sees(model)[0]["error"]["details"] == {"reason": "neither"}
 
 
-async def test_edited_arguments_of_half_a_megabyte_reach_the_model_cut():
-    """B21, B36"""
+async def test_large_edited_arguments_are_truncated_for_the_model_only():
+    """The handler gets all of them [B21, B36]."""
     ran = []
 
     @tool(approval="required")
@@ -819,8 +823,8 @@ async def test_edited_arguments_of_half_a_megabyte_reach_the_model_cut():
     assert "total 500011 bytes" in seen["edited_args"]
 
 
-async def test_a_queued_message_rests_while_the_earlier_turn_waits_for_a_person():
-    """B13, B25"""
+async def test_a_queued_message_stays_queued_while_the_earlier_turn_waits_for_a_person():
+    """It runs after the answer [B13, B25]."""
     async with Runtime(agent([[ToolCall("choose")], "one", "two"], choose)) as rt:
         first = await rt.send("c", "one")
         (entry,) = (await first.result()).pending
@@ -835,8 +839,8 @@ async def test_a_queued_message_rests_while_the_earlier_turn_waits_for_a_person(
 @pytest.mark.parametrize(
     ("choices", "other"), [([1, 2], True), ([True, False], 1), (["1"], 1), ([None], False)], ids=str
 )
-async def test_a_value_that_only_python_takes_for_a_choice_is_refused(choices, other):
-    """B34, B68"""
+async def test_an_answer_of_another_json_type_than_the_choices_is_refused(choices, other):
+    """``True`` is not the choice ``1``, although the two are equal in Python [B34, B68]."""
 
     @tool
     async def ask() -> Ask:
@@ -855,8 +859,8 @@ async def test_a_value_that_only_python_takes_for_a_choice_is_refused(choices, o
         assert sees(model) == [{"ok": True, "result": choices[0]}]
 
 
-async def test_the_end_of_a_halted_turn_names_the_artifact_of_a_large_value():
-    """B21, B70"""
+async def test_the_result_of_a_halted_turn_names_the_artifact_of_a_large_value():
+    """``call_result`` returns the value itself [B21, B70]."""
     large = {"k": "v" * 70_000}
 
     @tool
@@ -871,8 +875,8 @@ async def test_the_end_of_a_halted_turn_names_the_artifact_of_a_large_value():
         assert await rt.call_result("c", returned.call_id) == large
 
 
-async def test_the_result_of_a_call_that_failed_is_its_error():
-    """B15"""
+async def test_call_result_raises_the_error_of_a_failed_call():
+    """Kind, message and details are those that the handler raised [B15]."""
 
     @tool
     async def bad() -> None:
@@ -887,8 +891,8 @@ async def test_the_result_of_a_call_that_failed_is_its_error():
         assert (raised.value.kind, raised.value.details) == ("timeout", {"after": 3})
 
 
-async def test_nothing_is_pending_of_a_turn_that_is_being_cancelled():
-    """B60: it would be an offer that nobody can take"""
+async def test_a_turn_that_is_being_cancelled_has_no_pending_calls():
+    """A decision would be stale [B60]."""
     charge = Charge(lasts=3600, dies=3)
     async with Runtime(agent([[ToolCall("charge"), ToolCall("choose")]], charge.tool, choose)) as rt:
         turn = await rt.send("c", "hi")
@@ -906,13 +910,13 @@ async def test_nothing_is_pending_of_a_turn_that_is_being_cancelled():
         paired(await rt.history("c"))
 
 
-async def _later(by, entry, decision):
+async def raise_later(by, entry, decision):
     raise ZeroDivisionError
 
 
-@pytest.mark.parametrize("may", [lambda by, entry, decision: 1 / 0, _later], ids=["at once", "later"])
-async def test_a_rule_that_fails_lets_nobody_decide(may, caplog):
-    """B33"""
+@pytest.mark.parametrize("may", [lambda by, entry, decision: 1 / 0, raise_later], ids=["sync rule", "async rule"])
+async def test_a_may_resolve_rule_that_fails_refuses_the_decision(may, caplog):
+    """The call stays pending, and the refusal is logged [B33]."""
     async with Runtime(agent([[ToolCall("choose")], "done"], choose), may_resolve=may) as rt:
         (entry,) = (await (await rt.send("c", "hi")).result()).pending
         with pytest.raises(NotAllowed, match="ZeroDivisionError"):
@@ -923,8 +927,8 @@ async def test_a_rule_that_fails_lets_nobody_decide(may, caplog):
     assert "may_resolve failed" in caplog.text
 
 
-async def test_a_digest_that_stands_for_neither_the_original_nor_the_edit_is_superseded():
-    """B35, B36: also where a tool has no preview of its own"""
+async def test_a_digest_of_neither_the_original_nor_the_edit_is_superseded():
+    """Also for a tool without a preview of its own [B35, B36]."""
     model = ScriptedModel([[ToolCall("gated", {"n": 1})], "done"])
     async with Runtime(agent(model, gated)) as rt:
         turn = await rt.send("c", "hi")

@@ -1,4 +1,4 @@
-"""Approvals that are remembered, and approval functions that decide call by call."""
+"""Remembered approvals (grants), and approval functions that decide for each call."""
 
 import asyncio
 
@@ -38,7 +38,7 @@ def refund(n=1):
     return [ToolCall("refund", {"order": n})]
 
 
-def gated(ran):
+def make_refund_tool(ran):
     @declare(approval="required")
     async def refund(order: int) -> int:
         """Refund an order."""
@@ -48,39 +48,39 @@ def gated(ran):
     return refund
 
 
-async def asked(rt, text="hi"):
-    """Send, and the entries that then wait."""
+async def send_message(rt, text="hi"):
+    """Send a message; return its turn and the pending entries."""
     turn = await rt.send("c", text)
     return turn, (await turn.result()).pending
 
 
-async def test_an_approval_remembered_for_these_arguments_covers_these_and_no_others():
-    """B37"""
+async def test_an_approval_remembered_for_its_arguments_covers_no_other_arguments():
+    """The claim of a covered call names the grant [B37]."""
     ran = []
     model = ScriptedModel([refund(1), "ok", refund(1), "ok", refund(2), "ok"])
-    async with Runtime(agent(model, gated(ran))) as rt:
-        turn, (entry,) = await asked(rt)
+    async with Runtime(agent(model, make_refund_tool(ran))) as rt:
+        turn, (entry,) = await send_message(rt)
         await rt.resolve("c", entry.call, Approve(remember="args"), by="boss")
         await turn.final_result()
         (grant,) = await rt.grants("c")
         assert (grant.tool, grant.scope, grant.by, grant.until) == ("refund", "args", "boss", None)
-        turn, waiting = await asked(rt)
-        assert waiting == []
+        turn, entries = await send_message(rt)
+        assert entries == []
         assert ran == [1, 1]
         started = of(await rt.history("c"), CallStarted)[-1]
-        assert started.grant == grant.id, "what opened the gate stands in the claim"
-        turn, (entry,) = await asked(rt)
+        assert started.grant == grant.id, "the claim names the grant"
+        turn, (entry,) = await send_message(rt)
         assert entry.args == {"order": 2}
         given = of(await rt.history("c"), GrantGiven)
         assert [(event.grant, event.by.id) for event in given] == [(grant.id, "boss")]
 
 
-async def test_an_approval_remembered_for_the_tool_covers_any_arguments_of_this_conversation_alone():
-    """B37"""
+async def test_an_approval_remembered_for_the_tool_covers_all_arguments_in_its_conversation_only():
+    """Another conversation needs its own approvals [B37]."""
     ran = []
     model = ScriptedModel([[*refund(1), *refund(1)], [*refund(2), *refund(3)], "ok"], follow=True)
-    async with Runtime(agent(model, gated(ran))) as rt:
-        turn, entries = await asked(rt)
+    async with Runtime(agent(model, make_refund_tool(ran))) as rt:
+        turn, entries = await send_message(rt)
         await rt.resolve_many("c", {entries[0].call: Approve(remember="tool"), entries[1].call: Approve()})
         await turn.final_result()
         assert sorted(ran) == [1, 1, 2, 3]
@@ -89,11 +89,11 @@ async def test_an_approval_remembered_for_the_tool_covers_any_arguments_of_this_
         assert await rt.grants("other") == []
 
 
-async def test_a_grant_can_be_revoked_which_is_logged_and_the_next_call_is_asked_about():
-    """B37"""
+async def test_a_revoked_grant_is_logged_and_the_next_call_needs_an_approval():
+    """Revoking a grant twice is stale [B37]."""
     model = ScriptedModel([refund(), "ok", refund(), "ok"])
-    async with Runtime(agent(model, gated([]))) as rt:
-        turn, (entry,) = await asked(rt)
+    async with Runtime(agent(model, make_refund_tool([]))) as rt:
+        turn, (entry,) = await send_message(rt)
         await rt.resolve("c", entry.call, Approve(remember="tool"))
         await turn.final_result()
         (grant,) = await rt.grants("c")
@@ -103,53 +103,53 @@ async def test_a_grant_can_be_revoked_which_is_logged_and_the_next_call_is_asked
         assert (revoked.grant, revoked.by) == (grant.id, "auditor")
         with pytest.raises(Stale):
             await rt.revoke("c", grant.id)
-        _, waiting = await asked(rt)
-        assert len(waiting) == 1
+        _, entries = await send_message(rt)
+        assert len(entries) == 1
 
 
-async def test_a_grant_with_a_duration_ends_by_itself():
-    """B37"""
+async def test_a_grant_with_a_duration_expires():
+    """After the duration the next call needs an approval [B37]."""
     clock = Clock(1000.0)
     model = ScriptedModel([refund(), "ok", refund(), "ok", refund(), "ok"])
-    async with Runtime(agent(model, gated([])), clock=clock) as rt:
-        turn, (entry,) = await asked(rt)
+    async with Runtime(agent(model, make_refund_tool([])), clock=clock) as rt:
+        turn, (entry,) = await send_message(rt)
         await rt.resolve("c", entry.call, Approve(remember="tool", duration="1h"))
         await turn.final_result()
         (grant,) = await rt.grants("c")
         assert grant.until == 4600.0
         clock.now = 4599.0
-        assert (await asked(rt))[1] == []
+        assert (await send_message(rt))[1] == []
         clock.now = 4600.0
         assert await rt.grants("c") == []
-        assert len((await asked(rt))[1]) == 1
+        assert len((await send_message(rt))[1]) == 1
 
 
-async def test_remembering_edited_arguments_remembers_the_edited_ones():
-    """B37, B36"""
+async def test_a_remembered_approval_with_edited_arguments_covers_the_edited_arguments_only():
+    """The original arguments still need an approval [B36, B37]."""
     ran = []
     model = ScriptedModel([refund(1), "ok", refund(2), "ok", refund(1), "ok"])
-    async with Runtime(agent(model, gated(ran))) as rt:
-        turn, (entry,) = await asked(rt)
+    async with Runtime(agent(model, make_refund_tool(ran))) as rt:
+        turn, (entry,) = await send_message(rt)
         await rt.resolve("c", entry.call, Approve(args={"order": 2}, remember="args"))
         await turn.final_result()
-        assert (await asked(rt))[1] == []
+        assert (await send_message(rt))[1] == []
         assert ran == [2, 2]
-        assert len((await asked(rt))[1]) == 1
+        assert len((await send_message(rt))[1]) == 1
 
 
-async def test_a_denial_remembers_nothing():
-    """B37"""
+async def test_a_denial_gives_no_grant():
+    """The next call needs an approval, too [B37]."""
     model = ScriptedModel([refund(), "ok", refund(), "ok"])
-    async with Runtime(agent(model, gated([]))) as rt:
-        turn, (entry,) = await asked(rt)
+    async with Runtime(agent(model, make_refund_tool([]))) as rt:
+        turn, (entry,) = await send_message(rt)
         await rt.resolve("c", entry.call, Deny("no"))
         await turn.final_result()
         assert await rt.grants("c") == []
-        assert len((await asked(rt))[1]) == 1
+        assert len((await send_message(rt))[1]) == 1
 
 
-async def test_a_grant_revoked_before_the_call_could_start_closes_the_gate_again():
-    """B37: the gate is checked once more at the claim; then the plan is shown and the arguments are validated"""
+async def test_a_call_whose_grant_is_revoked_before_it_starts_needs_an_approval():
+    """The claim checks the gate again; the plan is shown, and edited arguments are validated [B37]."""
     door, ran, plans = asyncio.Event(), [], []
 
     @declare
@@ -171,14 +171,14 @@ async def test_a_grant_revoked_before_the_call_could_start_closes_the_gate_again
     calls = [ToolCall("refund", {"order": 1})]
     model = ScriptedModel([calls, "ok", [ToolCall("blocker"), *calls], "ok"])
     async with Runtime(agent(model, refund, blocker), parallel=1) as rt:
-        turn, (entry,) = await asked(rt)
+        turn, (entry,) = await send_message(rt)
         await rt.resolve("c", entry.call, Approve(remember="tool"))
         await turn.final_result()
         assert ran == [1]
         (grant,) = await rt.grants("c")
         turn = await rt.send("c", "again")
         await until(lambda: len(model.requests) == 3)
-        await logged(rt, CallStarted, count=2)  # the blocker has the slot
+        await logged(rt, CallStarted, count=2)  # the blocker holds the slot
         await rt.revoke("c", grant.id)
         door.set()
         (entry,) = (await turn.result()).pending
@@ -194,7 +194,7 @@ async def test_a_grant_revoked_before_the_call_could_start_closes_the_gate_again
 # --- approval functions ---
 
 
-def judged(policy, ran):
+def make_act_tool(policy, ran):
     @declare(approval=policy)
     async def act(amount: int) -> int:
         """Act."""
@@ -208,8 +208,8 @@ def act(amount):
     return [ToolCall("act", {"amount": amount})]
 
 
-async def test_an_approval_function_decides_call_by_call_and_its_verdict_stands_in_the_log():
-    """B35: hooks and policies run once; their verdicts are events"""
+async def test_an_approval_function_decides_for_each_call_and_its_verdict_is_in_the_log():
+    """The function runs once for each call [B35]."""
     ran, judgements = [], []
 
     def policy(args, call):
@@ -217,8 +217,8 @@ async def test_an_approval_function_decides_call_by_call_and_its_verdict_stands_
         return args["amount"] > 10
 
     model = ScriptedModel([[*act(5), *act(50)], "ok"])
-    async with Runtime(agent(model, judged(policy, ran))) as rt:
-        turn, (entry,) = await asked(rt)
+    async with Runtime(agent(model, make_act_tool(policy, ran))) as rt:
+        turn, (entry,) = await send_message(rt)
         assert (entry.args, ran) == ({"amount": 50}, [5])
         events = await rt.history("c")
         assert [v.outcome for v in of(events, CallStarted)[0].verdicts] == ["auto"]
@@ -226,27 +226,27 @@ async def test_an_approval_function_decides_call_by_call_and_its_verdict_stands_
         await rt.resolve("c", entry.call, Approve())
         await turn.final_result()
         assert ran == [5, 50]
-        assert sorted(judgements) == [(5, True), (50, True)], "asked once about each, and not again after approval"
+        assert sorted(judgements) == [(5, True), (50, True)], "once for each call, and not again after the approval"
 
 
-async def _broken(args, call):
+async def _raise_key_error(args, call):
     raise KeyError("bug")
 
 
-async def _exits(args, call):
+async def _raise_system_exit(args, call):
     raise SystemExit(1)
 
 
-async def _errs(args, call):
+async def _raise_tool_error(args, call):
     raise ToolError("not_found", "x")
 
 
-async def _cancels(args, call):
+async def _cancel_own_task(args, call):
     asyncio.current_task().cancel()
     await asyncio.sleep(0)
 
 
-class Shy:
+class BrokenRepr:
     def __repr__(self):
         raise RuntimeError("no")
 
@@ -258,50 +258,51 @@ VERDICTS = {
     "auto": (lambda args, call: "auto", False),
     "None": (lambda args, call: None, True),
     "zero": (lambda args, call: 0, True),
-    "a word": (lambda args, call: "maybe", True),
-    "an odd object": (lambda args, call: Shy(), True),
-    "raises": (_broken, True),
-    "raises ToolError": (_errs, True),
-    "raises SystemExit": (_exits, True),
-    "cancels itself": (_cancels, True),
+    "another text": (lambda args, call: "maybe", True),
+    "an object whose repr raises": (lambda args, call: BrokenRepr(), True),
+    "raises": (_raise_key_error, True),
+    "raises ToolError": (_raise_tool_error, True),
+    "raises SystemExit": (_raise_system_exit, True),
+    "cancels itself": (_cancel_own_task, True),
 }
+"""What the approval function does: (the function, whether an approver is asked)."""
 
 
 @pytest.mark.parametrize("name", VERDICTS)
-async def test_whatever_an_approval_function_says_or_does_in_doubt_a_person_is_asked(name):
-    """B35"""
-    policy, asks = VERDICTS[name]
+async def test_only_false_or_auto_from_an_approval_function_skips_the_approval(name):
+    """Any other value and any error of the function require an approval [B35]."""
+    policy, requires_approval = VERDICTS[name]
 
     ran = []
-    async with Runtime(agent([act(1), "ok"], judged(policy, ran))) as rt:
-        turn, waiting = await asked(rt)
-        assert len(waiting) == asks
-        assert ran == ([] if asks else [1])
-        if asks:
-            assert waiting[0].kind == "approval"
+    async with Runtime(agent([act(1), "ok"], make_act_tool(policy, ran))) as rt:
+        turn, entries = await send_message(rt)
+        assert len(entries) == requires_approval
+        assert ran == ([] if requires_approval else [1])
+        if requires_approval:
+            assert entries[0].kind == "approval"
             verdict = of(await rt.history("c"), CallSuspended)[0].verdicts[0]
             assert (verdict.name, verdict.outcome) == ("approval", "required")
-            await rt.resolve("c", waiting[0].call, Approve())
+            await rt.resolve("c", entries[0].call, Approve())
             await turn.final_result()
             assert ran == [1]
 
 
-async def test_a_grant_answers_what_an_approval_function_would_have_asked():
-    """B37"""
+async def test_a_grant_covers_a_call_whose_approval_function_requires_an_approval():
+    """The claim names the grant [B37]."""
     ran = []
     model = ScriptedModel([act(1), "ok", act(1), "ok"])
-    async with Runtime(agent(model, judged(lambda args, call: True, ran))) as rt:
-        turn, (entry,) = await asked(rt)
+    async with Runtime(agent(model, make_act_tool(lambda args, call: True, ran))) as rt:
+        turn, (entry,) = await send_message(rt)
         await rt.resolve("c", entry.call, Approve(remember="args"))
         await turn.final_result()
-        assert (await asked(rt))[1] == []
+        assert (await send_message(rt))[1] == []
         assert ran == [1, 1]
         (grant,) = await rt.grants("c")
         assert of(await rt.history("c"), CallStarted)[-1].grant == grant.id
 
 
-async def test_a_client_tool_with_an_approval_function_is_asked_about_or_goes_straight_to_the_page():
-    """B42"""
+async def test_an_approval_function_sends_a_client_call_to_an_approver_or_straight_to_the_client():
+    """The function decides for each call [B42]."""
 
     @declare(executor="client", approval=lambda args, call: args["risky"])
     def share(risky: bool) -> str:
@@ -310,28 +311,28 @@ async def test_a_client_tool_with_an_approval_function_is_asked_about_or_goes_st
 
     calls = [ToolCall("share", {"risky": True}), ToolCall("share", {"risky": False})]
     async with Runtime(agent([calls, "ok"], share)) as rt:
-        _, waiting = await asked(rt)
-        assert [(entry.kind, entry.args["risky"]) for entry in waiting] == [("approval", True), ("client_exec", False)]
+        _, entries = await send_message(rt)
+        assert [(entry.kind, entry.args["risky"]) for entry in entries] == [("approval", True), ("client_exec", False)]
 
 
-async def test_a_policy_s_call_with_a_preview_shows_its_plan_and_is_bound_to_it():
-    """B73, B35"""
-    world = {"n": 1}
+async def test_a_call_with_an_approval_function_and_a_preview_is_bound_to_its_plan():
+    """A changed plan needs a second approval [B35, B73]."""
+    state = {"n": 1}
     ran = []
 
     @declare(approval=lambda args, call: True)
     async def write() -> None:
         """Write."""
-        ran.append(world["n"])
+        ran.append(state["n"])
 
     @write.preview
     async def _(call: Call) -> str:
-        return f"plan {world['n']}"
+        return f"plan {state['n']}"
 
     async with Runtime(agent([[ToolCall("write")], "ok"], write)) as rt:
-        turn, (entry,) = await asked(rt)
+        turn, (entry,) = await send_message(rt)
         assert entry.preview == "plan 1"
-        world["n"] = 2
+        state["n"] = 2
         await rt.resolve("c", entry.call, Approve())
         (entry,) = (await turn.result()).pending
         assert (entry.preview, ran) == ("plan 2", [])
@@ -341,15 +342,15 @@ async def test_a_policy_s_call_with_a_preview_shows_its_plan_and_is_bound_to_it(
         assert len(of(await rt.history("c"), CallResolved)) == 2
 
 
-async def test_a_granted_call_is_told_like_any_other():
-    """B37"""
+async def test_a_call_that_a_grant_covers_is_logged_like_a_call_without_approval():
+    """The model sees its result like any other [B37]."""
     model = ScriptedModel([refund(), "ok", refund(), "ok"])
-    async with Runtime(agent(model, gated([]))) as rt:
-        turn, (entry,) = await asked(rt)
+    async with Runtime(agent(model, make_refund_tool([]))) as rt:
+        turn, (entry,) = await send_message(rt)
         await rt.resolve("c", entry.call, Approve(remember="tool"))
         await turn.final_result()
         before = len(await rt.history("c"))
-        await asked(rt)
+        await send_message(rt)
         tail = types(await rt.history("c", after=before))
         assert tail == [
             "MessageReceived", "TurnStarted", "AssistantSaid", "CallStarted", "CallReturned", "AssistantSaid",
@@ -367,8 +368,8 @@ async def test_an_approval_function_gives_its_reasons_which_are_logged_and_shown
 
     ran = []
     model = ScriptedModel([[*act(5), *act(50)], "ok"])
-    async with Runtime(agent(model, judged(policy, ran))) as rt:
-        turn, (entry,) = await asked(rt)
+    async with Runtime(agent(model, make_act_tool(policy, ran))) as rt:
+        turn, (entry,) = await send_message(rt)
         assert (entry.args, entry.reason, ran) == ({"amount": 50}, "more than ? 10", [5])
         assert "more than ? 10" in entry._repr_html_()
         events = await rt.history("c")
@@ -398,7 +399,7 @@ async def test_a_call_that_an_approval_function_denies_does_not_run_and_nobody_i
     model = ScriptedModel([call, "ok", call, "ok"])
     strict = hooks.before_tool(lambda call, args: RequireApproval("a hook says so"), name="strict")
     async with Runtime(agent(model, act, hooks=[strict])) as rt:
-        turn, (entry,) = await asked(rt)
+        turn, (entry,) = await send_message(rt)
         await rt.resolve(entry, Approve(remember="tool"))
         if executor == "client":
             (entry,) = (await turn.result()).pending
@@ -407,7 +408,7 @@ async def test_a_call_that_an_approval_function_denies_does_not_run_and_nobody_i
         allowed.clear()
         ran.clear()
         previews.clear()
-        assert (await asked(rt))[1] == []
+        assert (await send_message(rt))[1] == []
         returned = of(await rt.history("c"), CallReturned)[-1]
         assert (returned.error.kind, returned.error.details) == ("permission_denied", {"reason": "not on Sundays"})
         assert "not on Sundays" in returned.error.message
@@ -418,7 +419,7 @@ async def test_a_call_that_an_approval_function_denies_does_not_run_and_nobody_i
 async def test_an_approval_function_that_denies_with_stop_ends_the_turn():
     ran = []
     model = ScriptedModel([act(1), "never said"])
-    async with Runtime(agent(model, judged(lambda args, call: Deny("closed", stop=True), ran))) as rt:
+    async with Runtime(agent(model, make_act_tool(lambda args, call: Deny("closed", stop=True), ran))) as rt:
         result = await rt.run("hi")
         assert (result.reason, ran) == ("halted", [])
 
@@ -445,7 +446,7 @@ async def test_a_tool_names_the_arguments_that_a_remembered_approval_compares():
     ran = []
     script = [bash("ls", note="first"), bash("ls", note="second"), bash("ls", cwd="/etc"), bash("rm"), "ok"]
     async with Runtime(agent(ScriptedModel(script), shell(ran))) as rt:
-        turn, (entry,) = await asked(rt)
+        turn, (entry,) = await send_message(rt)
         assert entry.remember == ("command", "cwd"), "the approver is told"
         await rt.resolve(entry, Approve(remember="args"))
         (grant,) = of(await rt.history("c"), GrantGiven)
@@ -460,7 +461,7 @@ async def test_a_tool_names_the_arguments_that_a_remembered_approval_compares():
 
 async def test_a_grant_for_any_arguments_stores_none():
     async with Runtime(agent(ScriptedModel([bash("ls"), bash("rm"), "ok"]), shell(ran := []))) as rt:
-        turn, (entry,) = await asked(rt)
+        turn, (entry,) = await send_message(rt)
         await rt.resolve(entry, Approve(remember="tool"))
         await turn.final_result()
         (grant,) = await rt.grants("c")
@@ -471,12 +472,12 @@ async def test_names_of_an_older_definition_do_not_widen_a_grant_of_a_newer_one(
     """The call was made by one definition and approved by another: the grant compares all arguments."""
     ran, store = [], MemoryStore()
     async with Runtime(agent(ScriptedModel([bash("ls")]), shell(ran)), store=store) as rt:
-        _, (entry,) = await asked(rt)
+        _, (entry,) = await send_message(rt)
     changed = agent(ScriptedModel([bash("ls", note="x"), "ok"]), shell(ran, version=2))
     async with Runtime(changed, store=store.sibling()) as rt:
         await rt.resolve(entry, Approve())
         (entry,) = (await rt.wait("c")).pending
-        assert "definition changed" in entry.reason
+        assert "definition changed" in (entry.reason or "")
         assert entry.remember == ()
         await rt.resolve(entry, Approve(remember="args"))
         (entry,) = (await rt.wait("c")).pending

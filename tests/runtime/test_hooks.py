@@ -1,4 +1,4 @@
-"""Hooks: what they may say, what becomes of one that fails, and that replay never runs them again."""
+"""Hooks: their verdicts, their failures, and that a replay does not run them again."""
 
 import asyncio
 import random
@@ -50,21 +50,21 @@ from holdfast.runtime.hooks import Hooks
 SECRET = "sk-9f8e7d6c5b4a"
 
 
-def paying(ran, **options):
+def make_pay_tool(ran, **options):
     @tool(**options)
     async def pay(amount: int, to: str = "shop") -> dict:
-        """Pay somebody."""
+        """Pay a recipient."""
         ran.append((amount, to))
         return {"paid": amount, "to": to}
 
     return pay
 
 
-async def told(*hooks, tools=None, calls=None, ran=None):
-    """One turn with one call of pay; the log, and what the model saw of the result."""
+async def run_turn(*hooks, tools=None, calls=None, ran=None):
+    """Run one turn, by default with one call of pay; return the log, the model's results, the runs and the end."""
     ran = [] if ran is None else ran
     model = ScriptedModel([calls or [ToolCall("pay", {"amount": 5})], "done"])
-    async with Runtime(agent(model, *(tools or [paying(ran)]), hooks=hooks)) as rt:
+    async with Runtime(agent(model, *(tools or [make_pay_tool(ran)]), hooks=hooks)) as rt:
         end = await (await rt.send("c", "pay")).final_result()
         log = await rt.history("c")
     paired(log)
@@ -79,14 +79,14 @@ def verdicts(event):
 # --- before a tool ---
 
 
-async def test_a_before_tool_hook_that_says_nothing_lets_the_call_run_and_its_verdict_is_logged():
+async def test_a_before_tool_hook_that_returns_none_lets_the_call_run_and_its_verdict_is_logged():
     seen = []
 
     @before_tool
     async def look(call, args):
         seen.append((call.tool, call.key, call.principal.id, call.dry_run, args))
 
-    log, (result,), ran, _ = await told(look)
+    log, (result,), ran, _ = await run_turn(look)
     (started,) = of(log, CallStarted)
     assert result == {"ok": True, "result": {"paid": 5, "to": "shop"}}
     assert verdicts(started) == [("look", "allowed", None)]
@@ -99,7 +99,7 @@ async def test_a_hooks_denial_is_the_calls_error_and_names_the_hook():
     def budget(call, args):
         return Deny("over budget")
 
-    log, (result,), ran, end = await told(budget)
+    log, (result,), ran, end = await run_turn(budget)
     (returned,) = of(log, CallReturned)
     assert result["error"] == {
         "kind": "denied",
@@ -111,29 +111,29 @@ async def test_a_hooks_denial_is_the_calls_error_and_names_the_hook():
 
 
 @pytest.mark.parametrize(
-    ("said", "reason", "value"),
+    ("outcome", "reason", "value"),
     [
         (Deny("enough", stop=True), "halted", "enough"),
         (Halt("handed_over", {"to": "desk"}), "handed_over", {"to": "desk"}),
     ],
 )
-async def test_a_before_tool_hook_can_end_the_turn(said, reason, value):
+async def test_a_before_tool_hook_can_end_the_turn(outcome, reason, value):
     @before_tool
     async def stop(call, args):
-        return said
+        return outcome
 
-    log, seen, ran, end = await told(stop)
+    log, seen, ran, end = await run_turn(stop)
     assert (end.reason, end.value, end.halted) == (reason, value, True)
     (returned,) = of(log, CallReturned)
     assert (returned.error.kind, seen, ran) == ("denied", [], [])
 
 
-async def test_what_a_hook_edits_is_what_runs_and_the_model_is_told():
+async def test_a_call_runs_with_the_arguments_that_a_hook_edited_and_the_model_sees_them():
     @before_tool
     async def cap(call, args):
         return Edit({**args, "amount": 3}, "at most 3")
 
-    log, (result,), ran, _ = await told(cap)
+    log, (result,), ran, _ = await run_turn(cap)
     (started,) = of(log, CallStarted)
     assert (started.args, ran) == ({"amount": 3}, [(3, "shop")])
     assert verdicts(started) == [("cap", "edited", "at most 3")]
@@ -149,7 +149,7 @@ async def test_an_edit_that_does_not_fit_the_tools_schema_is_an_error_that_names
     async def clumsy(call, args_):
         return Edit(args)
 
-    log, (result,), ran, _ = await told(clumsy)
+    log, (result,), ran, _ = await run_turn(clumsy)
     assert (result["error"]["kind"], ran) == ("invalid_args", [])
     assert result["error"]["message"].startswith("hook 'clumsy' does not fit: ")
     assert complaint in result["error"]["message"]
@@ -157,8 +157,8 @@ async def test_an_edit_that_does_not_fit_the_tools_schema_is_an_error_that_names
     assert verdicts(returned)[0][:2] == ("clumsy", "failed")
 
 
-async def test_what_a_person_approves_is_the_edited_call():
-    """Hooks come before the gate: also before one that always asks."""
+async def test_an_approver_sees_and_approves_the_arguments_that_a_hook_edited():
+    """Hooks run before the gate, also if the tool always needs an approval."""
 
     @before_tool
     async def cap(call, args):
@@ -166,7 +166,7 @@ async def test_what_a_person_approves_is_the_edited_call():
 
     ran = []
     model = ScriptedModel([[ToolCall("pay", {"amount": 5})], "done"])
-    async with Runtime(agent(model, paying(ran, approval="required"), hooks=[cap])) as rt:
+    async with Runtime(agent(model, make_pay_tool(ran, approval="required"), hooks=[cap])) as rt:
         turn = await rt.send("c", "pay")
         (entry,) = (await turn.result()).pending
         assert (entry.kind, entry.args, entry.preview["args"]) == ("approval", {"amount": 3}, {"amount": 3})
@@ -177,8 +177,8 @@ async def test_what_a_person_approves_is_the_edited_call():
         assert of(await rt.history("c"), CallReturned)[0].edited == {"amount": 3}
 
 
-async def test_a_before_tool_hook_is_not_asked_about_arguments_that_an_approver_edited():
-    """The rule that the documentation states: hooks are asked once, about the model's arguments."""
+async def test_a_before_tool_hook_does_not_run_for_arguments_that_an_approver_edited():
+    """As documented: a hook runs once, with the model's arguments."""
     seen, ran = [], []
 
     @before_tool
@@ -187,7 +187,7 @@ async def test_a_before_tool_hook_is_not_asked_about_arguments_that_an_approver_
         return Deny("too much") if args["amount"] > 100 else None
 
     model = ScriptedModel([[ToolCall("pay", {"amount": 5})], "done"])
-    async with Runtime(agent(model, paying(ran, approval="required"), hooks=[cap])) as rt:
+    async with Runtime(agent(model, make_pay_tool(ran, approval="required"), hooks=[cap])) as rt:
         turn = await rt.send("c", "pay")
         (entry,) = (await turn.result()).pending
         await rt.resolve("c", entry.call, Approve(args={"amount": 900}))
@@ -196,8 +196,8 @@ async def test_a_before_tool_hook_is_not_asked_about_arguments_that_an_approver_
         assert ran == [(900, "shop")]
 
 
-async def test_a_hooked_calls_preview_is_made_from_the_edited_arguments():
-    pay = paying([], approval="required")
+async def test_the_preview_of_a_hooked_call_is_made_from_the_edited_arguments():
+    pay = make_pay_tool([], approval="required")
 
     @pay.preview
     async def _(amount: int, to: str = "shop") -> str:
@@ -217,17 +217,17 @@ async def test_a_hooked_calls_preview_is_made_from_the_edited_arguments():
         assert (await turn.final_result()).reason == "completed"
 
 
-async def test_a_hook_can_require_an_approval_of_a_tool_that_needs_none_and_a_grant_will_do_the_next_time():
+async def test_a_hook_can_require_an_approval_and_a_grant_covers_the_next_call():
     @before_tool
     async def careful(call, args):
         return RequireApproval("more than 4") if args["amount"] > 4 else None
 
     ran = []
     script = [[ToolCall("pay", {"amount": 5})], "done", [ToolCall("pay", {"amount": 5})], "done"]
-    async with Runtime(agent(script, paying(ran), hooks=[careful])) as rt:
+    async with Runtime(agent(script, make_pay_tool(ran), hooks=[careful])) as rt:
         turn = await rt.send("c", "pay")
         (entry,) = (await turn.result()).pending
-        assert (entry.kind, entry.reason, entry.prompt, ran) == ("approval", "more than 4", "Pay somebody.", [])
+        assert (entry.kind, entry.reason, entry.prompt, ran) == ("approval", "more than 4", "Pay a recipient.", [])
         await rt.resolve("c", entry.call, Approve(remember="args"))
         await turn.final_result()
         assert (await (await rt.send("c", "again")).final_result()).reason == "completed"
@@ -236,25 +236,25 @@ async def test_a_hook_can_require_an_approval_of_a_tool_that_needs_none_and_a_gr
         assert verdicts(second) == [("careful", "required", "more than 4")]
 
 
-async def test_hooks_run_in_their_order_each_on_what_the_one_before_made_and_none_after_a_denial():
+async def test_hooks_run_in_order_each_on_the_edit_of_the_previous_one_and_none_after_a_denial():
     seen = []
 
-    def hook(name, said):
+    def hook(name, outcome):
         @before_tool(name=name)
         async def one(call, args):
             seen.append((name, args["amount"]))
-            return said
+            return outcome
 
         return one
 
     hooks = [hook("a", Edit({"amount": 4})), hook("b", None), hook("c", Deny("no")), hook("d", None)]
-    log, _, ran, _ = await told(*hooks)
+    log, _, ran, _ = await run_turn(*hooks)
     assert (seen, ran) == ([("a", 4 + 1), ("b", 4), ("c", 4)], [])
     (returned,) = of(log, CallReturned)
     assert [v[:2] for v in verdicts(returned)] == [("a", "edited"), ("b", "allowed"), ("c", "denied")]
 
 
-async def test_the_approval_function_comes_after_the_hooks_and_sees_their_edit():
+async def test_the_approval_function_runs_after_the_hooks_and_sees_their_edit():
     seen = []
 
     def risky(args, call):
@@ -266,13 +266,13 @@ async def test_the_approval_function_comes_after_the_hooks_and_sees_their_edit()
         return Edit({"amount": 3})
 
     ran = []
-    log, *_ = await told(cap, tools=[paying(ran, approval=risky)])
+    log, *_ = await run_turn(cap, tools=[make_pay_tool(ran, approval=risky)])
     assert (seen, ran) == ([{"amount": 3}], [(3, "shop")])
     (started,) = of(log, CallStarted)
     assert [v[:2] for v in verdicts(started)] == [("cap", "edited"), ("approval", "auto")]
 
 
-async def test_a_hook_minds_only_its_tools_and_other_calls_still_start_in_the_same_append_as_the_reply():
+async def test_a_hook_runs_only_for_its_tools_and_other_calls_start_in_the_append_of_the_reply():
     @tool
     async def look() -> str:
         """Look."""
@@ -284,16 +284,16 @@ async def test_a_hook_minds_only_its_tools_and_other_calls_still_start_in_the_sa
 
     store = Counting()
     script = [[ToolCall("pay", {"amount": 1}), ToolCall("look")], "done"]
-    async with Runtime(agent(script, paying([]), look, hooks=[guard]), store=store) as rt:
+    async with Runtime(agent(script, make_pay_tool([]), look, hooks=[guard]), store=store) as rt:
         await (await rt.send("c", "go")).final_result()
         pay, other = of(await rt.history("c"), CallReturned)
         assert sorted([(pay.tool, pay.ok), (other.tool, other.ok)]) == [("look", True), ("pay", False)]
-    (said,) = [kinds for kinds in store.types() if "AssistantSaid" in kinds and "CallStarted" in kinds]
-    assert said == ["AssistantSaid", "CallStarted"]
+    (kinds,) = [kinds for kinds in store.types() if "AssistantSaid" in kinds and "CallStarted" in kinds]
+    assert kinds == ["AssistantSaid", "CallStarted"]
 
 
 @pytest.mark.parametrize("executor", ["human", "client"])
-async def test_hooks_come_before_anybody_outside_is_asked(executor):
+async def test_hooks_run_before_a_person_or_client_gets_the_call(executor):
     @tool(executor=executor)
     def choose(options: list[str]) -> str:
         """Choose one."""
@@ -313,14 +313,14 @@ async def test_hooks_come_before_anybody_outside_is_asked(executor):
         await turn.final_result()
 
 
-async def test_in_a_turn_that_is_run_by_hand_no_hook_runs():
+async def test_no_hook_runs_in_manual_mode():
     runs = []
 
     @before_tool
     async def look(call, args):
         runs.append(1)
 
-    async with Runtime(agent([[ToolCall("pay", {"amount": 5})]], paying([]), hooks=[look], mode="manual")) as rt:
+    async with Runtime(agent([[ToolCall("pay", {"amount": 5})]], make_pay_tool([]), hooks=[look], mode="manual")) as rt:
         turn = await rt.send("c", "go")
         (entry,) = (await turn.result()).pending
         assert (entry.kind, runs) == ("manual", [])
@@ -329,7 +329,7 @@ async def test_in_a_turn_that_is_run_by_hand_no_hook_runs():
 
 
 def raises(call, args):
-    raise RuntimeError("lost its mind")
+    raise RuntimeError("broken")
 
 
 async def hangs(call, args):
@@ -341,7 +341,7 @@ def blocks(call, args):
         time.sleep(0.01)
 
 
-async def leaves(call, args):
+async def exits(call, args):
     raise SystemExit(3)
 
 
@@ -350,24 +350,24 @@ async def cancels(call, args):
     await asyncio.sleep(0)
 
 
-async def babbles(call, args):
+async def returns_text(call, args):
     return "fine"
 
 
 @pytest.mark.parametrize(
     ("fn", "kind", "complaint"),
     [
-        (raises, "handler_failed", "raised RuntimeError: lost its mind"),
+        (raises, "handler_failed", "raised RuntimeError: broken"),
         (hangs, "timeout", "took longer than 0.05 s"),
         (blocks, "timeout", "took longer than 0.05 s"),
-        (leaves, "handler_failed", "raised SystemExit: 3"),
+        (exits, "handler_failed", "raised SystemExit: 3"),
         (cancels, "handler_failed", "cancelled its own task"),
-        (babbles, "handler_failed", "returned 'fine'; it may return None, Deny, Edit"),
+        (returns_text, "handler_failed", "returned 'fine'; it may return None, Deny, Edit"),
     ],
 )
 async def test_a_before_tool_hook_that_fails_keeps_the_call_from_running(fn, kind, complaint):
     guard = before_tool(name="guard", timeout=0.05 if kind == "timeout" else 5)(fn)
-    log, (result,), ran, end = await told(guard)
+    log, (result,), ran, end = await run_turn(guard)
     assert (result["error"]["kind"], result["error"]["details"], ran) == (kind, {"hook": "guard"}, [])
     assert result["error"]["message"].startswith(f"hook 'guard' {complaint}")
     (returned,) = of(log, CallReturned)
@@ -375,7 +375,7 @@ async def test_a_before_tool_hook_that_fails_keeps_the_call_from_running(fn, kin
     assert end.reason == "completed"
 
 
-async def test_a_scope_that_cannot_be_made_keeps_a_hooked_call_from_running():
+async def test_a_scope_that_fails_keeps_a_hooked_call_from_running():
     @before_tool
     async def look(call, args):
         pass
@@ -387,37 +387,37 @@ async def test_a_scope_that_cannot_be_made_keeps_a_hooked_call_from_running():
 
     ran = []
     model = ScriptedModel([[ToolCall("pay", {"amount": 5})], "done"])
-    async with Runtime(agent(model, paying(ran), hooks=[look]), scope=broken) as rt:
+    async with Runtime(agent(model, make_pay_tool(ran), hooks=[look]), scope=broken) as rt:
         await (await rt.send("c", "go")).final_result()
     assert (ran, sees(model)[0]["error"]["kind"]) == ([], "handler_failed")
     assert "no database" in sees(model)[0]["error"]["message"]
 
 
-async def test_what_a_hook_does_to_the_arguments_it_is_given_stays_its_own():
+async def test_a_hook_that_modifies_its_arguments_in_place_does_not_change_the_call():
     @before_tool
     async def careless(call, args):
         args["amount"] = 99
 
-    _, _, ran, _ = await told(careless)
+    _, _, ran, _ = await run_turn(careless)
     assert ran == [(5, "shop")]
 
 
 # --- after a tool ---
 
 
-async def test_an_after_tool_hook_puts_another_result_in_the_results_place():
+async def test_an_after_tool_hook_can_replace_the_result():
     @after_tool
     def brief(call, outcome):
         return Result(f"{call.tool} did it", data=outcome.value)
 
-    log, (result,), _, _ = await told(brief)
+    log, (result,), _, _ = await run_turn(brief)
     (returned,) = of(log, CallReturned)
     assert result == {"ok": True, "result": "pay did it"}
     assert returned.data == {"paid": 5, "to": "shop"}
     assert verdicts(returned) == [("brief", "changed", None)]
 
 
-async def test_an_after_tool_hook_sees_errors_and_can_make_one():
+async def test_an_after_tool_hook_sees_errors_and_can_turn_a_result_into_an_error():
     seen = []
 
     @tool
@@ -435,7 +435,7 @@ async def test_an_after_tool_hook_sees_errors_and_can_make_one():
         return outcome.redacted("sk-[0-9a-f]+")
 
     calls = [ToolCall("fetch", {"ok": True}), ToolCall("fetch", {"ok": False})]
-    log, results, _, _ = await told(judge, tools=[fetch], calls=calls)
+    log, results, _, _ = await run_turn(judge, tools=[fetch], calls=calls)
     assert sorted(seen, key=str) == [(False, None, "not_found"), (True, "<html>", None)]
     assert [r["error"]["kind"] for r in results] == ["invalid_result", "not_found"]
     assert results[1]["error"]["message"] == "no such page for [redacted]"
@@ -443,14 +443,14 @@ async def test_an_after_tool_hook_sees_errors_and_can_make_one():
     assert SECRET not in str(log)
 
 
-@pytest.mark.parametrize("fn", [raises, hangs, babbles], ids=lambda fn: fn.__name__)
-async def test_the_result_is_withheld_when_the_hook_that_should_have_hidden_it_fails(fn):
+@pytest.mark.parametrize("fn", [raises, hangs, returns_text], ids=lambda fn: fn.__name__)
+async def test_the_result_is_withheld_when_an_after_tool_hook_fails(fn):
     @tool
     async def read() -> str:
         """Read it."""
         return SECRET
 
-    log, (result,), _, _ = await told(
+    log, (result,), _, _ = await run_turn(
         after_tool(name="mask", timeout=0.05 if fn is hangs else 5)(fn), tools=[read], calls=[ToolCall("read")]
     )
     assert result["error"]["message"].startswith("read has run; its result is withheld: hook 'mask' ")
@@ -458,7 +458,7 @@ async def test_the_result_is_withheld_when_the_hook_that_should_have_hidden_it_f
     assert SECRET not in str(log)
 
 
-async def test_a_halt_stays_a_halt_with_its_value_redacted_and_a_question_is_no_result_yet():
+async def test_an_after_tool_hook_redacts_the_value_of_a_halt_and_does_not_run_for_a_question():
     seen = []
 
     @tool
@@ -480,7 +480,7 @@ async def test_a_halt_stays_a_halt_with_its_value_redacted_and_a_question_is_no_
 
 
 def file_bytes(path):
-    """Read by another process: closing a file of SQLite's here would drop its locks."""
+    """Return the bytes of all files, read by another process: closing an SQLite file here would drop its locks."""
     code = (
         "import sys, pathlib; files = [p for p in pathlib.Path(sys.argv[1]).rglob('*') if p.is_file()];"
         "sys.stdout.buffer.write(b''.join(p.read_bytes() for p in files))"
@@ -488,8 +488,8 @@ def file_bytes(path):
     return subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, check=True).stdout
 
 
-async def test_what_is_redacted_never_reaches_the_stores_file(tmp_path):
-    """Also where it is so large that it stands beside the log."""
+async def test_a_redacted_secret_is_never_in_the_files_of_the_store(tmp_path):
+    """Also in a result that is so large that it is stored as an artifact."""
 
     @tool
     async def read(lines: int) -> Result:
@@ -517,7 +517,7 @@ async def test_what_is_redacted_never_reaches_the_stores_file(tmp_path):
 
 # --- crashes ---
 
-DIES = """
+CRASHING_PROGRAM = """
 import asyncio, os, sys
 from holdfast import Agent, Call, Runtime, ScriptedModel, ToolCall, tool
 from holdfast.hooks import Edit, RequireApproval, before_tool
@@ -563,23 +563,25 @@ asyncio.run(main())
 @pytest.mark.parametrize(
     ("where", "again"),
     [
-        ("hook", ["hook", "hook", "handler 3"]),  # nothing of it was in the log: it is asked again
-        ("handler", ["hook", "handler 3", "handler 3"]),  # its edit stands in the log
-        ("approval", ["hook", "handler 5"]),  # so does its wish for an approval
+        ("hook", ["hook", "hook", "handler 3"]),  # its verdict was not in the log
+        ("handler", ["hook", "handler 3", "handler 3"]),  # its edit was in the log
+        ("approval", ["hook", "handler 5"]),  # its requirement of an approval was in the log
     ],
 )
 async def test_after_a_crash_a_hook_runs_again_only_if_its_verdict_was_not_logged(tmp_path, where, again):
     ledger, store = tmp_path / "ledger", f"sqlite:///{tmp_path / 'holdfast.db'}"
 
     def process():
-        return subprocess.run([sys.executable, "-c", DIES, where, store, str(ledger)], timeout=60).returncode
+        return subprocess.run(
+            [sys.executable, "-c", CRASHING_PROGRAM, where, store, str(ledger)], timeout=60
+        ).returncode
 
     assert process() == 9
     if where == "approval":
         async with Runtime(store=store) as rt:
             (entry,) = await rt.pending()
             await rt.resolve("c", entry.call, Approve())
-        assert process() == 9  # it ends so when all is done
+        assert process() == 9  # the program ends with this code in this case
     else:
         assert process() == 0
     assert ledger.read_text().splitlines() == again
@@ -587,14 +589,14 @@ async def test_after_a_crash_a_hook_runs_again_only_if_its_verdict_was_not_logge
     async with Runtime(store=store) as rt:
         log = await rt.history("c")
     paired(log)
-    said = [event for event in log if getattr(event, "verdicts", ())]
-    assert [v[:2] for event in said for v in verdicts(event)] == [
+    judged = [event for event in log if getattr(event, "verdicts", ())]
+    assert [v[:2] for event in judged for v in verdicts(event)] == [
         ("guard", "required" if where == "approval" else "edited")
     ]
     assert of(log, TurnEnded)[0].reason == "completed"
 
 
-# --- declaring ---
+# --- declaration ---
 
 
 def nothing(*_):
@@ -625,19 +627,19 @@ WRONG: dict[str, Any] = {
         (lambda: Agent("a", model=None, hooks=[before_tool(tools=["pai"])(nothing)]), "unknown tools: pai"),
     ],
 )
-def test_a_hook_that_cannot_work_is_refused_where_it_is_declared(make, complaint):
+def test_a_hook_that_cannot_work_is_refused_at_declaration(make, complaint):
     with pytest.raises(DeclarationError, match=complaint):
         make()
 
 
-def test_an_agent_that_was_saved_with_hooks_cannot_be_loaded_without_them():
+def test_an_agent_saved_with_hooks_cannot_be_loaded_without_them():
     data = Agent("a", model=None, hooks=[before_tool(nothing)]).to_json()
     with pytest.raises(DeclarationError, match="saved with the hooks nothing"):
         Agent.from_json(data)
     assert Agent.from_json(data, hooks=[before_tool(nothing)]).to_json() == data
 
 
-def test_a_hook_can_be_called_as_the_function_that_it_was():
+def test_a_hook_can_be_called_as_a_plain_function():
     @before_tool
     def guard(call, args):
         return Deny("no") if args["amount"] > 4 else None
@@ -657,7 +659,7 @@ def hooks_of(*hooks):
 
 
 async def test_ordered_hooks_transform_the_request_one_after_the_other():
-    """B64"""
+    """Each ordered hook gets the request of the previous one [B64]."""
 
     @before_model
     async def first(request):
@@ -677,7 +679,7 @@ async def test_ordered_hooks_transform_the_request_one_after_the_other():
     assert prepared.verdicts == (Verdict("first", "changed"), Verdict("second", "injected"))
 
 
-async def test_an_ordered_hook_halts_the_turn_and_none_runs_after_it():
+async def test_an_ordered_hook_can_halt_the_turn_and_no_hook_runs_after_it():
     runs = []
 
     @before_model
@@ -697,8 +699,8 @@ async def test_an_ordered_hook_halts_the_turn_and_none_runs_after_it():
     assert prepared.verdicts == (Verdict("closed", "halted", "closed"),)
 
 
-async def test_parallel_hooks_run_at_once_and_stand_at_the_tail_in_the_order_given():
-    """B64"""
+async def test_parallel_hooks_run_concurrently_and_append_their_texts_in_declaration_order():
+    """Their texts follow those of the ordered hooks [B64]."""
     both = asyncio.Barrier(2)
 
     @before_model(parallel=True)
@@ -721,30 +723,30 @@ async def test_parallel_hooks_run_at_once_and_stand_at_the_tail_in_the_order_giv
 
 
 @pytest.mark.parametrize(
-    ("said", "complaint"),
+    ("outcome", "complaint"),
     [
         (RuntimeError("down"), "raised RuntimeError: down"),
         (60.0, "took longer than 0.05 s"),
         (Halt("stop"), "it may return None or text"),
         (7, "returned 7"),
     ],
-    ids=str,
+    ids=["raises", "hangs", "halts", "returns a number"],
 )
-async def test_a_parallel_hook_that_fails_is_skipped_and_reported(said, complaint, caplog):
-    """B64: it may only append, and its crash or timeout is no one else's affair"""
+async def test_a_parallel_hook_that_fails_is_skipped_and_reported(outcome, complaint, caplog):
+    """It may only append text, and its failure does not affect the other hooks [B64]."""
 
     async def act(request) -> Any:
-        if isinstance(said, Exception):
-            raise said
-        if isinstance(said, float):
-            await asyncio.sleep(said)
-        return said
+        if isinstance(outcome, Exception):
+            raise outcome
+        if isinstance(outcome, float):
+            await asyncio.sleep(outcome)
+        return outcome
 
     @before_model(parallel=True)
     async def good(request):
         return "weather: fine"
 
-    bad = before_model(name="bad", timeout=0.05 if said == 60.0 else 5, parallel=True)(act)
+    bad = before_model(name="bad", timeout=0.05 if outcome == 60.0 else 5, parallel=True)(act)
     prepared = await run_before_model(hooks_of(bad, good), request())
     assert prepared.request.injected == ("weather: fine",)
     skipped, injected = prepared.verdicts
@@ -754,7 +756,7 @@ async def test_a_parallel_hook_that_fails_is_skipped_and_reported(said, complain
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "complaint"),
+    ("outcome", "kind", "complaint"),
     [
         (RuntimeError("down"), "handler_failed", "hook 'bad' raised RuntimeError: down"),
         (60.0, "timeout", "hook 'bad' took longer than 0.05 s"),
@@ -764,24 +766,24 @@ async def test_a_parallel_hook_that_fails_is_skipped_and_reported(said, complain
     ],
     ids=["raises", "hangs", "returns a number", "halts with an odd value", "returns another request"],
 )
-async def test_an_ordered_hook_that_fails_fails_the_turn_with_an_error_that_names_it(said, kind, complaint):
+async def test_an_ordered_hook_that_fails_raises_an_error_that_names_it(outcome, kind, complaint):
     async def act(request) -> Any:
-        if isinstance(said, Exception):
-            raise said
-        if isinstance(said, float):
-            await asyncio.sleep(said)
-        return said
+        if isinstance(outcome, Exception):
+            raise outcome
+        if isinstance(outcome, float):
+            await asyncio.sleep(outcome)
+        return outcome
 
-    bad = before_model(name="bad", timeout=0.05 if said == 60.0 else 5)(act)
+    bad = before_model(name="bad", timeout=0.05 if outcome == 60.0 else 5)(act)
     with pytest.raises(HoldfastError) as caught:
         await run_before_model(hooks_of(bad), request())
     assert (caught.value.kind, caught.value.details) == (kind, {"hook": "bad"})
     assert str(caught.value).startswith(complaint)
 
 
-@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("parallel", [False, True], ids=["ordered", "parallel"])
 async def test_injections_over_the_reserve_are_an_error_that_names_the_hook(parallel):
-    """B64: also of a parallel one, since what it says would be lost"""
+    """Also for a parallel hook, whose text would be lost [B64]."""
 
     small = before_model(name="small", parallel=parallel)(lambda request: "x" * 399)
     large = before_model(name="large", parallel=parallel)(lambda request: ["y" * 2])
@@ -792,7 +794,7 @@ async def test_injections_over_the_reserve_are_an_error_that_names_the_hook(para
     assert (caught.value.kind, caught.value.details) == ("too_large", {"hook": "large"})
 
 
-async def test_a_cancelled_turn_takes_its_hooks_along():
+async def test_cancelling_a_request_cancels_its_parallel_hooks():
     stopped = asyncio.Event()
 
     @before_model(parallel=True)
@@ -834,7 +836,7 @@ async def test_guardrails_edit_a_reply_one_after_the_other():
     assert (untouched.reply, untouched.verdicts) == (reply, ())
 
 
-async def test_a_guardrail_rejects_with_a_reason_that_names_it_or_halts():
+async def test_a_guardrail_can_reject_a_reply_with_a_reason_that_names_it_or_halt():
     @after_model
     async def prices(reply):
         if "gone" in reply.text:
@@ -853,15 +855,22 @@ NAMES: Any = ("pay",)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "outcome",
     [SEVEN, Reject(SEVEN), Reject("\ud800"), ModelReply(text=SEVEN), ModelReply(text="", calls=NAMES), ValueError("x")],
-    ids=str,
+    ids=[
+        "returns a number",
+        "rejects with a number",
+        "rejects with text that cannot be encoded",
+        "returns a reply whose text is a number",
+        "returns a reply whose calls are names",
+        "raises",
+    ],
 )
-async def test_a_guardrail_that_fails_fails_the_turn_and_names_itself(said):
+async def test_a_guardrail_that_fails_raises_an_error_that_names_it(outcome):
     async def act(reply):
-        if isinstance(said, Exception):
-            raise said
-        return said
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     with pytest.raises(HoldfastError, match=r"^hook 'bad' ") as caught:
         await run_after_model(hooks_of(after_model(name="bad")(act)), ModelReply(text="hi"))
@@ -871,16 +880,16 @@ async def test_a_guardrail_that_fails_fails_the_turn_and_names_itself(said):
 # --- the stream ---
 
 
-def streamed(hooks, pieces):
+def feed_stream(hooks, chunks):
     stream = StreamHooks(hooks_of(*hooks))
-    shown = [stream.feed_text(piece) for piece in pieces]
+    shown = [stream.feed_text(chunk) for chunk in chunks]
     rest, thinking = stream.end()
     assert thinking == ""
     return [*shown, rest], stream
 
 
-def test_a_redactor_hides_a_secret_that_comes_in_pieces_and_holds_back_no_more_than_it_must():
-    shown, stream = streamed(
+def test_a_redactor_hides_a_secret_that_is_split_over_chunks_and_shows_the_text_before_it():
+    shown, stream = feed_stream(
         [redact("sk-[0-9a-f]+", longest=8)], ["The key is s", "k-9f8", "e7d6", " and that", " is all."]
     )
     assert "".join(shown) == "The key is [redacted] and that is all."
@@ -889,30 +898,28 @@ def test_a_redactor_hides_a_secret_that_comes_in_pieces_and_holds_back_no_more_t
 
 
 @pytest.mark.parametrize("pattern", ["sk-[0-9a-f]+", r"\bab?c\b", "(?<=a)b{2,4}", "a|ab|abc", "(a)(b)", "(?=b)|ab"])
-def test_however_a_text_is_cut_into_pieces_a_redactor_gives_what_one_replacement_of_the_whole_gives(pattern):
-    dice = random.Random(pattern)
+def test_a_redactor_gives_the_same_text_however_it_is_split_into_chunks(pattern):
+    rng = random.Random(pattern)
     by = r"<\g<0>>"
     for _ in range(300):
-        whole = "".join(
-            dice.choice(["sk-", "a", "b", "c", "ab", " ", "9f", "k", "é"]) for _ in range(dice.randrange(30))
-        )
-        pieces, at = [], 0
+        whole = "".join(rng.choice(["sk-", "a", "b", "c", "ab", " ", "9f", "k", "é"]) for _ in range(rng.randrange(30)))
+        chunks, at = [], 0
         while at < len(whole):
-            size = dice.randrange(1, 6)
-            pieces.append(whole[at : at + size])
+            size = rng.randrange(1, 6)
+            chunks.append(whole[at : at + size])
             at += size
-        shown, stream = streamed([redact(pattern, by, longest=16)], pieces)
+        shown, stream = feed_stream([redact(pattern, by, longest=16)], chunks)
         wanted = re.sub(pattern, lambda match: match.expand(by) if match[0] else "", whole)
-        assert "".join(shown) == wanted, (whole, pieces)
+        assert "".join(shown) == wanted, (whole, chunks)
         assert bool(stream.verdicts) == (wanted != whole)
 
 
-def test_a_match_that_goes_on_is_held_back_however_long_it_gets():
-    shown, _ = streamed([redact("sk-[0-9a-f]+", longest=8)], ["sk-", *["9f8e"] * 50, " over"])
+def test_a_redactor_holds_back_a_match_that_grows_however_long_it_gets():
+    shown, _ = feed_stream([redact("sk-[0-9a-f]+", longest=8)], ["sk-", *["9f8e"] * 50, " over"])
     assert "".join(shown) == "[redacted] over"
 
 
-def test_transformers_work_one_after_the_other_each_with_an_object_of_its_own_for_text_and_thinking():
+def test_stream_hooks_run_in_order_with_separate_objects_for_text_and_thinking():
     made = []
 
     @on_stream
@@ -937,18 +944,18 @@ def test_transformers_work_one_after_the_other_each_with_an_object_of_its_own_fo
     assert [verdict.name for verdict in stream.verdicts] == ["redact", "Upper"]
 
 
-def test_without_hooks_a_stream_passes_as_it_is():
+def test_a_stream_without_hooks_is_unchanged():
     stream = StreamHooks(hooks_of())
     assert (stream.feed_text("a"), stream.feed_thinking("b"), stream.end(), stream.verdicts) == ("a", "b", ("", ""), ())
 
 
-@pytest.mark.parametrize("said", [None, ValueError("x")], ids=str)
-def test_a_transformer_that_fails_shows_nothing_and_names_itself(said):
+@pytest.mark.parametrize("outcome", [None, ValueError("x")], ids=["returns None", "raises"])
+def test_a_stream_hook_that_fails_raises_an_error_that_names_it_without_the_text(outcome):
     class Broken:
         def feed(self, text) -> Any:
-            if said is not None:
-                raise said
-            return said
+            if outcome is not None:
+                raise outcome
+            return outcome
 
         def end(self):
             return ""

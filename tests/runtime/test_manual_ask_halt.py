@@ -1,10 +1,10 @@
-"""Manual calls, whole-loop manual, handlers that ask, handlers that halt."""
+"""Manual calls, manual mode, handlers that ask a question (``Ask``), handlers that end the turn (``Halt``)."""
 
 import asyncio
 
 import pytest
 from support.async_tests import until
-from support.runtimes import agent, logged, of, paired, rest, sees
+from support.runtimes import Counting, agent, logged, of, paired, rest, sees
 
 from holdfast import (
     Answer,
@@ -35,13 +35,13 @@ async def echo(text: str) -> str:
 
 @declare(manual=True)
 def by_hand(what: str) -> int:
-    """Somebody does it by hand."""
+    """Do it by hand."""
     raise NotImplementedError
 
 
 @declare(manual=True, approval="required")
-def carefully(what: str) -> int:
-    """Somebody does it by hand, once it is approved."""
+def by_hand_gated(what: str) -> int:
+    """Do it by hand, after an approval."""
     raise NotImplementedError
 
 
@@ -56,7 +56,7 @@ HAND = ToolCall("by_hand", {"what": "lift"})
 
 
 async def test_the_automatic_call_runs_and_only_the_manual_one_is_pending():
-    """B66"""
+    """An automatic call runs at once; the manual call beside it waits for a submitted result [B66]."""
     model = ScriptedModel([[ECHO, HAND], "done"])
     async with Runtime(agent(model, echo, by_hand)) as rt:
         turn = await rt.send("c", "hi")
@@ -81,8 +81,8 @@ async def test_the_automatic_call_runs_and_only_the_manual_one_is_pending():
         assert (returned.source, returned.by) == ("manual", "bob")
 
 
-async def test_a_manual_call_that_went_wrong_is_an_error_of_the_kind_that_was_given():
-    """B66"""
+async def test_a_failed_manual_call_is_an_error_of_the_submitted_kind():
+    """The model sees the error kind of the ``Failed`` decision [B66]."""
     model = ScriptedModel([[HAND], "done"])
     async with Runtime(agent(model, by_hand)) as rt:
         turn = await rt.send("c", "hi")
@@ -94,9 +94,9 @@ async def test_a_manual_call_that_went_wrong_is_an_error_of_the_kind_that_was_gi
 
 
 async def test_a_gated_manual_call_is_approved_first_and_then_done_by_hand():
-    """B66, B36"""
-    model = ScriptedModel([[ToolCall("carefully", {"what": "lift"})], "done"])
-    async with Runtime(agent(model, carefully)) as rt:
+    """A manual call with an approval is suspended twice: for the approval, then for its result [B66, B36]."""
+    model = ScriptedModel([[ToolCall("by_hand_gated", {"what": "lift"})], "done"])
+    async with Runtime(agent(model, by_hand_gated)) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
         assert entry.kind == "approval"
@@ -109,8 +109,8 @@ async def test_a_gated_manual_call_is_approved_first_and_then_done_by_hand():
 
 
 @pytest.mark.parametrize("where", ["agent", "turn"])
-async def test_in_whole_loop_manual_nothing_runs_and_all_calls_surface(where):
-    """B67"""
+async def test_in_manual_mode_nothing_runs_and_every_call_of_a_known_tool_is_pending(where):
+    """Manual mode, of the agent or of one turn, runs no handler, preview or approval function [B67]."""
 
     ran = []
 
@@ -125,8 +125,8 @@ async def test_in_whole_loop_manual_nothing_runs_and_all_calls_surface(where):
         return True
 
     @declare(approval=policy)
-    async def judged() -> str:
-        """Never judged here."""
+    async def with_policy() -> str:
+        """Never approved here."""
         return "no"
 
     @declare(approval="required")
@@ -139,10 +139,10 @@ async def test_in_whole_loop_manual_nothing_runs_and_all_calls_surface(where):
         ran.append("preview")
         return "plan"
 
-    names = ["gated", "judged", "planned", "choose"]
+    names = ["gated", "with_policy", "planned", "choose"]
     model = ScriptedModel([[ECHO, *(ToolCall(name) for name in names), ToolCall("nope")], "done"])
     mode = {"mode": "manual"} if where == "agent" else {}
-    async with Runtime(agent(model, echo, gated, judged, planned, choose, **mode)) as rt:
+    async with Runtime(agent(model, echo, gated, with_policy, planned, choose, **mode)) as rt:
         turn = await rt.send("c", "hi", mode="manual" if where == "turn" else None)
         entries = (await turn.result()).pending
         assert [entry.tool for entry in entries] == ["echo", *names]
@@ -158,8 +158,8 @@ async def test_in_whole_loop_manual_nothing_runs_and_all_calls_surface(where):
         paired(await rt.history("c"))
 
 
-async def test_submitting_is_all_or_nothing():
-    """B67"""
+async def test_resolve_many_records_all_decisions_or_none():
+    """One invalid or stale decision refuses the whole batch [B67]."""
     model = ScriptedModel([[HAND, HAND], "done"])
     async with Runtime(agent(model, by_hand)) as rt:
         turn = await rt.send("c", "hi")
@@ -182,8 +182,8 @@ async def test_submitting_is_all_or_nothing():
         assert [envelope["result"] for envelope in sees(model)] == [1, 2]
 
 
-async def test_manual_calls_surface_together_and_submitting_them_continues_the_turn():
-    """B90"""
+async def test_manual_calls_are_pending_together_and_submitting_them_continues_the_turn():
+    """The manual calls of one reply are in the snapshot together; their results continue the turn [B90]."""
     model = ScriptedModel([[HAND, ECHO, HAND], [HAND], "done"])
     async with Runtime(agent(model, by_hand, echo)) as rt:
         turn = await rt.send("c", "hi")
@@ -197,10 +197,12 @@ async def test_manual_calls_surface_together_and_submitting_them_continues_the_t
         assert [envelope["result"] for envelope in sees(model)] == [0, "x", 1, 9]
 
 
-# --- ask ---
+# --- handlers that ask ---
 
 
-def asking(runs, **options):
+def asking_tool(runs, **options):
+    """Return a tool whose handler notes its run and asks a question."""
+
     @declare
     async def book(call: Call) -> Ask:
         """Ask first."""
@@ -210,12 +212,12 @@ def asking(runs, **options):
     return book
 
 
-async def test_a_handler_s_question_is_pending_under_its_own_call_and_the_answer_is_its_result():
-    """B68"""
+async def test_a_question_of_a_handler_is_pending_under_its_call_and_the_answer_is_the_result():
+    """A handler that returns ``Ask`` is not run again: the answer is the result of its call [B68]."""
     runs = []
     model = ScriptedModel([[ToolCall("book")], "done"])
     schema = {"type": "integer", "minimum": 1}
-    async with Runtime(agent(model, asking(runs, answer=schema, choices=[1, 2]))) as rt:
+    async with Runtime(agent(model, asking_tool(runs, answer=schema, choices=[1, 2]))) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
         assert (entry.call, entry.kind, entry.prompt) == (runs[0], "elicitation", "Which seat?")
@@ -233,10 +235,10 @@ async def test_a_handler_s_question_is_pending_under_its_own_call_and_the_answer
         assert (returned.source, returned.by) == ("human", "ann")
 
 
-async def test_a_question_without_a_schema_takes_text_and_a_typed_one_what_fits_the_type():
-    """B68"""
+async def test_an_answer_is_text_unless_the_question_declares_a_type_or_choices():
+    """An answer that does not fit the question's type or choices is refused [B68]."""
     for options, good, bad in (({}, "window", 5), ({"answer": list[int]}, [1], ["a"]), ({"choices": ["a"]}, "a", "b")):
-        async with Runtime(agent([[ToolCall("book")], "done"], asking([], **options))) as rt:
+        async with Runtime(agent([[ToolCall("book")], "done"], asking_tool([], **options))) as rt:
             turn = await rt.send("c", "hi")
             (entry,) = (await turn.result()).pending
             with pytest.raises(Invalid):
@@ -253,22 +255,22 @@ async def test_a_question_without_a_schema_takes_text_and_a_typed_one_what_fits_
         {"choices": [object()]},
         {"answer": object()},
     ],
-    ids=["a schema elsewhere", "an unknown type", "a choice that is no JSON", "a schema that is no JSON"],
+    ids=["remote schema", "unknown type", "choice that is not JSON", "schema that is not JSON"],
 )
-async def test_a_question_that_nobody_could_answer_is_the_handler_s_error(ask):
-    """B68, B88"""
+async def test_a_question_with_an_unusable_schema_or_choice_is_an_error_of_the_handler(ask):
+    """Such a question is an error result, and no call is suspended [B68, B88]."""
 
     model = ScriptedModel([[ToolCall("book")], "done"])
-    async with Runtime(agent(model, asking([], **ask))) as rt:
+    async with Runtime(agent(model, asking_tool([], **ask))) as rt:
         assert (await (await rt.send("c", "hi")).final_result()).reason == "completed"
         assert sees(model)[0]["error"]["kind"] in ("invalid_result", "handler_failed")
         assert of(await rt.history("c"), CallSuspended) == []
 
 
-async def test_two_asks_and_a_manual_call_in_one_turn_are_all_pending_and_all_paired():
-    """B69"""
+async def test_two_questions_and_a_manual_call_in_one_turn_are_all_pending_and_all_get_results():
+    """Several pending calls can be answered in any order, one by one or together [B69]."""
     model = ScriptedModel([[ToolCall("book"), HAND, ToolCall("book"), ECHO], "done"])
-    async with Runtime(agent(model, asking([]), by_hand, echo)) as rt:
+    async with Runtime(agent(model, asking_tool([]), by_hand, echo)) as rt:
         turn = await rt.send("c", "hi")
         snapshot = await rest(turn)
         assert [entry.kind for entry in snapshot.pending] == ["elicitation", "manual", "elicitation"]
@@ -281,11 +283,11 @@ async def test_two_asks_and_a_manual_call_in_one_turn_are_all_pending_and_all_pa
         paired(await rt.history("c"))
 
 
-# --- halt ---
+# --- handlers that halt ---
 
 
-async def test_a_halt_lets_running_siblings_finish_cancels_waiting_ones_and_ends_with_reason_and_value():
-    """B70"""
+async def test_a_halt_lets_running_calls_finish_cancels_waiting_calls_and_ends_the_turn():
+    """The turn ends with the reason and the value of the ``Halt`` once the running calls have finished [B70]."""
     door, running = asyncio.Event(), []
 
     @declare
@@ -314,15 +316,15 @@ async def test_a_halt_lets_running_siblings_finish_cancels_waiting_ones_and_ends
         assert (ended.reason, ended.value, ended.halted) == ("handed_over", {"to": "ann"}, True)
         returned = [(e.tool, e.value, e.error and e.error.kind) for e in of(await rt.history("c"), CallReturned)]
         assert ("slow", 1, None) in returned
-        assert ("slow", None, "cancelled") in returned, "it had no slot yet, and does not start any more"
+        assert ("slow", None, "cancelled") in returned, "it had no slot yet, and is not started"
         assert ("choose", None, "cancelled") in returned
         assert running == [1]
         assert len(model.requests) == 1
         paired(await rt.history("c"))
 
 
-async def test_a_sibling_that_asks_after_the_halt_is_cancelled_and_nobody_is_asked():
-    """B70"""
+async def test_a_question_that_is_asked_after_a_halt_is_cancelled_in_the_same_append():
+    """The store never has a pending entry for a question after the ``Halt`` of another call [B70]."""
     door = asyncio.Event()
 
     @declare
@@ -336,17 +338,21 @@ async def test_a_sibling_that_asks_after_the_halt_is_cancelled_and_nobody_is_ask
         """End the turn."""
         return Halt("enough")
 
-    async with Runtime(agent([[ToolCall("late"), ToolCall("stop")]], late, stop)) as rt:
+    store = Counting()
+    async with Runtime(agent([[ToolCall("late"), ToolCall("stop")]], late, stop), store=store) as rt:
         turn = await rt.send("c", "hi")
         await logged(rt, CallReturned)
         door.set()
         assert (await turn.final_result()).reason == "enough"
         assert await rt.pending() == []
-        paired(await rt.history("c"))
+        events = await rt.history("c")
+        assert store.types()[-1] == ["CallSuspended", "CallReturned", "TurnEnded"]
+        assert of(events, CallReturned)[-1].error.kind == "cancelled"
+        paired(events)
 
 
-async def test_a_conversation_goes_on_after_a_halt_with_the_value_as_the_call_s_result():
-    """B70"""
+async def test_a_conversation_continues_after_a_halt_and_the_model_sees_its_value_as_the_result():
+    """In the next turn the value of the ``Halt`` is the result of its call [B70]."""
 
     @declare
     async def stop() -> Halt:
@@ -361,8 +367,8 @@ async def test_a_conversation_goes_on_after_a_halt_with_the_value_as_the_call_s_
 
 
 @pytest.mark.parametrize("reason", [*sorted(RESERVED_REASONS), "", "  ", None, 5])
-async def test_reserved_and_empty_reasons_are_refused(reason):
-    """B70"""
+async def test_a_halt_with_a_reserved_or_empty_reason_is_refused(reason):
+    """``Halt`` raises DeclarationError; in a handler that is an error result [B70]."""
     with pytest.raises(DeclarationError):
         Halt(reason)
 
@@ -379,7 +385,7 @@ async def test_reserved_and_empty_reasons_are_refused(reason):
 
 @pytest.mark.parametrize("value", [Halt("a\ud800"), Halt("fine", object()), Result(Ask("?")), Ask("")])
 async def test_a_halt_or_question_that_cannot_be_recorded_is_an_invalid_result(value):
-    """B15, B70"""
+    """A ``Halt`` or an ``Ask`` that cannot be stored is an error result, and the turn continues [B15, B70]."""
 
     @declare
     async def stop() -> object:

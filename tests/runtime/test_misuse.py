@@ -1,4 +1,4 @@
-"""A Runtime that is used wrongly says what is wrong and what to do, in its own kind of error."""
+"""Misuse of a ``Runtime``: the error says what is wrong and what to do."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ async def refund(order: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"scope": {"db": 1}}, "scope is a function of the principal"),
         ({"may_resolve": True}, r"may_resolve must be a function of \(principal, pending, decision\), not True"),
@@ -30,12 +30,12 @@ async def refund(order: int) -> str:
         ({"store": 3}, "store is a URL"),
     ],
 )
-def test_an_option_that_cannot_work_is_refused_where_it_is_written(options, told):
-    with pytest.raises(DeclarationError, match=told):
+def test_an_invalid_option_is_refused_when_the_runtime_is_made(options, message):
+    with pytest.raises(DeclarationError, match=message):
         Runtime(**options)
 
 
-async def test_a_call_is_given_by_its_id_and_not_by_the_pending_entry():
+async def test_a_call_must_be_named_by_its_id_and_not_by_its_pending_entry():
     model = ScriptedModel([[ToolCall("refund", {"order": 7})], "done"])
     async with Runtime(agent(model, refund)) as rt:
         turn = await rt.send("c", "go")
@@ -56,7 +56,7 @@ async def test_a_call_is_given_by_its_id_and_not_by_the_pending_entry():
 
 
 async def test_a_snapshot_says_why_the_last_turn_ended_and_with_which_error():
-    """A turn that failed waits for nobody: its snapshot has the cause, until the next turn begins."""
+    """The snapshot keeps the reason and the error of a failed turn until the next turn begins."""
     model = ScriptedModel([ModelError("no such model", kind="provider_http_error"), [ToolCall("refund", {"order": 7})]])
     async with Runtime(agent(model, refund)) as rt:
         await rt.open("c")
@@ -73,7 +73,7 @@ async def test_a_snapshot_says_why_the_last_turn_ended_and_with_which_error():
         assert (ended.reason, ended.error) == ("cancelled", None)
 
 
-async def test_conversations_in_a_state_that_does_not_exist_are_refused_with_those_that_do():
+async def test_listing_conversations_by_an_unknown_status_is_refused_with_the_known_ones():
     async with Runtime() as rt:
         with pytest.raises(
             Invalid, match="one of idle, preparing, streaming, executing_tools, awaiting_input, not 'x'"
@@ -82,7 +82,7 @@ async def test_conversations_in_a_state_that_does_not_exist_are_refused_with_tho
         assert await rt.conversations(status="idle") == []
 
 
-async def test_a_runtime_that_is_used_from_another_event_loop_says_so():
+async def test_using_a_runtime_from_another_event_loop_is_refused():
     async def verbs(rt):
         yield rt.send("c", "hi")
         yield rt.snapshot("c")
@@ -93,25 +93,25 @@ async def test_a_runtime_that_is_used_from_another_event_loop_says_so():
         yield rt.owners()
         yield rt.close()
 
-    async def elsewhere(rt):
+    async def use_from_other_loop(rt):
         async for verb in verbs(rt):
             with pytest.raises(Invalid, match="belongs to the event loop that opened it"):
                 await verb
 
     async with Runtime(agent(["hello"])) as rt:
         await (await rt.send("c", "hi")).final_result()
-        await asyncio.to_thread(lambda: asyncio.run(elsewhere(rt)))
+        await asyncio.to_thread(lambda: asyncio.run(use_from_other_loop(rt)))
         assert len(await rt.conversations()) == 1
 
 
-def test_with_instead_of_async_with_names_both_ways_to_open_a_runtime():
+def test_opening_a_runtime_with_a_plain_with_names_both_ways_to_open_it():
     rt = Runtime(agent(ScriptedModel(["hello"])))
     with pytest.raises(Invalid, match=r'"async with", or holdfast\.blocking\.Runtime'), rt:
         pass
 
 
 @pytest.mark.parametrize("wrong", ["yes", Approve])
-async def test_resolving_a_pending_call_with_something_else_names_the_decisions(wrong):
+async def test_resolving_a_pending_call_with_a_value_that_is_no_decision_names_the_decisions(wrong):
     @tool(approval="required")
     def pay() -> str:
         """Pay."""

@@ -1,4 +1,4 @@
-"""What goes wrong around a model call, and what must not come of it."""
+"""Faults around a model call: hooks that fail, ignored cancels, unknown usage, values that cannot be recorded."""
 
 import asyncio
 
@@ -24,24 +24,24 @@ async def echo(text: str) -> str:
     return text
 
 
-async def ended(rt, text="hi"):
+async def run_turn(rt, text="hi"):
     return await (await rt.send("c", text)).final_result()
 
 
-@pytest.mark.parametrize("way", ["raises", "late", "cancelled", "out of time"])
-async def test_what_a_guardrail_has_not_let_through_is_in_no_log(way):
-    """B64: it fails closed"""
+@pytest.mark.parametrize("fault", ["hook raises", "hook times out", "turn is cancelled", "turn is out of time"])
+async def test_a_reply_that_an_after_model_hook_did_not_pass_is_not_logged(fault):
+    """A hook that raises, exceeds its timeout or is cancelled fails closed [B64]."""
 
-    @after_model(timeout=0.05 if way == "late" else 5)
+    @after_model(timeout=0.05 if fault == "hook times out" else 5)
     async def mask(reply):
-        if way == "raises":
+        if fault == "hook raises":
             raise RuntimeError("the vault is down")
         await asyncio.sleep(60)
 
-    limits = Limits(seconds=0.05) if way == "out of time" else None
+    limits = Limits(seconds=0.05) if fault == "turn is out of time" else None
     async with Runtime(agent([SECRET, "second"], hooks=[mask], limits=limits)) as rt:
         turn = await rt.send("c", "hi")
-        if way == "cancelled":
+        if fault == "turn is cancelled":
             await until(lambda: rt._engine._active["c"].partial.streaming)
             await asyncio.sleep(0.01)
             await rt.cancel("c")
@@ -49,11 +49,11 @@ async def test_what_a_guardrail_has_not_let_through_is_in_no_log(way):
         assert SECRET not in str(await rt.history("c"))
 
 
-async def test_a_stream_that_ignored_its_cancel_is_not_tried_again_and_leaves_the_next_turn_alone():
+async def test_a_model_stream_that_ignores_its_cancel_is_not_retried_and_does_not_disturb_the_next_turn():
     asked = []
 
-    class Deaf:
-        name = "deaf"
+    class IgnoresCancel:
+        name = "ignores cancel"
 
         async def stream(self, request):
             asked.append(request.turn)
@@ -68,17 +68,17 @@ async def test_a_stream_that_ignored_its_cancel_is_not_tried_again_and_leaves_th
                 yield TextPart(word)
             yield FinishPart()
 
-    async with Runtime(Agent("a", model=Deaf(), retry=Retry(first=0.001, most=0.001))) as rt:
+    async with Runtime(Agent("a", model=IgnoresCancel(), retry=Retry(first=0.001, most=0.001))) as rt:
         first = await rt.send("c", "one")
         await until(lambda: asked)
         await rt.cancel("c")
         assert (await first.final_result()).reason == "cancelled"
-        assert (await ended(rt)).reason == "completed"
+        assert (await run_turn(rt)).reason == "completed"
         assert asked == [1, 2]
 
 
-async def test_a_call_whose_hooks_are_gone_from_the_code_is_asked_about():
-    """B64: a roll-back, or half of a deploy"""
+async def test_a_call_whose_before_tool_hook_was_removed_from_the_code_needs_an_approval():
+    """After a roll-back or half of a deploy an approver decides instead of the hook [B64]."""
 
     @before_tool
     async def guard(call, args):
@@ -99,47 +99,47 @@ PRICED = Usage(10, 10, cost=0.001)
 
 
 @pytest.mark.parametrize(("limits", "reason"), [(Limits(cost=1), "cost_limit"), (Limits(tokens=9999), "token_limit")])
-async def test_one_reply_without_a_number_makes_the_sum_unknown_and_the_limit_reached(limits, reason):
+async def test_one_reply_without_usage_makes_the_total_unknown_and_the_limit_reached(limits, reason):
     replies = [[ToolCall("echo", {"text": "x"}), *more] for more in ([PRICED], [], [PRICED], [PRICED])]
     model = ScriptedModel([*replies, "never"])
     async with Runtime(agent(model, echo, limits=limits)) as rt:
-        assert (await ended(rt)).reason == reason
+        assert (await run_turn(rt)).reason == reason
         assert len(model.requests) == 2
 
 
 @pytest.mark.parametrize("tokens", [1e6, 0.5])
-def test_a_limit_that_the_log_could_not_give_back_is_refused_where_it_is_declared(tokens):
+def test_a_token_limit_that_is_not_a_whole_number_is_refused_at_declaration(tokens):
     limits = Limits(tokens=tokens)
     with pytest.raises(DeclarationError):
         Agent("a", model=None, limits=limits)
 
 
 @pytest.mark.parametrize("fields", [("denied", "no", ["why"]), ("denied", 7), (None, "no")])
-async def test_what_a_hook_returns_never_makes_the_log_unreadable(fields):
+async def test_a_malformed_error_of_an_after_tool_hook_does_not_make_the_log_unreadable(fields):
     @after_tool
-    async def odd(call, outcome):
+    async def malformed(call, outcome):
         return ToolOutcome(error=ErrorInfo(*fields))
 
     store = MemoryStore()
     script = [[ToolCall("echo", {"text": "x"})], "done"]
-    async with Runtime(agent(script, echo, hooks=[odd]), store=store.sibling()) as rt:
-        assert (await ended(rt)).reason == "completed"
+    async with Runtime(agent(script, echo, hooks=[malformed]), store=store.sibling()) as rt:
+        assert (await run_turn(rt)).reason == "completed"
     async with Runtime(store=store.sibling()) as rt:
         assert (await rt.snapshot("c")).state == "idle"
 
 
-async def test_a_failure_that_cannot_be_recorded_ends_the_turn_all_the_same():
+async def test_a_model_error_whose_details_cannot_be_recorded_still_fails_the_turn():
     model = ScriptedModel([ModelError("odd", kind="invalid_response", details={"response": object()})])
     async with Runtime(agent(model)) as rt:
-        end = await ended(rt)
+        end = await run_turn(rt)
         assert (end.reason, end.error.kind) == ("failed", "invalid_response")
 
 
-async def test_only_attempts_that_were_made_are_logged_and_all_of_those():
+async def test_the_log_has_exactly_the_attempts_that_were_made():
     failed = asyncio.Event()
 
-    class Late:
-        name = "late"
+    class RateLimited:
+        name = "rate limited"
 
         async def stream(self, request):
             try:
@@ -148,7 +148,7 @@ async def test_only_attempts_that_were_made_are_logged_and_all_of_those():
             finally:
                 failed.set()
 
-    async with Runtime(Agent("a", model=Late(), limits=Limits(seconds=25))) as rt:
+    async with Runtime(Agent("a", model=RateLimited(), limits=Limits(seconds=25))) as rt:
         turn = await rt.send("c", "hi")
         await failed.wait()
         skip_time(25)
@@ -164,7 +164,7 @@ async def test_only_attempts_that_were_made_are_logged_and_all_of_those():
         assert [attempt.model for attempt in of(await rt.history("c"), AssistantSaid)[0].attempts] == ["scripted"]
 
 
-async def test_a_tool_that_works_beside_an_open_question_uses_up_the_turn_s_time():
+async def test_a_tool_that_runs_beside_a_pending_approval_counts_towards_the_time_limit():
 
     now = [1_000.0]
     done = asyncio.Event()
@@ -191,12 +191,12 @@ async def test_a_tool_that_works_beside_an_open_question_uses_up_the_turn_s_time
         assert (await turn.final_result()).reason == "time_limit"
 
 
-async def test_requests_whose_replies_were_not_taken_are_recorded_too():
+async def test_requests_whose_replies_were_rejected_or_cut_off_are_recorded_too():
     schema = {"type": "object", "required": ["n"]}
     model = ScriptedModel(["no JSON", '{"n": 1}', ["half", ModelError("gone", kind="network")]])
     async with Runtime(agent(model, record="full", output=schema)) as rt:
-        await ended(rt)
-        await ended(rt)
+        await run_turn(rt)
+        await run_turn(rt)
         events = await rt.history("c")
         kept = [event.context["request"] for event in (*of(events, OutputRejected), *of(events, AssistantSaid))]
         assert len(set(kept)) == 3

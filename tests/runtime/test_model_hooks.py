@@ -1,4 +1,4 @@
-"""Hooks around the model in real turns: what is sent, shown, logged and replayed."""
+"""Hooks around model calls in real turns: what the model is sent, what viewers see and what is logged."""
 
 import asyncio
 
@@ -12,8 +12,8 @@ from holdfast.hooks import Reject, after_model, before_model, on_stream, redact
 SECRET = "sk-9f8e7d6c5b4a"
 
 
-async def test_what_a_hook_injects_stands_in_this_request_only_and_in_no_log():
-    """B64"""
+async def test_text_that_a_hook_injects_is_in_one_request_only_and_not_in_the_log():
+    """The log has the verdict of the hook, but not its text [B64]."""
 
     @tool
     async def look() -> str:
@@ -33,7 +33,7 @@ async def test_what_a_hook_injects_stands_in_this_request_only_and_in_no_log():
     assert "This is step" not in str(log)
 
 
-async def test_a_hook_changes_what_is_sent_and_the_log_keeps_what_was_said():
+async def test_a_hook_can_change_a_request_without_changing_the_transcript():
     @before_model
     async def short(request):
         return replace(request, messages=tuple(request.messages)[-1:], instructions="Be brief.")
@@ -47,8 +47,8 @@ async def test_a_hook_changes_what_is_sent_and_the_log_keeps_what_was_said():
     assert model.requests[1].instructions == "Be brief."
 
 
-async def test_a_hook_halts_the_turn_before_any_model_is_asked():
-    """B64"""
+async def test_a_hook_can_halt_the_turn_before_the_model_is_called():
+    """A ``before_model`` hook that returns ``Halt`` ends the turn without a request [B64]."""
 
     @before_model
     def closed(request):
@@ -64,8 +64,8 @@ async def test_a_hook_halts_the_turn_before_any_model_is_asked():
     assert model.requests == []
 
 
-async def test_a_hook_that_fails_fails_the_turn_by_its_name_and_the_next_turn_works():
-    """B64"""
+async def test_a_hook_that_raises_fails_the_turn_and_is_named_in_the_error():
+    """The next turn of the conversation works [B64]."""
 
     @before_model
     async def flaky(request):
@@ -80,7 +80,7 @@ async def test_a_hook_that_fails_fails_the_turn_by_its_name_and_the_next_turn_wo
 
 
 async def test_a_skipped_parallel_hook_is_named_in_the_log():
-    """B64"""
+    """A parallel hook that exceeds its timeout is skipped, and the log says so [B64]."""
 
     @before_model(parallel=True, timeout=0.02)
     async def slow(request):
@@ -92,7 +92,7 @@ async def test_a_skipped_parallel_hook_is_named_in_the_log():
     assert said.verdicts == (Verdict("slow", "skipped", "hook 'slow' took longer than 0.02 s"),)
 
 
-async def test_a_rejected_reply_is_asked_for_again_with_the_reason_and_given_up_after_two_more():
+async def test_a_reply_that_a_hook_rejects_is_requested_again_with_the_reason_at_most_twice():
     @after_model
     async def prices(reply):
         return Reject("do not state prices") if "$" in reply.text else None
@@ -113,7 +113,7 @@ async def test_a_rejected_reply_is_asked_for_again_with_the_reason_and_given_up_
         assert "prices rejected this reply" in end.error.message
 
 
-async def test_a_guardrail_ends_the_turn_and_none_of_the_replys_calls_is_made():
+async def test_an_after_model_hook_that_halts_ends_the_turn_and_runs_none_of_the_calls():
     ran = []
 
     @tool
@@ -133,7 +133,7 @@ async def test_a_guardrail_ends_the_turn_and_none_of_the_replys_calls_is_made():
         assert (said.text, said.calls, said.partial) == ("On it.", (), True)
 
 
-async def test_what_the_stream_hides_no_viewer_sees_and_no_log_holds():
+async def test_redacted_text_reaches_neither_viewers_nor_the_log():
     def reply(request):
         return f"The key is {SECRET}, keep it."
 
@@ -149,7 +149,7 @@ async def test_what_the_stream_hides_no_viewer_sees_and_no_log_holds():
         assert "sk-" not in str(await rt.snapshot("c"))
 
 
-async def test_a_transformer_that_fails_fails_the_turn_and_shows_nothing_more():
+async def test_a_stream_hook_that_raises_fails_the_turn_and_the_text_is_not_logged():
     @on_stream
     class Broken:
         def feed(self, text):

@@ -1,7 +1,7 @@
-"""Tests of the test: the real code with one thing wrong. The property of ``test_state_machine`` must see each.
+"""Mutation tests: the scenarios of ``test_state_machine`` must detect each defect that is planted in the real code.
 
-A mutant is a patch of the running code. The first scenario that breaks a law is enough; one that nobody notices
-fails here, and says that the laws have a hole.
+A mutant is a patch of the running code. The first scenario that violates a law is enough. A mutant that violates none
+fails here: the laws have a gap.
 """
 
 from contextlib import ExitStack
@@ -25,18 +25,18 @@ MUTANTS = {}
 
 
 def mutant(law):
-    """A function that gives (where, name, what instead) for each patch, and the law that it breaks."""
+    """Register a function that returns (object, name, replacement) for each patch; ``law`` matches the violation."""
 
-    def keep(build):
+    def register(build):
         MUTANTS[build.__name__] = build, law
         return build
 
-    return keep
+    return register
 
 
 @mutant("without an approval or a grant")
 def gate_ignored():
-    """A tool that needs an approval is taken for one that needs none."""
+    """A tool that needs an approval is treated as one that needs none."""
     freeze = gate.freeze_call
 
     def open_gate(*args):
@@ -47,18 +47,18 @@ def gate_ignored():
 
 @mutant("without an approval or a grant")
 def policy_ignored():
-    """The approval function says that somebody must be asked, and nobody is."""
+    """The approval function requires an approval, and no approver is asked."""
     claim = gate.claim_call
 
-    def anyway(log, call, input):
+    def without_approval(log, call, input):
         claim(log, call, replace(input, required=False))
 
-    return [(gate, "claim_call", anyway)]
+    return [(gate, "claim_call", without_approval)]
 
 
 @mutant("an effect (without a|before its) claim")
 def claim_after_effect():
-    """The tool runs, and then it is claimed."""
+    """The handler runs before the call is claimed."""
 
     async def run(conv, effect, mine):
         call = conv.find_call(effect.call)
@@ -82,7 +82,7 @@ def claim_after_effect():
 
 @mutant("stands in the log 0 times|stands at")
 def acknowledged_before_the_commit():
-    """Whoever asks is told that it is recorded, and then it is recorded."""
+    """Callers get their acknowledgement before the append."""
     commit_items = conversation.Conversation._commit
 
     async def early(self, items):
@@ -98,7 +98,7 @@ def acknowledged_before_the_commit():
 
 @mutant("nothing was asked")
 def stale_accepted():
-    """A call that was decided may be decided again."""
+    """A call that is already decided can be decided again."""
     waiting = resolution.require_suspension
     asked = {}
 
@@ -127,8 +127,8 @@ def stale_accepted():
 
 
 @mutant("an owner of epoch . wrote in epoch")
-def fence_off():
-    """The store takes an owner's word, whoever owns the conversation now."""
+def fencing_disabled():
+    """The store accepts appends of an owner with an outdated epoch."""
     append = MemoryStore.append
 
     async def unfenced(self, step):
@@ -141,14 +141,14 @@ def fence_off():
 
 
 @mutant("a guest appends")
-def reports_count_without_the_lease():
-    """What a task reports is recorded, whoever runs the conversation now."""
+def reports_accepted_without_the_lease():
+    """The report of a task is recorded even if another process owns the conversation now."""
     return [(conversation, "reject_stale", lambda items, epoch: items)]
 
 
 @mutant("one attempt, two effects|a result, and nobody did anything|an effect of epoch 1 after one of 2")
-def superseded_owner_runs_on():
-    """An owner that reads of a newer one's calls takes them for its own."""
+def superseded_owner_keeps_running():
+    """An owner that reads the calls of a newer owner treats them as its own."""
     catch_up, lose = conversation.Conversation._catch_up, conversation.Conversation._drop_ownership
     reading = set()
 
@@ -168,7 +168,7 @@ def superseded_owner_runs_on():
 
 @mutant("published before it was appended")
 def published_before_the_append():
-    """Viewers are told of what is about to be recorded."""
+    """Viewers get events before they are appended."""
     commit_items = conversation.Conversation._commit
 
     async def early(self, items):
@@ -183,7 +183,7 @@ def published_before_the_append():
 
 @mutant("must not run again|nobody said that it may run again")
 def interrupted_call_rerun():
-    """Whatever the tool says, what was interrupted runs again."""
+    """An interrupted call runs again, whatever the recovery of its tool."""
     recover = machine._recover_call
 
     def again(log, call, recovery, epoch, definition):
@@ -194,13 +194,13 @@ def interrupted_call_rerun():
 
 @mutant("it should run again")
 def interrupted_call_resumed_without_a_claim():
-    """A new owner goes on with what an older one began, as if it had begun it itself."""
+    """A new owner continues the running calls of the last one without a new claim."""
     return [(machine, "_recover_calls", lambda log, input: None)]
 
 
-@mutant("its own owner started it again|time stands still")
-def woken_by_itself():
-    """An owner takes its own running calls for interrupted ones, whenever it decides anything."""
+@mutant("its own owner started it again|time does not advance")
+def own_calls_recovered():
+    """An owner treats its own running calls as interrupted when it handles certain inputs."""
     decide = commit.decide_into
 
     def every_time(log, input, specs):
@@ -213,7 +213,7 @@ def woken_by_itself():
 
 @mutant("the model called")
 def unknown_tool_dropped():
-    """A call of a tool that does not exist is left out."""
+    """A call of an unknown tool is dropped."""
     replied = reply.handle_reply
 
     def only_known(log, input, specs):
@@ -222,7 +222,7 @@ def unknown_tool_dropped():
     return [(reply, "handle_reply", only_known)]
 
 
-@mutant("never comes to rest")
+@mutant("does not come to rest")
 def denial_without_result():
     """A denied call gets no result."""
     conclude = resolution.add_decision_result
@@ -235,8 +235,8 @@ def denial_without_result():
 
 
 @mutant("a run that was never begun|an approval became a result")
-def approval_taken_for_a_result():
-    """An approved call is closed with the approval instead of being run."""
+def approval_recorded_as_a_result():
+    """The approval becomes the result of the call, and the handler does not run."""
     advance = gate.suspend_if_needed
 
     def closed(log, call, turn):
@@ -250,7 +250,7 @@ def approval_taken_for_a_result():
 
 @mutant("another plan than was approved")
 def plan_not_checked_again():
-    """The approved plan may have changed: it runs all the same."""
+    """The approved plan is not compared with the new one before the run."""
     claim = gate.claim_call
 
     def unchecked(log, call, input):
@@ -261,7 +261,7 @@ def plan_not_checked_again():
 
 @mutant("ran with other arguments")
 def edited_arguments_ignored():
-    """A person changed the arguments; the model's run."""
+    """An approver edits the arguments, and the model's arguments run."""
     resolved = state._apply_decision
 
     def unchanged(call, event):
@@ -272,8 +272,8 @@ def edited_arguments_ignored():
 
 
 @mutant("the turn ended with|the model made")
-def cancel_without_pairs():
-    """A cancelled turn leaves its open calls without a result."""
+def cancel_without_results():
+    """A cancelled turn leaves its open calls without results."""
     close = machine._close_turn
 
     def careless(log, input):
@@ -288,7 +288,7 @@ def cancel_without_pairs():
 
 @mutant("expired before its deadline")
 def deadline_passes_early():
-    """Deadlines pass when somebody looks."""
+    """Deadlines expire when they are checked, not when they are due."""
     decide, due = commit.decide_into, MemoryStore.list_due
 
     def early(log, input, specs):
@@ -312,7 +312,7 @@ def deadline_passes_early():
 
 @mutant("without an approval or a grant")
 def grant_never_ends():
-    """A grant that was revoked or has lapsed still opens the gate."""
+    """A grant that was revoked or has expired still applies."""
     given = {}
     covering = gate.find_grant
 
@@ -333,13 +333,13 @@ def grant_never_ends():
 
 @mutant("by another definition than was approved")
 def definition_not_compared():
-    """The tool that was approved is another one by now: it runs all the same."""
+    """The definition of the tool has changed since the approval, and the call runs."""
     return [(gate, "definition_changed", lambda call, definition: False)]
 
 
 @mutant("by another definition than was approved")
 def grant_covers_another_definition():
-    """What was remembered of one definition of a tool opens the gate for another."""
+    """A grant for one definition of a tool applies to another definition."""
     covering = gate.find_grant
 
     def any_definition(now_state, tool, args, now, fingerprint):
@@ -355,8 +355,8 @@ def grant_compares_no_arguments():
 
 
 @mutant("an edited plan that is not recorded")
-def plan_of_an_edit_not_made():
-    """The arguments were edited by somebody who saw no plan of them, and none is made before they run."""
+def edit_without_a_plan():
+    """Arguments that were edited without a preview run without a plan."""
     return [(gate, "needs_plan", lambda call: call.bound is not None)]
 
 
@@ -367,8 +367,8 @@ def plan_lost_in_a_recovery():
     return [(state, "_apply_suspension", lambda call, event: replace(suspended(call, event), plan=None))]
 
 
-@mutant("the inbox is not what the fold says")
-def inbox_forgets():
+@mutant("the pending index differs from the fold")
+def second_suspension_not_indexed():
     """The pending entry of a call that is suspended a second time is not indexed."""
     append = MemoryStore.append
 
@@ -382,7 +382,7 @@ def inbox_forgets():
 
 @mutant("the model made|a model call with")
 def model_called_with_a_call_open():
-    """The next model call does not wait for the last result."""
+    """The model is called before the last result is there."""
     owed = effects.owed
 
     def impatient(now):
@@ -396,9 +396,9 @@ def model_called_with_a_call_open():
     return [(module, "owed", impatient) for module in (effects, machine, reply, conversation)]
 
 
-@mutant("never comes to rest")
+@mutant("does not come to rest")
 def dead_owner_never_replaced():
-    """What a dead process left is nobody's business."""
+    """No process takes over the conversations of a dead one."""
 
     async def owing(self, agents, limit=100):
         return []
@@ -410,71 +410,71 @@ IMPORT_MUTANTS = {}
 
 
 def import_mutant(law):
-    """The same, for what only an import brings to light."""
+    """Register a mutant that only imports can detect."""
 
-    def keep(build):
+    def register(build):
         IMPORT_MUTANTS[build.__name__] = build, law
         return build
 
-    return keep
+    return register
 
 
 @import_mutant("began on the word of a file|an effect without a claim")
-def approvals_of_a_file_hold():
-    """What an imported log says of approvals, gates and clients counts here."""
+def imported_approvals_trusted():
+    """Approvals, gates and clients of an imported log are trusted."""
     return [(state, "_reset_imported_call", lambda call: call)]
 
 
 @import_mutant("began on the word of a file")
-def recoveries_of_a_file_hold():
-    """What an imported log says was running is recovered as the tool says, and nobody is asked."""
+def imported_calls_recovered_without_approval():
+    """Running calls of an imported log are recovered without asking an approver."""
     asked_again = state._reset_imported_call
     return [(state, "_reset_imported_call", lambda call: replace(asked_again(call), imported=False))]
 
 
 @import_mutant("without trust")
-def nothing_is_closed():
-    """A log that was imported without trust goes on."""
+def untrusted_import_left_open():
+    """A conversation that was imported without trust continues."""
     imported = state._apply_import
     return [(state, "_apply_import", lambda now, event: replace(imported(now, event), closed=False))]
 
 
-def hunt(examples, build=list, classics=CLASSICS, plots=scenario):
-    """Live through classic and many other plots, each with a mutant that remembers nothing of the last."""
+def play_scenarios(examples, build=list, classics=CLASSICS, plots=scenario):
+    """Play the classic and many generated scenarios, each with new patches of the mutant."""
 
-    def lived(plot):
+    def play(plot):
         with ExitStack() as patches:
-            for where, what, instead in build():
-                patches.enter_context(mock.patch.object(where, what, instead))
-            worlds.lived(plot)
+            for target, attribute, replacement in build():
+                patches.enter_context(mock.patch.object(target, attribute, replacement))
+            worlds.play_scenario(plot)
 
     for plot in classics:
-        lived(plot)
-    hunting(examples)(given(plots)(lived))()
+        play(plot)
+    hunting(examples)(given(plots)(play))()
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_the_property_sees_every_mutant(name):
+def test_the_scenarios_detect_every_mutant(name):
     build, law = MUTANTS[name]
     with pytest.raises(AssertionError, match=law) as caught:
-        hunt(1500, build)
+        play_scenarios(1500, build)
     print(f"{name}: {str(caught.value).splitlines()[0][:150]}")
 
 
 @pytest.mark.parametrize("name", IMPORT_MUTANTS)
-def test_the_laws_of_imports_see_every_mutant_of_theirs(name):
+def test_the_import_scenarios_detect_every_import_mutant(name):
     build, law = IMPORT_MUTANTS[name]
     with pytest.raises(AssertionError, match=law) as caught:
-        hunt(300, build, IMPORTS, importing)
+        play_scenarios(300, build, IMPORTS, importing)
     print(f"{name}: {str(caught.value).splitlines()[0][:150]}")
 
 
-def test_without_a_mutant_the_same_hunt_finds_nothing():
-    hunt(200)
+def test_the_scenarios_violate_no_law_without_a_mutant():
+    play_scenarios(200)
 
 
-def test_the_parts_that_mutants_replace_are_there():
-    """A mutant of something that was renamed would prove nothing."""
+def test_every_name_that_a_mutant_patches_exists():
+    """A mutant of a function that was renamed would prove nothing."""
     for build, _ in [*MUTANTS.values(), *IMPORT_MUTANTS.values()]:
-        for where, what, _ in build():
-            assert hasattr(where, what), f"{build.__name__}: {where} has no {what}"
+        for target, attribute, _ in build():
+            assert hasattr(target, attribute), f"{build.__name__}: {target} has no {attribute}"

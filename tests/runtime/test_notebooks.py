@@ -57,6 +57,7 @@ class Reader(HTMLParser):
 
 
 def read(thing):
+    """Parse the card of a pending entry, a result or a snapshot."""
     return Reader(thing._repr_html_())
 
 
@@ -64,8 +65,8 @@ async def test_a_pending_call_shows_what_would_run_and_how_to_decide():
     async with Runtime(agent_with([mail_call()])) as rt:
         [pending] = (await rt.run("go")).pending
         card = read(pending).text
-        for shown in ("mail wants approval", "high risk", "Send this to ada@example.org?", "recipients", "3", "Hi"):
-            assert shown in card
+        for text in ("mail wants approval", "high risk", "Send this to ada@example.org?", "recipients", "3", "Hi"):
+            assert text in card
         assert "<i>ada@example.org</i>" in card
         assert "rt.resolve(pending, ...): Approve or Deny" in card
         failed = msgspec.structs.replace(pending, preview=None, preview_error="no such list")
@@ -99,16 +100,16 @@ async def test_cards_escape_everything_and_show_hidden_characters_by_their_code(
     async with Runtime(agent_with([hostile, mail_call(hostile)])) as rt:
         result = await rt.run(hostile, by="ann")
         snapshot = await rt.snapshot(result.conversation)
-        torn = msgspec.structs.replace(result, text=HOSTILE, conversation=HOSTILE, reason=HOSTILE)
+        malformed = msgspec.structs.replace(result, text=HOSTILE, conversation=HOSTILE, reason=HOSTILE)
         named = msgspec.structs.replace(result.pending[0], tool=HOSTILE, reason=HOSTILE, agent=HOSTILE, call=HOSTILE)
-        for thing in (result, snapshot, torn, result.pending[0], named):
+        for thing in (result, snapshot, malformed, result.pending[0], named):
             card = read(thing)
             assert card.tags <= {"div", "b", "span", "table", "tr", "td"}
             assert card.attributes <= {"style", "title", "dir"}
             assert '<script>alert("1")</script>&U+202EgroU+200BU+001B[2J' in card.text
             assert not set("\u202e\u200b\x1b\ud83d") & set(thing._repr_html_())
             thing._repr_html_().encode()
-        assert "U+D83D" in read(torn).text
+        assert "U+D83D" in read(malformed).text
 
 
 async def test_a_very_long_text_is_cut_with_a_note():
@@ -122,18 +123,18 @@ async def test_a_very_long_text_is_cut_with_a_note():
 
 
 class Recorder:
-    """Stands where the notebook is: receives what IPython displays."""
+    """Takes the place of the notebook: records what IPython displays, as (id, is update, data)."""
 
     def __init__(self, shell):
-        self.shown = []
+        self.displays = []
         publisher = shell.display_pub
-        publisher.publish = lambda data, metadata=None, *, transient=None, update=False, **_: self.shown.append(
+        publisher.publish = lambda data, metadata=None, *, transient=None, update=False, **_: self.displays.append(
             (transient["display_id"], update, data)
         )
 
     @property
     def latest(self):
-        return Reader(self.shown[-1][2]["text/html"]).text
+        return Reader(self.displays[-1][2]["text/html"]).text
 
 
 @pytest.fixture
@@ -155,9 +156,9 @@ async def test_watch_shows_the_conversation_and_updates_the_same_view(notebook):
         await rt.resolve(pending, Approve())
         await until(lambda: "last turn: completed" in notebook.latest)
         assert "Sent." in notebook.latest
-        assert len({shown[0] for shown in notebook.shown}) == 1
-        assert [shown[1] for shown in notebook.shown] == [False] + [True] * (len(notebook.shown) - 1)
-        assert "pending> 'Sent.'" in notebook.shown[-1][2]["text/plain"]
+        assert len({display[0] for display in notebook.displays}) == 1
+        assert [display[1] for display in notebook.displays] == [False] + [True] * (len(notebook.displays) - 1)
+        assert "pending> 'Sent.'" in notebook.displays[-1][2]["text/plain"]
 
 
 async def test_a_view_that_is_stopped_stays_as_it_is(notebook):
@@ -167,10 +168,10 @@ async def test_a_view_that_is_stopped_stays_as_it_is(notebook):
         await until(lambda: "idle" in notebook.latest)
         view.stop()
         await until(lambda: not view.is_active)
-        before = len(notebook.shown)
+        before = len(notebook.displays)
         await rt.run("hi", conversation="c")
-        await view  # it waits, and draws nothing
-        assert len(notebook.shown) == before
+        await view  # returns without drawing
+        assert len(notebook.displays) == before
 
 
 async def test_closing_the_runtime_ends_its_views(notebook):

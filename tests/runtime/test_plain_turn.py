@@ -1,4 +1,4 @@
-"""A turn that nobody has to answer: messages, tools, failures, limits, and what the model sees of it."""
+"""Turns that need no approver: messages, tools, failures, limits, and what the model sees."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ async def echo(text: str) -> str:
     return text
 
 
-def raising(problem):
+def raising_tool(problem):
     @declare(name="bad")
     async def bad() -> None:
         """Go wrong."""
@@ -59,7 +59,7 @@ def raising(problem):
     return bad
 
 
-def returning(value):
+def returning_tool(value):
     @declare(name="bad")
     async def bad() -> object:
         """Return something."""
@@ -68,20 +68,20 @@ def returning(value):
     return bad
 
 
-# --- the order of things ---
+# --- messages and the order of events ---
 
 
-async def test_a_text_turn_is_told_in_its_order_and_its_deltas_carry_the_message_s_id():
-    """B12"""
+async def test_a_text_turn_sends_its_live_events_in_order_and_its_deltas_carry_the_message_id():
+    """The deltas and the completed message have one id [B12]."""
     async with Runtime(agent(["one two three"])) as rt:
         await rt.open("c")
         async with Tape(rt, "c") as tape:
             await rt.send("c", "hi")
             await tape.until(lambda item: isinstance(item, StateChanged) and item.state == "idle")
         live = tape.live
-        told = [item.state if isinstance(item, StateChanged) else item.type for item in live]
+        order = [item.state if isinstance(item, StateChanged) else item.type for item in live]
         deltas = ["text_delta"] * 3
-        assert told == [
+        assert order == [
             "turn_started", "preparing", "streaming", *deltas, "message_completed", "turn_completed", "idle"
         ]  # fmt: skip
         assert "".join(item.text for item in live if isinstance(item, TextDelta)) == "one two three"
@@ -90,34 +90,34 @@ async def test_a_text_turn_is_told_in_its_order_and_its_deltas_carry_the_message
         assert said.text == "one two three"
 
 
-async def test_nothing_is_published_before_it_is_in_the_log():
-    """B12, B25: publish only after append"""
+async def test_no_event_is_published_before_it_is_in_the_log():
+    """Viewers see an event only after its append [B12, B25]."""
 
-    class Watching(MemoryStore):
+    class WatchedStore(MemoryStore):
         tape: Any = None
-        ahead = 0
+        published_early = 0
 
         async def append(self, append):
             before = len(self.tape.items) if self.tape else 0
             for _ in range(5):
-                await asyncio.sleep(0)  # time for a viewer to hear of it too early
+                await asyncio.sleep(0)  # lets a viewer receive an event that is published too early
             if self.tape:
-                told = [item for item in self.tape.items[before:] if item.seq and item.seq > append.expected]
-                self.ahead += len(told)
+                early = [item for item in self.tape.items[before:] if item.seq and item.seq > append.expected]
+                self.published_early += len(early)
             await super().append(append)
 
-    store = Watching()
+    store = WatchedStore()
     async with Runtime(agent([[ToolCall("echo", {"text": "x"})], "done"], echo), store=store) as rt:
         await rt.open("c")
         async with Tape(rt, "c") as tape:
             store.tape = tape
             await rt.send("c", "hi")
             await tape.until_type("turn_completed")
-        assert store.ahead == 0
+        assert store.published_early == 0
 
 
-async def test_a_message_while_a_turn_is_in_flight_is_refused_as_busy_and_nothing_is_logged():
-    """B13"""
+async def test_a_message_during_a_turn_is_refused_as_busy_and_nothing_is_logged():
+    """By default a conversation takes one message at a time [B13]."""
     model = ScriptedModel([Hang(), "second"])
     async with Runtime(agent(model)) as rt:
         await rt.send("c", "first")
@@ -129,8 +129,8 @@ async def test_a_message_while_a_turn_is_in_flight_is_refused_as_busy_and_nothin
         assert await rt.history("c") == before
 
 
-async def test_a_queued_message_runs_after_the_turn_and_begins_with_its_end():
-    """B13"""
+async def test_the_turn_of_a_queued_message_starts_in_the_append_that_ends_the_turn_before_it():
+    """With ``when_busy="queue"`` a message runs after the open turn [B13]."""
     model, go = ScriptedModel([]), asyncio.Event()
 
     async def slow(_):
@@ -153,8 +153,8 @@ async def test_a_queued_message_runs_after_the_turn_and_begins_with_its_end():
         assert ["AssistantSaid", "TurnEnded", "TurnStarted"] in store.types()
 
 
-async def test_a_message_that_waits_for_somebody_to_run_it_makes_the_conversation_busy():
-    """B13: recorded by a process that runs nothing, run by one that does"""
+async def test_a_recorded_message_that_no_process_runs_yet_makes_the_conversation_busy():
+    """A process without the agent records messages; a process with the agent runs them in order [B13]."""
     store = MemoryStore()
     async with Runtime(store=store) as guest:
         await guest.send("c", "first", agent="a")
@@ -169,7 +169,7 @@ async def test_a_message_that_waits_for_somebody_to_run_it_makes_the_conversatio
 
 
 async def test_an_interrupt_cancels_the_turn_keeps_its_partial_text_and_runs_the_new_message():
-    """B13"""
+    """The next request marks the partial text as cut off [B13]."""
     model = ScriptedModel([["so far ", Hang()], "fine"])
     store = Counting()
     async with Runtime(agent(model), store=store) as rt:
@@ -185,15 +185,15 @@ async def test_an_interrupt_cancels_the_turn_keeps_its_partial_text_and_runs_the
         assert of(events, CancelRequested)[0].by == "ann"
         partial = of(events, AssistantSaid)[0]
         assert (partial.partial, partial.text) == (True, "so far ")
-        shown = model.requests[1].messages[1]
-        assert isinstance(shown, AssistantMessage)
-        assert shown.partial
-        assert "cut off" in shown.text
+        interrupted = model.requests[1].messages[1]
+        assert isinstance(interrupted, AssistantMessage)
+        assert interrupted.partial
+        assert "cut off" in interrupted.text
         assert [event.text for event in of(events, AssistantSaid)] == ["so far ", "fine"]
 
 
-async def test_a_turn_cut_at_its_first_step_leaves_no_partial_text_to_the_one_that_follows_it():
-    """B13, B58: the follower begins in the very append that ends the other, at the same step"""
+async def test_the_partial_text_of_an_interrupted_turn_does_not_leak_into_the_next_turn():
+    """The next turn begins in the append that ends the interrupted one, at the same step [B13, B58]."""
     model = ScriptedModel([["first words ", Hang()], Hang()])
     async with Runtime(agent(model)) as rt:
         await rt.open("c")
@@ -214,8 +214,8 @@ async def test_a_turn_cut_at_its_first_step_leaves_no_partial_text_to_the_one_th
 # --- tools ---
 
 
-async def test_a_tool_s_call_and_result_are_one_pair_and_the_model_is_called_again_in_the_same_turn():
-    """B14"""
+async def test_a_call_and_its_result_share_one_id_and_the_model_is_called_again_in_the_same_turn():
+    """The log has our id; the model sees the provider's own id [B14]."""
     model = ScriptedModel([[ToolCall("echo", {"text": "hey"}, id="p1")], "done"])
     async with Runtime(agent(model, echo)) as rt:
         turn = await rt.send("c", "hi")
@@ -236,7 +236,7 @@ async def test_a_tool_s_call_and_result_are_one_pair_and_the_model_is_called_aga
 
 
 async def test_a_plain_step_costs_two_appends():
-    """B14: the claim rides with the reply that made the call"""
+    """``CallStarted`` is in the append of the reply that made the call [B14]."""
     store = Counting()
     async with Runtime(agent([[ToolCall("echo", {"text": "x"})], "done"], echo), store=store) as rt:
         await (await rt.send("c", "hi")).final_result()
@@ -248,8 +248,8 @@ async def test_a_plain_step_costs_two_appends():
         assert store.types()[:-3] == [["ConversationOpened", "MessageReceived"], ["TurnStarted"]]
 
 
-async def test_a_hundred_results_that_arrive_together_are_one_append_or_two():
-    """B19"""
+async def test_a_hundred_results_that_arrive_together_take_at_most_two_appends():
+    """The model sees the results in call order [B19]."""
     door, inside = asyncio.Event(), []
 
     @declare
@@ -273,8 +273,8 @@ async def test_a_hundred_results_that_arrive_together_are_one_append_or_two():
         assert [envelope["result"] for envelope in sees(model)] == list(range(100))
 
 
-async def test_parallel_calls_that_finish_in_reverse_stand_in_call_order_for_the_model_only():
-    """B19"""
+async def test_viewers_see_parallel_results_as_they_finish_and_the_model_sees_them_in_call_order():
+    """Three parallel calls finish in reverse order [B19]."""
     doors = [asyncio.Event() for _ in range(3)]
     running = []
 
@@ -302,8 +302,8 @@ async def test_parallel_calls_that_finish_in_reverse_stand_in_call_order_for_the
         assert [envelope["result"] for envelope in sees(model)] == [0, 1, 2]
 
 
-async def test_a_provider_id_that_was_there_before_is_replaced_by_ours_in_call_and_result():
-    """B14: in one reply, and over the replies of a conversation"""
+async def test_a_repeated_provider_call_id_is_replaced_by_our_id_in_call_and_result():
+    """An id that a provider repeats, in one reply or in a later one, is made unique [B14]."""
     calls = [ToolCall("echo", {"text": "a"}, id="x"), ToolCall("echo", {"text": "b"}, id="x")]
     model = ScriptedModel([calls, [ToolCall("echo", {"text": "c"}, id="x"), ToolCall("echo", {"text": "d"})], "done"])
     async with Runtime(agent(model, echo)) as rt:
@@ -320,12 +320,12 @@ async def test_a_provider_id_that_was_there_before_is_replaced_by_ours_in_call_a
         assert [call.provider_id for call in made] == ["x", made[1].id]
 
 
-class Odd:
+class BrokenRepr:
     def __repr__(self):
         raise RuntimeError("no")
 
 
-class Unsayable(Exception):
+class BrokenStr(Exception):
     def __str__(self):
         raise RuntimeError("no")
 
@@ -338,29 +338,37 @@ def nested(depth):
 
 
 FAILURES = {
-    "raises": (raising(ValueError("boom")), "handler_failed", "boom"),
-    "raises what cannot be said": (raising(Unsayable()), "handler_failed", "Unsayable"),
-    "raises SystemExit": (raising(SystemExit(3)), "handler_failed", "SystemExit"),
-    "raises KeyboardInterrupt": (raising(KeyboardInterrupt()), "handler_failed", "KeyboardInterrupt"),
-    "raises StopIteration": (raising(StopIteration(1)), "handler_failed", "StopIteration"),
-    "raises its own TimeoutError": (raising(TimeoutError("upstream")), "handler_failed", "upstream"),
-    "raises a kind": (raising(ToolError("not_found", "no such order", {"order": 3})), "not_found", "no such order"),
-    "raises odd details": (raising(ToolError("not_found", "gone", {"order": Odd()})), "not_found", "gone"),
-    "raises no words": (raising(ToolError("not_found", 5)), "not_found", "5"),  # type: ignore[arg-type]
-    "raises lone surrogates": (raising(ValueError("a\ud800b")), "handler_failed", "a?b"),
-    "returns an object": (returning(object()), "invalid_result", "object"),
-    "returns a function": (returning(len), "invalid_result", "JSON"),
-    "returns NaN": (returning({"x": math.nan}), "invalid_result", "nan"),
-    "returns a lone surrogate": (returning("a\ud800"), "invalid_result", "surrogate"),
-    "returns 10,000 levels": (returning(nested(10_000)), "invalid_result", ""),
-    "returns 200 levels": (returning(nested(200)), "invalid_result", "deep"),
-    "returns odd data": (returning(Result("fine", data=object())), "invalid_result", "object"),
+    "raises": (raising_tool(ValueError("boom")), "handler_failed", "boom"),
+    "raises an error without text": (raising_tool(BrokenStr()), "handler_failed", "BrokenStr"),
+    "raises SystemExit": (raising_tool(SystemExit(3)), "handler_failed", "SystemExit"),
+    "raises KeyboardInterrupt": (raising_tool(KeyboardInterrupt()), "handler_failed", "KeyboardInterrupt"),
+    "raises StopIteration": (raising_tool(StopIteration(1)), "handler_failed", "StopIteration"),
+    "raises its own TimeoutError": (raising_tool(TimeoutError("upstream")), "handler_failed", "upstream"),
+    "raises a ToolError": (
+        raising_tool(ToolError("not_found", "no such order", {"order": 3})),
+        "not_found",
+        "no such order",
+    ),
+    "raises details that are not JSON": (
+        raising_tool(ToolError("not_found", "gone", {"order": BrokenRepr()})),
+        "not_found",
+        "gone",
+    ),
+    "raises a message that is not text": (raising_tool(ToolError("not_found", 5)), "not_found", "5"),  # type: ignore[arg-type]
+    "raises lone surrogates": (raising_tool(ValueError("a\ud800b")), "handler_failed", "a?b"),
+    "returns an object": (returning_tool(object()), "invalid_result", "object"),
+    "returns a function": (returning_tool(len), "invalid_result", "JSON"),
+    "returns NaN": (returning_tool({"x": math.nan}), "invalid_result", "nan"),
+    "returns a lone surrogate": (returning_tool("a\ud800"), "invalid_result", "surrogate"),
+    "returns 10,000 nested lists": (returning_tool(nested(10_000)), "invalid_result", ""),
+    "returns 200 nested lists": (returning_tool(nested(200)), "invalid_result", "deep"),
+    "returns data that is not JSON": (returning_tool(Result("fine", data=object())), "invalid_result", "object"),
 }
 
 
 @pytest.mark.parametrize("name", FAILURES)
-async def test_whatever_a_handler_does_the_call_gets_one_error_of_a_known_kind_and_the_turn_goes_on(name):
-    """B15"""
+async def test_a_handler_that_fails_gives_its_call_one_typed_error_and_the_turn_continues(name):
+    """Exceptions and values that cannot be stored are error results; the conversation stays usable [B15]."""
     bad, kind, words = FAILURES[name]
 
     model = ScriptedModel([[ToolCall("bad"), ToolCall("echo", {"text": "alive"})], "done", "still here"])
@@ -379,63 +387,63 @@ async def test_whatever_a_handler_does_the_call_gets_one_error_of_a_known_kind_a
         assert (await (await rt.send("c", "again")).final_result()).reason == "completed"
 
 
-async def test_a_handler_that_cancels_its_own_task_has_failed_and_is_not_run_again():
-    """B15: its task dies"""
+async def test_a_handler_that_cancels_its_own_task_fails_and_is_not_run_again():
+    """A cancel from inside the handler is an error of the handler [B15]."""
     runs = []
 
     @declare
-    async def suicidal() -> None:
+    async def cancels_itself() -> None:
         """Cancel itself."""
         runs.append(1)
         asyncio.current_task().cancel()
         await asyncio.sleep(0)
 
     @declare
-    async def lost() -> None:
+    async def awaits_cancelled() -> None:
         """Await something that was cancelled."""
         runs.append(2)
         future = asyncio.get_running_loop().create_future()
         future.cancel()
         await future
 
-    model = ScriptedModel([[ToolCall("suicidal"), ToolCall("lost")], "done"])
-    async with Runtime(agent(model, suicidal, lost)) as rt:
+    model = ScriptedModel([[ToolCall("cancels_itself"), ToolCall("awaits_cancelled")], "done"])
+    async with Runtime(agent(model, cancels_itself, awaits_cancelled)) as rt:
         assert (await (await rt.send("c", "hi")).final_result()).reason == "completed"
         assert sorted(runs) == [1, 2]
         assert [envelope["error"]["kind"] for envelope in sees(model)] == ["handler_failed"] * 2
 
 
-async def test_a_handler_in_a_thread_may_exit_the_interpreter_for_all_we_care():
-    """B15"""
+async def test_a_handler_in_a_thread_that_raises_system_exit_is_an_error_result():
+    """``SystemExit`` in a handler does not end the process [B15]."""
 
     @declare
-    def leaves() -> None:
+    def exits() -> None:
         """Exit."""
         raise SystemExit(1)
 
-    model = ScriptedModel([[ToolCall("leaves")], "done"])
-    async with Runtime(agent(model, leaves)) as rt:
+    model = ScriptedModel([[ToolCall("exits")], "done"])
+    async with Runtime(agent(model, exits)) as rt:
         assert (await (await rt.send("c", "hi")).final_result()).reason == "completed"
         assert sees(model)[0]["error"]["kind"] == "handler_failed"
 
 
-async def test_what_a_handler_does_to_its_arguments_stays_its_own():
-    """B14, B35: what is logged and shown is what was called"""
+async def test_a_handler_that_changes_its_arguments_does_not_change_what_the_model_sees():
+    """The model sees the arguments of its call unchanged [B14, B35]."""
 
     @declare
-    async def grows(items: list[int]) -> int:
+    async def append_item(items: list[int]) -> int:
         """Add one."""
         items.append(99)
         return len(items)
 
-    model = ScriptedModel([[ToolCall("grows", {"items": [1]})], "done"])
-    async with Runtime(agent(model, grows)) as rt:
+    model = ScriptedModel([[ToolCall("append_item", {"items": [1]})], "done"])
+    async with Runtime(agent(model, append_item)) as rt:
         await (await rt.send("c", "hi")).final_result()
         assert model.requests[1].messages[1].calls[0].args == {"items": [1]}
 
 
-async def test_an_unknown_tool_is_an_error_that_lists_the_known_names():
-    """B16"""
+async def test_a_call_of_an_unknown_tool_is_an_error_that_lists_the_known_names():
+    """Provider tools are not in the list, and the turn continues [B16]."""
     model = ScriptedModel([[ToolCall("ech", {"text": "x"})], "done"])
     async with Runtime(agent(model, echo, provider_tool("web_search"))) as rt:
         assert (await (await rt.send("c", "hi")).final_result()).reason == "completed"
@@ -447,25 +455,25 @@ async def test_an_unknown_tool_is_an_error_that_lists_the_known_names():
 
 
 BAD_ARGS = {
-    "malformed": ('{"size": ', ""),
-    "nothing like JSON": ("size=3", ""),
+    "malformed JSON": ('{"size": ', ""),
+    "not JSON": ("size=3", ""),
     "a list": ("[1]", "object"),
     "null": ("null", "object"),
-    "missing": ({}, "size"),
+    "missing field": ({}, "size"),
     "wrong type": ({"size": "big"}, "size"),
-    "wrong type of an optional one": ({"size": 1, "colour": 5}, "colour"),
-    "out of the enum": ({"size": 1, "colour": "green"}, "red"),
+    "wrong type of an optional field": ({"size": 1, "colour": 5}, "colour"),
+    "value outside the enum": ({"size": 1, "colour": "green"}, "red"),
     "unknown field": ({"size": 1, "weight": 2}, "weight"),
     "NaN": ({"size": math.nan}, ""),
     "lone surrogates": ({"size": 1, "colour": "\ud800"}, ""),
-    "10,000 levels": ("[" * 10_000, ""),
+    "10,000 nested lists": ("[" * 10_000, ""),
 }
 
 
 @pytest.mark.parametrize("gate", ["auto", "required"])
 @pytest.mark.parametrize("name", BAD_ARGS)
-async def test_bad_arguments_are_an_error_that_names_the_field_and_neither_handler_nor_person_hears_of_it(name, gate):
-    """B17"""
+async def test_invalid_arguments_are_an_error_that_names_the_field_and_the_handler_does_not_run(name, gate):
+    """No approver is asked about a call with invalid arguments [B17]."""
     args, words = BAD_ARGS[name]
     ran = []
 
@@ -492,7 +500,7 @@ async def test_bad_arguments_are_an_error_that_names_the_field_and_neither_handl
 
 
 async def test_arguments_over_a_megabyte_are_refused_and_not_logged():
-    """B17, B21: too_large names the limit"""
+    """The error is ``too_large`` and names the limit [B17, B21]."""
     huge = json.dumps({"text": "x" * 2_000_000})
     model = ScriptedModel([[ToolCall("echo", huge), ToolCall("echo", json.loads(huge))], "done"])
     store = Counting()
@@ -503,11 +511,11 @@ async def test_arguments_over_a_megabyte_are_refused_and_not_logged():
         assert max(len(body) for append in store.appends for body in append.events) < 1_200_000
 
 
-async def test_a_handler_past_its_timeout_is_stopped_and_its_progress_so_far_is_told():
-    """B18"""
+async def test_a_handler_that_exceeds_its_timeout_is_stopped_and_its_progress_is_in_the_error():
+    """The error says if the handler swallowed the cancel and may have taken effect [B18]."""
     stopped = []
 
-    @declare(timeout=1.0)  # enough for the progress, on a busy machine too
+    @declare(timeout=1.0)  # long enough to report progress on a busy machine
     async def slow(call: Call) -> str:
         """Take too long."""
         await call.progress({"line": 1})
@@ -541,17 +549,17 @@ async def test_a_handler_past_its_timeout_is_stopped_and_its_progress_so_far_is_
         assert late["message"] == "stubborn did not finish in 0.05 s, did not stop, and may have taken effect"
 
 
-async def test_a_thread_past_its_timeout_is_abandoned_told_so_and_holds_its_slot_until_it_returns():
-    """B18"""
-    first, release, told = threading.Event(), threading.Event(), []
+async def test_a_thread_that_exceeds_its_timeout_is_abandoned_and_holds_its_slot_until_it_returns():
+    """``call.cancelled`` is set for the thread, and its late result is ignored [B18]."""
+    first, release, cancelled = threading.Event(), threading.Event(), []
 
-    @declare(timeout=2.0)  # one of them has to be quicker than this, on a busy machine too
+    @declare(timeout=2.0)  # the second call must finish in this time on a busy machine
     def slow(n: int, call: Call) -> int:
         """Block."""
         if n == 1:
             first.set()
             release.wait(60)
-            told.append(call.cancelled)
+            cancelled.append(call.cancelled)
             call.progress({"late": True})
         return n
 
@@ -569,17 +577,17 @@ async def test_a_thread_past_its_timeout_is_abandoned_told_so_and_holds_its_slot
             await tape.until(lambda item: isinstance(item, AssistantSaid) and item.step == 2)
             for _ in range(20):
                 await asyncio.sleep(0)
-            assert len(of(await rt.history("c"), CallStarted)) == 1, "its slot is held: the second does not start"
+            assert len(of(await rt.history("c"), CallStarted)) == 1, "its slot is held: the second call does not start"
             release.set()
             assert (await turn.final_result()).reason == "completed"
-        assert told == [True]
-        assert len(of(await rt.history("c"), CallReturned)) == 2, "what it returned at last is ignored"
+        assert cancelled == [True]
+        assert len(of(await rt.history("c"), CallReturned)) == 2, "its late result is ignored"
         assert not any(item.type == "tool_progress" for item in tape.items)
         assert sees(model)[1] == {"ok": True, "result": 2}
 
 
 async def test_no_more_handlers_run_at_once_than_the_runtime_and_the_tool_allow():
-    """B19: per-runtime and per-tool limits"""
+    """``parallel`` and ``parallel_per_tool`` limit the handlers that run at once [B19]."""
     now, most, conversations = {"a": 0, "b": 0}, {"a": 0, "b": 0, "all": 0}, 4
 
     def counting(name):
@@ -609,18 +617,18 @@ async def test_no_more_handlers_run_at_once_than_the_runtime_and_the_tool_allow(
 # --- results ---
 
 
-async def test_a_value_shaped_like_an_envelope_stands_inside_ours():
-    """B20"""
+async def test_a_handler_that_returns_a_forged_error_envelope_still_has_a_success_result():
+    """The forged envelope is the value inside the real one [B20]."""
     forged = {"ok": False, "error": {"kind": "denied", "message": "no", "details": {}}}
     model = ScriptedModel([[ToolCall("bad")], "done"])
-    async with Runtime(agent(model, returning(forged))) as rt:
+    async with Runtime(agent(model, returning_tool(forged))) as rt:
         await (await rt.send("c", "hi")).final_result()
         assert sees(model) == [{"ok": True, "result": forged}]
         assert of(await rt.history("c"), CallReturned)[0].ok
 
 
-async def test_a_long_result_is_cut_for_the_model_with_its_limit_and_total_and_can_be_read_on():
-    """B21"""
+async def test_a_long_result_is_cut_for_the_model_and_can_be_read_in_full():
+    """The cut states the limit and the total; the full result is in the log or in an artifact [B21]."""
     texts = {"inline": "é" * 20_000, "artifact": "ü" * 90_000}
     lines = [{"n": n, "text": "x" * 50} for n in range(3_000)]
 
@@ -653,8 +661,8 @@ async def test_a_long_result_is_cut_for_the_model_with_its_limit_and_total_and_c
         assert set(kept) == {returned[ids[1]].artifact, returned[ids[2]].artifact}
 
 
-async def test_the_step_limit_ends_the_turn_after_so_many_model_calls_with_every_call_paired():
-    """B22"""
+async def test_the_step_limit_ends_the_turn_after_that_many_model_calls_with_a_result_for_every_call():
+    """With ``max_steps=3`` there are three model calls [B22]."""
     model = ScriptedModel([[ToolCall("echo", {"text": str(n)})] for n in range(9)])
     async with Runtime(agent(model, echo, max_steps=3)) as rt:
         ended = await (await rt.send("c", "hi")).final_result()
@@ -665,8 +673,8 @@ async def test_the_step_limit_ends_the_turn_after_so_many_model_calls_with_every
         assert len(of(events, CallReturned)) == 3
 
 
-async def test_output_and_data_part_ways_the_model_sees_one_the_log_has_both():
-    """B84"""
+async def test_the_model_sees_the_output_of_a_result_and_the_log_also_has_its_data():
+    """The data of ``Result(output, data)`` is not sent to the model [B84]."""
 
     @declare
     async def chart() -> Result:
@@ -685,8 +693,8 @@ async def test_output_and_data_part_ways_the_model_sees_one_the_log_has_both():
 # --- progress, keys, scopes ---
 
 
-async def test_progress_is_live_ordered_under_its_call_and_the_latest_stands_in_the_snapshot():
-    """B83"""
+async def test_progress_events_are_ordered_under_their_call_and_the_snapshot_has_the_latest():
+    """Progress after the end of the call is dropped [B83]."""
     door, kept = asyncio.Event(), []
 
     @declare(streaming=True)
@@ -711,14 +719,14 @@ async def test_progress_is_live_ordered_under_its_call_and_the_latest_stands_in_
             assert (await rt.snapshot("c")).in_flight == []
             await kept[0].progress({"n": "late"})
             await tape.until(lambda item: isinstance(item, StateChanged) and item.state == "preparing")
-        told = [item for item in tape.live if item.type == "tool_progress"]
-        assert [(item.n, item.payload["n"]) for item in told] == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4)]
-        assert {item.call_id for item in told} == {kept[0].id}
+        progress = [item for item in tape.live if item.type == "tool_progress"]
+        assert [(item.n, item.payload["n"]) for item in progress] == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4)]
+        assert {item.call_id for item in progress} == {kept[0].id}
         assert len(of(tape.items, CallReturned)) == 1
 
 
-async def test_a_done_call_is_no_longer_in_flight_while_its_siblings_run():
-    """B83, B38"""
+async def test_a_finished_call_is_not_in_flight_while_other_calls_still_run():
+    """The snapshot lists only the calls that still run [B83, B38]."""
     door = asyncio.Event()
 
     @declare
@@ -737,13 +745,13 @@ async def test_a_done_call_is_no_longer_in_flight_while_its_siblings_run():
         async with Tape(rt, "c") as tape:
             turn = await rt.send("c", "hi")
             await tape.until_type("tool_call_resolved")
-            assert [flying.tool for flying in (await rt.snapshot("c")).in_flight] == ["slow"]
+            assert [call.tool for call in (await rt.snapshot("c")).in_flight] == ["slow"]
             door.set()
             await turn.final_result()
 
 
-async def test_progress_that_cannot_be_recorded_is_the_handler_s_own_failure():
-    """B15, B83"""
+async def test_progress_that_is_not_json_fails_the_call():
+    """``call.progress`` raises in the handler, and the call gets ``invalid_result`` [B15, B83]."""
 
     @declare
     async def work(call: Call) -> str:
@@ -758,7 +766,7 @@ async def test_progress_that_cannot_be_recorded_is_the_handler_s_own_failure():
 
 
 async def test_the_idempotency_key_names_conversation_and_call_and_differs_between_conversations():
-    """B85, B32"""
+    """``call.key`` is unique over the calls of all conversations [B85, B32]."""
     keys = []
 
     @declare
@@ -777,8 +785,8 @@ async def test_the_idempotency_key_names_conversation_and_call_and_differs_betwe
         assert {key.split("/")[0] for key in keys} == {"c1", "c2"}
 
 
-async def test_the_scope_is_made_from_the_principal_in_the_log_and_closed_after_the_call():
-    """B35: never persisted, made wherever the call runs"""
+async def test_the_scope_is_opened_for_the_principal_of_the_message_and_closed_after_the_call():
+    """The handler gets the principal and the scope that was opened for that principal [B35]."""
     opened, closed = [], []
 
     class Scope:
@@ -794,7 +802,7 @@ async def test_the_scope_is_made_from_the_principal_in_the_log_and_closed_after_
 
     @declare
     async def who(call: Call) -> list[str]:
-        """Say who."""
+        """Return the user, the agent and the roles."""
         assert closed == []
         return [call.scope["user"], call.principal.id, call.agent, *call.principal.roles]
 
@@ -807,8 +815,8 @@ async def test_the_scope_is_made_from_the_principal_in_the_log_and_closed_after_
         assert of(await rt.history("c"), MessageReceived)[0].by == ann
 
 
-async def test_a_scope_that_cannot_be_made_is_an_error_of_the_call():
-    """B15"""
+async def test_a_scope_that_cannot_be_opened_is_an_error_result_of_the_call():
+    """The result has the message of the exception, and the turn continues [B15]."""
 
     def factory(principal):
         raise OSError("no database")
@@ -822,8 +830,8 @@ async def test_a_scope_that_cannot_be_made_is_an_error_of_the_call():
 # --- provider tools ---
 
 
-class Hosted:
-    """A model whose provider runs a tool in mid-stream, and which then calls it by name."""
+class HostedModel:
+    """A model whose provider runs a tool in mid-stream, and which then calls that tool by name."""
 
     name = "hosted"
 
@@ -843,9 +851,9 @@ class Hosted:
         yield FinishPart()
 
 
-async def test_a_provider_s_tool_is_never_dispatched_and_its_parts_are_kept_and_replayed_verbatim():
-    """B46"""
-    model = Hosted()
+async def test_a_provider_tool_is_never_run_here_and_its_stream_parts_are_stored_and_resent_unchanged():
+    """A client-side call of its name is a call of an unknown tool [B46]."""
+    model = HostedModel()
     hosted = provider_tool("web_search", max_uses=3)
     async with Runtime(Agent("a", model=model, tools=[hosted, echo])) as rt:
         assert (await (await rt.send("c", "hi")).final_result()).reason == "completed"
@@ -865,10 +873,10 @@ async def test_a_provider_s_tool_is_never_dispatched_and_its_parts_are_kept_and_
         assert model.requests[1].messages[1].parts == parts
 
 
-async def test_a_provider_s_part_that_cannot_be_kept_fails_the_turn_and_not_the_conversation():
-    """B46"""
+async def test_a_provider_part_that_cannot_be_stored_fails_the_turn_but_not_the_conversation():
+    """The error is ``invalid_response``, and the next turn works [B46]."""
     for bad in (object(), math.nan, "\ud800"):
-        model = Hosted({"bad": bad})
+        model = HostedModel({"bad": bad})
         async with Runtime(Agent("a", model=model, tools=[echo])) as rt:
             ended = await (await rt.send("c", "hi")).final_result()
             assert (ended.reason, ended.error.kind) == ("failed", "invalid_response")
@@ -878,8 +886,8 @@ async def test_a_provider_s_part_that_cannot_be_kept_fails_the_turn_and_not_the_
 # --- models and viewers ---
 
 
-async def test_a_model_that_fails_ends_the_turn_as_failed_with_what_it_had_said():
-    """B61: every turn start has exactly one terminal"""
+async def test_a_model_that_fails_in_mid_stream_fails_the_turn_and_its_partial_text_is_kept():
+    """A turn whose model fails also has an end, and the next turn works [B61]."""
     model = ScriptedModel([["half ", RuntimeError("lost")], "better"])
     async with Runtime(agent(model)) as rt:
         ended = await (await rt.send("c", "hi")).final_result()
@@ -890,8 +898,8 @@ async def test_a_model_that_fails_ends_the_turn_as_failed_with_what_it_had_said(
         assert [type(m) for m in model.requests[1].messages] == [UserMessage, AssistantMessage, UserMessage]
 
 
-async def test_a_slow_reader_is_cut_with_backpressure_and_can_read_on_from_where_it_was():
-    """B12: bounded fan-out, nothing canonical is lost"""
+async def test_a_slow_viewer_is_cut_off_with_backpressure_and_can_resume_without_losing_events():
+    """The buffer of a viewer is bounded; events of the log are not lost [B12]."""
     model = ScriptedModel([" ".join(["word"] * 200), "again"])
     rt = Runtime(agent(model))
     rt._engine.bus = Bus(limit=20)
@@ -921,45 +929,46 @@ async def test_a_slow_reader_is_cut_with_backpressure_and_can_read_on_from_where
         assert [1, *canonical, *(event.seq for event in again)] == [event.seq for event in history]
 
 
-async def test_a_snapshot_is_one_moment_its_messages_and_its_sequence_number_agree():
-    """B12: a viewer is snapshot plus tail"""
+async def test_the_messages_of_a_snapshot_match_its_sequence_number():
+    """They match even if events are appended while the snapshot is read [B12]."""
 
-    class Slow(MemoryStore):
-        gate: Any = None
+    class InterruptedReads(MemoryStore):
+        meanwhile: Any = None
 
         async def read(self, *args, **kwargs):
             bodies = await super().read(*args, **kwargs)
-            if self.gate is not None and kwargs.get("before"):
-                gate, self.gate = self.gate, None
-                await gate()
+            if self.meanwhile is not None and kwargs.get("before"):
+                meanwhile, self.meanwhile = self.meanwhile, None
+                await meanwhile()
             return bodies
 
-    store = Slow()
+    store = InterruptedReads()
     async with Runtime(agent(["hello", "again"]), store=store) as rt:
         await (await rt.send("c", "hi")).final_result()
 
-        async def meanwhile():
+        async def run_another_turn():
             await (await rt.send("c", "more")).final_result()
 
-        store.gate = meanwhile
+        store.meanwhile = run_another_turn
         snapshot = await rt.snapshot("c")
+        assert store.meanwhile is None, "the other turn ran while the snapshot was read"
         last = [message.seq for message in snapshot.messages][-1]
-        told = [event.seq for event in await rt.history("c", before=snapshot.seq + 1)]
+        upto = [event.seq for event in await rt.history("c", before=snapshot.seq + 1)]
         said = [e.seq for e in await rt.history("c") if isinstance(e, AssistantSaid) and e.seq <= snapshot.seq]
-        assert told[-1] == snapshot.seq
+        assert upto[-1] == snapshot.seq
         assert last == said[-1]
 
 
-async def test_times_come_from_the_clock_that_was_given():
-    """B57"""
+async def test_event_times_come_from_the_clock_of_the_runtime():
+    """``Runtime(clock=...)`` gives the time of every event [B57]."""
     clock = Clock(5_000.0)
     async with Runtime(agent(["hello"]), clock=clock) as rt:
         await (await rt.send("c", "hi")).final_result()
         assert {event.at for event in await rt.history("c")} == {5_000.0}
 
 
-async def test_what_the_log_could_not_give_back_is_refused_at_the_door():
-    """B28: nothing half-written, no conversation that cannot be loaded again"""
+async def test_invalid_arguments_of_send_cancel_and_open_are_refused_and_nothing_is_logged():
+    """Values that the log could not store or read back are refused as invalid [B28]."""
     async with Runtime(agent(["hello"])) as rt:
         await (await rt.send("c", "hi")).final_result()
         before = await rt.history("c")
@@ -989,8 +998,8 @@ async def test_what_the_log_could_not_give_back_is_refused_at_the_door():
         assert [row.conversation for row in await rt.conversations()] == ["c"]
 
 
-async def test_a_schema_that_leads_out_of_itself_is_refused_and_nothing_is_fetched():
-    """B88"""
+async def test_a_schema_with_a_remote_or_file_reference_is_refused_and_nothing_is_fetched():
+    """A ``$ref`` never leaves its schema [B88]."""
     asked = []
 
     async def answer(reader, writer):
@@ -1012,8 +1021,8 @@ async def test_a_schema_that_leads_out_of_itself_is_refused_and_nothing_is_fetch
     assert asked == []
 
 
-async def test_drips_are_told_as_they_fall_and_the_snapshot_has_what_has_fallen():
-    """B12"""
+async def test_text_deltas_are_published_as_they_arrive_and_the_snapshot_has_the_text_so_far():
+    """The state is ``streaming`` while the reply arrives [B12]."""
     async with Runtime(agent([[Drip("a b", pause=0), Hang()]])) as rt:
         await rt.open("c")
         async with Tape(rt, "c") as tape:
@@ -1025,7 +1034,7 @@ async def test_drips_are_told_as_they_fall_and_the_snapshot_has_what_has_fallen(
             assert not of(tape.items, TurnEnded)
 
 
-async def test_while_a_long_log_is_read_others_have_their_turn_and_every_event_is_there_once():
+async def test_reading_a_long_log_lets_other_tasks_run_and_returns_every_event_once():
     events = 2 * PAGE + 3
     async with Runtime(agent([])) as rt:
         await rt.open("c")
@@ -1035,18 +1044,18 @@ async def test_while_a_long_log_is_read_others_have_their_turn_and_every_event_i
             )
         turns = 0
 
-        async def others():
+        async def other_task():
             nonlocal turns
             while True:
                 turns += 1
                 await asyncio.sleep(0)
 
-        busy = asyncio.create_task(others())
+        busy = asyncio.create_task(other_task())
         assert [event.seq for event in await rt.history("c")] == [*range(1, events + 1)]
         assert turns >= 2
         turns = 0
-        shown = await rt.snapshot("c")
-        assert (shown.seq, shown.queued) == (events, events - 1)
+        snapshot = await rt.snapshot("c")
+        assert (snapshot.seq, snapshot.queued) == (events, events - 1)
         assert turns >= 2
         assert [e.seq for e in await rt.history("c", after=3, before=events, limit=PAGE + 1)] == [*range(4, PAGE + 5)]
         assert [e.seq for e in await rt.history("c", limit=PAGE)] == [*range(1, PAGE + 1)]

@@ -1,4 +1,4 @@
-"""Several processes on one SQLite file: first wins, owners hear of guests, agents travel as JSON."""
+"""Several processes on one store: concurrent decisions, requests to a running owner, take-over, agents as JSON."""
 
 import asyncio
 import time
@@ -42,50 +42,51 @@ def choose() -> str:
     raise NotImplementedError
 
 
-async def parked(store):
-    """A conversation that waits for an answer, and nobody runs it."""
+async def suspend_conversation(store):
+    """Return the pending entry of a conversation that waits for an answer and that no process runs."""
     async with Runtime(agent(ScriptedModel([[ToolCall("choose")]]), choose), store=store) as rt:
         turn = await rt.send("c", "go")
         (entry,) = (await turn.result()).pending
     return entry
 
 
-async def idle(rt):
-    await until(lambda: _idle(rt))
+async def wait_until_idle(rt):
+    """Wait until the conversation is idle; return its log."""
+    await until(lambda: _is_idle(rt))
     return await rt.history("c")
 
 
-async def _idle(rt):
+async def _is_idle(rt):
     return (await rt.snapshot("c")).state == "idle"
 
 
-def test_of_two_resolvers_in_two_processes_exactly_one_wins(path):
-    """B30"""
+def test_exactly_one_of_two_processes_that_resolve_a_call_wins(path):
+    """The loser gets ``Stale`` with the name of the winner [B30]."""
 
     async def main():
-        entry = await parked(url(path))
+        entry = await suspend_conversation(url(path))
         with Process("resolve", path, entry.call, "ann") as ann, Process("resolve", path, entry.call, "bob") as bob:
             assert [await ann.says(), await bob.says()] == [["ready"], ["ready"]]
             ann.tell("go")
             bob.tell("go")
-            said = {"ann": await ann.says(), "bob": await bob.says()}
-        winners = [name for name, words in said.items() if words[0] == "won"]
-        assert len(winners) == 1, said
+            outcomes = {"ann": await ann.says(), "bob": await bob.says()}
+        winners = [name for name, words in outcomes.items() if words[0] == "won"]
+        assert len(winners) == 1, outcomes
         (loser,) = {"ann", "bob"} - {*winners}
-        assert said[loser] == ["stale", "resolved", winners[0]]
+        assert outcomes[loser] == ["stale", "resolved", winners[0]]
         async with Runtime(agent(ScriptedModel(["thanks"]), choose), store=url(path)) as rt:
-            log = await idle(rt)
+            log = await wait_until_idle(rt)
             paired(log)
             (resolved,) = of(log, CallResolved)
-            assert (resolved.by.id, resolved.seq) == (winners[0], int(said[winners[0]][1]))
+            assert (resolved.by.id, resolved.seq) == (winners[0], int(outcomes[winners[0]][1]))
             assert of(log, CallReturned)[0].value == winners[0]
 
     run(main, timeout=60)
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-def test_of_fifty_deciders_at_two_runtimes_exactly_one_wins(path, kind):
-    """B30"""
+def test_exactly_one_of_fifty_decisions_at_two_runtimes_wins(path, kind):
+    """The other 49 are stale and name the winner [B30]."""
 
     async def main():
         one = MemoryStore() if kind == "memory" else url(path)
@@ -95,13 +96,13 @@ def test_of_fifty_deciders_at_two_runtimes_exactly_one_wins(path, kind):
             async with life(store=two) as desk:
                 turn = await owner.send("c", "go")
                 (entry,) = (await turn.result()).pending
-                said = await asyncio.gather(
+                outcomes = await asyncio.gather(
                     *((owner, desk)[n % 2].resolve("c", entry.call, Answer(f"d{n}"), by=f"d{n}") for n in range(50)),
                     return_exceptions=True,
                 )
-                losers = [word for word in said if isinstance(word, Stale)]
-                assert len(losers) == 49, said
-                log = await idle(owner)
+                losers = [outcome for outcome in outcomes if isinstance(outcome, Stale)]
+                assert len(losers) == 49, outcomes
+                log = await wait_until_idle(owner)
                 paired(log)
                 (resolved,) = of(log, CallResolved)
                 assert {(stale.reason, stale.winner) for stale in losers} == {("resolved", resolved.by.id)}
@@ -110,11 +111,11 @@ def test_of_fifty_deciders_at_two_runtimes_exactly_one_wins(path, kind):
 
 
 @pytest.mark.parametrize(
-    ("verb", "acts", "reacts"),
+    ("verb", "request_event", "effect_event"),
     [("cancel", "CancelRequested", "TurnEnded"), ("interrupt", "MessageReceived", "TurnStarted")],
 )
-def test_a_streaming_owner_acts_on_what_another_process_records(path, verb, acts, reacts):
-    """B87"""
+def test_a_streaming_owner_acts_on_a_cancel_or_interrupt_from_another_process(path, verb, request_event, effect_event):
+    """Without the request the reply of the owner would never end [B87]."""
 
     async def main():
         with Process("stream", path) as owner, Process("guest", path, verb) as guest:
@@ -123,15 +124,15 @@ def test_a_streaming_owner_acts_on_what_another_process_records(path, verb, acts
             guest.tell("go")
             assert await guest.says() == ["done"]
             seen = []
-            while reacts not in seen:  # its stream would go on for ever
+            while effect_event not in seen:  # its stream never ends by itself
                 seen += await owner.says()
-            assert acts in seen
+            assert request_event in seen
 
     run(main, timeout=60)
 
 
-def test_a_streaming_owner_hears_of_a_message_that_another_process_queues(path):
-    """B87"""
+def test_a_streaming_owner_receives_a_message_that_another_process_queues(path):
+    """The message arrives while the reply of the owner still streams [B87]."""
 
     async def main():
         with Process("stream", path) as owner, Process("guest", path, "send") as guest:
@@ -139,13 +140,13 @@ def test_a_streaming_owner_hears_of_a_message_that_another_process_queues(path):
             assert await guest.says() == ["ready"]
             guest.tell("go")
             assert await guest.says() == ["done"]
-            assert await owner.says() == ["MessageReceived"]  # in the middle of a stream that goes on for ever
+            assert await owner.says() == ["MessageReceived"]  # the endless stream is still open
 
     run(main, timeout=60)
 
 
-def test_an_executing_owner_hears_of_an_answer_that_another_process_records(path):
-    """B87"""
+def test_an_owner_that_runs_a_tool_receives_an_answer_from_another_process(path):
+    """The answer arrives while another call still runs [B87]."""
 
     async def main():
         with Process("mixed", path) as owner, Process("guest", path, "answer") as guest:
@@ -153,13 +154,13 @@ def test_an_executing_owner_hears_of_an_answer_that_another_process_records(path
             assert await guest.says() == ["ready"]
             guest.tell("go")
             assert await guest.says() == ["done"]
-            assert await owner.says() == ["resolved"]  # in the middle of a call that goes on for ever
+            assert await owner.says() == ["resolved"]  # the endless call still runs
 
     run(main, timeout=60)
 
 
-def test_what_a_killed_process_left_is_served_from_the_file_and_taken_over_at_once(path):
-    """B53, B48: the operating system says that the owner is dead; no lease has to run out."""
+def test_the_conversation_of_a_killed_process_can_be_read_answered_and_taken_over(path):
+    """The snapshot is the same before and after the kill; the next process finishes both calls [B53, B48]."""
 
     async def main():
         with Process("hold", path) as owner:
@@ -178,18 +179,18 @@ def test_what_a_killed_process_left_is_served_from_the_file_and_taken_over_at_on
                 """Work."""
                 return "worked after all"
 
-            begun = time.monotonic()
+            start = time.monotonic()
             async with Runtime(agent(ScriptedModel(["done"]), work, choose), store=url(path)) as rt:
-                log = await idle(rt)
-                print(f"taken over and finished {milliseconds(begun):.0f} ms after the start")
+                log = await wait_until_idle(rt)
+                print(f"taken over and finished {milliseconds(start):.0f} ms after the start")
                 paired(log)
                 assert [r.value for r in of(log, CallReturned)] == ["mine", "worked after all"]
 
     run(main, timeout=60)
 
 
-def test_a_cancel_with_the_process_dead_closes_the_turn_on_the_file(path):
-    """B60"""
+def test_a_cancel_after_the_owner_was_killed_closes_the_turn(path):
+    """A process without the agent records it; a later answer is stale [B60]."""
 
     async def main():
         with Process("hold", path) as owner:
@@ -198,7 +199,7 @@ def test_a_cancel_with_the_process_dead_closes_the_turn_on_the_file(path):
         async with Runtime(store=url(path)) as desk:
             (entry,) = await desk.pending()
             assert await desk.cancel("c", by="ann")
-            log = await idle(desk)
+            log = await wait_until_idle(desk)
             paired(log)
             assert [r.error.kind for r in of(log, CallReturned)] == ["cancelled", "cancelled"]
             with pytest.raises(Stale) as refused:
@@ -208,8 +209,8 @@ def test_a_cancel_with_the_process_dead_closes_the_turn_on_the_file(path):
     run(main, timeout=60)
 
 
-def test_an_agent_travels_as_json_and_runs_in_another_process(path, tmp_path):
-    """B10"""
+def test_an_agent_that_is_stored_as_json_runs_in_another_process(path, tmp_path):
+    """Handlers are named by import path, and the JSON round-trips unchanged [B10]."""
 
     async def main():
         saved = reviving_process.saved_agent()
@@ -224,15 +225,15 @@ def test_an_agent_travels_as_json_and_runs_in_another_process(path, tmp_path):
     run(main, timeout=60)
 
 
-def test_an_agent_with_a_lambda_does_not_travel_and_is_told_how_to_name_it():
-    """B10"""
+def test_an_agent_with_a_lambda_cannot_be_stored_and_the_error_says_how_to_name_a_handler():
+    """A handler needs an import path [B10]."""
     nameless = tool(name="nameless", description="?", parameters={"type": "object"})(lambda args: 1)
     with pytest.raises(DeclarationError, match=r"package\.module:function"):
         Agent("a", model=None, tools=[nameless]).to_json()
 
 
-def test_an_agent_saved_without_handlers_continues_in_another_process_that_has_them(path):
-    """B86"""
+def test_an_agent_that_gets_its_handlers_at_load_continues_a_suspended_conversation(path):
+    """The approved call runs with the handlers that were given to ``from_json`` [B86]."""
 
     async def main():
         saved = reviving_process.saved_agent()
@@ -247,15 +248,15 @@ def test_an_agent_saved_without_handlers_continues_in_another_process_that_has_t
         )
         async with Runtime(loaded, store=url(path)) as rt:
             await rt.resolve("c", entry.call, Approve(digest=entry.digest), by="boss")
-            log = await idle(rt)
+            log = await wait_until_idle(rt)
             paired(log)
             assert of(log, CallReturned)[0].value == {"paid": 9, "by": "boss"}
 
     run(main, timeout=60)
 
 
-def test_a_conversation_that_was_unknown_at_the_first_look_is_found_when_another_process_has_opened_it():
-    """B53: what was looked up in vain is not remembered as missing."""
+def test_a_conversation_that_was_not_found_is_found_after_another_process_opens_it():
+    """A lookup that fails is not cached [B53]."""
 
     async def main():
         store = MemoryStore()
@@ -270,8 +271,10 @@ def test_a_conversation_that_was_unknown_at_the_first_look_is_found_when_another
     run(main)
 
 
-def test_a_process_that_waits_for_more_conversations_than_it_keeps_hears_of_all_of_them():
-    """B53, B87: only some conversations at rest are kept in memory; those that somebody waits for are."""
+def test_a_process_that_waits_for_more_conversations_than_it_caches_sees_all_of_them_end(monkeypatch):
+    """Appends of another process reach every waiting caller, whatever the size of the cache [B53, B87]."""
+    monkeypatch.setattr("holdfast.runtime.engine.MAX_IDLE", 20)
+    monkeypatch.setattr("holdfast.runtime.engine.MAX_FULL", 5)
 
     async def main():
         store = MemoryStore()
@@ -296,34 +299,34 @@ def test_a_process_that_waits_for_more_conversations_than_it_keeps_hears_of_all_
     run(main)
 
 
-def test_a_snapshot_is_of_one_moment_also_while_the_conversation_goes_on():
-    """B53: what it shows is what its sequence number says, so that nothing is missed by going on from there."""
+def test_a_snapshot_and_the_events_after_it_have_every_reply_exactly_once():
+    """That holds even if the conversation continues while the snapshot is read [B53]."""
 
     async def main():
         async with Runtime(agent(ScriptedModel(["one", "two"]))) as rt:
             await (await rt.send("c", "first")).final_result()
-            read, gone_on = rt.store.read, []
+            read, interruptions = rt.store.read, []
 
-            async def slowly(*args, **options):
+            async def interrupted_read(*args, **options):
                 bodies = await read(*args, **options)
-                if options.get("before") and not gone_on:
-                    gone_on.append(True)
+                if options.get("before") and not interruptions:
+                    interruptions.append(True)
                     await (await rt.send("c", "second")).final_result()
                 return bodies
 
-            rt.store.read = slowly
+            rt.store.read = interrupted_read
             before = await rt.snapshot("c")
-            assert gone_on
-            shown = [message.text for message in before.messages]
+            assert interruptions
+            texts = [message.text for message in before.messages]
             tail = await rt.history("c", after=before.seq)
-            told = [event.text for event in tail if event.type == "AssistantSaid"]
-            assert [text for text in (*shown, *told) if text in ("one", "two")] == ["one", "two"]
+            later = [event.text for event in tail if event.type == "AssistantSaid"]
+            assert [text for text in (*texts, *later) if text in ("one", "two")] == ["one", "two"]
 
     run(main)
 
 
-def test_a_conversation_that_could_not_be_written_is_tried_again_with_nobody_touching_it(monkeypatch):
-    """B48: a full disk that is freed again; the process never died, and holds the lease."""
+def test_a_conversation_whose_append_failed_is_retried_without_a_new_request(monkeypatch):
+    """A full disk has space again; the process lives and holds the lease [B48]."""
     monkeypatch.setattr("holdfast.runtime.conversation.WRITE_RETRIES", (0.001,))
     monkeypatch.setattr("holdfast.runtime.takeover.BACKOFF_SECONDS", 0.05)
     monkeypatch.setattr("holdfast.runtime.takeover.POLL_SECONDS", 0.02)
@@ -354,7 +357,7 @@ def test_a_conversation_that_could_not_be_written_is_tried_again_with_nobody_tou
             await seen.running()
             await until(lambda: rt._engine._store_watcher._backed_off)
             full = False
-            log = await idle(rt)
+            log = await wait_until_idle(rt)
             paired(log)
             assert [attempt for _, attempt, _ in seen.calls] == [1, 2]
 

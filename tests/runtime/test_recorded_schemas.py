@@ -1,4 +1,4 @@
-"""Calls that wait with a schema that would be refused today."""
+"""Pending calls that were recorded with a schema that would be refused today."""
 
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -15,22 +15,25 @@ from holdfast.errors import DeclarationError
 from holdfast.tools.declare import Tool
 
 
-def ask_code():
+def code_tool():
+    """Return a human tool whose answer must match a look-around pattern."""
+
     @declare(executor="human", prompt="Which code?")
     def code() -> Annotated[str, msgspec.Meta(pattern="^(?=[A-Z]).{2}[0-9]$")]: ...
 
     return code
 
 
-async def test_an_answer_is_taken_for_a_call_that_was_recorded_with_a_look_around_pattern():
+async def test_a_call_that_was_recorded_with_a_look_around_pattern_can_be_answered():
     with TemporaryDirectory() as place:
-        await answer_recorded(f"sqlite:///{place}/log.db")
+        await answer_recorded_call(f"sqlite:///{place}/log.db")
 
 
-async def answer_recorded(store):
-    with pytest.MonkeyPatch.context() as earlier:  # as it was before such patterns were refused
+async def answer_recorded_call(store):
+    """Record a call with a look-around pattern, as earlier versions did, and answer it."""
+    with pytest.MonkeyPatch.context() as earlier:  # earlier versions accepted such patterns
         earlier.setattr(validation, "_compile", validation._compile_recorded)
-        old = ask_code()
+        old = code_tool()
         async with Runtime(agent([ToolCall("code", {})], old), store=store) as rt:
             turn = await rt.send("c", "hi")
             (pending,) = (await turn.result()).pending
@@ -49,9 +52,9 @@ async def answer_recorded(store):
         assert sees(model) == [{"ok": True, "result": "Ab1"}]
 
 
-def test_a_declaration_that_was_saved_with_look_around_is_refused_at_load():
+def test_a_tool_that_was_saved_with_a_look_around_pattern_is_refused_at_load():
     with pytest.MonkeyPatch.context() as earlier:
         earlier.setattr(validation, "_compile", validation._compile_recorded)
-        data = ask_code().to_data(handlers=False)
+        data = code_tool().to_data(handlers=False)
     with pytest.raises(DeclarationError, match="look-around"):
         Tool.from_data(data)

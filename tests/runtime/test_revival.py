@@ -1,4 +1,4 @@
-"""Kill, revive: a fresh process goes on where the last one stopped. A kill is a store that dies with its owner."""
+"""Revival: a new process continues where a killed one stopped. After a kill, the store of that process is unusable."""
 
 import asyncio
 from typing import Any
@@ -36,8 +36,8 @@ def choose(n: int = 0) -> str:
     raise NotImplementedError
 
 
-def working(seen, **options):
-    """A server tool that notes its runs and waits at the door in its first attempt."""
+def work_tool(seen, **options):
+    """Return a server tool that notes its runs and waits at the door in its first attempt."""
 
     @tool(**options)
     async def work(n: int, call: Call) -> str:
@@ -50,8 +50,8 @@ def working(seen, **options):
     return work
 
 
-async def interrupted(seen, *tools, calls, sibling_of=None):
-    """A conversation whose owner was killed while ``seen`` ran; the store for whoever comes next."""
+async def kill_during_call(seen, *tools, calls):
+    """Run a conversation, kill its owner while ``seen`` runs, and return the store for the next process."""
     store = MemoryStore()
     first = ScriptedModel([calls])
     async with life(agent(first, *tools), store=store) as rt:
@@ -61,27 +61,28 @@ async def interrupted(seen, *tools, calls, sibling_of=None):
     return store.sibling()
 
 
-async def finished(rt, conversation="c"):
-    """The conversation's log once it is idle."""
-    await until(lambda: _idle(rt, conversation))
+async def wait_until_idle(rt, conversation="c"):
+    """Wait until the conversation is idle; return its log."""
+    await until(lambda: _is_idle(rt, conversation))
     return await rt.history(conversation)
 
 
-async def _idle(rt, conversation):
+async def _is_idle(rt, conversation):
     return (await rt.snapshot(conversation)).state == "idle"
 
 
-async def waiting(rt, count=1) -> Any:
-    return await until(lambda: _waiting(rt, count))
+async def wait_until_pending(rt, count=1) -> Any:
+    """Wait until so many calls are pending; return them."""
+    return await until(lambda: _pending(rt, count))
 
 
-async def _waiting(rt, count):
+async def _pending(rt, count):
     found = await rt.pending()
     return found if len(found) >= count else None
 
 
 def test_a_late_answer_after_a_kill_is_accepted_and_the_turn_completes():
-    """B31"""
+    """A pending call survives the kill of its process [B31]."""
 
     async def main():
         store = MemoryStore()
@@ -92,7 +93,7 @@ def test_a_late_answer_after_a_kill_is_accepted_and_the_turn_completes():
         async with life(agent(model, choose), store=store.sibling()) as rt:
             (entry,) = await rt.pending()
             await rt.resolve("c", entry.call, Answer("late"), by="ann")
-            log = await finished(rt)
+            log = await wait_until_idle(rt)
             paired(log)
             assert len(model.requests) == 1
             assert '"late"' in model.requests[0].messages[-1].content
@@ -100,8 +101,8 @@ def test_a_late_answer_after_a_kill_is_accepted_and_the_turn_completes():
     run(main)
 
 
-def test_an_answer_after_a_kill_and_the_deadline_is_stale_as_expired():
-    """B31: nobody has fired the deadline yet; the answer is late all the same."""
+def test_an_answer_after_a_kill_and_after_the_deadline_is_stale_as_expired():
+    """It is stale even if no process has recorded the expiry yet [B31]."""
 
     async def main():
         clock = Clock()
@@ -119,7 +120,7 @@ def test_an_answer_after_a_kill_and_the_deadline_is_stale_as_expired():
             assert refused.value.reason == "expired"
         model = ScriptedModel(["never mind"])
         async with life(agent(model, slow), store=store.sibling(), clock=clock) as rt:
-            log = await finished(rt)
+            log = await wait_until_idle(rt)
             paired(log)
             assert of(log, CallReturned)[0].error.kind == "timeout"
             with pytest.raises(Stale) as refused:
@@ -130,18 +131,18 @@ def test_an_answer_after_a_kill_and_the_deadline_is_stale_as_expired():
 
 
 def test_a_kill_while_streaming_leads_to_one_more_model_call_and_no_second_user_message():
-    """B47"""
+    """The new process calls the model again with the same messages [B47]."""
 
     async def main():
         store = MemoryStore()
         first = ScriptedModel([["half a sen", Hang()]])
         async with life(agent(first), store=store) as rt:
             await rt.send("c", "tell me")
-            await until(lambda: _streams(rt))
+            await until(lambda: _is_streaming(rt))
             await kill(rt)
         second = ScriptedModel(["a whole sentence"])
         async with life(agent(second), store=store.sibling()) as rt:
-            log = await finished(rt)
+            log = await wait_until_idle(rt)
             assert kinds(log) == [
                 "ConversationOpened",
                 "MessageReceived",
@@ -152,21 +153,21 @@ def test_a_kill_while_streaming_leads_to_one_more_model_call_and_no_second_user_
             assert len(first.requests) == len(second.requests) == 1
             assert [m.text for m in second.requests[0].messages] == ["tell me"]
 
-    async def _streams(rt):
+    async def _is_streaming(rt):
         return (await rt.snapshot("c")).partial.startswith("half")
 
     run(main)
 
 
-def test_a_kill_in_a_server_tool_dispatches_the_same_call_again_without_asking_the_model():
-    """B48, B85"""
+def test_a_server_call_that_was_running_at_the_kill_runs_again_without_a_model_call_first():
+    """It has the same id and arguments; its attempt is 2 [B48, B85]."""
 
     async def main():
         seen = Seen()
-        store = await interrupted(seen, working(seen), calls=[ToolCall("work", {"n": 7})])
+        store = await kill_during_call(seen, work_tool(seen), calls=[ToolCall("work", {"n": 7})])
         model = ScriptedModel(["done"])
-        async with life(agent(model, working(seen)), store=store) as rt:
-            log = await finished(rt)
+        async with life(agent(model, work_tool(seen)), store=store) as rt:
+            log = await wait_until_idle(rt)
             paired(log)
             (first, second) = seen.calls
             assert first[0] == second[0], "the same call id, and so the same key"
@@ -180,16 +181,16 @@ def test_a_kill_in_a_server_tool_dispatches_the_same_call_again_without_asking_t
     run(main)
 
 
-def test_recovery_fail_does_not_run_it_again_and_says_that_the_outcome_is_unknown():
-    """B49"""
+def test_recovery_fail_does_not_run_the_call_again_and_says_that_the_outcome_is_unknown():
+    """The model sees an ``interrupted`` error [B49]."""
 
     async def main():
         seen = Seen()
-        work = working(seen, recovery="fail")
-        store = await interrupted(seen, work, calls=[ToolCall("work", {"n": 1})])
+        work = work_tool(seen, recovery="fail")
+        store = await kill_during_call(seen, work, calls=[ToolCall("work", {"n": 1})])
         model = ScriptedModel(["I see"])
         async with life(agent(model, work), store=store) as rt:
-            log = await finished(rt)
+            log = await wait_until_idle(rt)
             paired(log)
             assert len(seen.calls) == 1
             (returned,) = of(log, CallReturned)
@@ -208,21 +209,21 @@ def test_recovery_fail_does_not_run_it_again_and_says_that_the_outcome_is_unknow
         (Deny("leave it"), 1, None, "interrupted"),
     ],
 )
-def test_recovery_ask_lets_a_person_decide(decision, runs, value, kind):
-    """B49"""
+def test_recovery_ask_lets_an_approver_decide_about_an_interrupted_call(decision, runs, value, kind):
+    """The approver runs it again, submits its result, or leaves it interrupted [B49]."""
 
     async def main():
         seen = Seen()
-        work = working(seen, recovery="ask")
-        store = await interrupted(seen, work, calls=[ToolCall("work", {"n": 1})])
+        work = work_tool(seen, recovery="ask")
+        store = await kill_during_call(seen, work, calls=[ToolCall("work", {"n": 1})])
         async with life(agent(ScriptedModel(["ok"]), work), store=store) as rt:
-            (entry,) = await waiting(rt)
+            (entry,) = await wait_until_pending(rt)
             assert (entry.kind, entry.recovery, entry.reason) == ("approval", True, "recovery")
-            assert len(seen.calls) == 1, "not before somebody said so"
+            assert len(seen.calls) == 1, "it does not run before the decision"
             with pytest.raises(Invalid):
                 await rt.resolve("c", entry.call, Answer("wrong kind"))
             await rt.resolve("c", entry.call, decision, by="boss")
-            log = await finished(rt)
+            log = await wait_until_idle(rt)
             paired(log)
             (returned,) = of(log, CallReturned)
             assert (returned.value, returned.error and returned.error.kind) == (value, kind)
@@ -231,18 +232,18 @@ def test_recovery_ask_lets_a_person_decide(decision, runs, value, kind):
     run(main)
 
 
-def test_recovery_ask_that_nobody_answers_expires_as_interrupted():
-    """B49, B82"""
+def test_recovery_ask_without_an_answer_expires_as_interrupted():
+    """The question has the default deadline of 7 days [B49, B82]."""
 
     async def main():
         clock, seen = Clock(), Seen()
-        work = working(seen, recovery="ask")
-        store = await interrupted(seen, work, calls=[ToolCall("work", {"n": 1})])
+        work = work_tool(seen, recovery="ask")
+        store = await kill_during_call(seen, work, calls=[ToolCall("work", {"n": 1})])
         async with life(agent(ScriptedModel(["ok"]), work), store=store, clock=clock) as rt:
-            (entry,) = await waiting(rt)
+            (entry,) = await wait_until_pending(rt)
             assert entry.deadline == clock.now + 7 * 86400
             clock.now = entry.deadline
-            log = await finished(rt)
+            log = await wait_until_idle(rt)
             assert of(log, CallReturned)[0].error.kind == "interrupted"
             assert len(seen.calls) == 1
 
@@ -259,8 +260,8 @@ def test_recovery_ask_that_nobody_answers_expires_as_interrupted():
         (lambda: "nonsense", 1, None, "interrupted"),
     ],
 )
-def test_a_reconcile_function_decides_from_outside_evidence(verdict, runs, value, kind):
-    """B49"""
+def test_a_reconcile_function_decides_about_an_interrupted_call(verdict, runs, value, kind):
+    """It gives the result, a new run or a failure; if it raises, the call stays interrupted [B49]."""
 
     async def main():
         seen, asked = Seen(), []
@@ -269,10 +270,10 @@ def test_a_reconcile_function_decides_from_outside_evidence(verdict, runs, value
             asked.append((args, call.attempt))
             return verdict()
 
-        work = working(seen, recovery=look)
-        store = await interrupted(seen, work, calls=[ToolCall("work", {"n": 3})])
+        work = work_tool(seen, recovery=look)
+        store = await kill_during_call(seen, work, calls=[ToolCall("work", {"n": 3})])
         async with life(agent(ScriptedModel(["ok"]), work), store=store) as rt:
-            log = await finished(rt)
+            log = await wait_until_idle(rt)
             paired(log)
             assert asked == [({"n": 3}, 1)]
             (returned,) = of(log, CallReturned)
@@ -282,8 +283,8 @@ def test_a_reconcile_function_decides_from_outside_evidence(verdict, runs, value
     run(main)
 
 
-def test_a_reconcile_function_may_pass_the_question_on_to_a_person():
-    """B49"""
+def test_a_reconcile_function_can_ask_an_approver():
+    """The call then waits for an approval to run again [B49]."""
 
     async def main():
         seen = Seen()
@@ -291,20 +292,20 @@ def test_a_reconcile_function_may_pass_the_question_on_to_a_person():
         async def look(args, call):
             return "ask"
 
-        work = working(seen, recovery=look)
-        store = await interrupted(seen, work, calls=[ToolCall("work", {"n": 3})])
+        work = work_tool(seen, recovery=look)
+        store = await kill_during_call(seen, work, calls=[ToolCall("work", {"n": 3})])
         async with life(agent(ScriptedModel(["ok"]), work), store=store) as rt:
-            (entry,) = await waiting(rt)
+            (entry,) = await wait_until_pending(rt)
             assert entry.recovery
             await rt.resolve("c", entry.call, Approve())
-            paired(await finished(rt))
+            paired(await wait_until_idle(rt))
             assert [attempt for _, attempt, _ in seen.calls] == [1, 2]
 
     run(main)
 
 
-def test_a_kill_with_one_call_done_one_running_and_one_pending_recovers_each_as_it_should():
-    """B50"""
+def test_a_kill_with_a_finished_a_running_and_a_pending_call_recovers_each_correctly():
+    """The finished call is not rerun, the running one is, and the pending one can be answered [B50]."""
 
     async def main():
         store, seen, quick = MemoryStore(), Seen(), Seen()
@@ -315,7 +316,7 @@ def test_a_kill_with_one_call_done_one_running_and_one_pending_recovers_each_as_
             quick.note(call, n=n)
             return "quick"
 
-        tools = (fast, working(seen), choose)
+        tools = (fast, work_tool(seen), choose)
         calls = [ToolCall("fast", {"n": 1}), ToolCall("work", {"n": 2}), ToolCall("choose")]
         async with life(agent(ScriptedModel([calls]), *tools), store=store) as rt:
             await rt.send("c", "go")
@@ -327,7 +328,7 @@ def test_a_kill_with_one_call_done_one_running_and_one_pending_recovers_each_as_
             (entry,) = await rt.pending()
             await seen.running(2)
             await rt.resolve("c", entry.call, Answer("mine"))
-            log = await finished(rt)
+            log = await wait_until_idle(rt)
             paired(log)
             assert len(quick.calls) == 1
             assert [attempt for _, attempt, _ in seen.calls] == [1, 2]
@@ -344,17 +345,17 @@ def test_a_kill_with_one_call_done_one_running_and_one_pending_recovers_each_as_
     run(main)
 
 
-async def cut(events, after, *agents, **options):
-    """A store whose log ends right after that event, and a runtime that revives it."""
+async def revive_after(events, last, *agents, **options):
+    """Return a runtime on a store whose log ends right after this event."""
     store = MemoryStore()
     await store.open()
-    await rewrite(store, "c", events[: events.index(after) + 1])
+    await rewrite(store, "c", events[: events.index(last) + 1])
     await store.close()
     return Runtime(*agents, store=store.sibling(), **options)
 
 
-async def one_turn(calls, *tools, decide: Any = None):
-    """The log of a turn that ran undisturbed."""
+async def log_of_one_turn(calls, *tools, decide: Any = None):
+    """Run one turn to its end; return its log."""
     async with Runtime(agent(ScriptedModel([calls, "done"]), *tools)) as rt:
         turn = await rt.send("c", "go")
         for entry in (await turn.result()).pending:
@@ -366,20 +367,20 @@ async def one_turn(calls, *tools, decide: Any = None):
 @pytest.mark.parametrize(
     ("last", "runs", "model_calls"),
     [(AssistantSaid, 1, 1), (CallStarted, 1, 1), (CallReturned, 0, 1)],
-    ids=["between the message and its calls", "after the claim", "after the last result"],
+    ids=["after the reply", "after the claim", "after the result"],
 )
-def test_a_kill_at_the_seams_of_a_plain_call_continues_correctly(last, runs, model_calls):
-    """B51"""
+def test_a_turn_that_is_cut_off_between_the_events_of_a_call_continues_correctly(last, runs, model_calls):
+    """The handler and the model are called only as often as is still needed [B51]."""
 
     async def main():
         seen = Seen()
         seen.door.set()
-        work = working(seen)
-        log = await one_turn([ToolCall("work", {"n": 1})], work)
+        work = work_tool(seen)
+        log = await log_of_one_turn([ToolCall("work", {"n": 1})], work)
         seen.calls.clear()
         model = ScriptedModel(["done again"] * 2)
-        async with await cut(log, of(log, last)[0], agent(model, work)) as rt:
-            paired(await finished(rt))
+        async with await revive_after(log, of(log, last)[0], agent(model, work)) as rt:
+            paired(await wait_until_idle(rt))
             assert len(seen.calls) == runs
             assert len(model.requests) == model_calls
 
@@ -387,23 +388,23 @@ def test_a_kill_at_the_seams_of_a_plain_call_continues_correctly(last, runs, mod
 
 
 def test_an_approval_never_becomes_a_result():
-    """B51: killed right after the approval, and again in the middle of the approved tool."""
+    """After a kill the approved handler runs, and its approver is not asked again [B51]."""
 
     async def main():
         seen = Seen()
         seen.door.set()
-        work = working(seen, approval="required", recovery="redispatch")
-        log = await one_turn([ToolCall("work", {"n": 1})], work, decide=Approve())
+        work = work_tool(seen, approval="required", recovery="redispatch")
+        log = await log_of_one_turn([ToolCall("work", {"n": 1})], work, decide=Approve())
         for last, attempts in ((of(log, CallResolved)[0], [1]), (of(log, CallStarted)[0], [2])):
             seen.calls.clear()
-            async with await cut(log, last, agent(ScriptedModel(["done"]), work)) as rt:
-                after = await finished(rt)
+            async with await revive_after(log, last, agent(ScriptedModel(["done"]), work)) as rt:
+                after = await wait_until_idle(rt)
                 paired(after)
                 assert [attempt for _, attempt, _ in seen.calls] == attempts
                 (returned,) = of(after, CallReturned)
                 assert returned.value == f"worked {attempts[-1]}"
                 assert returned.source == "server"
-                assert await rt.pending() == [], "nobody is asked a second time"
+                assert await rt.pending() == [], "the approver is not asked again"
 
     run(main)
 
@@ -416,41 +417,41 @@ def test_an_approval_never_becomes_a_result():
         ({"risk": "high"}, False),
         ({}, True),
     ],
-    ids=["required", "a function", "high risk", "gated by a wrapper"],
+    ids=["approval required", "approval function", "high risk", "gated toolset"],
 )
-def test_a_gated_or_high_risk_call_that_was_interrupted_never_runs_again_by_itself(options, wrap):
-    """B48: without a declared recovery a person decides, and the next process runs nothing before that."""
+def test_an_interrupted_gated_or_high_risk_call_does_not_run_again_without_an_approval(options, wrap):
+    """Without a declared recovery an approver decides first [B48]."""
 
     async def main():
         seen = Seen()
         seen.door.set()
-        work = working(seen, **options)
+        work = work_tool(seen, **options)
         if wrap:
             (work,) = gated([work])
         asks = wrap or "approval" in options
-        log = await one_turn([ToolCall("work", {"n": 1})], work, decide=Approve() if asks else None)
+        log = await log_of_one_turn([ToolCall("work", {"n": 1})], work, decide=Approve() if asks else None)
         seen.calls.clear()
-        async with await cut(log, of(log, CallStarted)[0], agent(ScriptedModel(["done"]), work)) as rt:
+        async with await revive_after(log, of(log, CallStarted)[0], agent(ScriptedModel(["done"]), work)) as rt:
             await until(lambda: rt.pending())
             (entry,) = await rt.pending()
             assert (entry.kind, entry.recovery) == ("approval", True)
             assert seen.calls == []
             await rt.resolve("c", entry.call, Approve())
-            paired(await finished(rt))
+            paired(await wait_until_idle(rt))
             assert [attempt for _, attempt, _ in seen.calls] == [2]
 
     run(main)
 
 
-def test_a_running_call_whose_tool_is_gone_from_the_code_gets_a_typed_error():
-    """B52"""
+def test_a_running_call_whose_tool_was_removed_from_the_code_gets_an_error_result():
+    """The error is ``unknown_tool`` and lists the tools that exist [B52]."""
 
     async def main():
         seen = Seen()
-        store = await interrupted(seen, working(seen), calls=[ToolCall("work", {"n": 1})])
+        store = await kill_during_call(seen, work_tool(seen), calls=[ToolCall("work", {"n": 1})])
         model = ScriptedModel(["I see"])
         async with life(agent(model, choose), store=store) as rt:
-            log = await finished(rt)
+            log = await wait_until_idle(rt)
             paired(log)
             (returned,) = of(log, CallReturned)
             assert returned.error.kind == "unknown_tool"
@@ -460,13 +461,13 @@ def test_a_running_call_whose_tool_is_gone_from_the_code_gets_a_typed_error():
     run(main)
 
 
-@pytest.mark.parametrize("planned", [False, True], ids=["plain", "with a preview"])
-def test_an_approved_call_whose_tool_is_gone_gets_a_typed_error_and_never_hangs(planned):
-    """B52"""
+@pytest.mark.parametrize("planned", [False, True], ids=["without a preview", "with a preview"])
+def test_an_approved_call_whose_tool_was_removed_from_the_code_gets_an_error_result(planned):
+    """The turn ends without running the handler [B52]."""
 
     async def main():
         store, seen = MemoryStore(), Seen()
-        work = working(seen, approval="required")
+        work = work_tool(seen, approval="required")
         if planned:
 
             @work.preview
@@ -477,11 +478,11 @@ def test_an_approved_call_whose_tool_is_gone_gets_a_typed_error_and_never_hangs(
             await (await rt.send("c", "go")).result()
             await kill(rt)
         async with life(agent(ScriptedModel(["I see"])), store=store.sibling()) as rt:
-            for _ in range(4):  # a plan that cannot be made any more is asked about again, then given up
+            for _ in range(4):  # a plan that cannot be made is asked about again, and then the call fails
                 await until(lambda: _settled(rt))
                 for entry in await rt.pending():
                     await rt.resolve("c", entry.call, Approve())
-            log = await finished(rt)
+            log = await wait_until_idle(rt)
             paired(log)
             assert of(log, CallReturned)[0].error.kind in ("unknown_tool", "conflict")
             assert seen.calls == []
@@ -492,13 +493,13 @@ def test_an_approved_call_whose_tool_is_gone_gets_a_typed_error_and_never_hangs(
     run(main)
 
 
-def test_snapshot_pending_and_history_are_served_from_the_store_with_nobody_running():
-    """B53"""
+def test_snapshot_pending_and_history_are_served_when_no_process_runs_the_conversation():
+    """A process without the agent reads everything and records answers, but runs nothing [B53]."""
 
     async def main():
         store, seen = MemoryStore(), Seen()
         calls = ["let me see", ToolCall("work", {"n": 1}), ToolCall("choose")]
-        async with life(agent(ScriptedModel([calls]), working(seen), choose), store=store) as rt:
+        async with life(agent(ScriptedModel([calls]), work_tool(seen), choose), store=store) as rt:
             await rt.send("c", "go")
             await seen.running()
             before = await rt.snapshot("c")
@@ -514,13 +515,13 @@ def test_snapshot_pending_and_history_are_served_from_the_store_with_nobody_runn
             assert [row.conversation for row in await desk.conversations()] == ["c"]
             await desk.resolve("c", after.pending[0].call, Answer("from the desk"))
             assert await desk.pending() == []
-            assert len(seen.calls) == 1, "it records, and runs nothing"
+            assert len(seen.calls) == 1, "it only records the answer"
 
     run(main)
 
 
-def test_a_gated_client_call_revives_in_its_second_phase():
-    """B42"""
+def test_a_gated_client_call_that_was_approved_waits_for_its_client_after_a_kill():
+    """A kill between the two suspensions revives in the second one [B42]."""
 
     async def main():
         store = MemoryStore()
@@ -539,7 +540,7 @@ def test_a_gated_client_call_revives_in_its_second_phase():
             (entry,) = await rt.pending()
             assert (entry.call, entry.kind) == (asked.call, "client_exec")
             await rt.resolve("c", entry.call, ClientResult("Rome"), by="page")
-            log = await finished(rt)
+            log = await wait_until_idle(rt)
             paired(log)
             assert [s.kind for s in of(log, CallSuspended)] == ["approval", "client_exec"]
 
@@ -547,7 +548,7 @@ def test_a_gated_client_call_revives_in_its_second_phase():
 
 
 def test_every_prefix_of_a_log_with_every_kind_of_call_is_a_legal_start():
-    """B54: by hand, on one log that has it all; ``test_state_machine`` does it on generated ones."""
+    """One log with all kinds of calls; ``test_state_machine`` cuts generated logs [B54]."""
 
     async def main():
         clock = Clock()
@@ -584,7 +585,7 @@ def test_every_prefix_of_a_log_with_every_kind_of_call_is_a_legal_start():
         ]
 
         def model():
-            return ScriptedModel([step, "almost", "done", "cut off"], follow=True)
+            return ScriptedModel([step, "one", "two", "three"], follow=True)
 
         decisions = {
             "approval": Approve(remember="args"),
@@ -599,17 +600,17 @@ def test_every_prefix_of_a_log_with_every_kind_of_call_is_a_legal_start():
                 for entry in (await turn.result()).pending:
                     await rt.resolve("c", entry.call, decisions[entry.kind], by="boss")
             await turn.final_result()
-            await until(lambda: _idle(rt, "c"))
+            await until(lambda: _is_idle(rt, "c"))
             log = await rt.history("c")
         paired(log)
         assert len(log) > 25
         for event in log:
-            async with await cut(log, event, agent(model(), *tools), clock=clock) as rt:
+            async with await revive_after(log, event, agent(model(), *tools), clock=clock) as rt:
                 for _ in range(4):
                     await until(lambda rt=rt: _at_rest(rt))
                     for entry in await rt.pending():
                         await rt.resolve("c", entry.call, Deny() if entry.kind == "approval" else decisions[entry.kind])
-                after = await finished(rt)
+                after = await wait_until_idle(rt)
                 assert after[: event.seq] == log[: event.seq]
                 paired(after)
 
@@ -619,37 +620,37 @@ def test_every_prefix_of_a_log_with_every_kind_of_call_is_a_legal_start():
     run(main, timeout=60)
 
 
-def test_an_agent_saved_without_handlers_and_given_them_at_load_continues_a_suspended_conversation():
-    """B86"""
+def test_an_agent_that_gets_its_handlers_at_load_continues_a_conversation_after_a_kill():
+    """The approved call runs with the handler that was given to ``from_json`` [B86]."""
 
     async def main():
         store, seen = MemoryStore(), Seen()
         seen.door.set()
-        work = working(seen, approval="required")
+        work = work_tool(seen, approval="required")
         saved = agent(ScriptedModel([[ToolCall("work", {"n": 5})]]), work)
         data = saved.to_json(handlers=False)
         async with life(saved, store=store) as rt:
             await (await rt.send("c", "go")).result()
             await kill(rt)
 
-        async def elsewhere(n: int, call: Call) -> str:
+        async def given_at_load(n: int, call: Call) -> str:
             seen.note(call, n=n)
-            return "ran elsewhere"
+            return "ran the handler given at load"
 
-        loaded = Agent.from_json(data, handlers={"work": elsewhere}, model=ScriptedModel(["fine"]))
+        loaded = Agent.from_json(data, handlers={"work": given_at_load}, model=ScriptedModel(["fine"]))
         async with life(loaded, store=store.sibling()) as rt:
             (entry,) = await rt.pending()
             await rt.resolve("c", entry.call, Approve(), by="boss")
-            log = await finished(rt)
+            log = await wait_until_idle(rt)
             paired(log)
-            assert of(log, CallReturned)[0].value == "ran elsewhere"
+            assert of(log, CallReturned)[0].value == "ran the handler given at load"
             assert [args for _, _, args in seen.calls] == [{"n": 5}]
 
     run(main)
 
 
 def test_a_queued_message_survives_the_kill_of_its_process():
-    """B13, B47"""
+    """The new process answers both messages in order [B13, B47]."""
 
     async def main():
         store = MemoryStore()
@@ -659,7 +660,7 @@ def test_a_queued_message_survives_the_kill_of_its_process():
             await kill(rt)
         model = ScriptedModel(["first", "second"])
         async with life(agent(model), store=store.sibling()) as rt:
-            log = await finished(rt)
+            log = await wait_until_idle(rt)
             paired(log)
             assert [m.text for m in of(log, MessageReceived)] == ["one", "two"]
             assert [m.text for m in of(log, AssistantSaid)] == ["first", "second"]
@@ -667,26 +668,26 @@ def test_a_queued_message_survives_the_kill_of_its_process():
     run(main)
 
 
-def test_another_process_that_lives_takes_over_by_itself():
-    """B48: no restart is needed where a second process with the agent is there already."""
+def test_a_standby_process_takes_over_from_a_killed_one_without_a_restart():
+    """The interrupted call runs again in the standby process [B48]."""
 
     async def main():
         store, seen = MemoryStore(), Seen()
-        work = working(seen)
+        work = work_tool(seen)
         async with life(agent(ScriptedModel(["done"]), work), store=store.sibling()) as standby:
             async with life(agent(ScriptedModel([[ToolCall("work", {"n": 1})]]), work), store=store) as rt:
                 await rt.send("c", "go")
                 await seen.running()
                 await kill(rt)
-            log = await finished(standby)
+            log = await wait_until_idle(standby)
             paired(log)
             assert [attempt for _, attempt, _ in seen.calls] == [1, 2]
 
     run(main)
 
 
-def test_a_cancelled_reader_does_not_take_the_others_of_the_same_conversation_with_it():
-    """B53: the first look loads the log for all; whoever asked first may go away meanwhile."""
+def test_cancelling_one_reader_does_not_cancel_other_readers_of_the_conversation():
+    """Readers share one load of the log, which continues if the first reader is cancelled [B53]."""
 
     async def main():
         store = MemoryStore()
@@ -696,12 +697,12 @@ def test_a_cancelled_reader_does_not_take_the_others_of_the_same_conversation_wi
         entered, go = asyncio.Event(), asyncio.Event()
         load = slow.load
 
-        async def slowly(name):
+        async def delayed_load(name):
             entered.set()
             await go.wait()
             return await load(name)
 
-        slow.load = slowly
+        slow.load = delayed_load
         async with life(store=slow) as desk:
             first = asyncio.create_task(desk.snapshot("c"))
             await entered.wait()

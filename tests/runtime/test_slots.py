@@ -1,4 +1,4 @@
-"""How many handlers run at once, in which order those that wait are served, and what that costs."""
+"""Slots: how many handlers run at once, in which order waiting handlers get a slot, and what that costs."""
 
 import asyncio
 import gc
@@ -15,29 +15,29 @@ from holdfast.runtime import gc_tuning, tasks
 from holdfast.runtime.tasks import Slots
 
 
-async def settle():
-    """Let whatever is ready run."""
+async def run_ready_tasks():
+    """Run the tasks that are ready."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
 class Queue:
-    """Handlers that wait for a slot; ``served`` in the order in which they got one."""
+    """Handlers that wait for a slot; ``served`` has their names in the order in which they got one."""
 
     def __init__(self, slots):
         self.slots, self.served, self.tasks = slots, [], {}
 
-    async def ask(self, name, tool, threaded=False):
+    async def request(self, name, tool, threaded=False):
         async def wait():
             await self.slots.acquire(tool, threaded)
             self.served.append(name)
 
         self.tasks[name] = asyncio.ensure_future(wait())
-        await settle()
+        await run_ready_tasks()
 
-    async def give(self, tool, threaded=False):
+    async def release(self, tool, threaded=False):
         self.slots.release(tool, threaded)
-        await settle()
+        await run_ready_tasks()
 
     async def cancel(self, name):
         self.tasks[name].cancel()
@@ -45,40 +45,42 @@ class Queue:
             await self.tasks[name]
 
 
-async def test_those_who_wait_are_served_in_the_order_of_asking_among_those_for_whom_a_slot_is_free():
+async def test_waiting_handlers_get_slots_in_order_except_those_whose_own_limit_is_reached():
     queue = Queue(Slots(2, {"one": 1}, threads=1))
     for name, kind in [("a", "one"), ("b", "plain"), ("c", "one"), ("d", "plain"), ("e", "plain")]:
-        await queue.ask(name, kind, threaded=kind == "plain")
+        await queue.request(name, kind, threaded=kind == "plain")
     assert queue.served == ["a", "b"]
-    await queue.give("one")
-    assert queue.served == ["a", "b", "c"], "the only thread is taken"
-    await queue.give("plain", threaded=True)
+    await queue.release("one")
+    assert queue.served == ["a", "b", "c"], "d and e wait for the only thread"
+    await queue.release("plain", threaded=True)
     assert queue.served == ["a", "b", "c", "d"]
-    await queue.give("one")
+    await queue.release("one")
     assert queue.served == ["a", "b", "c", "d"]
-    await queue.ask("f", "async")
-    assert queue.served == ["a", "b", "c", "d", "f"], "e waits for a thread, and keeps nobody else waiting"
-    await queue.give("plain", threaded=True)
+    await queue.request("f", "async")
+    assert queue.served == ["a", "b", "c", "d", "f"], "e waits for a thread, and blocks no other handler"
+    await queue.release("plain", threaded=True)
     assert queue.served[-1] == "e"
 
 
-async def test_who_stops_waiting_leaves_no_slot_behind():
-    """Also where the slot was handed over in the same instant, or is given back before its task has run."""
+async def test_a_cancelled_waiter_does_not_leak_a_slot():
+    """Not even if the slot was handed over in the same loop iteration, or released before the task ran."""
     queue = Queue(Slots(1, {}))
     for name in "abcd":
-        await queue.ask(name, "tool")
+        await queue.request(name, "tool")
     await queue.cancel("b")
     queue.tasks["c"].cancel()
-    await queue.give("tool")
+    await queue.release("tool")
     assert queue.served == ["a", "d"]
-    await queue.ask("e", "tool")
+    await queue.request("e", "tool")
     queue.slots.release("tool")
     await queue.cancel("e")
     assert queue.slots.try_acquire("tool")
     assert not queue.slots.try_acquire("tool")
 
 
-def served(many):
+def serve(many):
+    """Give so many handlers a slot, a few at a time."""
+
     async def main():
         queue = Slots(8, {"one": 2}, threads=4)
         kinds = [("plain", True), ("one", False), ("async", False)]
@@ -93,12 +95,12 @@ def served(many):
     asyncio.run(main())
 
 
-def test_giving_a_slot_back_costs_the_same_however_many_wait():
-    few, many = (lines_run(lambda n=n: served(n), tasks) for n in (300, 1200))
+def test_the_cost_of_releasing_a_slot_does_not_grow_with_the_number_of_waiters():
+    few, many = (lines_run(lambda n=n: serve(n), tasks) for n in (300, 1200))
     assert many < 6 * few, "four times as many handlers, about four times the work"
 
 
-async def test_a_hundred_async_calls_that_wait_run_at_once():
+async def test_a_hundred_async_calls_run_at_once():
     running, go = [], asyncio.Event()
 
     @tool
@@ -116,7 +118,7 @@ async def test_a_hundred_async_calls_that_wait_run_at_once():
         assert (await turn.final_result()).reason == "completed"
 
 
-async def test_plain_functions_hold_no_more_threads_than_allowed():
+async def test_sync_handlers_use_no_more_threads_than_allowed():
     running, most, go = set(), [0], threading.Event()
 
     @tool
@@ -156,17 +158,17 @@ def test_limits_are_whole_numbers_of_at_least_one(options):
 
 
 @pytest.fixture
-def threshold():
-    """Python's own threshold, and no runtime of other tests that was never closed."""
-    before, opened, kept = gc.get_threshold(), gc_tuning._open_runtimes, gc_tuning._previous_threshold
+def default_threshold():
+    """Set Python's default threshold, and ignore runtimes that other tests have not closed."""
+    before, open_runtimes, previous = gc.get_threshold(), gc_tuning._open_runtimes, gc_tuning._previous_threshold
     gc_tuning._open_runtimes = gc_tuning._previous_threshold = 0
     gc.set_threshold(700, 10, 10)
     yield
-    gc_tuning._open_runtimes, gc_tuning._previous_threshold = opened, kept
+    gc_tuning._open_runtimes, gc_tuning._previous_threshold = open_runtimes, previous
     gc.set_threshold(*before)
 
 
-async def test_garbage_is_looked_for_less_often_while_a_runtime_is_open(threshold):
+async def test_the_garbage_collection_threshold_is_raised_while_a_runtime_is_open(default_threshold):
     async with Runtime(), Runtime():
         assert gc.get_threshold() == (gc_tuning.RAISED_THRESHOLD, 10, 10)
     assert gc.get_threshold() == (700, 10, 10)
@@ -174,7 +176,7 @@ async def test_garbage_is_looked_for_less_often_while_a_runtime_is_open(threshol
         assert gc.get_threshold() == (700, 10, 10)
 
 
-async def test_what_the_application_has_set_for_garbage_stays(threshold):
+async def test_a_garbage_collection_threshold_that_the_application_sets_is_kept(default_threshold):
     gc.set_threshold(1234, 5, 6)
     async with Runtime():
         assert gc.get_threshold() == (1234, 5, 6)

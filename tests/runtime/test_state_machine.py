@@ -1,8 +1,8 @@
-"""The proof: whatever people do and whatever dies, in whatever order, the laws hold.
+"""Generated scenarios: whatever callers do and whichever process dies, the laws of a log hold.
 
-Scenarios are generated (``scenarios``), played in virtual time on two processes over one memory store (``worlds``)
-and judged by laws that know nothing of the runtime (``chaos/laws``). ``HOLDFAST_EXAMPLES=20`` plays twenty times as
-many. ``test_mutants`` shows that the judge sees what it should.
+The scenarios (``scenarios``) are played in virtual time by two processes on one memory store (``worlds``) and checked
+against laws that do not depend on the runtime (``chaos/laws``). ``HOLDFAST_EXAMPLES=20`` plays twenty times as many.
+``test_mutants`` shows that the laws detect defects.
 """
 
 import pytest
@@ -12,53 +12,53 @@ from scenarios import CLASSICS, IMPORTS, RICH, importing, profile, scenario
 
 
 @pytest.mark.parametrize("number", range(len(CLASSICS)))
-def test_the_laws_hold_in_the_classics(number):
-    worlds.lived(CLASSICS[number])
+def test_the_laws_hold_in_every_classic_scenario(number):
+    worlds.play_scenario(CLASSICS[number])
 
 
 @profile(1500)
 @given(scenario)
-def test_the_laws_hold_whatever_people_do_and_whatever_dies(plot):
-    worlds.lived(plot)
+def test_the_laws_hold_in_generated_scenarios(plot):
+    worlds.play_scenario(plot)
 
 
 @pytest.mark.parametrize("number", range(len(IMPORTS)))
-def test_the_laws_hold_in_an_import_at_a_moment_that_matters(number):
-    worlds.lived(IMPORTS[number])
+def test_the_laws_hold_in_every_import_scenario(number):
+    worlds.play_scenario(IMPORTS[number])
 
 
 @profile(300)
 @given(importing)
-def test_an_import_runs_nothing_without_trust_and_asks_again_with_it(plot):
-    """Whatever happens before and after it: what the file says of approvals, runs and clients starts nothing here."""
-    worlds.lived(plot)
+def test_an_imported_call_runs_only_with_trust_and_a_new_approval(plot):
+    """Approvals, runs and clients of an imported log start nothing here."""
+    worlds.play_scenario(plot)
 
 
 @profile(60)
 @given(scenario)
-def test_every_prefix_of_every_log_is_a_legal_start(plot):
-    """B54"""
-    world = worlds.lived(plot)
+def test_every_prefix_of_a_generated_log_is_a_legal_start(plot):
+    """A new process revives each prefix, and the laws hold at its end [B54]."""
+    world = worlds.play_scenario(plot)
     events = world.events()
     for end in range(1, len(events) + 1):
-        worlds.revived(plot["script"], events[:end], plot["drain"])
+        worlds.revive_log(plot["script"], events[:end], plot["drain"])
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the commit", "after the commit"])
-@pytest.mark.parametrize("who", [0, 1])
-def test_every_write_may_be_the_last_one_of_its_process(who, after):
-    """B47-B51: a kill at each append and claim of a rich scenario, one after the other."""
-    died = 0
+@pytest.mark.parametrize("process", [0, 1])
+def test_the_laws_hold_if_a_process_is_killed_at_any_of_its_writes(process, after):
+    """There is one kill for each append and claim of a rich scenario [B47-B51]."""
+    deaths = 0
     for writes in range(1, 60):
-        plot = {**RICH, "steps": [("kill", who, writes, after, 0), *RICH["steps"]]}
-        died += worlds.lived(plot).deaths
-    assert died > 15, "the scenario has as many writes as that"
+        plot = {**RICH, "steps": [("kill", process, writes, after, 0), *RICH["steps"]]}
+        deaths += worlds.play_scenario(plot).deaths
+    assert deaths > 15, "the scenario has more than 15 writes"
 
 
 def test_every_prefix_of_a_rich_log_is_a_legal_start():
-    """B54"""
-    events = worlds.lived(RICH).events()
+    """A log with more than 60 events is cut after each of them and revived [B54]."""
+    events = worlds.play_scenario(RICH).events()
     assert len(events) > 60
     for decide in (None, 0, 5):
         for end in range(1, len(events) + 1):
-            worlds.revived(RICH["script"], events[:end], decide)
+            worlds.revive_log(RICH["script"], events[:end], decide)

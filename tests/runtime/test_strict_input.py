@@ -1,4 +1,4 @@
-"""What people and callers give has no NUL characters; what a model or a tool gives is kept; no key is given twice."""
+"""Strict input: NUL characters from callers are refused, from models and tools they are stored; repeated keys."""
 
 import dataclasses
 
@@ -24,11 +24,11 @@ def choose() -> str:
 
 @declare(manual=True)
 def by_hand() -> str:
-    """Somebody does it by hand."""
+    """Do it by hand."""
     raise NotImplementedError
 
 
-async def test_a_nul_character_is_refused_in_whatever_a_person_or_a_caller_says():
+async def test_a_nul_character_in_the_input_of_a_caller_is_refused():
     model = ScriptedModel([[ToolCall("echo", {"text": "x"}), ToolCall("choose")]])
     async with Runtime(agent(model, echo, choose)) as rt:
         with pytest.raises(Invalid, match=r"metadata: a NUL character at tags\[1\]; remove it"):
@@ -51,18 +51,18 @@ async def test_a_nul_character_is_refused_in_whatever_a_person_or_a_caller_says(
         assert (await rt.snapshot("c")).pending[0].call == approval.call
 
 
-async def test_a_nul_character_that_a_model_or_a_tool_gives_is_kept():
+async def test_a_nul_character_from_a_model_or_a_tool_is_stored():
     model = ScriptedModel([[ToolCall("echo", {"text": "a\0b"}), ToolCall("by_hand")], "d\0one"])
     async with Runtime(agent(model, echo, by_hand)) as rt:
         turn = await rt.send("c", "hi")
         for entry in (await turn.result()).pending:
-            await rt.resolve("c", entry.call, Approve() if entry.tool == "echo" else Submit("from\0elsewhere"))
+            await rt.resolve("c", entry.call, Approve() if entry.tool == "echo" else Submit("by\0hand"))
         await turn.final_result()
-        assert {event.value for event in of(await rt.history("c"), CallReturned)} == {"a\0b", "from\0elsewhere"}
+        assert {event.value for event in of(await rt.history("c"), CallReturned)} == {"a\0b", "by\0hand"}
 
 
-async def test_a_key_that_a_model_gives_twice_in_its_arguments_is_an_invalid_argument():
-    """B17: which of the two would have run is not to be guessed."""
+async def test_arguments_with_a_repeated_key_are_invalid():
+    """It would be a guess which of the two values to run [B17]."""
     model = ScriptedModel([[ToolCall("echo", '{"text": "a", "text": "b"}')], "done"])
     async with Runtime(agent(model, echo)) as rt:
         await (await rt.send("c", "hi")).final_result()
@@ -76,8 +76,8 @@ class Total:
     amount: int
 
 
-async def test_a_key_that_a_structured_answer_gives_twice_is_sent_back_for_repair():
-    """B24"""
+async def test_a_structured_answer_with_a_repeated_key_is_sent_back_for_repair():
+    """The rejection says that a key appears twice [B24]."""
     model = ScriptedModel(['{"amount": 1, "amount": 2}', '{"amount": 2}'])
     async with Runtime(agent(model, output=Total)) as rt:
         ended = await (await rt.send("c", "hi")).final_result()

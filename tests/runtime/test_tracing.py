@@ -1,4 +1,4 @@
-"""Spans as the runtime makes them: one trace a turn, whoever runs it and however often it dies."""
+"""Spans of the runtime: one trace per turn, even if several processes run it and are killed."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ def spans(monkeypatch):
     provider.shutdown()
 
 
-def named(spans, name):
+def find_span(spans, name):
     (span,) = [span for span in spans() if span.name == name]
     return span
 
@@ -63,23 +63,23 @@ def test_a_turn_with_a_gated_tool_is_one_trace(spans):
             await turn.final_result()
 
     run_bounded(go())
-    turn = named(spans, "invoke_agent a")
+    turn = find_span(spans, "invoke_agent a")
     ours = [span.name for span in spans() if span.context.trace_id == turn.context.trace_id]
     assert sorted(ours) == sorted(
         ["chat scripted"] * 3
         + ["execute_tool look", "query", "suspended refund", "execute_tool refund", "charge", "invoke_agent a"]
-        + ["plan"] * 2  # shown, and made again before it ran
+        + ["plan"] * 2  # for the approver, and again before the run
     )
-    assert named(spans, "query").parent.span_id == named(spans, "execute_tool look").context.span_id
-    assert named(spans, "charge").parent.span_id == named(spans, "execute_tool refund").context.span_id
-    assert named(spans, "execute_tool refund").attributes["holdfast.call.approver"] == "boss"
+    assert find_span(spans, "query").parent.span_id == find_span(spans, "execute_tool look").context.span_id
+    assert find_span(spans, "charge").parent.span_id == find_span(spans, "execute_tool refund").context.span_id
+    assert find_span(spans, "execute_tool refund").attributes["holdfast.call.approver"] == "boss"
     assert turn.attributes["gen_ai.usage.input_tokens"] == 10
     first = min((span for span in spans() if span.name == "chat scripted"), key=lambda span: span.start_time)
     assert first.attributes["gen_ai.response.finish_reasons"] == ("tool_calls",)
-    assert [link.context for link in named(spans, "POST /approve").links] == [turn.parent]
+    assert [link.context for link in find_span(spans, "POST /approve").links] == [turn.parent]
 
 
-def test_a_tool_that_raises_and_a_model_that_fails_are_errors_of_their_kind(spans):
+def test_the_spans_of_a_failed_tool_call_and_a_failed_model_call_have_the_error_kind(spans):
     @tool
     async def broken() -> str:
         """Break."""
@@ -90,10 +90,10 @@ def test_a_tool_that_raises_and_a_model_that_fails_are_errors_of_their_kind(span
             await (await rt.send("c", "hi")).final_result()
 
     run_bounded(go())
-    assert named(spans, "execute_tool broken").attributes["error.type"] == "handler_failed"
+    assert find_span(spans, "execute_tool broken").attributes["error.type"] == "handler_failed"
     failed = [span for span in spans() if span.name == "chat scripted" and "error.type" in span.attributes]
     assert [span.attributes["error.type"] for span in failed] == ["invalid_response"]
-    assert named(spans, "invoke_agent a").attributes["error.type"] == "invalid_response"
+    assert find_span(spans, "invoke_agent a").attributes["error.type"] == "invalid_response"
     assert "secret" not in "".join(span.to_json() for span in spans())
 
 
@@ -115,8 +115,8 @@ def test_a_cancelled_tool_ends_its_span(spans):
             await turn.final_result()
 
     run_bounded(go())
-    assert named(spans, "execute_tool slow").attributes["error.type"] == "CancelledError"
-    assert named(spans, "invoke_agent a").attributes["holdfast.turn.reason"] == "cancelled"
+    assert find_span(spans, "execute_tool slow").attributes["error.type"] == "CancelledError"
+    assert find_span(spans, "invoke_agent a").attributes["holdfast.turn.reason"] == "cancelled"
 
 
 PROCESS = """
@@ -159,22 +159,22 @@ asyncio.run(main())
 """
 
 
-def test_what_killed_processes_did_is_one_trace_with_what_the_next_one_does(tmp_path):
+def test_a_turn_that_survives_two_killed_processes_is_one_trace(tmp_path):
     (tmp_path / "process.py").write_text(textwrap.dedent(PROCESS))
-    told = []
+    exported = []
     for act in ("ask", "die", "end"):
         command = [sys.executable, "process.py", act]
         ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert ran.returncode == (0 if act == "end" else -9), ran.stderr
-        told.append([json.loads(line) for line in ran.stdout.splitlines()])
-    names = [[span["name"] for span in spans] for spans in told]
-    # The run that was killed has no span: it never ended. The next attempt has its own.
+        exported.append([json.loads(line) for line in ran.stdout.splitlines()])
+    names = [[span["name"] for span in spans] for spans in exported]
+    # The attempt that was killed has no span, because it never ended. The next attempt has its own.
     assert names == [
         ["chat scripted"],
         ["suspended refund"],
         ["execute_tool refund", "chat scripted", "invoke_agent desk"],
     ]
-    spans = [span for part in told for span in part]
+    spans = [span for part in exported for span in part]
     assert len({span["context"]["trace_id"] for span in spans}) == 1
     assert len({span["parent_id"] for span in spans}) == 1
     by_name = {span["name"]: span for span in spans}

@@ -1,4 +1,4 @@
-"""Getting the reply: ``run``, ``wait``, ``stream``, ``turn.result``, and an agent that runs by itself."""
+"""Results of turns: ``run``, ``wait``, ``stream``, ``turn.result``, and an agent without a runtime."""
 
 import asyncio
 from dataclasses import dataclass
@@ -81,7 +81,7 @@ async def test_run_continues_the_conversation_that_it_is_given():
         ]
 
 
-async def test_a_result_that_waits_has_the_calls_and_wait_gives_the_result_after_the_decision():
+async def test_a_waiting_result_has_the_pending_calls_and_wait_returns_the_result_after_the_decision():
     async with Runtime(agent_with(["I will send it.", MAIL], "Sent.")) as rt:
         waiting = await rt.run("Mail Ada")
         assert (waiting.reason, waiting.waiting, waiting.text) == ("waiting", True, "I will send it.")
@@ -91,7 +91,7 @@ async def test_a_result_that_waits_has_the_calls_and_wait_gives_the_result_after
         assert (done.reason, done.text, done.pending, done.turn) == ("completed", "Sent.", [], waiting.turn)
 
 
-async def test_an_approval_of_a_pending_call_is_bound_to_what_that_pending_shows():
+async def test_an_approval_of_a_pending_entry_is_bound_to_its_digest():
     async with Runtime(agent_with([MAIL], "Sent.")) as rt:
         [pending] = (await rt.run("Mail Ada")).pending
         other = msgspec.structs.replace(pending, digest="0" * 64)
@@ -113,7 +113,7 @@ async def test_resolve_explains_its_two_forms_when_they_are_mixed(wrong):
             await rt.resolve(pending.conversation, pending.call)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
-async def test_final_result_waits_through_decisions_that_others_take():
+async def test_final_result_waits_until_pending_calls_are_decided_and_the_turn_ends():
     async with Runtime(agent_with([MAIL], "Sent.")) as rt:
         turn = await rt.send("c", "Mail Ada")
         final = asyncio.create_task(turn.final_result())
@@ -123,7 +123,7 @@ async def test_final_result_waits_through_decisions_that_others_take():
         assert (await final).text == "Sent."
 
 
-async def test_a_timeout_stops_the_waiting_and_not_the_turn():
+async def test_a_timeout_ends_the_wait_but_not_the_turn():
     gate = asyncio.Event()
 
     @tool
@@ -153,7 +153,7 @@ async def test_the_result_of_a_queued_message_is_that_of_its_own_turn():
         assert ((await first.final_result()).text, (await second.final_result()).text) == ("First.", "Second.")
 
 
-async def test_a_failed_turn_raises_only_when_it_is_asked_to():
+async def test_a_failed_turn_raises_only_in_raise_for_reason():
     async with Runtime(agent_with(ModelError("no such model", kind="model_not_supported"))) as rt:
         result = await rt.run("go")
         assert (result.reason, result.text) == ("failed", "")
@@ -166,7 +166,7 @@ async def test_a_failed_turn_raises_only_when_it_is_asked_to():
 @pytest.mark.parametrize(
     ("options", "reason"), [({"max_steps": 1}, "step_limit"), ({"limits": Limits(tokens=1)}, "token_limit")]
 )
-async def test_a_turn_at_its_limit_raises_that_when_it_is_asked_to(options, reason):
+async def test_raise_for_reason_raises_usage_limit_reached_for_a_turn_at_its_limit(options, reason):
     async with Runtime(agent_with([FIND], "Never.", **options)) as rt:
         result = await rt.run("go")
         assert result.reason == reason
@@ -175,7 +175,7 @@ async def test_a_turn_at_its_limit_raises_that_when_it_is_asked_to(options, reas
         assert failure.value.kind == "usage_limit_reached"
 
 
-async def test_a_cancelled_turn_raises_that_when_it_is_asked_to():
+async def test_raise_for_reason_raises_cancelled_for_a_cancelled_turn():
     async with Runtime(agent_with([MAIL])) as rt:
         waiting = await rt.run("go")
         waiting.raise_for_reason()  # a turn that waits is no error
@@ -193,27 +193,27 @@ async def test_a_halted_turn_has_its_reason_and_value_and_raises_nothing():
 
 
 @dataclass
-class AsDataclass:
+class OrderDataclass:
     item: str
     count: int
 
 
-class AsStruct(msgspec.Struct):
+class OrderStruct(msgspec.Struct):
     item: str
     count: int
 
 
-class AsModel(pydantic.BaseModel):
+class OrderModel(pydantic.BaseModel):
     item: str
     count: int
 
 
-class AsTypedDict(TypedDict):
+class OrderTypedDict(TypedDict):
     item: str
     count: int
 
 
-@pytest.mark.parametrize("kind", [AsDataclass, AsStruct, AsModel, AsTypedDict])
+@pytest.mark.parametrize("kind", [OrderDataclass, OrderStruct, OrderModel, OrderTypedDict])
 async def test_the_output_has_the_declared_type_and_the_value_is_plain(kind):
     agent = agent_with('{"item": "lamp", "count": 2}', '{"item": "lamp", "count": 2}', output=kind)
     plain = {"item": "lamp", "count": 2}
@@ -253,7 +253,7 @@ async def test_a_second_run_on_a_busy_conversation_is_refused():
 # --- streams -------------------------------------------------------------------------------------------------
 
 
-async def test_a_stream_has_the_text_the_calls_the_card_and_the_result_last():
+async def test_a_stream_yields_the_text_the_calls_the_pending_entry_and_last_the_result():
     async with Runtime(agent_with(["Look.", FIND], [MAIL], "Sent.")) as rt:
         items = [item async for item in rt.stream("Mail Ada", conversation="c")]
         assert "".join(item.text for item in items if isinstance(item, TextDelta)) == "Look."
@@ -287,7 +287,7 @@ async def test_a_stream_without_a_text_needs_a_conversation():
             await collect(rt.stream())
 
 
-# --- an agent by itself --------------------------------------------------------------------------------------
+# --- an agent without a runtime -------------------------------------------------------------------------------
 
 
 def test_an_agent_runs_without_asyncio_and_without_a_runtime():

@@ -1,9 +1,9 @@
-"""A small world in which everything may happen: two processes on one store, people, deadlines, kills.
+"""A simulation of two processes on one memory store, with callers, deadlines and kills.
 
-Everything runs on one event loop whose time is not the wall's: it jumps to the next timer when nothing is left
-to do. So a scenario is deterministic, and a minute of it costs milliseconds. A process is a ``Life``: a
-runtime on its own owner of one memory store. A kill is its store dying at a chosen append, before or after the
-commit; what the life still does afterwards leaves no trace, neither in the log nor in the ledger.
+Everything runs on one event loop in virtual time, which jumps to the next timer when no task is ready. So a scenario is
+deterministic, and a minute of it costs milliseconds. A ``Process`` is a runtime with its own owner of the store. A kill
+ends the store of a process at a chosen write, before or after the commit. Nothing that a killed process does later is
+in the log or in the ledger of effects.
 """
 
 import asyncio
@@ -60,9 +60,9 @@ from holdfast.runtime.commit import build_append
 from holdfast.stores.base import GENESIS, hash_chain
 from holdfast.stores.memory import MemoryStore
 
-OWNERS = (TurnStarted, AssistantSaid, OutputRejected, CallStarted, TurnEnded)
+OWNER_EVENTS = (TurnStarted, AssistantSaid, OutputRejected, CallStarted, TurnEnded)
 CONVERSATION = "c"
-LONG = 3600.0
+HOUR = 3600.0
 _pending = msgspec.json.Decoder(Pending)
 
 
@@ -70,22 +70,22 @@ _pending = msgspec.json.Decoder(Pending)
 
 
 class Stuck(AssertionError):
-    """Nothing will ever happen again, or too much does."""
+    """No task can ever continue, or the loop never comes to rest."""
 
 
 class _Selector(selectors.DefaultSelector):
     def __init__(self):
         super().__init__()
-        self.now, self.still = 0.0, 0
+        self.now, self.iterations = 0.0, 0
 
     def select(self, timeout=None):
         found = super().select(0)
         if not found:
             if timeout is None:
-                raise Stuck("nothing is left to do, and somebody waits")
-            self.still = 0 if timeout > 0 else self.still + 1
-            if self.still > 100_000:
-                raise Stuck("it spins: time stands still")
+                raise Stuck("no timer is left, and a task still waits")
+            self.iterations = 0 if timeout > 0 else self.iterations + 1
+            if self.iterations > 100_000:
+                raise Stuck("busy loop: time does not advance")
             self.now += max(timeout, 0)
         return found
 
@@ -105,17 +105,17 @@ def simulate(main, *args):
         return runner.run(main(*args))
 
 
-# --- the tools: what each of them really is, and what it does ---
+# --- tools ---
 
 
-async def act(name, n, call):
-    """The effect: written into the ledger, unless this life is over; takes a while before and after."""
-    life = call.scope
+async def perform_effect(name, n, call):
+    """Write the effect of a call into the ledger, unless its process is dead. Takes time before and after."""
+    process = call.scope
     await asyncio.sleep(0.002 * (n % 4))
-    if life.dead:
+    if process.dead:
         await asyncio.get_running_loop().create_future()
-    world = life.world
-    definition = fingerprint_of(life.agent.tools.get(name).spec)
+    world = process.world
+    definition = fingerprint_of(process.agent.tools.get(name).spec)
     at = world.length(call.conversation)
     done = Effect(
         call.conversation, call.id, call.attempt, name, {"n": n}, at=at, definition=definition, plan=call.plan
@@ -125,25 +125,25 @@ async def act(name, n, call):
     return {"did": name, "n": n, "attempt": call.attempt}
 
 
-def server(name, **options):
+def server_tool(name, **options):
     async def handler(n: int, call: Call) -> dict:
-        return await act(name, n, call)
+        return await perform_effect(name, n, call)
 
     return tool(name=name, description=f"Tool {name}.", **options)(handler)
 
 
-def stub(name, **options):
+def suspended_tool(name, **options):
     def handler(n: int) -> int: ...
 
     return tool(name=name, description=f"Tool {name}.", **options)(handler)
 
 
-def planned(it):
+def with_preview(it):
     @it.preview
     async def _(n: int, call: Call) -> str:
         await asyncio.sleep(0.001 * (n % 3))
         if n == 5:
-            raise ToolError("not_found", "it could not succeed")
+            raise ToolError("not_found", "it cannot succeed")
         if n == 6:
             raise RuntimeError("the preview is broken")
         return f"plan {call.scope.world.plan} for {n}"
@@ -151,13 +151,13 @@ def planned(it):
     return it
 
 
-async def odd(args, call):
+async def approval_if_odd(args, call):
     await asyncio.sleep(0.001)
     return args["n"] % 2 == 1
 
 
-async def look_up(args, call):
-    """Evidence from outside: was it done? Where it was not, what becomes of it depends on the number."""
+async def reconcile(args, call):
+    """Return the result if the ledger has the effect; else a decision that depends on the number."""
     await asyncio.sleep(0.001)
     done = [effect for effect in call.scope.world.ledger if effect.conversation == call.conversation]
     if any(effect.call == call.id for effect in done):
@@ -166,37 +166,37 @@ async def look_up(args, call):
 
 
 async def asks(n: int, call: Call) -> object:
-    await act("asks", n, call)
-    return Ask("What now?", answer=int, expires=LONG)
+    await perform_effect("asks", n, call)
+    return Ask("What now?", answer=int, expires=HOUR)
 
 
 async def halts(n: int, call: Call) -> object:
-    await act("halts", n, call)
+    await perform_effect("halts", n, call)
     return Halt("handed_over", n)
 
 
 async def breaks(n: int, call: Call) -> object:
-    await act("breaks", n, call)
+    await perform_effect("breaks", n, call)
     raise ToolError("resource_missing", "broken") if n % 2 else RuntimeError("broken")
 
 
 TOOLS = [
-    server("auto"),
-    server("once", recovery="fail"),
-    server("timed", timeout=0.005, recovery="fail"),
-    server("asked", recovery="ask", expires=LONG),
-    server("known", recovery=look_up, expires=LONG),
-    server("gated", approval="required", recovery="redispatch", expires=LONG),
-    server("gated_once", approval="required", recovery="fail", expires=LONG, on_expiry="halt"),
-    planned(server("planned", approval="required", expires=LONG, on_expiry="deny")),
-    planned(server("planned_once", approval="required", recovery="fail", expires=LONG)),
-    server("policy", approval=odd, recovery="fail", expires=LONG),
-    planned(server("planned_policy", approval=odd, expires=LONG)),
-    stub("human", executor="human", prompt="Which?", expires=LONG, on_expiry=Default(0)),
-    stub("client", executor="client", expires=LONG),
-    stub("gated_client", executor="client", approval="required", expires=LONG),
-    server("manual", manual=True, expires=LONG),
-    server("gated_manual", manual=True, approval="required", expires=LONG),
+    server_tool("auto"),
+    server_tool("once", recovery="fail"),
+    server_tool("timed", timeout=0.005, recovery="fail"),
+    server_tool("asked", recovery="ask", expires=HOUR),
+    server_tool("known", recovery=reconcile, expires=HOUR),
+    server_tool("gated", approval="required", recovery="redispatch", expires=HOUR),
+    server_tool("gated_once", approval="required", recovery="fail", expires=HOUR, on_expiry="halt"),
+    with_preview(server_tool("planned", approval="required", expires=HOUR, on_expiry="deny")),
+    with_preview(server_tool("planned_once", approval="required", recovery="fail", expires=HOUR)),
+    server_tool("policy", approval=approval_if_odd, recovery="fail", expires=HOUR),
+    with_preview(server_tool("planned_policy", approval=approval_if_odd, expires=HOUR)),
+    suspended_tool("human", executor="human", prompt="Which?", expires=HOUR, on_expiry=Default(0)),
+    suspended_tool("client", executor="client", expires=HOUR),
+    suspended_tool("gated_client", executor="client", approval="required", expires=HOUR),
+    server_tool("manual", manual=True, expires=HOUR),
+    server_tool("gated_manual", manual=True, approval="required", expires=HOUR),
     tool(name="asks", description="Asks.")(asks),
     tool(name="halts", description="Halts.")(halts),
     tool(name="breaks", description="Breaks.", recovery="fail")(breaks),
@@ -207,7 +207,7 @@ def always(args):
     return True
 
 
-def when_odd(args):
+def if_odd(args):
     return args["n"] % 2 == 1
 
 
@@ -221,8 +221,8 @@ TRUTHS = {
     "gated_once": Truth(always, recovery="fail"),
     "planned": Truth(always, planned=True, recovery="ask"),
     "planned_once": Truth(always, planned=True, recovery="fail"),
-    "policy": Truth(when_odd, recovery="fail"),
-    "planned_policy": Truth(when_odd, planned=True, recovery="ask"),
+    "policy": Truth(if_odd, recovery="fail"),
+    "planned_policy": Truth(if_odd, planned=True, recovery="ask"),
     "human": Truth(runs=False),
     "client": Truth(runs=False),
     "gated_client": Truth(always, runs=False),
@@ -233,11 +233,11 @@ TRUTHS = {
     "breaks": Truth(recovery="fail"),
 }
 NAMES = (*TRUTHS, "nope", "!")
-"""What the scripted model may call; ``nope`` does not exist, and at ``!`` the model itself fails."""
+"""The names that the model may call. There is no tool ``nope``; at ``!`` the model itself fails."""
 
 
-def edit(entry):
-    """Other arguments, by somebody who has seen the original; or who says nothing of it."""
+def approve_edited(entry):
+    """Approve other arguments, with the digest of the original or without a digest."""
     return Approve(args={"n": 2}, digest=entry.digest if "once" in entry.tool else None)
 
 
@@ -247,7 +247,7 @@ DECISIONS = {
         lambda entry: Approve(digest=entry.digest),
         lambda entry: Approve(remember="args"),
         lambda entry: Approve(remember="tool", duration=30.0),
-        lambda entry: edit(entry) if not entry.recovery else Submit({"by hand": 1}),
+        lambda entry: approve_edited(entry) if not entry.recovery else Submit({"by hand": 1}),
         lambda entry: Deny("no"),
         lambda entry: Deny("stop", stop=True),
         lambda entry: Approve(digest="something else"),
@@ -262,7 +262,7 @@ DECISIONS = {
 
 
 class WorldModel:
-    """Says what the world's script has for this turn and step; checks what it is shown."""
+    """A model that follows the script of the world, and checks every request that it gets."""
 
     name = "world"
 
@@ -271,7 +271,7 @@ class WorldModel:
 
     async def stream(self, request):
         world = self.world
-        world.shown_to_model(request)
+        world.check_request(request)
         script = world.script[(request.turn - 1) % len(world.script)]
         calls: Any = script[request.step - 1] if request.step <= len(script) else ()
         yield TextPart("one ")
@@ -288,8 +288,8 @@ MODEL = WorldModel()
 
 
 @cache
-def deployed(version):
-    """The agent as the code of this version has it: what its tools do is the same, what they say is not."""
+def agent_of_version(version):
+    """Return the agent of this version of the code: the tools do the same, and their descriptions differ."""
     tools = [it.copy_with(description=f"Tool {it.spec.name}, version {version}.") for it in TOOLS] if version else TOOLS
     return Agent("a", model=MODEL, tools=tools, max_steps=3)
 
@@ -297,13 +297,13 @@ def deployed(version):
 # --- processes ---
 
 
-class Mortal:
-    """One owner of the memory store, whose life ends at a chosen write; and the laws of who may write what."""
+class KillableStore:
+    """A process's access to the memory store. It dies at a chosen write, and checks that each writer may write."""
 
-    def __init__(self, life, inner, jitter):
-        self._life, self._inner, self._jitter, self._turn = life, inner, jitter, 0
+    def __init__(self, process, inner, jitter):
+        self._process, self._inner, self._jitter, self._turn = process, inner, jitter, 0
         self.owner = inner.owner
-        self.fuse, self.after = None, False
+        self.writes_left, self.after = None, False
 
     def __getattr__(self, name):
         return getattr(self._inner, name)
@@ -313,57 +313,57 @@ class Mortal:
         for _ in range(self._jitter[self._turn % len(self._jitter)]):
             await asyncio.sleep(0)
 
-    def _burns(self):
-        if self.fuse is None:
+    def _is_last_write(self):
+        if self.writes_left is None:
             return False
-        self.fuse -= 1
-        return self.fuse == 0
+        self.writes_left -= 1
+        return self.writes_left == 0
 
     async def _die(self):
-        self._life.dead = True
+        self._process.dead = True
         self._inner.kill()
         await asyncio.get_running_loop().create_future()
 
     async def append(self, append):
         await self._pause()
-        fatal = self._burns()
-        if fatal and not self.after:
+        is_last = self._is_last_write()
+        if is_last and not self.after:
             await self._die()
-        world = self._life.world
+        world = self._process.world
         row = world.data.conversations.get(append.conversation)
         if append.epoch is None:
             events = [codec.decode_event(body) for body in append.events]
             for event in events:
-                if isinstance(event, OWNERS):
-                    world.blame(f"a guest appends {laws.shown(event)}")
+                if isinstance(event, OWNER_EVENTS):
+                    world.report_violation(f"a guest appends {laws.shown(event)}")
         await self._inner.append(append)
         if append.epoch is not None and row is not None and not append.release:
             current = world.data.conversations[append.conversation]
             if (current.owner, current.epoch) != (self.owner, append.epoch):
-                world.blame(f"an owner of epoch {append.epoch} wrote in epoch {current.epoch}")
+                world.report_violation(f"an owner of epoch {append.epoch} wrote in epoch {current.epoch}")
         world.appends += 1
-        if fatal:
+        if is_last:
             await self._die()
         await self._pause()
 
     async def claim(self, conversation):
-        return await self._claiming(lambda: self._inner.claim(conversation))
+        return await self._claim_with(lambda: self._inner.claim(conversation))
 
     async def claim_owing(self, *args, **options):
         if not await self._inner.list_owing(*args):
-            return {}  # a look is no write
-        return await self._claiming(lambda: self._inner.claim_owing(*args, **options))
+            return {}  # not a write
+        return await self._claim_with(lambda: self._inner.claim_owing(*args, **options))
 
-    async def _claiming(self, claim):
+    async def _claim_with(self, claim):
         await self._pause()
-        fatal = self._burns()
-        if fatal and not self.after:
+        is_last = self._is_last_write()
+        if is_last and not self.after:
             await self._die()
-        given = await claim()
-        if fatal:
+        claimed = await claim()
+        if is_last:
             await self._die()
         await self._pause()
-        return given
+        return claimed
 
     async def read(self, *args, **options):
         await self._pause()
@@ -374,23 +374,23 @@ class Mortal:
         return await self._inner.load(conversation)
 
 
-class Life:
-    """A process: a runtime, and whoever uses it."""
+class Process:
+    """A process: a runtime and its running operations."""
 
     def __init__(self, world, inner, agent):
         self.world, self.dead, self.agent = world, False, agent
         agents = () if agent is None else (agent,)
-        self.store: Any = Mortal(self, inner, world.jitter)
+        self.store: Any = KillableStore(self, inner, world.jitter)
         self.rt = Runtime(*agents, store=self.store, clock=world.clock, scope=self.scope, parallel=world.parallel)
         self.users = set()
         publish = self.rt._engine.bus.publish
 
-        def checked(name, item):
+        def check_and_publish(name, item):
             if not self.dead:
-                world.published(name, item)
+                world.check_published(name, item)
             publish(name, item)
 
-        self.rt._engine.bus.publish = checked
+        self.rt._engine.bus.publish = check_and_publish
         self.rt._engine.bus.has_readers = lambda name: True
 
     def scope(self, principal):
@@ -401,9 +401,9 @@ class Life:
         return self
 
     async def end(self):
-        """In the orderly way, or, if it was killed, by sweeping up what is left of it."""
+        """Close the runtime; if the process was killed, cancel its remaining tasks."""
         closing = asyncio.get_running_loop().create_task(self.rt.close())
-        while not (self.dead or closing.done()):  # it may be killed on the way, too
+        while not (self.dead or closing.done()):  # it may be killed while it closes
             await asyncio.sleep(0.001)
         self.rt._engine.closing = True
         tasks = [closing, *self.rt._engine.tasks(), *self.users]
@@ -413,25 +413,25 @@ class Life:
 
 
 class _Scope:
-    def __init__(self, life):
-        self._life = life
+    def __init__(self, process):
+        self._process = process
 
     async def __aenter__(self):
-        return self._life
+        return self._process
 
     async def __aexit__(self, *_):
         return None
 
 
-class Complaints(logging.Handler):
-    """The runtime logs an error where something went wrong that should not: nothing should."""
+class ErrorLogWatcher(logging.Handler):
+    """Reports every error that the runtime logs as a violation: no scenario should cause one."""
 
     def __init__(self, world):
         super().__init__(logging.ERROR)
         self._world = world
 
     def emit(self, entry):
-        self._world.blame(f"logged: {entry.getMessage()} {entry.exc_info and entry.exc_info[1]!r}")
+        self._world.report_violation(f"logged: {entry.getMessage()} {entry.exc_info and entry.exc_info[1]!r}")
 
 
 class World:
@@ -441,19 +441,18 @@ class World:
         self.data = self.root._data
         self.clock = Clock()
         self.plan = self.version = 0
-        self.ledger, self.history, self.wrong = [], [], []
-        self.seen = {}
-        self.lives: list[Life | None] = [None, None]
+        self.ledger, self.history, self.violations = [], [], []
+        self.past_entries = {}
+        self.processes: list[Process | None] = [None, None]
         self.appends = self.deaths = self.count = self.stalls = 0
-        self.asked = {}
         self.copies = {}
-        """Conversations that were imported -> what the file held."""
+        """Imported conversation -> the events of the imported file."""
         MODEL.world = self
 
-    # --- what is watched all the time ---
+    # --- checks at every moment ---
 
-    def blame(self, what):
-        self.wrong.append(what)
+    def report_violation(self, what):
+        self.violations.append(what)
 
     def events(self, name=CONVERSATION):
         found = self.data.conversations.get(name)
@@ -463,90 +462,90 @@ class World:
         found = self.data.conversations.get(name)
         return len(found.events) if found else 0
 
-    def published(self, name, item):
-        """Only what is in the log is told."""
+    def check_published(self, name, item):
+        """Check that an event is in the log before it is published."""
         found = self.data.conversations.get(name)
         log = found.events if found else []
         if item.seq is not None:
             if item.seq > len(log) or log[item.seq - 1] != codec.encode_event(item):
-                self.blame(f"published before it was appended: {laws.shown(item)}")
+                self.report_violation(f"published before it was appended: {laws.shown(item)}")
         elif item.type == "suspended" and item.pending.call not in str(log):
-            self.blame(f"announced before it was appended: {item}")
+            self.report_violation(f"announced before it was appended: {item}")
 
-    def shown_to_model(self, request):
-        """Every call that the model made has one result, in call order, right behind it."""
+    def check_request(self, request):
+        """Check that the results of a reply's calls follow it directly, in call order."""
         messages = list(request.messages)
         for at, message in enumerate(messages):
             if isinstance(message, AssistantMessage) and message.calls:
                 results = messages[at + 1 : at + 1 + len(message.calls)]
                 got = [m.call for m in results if isinstance(m, ToolResult)]
                 if got != [use.call for use in message.calls]:
-                    self.blame(f"the model made {message.calls} and sees {results}")
+                    self.report_violation(f"the model made {message.calls} and sees {results}")
 
-    # --- lives ---
+    # --- processes and operations ---
 
-    async def life(self, who):
-        """The process, made again if it is dead."""
-        life = self.lives[who]
-        if life is not None and life.dead:
+    async def ensure_process(self, index):
+        """Return the process; start it again if it is dead."""
+        process = self.processes[index]
+        if process is not None and process.dead:
             self.deaths += 1
-            await life.end()
-            life = None
-        if life is None:
-            agent = deployed(self.version) if who == 0 or self.second else None
-            life = self.lives[who] = await Life(self, self.root.sibling(), agent).start()
-        return life
+            await process.end()
+            process = None
+        if process is None:
+            agent = agent_of_version(self.version) if index == 0 or self.second else None
+            process = self.processes[index] = await Process(self, self.root.sibling(), agent).start()
+        return process
 
     async def end(self):
-        for life in self.lives:
-            if life is not None:
-                await life.end()
+        for process in self.processes:
+            if process is not None:
+                await process.end()
 
-    # --- what people do ---
+    # --- operations of callers: the verbs of a scenario ---
 
-    async def attempt(self, who, verb, work, **facts):
-        """Begin an operation on one of the processes; it ends when it ends. ``work`` says where it stands."""
-        life = await self.life(who)
+    async def attempt(self, index, verb, work, **facts):
+        """Start an operation on one of the processes. ``work`` returns the sequence number of its event."""
+        process = await self.ensure_process(index)
         self.count += 1
         entry = Operation(verb, f"{verb}{self.count}", **facts)
         self.history.append(entry)
 
-        async def tried():
+        async def run():
             try:
-                entry.seq = await work(life.rt, entry.by)
+                entry.seq = await work(process.rt, entry.by)
                 entry.outcome = "ok"
             except Refused as refusal:
                 entry.outcome, entry.said = "refused", repr(refusal)
             except HoldfastError as failure:
-                entry.said = repr(failure)  # closed meanwhile: nobody knows
+                entry.said = repr(failure)  # the runtime was closed: the outcome is unknown
 
-        task = asyncio.get_running_loop().create_task(tried())
-        life.users.add(task)
-        task.add_done_callback(life.users.discard)
+        task = asyncio.get_running_loop().create_task(run())
+        process.users.add(task)
+        task.add_done_callback(process.users.discard)
         return task
 
-    async def send(self, who, when_busy, mode=None):
+    async def send(self, index, when_busy, mode=None):
         text = f"message {self.count}"
 
         async def work(rt, by):
             return (await rt.send(CONVERSATION, text, by=by, agent="a", when_busy=when_busy, mode=mode)).seq
 
-        await self.attempt(who, "send", work, text=text)
+        await self.attempt(index, "send", work, text=text)
 
-    def waiting(self):
-        """What was ever asked, the newest first where it still is."""
+    def known_entries(self):
+        """Return all pending entries so far, those that are still pending first."""
         found = self.data.conversations.get(CONVERSATION)
         now = [_pending.decode(row.body) for row in found.calls.values()] if found else []
         for entry in now:
-            self.seen[entry.call, entry.digest, entry.kind] = entry
-        return now + [entry for entry in self.seen.values() if entry not in now]
+            self.past_entries[entry.call, entry.digest, entry.kind] = entry
+        return now + [entry for entry in self.past_entries.values() if entry not in now]
 
-    async def decide(self, who, which, flavour):
-        entries = self.waiting()
+    async def decide(self, index, which, flavour):
+        entries = self.known_entries()
         if entries:
-            await self._decide(who, entries[which % len(entries)], flavour)
+            await self._decide(index, entries[which % len(entries)], flavour)
 
-    async def _decide(self, who, entry, flavour, name=CONVERSATION):
+    async def _decide(self, index, entry, flavour, name=CONVERSATION):
         makers = DECISIONS[entry.kind]
         decision = makers[flavour % len(makers)](entry)
 
@@ -554,18 +553,18 @@ class World:
             return (await rt.resolve(name, entry.call, decision, by=by)).seq
 
         verb = "resolve" if name == CONVERSATION else "resolve elsewhere"
-        await self.attempt(who, verb, work, decisions={entry.call: decision})
+        await self.attempt(index, verb, work, decisions={entry.call: decision})
 
     async def race(self, which, flavour):
-        """The same question is answered at both processes at once."""
-        entries = self.waiting()
+        """Resolve the same entry at both processes at once."""
+        entries = self.known_entries()
         if entries:
             entry = entries[which % len(entries)]
             await self._decide(0, entry, flavour)
             await self._decide(1, entry, flavour + 1)
 
-    async def submit(self, who, flavour):
-        """Everything that waits, at once: all or nothing."""
+    async def submit(self, index, flavour):
+        """Resolve all pending entries in one batch."""
         found = self.data.conversations.get(CONVERSATION)
         entries = [_pending.decode(row.body) for row in found.calls.values()] if found else []
         if not entries:
@@ -578,38 +577,38 @@ class World:
         async def work(rt, by):
             return (await rt.resolve_many(CONVERSATION, decisions, by=by)).seq
 
-        await self.attempt(who, "resolve", work, decisions=decisions)
+        await self.attempt(index, "resolve", work, decisions=decisions)
 
-    async def cancel(self, who):
+    async def cancel(self, index):
         async def work(rt, by):
             return None if await rt.cancel(CONVERSATION, by=by) else 0
 
-        await self.attempt(who, "cancel", work)
+        await self.attempt(index, "cancel", work)
 
-    async def revoke(self, who):
+    async def revoke(self, index):
         async def work(rt, by):
             for grant in await rt.grants(CONVERSATION):
                 await rt.revoke(CONVERSATION, grant.id, by=by)
 
-        await self.attempt(who, "revoke", work)
+        await self.attempt(index, "revoke", work)
 
-    async def attach(self, who, seconds):
-        """A page is there for a while, or leaves again."""
+    async def attach(self, index, seconds):
+        """Attach a client, for a while or only for a moment."""
 
         async def work(rt, by):
             client = await rt.attach_client(CONVERSATION, client="page", keep=False)
             if not seconds:
                 await client.detach()
 
-        await self.attempt(who, "attach", work)
+        await self.attempt(index, "attach", work)
 
-    async def look(self, who):
+    async def look(self, index):
         async def work(rt, by):
             await rt.snapshot(CONVERSATION)
 
-        await self.attempt(who, "look", work)
+        await self.attempt(index, "look", work)
 
-    async def copy(self, who, trusted):
+    async def copy(self, index, trusted):
         """Export the conversation as it is now, and import it under another name."""
         found = self.data.conversations.get(CONVERSATION)
         if found is None:
@@ -625,59 +624,64 @@ class World:
         await store.append(build_append(empty, draft, owes=bool(owed(draft.state)), epoch=None, release=False))
         await store.close()
         if not trusted:
-            await self._use_closed(who, name, draft.state)
+            await self._use_closed(index, name, draft.state)
 
-    async def _use_closed(self, who, name, state):
-        """Whatever somebody wants of a conversation that was imported without trust is refused."""
+    async def _use_closed(self, index, name, state):
+        """Check that every operation on a conversation that was imported without trust is refused."""
         calls = state.turn.calls if state.turn else ()
 
         async def work(rt, by):
-            wishes = [
+            operations = [
                 lambda: rt.send(name, "go on", by=by, agent="a", when_busy="interrupt"),
                 lambda: rt.cancel(name, by=by),
             ]
-            wishes += [lambda call=call: rt.resolve(name, call, Approve(), by=by) for call in calls]
-            for wish in wishes:
+            operations += [lambda call=call: rt.resolve(name, call, Approve(), by=by) for call in calls]
+            for operation in operations:
                 try:
-                    done = await wish()
+                    done = await operation()
                 except Refused:
                     continue
-                if done is not False:  # there was nothing to cancel
-                    self.blame(f"somebody was served in a log that was imported without trust: {done}")
+                if done is not False:  # False: there was nothing to cancel
+                    self.report_violation(f"an operation was accepted on a conversation imported without trust: {done}")
 
-        await self.attempt(who, "use", work)
+        await self.attempt(index, "use", work)
 
-    # --- what happens to them ---
+    # --- faults and time: more verbs of a scenario ---
 
-    async def kill(self, who, writes, after):
-        """Let the process die at its n-th write from now, before or after the commit."""
-        life = await self.life(who)
-        life.store.fuse, life.store.after = writes, after
+    async def kill(self, index, writes, after):
+        """Kill the process at its n-th write from now, before or after the commit."""
+        process = await self.ensure_process(index)
+        process.store.writes_left, process.store.after = writes, after
 
-    async def stall(self, who):
-        """The others think that it is dead; it is not, and goes on when somebody else has taken over."""
-        life = await self.life(who)
-        other = await self.life(1 - who)
-        if not life.dead and not other.dead and other.rt.agents:
+    def disarm_kills(self):
+        for process in self.processes:
+            if process is not None:
+                process.store.writes_left = None
+
+    async def stall(self, index):
+        """Let the other process take over a live one, which then continues to run."""
+        process = await self.ensure_process(index)
+        other = await self.ensure_process(1 - index)
+        if not process.dead and not other.dead and other.rt.agents:
             self.stalls += 1
-            inner = life.store._inner
+            inner = process.store._inner
             del self.data.alive[inner.owner]
             await other.rt._engine.on_remote_commit()
             await other.rt._engine.claim_owing(but=())
             await self.pause(0.001)
-            if not life.dead:
+            if not process.dead:
                 self.data.alive[inner.owner] = inner
                 inner._signal.set()
 
-    async def restart(self, who):
-        life = await self.life(who)
-        await life.end()
-        self.lives[who] = None
+    async def restart(self, index):
+        process = await self.ensure_process(index)
+        await process.end()
+        self.processes[index] = None
 
-    async def deploy(self, who):
-        """New code: this process is started again with it, the other one when it is next started."""
+    async def deploy(self, index):
+        """Deploy a new version: restart this process with it; the other one gets it at its next start."""
         self.version += 1
-        await self.restart(who)
+        await self.restart(index)
 
     async def jump(self, seconds):
         self.clock.now += seconds
@@ -686,7 +690,7 @@ class World:
         self.plan += 1
 
     async def forget(self, how):
-        """The snapshot is a cache: it may be gone, or rubbish."""
+        """Delete or corrupt the snapshot, which is only a cache."""
         found = self.data.conversations.get(CONVERSATION)
         if found is not None and found.snapshot is not None:
             if how:
@@ -698,18 +702,20 @@ class World:
         await asyncio.sleep(seconds)
 
     async def settle(self, _=None):
-        """Until everybody is served and nothing is owed that somebody here could do."""
+        """Wait until all operations have ended and no work is owed."""
         start = asyncio.get_running_loop().time()
         calm, appends = 0, -1
-        while calm < 3:  # long enough for whoever looks at the clock
-            for who in (0, 1):
-                await self.life(who)
+        while calm < 3:  # long enough for tasks that poll the clock
+            for index in (0, 1):
+                await self.ensure_process(index)
             owing = any(found.owes for found in self.data.conversations.values())
-            busy = [life for life in self.lives if life.dead or life.users or life.rt._engine._active]
+            busy = [
+                process for process in self.processes if process.dead or process.users or process.rt._engine._active
+            ]
             calm = calm + 1 if not busy and appends == self.appends and not owing else 0
             appends = self.appends
             if asyncio.get_running_loop().time() - start > 60:
-                raise Stuck(f"never comes to rest: {self.told()}")
+                raise Stuck(f"does not come to rest: {self.describe()}")
             await asyncio.sleep(0.02)
 
     async def play(self, steps):
@@ -721,10 +727,8 @@ class World:
                 await asyncio.sleep(pause)
 
     async def drain(self, decide=None):
-        """Until the conversation is idle: everything is decided, and what is not so in a few rounds expires."""
-        for life in self.lives:
-            if life is not None:
-                life.store.fuse = None
+        """Bring every conversation to its end: decide the pending entries; after a few rounds let them expire."""
+        self.disarm_kills()
         for round_ in range(40):
             await self.settle()
             states = [self.state(name=name) for name in (CONVERSATION, *self.copies)]
@@ -732,7 +736,7 @@ class World:
             if not states:
                 return
             for state in states:
-                assert pending_entries(state), f"at rest in a turn, and nobody is asked: {self.told()}"
+                assert pending_entries(state), f"at rest in an open turn without a pending entry: {self.describe()}"
             entries = [entry for state in states for entry in pending_entries(state)]
             if decide is None or round_ > 8:
                 self.clock.now = max(entry.deadline for entry in entries) + 1
@@ -741,9 +745,9 @@ class World:
                 for state in states:
                     for entry in pending_entries(state):
                         await self._decide(round_ % 2, entry, decide, state.conversation)
-        raise Stuck(f"never comes to an end: {self.told()}")
+        raise Stuck(f"does not come to an end: {self.describe()}")
 
-    # --- what must hold ---
+    # --- checks at the end ---
 
     def state(self, events=None, name=CONVERSATION):
         state = State(conversation=name)
@@ -752,7 +756,8 @@ class World:
         return state
 
     async def check(self):
-        assert not self.wrong, f"{self.wrong[0]}\n{self.told()}"
+        self.disarm_kills()  # a kill at a write of the check itself, such as a reindex, would hang the check
+        assert not self.violations, f"{self.violations[0]}\n{self.describe()}"
         events = self.events()
         laws.check(events, [effect for effect in self.ledger if effect.conversation == CONVERSATION], TRUTHS)
         if events:
@@ -763,29 +768,29 @@ class World:
         laws.acknowledged(events, self.history)
 
     async def _check_store(self, events):
-        """state = fold(log) = snapshot + tail; the indexes say what the fold says; the chain holds."""
+        """Check that snapshot, indexes, hash chain and the states of the processes agree with the fold of the log."""
         state = self.state()
         found = self.data.conversations[CONVERSATION]
         if found.snapshot is not None and (start := codec.decode_state(found.snapshot)) is not None:
             assert start.seq == found.snapshot_seq
             for body in found.events[found.snapshot_seq :]:
                 start = evolve(start, codec.decode_event(body))
-            assert start == state, "snapshot + tail is not the fold"
+            assert start == state, "snapshot and tail differ from the fold"
         listed = sorted((_pending.decode(row.body) for row in found.calls.values()), key=lambda e: e.call)
-        assert listed == sorted(pending_entries(state), key=lambda e: e.call), "the inbox is not what the fold says"
+        assert listed == sorted(pending_entries(state), key=lambda e: e.call), "the pending index differs from the fold"
         assert (found.status, found.owes) == (status_of(state), bool(owed(state)))
         assert found.hashes == hash_chain(GENESIS, found.events)
-        for life in self.lives:
-            if life is not None and not life.dead:
-                conv = await life.rt._engine.load_conversation(CONVERSATION)
-                assert conv.state == state, "a process's state is not the fold"
-                assert conv.epoch is None or found.owner == life.store.owner
-                assert life.rt._engine.slots._free == self.parallel, "a slot is lost"
+        for process in self.processes:
+            if process is not None and not process.dead:
+                conv = await process.rt._engine.load_conversation(CONVERSATION)
+                assert conv.state == state, "the state of a process differs from the fold"
+                assert conv.epoch is None or found.owner == process.store.owner
+                assert process.rt._engine.slots._free == self.parallel, "a slot is lost"
 
     def _check_copy(self, name):
-        """What was imported is as it was, nothing of it ran unasked, and each of its calls has one result."""
+        """Check an imported conversation: its file is unchanged, and the laws hold."""
         events, found = self.events(name), self.data.conversations[name]
-        assert found.events[: len(self.copies[name])] == self.copies[name], "the file's events have changed"
+        assert found.events[: len(self.copies[name])] == self.copies[name], "the events of the file have changed"
         laws.gapless(events)
         laws.pairs(events)
         laws.turns(events)
@@ -793,35 +798,36 @@ class World:
         state = self.state(name=name)
         assert state.closed == (not events[len(self.copies[name])].trusted)
         if state.closed:
-            assert not found.owes, "something is owed without trust"
-            assert not found.calls, "something waits without trust"
+            assert not found.owes, "work is owed without trust"
+            assert not found.calls, "a call is pending without trust"
         assert (found.status, found.owes) == (status_of(state), bool(owed(state)))
         assert found.hashes == hash_chain(GENESIS, found.events)
 
     def _check_replies(self, events):
-        """What the model called is what the log says that it called."""
+        """Check that the log has the calls that the model made."""
         for said in events:
             if isinstance(said, AssistantSaid) and not said.partial:
                 script = self.script[(said.turn - 1) % len(self.script)]
                 wanted = [name for name, _ in (script[said.step - 1] if said.step <= len(script) else ())]
                 assert [made.tool for made in said.calls] == wanted, f"{said.seq}: the model called {wanted}"
 
-    def told(self):
+    def describe(self):
+        """Return the logs and the operations as text."""
         names = (CONVERSATION, *self.copies)
         log = "\n".join(f"{name} {laws.shown(event)}" for name in names for event in self.events(name))
         return f"{log}\n" + "\n".join(map(repr, self.history))
 
 
-# --- the properties ---
+# --- scenarios ---
 
 
-def lived(scenario):
-    """Play a scenario, check, bring it to its end, check again. Returns the world."""
+def play_scenario(scenario):
+    """Play a scenario, check, bring it to its end, check again; return the world."""
 
     async def main():
         world = World(scenario["script"], scenario["jitter"], scenario["second"], scenario["parallel"])
-        complaints = Complaints(world)
-        logging.getLogger("holdfast").addHandler(complaints)
+        watcher = ErrorLogWatcher(world)
+        logging.getLogger("holdfast").addHandler(watcher)
         try:
             await world.play(scenario["steps"])
             await world.settle()
@@ -829,32 +835,32 @@ def lived(scenario):
             await world.drain(scenario["drain"])
             await world.check()
         finally:
-            logging.getLogger("holdfast").removeHandler(complaints)
+            logging.getLogger("holdfast").removeHandler(watcher)
             await world.end()
         return world
 
-    with quiet(), mock.patch.object(commit, "SNAPSHOT_EVERY", 4):
+    with silence_log(), mock.patch.object(commit, "SNAPSHOT_EVERY", 4):
         return simulate(main)
 
 
-def revived(script, events, decide=None):
-    """A log that ends with these events, found by a fresh process: brought to its end, and checked."""
+def revive_log(script, events, decide=None):
+    """Let new processes continue a log that ends with these events, bring it to its end and check it."""
 
     async def main():
         world = World(script, second=False)
         await world.root.open()
         await rewrite(world.root, CONVERSATION, events)
         await world.root.close()
-        world.clock.now, world.count = events[-1].at, 1000  # nobody from the log comes back under the same name
+        world.clock.now, world.count = events[-1].at, 1000  # the principals of the log are not used again
         made = {c.id: c for e in events if isinstance(e, AssistantSaid) for c in e.calls}
-        leave = laws.gates(events, TRUTHS)
-        for event in events:  # each claim in it may have had its effect
+        gates = laws.gates(events, TRUTHS)
+        for event in events:  # each claim may have had its effect
             if isinstance(event, CallStarted):
                 call = made[event.call_id]
-                args = leave[call.id].args if call.id in leave else call.args
+                args = gates[call.id].args if call.id in gates else call.args
                 world.ledger.append(Effect(CONVERSATION, call.id, event.attempt, call.tool, args, at=event.seq))
-        complaints = Complaints(world)
-        logging.getLogger("holdfast").addHandler(complaints)
+        watcher = ErrorLogWatcher(world)
+        logging.getLogger("holdfast").addHandler(watcher)
         try:
             await world.settle()
             await world.check()
@@ -862,16 +868,16 @@ def revived(script, events, decide=None):
             await world.check()
             assert world.events()[: len(events)] == events
         finally:
-            logging.getLogger("holdfast").removeHandler(complaints)
+            logging.getLogger("holdfast").removeHandler(watcher)
             await world.end()
 
-    with quiet(), mock.patch.object(commit, "SNAPSHOT_EVERY", 4):
+    with silence_log(), mock.patch.object(commit, "SNAPSHOT_EVERY", 4):
         simulate(main)
 
 
 @contextmanager
-def quiet():
-    """What the runtime logs is the world's business, not the terminal's."""
+def silence_log():
+    """Keep the log messages of the runtime off the terminal; ErrorLogWatcher sees them."""
     logger = logging.getLogger("holdfast")
     before, logger.propagate = logger.propagate, False
     try:

@@ -1,4 +1,4 @@
-"""The Flask and the Celery example run, in processes of their own."""
+"""The Flask and the Celery examples, each in its own process."""
 
 import os
 import re
@@ -37,7 +37,7 @@ def test_the_flask_example_approves_a_call_in_a_second_request(tmp_path):
             server.communicate(timeout=60)
 
 
-def test_the_celery_example_approves_in_one_job_what_another_has_asked(tmp_path):
+def test_the_celery_example_approves_in_one_job_the_call_of_another_job(tmp_path):
     env = {
         **os.environ,
         "HOLDFAST_STORE": f"sqlite:///{tmp_path}/t.db",

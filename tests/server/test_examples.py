@@ -1,4 +1,4 @@
-"""The examples run: our routes below another application's, with that application's own login."""
+"""The examples that mount Holdfast in another application, with that application's own login."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 
 @pytest.mark.parametrize("name", ["with_fastapi:api", "with_django:application"])
-def test_an_example_serves_us_below_its_own_pages_with_its_own_login(name, tmp_path):
+def test_an_example_mounts_holdfast_below_its_own_pages_and_uses_its_own_login(name, tmp_path):
     with open_socket("127.0.0.1", 0) as listening:
         command = [sys.executable, "-m", "uvicorn", name, "--fd", str(listening.fileno()), "--log-level", "warning"]
         env = {**os.environ, "HOLDFAST_STORE": f"sqlite:///{tmp_path}/t.db", "PYTHONPATH": str(EXAMPLES)}
@@ -45,10 +45,10 @@ def test_an_example_serves_us_below_its_own_pages_with_its_own_login(name, tmp_p
             question = {"text": "Tell Ada that the build is green"}
             sent: dict[str, Any] = {"params": question} if "fastapi" in name else {"data": question}
             assert httpx.post(f"{base}/ask", **sent, trust_env=False, timeout=60).status_code == 401
-            said = bo.post("/ask", **sent).json()
-            assert said["waiting"] == ["Send this mail to ada@example.org?"]
-            assert bo.get(f"/holdfast/api/conversations/{said['conversation']}").status_code == 200
-            assert ada.get(f"/holdfast/api/conversations/{said['conversation']}").status_code == 404
+            reply = bo.post("/ask", **sent).json()
+            assert reply["waiting"] == ["Send this mail to ada@example.org?"]
+            assert bo.get(f"/holdfast/api/conversations/{reply['conversation']}").status_code == 200
+            assert ada.get(f"/holdfast/api/conversations/{reply['conversation']}").status_code == 404
     finally:
         server.terminate()
         assert server.wait(60) in (0, -15)

@@ -1,4 +1,4 @@
-"""Whatever is sent, the answer is one that the OpenAPI document names, and never a 500."""
+"""Fuzzing: every response is one that the OpenAPI document names, and never a 500."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ from holdfast.server import openapi
 
 DOCUMENT = openapi.build_document()
 schema = schemathesis.openapi.from_dict(DOCUMENT)
-PLENTY = settings(
+FUZZ_SETTINGS = settings(
     max_examples=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
@@ -27,12 +27,12 @@ PLENTY = settings(
 )
 HEADERS = {"authorization": f"Bearer {TOKEN}"}
 load_all_checks()
-HOLD = CHECKS.get_by_names(
+RESPONSE_CHECKS = CHECKS.get_by_names(
     ["not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance"]
 )
 
 
-def test_the_document_says_that_an_approval_carries_its_digest():
+def test_the_document_requires_the_digest_in_an_approval():
     approve = DOCUMENT["components"]["schemas"]["GivenApprove"]
     assert "digest" in approve["required"]
     assert approve["properties"]["digest"] == {"type": "string"}
@@ -40,7 +40,7 @@ def test_the_document_says_that_an_approval_carries_its_digest():
 
 @pytest.fixture(scope="module")
 def served():
-    """A server in a thread, with a conversation in which every kind of call waits; (its address, real path pieces)."""
+    """The address and the path parameters of a server in a thread; a call of every kind is pending there."""
     started, stop = threading.Event(), None
     real = {}
 
@@ -56,7 +56,9 @@ def served():
             await s.post("/api/conversations/c/clients", {"client": "tab"})
             await s.post("/api/conversations/c/messages", {"text": "hi"}, 202)
             entries = await s.pending(3)
-            real.update(base=s.base, conversation="c", client="tab", call=entries[0]["call"], grant="g1")
+            real.update(
+                base=s.base, conversation="c", client="tab", call=entries[0]["call"], grant="g1", sha256="0" * 64
+            )
             stop = asyncio.Event()
             loop = asyncio.get_running_loop()
             real["stop"] = lambda: loop.call_soon_threadsafe(stop.set)
@@ -71,15 +73,15 @@ def served():
     thread.join(60)
 
 
-def check_answers(operation):
-    """Make the test of one operation. All operations in one test would share an id, and a parallel run drops such."""
+def make_test_of(operation):
+    """Return the test of one operation. One test of all operations would repeat an id, which a parallel run refuses."""
 
     @schema.include(operation_id=operation).parametrize()
-    @PLENTY
+    @FUZZ_SETTINGS
     def test(case, served):
-        case.call_and_validate(base_url=served["base"], headers=HEADERS, checks=HOLD)
+        case.call_and_validate(base_url=served["base"], headers=HEADERS, checks=RESPONSE_CHECKS)
         case.path_parameters = {name: served[name] for name in case.path_parameters or {}}
-        case.call_and_validate(base_url=served["base"], headers=HEADERS, checks=HOLD)
+        case.call_and_validate(base_url=served["base"], headers=HEADERS, checks=RESPONSE_CHECKS)
 
     return test
 
@@ -88,15 +90,15 @@ OPERATIONS = [
     operation["operationId"]
     for path, operations in DOCUMENT["paths"].items()
     for operation in operations.values()
-    if not path.endswith("/events")  # these answers do not end
+    if not path.endswith("/events")  # these responses do not end
 ]
 for each in OPERATIONS:
-    globals()[f"test_every_answer_is_one_that_the_document_names_{each}"] = check_answers(each)
+    globals()[f"test_every_response_is_in_the_document_{each}"] = make_test_of(each)
 
 
 @given(name=st.text(min_size=1), after=st.text(), last=st.text(alphabet=st.characters(max_codepoint=255)))
-@PLENTY
-def test_streams_take_any_name_and_any_place(served, name, after, last):
+@FUZZ_SETTINGS
+def test_a_stream_request_with_any_name_and_position_is_never_a_server_error(served, name, after, last):
     last = "".join(char for char in last if char.isprintable()).strip()
     for conversation in (name, "c"):
         url = f"{served['base']}/api/conversations/{quote(conversation, safe='')}/events?after={quote(after)}"
@@ -106,8 +108,8 @@ def test_streams_take_any_name_and_any_place(served, name, after, last):
 
 
 @given(raw=st.binary(max_size=200))
-@PLENTY
-def test_any_bytes_as_a_path_or_a_body_are_answered(served, raw):
+@FUZZ_SETTINGS
+def test_any_bytes_as_a_path_or_a_body_are_never_a_server_error(served, raw):
     with httpx.Client(base_url=served["base"], headers=HEADERS, trust_env=False) as http:
         path = "".join(f"%{byte:02x}" for byte in raw)
         assert http.get(f"/api/conversations/{path}").status_code in (200, 404, 405, 422)
@@ -117,10 +119,10 @@ def test_any_bytes_as_a_path_or_a_body_are_answered(served, raw):
             assert answer.status_code in (201, 202, 409, 422)
 
 
-def test_the_document_names_every_route_and_every_type_once():
+def test_the_document_has_every_route_once_and_the_main_types():
     operations = [one["operationId"] for path in DOCUMENT["paths"].values() for one in path.values()]
-    assert len(operations) == len(set(operations)) == 22
-    assert len(OPERATIONS) == 20
+    assert len(operations) == len(set(operations)) == 23
+    assert len(OPERATIONS) == 21
     schemas = DOCUMENT["components"]["schemas"]
     assert {"ConversationPage", "Pending", "Approve", "CallSuspended", "TextDelta", "Problem", "ResolveRequest"} <= set(
         schemas

@@ -35,6 +35,7 @@ async def run(tools, path, method="get", args=None, **call):
 
 
 async def failure(*given, **options):
+    """Run the handler of one operation and return its error."""
     with pytest.raises(ToolError) as caught:
         await run(*given, **options)
     return caught.value
@@ -127,7 +128,7 @@ async def test_an_error_status_becomes_a_tool_error_of_a_fitting_kind_with_the_s
     assert set(KIND_OF_STATUS.values()) <= set(KINDS)
 
 
-async def test_the_body_of_an_error_is_bounded_and_a_failed_change_may_have_taken_effect(shop):
+async def test_an_error_body_is_bounded_and_a_failed_post_says_that_it_may_have_taken_effect(shop):
     tools = tools_of(shop)
     broken = await failure(tools, "/broken")
     assert broken.kind == "provider_http_error"
@@ -146,7 +147,7 @@ async def test_credentials_that_a_server_echoes_are_replaced_in_results_and_erro
     assert "[redacted]" in json.dumps(refused.details)
 
 
-async def test_an_auth_function_may_be_async_and_its_failure_does_not_tell_what_it_knew(shop, caplog):
+async def test_an_auth_function_may_be_async_and_the_text_of_its_exception_is_not_shown(shop, caplog):
     async def auth(principal):
         if principal.id == "bob":
             raise ValueError("password hunter2-hunter2")
@@ -164,7 +165,7 @@ async def test_an_auth_function_may_be_async_and_its_failure_does_not_tell_what_
     assert (await failure(tools_of(shop, auth=lambda _: "token"), "/me")).kind == "not_authenticated"
 
 
-async def test_text_is_text_binary_is_described_and_an_empty_body_gives_the_status(shop):
+async def test_a_text_response_is_a_string_a_binary_one_is_described_and_an_empty_one_is_its_status(shop):
     tools = tools_of(shop)
     assert await run(tools, "/text") == "grüße"
     assert await run(tools, "/picture") == {"content_type": "image/png", "bytes": 100}
@@ -208,7 +209,7 @@ async def test_a_redirect_is_followed_within_the_server_and_never_to_another_one
         assert other.requests == []
         moved = await failure(tools, "/moved", "post")
         assert "not followed" in moved.message
-        assert shop.paths()[-1] == "POST /moved", "what a person approved is one request to one path"
+        assert shop.paths()[-1] == "POST /moved", "an approval covers one request to one path"
 
 
 @pytest.mark.parametrize(("method", "effect"), [("get", ""), ("post", " and may have taken effect")])
@@ -240,7 +241,7 @@ async def test_a_timeout_before_the_request_is_sent_says_so(shop):
     assert error.message.endswith("did not finish in 30 s; nothing was sent")
 
 
-async def test_a_server_that_cannot_be_reached_is_a_network_error_and_nothing_was_sent(shop):
+async def test_a_server_that_cannot_be_reached_is_a_network_error_that_says_nothing_was_sent(shop):
     from holdfast.server.process import open_socket
 
     with open_socket("127.0.0.1", 0) as taken:
@@ -251,7 +252,7 @@ async def test_a_server_that_cannot_be_reached_is_a_network_error_and_nothing_wa
     assert "nothing was sent" in error.message
 
 
-async def test_a_post_that_a_crash_interrupted_is_asked_about_and_a_get_is_repeated(shop):
+async def test_after_a_crash_an_interrupted_post_waits_for_a_person_and_a_get_is_repeated(shop):
     store = MemoryStore()
     calls = [ToolCall("write_slow_slow_post", {}), ToolCall("read_slow_slow_get", {})]
     first = Runtime(agent([calls, "ok"], tools_of(shop, approval="auto")), store=store)

@@ -5,7 +5,7 @@ import json
 import re
 from itertools import chain
 
-from support.web_site import desk, locate, refunding, site
+from support.web_site import desk, locate, refund_agent, site
 
 from holdfast import Agent, Call, Principal, Runtime, ScriptedModel, ToolCall, tool
 from holdfast.models import FinishPart, TextPart
@@ -20,9 +20,14 @@ def approval(entry, **more):
 
 
 JSON = {"content-type": "application/json"}
+ADA, BO = {"x-who": "ada"}, {"x-who": "bo"}
 
 
-async def test_a_conversation_is_opened_talked_to_listed_and_read():
+def principal_from_header(request):
+    return request.headers.get("x-who")
+
+
+async def test_a_conversation_is_opened_sent_a_message_listed_and_read():
     async with site(desk("hello there")) as s:
         assert await s.post("/api/conversations", {"id": "c", "metadata": {"a": 1}}, 201) == {"conversation": "c"}
         made = (await s.post("/api/conversations", status=201))["conversation"]
@@ -69,7 +74,7 @@ async def test_conversations_and_the_log_are_paged():
         assert back == seqs
 
 
-async def test_whether_anybody_runs_a_conversation_can_be_asked(tmp_path):
+async def test_the_worker_route_says_whether_a_worker_runs_or_could_run_a_conversation(tmp_path):
     began, go_on = asyncio.Event(), asyncio.Event()
 
     class Slow:
@@ -86,10 +91,10 @@ async def test_whether_anybody_runs_a_conversation_can_be_asked(tmp_path):
         await opened.open("c")
     async with site(store=store) as s:  # as with --no-run
         await s.post(f"{C}/messages", {"text": "hi"}, 202)
-        nobody = {"state": "preparing", "claimed": False, "able": 0}
-        assert await s.get(f"{C}/worker") == nobody
+        unclaimed = {"state": "preparing", "claimed": False, "able": 0}
+        assert await s.get(f"{C}/worker") == unclaimed
         async with Runtime(Agent("other", model=Slow()), store=store):
-            assert await s.get(f"{C}/worker") == nobody
+            assert await s.get(f"{C}/worker") == unclaimed
         async with Runtime(Agent("desk", model=Slow()), store=store):
             await began.wait()
             assert await s.get(f"{C}/worker") == {"state": "preparing", "claimed": True, "able": 1}
@@ -99,9 +104,9 @@ async def test_whether_anybody_runs_a_conversation_can_be_asked(tmp_path):
         await s.get("/api/conversations/none/worker", 404)
 
 
-async def test_a_message_to_a_busy_conversation_is_409_unless_it_queues_or_interrupts():
-    """B13"""
-    async with site(refunding()) as s:
+async def test_a_message_to_a_busy_conversation_is_409_unless_it_is_queued():
+    """A message during a turn is refused as busy; with when_busy="queue" it waits [B13]."""
+    async with site(refund_agent()) as s:
         await s.begin()
         await s.pending()
         problem = await s.post(f"{C}/messages", {"text": "more"}, 409)
@@ -110,7 +115,7 @@ async def test_a_message_to_a_busy_conversation_is_409_unless_it_queues_or_inter
         assert (await s.get(C))["queued"] == 1
 
 
-async def test_a_page_of_the_log_is_bounded_in_bytes_and_has_an_event_at_least(monkeypatch):
+async def test_a_page_of_the_log_is_bounded_in_bytes_and_has_at_least_one_event(monkeypatch):
     monkeypatch.setattr(routes, "PAGE_BYTES", 5000)
     async with site(desk("hello")) as s:
         await s.post("/api/conversations", {"id": "c"}, 201)
@@ -133,24 +138,20 @@ async def test_a_page_of_the_log_is_bounded_in_bytes_and_has_an_event_at_least(m
         assert len(back) > 2
 
 
-async def test_nobody_opens_a_conversation_under_a_name_that_they_may_not_see():
+async def test_a_principal_cannot_open_a_conversation_under_an_id_that_it_may_not_see():
     def may_see(principal, conversation):
         return conversation.startswith(f"{principal.id}-")
 
-    async with site(desk("hello"), auth=lambda r: r.headers.get("x-who"), may_see=may_see) as s:
+    async with site(desk("hello"), auth=principal_from_header, may_see=may_see) as s:
         await s.post("/api/conversations", {"id": "bo-1"}, 404, headers={"x-who": "ada"})
         await s.post("/api/conversations", {"id": "bo-1"}, 201, headers={"x-who": "bo"})
         await s.post("/api/conversations", {"id": "bo-1"}, 404, headers={"x-who": "ada"})
         await s.post("/api/conversations", {"id": "bo-1"}, 409, headers={"x-who": "bo"})
 
 
-async def test_an_approval_runs_the_call_and_the_second_decider_is_told_who_won():
-    """B27, B35"""
-
-    def who(request):
-        return request.headers.get("x-who")
-
-    async with site(refunding(), auth=who) as s:
+async def test_an_approval_is_recorded_once_and_a_second_decision_gets_409_with_the_winner():
+    """A second decision is stale and names the principal that decided first [B27, B35]."""
+    async with site(refund_agent(), auth=principal_from_header) as s:
         await s.post("/api/conversations", {"id": "c"}, 201, headers={"x-who": "ada"})
         await s.post(f"{C}/messages", {"text": "hi"}, 202, headers={"x-who": "ada"})
         s.http.headers["x-who"] = "boss"
@@ -170,8 +171,8 @@ async def test_an_approval_runs_the_call_and_the_second_decider_is_told_who_won(
         assert log[done["seq"] - 1]["type"] == "CallResolved"
 
 
-async def test_an_approval_without_the_digest_or_with_another_one_is_refused():
-    async with site(refunding()) as s:
+async def test_an_approval_with_a_missing_or_wrong_digest_is_refused():
+    async with site(refund_agent()) as s:
         await s.begin()
         [entry] = await s.pending()
         path = f"{C}/calls/{entry['call']}/resolve"
@@ -185,8 +186,8 @@ async def test_an_approval_without_the_digest_or_with_another_one_is_refused():
 
 
 async def test_edited_arguments_are_previewed_and_approved_by_the_previews_digest():
-    """B36, B71"""
-    async with site(refunding()) as s:
+    """An approver previews edited arguments, and the edited arguments run [B36, B71]."""
+    async with site(refund_agent()) as s:
         await s.begin()
         [entry] = await s.pending()
         call = f"{C}/calls/{entry['call']}"
@@ -205,7 +206,7 @@ async def test_edited_arguments_are_previewed_and_approved_by_the_previews_diges
         assert '"refunded":2.5' in snapshot["messages"][2]["content"]
 
 
-async def test_a_preview_of_an_agent_that_runs_elsewhere_is_made_where_it_needs_no_code(tmp_path):
+async def test_a_server_without_the_agent_previews_only_tools_that_have_no_preview_function(tmp_path):
     store = f"sqlite:///{tmp_path}/t.db"
     turns = ["x", ToolCall("greet", {"name": "bo"}), ToolCall("refund", {"order": 1, "amount": 1.0})]
     async with site(desk(turns, "done"), store=store) as s:
@@ -222,8 +223,8 @@ async def test_a_preview_of_an_agent_that_runs_elsewhere_is_made_where_it_needs_
         assert problem["kind"] == "resource_missing"
 
 
-async def test_an_answer_that_does_not_fit_is_refused_and_still_waits():
-    """B34"""
+async def test_an_answer_that_violates_its_schema_is_refused_and_the_call_stays_pending():
+    """An answer that violates its schema is refused, and a later answer is accepted [B34]."""
     async with site(desk(["?", ToolCall("choose", {"colours": ["red"]})], "nice")) as s:
         await s.begin()
         [entry] = await s.pending()
@@ -234,10 +235,10 @@ async def test_an_answer_that_does_not_fit_is_refused_and_still_waits():
         await s.idle()
 
 
-async def test_what_has_expired_is_410():
-    """B31"""
+async def test_a_decision_about_an_expired_call_is_410():
+    """A decision after the deadline is stale (expired) [B31]."""
     clock = ManualClock()
-    async with site(refunding(), clock=clock) as s:
+    async with site(refund_agent(), clock=clock) as s:
         await s.begin()
         [entry] = await s.pending()
         clock.advance(8 * 86400)
@@ -246,9 +247,9 @@ async def test_what_has_expired_is_410():
         assert problem["details"]["reason"] == "expired"
 
 
-async def test_whoever_may_not_resolve_gets_403_and_the_attempt_is_logged():
-    """B33"""
-    async with site(refunding(), may_resolve=lambda principal, pending, decision: principal.id == "boss") as s:
+async def test_a_principal_that_may_not_resolve_gets_403_and_the_attempt_is_logged():
+    """A resolver without the right is refused, and the call stays pending [B33]."""
+    async with site(refund_agent(), may_resolve=lambda principal, pending, decision: principal.id == "boss") as s:
         await s.begin()
         [entry] = await s.pending()
         problem = await s.post(f"{C}/calls/{entry['call']}/resolve", approval(entry), 403)
@@ -258,8 +259,8 @@ async def test_whoever_may_not_resolve_gets_403_and_the_attempt_is_logged():
         assert [e["by"]["id"] for e in log if e["type"] == "ResolutionRefused"] == ["ada"]
 
 
-async def test_a_batch_is_looked_at_as_a_whole_and_then_each_decision_has_its_own_result():
-    async with site(refunding()) as s:
+async def test_a_batch_is_validated_as_a_whole_and_then_each_decision_has_its_own_result():
+    async with site(refund_agent()) as s:
         for name in ("a", "b", "c"):
             await s.begin(name)
         entries = {entry["conversation"]: entry for entry in await s.pending(3)}
@@ -279,13 +280,13 @@ async def test_a_batch_is_looked_at_as_a_whole_and_then_each_decision_has_its_ow
         assert (results[1]["problem"]["status"], results[1]["problem"]["details"]["winner"]) == (409, "ada")
 
 
-async def test_the_conversations_of_a_batch_are_decided_at_once_and_share_their_commits(tmp_path):
+async def test_decisions_of_a_batch_about_different_conversations_share_commits(tmp_path):
     path = f"sqlite:///{tmp_path}/desk.db"
-    async with site(refunding(), store=path) as s:
+    async with site(refund_agent(), store=path) as s:
         for n in range(40):
             await s.begin(f"c{n}")
         await s.pending(40)
-    async with site(store=path) as s:  # nobody runs it here: the only commits are those of the decisions
+    async with site(store=path) as s:  # no agent here: only the decisions commit
         items = [{"conversation": e["conversation"], "call": e["call"], **approval(e)} for e in await s.pending(40)]
         before = s.runtime.store.commits
         results = (await s.post("/api/pending/resolve", {"decisions": items}))["results"]
@@ -294,7 +295,7 @@ async def test_the_conversations_of_a_batch_are_decided_at_once_and_share_their_
         assert s.runtime.store.commits - before < 10
 
 
-async def test_those_of_one_conversation_in_a_batch_are_decided_in_their_order():
+async def test_decisions_of_a_batch_about_one_conversation_are_applied_in_order():
     calls = [ToolCall("refund", {"order": n, "amount": 5.0}) for n in (1, 2, 3)]
     async with site(desk(calls, "done")) as s:
         await s.begin()
@@ -310,8 +311,8 @@ async def test_those_of_one_conversation_in_a_batch_are_decided_in_their_order()
 
 
 async def test_a_turn_is_cancelled_once():
-    """B60, B61"""
-    async with site(refunding()) as s:
+    """Cancel closes a waiting turn; cancel of an idle conversation does nothing [B60, B61]."""
+    async with site(refund_agent()) as s:
         await s.begin()
         await s.pending()
         assert await s.post(f"{C}/cancel", {"reason": "asked twice"}) == {"cancelled": True}
@@ -320,8 +321,8 @@ async def test_a_turn_is_cancelled_once():
 
 
 async def test_grants_are_listed_and_revoked():
-    """B37"""
-    async with site(refunding()) as s:
+    """A remembered approval is listed with its scope, and can be revoked [B37]."""
+    async with site(refund_agent()) as s:
         await s.begin()
         [entry] = await s.pending()
         await s.post(f"{C}/calls/{entry['call']}/resolve", approval(entry, remember="tool"))
@@ -334,13 +335,14 @@ async def test_grants_are_listed_and_revoked():
         await s.get("/api/grants", 422)
 
 
-def pages(*turns):
+def locating_agent():
+    """Return an agent that calls the client tool ``locate``."""
     return Agent("pages", model=ScriptedModel([["look", ToolCall("locate", {})], "there"], follow=True), tools=[locate])
 
 
-async def test_a_page_announces_itself_leases_a_call_reports_progress_and_gives_the_result():
-    """B41, B44, B83"""
-    async with site(pages()) as s:
+async def test_a_client_announces_itself_leases_a_call_reports_progress_and_returns_the_result():
+    """The client that holds the lease runs the call; its valid output is the result [B41, B44, B83]."""
+    async with site(locating_agent()) as s:
         await s.post("/api/conversations", {"id": "c"}, 201)
         one = await s.post(f"{C}/clients", {"tools": ["locate"]})
         assert one["heartbeat"] == 30
@@ -368,10 +370,10 @@ async def test_a_page_announces_itself_leases_a_call_reports_progress_and_gives_
         await s.post(f"{C}/clients/nobody/heartbeat", {}, 404)
 
 
-async def test_a_call_for_a_page_that_is_not_there_fails_as_detached():
-    """B43"""
+async def test_a_client_call_without_a_live_client_fails_as_detached():
+    """Without a live client the call fails after the grace period, and the turn continues [B43]."""
     clock = ManualClock()
-    async with site(pages(), clock=clock) as s:
+    async with site(locating_agent(), clock=clock) as s:
         await s.begin()
         await s.pending()
         clock.advance(6)
@@ -379,7 +381,7 @@ async def test_a_call_for_a_page_that_is_not_there_fails_as_detached():
         assert '"kind":"detached"' in snapshot["messages"][2]["content"]
 
 
-async def test_ids_with_slashes_and_other_letters_are_ids():
+async def test_a_conversation_id_may_contain_slashes_percent_signs_and_non_ascii_letters():
     async with site(desk("hello")) as s:
         name = "team/née ✓%2F"
         await s.post("/api/conversations", {"id": name}, 201)
@@ -390,8 +392,8 @@ async def test_ids_with_slashes_and_other_letters_are_ids():
         assert (await s.get(path))["conversation"] == name
 
 
-async def test_what_does_not_exist_is_404_what_does_already_is_409_and_what_does_not_fit_is_422():
-    """B28"""
+async def test_unknown_resources_are_404_a_duplicate_id_is_409_and_invalid_requests_are_422():
+    """A decision about an unknown call or conversation is refused with a typed error [B28]."""
     async with site(desk("hello")) as s:
         for path in (C, f"{C}/log", f"{C}/events", "/api/pending?conversation=c", "/api/grants?conversation=c"):
             assert (await s.get(path, 404))["kind"] == "not_found"
@@ -426,27 +428,27 @@ async def test_what_does_not_exist_is_404_what_does_already_is_409_and_what_does
         assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
 
 
-async def test_who_i_am_and_whether_all_is_well():
+async def test_me_names_the_principal_and_the_agents_and_health_is_ok():
     async with site(desk("hello"), auth=lambda request: Principal("ada", roles=("desk",))) as s:
         assert await s.get("/api/me") == {"principal": "ada", "agents": ["desk"]}
         assert await s.get("/api/health") == {"status": "ok"}
 
 
-async def test_what_they_may_not_see_is_decided_as_what_does_not_exist_also_where_may_see_knows_no_names():
-    async with site(refunding(), may_see=lambda principal, conversation: conversation != "hers") as s:
+async def test_a_decision_about_a_hidden_conversation_gets_the_same_404_as_an_unknown_one():
+    async with site(refund_agent(), may_see=lambda principal, conversation: conversation != "hers") as s:
         await s.runtime.send("hers", "hi", by="ada")
         deny = {"decision": {"type": "deny"}}
-        told = {}
+        responses = {}
         for name in ("hers", "none"):
             batch = {"decisions": [{"conversation": name, "call": "k", **deny}]}
-            told[name] = [
+            responses[name] = [
                 await s.post(f"/api/conversations/{name}/calls/k/resolve", deny, 404),
                 await s.post("/api/pending/resolve", batch),
             ]
-        assert json.dumps(told["hers"]).replace("hers", "none") == json.dumps(told["none"])
+        assert json.dumps(responses["hers"]).replace("hers", "none") == json.dumps(responses["none"])
 
 
-async def test_the_list_names_nothing_that_they_may_not_see_however_much_that_is():
+async def test_the_list_of_conversations_skips_any_number_of_hidden_ones():
     async with site(desk("x"), may_see=lambda principal, conversation: conversation.startswith("b")) as s:
         for i in range(600):
             await s.runtime.open(f"a-{i:03}-secret")
@@ -462,9 +464,9 @@ async def test_the_list_names_nothing_that_they_may_not_see_however_much_that_is
         assert pages == [(["b1"], "b1"), (["b2"], "b2"), ([], None)]
 
 
-async def test_whoever_may_not_resolve_gets_no_preview_either():
-    agent = refunding()
-    async with site(agent, auth=lambda r: r.headers.get("x-who"), may_resolve=lambda p, *_: p.id == "boss") as s:
+async def test_a_principal_that_may_not_resolve_gets_no_preview():
+    agent = refund_agent()
+    async with site(agent, auth=principal_from_header, may_resolve=lambda p, *_: p.id == "boss") as s:
         s.http.headers["x-who"] = "bo"
         await s.begin()
         [entry] = await s.pending()
@@ -478,13 +480,13 @@ async def test_whoever_may_not_resolve_gets_no_preview_either():
 
 
 def up_to_50(principal, pending, decision):
-    """Everybody may decide over up to 50; over more, the boss."""
+    """Every principal may decide about amounts up to 50; only the boss about more."""
     return principal.id == "boss" or pending.args["amount"] <= 50
 
 
-async def test_an_edit_over_http_is_judged_as_what_would_run_in_previews_decisions_and_batches():
-    """B36, B33"""
-    async with site(refunding(), auth=lambda r: r.headers.get("x-who"), may_resolve=up_to_50) as s:
+async def test_may_resolve_judges_the_edited_arguments_in_previews_decisions_and_batches():
+    """An edit is judged as the call that would run [B36, B33]."""
+    async with site(refund_agent(), auth=principal_from_header, may_resolve=up_to_50) as s:
         s.http.headers["x-who"] = "bo"
         await s.begin()
         [entry] = await s.pending()
@@ -501,13 +503,13 @@ async def test_an_edit_over_http_is_judged_as_what_would_run_in_previews_decisio
         assert '"refunded":1.0' in (await s.idle())["messages"][2]["content"]
 
 
-async def test_remembering_and_cancelling_over_http_need_their_rights():
-    """B37, B33"""
+async def test_remembering_an_approval_cancelling_and_interrupting_need_their_rights():
+    """A principal without the right is refused, and each attempt is logged [B37, B33]."""
 
     def may_deny(principal, pending, decision):
         return principal.id == "boss" or decision.__class__.__name__ != "Deny"
 
-    async with site(refunding(), auth=lambda r: r.headers.get("x-who"), may_resolve=may_deny) as s:
+    async with site(refund_agent(), auth=principal_from_header, may_resolve=may_deny) as s:
         s.http.headers["x-who"] = "bo"
         await s.begin()
         [entry] = await s.pending()
@@ -522,21 +524,21 @@ async def test_remembering_and_cancelling_over_http_need_their_rights():
         await s.idle()
 
 
-async def test_of_one_principals_refused_attempts_at_a_call_the_first_ten_are_logged():
-    async with site(refunding(), auth=lambda r: r.headers.get("x-who"), may_resolve=lambda p, *_: p.id == "boss") as s:
+async def test_only_the_first_ten_refused_attempts_of_a_principal_at_a_call_are_logged():
+    async with site(refund_agent(), auth=principal_from_header, may_resolve=lambda p, *_: p.id == "boss") as s:
         s.http.headers["x-who"] = "bo"
         await s.begin()
         [entry] = await s.pending()
         path = f"{C}/calls/{entry['call']}/resolve"
-        told = await asyncio.gather(*(s.post(path, approval(entry), 403) for _ in range(30)))
-        assert sum("the attempt was logged" in problem["detail"] for problem in told) == 10
+        problems = await asyncio.gather(*(s.post(path, approval(entry), 403) for _ in range(30)))
+        assert sum("the attempt was logged" in problem["detail"] for problem in problems) == 10
         await s.post(path, approval(entry), 403, headers={"x-who": "cy"})
         log = (await s.get(f"{C}/log"))["events"]
         assert [e["by"]["id"] for e in log if e["type"] == "ResolutionRefused"] == [*["bo"] * 10, "cy"]
         await s.post(path, approval(entry), headers={"x-who": "boss"})
 
 
-async def test_what_fails_for_one_decision_of_a_batch_is_its_problem_alone():
+async def test_an_exception_for_one_decision_of_a_batch_does_not_affect_the_others():
     down = False
 
     def may_see(principal, conversation):
@@ -544,7 +546,7 @@ async def test_what_fails_for_one_decision_of_a_batch_is_its_problem_alone():
             raise RuntimeError("the directory is down")
         return True
 
-    async with site(refunding(), may_see=may_see) as s:
+    async with site(refund_agent(), may_see=may_see) as s:
         for name in "abc":
             await s.runtime.send(name, "hi")
         entries = sorted(await s.pending(3), key=lambda e: e["conversation"])
@@ -557,9 +559,9 @@ async def test_what_fails_for_one_decision_of_a_batch_is_its_problem_alone():
         assert [e["conversation"] for e in await s.pending()] == ["b"]
 
 
-async def test_a_page_that_has_left_leases_nothing_and_only_the_one_that_runs_a_call_tells_how_far_it_is():
-    """B44"""
-    async with site(pages()) as s:
+async def test_a_client_that_has_left_cannot_lease_and_only_the_lease_holder_reports_progress():
+    """With two tabs, one holds the lease and runs the call [B44]."""
+    async with site(locating_agent()) as s:
         await s.post("/api/conversations", {"id": "c"}, 201)
         for tab in ("one", "two"):
             await s.post(f"{C}/clients", {"client": tab})
@@ -575,46 +577,46 @@ async def test_a_page_that_has_left_leases_nothing_and_only_the_one_that_runs_a_
         await s.post(f"{call}/progress", {"client": "one", "payload": 3}, 404)
         await s.post(f"{C}/clients/one/heartbeat", {}, 404)
         assert await s.post(f"{call}/lease", {"client": "two"}) == {"leased": True}
-        await s.post(f"{C}/clients", {"client": "one"})  # and may come back
+        await s.post(f"{C}/clients", {"client": "one"})  # it may announce itself again
         assert await s.post(f"{call}/lease", {"client": "one"}) == {"leased": False}
 
 
-async def test_the_claims_of_whoever_signed_in_are_told_to_no_viewer():
+async def test_the_claims_of_a_principal_are_logged_but_never_sent_to_a_viewer():
     secret = {"claims": {"access_token": "a-secret"}}
 
     def auth(request):
         return Principal("ada", ("boss",), secret["claims"]) if "x-ada" in request.headers else "bo"
 
-    async with site(refunding(), auth=auth) as s:
+    async with site(refund_agent(), auth=auth) as s:
         ada = {"x-ada": "1"}
         await s.post("/api/conversations", {"id": "c", "metadata": secret}, 201, headers=ada)
         async with s.events("/api/pending/events") as inbox, s.events(f"{C}/events") as live:
-            told = [await inbox.next(), await live.next()]
+            received = [await inbox.next(), await live.next()]
             await s.post(f"{C}/messages", {"text": "hi"}, 202, headers=ada)
-            told += [await inbox.next(), *await live.until("CallSuspended")]
+            received += [await inbox.next(), *await live.until("CallSuspended")]
             [entry] = await s.pending()
-            told += [await s.get(C), await s.get(f"{C}/log"), entry]
+            received += [await s.get(C), await s.get(f"{C}/log"), entry]
             remember = {"decision": {"type": "approve", "digest": entry["digest"], "remember": "tool"}}
             await s.post(f"{C}/calls/{entry['call']}/resolve", remember, headers=ada)
-            told += [*await live.until("TurnEnded"), await s.get("/api/grants?conversation=c")]
+            received += [*await live.until("TurnEnded"), await s.get("/api/grants?conversation=c")]
         async with s.events(f"{C}/events") as again:
-            told += await again.until("TurnEnded")
-        # What was said on purpose stays as it is: the log's first event, live, in the log, and read again.
-        assert json.dumps(told).count("a-secret") == json.dumps(told).count(json.dumps(secret)) == 3
+            received += await again.until("TurnEnded")
+        # The metadata that the caller chose stays: in the first event, live, in the log, and in a second stream.
+        assert json.dumps(received).count("a-secret") == json.dumps(received).count(json.dumps(secret)) == 3
         assert (await s.pending(0), entry["principal"]) == ([], {"id": "ada", "roles": ["boss"]})
-        assert (await s.runtime.history("c"))[0].by.claims == secret["claims"]  # and in the log
+        assert (await s.runtime.history("c"))[0].by.claims == secret["claims"]  # the log has them
 
 
-async def test_what_is_not_theirs_is_as_unknown_as_what_does_not_exist():
+async def test_a_conversation_of_another_principal_looks_like_one_that_does_not_exist():
     from holdfast.server import OpenedBy
 
-    agent = refunding()
+    agent = refund_agent()
     holder = {}
 
     async def may_see(principal, conversation):
         return await holder["rule"](principal, conversation)
 
-    async with site(agent, auth=lambda r: r.headers.get("x-who"), may_see=may_see) as s:
+    async with site(agent, auth=principal_from_header, may_see=may_see) as s:
         holder["rule"] = OpenedBy(s.runtime)
         s.http.headers["x-who"] = "ada"
         await s.begin("hers")
@@ -651,7 +653,7 @@ async def test_what_is_not_theirs_is_as_unknown_as_what_does_not_exist():
             assert (await hers.next()) == ("removed", None, {"conversation": "hers", "call": entry["call"]})
 
 
-async def test_the_page_is_served_compressed_and_known_by_its_contents(tmp_path):
+async def test_files_of_the_page_are_compressed_have_an_etag_and_stay_within_their_directory(tmp_path):
     (tmp_path / "own.js").write_text("export const a = 1;\n" * 50)
     (tmp_path / "index.html").write_text('<script type="importmap">{"imports": {}}</script>')
     (tmp_path / ".secret.js").write_text("no")
@@ -684,8 +686,8 @@ async def test_the_packaged_page_is_served():
         assert "<script" in index.text
 
 
-async def test_requests_run_beside_each_other():
-    async with site(refunding()) as s:
+async def test_twenty_conversations_are_started_and_approved_concurrently():
+    async with site(refund_agent()) as s:
         names = [f"c{i}" for i in range(20)]
         await asyncio.gather(*(s.begin(name) for name in names))
         entries = await s.pending(20)
@@ -695,17 +697,17 @@ async def test_requests_run_beside_each_other():
         assert {r["status"] for r in results} == {"accepted"}
 
 
-async def test_a_slip_in_a_decision_is_refused_and_decides_nothing():
-    """What was meant as an edit, or as a reason, must not be lost on the way."""
-    async with site(refunding()) as s:
+async def test_a_misspelt_field_or_type_in_a_decision_is_422_and_decides_nothing():
+    """A misspelt name must not make the server ignore an edit or a reason."""
+    async with site(refund_agent()) as s:
         await s.begin()
         [entry] = await s.pending()
         digest, call = entry["digest"], entry["call"]
-        told = "Object contains unknown field"
+        unknown = "Object contains unknown field"
         words = "one of approve, deny, answer, client_result, submit, failed"
-        for decision, what in (
-            ({"type": "approve", "digest": digest, "arguments": {"amount": 1}}, f"{told} `arguments`"),
-            ({"type": "deny", "reson": "no"}, f"{told} `reson`"),
+        for decision, message_part in (
+            ({"type": "approve", "digest": digest, "arguments": {"amount": 1}}, f"{unknown} `arguments`"),
+            ({"type": "deny", "reson": "no"}, f"{unknown} `reson`"),
             ({"type": "deny", "reson": "no"}, "approve: args, digest, remember, duration; deny: reason, stop;"),
             ({"type": "aprove", "digest": digest}, words),
             ({"type": "approve", "digest": digest, "remember": "ever"}, "one of args, tool"),
@@ -717,7 +719,7 @@ async def test_a_slip_in_a_decision_is_refused_and_decides_nothing():
             ):
                 answer = await s.http.post(path, json=body)
                 assert answer.status_code == 422
-                assert what in answer.json()["detail"]
+                assert message_part in answer.json()["detail"]
         assert await s.pending() == [entry]
         answer = await s.http.get("/api/conversations?status=foo")
         assert "one of awaiting_input, executing_tools, idle" in answer.json()["detail"]
@@ -730,22 +732,15 @@ async def test_a_slip_in_a_decision_is_refused_and_decides_nothing():
         assert "known: text, when_busy, mode, agent" in answer.json()["detail"]
 
 
-def known_as(request):
-    return request.headers.get("x-who")
-
-
-ADA, BO = {"x-who": "ada"}, {"x-who": "bo"}
-
-
-async def test_the_same_decision_sent_again_by_the_same_principal_has_the_first_answer():
-    """A client that lost the answer asks again; nothing is decided twice, and another decision is stale. (B27)"""
-    async with site(refunding(), auth=known_as) as s:
+async def test_the_same_decision_sent_again_by_the_same_principal_gets_the_first_response():
+    """A client may retry a decision; nothing is decided twice, and another decision is stale [B27]."""
+    async with site(refund_agent(), auth=principal_from_header) as s:
         s.http.headers["x-who"] = "ada"
         await s.begin()
         [entry] = await s.pending()
         path = f"{C}/calls/{entry['call']}/resolve"
         first = await s.post(path, approval(entry))
-        for _ in range(2):  # while it runs or right after, and when its turn is over
+        for _ in range(2):  # during the turn, and after its end
             assert await s.post(path, approval(entry)) == first
             item = {"conversation": "c", "call": entry["call"], **approval(entry)}
             [again] = (await s.post("/api/pending/resolve", {"decisions": [item]}))["results"]
@@ -759,9 +754,9 @@ async def test_the_same_decision_sent_again_by_the_same_principal_has_the_first_
         assert [e["seq"] for e in log if e["type"] == "CallResolved"] == [first["seq"]]
 
 
-async def test_a_key_given_twice_is_refused():
-    """A person could read one of the two values and the program take the other."""
-    async with site(refunding()) as s:
+async def test_a_json_body_with_a_duplicate_key_is_refused():
+    """A person could read one of the two values and the server use the other."""
+    async with site(refund_agent()) as s:
         await s.begin()
         [entry] = await s.pending()
         bodies = {
@@ -776,7 +771,7 @@ async def test_a_key_given_twice_is_refused():
         assert (await s.pending())[0] == entry
 
 
-async def test_the_character_nul_is_refused_wherever_it_stands_in_a_body():
+async def test_a_nul_character_anywhere_in_a_body_is_refused():
     async with site(desk(["?", ToolCall("choose", {"colours": []})], "ok")) as s:
         await s.begin()
         [entry] = await s.pending()
@@ -790,18 +785,18 @@ async def test_the_character_nul_is_refused_wherever_it_stands_in_a_body():
         await s.post(path, {"decision": {"type": "answer", "value": "a backslash and u0000: \\u0000"}})
 
 
-async def test_ids_that_are_made_up_have_128_bits():
+async def test_generated_ids_have_128_bits():
     async with site(desk("x")) as s:
-        made = [(await s.post("/api/conversations", {}, 201))["conversation"] for _ in range(5)]
-        made += [(await s.post(f"/api/conversations/{made[0]}/clients", {}))["client"] for _ in range(5)]
-        assert len(set(made)) == 10
-        for each in made:
+        ids = [(await s.post("/api/conversations", {}, 201))["conversation"] for _ in range(5)]
+        ids += [(await s.post(f"/api/conversations/{ids[0]}/clients", {}))["client"] for _ in range(5)]
+        assert len(set(ids)) == 10
+        for each in ids:
             assert re.fullmatch("[a-z2-7]{26}", each)
 
 
 async def test_a_client_belongs_to_the_principal_that_announced_it():
-    """For another principal it is unknown, and its own client of the same id is another one."""
-    async with site(desk(["where", ToolCall("locate", {})], "ok"), auth=known_as) as s:
+    """Another principal gets 404 for it, and can have a different client with the same id."""
+    async with site(desk(["where", ToolCall("locate", {})], "ok"), auth=principal_from_header) as s:
         s.http.headers["x-who"] = "ada"
         await s.begin()
         [entry] = await s.pending()
@@ -817,13 +812,13 @@ async def test_a_client_belongs_to_the_principal_that_announced_it():
         await s.post(f"{C}/clients", {"client": "tab"}, headers=BO)
         assert await s.post(f"{call}/lease", {"client": "tab"}, headers=BO) == {"leased": False}
         await s.http.delete(f"{C}/clients/tab", headers=BO)
-        await s.post(f"{C}/clients/tab/heartbeat", {}, 204)  # ada's is still there
+        await s.post(f"{C}/clients/tab/heartbeat", {}, 204)  # ada's client still exists
 
 
 async def test_a_principal_has_a_bounded_number_of_clients_in_a_conversation(monkeypatch):
     monkeypatch.setattr(routes, "MAX_CLIENTS", 2)
     monkeypatch.setattr(routes, "MAX_CLIENTS_LATELY", 4)
-    async with site(desk("x"), auth=known_as) as s:
+    async with site(desk("x"), auth=principal_from_header) as s:
         s.http.headers["x-who"] = "ada"
         await s.post("/api/conversations", {"id": "c"}, 201)
         for name in ("one", "two", "two"):
@@ -836,22 +831,22 @@ async def test_a_principal_has_a_bounded_number_of_clients_in_a_conversation(mon
         for name in ("three", "four"):
             await s.post(f"{C}/clients", {"client": name})
             await s.delete(f"{C}/clients/{name}")
-        problem = await s.post(f"{C}/clients", {"client": "five"}, 429)  # those that left are remembered for a while
+        problem = await s.post(f"{C}/clients", {"client": "five"}, 429)  # clients that left count for a while
         assert "use the id of one of them" in problem["detail"]
         await s.post(f"{C}/clients", {"client": "two"})
 
 
-async def test_a_cursor_does_not_tell_whether_a_conversation_of_another_exists():
-    async with site(desk("x"), auth=known_as, may_see=lambda who, name: name.startswith(who.id)) as s:
+async def test_a_cursor_does_not_reveal_whether_a_hidden_conversation_exists():
+    async with site(desk("x"), auth=principal_from_header, may_see=lambda who, name: name.startswith(who.id)) as s:
         for name in ("ada-1", "bo-1", "ada-2", "ada-3"):
             await s.runtime.open(name)
         for order, status in (("newest", None), ("newest", "idle"), ("id", None)):
             asked = {"order": order, **({"status": status} if status else {})}
-            foreign, unknown = [
+            hidden, unknown = [
                 await s.get("/api/conversations", params={**asked, "cursor": cursor}, headers=ADA)
                 for cursor in ("bo-1", "bo-0")
             ]
-            assert foreign == unknown
+            assert hidden == unknown
         first = await s.get("/api/conversations", params={"order": "newest", "limit": 1}, headers=ADA)
         rest = await s.get("/api/conversations", params={"order": "newest", "cursor": first["next"]}, headers=ADA)
         found = [row["conversation"] for row in first["conversations"] + rest["conversations"]]
@@ -876,7 +871,7 @@ async def test_an_artifact_is_downloaded_by_those_who_may_read_its_conversation(
         await s.runtime.wait("c")
         (returned,) = [event for event in await s.runtime.history("c") if event.type == "CallReturned"]
         path = f"{C}/artifacts/{returned.value}"
-        found = await s.http.get(path, **ann)
+        found = await s.http.get(path, headers=ann["headers"])
         assert (found.status_code, found.content) == (200, page)
         assert found.headers["content-type"] == "text/html"
         assert found.headers["x-content-type-options"] == "nosniff"

@@ -65,17 +65,17 @@ def process(folder, *words, port=0):
         running.process.stderr.close()
 
 
-def wait(fact, seconds=60):
+def wait_for(fact, seconds=60):
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         if value := fact():
             return value
         time.sleep(0.01)
-    raise AssertionError("it did not become so")
+    raise AssertionError("the condition did not become true in time")
 
 
-def test_an_approval_that_waits_survives_kill_9_and_the_same_cookie_decides_it_after_the_restart(tmp_path):
-    """B31, B53"""
+def test_a_pending_approval_survives_kill_9_and_is_approved_with_the_same_cookie(tmp_path):
+    """After a kill the pending entry is unchanged, and a late approval completes the turn [B31, B53]."""
     with httpx.Client(trust_env=False, follow_redirects=True, timeout=60) as http:
         with process(tmp_path) as first:
             base = f"http://127.0.0.1:{first.port}"
@@ -83,7 +83,7 @@ def test_an_approval_that_waits_survives_kill_9_and_the_same_cookie_decides_it_a
             assert http.get(f"{base}/api/me").status_code == 200
             assert http.post(f"{base}/api/conversations", json={"id": "c"}).status_code == 201
             assert http.post(f"{base}{C}/messages", json={"text": "hi"}).status_code == 202
-            [entry] = wait(lambda: http.get(f"{base}/api/pending").json()["pending"])
+            [entry] = wait_for(lambda: http.get(f"{base}/api/pending").json()["pending"])
             with http.stream("GET", f"{base}{C}/events") as stream:
                 next(stream.iter_lines())
                 first.end(signal.SIGKILL)
@@ -97,13 +97,13 @@ def test_an_approval_that_waits_survives_kill_9_and_the_same_cookie_decides_it_a
             assert accepted["status"] == "accepted"
             assert http.post(path, json=decision).json() == accepted
             assert http.post(path, json={"decision": {"type": "deny"}}).status_code == 409
-            snapshot = wait(lambda: (got := http.get(f"{base}{C}").json())["state"] == "idle" and got)
+            snapshot = wait_for(lambda: (got := http.get(f"{base}{C}").json())["state"] == "idle" and got)
             assert [m["role"] for m in snapshot["messages"]] == ["user", "assistant", "tool", "assistant"]
             assert "refunded 7" in snapshot["messages"][2]["content"]
 
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_in_order_also_with_streams_open(tmp_path, sig):
+def test_a_signal_stops_the_server_cleanly_while_streams_are_open(tmp_path, sig):
     with process(tmp_path) as server, httpx.Client(trust_env=False, timeout=60) as http:
         http.headers["authorization"] = f"Bearer {server.token}"
         base = f"http://127.0.0.1:{server.port}"
@@ -112,26 +112,53 @@ def test_a_signal_ends_it_in_order_also_with_streams_open(tmp_path, sig):
             lines = one.iter_lines()
             assert next(lines) == "retry: 1000"
             server.process.send_signal(sig)
-            list(lines)  # to its end, without an error
+            list(lines)  # the stream ends without an error
         assert server.process.wait(60) == 0
         assert server.process.stderr.read() == ""
         assert not [name for name in os.listdir(tmp_path) if name.endswith(("-wal", "-shm"))]
 
 
-def test_the_token_is_kept_in_the_state_directory_for_its_owner_alone(tmp_path, monkeypatch):
-    """Not beside the store, where tools look for files; one for each store, wherever the server was started."""
+def test_the_token_file_is_in_the_state_directory_and_only_its_owner_can_read_it(tmp_path, monkeypatch):
+    """Not next to the store, where tools look for files. Each store has one token, however its path is written."""
     state = tmp_path / "state"
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
     with process(tmp_path, "--store", "sqlite:///desk.db") as server:
-        [kept] = (state / "holdfast" / "tokens").iterdir()
-        assert kept.read_text() == server.token
-        assert kept.stat().st_mode & 0o777 == 0o600
-        assert kept.parent.stat().st_mode & 0o777 == 0o700
+        [token_path] = (state / "holdfast" / "tokens").iterdir()
+        assert token_path.read_text() == server.token
+        assert token_path.stat().st_mode & 0o777 == 0o600
+        assert token_path.parent.stat().st_mode & 0o777 == 0o700
     assert not list(tmp_path.glob("*.token"))
     with process(tmp_path, "--store", f"sqlite:///{tmp_path}/desk.db") as same:
         assert same.token == server.token
     with process(tmp_path, "--store", "sqlite:///other.db") as other:
         assert other.token != server.token
+
+
+GUARDED = """
+from holdfast.runtime.engine import Engine
+from holdfast.tools.protected import protected_files
+
+start = Engine.start
+
+
+async def noted(self):
+    await start(self)
+    open("guarded", "w").write("\\n".join(map(str, protected_files())))
+
+
+Engine.start = noted
+"""
+
+
+def test_the_file_of_the_token_and_the_store_are_protected_from_tools_while_it_serves(tmp_path, monkeypatch):
+    """Tools that work on files refuse them wherever they are."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "guarded_files.py").write_text(GUARDED)
+    monkeypatch.setitem(globals(), "AGENT", f"import guarded_files\n{AGENT}")
+    with process(tmp_path, "--store", "sqlite:///desk.db"):
+        [kept] = (tmp_path / "state" / "holdfast" / "tokens").iterdir()
+        guarded = (tmp_path / "guarded").read_text().splitlines()
+        assert {str(kept), f"{tmp_path}/desk.db", f"{tmp_path}/desk.db-owners"} <= set(guarded)
 
 
 SPY = """
@@ -142,7 +169,7 @@ open("seen", "w").write(repr([os.environ.get("HOLDFAST_TOKEN"), child.stdout]))
 
 
 def test_tools_do_not_find_the_token_in_their_environment(tmp_path, monkeypatch):
-    """Neither the code of tools, from its import on, nor the programs that they start; in a worker neither."""
+    """Neither the code of tools, at its import, nor the programs that they start; also not in ``holdfast tools``."""
     monkeypatch.setenv("HOLDFAST_TOKEN", "a-token-from-the-environment")
     (tmp_path / "spy.py").write_text(SPY)
     monkeypatch.setitem(globals(), "AGENT", f"import spy\n{AGENT}")
@@ -162,31 +189,31 @@ def run(folder, *words, **env):
     return done.returncode, done.stderr
 
 
-def test_a_port_in_use_is_one_sentence_that_says_what_to_do(tmp_path):
+def test_a_port_in_use_is_an_error_that_says_what_to_do(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code, said = run(tmp_path, "-m", "holdfast", "serve", "shop:agent", "--port", str(port))
+        code, stderr = run(tmp_path, "-m", "holdfast", "serve", "shop:agent", "--port", str(port))
     assert code == 2
-    assert said == (
+    assert stderr == (
         f"holdfast: error [resource_missing]: port {port} of 127.0.0.1 is in use: stop the program that uses it, "
         "or choose another with --port (0: any)\n"
     )
 
 
 @pytest.fixture
-def kept(tmp_path, monkeypatch):
-    """Where the token of holdfast.db in this directory is kept; its directory is there."""
+def token_path(tmp_path, monkeypatch):
+    """The path of the token file for holdfast.db in the temporary directory; only its directory exists."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     path = server_token.token_file(f"{tmp_path}/holdfast.db")
     path.parent.mkdir(mode=0o700, parents=True)
     return path
 
 
-def refused(folder):
+def run_serve(folder):
     return run(folder, "-m", "holdfast", "serve", "shop:agent", "--port", "0", HOLDFAST_STORE="")
 
 
-def test_a_token_file_that_holds_no_token_is_told_by_its_name(tmp_path, kept):
+def test_the_error_about_an_invalid_token_file_names_the_file(tmp_path, token_path):
     for contents in (
         b"",
         b"x",
@@ -194,61 +221,61 @@ def test_a_token_file_that_holds_no_token_is_told_by_its_name(tmp_path, kept):
         "a-token-of-windows".encode("utf-16"),
         b"a token of many words",
     ):
-        kept.write_bytes(contents)
-        kept.chmod(0o600)
-        assert refused(tmp_path) == (
+        token_path.write_bytes(contents)
+        token_path.chmod(0o600)
+        assert run_serve(tmp_path) == (
             2,
-            f"holdfast: error [invalid_args]: {kept} must hold 16 or more letters, digits, '-', '_' and '.'\n",
+            f"holdfast: error [invalid_args]: {token_path} must hold 16 or more letters, digits, '-', '_' and '.'\n",
         )
-    kept.unlink()
-    kept.mkdir()
-    code, said = refused(tmp_path)
+    token_path.unlink()
+    token_path.mkdir()
+    code, stderr = run_serve(tmp_path)
     assert code == 2
-    assert said.startswith("holdfast: error [resource_missing]: the token cannot be read: ")
-    assert str(kept) in said
+    assert stderr.startswith("holdfast: error [resource_missing]: the token cannot be read: ")
+    assert str(token_path) in stderr
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602])
-def test_a_token_file_that_others_can_read_or_write_is_refused(tmp_path, kept, mode):
-    kept.write_text("a-token-of-sixteen-letters")
-    kept.chmod(mode)
-    code, said = refused(tmp_path)
+def test_a_token_file_that_others_can_read_or_write_is_refused(tmp_path, token_path, mode):
+    token_path.write_text("a-token-of-sixteen-letters")
+    token_path.chmod(mode)
+    code, stderr = run_serve(tmp_path)
     assert code == 2
-    assert f"other users can read or change it (mode {mode:o}): run `chmod 600 {kept}`" in said
+    assert f"other users can read or change it (mode {mode:o}): run `chmod 600 {token_path}`" in stderr
 
 
-def test_a_directory_of_tokens_that_others_can_write_is_refused(tmp_path, kept):
-    kept.parent.chmod(0o777)
-    code, said = refused(tmp_path)
+def test_a_token_directory_that_others_can_write_is_refused(tmp_path, token_path):
+    token_path.parent.chmod(0o777)
+    code, stderr = run_serve(tmp_path)
     assert code == 2
-    assert f"run `chmod 700 {kept.parent}`" in said
+    assert f"run `chmod 700 {token_path.parent}`" in stderr
 
 
-def test_a_token_file_of_another_user_is_refused(kept, monkeypatch):
-    kept.write_text("a-token-of-sixteen-letters")
-    kept.chmod(0o600)
+def test_a_token_file_of_another_user_is_refused(token_path, monkeypatch):
+    token_path.write_text("a-token-of-sixteen-letters")
+    token_path.chmod(0o600)
     mine = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
     with pytest.raises(Invalid, match="belongs to another user"):
-        server_token._read(kept)
+        server_token._read(token_path)
 
 
-def test_a_token_file_that_leads_elsewhere_is_not_followed(tmp_path, kept):
+def test_a_token_file_that_is_a_symbolic_link_is_refused(tmp_path, token_path):
     (tmp_path / "theirs").write_text("a-token-of-sixteen-letters")
-    kept.symlink_to(tmp_path / "theirs")
-    code, said = refused(tmp_path)
+    token_path.symlink_to(tmp_path / "theirs")
+    code, stderr = run_serve(tmp_path)
     assert code == 2
-    assert f"remove {kept}" in said
+    assert f"remove {token_path}" in stderr
 
 
-def test_where_no_token_can_be_kept_the_server_says_that_it_will_change(tmp_path, monkeypatch):
+def test_a_server_that_cannot_store_its_token_says_how_to_set_a_permanent_one(tmp_path, monkeypatch):
     (tmp_path / "state").write_text("no directory")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with process(tmp_path) as server:
         assert "$HOLDFAST_TOKEN sets a permanent one" in server.process.stdout.readline()
 
 
-def test_a_page_of_the_project_that_has_nothing_of_ours_in_it_does_not_replace_ours(tmp_path):
+def test_an_index_page_of_the_project_replaces_ours_only_if_it_has_a_holdfast_element(tmp_path):
     (tmp_path / "ui").mkdir()
     (tmp_path / "ui" / "index.html").write_text("the project's own")
     (tmp_path / "ui" / "style.css").write_text("/* ours */")
@@ -261,27 +288,29 @@ def test_a_page_of_the_project_that_has_nothing_of_ours_in_it_does_not_replace_o
         assert "the project's own" in http.get(f"{base}/").text
 
 
-def test_behind_a_proxy_that_changes_the_host_the_origin_is_named(tmp_path):
+def test_allow_origin_accepts_writes_from_that_origin_and_refuses_a_malformed_one(tmp_path):
     with process(tmp_path, "--allow-origin", "https://desk.example") as server, httpx.Client(trust_env=False) as http:
         http.headers["authorization"] = f"Bearer {server.token}"
         path = f"http://127.0.0.1:{server.port}/api/conversations"
         assert http.post(path, json={}, headers={"origin": "https://desk.example"}).status_code == 201
         assert http.post(path, json={}, headers={"origin": "https://other.example"}).status_code == 403
-    code, said = run(tmp_path, "-m", "holdfast", "serve", "shop:agent", "--port", "0", "--allow-origin", "desk.example")
+    code, stderr = run(
+        tmp_path, "-m", "holdfast", "serve", "shop:agent", "--port", "0", "--allow-origin", "desk.example"
+    )
     assert code == 2
-    assert "an origin looks like https://desk.example" in said
+    assert "an origin looks like https://desk.example" in stderr
 
 
-def test_an_address_that_is_not_ours_and_a_short_token_are_refused(tmp_path):
-    code, said = run(tmp_path, "-m", "holdfast", "serve", "shop:agent", "--port", "0", "--host", "192.0.2.1")
+def test_an_address_of_another_machine_and_a_short_token_are_refused(tmp_path):
+    code, stderr = run(tmp_path, "-m", "holdfast", "serve", "shop:agent", "--port", "0", "--host", "192.0.2.1")
     assert code == 2
-    assert "--host" in said
-    code, said = run(tmp_path, "-m", "holdfast", "serve", "shop:agent", "--port", "0", HOLDFAST_TOKEN="short")
+    assert "--host" in stderr
+    code, stderr = run(tmp_path, "-m", "holdfast", "serve", "shop:agent", "--port", "0", HOLDFAST_TOKEN="short")
     assert code == 2
-    assert "HOLDFAST_TOKEN" in said
+    assert "HOLDFAST_TOKEN" in stderr
 
 
-def test_without_the_extra_the_exact_command_is_told(tmp_path):
+def test_without_the_server_extra_the_error_has_the_pip_command(tmp_path):
     hide = (
         "import sys, importlib.util as u\n"
         "real = u.find_spec\n"
@@ -289,19 +318,19 @@ def test_without_the_extra_the_exact_command_is_told(tmp_path):
         "from holdfast.cli.app import main\n"
         "sys.exit(main(['serve', 'shop:agent']))\n"
     )
-    code, said = run(tmp_path, "-c", hide)
+    code, stderr = run(tmp_path, "-c", hide)
     assert code == 2
-    assert said == (
+    assert stderr == (
         "holdfast: error [resource_missing]: the server needs uvicorn, httptools: "
         "pip install 'holdfast[server]' (in a clone: pip install '.[server]')\n"
     )
 
 
 def test_without_a_home_directory_the_token_is_not_kept_in_the_working_directory(tmp_path, monkeypatch):
-    """Tools work there: it is made anew at each start instead."""
+    """Tools work there, so each start makes a new token instead."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.delenv("HOLDFAST_TOKEN", raising=False)
-    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as where there is no home to be found
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as on a system without a home directory
     assert not server_token.token_for("sqlite:///a.db").lasting
     assert list(tmp_path.iterdir()) == []

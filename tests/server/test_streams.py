@@ -1,4 +1,4 @@
-"""Streams of events: resumed anywhere, encoded once, bounded, and ended when the server ends."""
+"""Event streams: they resume after any event, encode each event once, are bounded, and end with the server."""
 
 import asyncio
 import gc
@@ -7,7 +7,7 @@ import socket
 import time
 import tracemalloc
 
-from support.web_site import TOKEN, desk, refunding, site
+from support.web_site import TOKEN, desk, refund_agent, site
 
 from holdfast import Agent, Deny, Runtime
 from holdfast.core.live import ToolProgress
@@ -21,11 +21,12 @@ C = "/api/conversations/c"
 
 
 def ids(events):
+    """Return the sequence numbers of the log events among these; live events have none."""
     return [place for _, place, _ in events if place is not None]
 
 
 async def test_a_stream_is_resumed_after_any_event():
-    async with site(refunding()) as s:
+    async with site(refund_agent()) as s:
         await s.begin()
         [entry] = await s.pending()
         await s.post(f"{C}/calls/{entry['call']}/resolve", {"decision": {"type": "deny", "reason": "no"}})
@@ -37,31 +38,31 @@ async def test_a_stream_is_resumed_after_any_event():
                 {"headers": {"last-event-id": str(seq)}, "params": {"after": 99}},
             ):
                 async with s.events(f"{C}/events", **options) as reader:
-                    told = [await reader.next() for _ in range(head - seq)]
-                    assert [data for _, _, data in told] == log[seq:]
-                    assert ids(told) == list(range(seq + 1, head + 1))
-                    assert [kind for kind, _, _ in told] == [e["type"] for e in log[seq:]]
+                    received = [await reader.next() for _ in range(head - seq)]
+                    assert [data for _, _, data in received] == log[seq:]
+                    assert ids(received) == list(range(seq + 1, head + 1))
+                    assert [kind for kind, _, _ in received] == [e["type"] for e in log[seq:]]
 
 
-async def test_a_reader_sees_the_log_and_what_happens_while_it_happens():
-    """B12"""
+async def test_a_reader_gets_the_log_and_then_live_events_as_they_happen():
+    """Deltas arrive in order, and only events of the log have an id [B12]."""
     async with site(desk("hello there")) as s:
         await s.post("/api/conversations", {"id": "c"}, 201)
         async with s.events(f"{C}/events") as reader:
             assert (await reader.next())[:2] == ("ConversationOpened", 1)
             await s.post(f"{C}/messages", {"text": "hi"}, 202)
-            told = await reader.until("turn_completed")
-            assert ids(told) == list(range(2, ids(told)[-1] + 1))
-            deltas = [data for kind, place, data in told if kind == "text_delta"]
+            received = await reader.until("turn_completed")
+            assert ids(received) == list(range(2, ids(received)[-1] + 1))
+            deltas = [data for kind, place, data in received if kind == "text_delta"]
             assert "".join(d["text"] for d in deltas) == "hello there"
             assert [d["n"] for d in deltas] == list(range(1, len(deltas) + 1))
-            live = [place for kind, place, _ in told if kind.islower()]
+            live = [place for kind, place, _ in received if kind.islower()]
             assert live
             assert set(live) == {None}
 
 
-async def test_a_viewer_that_comes_while_a_reply_streams_misses_no_piece_of_it():
-    """Snapshot and stream fit together by the number of the piece."""
+async def test_a_viewer_that_joins_while_a_reply_streams_misses_no_delta():
+    """The number of the last delta in the snapshot says where the stream continues."""
     go_on = asyncio.Event()
 
     class Slow:
@@ -91,14 +92,14 @@ async def test_a_viewer_that_comes_while_a_reply_streams_misses_no_piece_of_it()
             await first.until("turn_completed")
 
 
-async def test_an_event_is_encoded_once_however_many_read_it():
+async def test_a_live_event_is_encoded_once_for_all_readers():
     async with site(desk("hello")) as s:
         await s.post("/api/conversations", {"id": "c"}, 201)
-        encoded, told = [], api_types.live_frame
+        encoded, original = [], api_types.live_frame
 
         def counted(event):
             encoded.append(event)
-            return told(event)
+            return original(event)
 
         api_types.live_frame = counted
         try:
@@ -109,18 +110,18 @@ async def test_an_event_is_encoded_once_however_many_read_it():
             await s.post(f"{C}/messages", {"text": "hi"}, 202)
             seen = [await reader.until("turn_completed") for reader in open_now]
             assert all(events == seen[0] for events in seen)
-            assert len(encoded) <= len(seen[0]) + 2  # and the change of state that follows
+            assert len(encoded) <= len(seen[0]) + 2  # and the state change that follows
             for reader in readers:
                 await reader.__aexit__(None, None, None)
         finally:
-            api_types.live_frame = told
+            api_types.live_frame = original
 
 
-def connect(s, path, room=4096):
-    """A connection that reads only when it is told to."""
+def connect(s, path, receive_buffer=4096):
+    """Open a stream on a socket that nothing reads from yet."""
     host, port = s.base.removeprefix("http://").split(":")
     sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     sock.connect((host, int(port)))
     sock.sendall(f"GET {path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {TOKEN}\r\n\r\n".encode())
     sock.setblocking(False)
@@ -137,13 +138,13 @@ async def read_all(sock):
 
 
 async def flood(s, n, size=20_000):
-    """Many large live events, with room for readers in between."""
+    """Publish many large live events; readers run in between."""
     for i in range(n):
         s.runtime._engine.bus.publish("c", ToolProgress(conversation="c", call_id="x", n=i, payload="x" * size))
         await asyncio.sleep(0)
 
 
-async def test_a_slow_reader_is_cut_told_where_it_was_and_comes_back_there():
+async def test_a_slow_reader_is_disconnected_with_its_position_and_resumes_there():
     kept = streams.MAX_FRAMES
     streams.MAX_FRAMES = 8
     try:
@@ -166,7 +167,7 @@ async def test_a_slow_reader_is_cut_told_where_it_was_and_comes_back_there():
         streams.MAX_FRAMES = kept
 
 
-async def test_readers_that_never_read_are_given_up_and_hold_nothing():
+async def test_readers_that_never_read_are_disconnected_and_their_slots_are_freed():
     stall, frames = limits.STALL_SECONDS, streams.MAX_FRAMES
     limits.STALL_SECONDS, streams.MAX_FRAMES = 0.3, 8
     try:
@@ -178,7 +179,7 @@ async def test_readers_that_never_read_are_given_up_and_hold_nothing():
             await flood(s, 1000)
             while s.runtime._engine.bus.has_readers("c"):
                 await asyncio.sleep(0.01)
-            async with s.events(f"{C}/events") as reader:  # there is room again
+            async with s.events(f"{C}/events") as reader:  # a slot is free again
                 assert (await reader.next())[1] == 1
             for sock in socks:
                 sock.close()
@@ -227,12 +228,12 @@ async def test_a_long_log_is_streamed_whole():
         head = (await s.get(C))["seq"]
         assert head > 1500
         async with s.events(f"{C}/events") as reader:
-            told = [await reader.next() for _ in range(head)]
-        assert ids(told) == list(range(1, head + 1))
+            received = [await reader.next() for _ in range(head)]
+        assert ids(received) == list(range(1, head + 1))
 
 
-async def test_what_waits_is_told_as_a_list_and_then_as_changes():
-    async with site(refunding()) as s:
+async def test_the_inbox_stream_sends_the_list_of_pending_calls_and_then_changes():
+    async with site(refund_agent()) as s:
         await s.begin("a")
         [first] = await s.pending()
         async with s.events("/api/pending/events") as reader:
@@ -246,15 +247,15 @@ async def test_what_waits_is_told_as_a_list_and_then_as_changes():
                 assert await other.next() == ("pending", None, {"pending": [second]})
 
 
-async def test_a_stream_ends_with_the_problem_where_the_log_cannot_be_read():
-    async with site(refunding()) as s:
+async def test_a_stream_ends_with_a_problem_when_the_log_cannot_be_read():
+    async with site(refund_agent()) as s:
         await s.begin()
         read = s.runtime.store.read
 
-        async def away(*_, **__):
+        async def fail(*_, **__):
             raise StoreError("the disk is gone", kind="log_read_failed")
 
-        s.runtime.store.read = away
+        s.runtime.store.read = fail
         async with s.events(f"{C}/events") as reader:
             kind, place, data = await reader.next()
             assert (kind, place, data["kind"]) == ("problem", None, "log_read_failed")
@@ -263,7 +264,7 @@ async def test_a_stream_ends_with_the_problem_where_the_log_cannot_be_read():
             assert (await reader.next())[:2] == ("ConversationOpened", 1)
 
 
-async def test_a_number_beyond_the_log_is_its_end_and_holds_up_no_other_reader(tmp_path):
+async def test_a_position_beyond_the_log_means_its_end_and_does_not_delay_other_readers(tmp_path):
     async with site(desk("hello"), store=f"sqlite:///{tmp_path}/t.db") as s:
         await s.post("/api/conversations", {"id": "c"}, 201)
         async with s.events(f"{C}/events", params={"after": 999_999}) as odd:
@@ -277,8 +278,8 @@ async def test_a_number_beyond_the_log_is_its_end_and_holds_up_no_other_reader(t
                 assert [kind for kind, _, _ in seen if kind == "text_delta"]
 
 
-async def test_an_event_of_the_log_comes_once_and_in_order_also_where_the_reader_is_ahead_of_the_channel(tmp_path):
-    """Who comes while another process writes reads more of the log than those who watch it were told."""
+async def test_log_events_arrive_once_and_in_order_for_a_reader_that_is_ahead_of_the_channel(tmp_path):
+    """A reader that joins while another process writes reads more of the log than the channel has sent."""
     store = f"sqlite:///{tmp_path}/t.db"
     async with site(store=store) as s, Runtime(desk("x"), store=store) as other:
         await other.open("c")
@@ -288,7 +289,7 @@ async def test_an_event_of_the_log_comes_once_and_in_order_also_where_the_reader
                 await asyncio.sleep(0.005)
             back = asyncio.Event()
             watcher = s.runtime._engine._store_watcher
-            foreign, watcher._on_remote_commit = watcher._on_remote_commit, back.wait  # it looks away
+            foreign, watcher._on_remote_commit = watcher._on_remote_commit, back.wait  # it notices nothing for now
             await (await other.send("c", "hi")).final_result()
             async with s.events(f"{C}/events") as second:
                 assert ids([await second.next() for _ in range(5)]) == [1, 2, 3, 4, 5]
@@ -300,7 +301,7 @@ async def test_an_event_of_the_log_comes_once_and_in_order_also_where_the_reader
                 assert ids([*await first.until("TurnEnded"), *await first.until("TurnEnded")]) == list(range(2, 10))
 
 
-async def test_whoever_may_not_see_a_conversation_any_more_is_told_nothing_more_of_it():
+async def test_a_reader_that_loses_access_to_a_conversation_gets_no_further_event_of_it():
     allowed = {"c"}
     async with site(desk("a secret"), may_see=lambda principal, conversation: conversation in allowed) as s:
         await s.runtime.open("c")
@@ -314,7 +315,7 @@ async def test_whoever_may_not_see_a_conversation_any_more_is_told_nothing_more_
             assert (kind, problem["status"], problem["kind"]) == ("problem", 404, "not_found")
 
 
-async def test_whoever_is_let_in_no_more_loses_the_open_streams_at_the_next_check(monkeypatch):
+async def test_a_principal_that_loses_access_loses_its_open_streams_at_the_next_check(monkeypatch):
     monkeypatch.setattr(streams, "ACCESS_EVERY", 0.05)
     known, allowed = {"bo", "cy"}, {"c"}
 
@@ -342,39 +343,39 @@ async def test_whoever_is_let_in_no_more_loses_the_open_streams_at_the_next_chec
             assert (kind, problem["status"]) == ("problem", 404)
 
 
-async def test_what_somebody_may_see_no_longer_is_withdrawn_from_their_inbox(monkeypatch):
-    """With the next change of it, and where there is none, at the next check."""
+async def test_a_call_that_a_principal_may_no_longer_see_is_removed_from_its_inbox_stream(monkeypatch):
+    """At the next change of the inbox, or at the next access check."""
     allowed = {"a", "b", "c"}
 
-    async def told(reader):
+    async def next_event(reader):
         kind, _, data = await reader.next()
         return kind, {entry["conversation"] for entry in data.get("pending", [data])}
 
-    async with site(refunding(), may_see=lambda principal, conversation: conversation in allowed) as s:
+    async with site(refund_agent(), may_see=lambda principal, conversation: conversation in allowed) as s:
         for name in "ab":
             await s.runtime.send(name, "x")
         [gone] = [entry for entry in await s.pending(2) if entry["conversation"] == "a"]
         async with s.events("/api/pending/events") as reader:
-            assert await told(reader) == ("pending", {"a", "b"})
+            assert await next_event(reader) == ("pending", {"a", "b"})
             allowed.remove("a")
             await s.runtime.resolve("a", gone["call"], Deny("no"))
-            assert await told(reader) == ("pending", {"b"})
+            assert await next_event(reader) == ("pending", {"b"})
         monkeypatch.setattr(streams, "ACCESS_EVERY", 0.05)
         async with s.events("/api/pending/events") as reader:
-            assert await told(reader) == ("pending", {"b"})
+            assert await next_event(reader) == ("pending", {"b"})
             await s.runtime.send("c", "x")
-            assert await told(reader) == ("added", {"c"})
+            assert await next_event(reader) == ("added", {"c"})
             allowed.remove("c")
-            assert await told(reader) == ("pending", {"b"})
+            assert await next_event(reader) == ("pending", {"b"})
 
 
-async def test_a_stream_beats_also_while_only_what_others_may_see_changes(monkeypatch):
+async def test_the_inbox_stream_sends_heartbeats_while_only_hidden_calls_change(monkeypatch):
     monkeypatch.setattr(streams, "HEARTBEAT_SECONDS", 0.1)
 
     def may_see(principal, conversation):
         return conversation == "mine"
 
-    async with site(refunding(), may_see=may_see) as s, s.events("/api/pending/events") as reader:
+    async with site(refund_agent(), may_see=may_see) as s, s.events("/api/pending/events") as reader:
         await reader.next()
         for i in range(40):
             await s.runtime.send(f"o{i}", "x")
@@ -384,7 +385,7 @@ async def test_a_stream_beats_also_while_only_what_others_may_see_changes(monkey
         assert reader.beats >= 3
 
 
-async def test_what_comes_to_wait_while_may_see_is_asked_breaks_no_stream():
+async def test_a_call_that_is_suspended_while_may_see_runs_is_sent_after_the_list():
     asked, go_on = asyncio.Event(), asyncio.Event()
 
     async def may_see(principal, conversation):
@@ -392,7 +393,7 @@ async def test_what_comes_to_wait_while_may_see_is_asked_breaks_no_stream():
         await go_on.wait()
         return True
 
-    async with site(refunding(), may_see=may_see) as s:
+    async with site(refund_agent(), may_see=may_see) as s:
         for name in "ab":
             await s.runtime.send(name, "x")
         while len(await s.runtime.pending()) < 2:
@@ -402,7 +403,7 @@ async def test_what_comes_to_wait_while_may_see_is_asked_breaks_no_stream():
             await s.runtime.send("c", "x")
             while len(await s.runtime.pending()) < 3:
                 await asyncio.sleep(0.005)
-            await asyncio.sleep(0.05)  # the channel has been told too
+            await asyncio.sleep(0.05)  # the channel has it too
             go_on.set()
             kind, _, data = await reader.next()
             assert (kind, {e["conversation"] for e in data["pending"]}) == ("pending", {"a", "b"})
@@ -410,16 +411,16 @@ async def test_what_comes_to_wait_while_may_see_is_asked_breaks_no_stream():
             assert (kind, data["conversation"]) == ("added", "c")
 
 
-async def test_while_the_store_is_away_the_inbox_is_not_told_to_be_empty():
-    async with site(refunding()) as s:
+async def test_the_inbox_stream_sends_a_problem_and_not_an_empty_list_while_the_store_fails():
+    async with site(refund_agent()) as s:
         await s.begin()
         await s.pending()
         pending = s.runtime.store.pending
 
-        async def away(*_, **__):
+        async def fail(*_, **__):
             raise StoreError("the disk is gone", kind="log_read_failed")
 
-        s.runtime.store.pending = away
+        s.runtime.store.pending = fail
         async with s.events("/api/pending/events") as reader:
             assert [(kind, data["kind"]) for kind, _, data in await reader.rest()] == [("problem", "log_read_failed")]
         s.runtime.store.pending = pending
@@ -427,17 +428,17 @@ async def test_while_the_store_is_away_the_inbox_is_not_told_to_be_empty():
             assert len((await reader.next())[2]["pending"]) == 1
 
 
-async def test_an_empty_inbox_says_so_at_once():
-    async with site(refunding()) as s, s.events("/api/pending/events") as reader:
+async def test_the_stream_of_an_empty_inbox_starts_with_an_empty_list():
+    async with site(refund_agent()) as s, s.events("/api/pending/events") as reader:
         assert await reader.next() == ("pending", None, {"pending": []})
 
 
-async def test_what_another_process_asks_and_answers_is_told_too(tmp_path):
-    """B87"""
+async def test_pending_calls_and_events_of_another_process_are_streamed(tmp_path):
+    """An answer that one process records reaches the viewers and the owner in another one [B87]."""
     store = f"sqlite:///{tmp_path}/t.db"
     async with site(store=store) as s, s.events("/api/pending/events") as reader:
         assert (await reader.next())[2] == {"pending": []}
-        async with Runtime(refunding(), store=store) as other:
+        async with Runtime(refund_agent(), store=store) as other:
             turn = await other.send("c", "hi")
             kind, _, entry = await reader.next()
             assert (kind, entry["conversation"]) == ("added", "c")
@@ -450,7 +451,7 @@ async def test_what_another_process_asks_and_answers_is_told_too(tmp_path):
 
 
 class Counted:
-    """Something that is asked, and how often it was."""
+    """A wrapper of a function that counts its calls."""
 
     def __init__(self, ask):
         self.ask, self.times = ask, 0
@@ -460,14 +461,14 @@ class Counted:
         return self.ask(*args, **options)
 
 
-async def test_however_much_others_commit_all_that_waits_is_read_now_and_then_and_no_change_is_missed():
-    """B87"""
+async def test_commits_of_other_processes_cause_bounded_reads_of_the_inbox_and_no_change_is_missed():
+    """No change of another process is missed [B87]."""
     store = MemoryStore()
     async with (
         site(store=store) as s,
         s.events("/api/pending/events") as reader,
         Runtime(desk(*["hi"] * 10_000, name="busy"), store=store.sibling()) as others,
-        Runtime(refunding(), store=store.sibling()) as other,
+        Runtime(refund_agent(), store=store.sibling()) as other,
     ):
         await reader.next()
         store.pending = looks = Counted(store.pending)
@@ -481,14 +482,14 @@ async def test_however_much_others_commit_all_that_waits_is_read_now_and_then_an
         assert (await reader.next())[0] == "removed"
 
 
-async def test_of_all_that_waits_only_what_has_changed_is_decoded():
+async def test_only_changed_pending_entries_are_decoded():
     store = MemoryStore()
-    async with Runtime(store=store) as rt, Runtime(refunding(), store=store.sibling()) as other:
+    async with Runtime(store=store) as rt, Runtime(refund_agent(), store=store.sibling()) as other:
         for n in range(5):
             await (await other.send(f"c{n}", "x")).result()
-        home = rt._engine.pending_feed
-        home._decode = decoded = Counted(home._decode)
-        changes = home.changes()
+        feed = rt._engine.pending_feed
+        feed._decode = decoded = Counted(feed._decode)
+        changes = feed.changes()
         entries = (await anext(changes)).added
         assert len(entries) == decoded.times == 5
         await other.resolve("c1", entries[1].call, Deny("no"))
@@ -499,7 +500,7 @@ async def test_of_all_that_waits_only_what_has_changed_is_decoded():
         await changes.aclose()
 
 
-async def test_while_all_that_waits_is_looked_through_the_others_have_their_turn(monkeypatch):
+async def test_reading_many_pending_entries_yields_to_other_tasks(monkeypatch):
     monkeypatch.setattr(inbox, "YIELD_EVERY", 2)
     turns = 0
 
@@ -509,7 +510,7 @@ async def test_while_all_that_waits_is_looked_through_the_others_have_their_turn
             await asyncio.sleep(0)
             turns += 1
 
-    async with Runtime(refunding()) as rt:
+    async with Runtime(refund_agent()) as rt:
         for n in range(20):
             await (await rt.send(f"c{n}", "x")).result()
         changes, ticking = rt._engine.pending_feed.changes(), asyncio.ensure_future(other())
@@ -519,20 +520,20 @@ async def test_while_all_that_waits_is_looked_through_the_others_have_their_turn
         await changes.aclose()
 
 
-async def test_streams_end_when_the_server_ends_and_requests_are_finished_first():
-    async with site(refunding()) as s:
+async def test_streams_end_when_the_server_stops():
+    async with site(refund_agent()) as s:
         await s.begin()
         await s.pending()
         async with s.events(f"{C}/events") as one, s.events("/api/pending/events") as two:
             await one.next()
             await two.next()
             s.stop()
-            await one.rest()  # nobody waits for the next heartbeat
+            await one.rest()  # without waiting for the next heartbeat
             assert await two.rest() == []
         await asyncio.sleep(0)
 
 
-async def test_a_reader_that_leaves_leaves_nothing_behind():
+async def test_a_reader_that_disconnects_is_unsubscribed():
     async with site(desk("hello")) as s:
         await s.post("/api/conversations", {"id": "c"}, 201)
         for _ in range(3):
@@ -544,15 +545,15 @@ async def test_a_reader_that_leaves_leaves_nothing_behind():
                 await asyncio.sleep(0.001)
 
 
-async def test_a_reader_that_is_gone_before_its_first_byte_leaves_nothing_behind():
-    """Some servers say so by an error: no task of Holdfast is left, which every async test checks."""
+async def test_a_reader_that_disconnects_before_its_first_byte_leaves_no_task():
+    """Some servers raise an error from ``send``. The check for leftover tasks is the one of every async test."""
 
     async def receive():
         return await asyncio.get_running_loop().create_future()
 
     async def send(message):
         if message["type"] == "http.response.body":
-            raise OSError("nobody reads")
+            raise OSError("the client has disconnected")
 
     async with Runtime(desk("x")) as rt:
         await rt.open("c")
@@ -564,10 +565,10 @@ async def test_a_reader_that_is_gone_before_its_first_byte_leaves_nothing_behind
 
 
 class Viewer:
-    """A request to the application itself, whose ``send`` decides when a piece is taken."""
+    """A request to the application without a server; ``send`` blocks after ``max_chunks`` chunks."""
 
-    def __init__(self, served, path, who="ada", query=b"", takes=10**9):
-        self.sent, self.status, self.full, self.takes = [], None, asyncio.Event(), takes
+    def __init__(self, served, path, who="ada", query=b"", max_chunks=10**9):
+        self.sent, self.status, self.full, self.max_chunks = [], None, asyncio.Event(), max_chunks
         headers = [(b"host", b"localhost"), (b"x-who", who.encode())]
         scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": query}
         scope |= {"headers": headers, "root_path": "", "scheme": "http"}
@@ -576,7 +577,7 @@ class Viewer:
     async def send(self, message):
         self.status = message.get("status", self.status)
         if message.get("body"):
-            if len(self.sent) >= self.takes:
+            if len(self.sent) >= self.max_chunks:
                 self.full.set()
                 await asyncio.Event().wait()
             self.sent.append(message["body"])
@@ -586,7 +587,7 @@ class Viewer:
 
     @property
     def events(self):
-        """The names of the events that came whole."""
+        """The names of the events that arrived whole."""
         frames = b"".join(self.sent).split(b"\n\n")[:-1]
         return [line[7:].decode() for frame in frames for line in frame.split(b"\n") if line.startswith(b"event: ")]
 
@@ -595,22 +596,23 @@ class Viewer:
         await asyncio.wait({self.done})
 
 
-def whoever(request):
+def principal_from_header(request):
     return request.headers.get("x-who")
 
 
-async def large(rt, name, size=3_000_000):
+async def send_large_message(rt, name, size=3_000_000):
+    """Run a turn whose message has this size."""
     await (await rt.send(name, "x" * size)).result()
 
 
 async def test_readers_that_catch_up_share_one_copy_of_an_event():
-    """Each had its own copy of a large event for as long as it did not read: 150 readers held 598 MB."""
+    """With a copy for each of them, 150 readers held 598 MB."""
     async with Runtime(desk(*["hi"] * 9)) as rt:
-        await large(rt, "c")
-        served = app(rt, whoever)
+        await send_large_message(rt, "c")
+        served = app(rt, principal_from_header)
         tracemalloc.start()
         try:
-            viewers = [Viewer(served, f"{C}/events", takes=3) for _ in range(30)]
+            viewers = [Viewer(served, f"{C}/events", max_chunks=3) for _ in range(30)]
             for viewer in viewers:
                 await viewer.blocked()
             held, _ = tracemalloc.get_traced_memory()
@@ -621,11 +623,11 @@ async def test_readers_that_catch_up_share_one_copy_of_an_event():
             await viewer.end()
 
 
-async def test_a_large_live_event_is_held_once_however_many_do_not_read_it():
+async def test_slow_readers_share_one_copy_of_a_large_live_event():
     async with Runtime(desk(*["hi"] * 9)) as rt:
         await rt.open("c")
-        served = app(rt, whoever)
-        viewers = [Viewer(served, f"{C}/events", takes=3) for _ in range(30)]
+        served = app(rt, principal_from_header)
+        viewers = [Viewer(served, f"{C}/events", max_chunks=3) for _ in range(30)]
         while sum(len(found.channel.readers) for found in served._hub._open.values()) < 30:
             await asyncio.sleep(0.005)
         tracemalloc.start()
@@ -642,8 +644,8 @@ async def test_a_large_live_event_is_held_once_however_many_do_not_read_it():
             await viewer.end()
 
 
-async def test_a_principal_with_too_many_streams_is_told_to_close_some():
-    async with site(desk("x"), auth=whoever, limits=Limits(principal_streams=1)) as s:
+async def test_a_principal_with_too_many_streams_gets_429():
+    async with site(desk("x"), auth=principal_from_header, limits=Limits(principal_streams=1)) as s:
         ada, bo = {"x-who": "ada"}, {"x-who": "bo"}
         async with s.events("/api/pending/events", headers=ada) as reader:
             await reader.next()
@@ -659,13 +661,13 @@ async def test_a_principal_with_too_many_streams_is_told_to_close_some():
             await asyncio.sleep(0.01)
 
 
-async def test_a_principal_that_leaves_too_much_unread_is_sent_back_and_holds_up_nobody_else():
-    """What several of its streams send from one buffer counts once; others have budgets of their own."""
+async def test_a_principal_with_too_many_unread_bytes_gets_backpressure_and_another_one_does_not():
+    """A buffer that several of its streams share counts once. Every principal has its own budget."""
     async with Runtime(desk(*["hi"] * 9)) as rt:
         for name in "cd":
-            await large(rt, name, 600_000)
-        served = app(rt, whoever, limits=Limits(principal_bytes=1_000_000))
-        unread = [Viewer(served, f"{C}/events", takes=3) for _ in range(5)]
+            await send_large_message(rt, name, 600_000)
+        served = app(rt, principal_from_header, limits=Limits(principal_bytes=1_000_000))
+        unread = [Viewer(served, f"{C}/events", max_chunks=3) for _ in range(5)]
         for viewer in unread:
             await viewer.blocked()
         other = Viewer(served, "/api/conversations/d/events")
@@ -687,12 +689,12 @@ async def test_a_principal_that_leaves_too_much_unread_is_sent_back_and_holds_up
         assert again.status == 200
 
 
-async def test_a_principal_whose_budget_is_used_up_opens_no_other_stream():
+async def test_a_principal_whose_byte_budget_is_used_up_cannot_open_another_stream():
     async with Runtime(desk(*["hi"] * 9)) as rt:
-        await large(rt, "c", 600_000)
-        served = app(rt, whoever, limits=Limits(principal_bytes=500_000))
-        first = Viewer(served, f"{C}/events", takes=3)
-        await first.blocked()  # what is larger than the budget is sent too, by itself
+        await send_large_message(rt, "c", 600_000)
+        served = app(rt, principal_from_header, limits=Limits(principal_bytes=500_000))
+        first = Viewer(served, f"{C}/events", max_chunks=3)
+        await first.blocked()  # a single event over the budget is sent all the same
         second = Viewer(served, f"{C}/events")
         await second.done
         problem = json.loads(b"".join(second.sent))
@@ -721,8 +723,8 @@ async def test_a_snapshot_has_a_page_of_messages_and_says_how_many_come_before()
         assert (await s.get(C, params={"before": 0}))["messages"] == []
 
 
-async def test_a_page_of_the_log_is_read_in_bounded_pieces():
-    """Events of some megabytes each: a page that is cut to its size afterwards was read whole."""
+async def test_a_page_of_the_log_is_read_in_bounded_batches():
+    """Events can have megabytes each: a page that is cut only after the read would fill the memory."""
     async with site(desk(*["hi"] * 200)) as s:
         for _ in range(30):
             await (await s.runtime.send("c", "hi")).result()
@@ -746,28 +748,28 @@ def test_the_times_of_an_access_check_add_up_to_five_seconds():
     assert streams.ACCESS_EVERY + streams.ACCESS_SECONDS + streams.REFUSAL_SECONDS <= 5
 
 
-def never_by_heartbeat(monkeypatch):
-    """Neither a heartbeat nor a stalled write ends a stream here: only the check of access does."""
+def only_access_checks_end_streams(monkeypatch):
+    """Neither a heartbeat nor a stalled write ends a stream here: only the access check does."""
     monkeypatch.setattr(streams, "HEARTBEAT_SECONDS", 1000.0)
     monkeypatch.setattr(limits, "STALL_SECONDS", 1000.0)
     monkeypatch.setattr(streams, "ACCESS_EVERY", 0.05)
 
 
-async def test_a_revoked_reader_that_never_reads_is_cut_in_the_middle_of_an_event(monkeypatch):
-    never_by_heartbeat(monkeypatch)
+async def test_a_revoked_reader_that_never_reads_is_disconnected_in_the_middle_of_an_event(monkeypatch):
+    only_access_checks_end_streams(monkeypatch)
     allowed = {"c"}
     async with Runtime(desk(*["hi"] * 9)) as rt:
-        await large(rt, "c", 1_000_000)
-        served = app(rt, whoever, may_see=lambda principal, conversation: conversation in allowed)
-        viewer = Viewer(served, f"{C}/events", takes=10)
+        await send_large_message(rt, "c", 1_000_000)
+        served = app(rt, principal_from_header, may_see=lambda principal, conversation: conversation in allowed)
+        viewer = Viewer(served, f"{C}/events", max_chunks=10)
         await viewer.blocked()
         allowed.clear()
         await viewer.done
-        assert viewer.events == ["ConversationOpened"]  # nothing is said in the middle of an event
+        assert viewer.events == ["ConversationOpened"]  # no problem event can be sent in the middle of an event
 
 
-async def test_a_revoked_reader_is_cut_while_it_catches_up(monkeypatch):
-    never_by_heartbeat(monkeypatch)
+async def test_a_revoked_reader_is_disconnected_while_it_catches_up(monkeypatch):
+    only_access_checks_end_streams(monkeypatch)
     known, checked = {"ada"}, asyncio.Event()
 
     def auth(request):
@@ -791,9 +793,9 @@ async def test_a_revoked_reader_is_cut_while_it_catches_up(monkeypatch):
         assert viewer.events.count("TurnEnded") < 50
 
 
-async def test_a_revoked_reader_is_cut_while_a_reply_streams(monkeypatch):
-    """Deltas are not in the log: no event of the log has to come first."""
-    never_by_heartbeat(monkeypatch)
+async def test_a_revoked_reader_is_disconnected_while_a_reply_streams(monkeypatch):
+    """Deltas are not in the log: the access check does not wait for a log event."""
+    only_access_checks_end_streams(monkeypatch)
     allowed = {"c"}
 
     class Endless:
@@ -814,8 +816,8 @@ async def test_a_revoked_reader_is_cut_while_a_reply_streams(monkeypatch):
         await s.runtime.cancel("c")
 
 
-async def test_a_reader_whose_access_cannot_be_checked_in_time_is_cut(monkeypatch):
-    never_by_heartbeat(monkeypatch)
+async def test_a_reader_whose_access_check_times_out_is_disconnected(monkeypatch):
+    only_access_checks_end_streams(monkeypatch)
     monkeypatch.setattr(streams, "ACCESS_SECONDS", 0.05)
     slow = []
 
@@ -831,31 +833,31 @@ async def test_a_reader_whose_access_cannot_be_checked_in_time_is_cut(monkeypatc
         assert (kind, problem["status"], problem["kind"]) == ("problem", 503, "backpressure")
 
 
-async def test_a_reader_that_does_not_take_a_list_of_which_it_may_not_see_all_any_more_is_cut(monkeypatch):
-    never_by_heartbeat(monkeypatch)
+async def test_a_blocked_reader_is_disconnected_when_its_list_has_a_call_that_it_may_no_longer_see(monkeypatch):
+    only_access_checks_end_streams(monkeypatch)
     allowed = {"a", "b"}
-    async with Runtime(refunding()) as rt:
+    async with Runtime(refund_agent()) as rt:
         for name in "ab":
             await (await rt.send(name, "x")).result()
-        served = app(rt, whoever, may_see=lambda who, name: name in allowed)
-        viewer = Viewer(served, "/api/pending/events", takes=1)
+        served = app(rt, principal_from_header, may_see=lambda who, name: name in allowed)
+        viewer = Viewer(served, "/api/pending/events", max_chunks=1)
         await viewer.blocked()
         allowed.remove("a")
         await viewer.done
         assert viewer.events == []
 
 
-async def test_a_reader_that_was_cut_leaves_nothing_to_the_garbage_collector(monkeypatch):
-    """The collector runs seldom in a server: many revoked readers would fill the memory until it comes."""
-    never_by_heartbeat(monkeypatch)
+async def test_a_disconnected_reader_leaves_no_reference_cycle(monkeypatch):
+    """The garbage collector runs seldom: until then many revoked readers would fill the memory."""
+    only_access_checks_end_streams(monkeypatch)
     allowed = {"c"}
     async with Runtime(desk(*["hi"] * 9)) as rt:
-        await large(rt, "c", 1_000_000)
-        served = app(rt, whoever, may_see=lambda principal, conversation: conversation in allowed)
+        await send_large_message(rt, "c", 1_000_000)
+        served = app(rt, principal_from_header, may_see=lambda principal, conversation: conversation in allowed)
         gc.collect()
         gc.disable()
         try:
-            viewers = [Viewer(served, f"{C}/events", takes=takes) for takes in (10, 10**9)]
+            viewers = [Viewer(served, f"{C}/events", max_chunks=max_chunks) for max_chunks in (10, 10**9)]
             await viewers[0].blocked()
             while "TurnEnded" not in viewers[1].events:
                 await asyncio.sleep(0.01)
@@ -863,6 +865,6 @@ async def test_a_reader_that_was_cut_leaves_nothing_to_the_garbage_collector(mon
             for viewer in viewers:
                 await viewer.done
             while [each for each in gc.get_objects() if isinstance(each, streams.Stream)]:
-                await asyncio.sleep(0.01)  # until their tasks have ended, and not for ever
+                await asyncio.sleep(0.01)  # until their tasks have ended
         finally:
             gc.enable()

@@ -1,4 +1,4 @@
-"""Another process on a store, for the tests: ``python process.py VERB PATH ...``. Prints facts."""
+"""A process that uses a SQLite store, for the tests: ``python process.py VERB PATH ...``. It prints what it did."""
 
 import asyncio
 import os
@@ -14,25 +14,25 @@ from holdfast.stores.sqlite.store import SQLiteStore
 from holdfast.testing.store_contract import make_append
 
 
-def say(*words):
+def print_line(*words):
     print(*words, flush=True)
 
 
-async def opened(path, *agents):
+async def open_store(path, *agents):
     store = SQLiteStore(path)
     await store.open(agents)
     return store
 
 
 async def visit(path):
-    """Open and close."""
-    await (await opened(path)).close()
-    say("left")
+    """Open the store and close it."""
+    await (await open_store(path)).close()
+    print_line("closed")
 
 
 async def contend(path, name, count):
-    """Append ``count`` events to one conversation that others append to as well."""
-    store = await opened(path)
+    """Append ``count`` events to a conversation that other processes append to as well."""
+    store = await open_store(path)
     row = await store.row("shared")
     at, done = row.seq if row else 0, 0
     while done < int(count):
@@ -43,54 +43,54 @@ async def contend(path, name, count):
         else:
             at, done = at + 1, done + 1
     await store.close()
-    say("done")
+    print_line("done")
 
 
 async def hold(path):
     """Own a conversation until killed."""
-    store = await opened(path, "agent")
+    store = await open_store(path, "agent")
     await store.append(make_append("c", 0, owes=True))
-    say("claimed", await store.claim("c"), store.owner)
+    print_line("claimed", await store.claim("c"), store.owner)
     await asyncio.Event().wait()
 
 
 async def hold_with_child(path):
-    """As ``hold``, with children that outlive this process: one forked, one started with open descriptors."""
-    store = await opened(path, "agent")
+    """Like ``hold``, with children that outlive this process: one forked, one started with open descriptors."""
+    store = await open_store(path, "agent")
     await store.append(make_append("c", 0, owes=True))
     epoch = await store.claim("c")
-    say("claimed", epoch, store.owner, *children())
+    print_line("claimed", epoch, store.owner, *start_children())
     await asyncio.Event().wait()
 
 
-def children():
+def start_children():
     started = subprocess.Popen(["sleep", "60"], close_fds=False)
-    hear, tell = os.pipe()
+    read_end, write_end = os.pipe()
     forked = os.fork()
     if forked == 0:
-        os.write(tell, b".")
+        os.write(write_end, b".")
         signal.pause()
-    os.read(hear, 1)  # it has begun, and let go of what it shared
+    os.read(read_end, 1)  # the child runs: its fork handlers have released the inherited lock
     return forked, started.pid
 
 
 async def append_for_ever(path):
-    """Say each append once it is acknowledged, with several conversations in flight."""
-    store = await opened(path)
+    """Print each append once it is acknowledged; several conversations append at the same time."""
+    store = await open_store(path)
 
     async def converse(n):
         version = 0
         while True:
             await store.append(make_append(f"c{n}", version, f"{n}/{version}".encode()))
             version += 1
-            say(n, version)
+            print_line(n, version)
 
     await asyncio.gather(*(converse(n) for n in range(8)))
 
 
 async def die_at(path, point):
-    """Append one event, then be killed at a crash point of the second append."""
-    store = await opened(path)
+    """Append one event, then die at a crash point of the second append."""
+    store = await open_store(path)
     await store.append(make_append("c", 0))
 
     def crash(name):
@@ -99,33 +99,33 @@ async def die_at(path, point):
 
     writer.crash_hook = crash
     await store.append(make_append("c", 1))
-    say("survived")
+    print_line("survived")
 
 
 async def lock(path):
-    """Hold the write lock until a line comes in."""
+    """Hold the write lock until a line is read from standard input."""
     import apsw
 
     db = apsw.Connection(path)
     db.execute("BEGIN IMMEDIATE")
-    say("locked")
+    print_line("locked")
     sys.stdin.readline()
     db.execute("ROLLBACK")
-    say("unlocked")
+    print_line("unlocked")
 
 
-async def be_copied_by_python(path, target):
-    """Append under load while Python's own SQLite copies the store and closes it; say what was acknowledged."""
+async def append_during_copy(path, target):
+    """Append under load while Python's own SQLite copies the store and closes it; print each acknowledged append."""
     import sqlite3
 
-    store = await opened(path)
+    store = await open_store(path)
     done = dict.fromkeys(range(8), 0)
 
     async def converse(n):
         while True:
             await store.append(make_append(f"c{n}", done[n], f"{n}/{done[n]}".encode()))
             done[n] += 1
-            say("acknowledged", n, done[n])
+            print_line("acknowledged", n, done[n])
 
     def copy():
         source, copied = sqlite3.connect(path), sqlite3.connect(target)
@@ -139,7 +139,7 @@ async def be_copied_by_python(path, target):
     for task in tasks:
         with suppress(StoreError):
             await task
-    say("stopped")
+    print_line("stopped")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -149,23 +149,23 @@ def use_in_child(store):
         try:
             store.row("c").send(None)
         except Exception as error:
-            say("refused", error)
-        store._writer.abandon = store._reader.abandon = partial(say, "abandoned")
+            print_line("refused", error)
+        store._writer.abandon = store._reader.abandon = partial(print_line, "abandoned")
         store.__del__()
         try:
             store.close().send(None)
         except StopIteration:
-            say("left alone")
+            print_line("close did nothing")
         os._exit(0)
     os.waitpid(child, 0)
 
 
 async def use_after_fork(path):
-    store = await opened(path)
+    store = await open_store(path)
     await store.append(make_append("c", 0))
     use_in_child(store)
     await store.append(make_append("c", 1))
-    say("parent at", (await store.row("c")).seq, [row.alive for row in await store.owners()])
+    print_line("parent at", (await store.row("c")).seq, [row.alive for row in await store.owners()])
     await store.close()
 
 

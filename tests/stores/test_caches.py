@@ -1,6 +1,6 @@
-"""What a store keeps beside the logs is checked where it is read, and rebuilt from the log where it does not fit (B11).
+"""The caches beside the logs are verified when they are read, and rebuilt from the log if they do not match it [B11].
 
-The same for every store: each test damages a cache of a store that nobody has open, then opens it again.
+Each test runs on every store: it damages a cache while no process has the store open, then opens the store again.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ paid: list[int] = []
 
 @tool(approval="required", prompt="Pay {amount}?")
 def pay(amount: int) -> str:
-    """Pay somebody."""
+    """Pay an amount."""
     paid.append(amount)
     return "paid"
 
@@ -35,75 +35,75 @@ def agent(*amounts):
     return Agent("till", model=ScriptedModel([*steps, "Done."], follow=True), tools=[pay])
 
 
-class InMemory:
+class MemoryBackend:
     def __init__(self, tmp_path):
         self._first = MemoryStore()
 
-    def store(self):
+    def make_store(self):
         return self._first.sibling()
 
-    def _one(self):
+    def _conversation(self):
         return self._first._data.conversations["c"]
 
-    def snapshot(self, change):
-        self._one().snapshot = change(self._one().snapshot)
+    def change_snapshot(self, change):
+        self._conversation().snapshot = change(self._conversation().snapshot)
 
-    def pending(self, change):
+    def change_pending(self, change):
         data = self._first._data
         for conversation in data.conversations.values():
             for call, row in conversation.calls.items():
                 if row.conversation == "c":
                     conversation.calls[call] = msgspec.structs.replace(row, body=change(row.body))
 
-    def deadline(self, later):
-        for call, row in self._one().calls.items():
-            self._one().calls[call] = msgspec.structs.replace(row, deadline=row.deadline + later)
+    def move_deadline(self, later):
+        for call, row in self._conversation().calls.items():
+            self._conversation().calls[call] = msgspec.structs.replace(row, deadline=row.deadline + later)
 
-    def lose(self):
+    def delete_pending(self):
         data = self._first._data
         for conversation in data.conversations.values():
             for row in conversation.calls.values():
                 data.remove_due(row)
             conversation.calls.clear()
 
-    def row(self, status):
-        self._one().status = status
+    def set_status(self, status):
+        self._conversation().status = status
 
 
-class InSQL:
+class SQLBackend:
     """A store whose tables are changed with SQL."""
 
-    def snapshot(self, change):
+    def change_snapshot(self, change):
         ((body,),) = self.sql("SELECT body FROM snapshots")
         self.write("UPDATE snapshots SET body = {}", change(body))
 
-    def pending(self, change):
+    def change_pending(self, change):
         ((key,),) = self.sql("SELECT id FROM conversations WHERE name = 'c'")
         ((body,),) = self.sql(f"SELECT body FROM pending WHERE conversation = {key}")
         self.write(
             f"UPDATE pending SET body = {{}} WHERE conversation = {key}", compress_body(change(decompress_body(body)))
         )
 
-    def deadline(self, later):
+    def move_deadline(self, later):
         self.sql(f"UPDATE pending SET due = due + {later}, deadline = deadline + {later}")
 
-    def lose(self):
+    def delete_pending(self):
         self.sql("DELETE FROM pending")
 
-    def row(self, status):
+    def set_status(self, status):
         self.sql(f"UPDATE conversations SET status = '{status}'")
 
-    def unseal(self):
+    def remove_checksums(self):
         for table in ("conversations", "snapshots", "pending"):
             self.sql(f"UPDATE {table} SET seal = NULL")
         self.sql("UPDATE conversations SET waiting = -1")
 
 
-class OnSQLite(InSQL):
+class SQLiteBackend(SQLBackend):
     def __init__(self, tmp_path):
         self._path = tmp_path / "holdfast.db"
 
-    def store(self):
+    def make_store(self):
         return SQLiteStore(self._path)
 
     def sql(self, text, *values):
@@ -117,11 +117,11 @@ class OnSQLite(InSQL):
         self.sql(text.format("?"), value)
 
 
-class OnPostgres(InSQL):
+class PostgresBackend(SQLBackend):
     def __init__(self, tmp_path):
         self._url = pg.fresh()
 
-    def store(self):
+    def make_store(self):
         from holdfast.stores.postgres import PostgresStore
 
         return PostgresStore(self._url)
@@ -133,35 +133,35 @@ class OnPostgres(InSQL):
         self.sql(text.format("$1"), value)
 
 
-@pytest.fixture(params=[InMemory, OnSQLite, OnPostgres])
-def place(request, tmp_path):
+@pytest.fixture(params=[MemoryBackend, SQLiteBackend, PostgresBackend])
+def backend(request, tmp_path):
     paid.clear()
     return request.param(tmp_path)
 
 
-@pytest.fixture(params=[OnSQLite, OnPostgres])
-def tables(request, tmp_path):
+@pytest.fixture(params=[SQLiteBackend, PostgresBackend])
+def sql_backend(request, tmp_path):
     paid.clear()
     return request.param(tmp_path)
 
 
-def use(place, work, *agents):
-    """Open the store, do something with a runtime on it, close it."""
+def with_runtime(backend, work, *agents):
+    """Run ``work`` with a runtime on the store; the store is opened before and closed after."""
 
     async def main():
-        async with asyncio.timeout(60), Runtime(*agents, store=place.store()) as rt:
+        async with asyncio.timeout(60), Runtime(*agents, store=backend.make_store()) as rt:
             return await work(rt)
 
     return asyncio.run(main())
 
 
-def ask(place, *amounts, name="c"):
-    """Have a call of ``pay`` wait in a conversation."""
+def suspend_payment(backend, *amounts, name="c"):
+    """Start a conversation in which a call of ``pay`` is suspended."""
 
     async def work(rt):
         await (await rt.send(name, "pay", by="ada")).result()
 
-    use(place, work, agent(*amounts))
+    with_runtime(backend, work, agent(*amounts))
 
 
 async def approve_all(rt):
@@ -173,114 +173,114 @@ async def approve_all(rt):
 
 
 @pytest.fixture
-def often(monkeypatch):
-    """A snapshot with every append."""
+def snapshot_every_append(monkeypatch):
+    """Write a snapshot with every append."""
     monkeypatch.setattr(commit, "SNAPSHOT_EVERY", 1)
 
 
-def test_an_edited_snapshot_is_not_used_and_what_was_shown_runs(place, often, caplog):
-    """900 stood in the snapshot, 100 was shown and approved: 100 runs, and a warning says what happened."""
-    ask(place)
-    place.snapshot(lambda body: body.replace(b"100", b"900"))
+def test_an_edited_snapshot_is_ignored_and_the_approved_arguments_run(backend, snapshot_every_append, caplog):
+    """The snapshot says 900, the approver approved 100: 100 is paid, and a warning is logged."""
+    suspend_payment(backend)
+    backend.change_snapshot(lambda body: body.replace(b"100", b"900"))
     with caplog.at_level(logging.WARNING, "holdfast"):
-        use(place, approve_all, agent())
+        with_runtime(backend, approve_all, agent())
     assert paid == [100]
     assert "its snapshot does not fit its checksum" in caplog.text
 
 
-def test_a_grant_that_was_planted_in_a_snapshot_approves_nothing(place, often):
-    ask(place, 4_000_000)
+def test_a_grant_that_was_added_to_a_snapshot_is_ignored(backend, snapshot_every_append):
+    suspend_payment(backend, 4_000_000)
 
-    def plant(body):
+    def add_grant(body):
         state = codec.decode_state(body)
         assert state is not None
         by = state.turn.by
         grant = Grant(id="g", tool="pay", scope="tool", by=by, at=1.0)
         return codec.encode_state(msgspec.structs.replace(state, grants=(*state.grants, grant)))
 
-    place.snapshot(plant)
-    assert use(place, lambda rt: rt.grants("c"), agent()) == []
+    backend.change_snapshot(add_grant)
+    assert with_runtime(backend, lambda rt: rt.grants("c"), agent()) == []
 
 
-def test_a_rebuilt_snapshot_is_written_and_used_from_then_on(place, often, caplog):
-    ask(place)
-    place.snapshot(lambda body: body.replace(b"100", b"900"))
-    use(place, lambda rt: rt.snapshot("c"))
+def test_a_rebuilt_snapshot_is_written_and_used_from_then_on(backend, snapshot_every_append, caplog):
+    suspend_payment(backend)
+    backend.change_snapshot(lambda body: body.replace(b"100", b"900"))
+    with_runtime(backend, lambda rt: rt.snapshot("c"))
     caplog.clear()
     with caplog.at_level(logging.INFO, "holdfast"):
-        use(place, lambda rt: rt.snapshot("c"))
+        with_runtime(backend, lambda rt: rt.snapshot("c"))
     assert "rebuilt" not in caplog.text
 
-    async def look():
-        store = place.store()
+    async def load():
+        store = backend.make_store()
         await store.open()
         loaded = await store.load("c")
         await store.close()
         return loaded
 
-    loaded = asyncio.run(look())
+    loaded = asyncio.run(load())
     assert loaded.intact
     assert loaded.snapshot_seq == loaded.row.seq
 
 
-def test_an_altered_pending_entry_is_shown_as_the_log_has_it(place, caplog):
-    ask(place)
-    place.pending(lambda body: body.replace(b"100", b"900"))
+def test_an_altered_pending_entry_is_shown_as_the_log_has_it(backend, caplog):
+    suspend_payment(backend)
+    backend.change_pending(lambda body: body.replace(b"100", b"900"))
     with caplog.at_level(logging.WARNING, "holdfast"):
-        (entry,) = use(place, lambda rt: rt.pending())
+        (entry,) = with_runtime(backend, lambda rt: rt.pending())
     assert (entry.prompt, entry.args) == ("Pay 100?", {"amount": 100})
     assert "a pending entry does not fit its checksum" in caplog.text
 
 
-def test_a_pending_entry_that_cannot_be_read_does_not_take_the_inbox_down(place):
-    ask(place)
-    ask(place, 7, name="d")
-    place.pending(lambda body: b"\x00 damaged")
-    found = use(place, lambda rt: rt.pending())
+def test_an_unreadable_pending_entry_does_not_break_the_list_of_pending_calls(backend):
+    suspend_payment(backend)
+    suspend_payment(backend, 7, name="d")
+    backend.change_pending(lambda body: b"\x00 damaged")
+    found = with_runtime(backend, lambda rt: rt.pending())
     assert sorted((entry.conversation, entry.args["amount"]) for entry in found) == [("c", 100), ("d", 7)]
-    use(place, approve_all, agent())
+    with_runtime(backend, approve_all, agent())
     assert 100 in paid
 
 
-def test_a_deadline_that_was_moved_is_put_back(place):
-    """Else the call would expire when somebody wants it to, and not when it was said to."""
-    ask(place)
-    before = use(place, lambda rt: rt.store.pending())
-    place.deadline(1000.0)
-    (shown,) = use(place, lambda rt: rt.pending())
+def test_an_altered_deadline_is_restored_from_the_log(backend):
+    """Otherwise the call would expire at another time than the one that its approver saw."""
+    suspend_payment(backend)
+    before = with_runtime(backend, lambda rt: rt.store.pending())
+    backend.move_deadline(1000.0)
+    (shown,) = with_runtime(backend, lambda rt: rt.pending())
     assert shown.deadline == before[0].deadline
-    assert use(place, lambda rt: rt.store.pending()) == before
+    assert with_runtime(backend, lambda rt: rt.store.pending()) == before
 
 
-def test_pending_entries_that_were_lost_come_back_when_the_store_is_listed(place, caplog):
-    """The pending list can be thrown away, as the page on the log says."""
-    ask(place)
-    before = use(place, lambda rt: rt.pending())
-    place.lose()
+def test_lost_pending_entries_are_restored_when_pending_calls_are_listed(backend, caplog):
+    """The pending list can be deleted, as the page on the log says."""
+    suspend_payment(backend)
+    before = with_runtime(backend, lambda rt: rt.pending())
+    backend.delete_pending()
     with caplog.at_level(logging.WARNING, "holdfast"):
-        assert use(place, lambda rt: rt.pending()) == before
+        assert with_runtime(backend, lambda rt: rt.pending()) == before
     assert "pending entries were lost" in caplog.text
-    place.lose()
-    assert use(place, lambda rt: rt.pending("c")) == before
+    backend.delete_pending()
+    assert with_runtime(backend, lambda rt: rt.pending("c")) == before
 
 
-def test_all_lost_entries_come_back_however_many_conversations_had_them(place, monkeypatch):
-    """They are looked for some at a time, until none is left."""
+def test_lost_pending_entries_are_restored_in_every_conversation(backend, monkeypatch):
+    """They are restored in batches, until none is missing."""
     monkeypatch.setattr(inbox, "RESTORE_BATCH", 1)
     for name in ("c", "d", "e"):
-        ask(place, name=name)
-    before = use(place, lambda rt: rt.pending())
-    place.lose()
-    assert use(place, lambda rt: rt.pending()) == before
+        suspend_payment(backend, name=name)
+    before = with_runtime(backend, lambda rt: rt.pending())
+    backend.delete_pending()
+    assert with_runtime(backend, lambda rt: rt.pending()) == before
 
 
-def test_a_deadline_whose_entry_was_lost_still_passes(place):
-    """The process that starts next finds the loss before it waits for deadlines."""
-    ask(place)
-    place.lose()
+def test_a_call_whose_pending_entry_was_lost_still_expires(backend):
+    """The next process restores lost entries before it waits for deadlines."""
+    suspend_payment(backend)
+    backend.delete_pending()
 
     async def main():
-        async with asyncio.timeout(60), Runtime(agent(), store=place.store(), clock=lambda: 9e9) as rt:
+        async with asyncio.timeout(60), Runtime(agent(), store=backend.make_store(), clock=lambda: 9e9) as rt:
             async for event in rt.events("c"):
                 if event.type == "CallResolved":
                     assert isinstance(event.decision, Expired)
@@ -289,33 +289,33 @@ def test_a_deadline_whose_entry_was_lost_still_passes(place):
     asyncio.run(main())
 
 
-def test_a_row_that_was_altered_is_listed_as_the_log_has_it(place, caplog):
-    ask(place)
-    place.row("idle")
+def test_an_altered_conversation_row_is_listed_as_the_log_has_it(backend, caplog):
+    suspend_payment(backend)
+    backend.set_status("idle")
     with caplog.at_level(logging.WARNING, "holdfast"):
-        (info,) = use(place, lambda rt: rt.conversations())
+        (info,) = with_runtime(backend, lambda rt: rt.conversations())
     assert info.state == "awaiting_input"
     assert "its row does not fit its checksum" in caplog.text
 
 
-def test_caches_without_checksums_are_rebuilt_without_a_warning(tables, often, caplog):
-    """An older version wrote them: nothing is wrong, and nothing of them is used."""
-    ask(tables)
-    before = use(tables, lambda rt: rt.pending())
-    tables.snapshot(lambda body: body.replace(b"100", b"900"))
-    tables.unseal()
+def test_caches_without_checksums_are_rebuilt_without_a_warning(sql_backend, snapshot_every_append, caplog):
+    """An older version wrote them: they are not damaged, but they are not used."""
+    suspend_payment(sql_backend)
+    before = with_runtime(sql_backend, lambda rt: rt.pending())
+    sql_backend.change_snapshot(lambda body: body.replace(b"100", b"900"))
+    sql_backend.remove_checksums()
     with caplog.at_level(logging.WARNING, "holdfast"):
-        assert use(tables, lambda rt: rt.pending()) == before
-        use(tables, approve_all, agent())
+        assert with_runtime(sql_backend, lambda rt: rt.pending()) == before
+        with_runtime(sql_backend, approve_all, agent())
     assert paid == [100]
     assert caplog.text == ""
 
 
-def test_pages_of_pending_entries_are_in_order_and_have_each_of_them_once(place):
-    """``pending(after=, limit=)`` goes through what ``pending()`` has."""
+def test_pages_of_pending_entries_are_in_order_and_contain_each_entry_once(backend):
+    """The pages of ``pending(after=, limit=)`` are the list that ``pending()`` returns."""
 
     async def main():
-        async with Runtime(agent(), store=place.store()) as rt:
+        async with Runtime(agent(), store=backend.make_store()) as rt:
             for n in range(7):
                 await (await rt.send(f"c{n}", "pay", by="ada")).result()
             store, rows, last = rt.store, [], None

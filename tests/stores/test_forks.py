@@ -1,4 +1,4 @@
-"""Who forks: the child's copies of open stores are told so, each once, and nobody in the parent is."""
+"""A fork marks the child's copy of every open store, once; the parent's stores are not marked."""
 
 import gc
 import os
@@ -8,40 +8,40 @@ from holdfast.stores import base
 
 
 class Store:
-    told = 0
+    forks = 0
 
     def mark_forked(self):
-        self.told += 1
+        self.forks += 1
 
 
-def in_a_child(fact):
+def is_true_in_child(condition):
     child = os.fork()
     if not child:
         try:
-            os._exit(0 if fact() else 1)
+            os._exit(0 if condition() else 1)
         finally:
             os._exit(2)
     return os.waitpid(child, 0)[1] == 0
 
 
-def test_an_open_store_is_told_in_the_child_and_not_in_the_parent():
+def test_a_registered_store_is_marked_as_forked_in_the_child_only():
     store, other = Store(), Store()
     base.register_store(store)
-    assert in_a_child(lambda: (store.told, other.told) == (1, 0))
-    assert store.told == 0
+    assert is_true_in_child(lambda: (store.forks, other.forks) == (1, 0))
+    assert store.forks == 0
 
 
-def test_a_childs_child_is_told_as_well():
+def test_a_store_is_marked_again_in_a_grandchild():
     store = Store()
     base.register_store(store)
-    assert in_a_child(lambda: in_a_child(lambda: store.told == 2))
+    assert is_true_in_child(lambda: is_true_in_child(lambda: store.forks == 2))
 
 
-def test_to_watch_a_store_does_not_keep_it():
+def test_a_registered_store_can_be_garbage_collected():
     store = Store()
     base.register_store(store)
     kept = ref(store)
     del store
     gc.collect()
     assert kept() is None
-    assert in_a_child(lambda: True)
+    assert is_true_in_child(lambda: True)

@@ -1,4 +1,4 @@
-"""Where stores say that they live."""
+"""The location of a store: its kind, its file and its display text."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_a_url_that_names_no_store_is_refused(url):
         parse_location(url)
 
 
-def test_each_store_says_where_it_lives(tmp_path):
+def test_each_store_has_the_location_of_its_url(tmp_path):
     url = "postgresql://ada@db.example/desk"
     assert MemoryStore().location == parse_location("memory:")
     assert SQLiteStore(tmp_path / "a.db").location == parse_location(f"sqlite:///{tmp_path.resolve()}/a.db")

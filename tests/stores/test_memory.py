@@ -1,4 +1,4 @@
-"""The memory store keeps the contract, and dies as a process does."""
+"""The memory store satisfies the contract; a killed one never responds, like a dead process."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ class TestMemoryStore(StoreContract):
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(call, 0.02)
 
-    def test_a_store_outlives_the_loop_that_it_was_opened_on(self):
+    def test_a_store_can_be_used_on_a_second_event_loop(self):
         store = MemoryStore()
 
         async def first():

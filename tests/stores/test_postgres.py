@@ -1,4 +1,4 @@
-"""The PostgreSQL store keeps the contract; and what it does beyond it while the database is well."""
+"""The PostgreSQL store satisfies the contract; its groups, owners and migrations on a healthy database."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ from holdfast.testing.store_contract import (
     make_entry,
 )
 
-LEASE = 4.0  # a connection has half of it: enough on a busy machine, too
+LEASE = 4.0  # a connection's timeout is half of it, which is enough on a busy machine
 
 
 class TestPostgresStore(StoreContract):
@@ -50,7 +50,7 @@ class TestPostgresStore(StoreContract):
     def kill(self, store):
         store.kill()
 
-    async def ask(self, text, *values):
+    async def query(self, text, *values):
         return await pg.asked(self.url, text, *values)
 
     # --- group append ------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ class TestPostgresStore(StoreContract):
         assert len(await store.rows(limit=1000)) == 400
 
     @async_test
-    async def test_claims_that_wait_are_made_in_one_statement_each_under_its_own_epoch(self):
+    async def test_concurrent_claims_share_commits_and_skip_conversations_with_a_lease(self):
         store = await self.open_store()
         other = await self.open_sibling(store)
         await asyncio.gather(*(store.append(make_append(f"c{n}", 0)) for n in range(100)))
@@ -76,7 +76,7 @@ class TestPostgresStore(StoreContract):
         assert found == [*(1 if n % 10 else None for n in range(100)), None]
 
     @async_test
-    async def test_one_that_cannot_be_stored_does_not_take_the_others_of_its_group_with_it(self):
+    async def test_an_append_with_an_invalid_name_does_not_fail_the_rest_of_its_group(self):
         store = await self.open_store()
         names = ["a", "with a \0 in it", "b", "with a \ud800 in it", "c"]
         outcomes = await asyncio.gather(*(store.append(make_append(name, 0)) for name in names), return_exceptions=True)
@@ -86,7 +86,7 @@ class TestPostgresStore(StoreContract):
         assert [row.conversation for row in await store.rows()] == ["a", "b", "c"]
 
     @async_test
-    async def test_each_of_a_group_is_written_with_its_own_values(self):
+    async def test_each_append_of_a_group_is_written_with_its_own_values(self):
         store = await self.open_store()
         names = [f"c{n}" for n in range(60)]
         await asyncio.gather(*(store.append(make_append(name, 0)) for name in names))
@@ -94,7 +94,7 @@ class TestPostgresStore(StoreContract):
         asked = []
         for n, (name, epoch) in enumerate(zip(names, epochs, strict=True)):
             own = {"epoch": epoch, "release": n % 4 == 1} if n % 2 else {}
-            long = b"of %d, which is so long that it is packed" % n * 20
+            long = b"of %d, which is so long that it is compressed" % n * 20
             asked.append(
                 make_append(name, 1, *(b"one", b"", long)[: n % 3 + 1], status=f"s{n % 5}", agent=f"a{n % 7}",
                      owes=n % 3 == 0, at=n + 0.1, **own)
@@ -113,7 +113,7 @@ class TestPostgresStore(StoreContract):
         assert (await existing_row(store, "new")).status == "s1"
 
     @async_test
-    async def test_one_that_goes_on_is_written_together_with_many_that_are_new(self):
+    async def test_an_append_to_an_existing_conversation_shares_a_commit_with_new_ones(self):
         store = await self.open_store()
         await store.append(make_append("old", 0))
         before = store.commits
@@ -125,7 +125,7 @@ class TestPostgresStore(StoreContract):
         assert await store.heads(["old", "c0", "c8"]) == {"old": 2, "c0": 1, "c8": 1}
 
     @async_test
-    async def test_whatever_is_asked_at_once_is_written_in_the_order_of_names_in_which_all_lock(self):
+    async def test_every_group_is_written_in_the_order_of_conversation_names(self):
         store = await self.open_store()
         written = []
         for kind in (store._appending, store._claiming, store._releasing):
@@ -145,7 +145,7 @@ class TestPostgresStore(StoreContract):
         assert all(group == sorted(group) for group in written)
 
     @async_test
-    async def test_what_was_read_anew_is_sent_in_the_order_of_names_as_well(self):
+    async def test_appends_whose_heads_are_read_again_are_sent_in_the_order_of_names(self):
         store = await self.open_store()
         names = [f"c{n}" for n in range(40)]
         await asyncio.gather(*(store.append(make_append(name, 0)) for name in names))
@@ -165,7 +165,7 @@ class TestPostgresStore(StoreContract):
         assert all(group == sorted(group) for group in sent)
 
     @async_test
-    async def test_so_many_heads_are_remembered_and_the_others_are_read_again(self):
+    async def test_the_cache_of_heads_is_bounded_and_evicted_heads_are_read_again(self):
         store = await self.open_store()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(append, "MAX_HEADS", 10)
@@ -179,10 +179,10 @@ class TestPostgresStore(StoreContract):
         assert [len(await store.read(f"c{n}")) for n in range(25)] == [4] * 25
 
     @async_test
-    async def test_an_append_that_waited_for_a_row_is_compared_with_what_was_left_there(self):
+    async def test_an_append_that_waited_for_a_row_lock_is_checked_against_the_committed_row(self):
         store = await self.open_store()
 
-        async def waited(name, change, others):
+        async def append_behind_lock(name, change, others):
             names = [name, *(f"{name}-{n}" for n in range(others))]
             await asyncio.gather(*(store.append(make_append(each, 0)) for each in names))
             db = await asyncpg.connect(pg.server().url(), server_settings={"search_path": pg.schema_of(self.url)})
@@ -190,7 +190,7 @@ class TestPostgresStore(StoreContract):
                 await db.execute(f"UPDATE conversations SET {change} WHERE name = $1", name)
                 group = [make_append(each, 1, b"mine", status="busy") for each in names]
                 waiting = asyncio.gather(*map(store.append, group), return_exceptions=True)
-                while not await self.ask("SELECT FROM pg_locks WHERE NOT granted"):
+                while not await self.query("SELECT FROM pg_locks WHERE NOT granted"):
                     await asyncio.sleep(0.002)
             await db.close()
             first, *rest = await waiting
@@ -198,19 +198,19 @@ class TestPostgresStore(StoreContract):
             return first, await existing_row(store, name)
 
         for others in (0, 3):
-            refusal, row = await waited(f"same{others}", "agent = 'left'", others)
+            refusal, row = await append_behind_lock(f"same{others}", "agent = 'left'", others)
             assert refusal is None
             assert (row.seq, row.status, row.hash) == (2, "busy", hash_chain(GENESIS, [b"event 1", b"mine"])[-1])
-            refusal, row = await waited(f"moved{others}", "seq = 7", others)
+            refusal, row = await append_behind_lock(f"moved{others}", "seq = 7", others)
             assert isinstance(refusal, Conflict)
             assert (row.seq, row.status) == (7, "idle")
 
     @async_test
-    async def test_a_damaged_hash_keeps_nobody_else_from_being_written(self):
+    async def test_a_damaged_hash_does_not_block_appends_to_other_conversations(self):
         store = await self.open_store()
         names = [f"c{n}" for n in range(5)]
         await asyncio.gather(*(store.append(make_append(name, 0)) for name in names))
-        await self.ask("UPDATE conversations SET hash = 'short' WHERE name = 'c2'")
+        await self.query("UPDATE conversations SET hash = 'short' WHERE name = 'c2'")
         assert (await existing_row(store, "c2")).hash == b"short"
         await asyncio.gather(*(store.append(make_append(name, 1)) for name in names))
         hashes = {row.conversation: row.hash for row in await store.rows()}
@@ -218,7 +218,7 @@ class TestPostgresStore(StoreContract):
         assert set(hashes.values()) == {hash_chain(GENESIS, [b"event 1", b"event 2"])[-1]}
 
     @async_test
-    async def test_an_artifact_that_two_appends_share_is_stored_if_one_of_them_is(self):
+    async def test_an_artifact_that_two_appends_share_is_stored_if_one_of_them_succeeds(self):
         store = await self.open_store()
         body = b"artifact"
         name = "c7c5c1d70c5dec4416ab6158afd0b223ef40c29b1dc1f97ed9428b94d4cadb1c"
@@ -243,35 +243,35 @@ class TestPostgresStore(StoreContract):
         assert (await existing_row(store, "c")).seq == 2
 
     @async_test
-    async def test_an_opening_that_is_cancelled_at_any_of_its_statements_leaves_no_connection(self):
-        await (await self.open_store()).close()  # what follows finds its tables
-        patiently, last, said = Link._with_timeout, 0, 0
+    async def test_an_open_that_is_cancelled_at_any_of_its_statements_leaves_no_connection(self):
+        await (await self.open_store()).close()  # creates the tables
+        with_timeout, last, sent = Link._with_timeout, 0, 0
         opening = None
 
         def counted(link, *grace):
-            nonlocal said
+            nonlocal sent
             if asyncio.current_task() is opening:
-                said += 1
-                if said == last:
+                sent += 1
+                if sent == last:
                     opening.cancel()
-            return patiently(link, *grace)
+            return with_timeout(link, *grace)
 
         async def connections():
             others = "SELECT FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
-            return len(await self.ask(others))
+            return len(await self.query(others))
 
         before = await connections()
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(Link, "_with_timeout", counted)
-            while said == last:
-                last, said = last + 1, 0
+            while sent == last:
+                last, sent = last + 1, 0
                 store = self.make()
                 opening = asyncio.ensure_future(store.open())
                 await asyncio.gather(opening, return_exceptions=True)
-                assert opening.cancelled() == (said == last)
+                assert opening.cancelled() == (sent == last)
         await store.close()
         assert last > 10
-        while await connections() > before:  # they go when the server sees it
+        while await connections() > before:  # the server ends them a little later
             await asyncio.sleep(0.01)
 
     @async_test
@@ -300,9 +300,9 @@ class TestPostgresStore(StoreContract):
         assert await stores[1].hashes("c") == hash_chain(GENESIS, bodies)
 
     @async_test
-    async def test_owners_and_guests_who_hammer_a_few_conversations_leave_every_log_and_index_as_they_were_told(self):
-        """Appends, claims, takes and releases of several stores meet on the same rows, in groups; whatever was
-        acknowledged is there, in order, and what only an owner may write was written under its epoch."""
+    async def test_the_log_and_the_pending_entries_match_what_concurrent_owners_and_guests_had_acknowledged(self):
+        """Several stores append, claim and release the same rows, in groups. Every acknowledged append is in the log,
+        in order, and the epochs of the owners' appends ascend."""
         chance = random.Random(7)
         first = await self.open_store("agent")
         stores = [first, *[await self.open_sibling(first, "agent") for _ in range(3)]]
@@ -335,7 +335,7 @@ class TestPostgresStore(StoreContract):
                     for _ in range(3):
                         seq = (await store.heads([name]))[name]
                         body = json.dumps({"owner": n, "epoch": epoch}).encode()
-                        with suppress(Conflict, Fenced):  # fenced: another task of this very store has claimed it
+                        with suppress(Conflict, Fenced):  # fenced: another task of this store has claimed it
                             await store.append(make_append(name, seq, body, owes=True, epoch=epoch))
                             acknowledged[name].append((seq + 1, body, None, False))
                     await store.release(name, epoch)
@@ -345,13 +345,13 @@ class TestPostgresStore(StoreContract):
         for name in names:
             bodies = await stores[0].read(name)
             assert await stores[0].hashes(name) == hash_chain(GENESIS, bodies)
-            told = sorted(acknowledged[name])
-            assert [seq for seq, *_ in told] == list(range(2, len(bodies) + 1))
-            assert [body for _, body, *_ in told] == bodies[1:]
+            expected = sorted(acknowledged[name])
+            assert [seq for seq, *_ in expected] == list(range(2, len(bodies) + 1))
+            assert [body for _, body, *_ in expected] == bodies[1:]
             epochs = [event["epoch"] for event in map(json.loads, bodies) if "epoch" in event]
             assert epochs == sorted(epochs)
             calls = {}
-            for seq, _, call, opened in told:
+            for seq, _, call, opened in expected:
                 if call:
                     calls.pop(call, None)
                     calls |= {call: float(seq - 1)} if opened else {}
@@ -359,8 +359,8 @@ class TestPostgresStore(StoreContract):
             assert epochs
 
     @async_test
-    async def test_a_take_keeps_to_its_limit_while_guests_change_the_rows_under_it(self):
-        """A row that was changed since the statement began is judged twice: that must not take more of them."""
+    async def test_claim_owing_respects_its_limit_while_guests_change_the_rows(self):
+        """PostgreSQL evaluates a row again that changed since the statement began: that must not claim more rows."""
         first = await self.open_store("agent")
         stores = [first, *[await self.open_sibling(first, "agent") for _ in range(3)]]
         names = [f"c{n}" for n in range(12)]
@@ -391,14 +391,14 @@ class TestPostgresStore(StoreContract):
             await asyncio.gather(*guests)
 
     @async_test
-    async def test_an_append_that_changes_no_index_touches_none(self):
+    async def test_an_append_that_changes_no_indexed_column_updates_no_index(self):
         store = await self.open_store()
         for round_ in range(40):
             await asyncio.gather(*(store.append(make_append(f"c{n}", round_)) for n in range(50)))
         await store.close()
         updated = hot = 0
-        while updated < 39 * 50:  # the server counts a little later
-            found = await self.ask(
+        while updated < 39 * 50:  # the server updates its statistics a little later
+            found = await self.query(
                 "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables "
                 "WHERE relname = 'conversations' AND schemaname = $1",
                 pg.schema_of(self.url),
@@ -408,7 +408,7 @@ class TestPostgresStore(StoreContract):
         assert hot > 0.9 * updated
 
     @async_test
-    async def test_who_looks_for_work_wakes_nobody_and_who_gives_some_up_does(self):
+    async def test_looking_for_work_does_not_wake_other_stores_and_a_release_does(self):
         one = await self.open_store()
         two = await self.open_sibling(one)
         await one.append(make_append("c", 0, owes=True))
@@ -447,7 +447,7 @@ class TestPostgresStore(StoreContract):
             call.cancel()
 
     @async_test
-    async def test_owners_long_dead_are_forgotten_at_open_unless_something_they_ran_is_owed(self):
+    async def test_open_deletes_long_dead_owners_unless_they_hold_an_owing_conversation(self):
         one = await self.open_store()
         two = await self.open_sibling(one)
         three = await self.open_sibling(one)
@@ -455,24 +455,24 @@ class TestPostgresStore(StoreContract):
         await claim_lease(two, "c")
         self.kill_opened(two)
         self.kill_opened(three)
-        await self.ask("UPDATE owners SET until = now() - interval '1 day' WHERE owner <> $1", one.owner)
+        await self.query("UPDATE owners SET until = now() - interval '1 day' WHERE owner <> $1", one.owner)
         four = await self.open_sibling(one)
         assert {row.owner for row in await four.owners()} == {one.owner, two.owner, four.owner}
         assert await four.claim_owing(("agent",)) == {"c": 2}
 
     @async_test
-    async def test_what_belongs_to_an_owner_that_is_not_there_any_more_is_free_again(self):
+    async def test_a_conversation_whose_owner_no_longer_exists_is_listed_as_owing(self):
         one = await self.open_store()
         await one.append(make_append("c", 0, owes=True))
         await claim_lease(one, "c")
-        await self.ask("UPDATE conversations SET owner = 'nobody'")
+        await self.query("UPDATE conversations SET owner = 'nobody'")
         two = await self.open_sibling(one)
         assert await two.list_owing(("agent",)) == ["c"]
 
     @async_test
-    async def test_a_store_holds_as_many_connections_as_it_says_and_none_after_it_is_closed(self):
+    async def test_a_store_holds_its_stated_number_of_connections_and_none_after_close(self):
         async def connections():
-            ((number,),) = await self.ask("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'holdfast'")
+            ((number,),) = await self.query("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'holdfast'")
             return number
 
         while await connections():
@@ -493,7 +493,7 @@ class TestPostgresStore(StoreContract):
             try:
                 store.append(make_append("c", 0)).send(None)
             except StoreError as refusal:
-                with suppress(StopIteration):  # there is nothing to wait for
+                with suppress(StopIteration):  # close() has nothing to wait for
                     store.close().send(None)
                     os._exit(3)
                 os._exit(0 if "opened before a fork; open a new one in the child" in refusal.message else 2)
@@ -502,7 +502,7 @@ class TestPostgresStore(StoreContract):
         await store.append(make_append("c", 0))
 
     @async_test
-    async def test_a_process_that_stood_still_for_longer_than_its_lease_is_fenced_when_it_goes_on(self):
+    async def test_a_process_that_was_paused_for_longer_than_its_lease_is_fenced_when_it_resumes(self):
         store = await self.open_store()
         child = await asyncio.to_thread(
             subprocess.Popen,
@@ -512,8 +512,7 @@ class TestPostgresStore(StoreContract):
             env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")},
         )
         try:
-            said = await asyncio.to_thread(child.stdout.readline)
-            assert said == "running 1\n"
+            assert await asyncio.to_thread(child.stdout.readline) == "running 1\n"
             child.send_signal(signal.SIGSTOP)
             while not (taken := await store.claim_owing(("agent",))):
                 await asyncio.sleep(0.02)
@@ -531,15 +530,15 @@ class TestPostgresStore(StoreContract):
     # --- opening -----------------------------------------------------------------------------------------
 
     @async_test
-    async def test_many_who_open_a_new_store_at_once_make_it_once(self):
+    async def test_stores_that_open_at_the_same_time_create_the_tables_once(self):
         stores = [self.make() for _ in range(6)]
         self.opened += stores
         await asyncio.gather(*(store.open() for store in stores))
-        assert await self.ask("SELECT version FROM meta") == [(migrations.VERSION,)]
+        assert await self.query("SELECT version FROM meta") == [(migrations.VERSION,)]
         assert len(await stores[0].owners()) == 6
 
     @async_test
-    async def test_a_plan_says_what_is_missing_and_changes_nothing_and_migrating_does_it_once(self):
+    async def test_a_migration_plan_changes_nothing_and_concurrent_migrations_run_its_steps_once(self):
         found = await plan_migration(self.url)
         assert (found.version, found.wanted, len(found.steps)) == (0, migrations.VERSION, migrations.VERSION)
         assert await plan_migration(self.url) == found
@@ -549,15 +548,15 @@ class TestPostgresStore(StoreContract):
         await (await self.open_store()).append(make_append("c", 0))
 
     @async_test
-    async def test_a_store_of_a_newer_version_is_left_alone(self):
+    async def test_a_store_of_a_newer_version_is_refused(self):
         await (await self.open_store()).close()
-        await self.ask("UPDATE meta SET version = 99")
+        await self.query("UPDATE meta SET version = 99")
         for attempt in (self.make().open(), plan_migration(self.url), migrate(self.url)):
             with pytest.raises(StoreNewer, match="newer version"):
                 await attempt
 
     @async_test
-    async def test_a_step_that_fails_leaves_the_store_as_it_was(self):
+    async def test_a_migration_step_that_fails_is_rolled_back(self):
         await (await self.open_store()).close()
         steps = (*migrations.STEPS, migrations.MigrationStep("broken", "CREATE TABLE more (x int); SELECT 1/0"))
         with pytest.MonkeyPatch.context() as patch:
@@ -566,31 +565,31 @@ class TestPostgresStore(StoreContract):
             with pytest.raises(StoreError, match="division by zero"):
                 await migrate(self.url)
         assert (await plan_migration(self.url)).version == migrations.VERSION
-        assert await self.ask("SELECT to_regclass('more')") == [(None,)]
+        assert await self.query("SELECT to_regclass('more')") == [(None,)]
 
     @async_test
-    async def test_a_schema_of_somebody_elses_is_not_touched(self):
+    async def test_a_schema_with_tables_of_another_application_is_refused_and_not_changed(self):
         schema = pg.schema_of(self.url)
-        await self.ask(f"CREATE SCHEMA {schema}")
-        await self.ask(f"CREATE TABLE {schema}.theirs (x int)")
+        await self.query(f"CREATE SCHEMA {schema}")
+        await self.query(f"CREATE TABLE {schema}.theirs (x int)")
         with pytest.raises(StoreDamaged, match="holdfast_schema"):
             await self.make().open()
-        assert await self.ask("SELECT tablename FROM pg_tables WHERE schemaname = $1", schema) == [("theirs",)]
+        assert await self.query("SELECT tablename FROM pg_tables WHERE schemaname = $1", schema) == [("theirs",)]
 
     @async_test
-    async def test_a_table_that_is_gone_is_damage_and_is_reported(self):
+    async def test_a_missing_table_is_reported_as_damage(self):
         store = await self.open_store()
-        await self.ask("DROP TABLE events")
+        await self.query("DROP TABLE events")
         with pytest.raises(StoreDamaged):
             await store.append(make_append("c", 0))
         with pytest.raises(StoreDamaged):
             await store.read("c")
 
     @async_test
-    async def test_events_that_are_missing_are_reported_as_damage(self):
+    async def test_missing_events_are_reported_as_damage(self):
         store = await self.open_store()
         await store.append(make_append("c", 0, b"1", b"2", b"3"))
-        await self.ask("DELETE FROM events WHERE seq = 2")
+        await self.query("DELETE FROM events WHERE seq = 2")
         for attempt in (store.load("c"), store.read("c"), store.read("c", after=1)):
             with pytest.raises(StoreDamaged):
                 await attempt

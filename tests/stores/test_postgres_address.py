@@ -19,7 +19,7 @@ from holdfast.urls import open_store
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (lambda server: server.url(database="nowhere"), "no such database"),
         (lambda server: server.url(tcp=True).replace("postgres@", "somebody@"), 'role "somebody" does not exist'),
@@ -32,14 +32,14 @@ from holdfast.urls import open_store
         (lambda server: server.url(tcp=True).replace("127.0.0.1", "no.such.host.invalid"), "cannot be reached"),
     ],
 )
-def test_a_url_that_leads_nowhere_says_what_to_do(change, says):
-    with pytest.raises(StoreError, match=says) as failure:
+def test_an_unusable_url_is_refused_with_the_reason(change, message):
+    with pytest.raises(StoreError, match=message) as failure:
         asyncio.run(PostgresStore(change(pg.server())).open())
     assert failure.value.kind in ("log_read_failed", "log_write_failed")
 
 
-def test_where_something_else_listens_it_is_asked_whether_that_is_postgresql():
-    async def asked():
+def test_a_port_where_another_program_listens_is_reported_with_a_hint():
+    async def run():
         def serve(reader, writer):
             writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             writer.close()
@@ -49,10 +49,10 @@ def test_where_something_else_listens_it_is_asked_whether_that_is_postgresql():
             with pytest.raises(StoreError, match=r"it hung up .*; check that PostgreSQL listens there"):
                 await PostgresStore(f"postgresql://ada@127.0.0.1:{port}/desk").open()
 
-    asyncio.run(asked())
+    asyncio.run(run())
 
 
-def test_a_user_who_may_not_create_the_schema_is_told_what_to_grant():
+def test_a_missing_privilege_to_create_the_schema_is_reported_with_the_grant():
     url = pg.fresh()
     pg.sql(url, "CREATE ROLE reader LOGIN")
     try:
@@ -63,28 +63,28 @@ def test_a_user_who_may_not_create_the_schema_is_told_what_to_grant():
 
 
 @contextmanager
-def role(url, name, such):
-    pg.sql(url, f"CREATE ROLE {name} LOGIN {such}")
+def role(url, name, attributes):
+    pg.sql(url, f"CREATE ROLE {name} LOGIN {attributes}")
     try:
         yield url.replace("postgres@", f"{name}@")
     finally:
         pg.sql(url, f"DROP ROLE {name}")
 
 
-def test_the_connection_limit_that_is_reached_is_named():
+def test_the_error_names_the_connection_limit_that_was_reached():
     with role(pg.fresh(tcp=True), "few", "CONNECTION LIMIT 0") as url, pytest.raises(StoreError) as failure:
         asyncio.run(plan_migration(url))
     assert "raise the connection limit of user few (ALTER ROLE" in failure.value.message
     assert "max_connections" not in failure.value.message
-    crowd = to_store_error(
+    error = to_store_error(
         TooManyConnectionsError("sorry, too many clients already"), parse_address(url), writing=False
     )
-    assert "(sorry, too many clients already)" in crowd.message
-    assert "raise max_connections" in crowd.message
+    assert "(sorry, too many clients already)" in error.message
+    assert "raise max_connections" in error.message
 
 
-def test_a_password_that_is_missing_or_wrong_is_told_as_either():
-    """The server says the same of both."""
+def test_a_missing_and_a_wrong_password_give_the_same_error():
+    """The server does not distinguish them."""
     server = pg.server()
     rules = server.home / "data" / "pg_hba.conf"
     before = rules.read_text()
@@ -100,7 +100,7 @@ def test_a_password_that_is_missing_or_wrong_is_told_as_either():
         rules.write_text(before)
 
 
-def test_who_asks_for_a_verified_server_without_a_root_certificate_is_told_in_one_line(monkeypatch, tmp_path):
+def test_verify_full_without_a_root_certificate_is_refused_with_a_one_line_error(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("PGSSLROOTCERT", raising=False)
     with pytest.raises(StoreError, match=r"root certificate .*sslrootcert=FILE") as failure:
@@ -108,7 +108,7 @@ def test_who_asks_for_a_verified_server_without_a_root_certificate_is_told_in_on
     assert "\n" not in failure.value.message
 
 
-def test_a_password_is_never_shown():
+def test_a_connection_error_does_not_show_the_password():
     url = pg.server().url(tcp=True).replace("postgres@", "somebody:secret@").replace("/postgres", "/nowhere")
     with pytest.raises(StoreError) as failure:
         asyncio.run(PostgresStore(url).open())
@@ -139,11 +139,11 @@ def test_a_url_that_cannot_be_read_is_refused_without_showing_a_password(url):
     assert "postgresql://user" in failure.value.message
 
 
-def test_a_store_of_an_unknown_kind_is_told_by_its_scheme():
-    for given, told in (("mysql://x", "'mysql:...'"), ("holdfast.db", "'holdfast.db'")):
+def test_the_error_for_an_unknown_store_names_its_scheme():
+    for given, named in (("mysql://x", "'mysql:...'"), ("holdfast.db", "'holdfast.db'")):
         with pytest.raises(Invalid, match="unknown store") as failure:
             open_store(given)
-        assert told in failure.value.message
+        assert named in failure.value.message
 
 
 @pytest.mark.parametrize(
@@ -163,12 +163,12 @@ def test_a_store_of_an_unknown_kind_is_told_by_its_scheme():
         "postgresql://host/db?requirepeer=postgres",
     ],
 )
-def test_options_that_mean_nothing_are_refused(wrong):
+def test_invalid_options_are_refused(wrong):
     with pytest.raises(Invalid):
         open_store(wrong)
 
 
-def test_a_url_becomes_a_store_and_our_options_never_reach_the_driver():
+def test_holdfast_options_configure_the_store_and_are_not_passed_to_the_driver():
     store = open_store("postgresql://me:secret@host/db?sslmode=require&holdfast_schema=mine&holdfast_lease=3")
     assert isinstance(store, PostgresStore)
     assert store.address.dsn == "postgresql://me:secret@host/db?sslmode=require"
@@ -183,7 +183,7 @@ LIBPQ = (
 )
 
 
-def test_what_libpq_takes_and_the_driver_does_not_is_no_setting_of_the_servers():
+def test_libpq_options_that_the_driver_lacks_are_not_sent_as_server_settings():
     url = pg.fresh(tcp=True)
     assert len(asyncio.run(plan_migration(f"{url}&{LIBPQ}")).steps) > 0
     with pytest.raises(StoreError, match="if the URL has it as an option") as failure:
@@ -191,7 +191,7 @@ def test_what_libpq_takes_and_the_driver_does_not_is_no_setting_of_the_servers()
     assert '"keepalive"' in failure.value.message
 
 
-def test_of_several_hosts_the_first_that_fits_is_taken():
+def test_the_first_reachable_of_several_hosts_is_used():
     url, port = pg.fresh(tcp=True), pg.server().port
     several = url.replace(f"127.0.0.1:{port}", f"127.0.0.1:1,127.0.0.1:{port}")
     found = asyncio.run(plan_migration(f"{several}&target_session_attrs=read-write"))
@@ -200,7 +200,7 @@ def test_of_several_hosts_the_first_that_fits_is_taken():
 
 
 @pytest.mark.parametrize(
-    ("url", "env", "told"),
+    ("url", "env", "address"),
     [
         ("postgresql://db/desk", {"PGHOST": "/else", "PGPORT": ""}, "db/desk"),
         ("postgresql://db/desk", {"PGPORT": "5433"}, "db:5433/desk"),
@@ -215,15 +215,15 @@ def test_of_several_hosts_the_first_that_fits_is_taken():
         ("postgresql:///desk?service=shop", {"PGHOST": "db"}, "service shop/desk"),
     ],
 )
-def test_a_store_is_told_by_where_the_driver_connects(monkeypatch, url, env, told):
+def test_the_display_text_names_the_address_that_the_driver_connects_to(monkeypatch, url, env, address):
     for name in ("PGHOST", "PGPORT", "PGDATABASE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert open_store(url).address.place == f"PostgreSQL at {told} (schema holdfast)"
+    assert open_store(url).address.place == f"PostgreSQL at {address} (schema holdfast)"
 
 
-def test_a_socket_that_is_found_without_being_told_is_named(monkeypatch, tmp_path):
+def test_the_display_text_names_a_socket_in_a_default_directory(monkeypatch, tmp_path):
     for name in ("PGHOST", "PGPORT"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / ".s.PGSQL.5432").touch()
@@ -231,7 +231,7 @@ def test_a_socket_that_is_found_without_being_told_is_named(monkeypatch, tmp_pat
     assert open_store("postgresql:///desk").address.place == f"PostgreSQL at {tmp_path}/desk (schema holdfast)"
 
 
-def test_a_schema_may_be_called_like_a_word_of_sql():
+def test_a_schema_may_have_the_name_of_an_sql_keyword():
     for word in ("user", "order"):
         url = pg.server().url(holdfast_schema=word)
         try:
@@ -241,31 +241,31 @@ def test_a_schema_may_be_called_like_a_word_of_sql():
             pg.sql(url, f'DROP SCHEMA "{word}" CASCADE')
 
 
-def test_a_pooler_that_refuses_an_option_is_told_with_what_to_do():
+def test_an_option_that_a_pooler_refuses_is_reported_with_what_to_do():
     async def refuse(reader, writer):
         await reader.readexactly(8)
         writer.write(b"N")  # no TLS
         await reader.read(1000)
-        said = b"SFATAL\0VFATAL\0C08P01\0Munsupported startup parameter: geqo\0\0"
-        writer.write(b"E" + (len(said) + 4).to_bytes(4, "big") + said)
+        error = b"SFATAL\0VFATAL\0C08P01\0Munsupported startup parameter: geqo\0\0"
+        writer.write(b"E" + (len(error) + 4).to_bytes(4, "big") + error)
         await writer.drain()
         writer.close()
 
-    async def tried():
+    async def connect():
         async with await asyncio.start_server(refuse, "127.0.0.1", 0) as pooler:
             port = pooler.sockets[0].getsockname()[1]
             with pytest.raises(StoreError, match=r"parameter: geqo; a pooler stands between.* pool_mode = session"):
                 await plan_migration(f"postgresql://postgres@127.0.0.1:{port}/postgres?geqo=on&sslmode=prefer")
 
-    asyncio.run(tried())
+    asyncio.run(connect())
 
 
-def test_without_the_driver_it_is_said_how_to_install_it():
-    said = subprocess.run(
+def test_a_missing_driver_is_reported_with_the_install_command():
+    output = subprocess.run(
         [sys.executable, "-c", "import sys; sys.modules['asyncpg'] = None; import holdfast.urls as u\n"
          "from importlib import util; u.find_spec = lambda name: None\n"
          "try: u.open_store('postgresql://host/db')\nexcept u.Invalid as e: print(e, e.kind)"],
         capture_output=True, text=True, check=True,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")},
     ).stdout  # fmt: skip
-    assert "pip install 'holdfast[postgres]' (in a clone: pip install '.[postgres]') resource_missing" in said
+    assert "pip install 'holdfast[postgres]' (in a clone: pip install '.[postgres]') resource_missing" in output

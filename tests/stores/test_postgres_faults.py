@@ -1,4 +1,4 @@
-"""The PostgreSQL store when replies are lost, connections break or fall silent, and the database goes away."""
+"""The PostgreSQL store when replies are lost, connections break or fall silent, or the database is unreachable."""
 
 import asyncio
 import time
@@ -31,7 +31,7 @@ def url():
 
 
 @asynccontextmanager
-async def opened(url, *agents):
+async def open_store(url, *agents):
     store = PostgresStore(url)
     await store.open(agents)
     try:
@@ -41,10 +41,10 @@ async def opened(url, *agents):
 
 
 @asynccontextmanager
-async def proxied(url, *agents):
-    """A store whose every byte goes through a proxy."""
+async def open_through_proxy(url, *agents):
+    """Yield a store that is connected through a proxy, and the proxy."""
     port = pg.server().port
-    async with Proxy(port) as proxy, opened(url.replace(f":{port}", f":{proxy.port}"), *agents) as store:
+    async with Proxy(port) as proxy, open_store(url.replace(f":{port}", f":{proxy.port}"), *agents) as store:
         yield store, proxy
 
 
@@ -58,8 +58,8 @@ async def check_log(store, name, *bodies):
 
 
 @asynccontextmanager
-async def proxy_before(url):
-    """A proxy, and the store's URL through it with a short lease; nothing is connected yet."""
+async def unused_proxy(url):
+    """Yield a proxy without connections, and the store's URL through it with a short lease."""
     port = pg.server().port
     url = url.replace(f"holdfast_lease={LEASE}", "holdfast_lease=1")
     async with Proxy(port) as proxy:
@@ -67,19 +67,19 @@ async def proxy_before(url):
 
 
 async def test_opening_retries_every_connection_that_gets_no_answer(url):
-    async with proxy_before(url) as (proxy, through):
+    async with unused_proxy(url) as (proxy, through):
         proxy.ignored = lambda number: number % 2 == 1
-        async with opened(through) as store:
-            assert proxy.accepted >= 14  # the migration's and the store's six, each in vain first
+        async with open_store(through) as store:
+            assert proxy.accepted >= 14  # one for the migration and six for the store, with two attempts each
             proxy.ignored = lambda number: False
             await store.append(make_append("c", 0))
             assert (await existing_row(store, "c")).seq == 1
 
 
-async def test_opening_waits_for_a_server_that_needs_longer_than_half_a_lease_to_let_us_in(url):
-    async with proxy_before(url) as (proxy, through):
-        late = 1.3 * parse_address(through).silence_timeout
-        proxy.delay = lambda number: late if number <= 4 else 0.0  # two attempts of each of the first two connections
+async def test_opening_waits_for_a_server_that_takes_longer_than_half_a_lease_to_accept(url):
+    async with unused_proxy(url) as (proxy, through):
+        delay = 1.3 * parse_address(through).silence_timeout
+        proxy.delay = lambda number: delay if number <= 4 else 0.0  # two attempts of each of the first two connections
         store = PostgresStore(through)
         await store.open()
         assert proxy.accepted >= 9
@@ -87,15 +87,15 @@ async def test_opening_waits_for_a_server_that_needs_longer_than_half_a_lease_to
 
 
 async def test_opening_retries_the_statement_that_registers_the_owner(url):
-    async with proxy_before(url) as (proxy, through):
+    async with unused_proxy(url) as (proxy, through):
         struck = proxy.strike("INSERT INTO owners", "lose")
-        async with opened(through) as store:
+        async with open_store(through) as store:
             assert struck.done()
             assert store.owner in {row.owner for row in await store.owners() if row.alive}
 
 
 async def test_opening_retries_a_registration_that_the_server_cancelled_because_it_took_too_long(url):
-    async with opened(url):
+    async with open_store(url):
         pass
     db = await asyncpg.connect(pg.server().url(), server_settings={"search_path": pg.schema_of(url)})
     try:
@@ -115,8 +115,8 @@ async def test_opening_retries_a_registration_that_the_server_cancelled_because_
         await db.close()
 
 
-async def test_opening_gives_up_in_bounded_time_where_nobody_answers(url):
-    async with proxy_before(url) as (proxy, through):
+async def test_opening_gives_up_if_the_server_never_responds(url):
+    async with unused_proxy(url) as (proxy, through):
         proxy.ignored = lambda number: True
         seconds = 2.5 * parse_address(through).silence_timeout
         with (
@@ -128,8 +128,8 @@ async def test_opening_gives_up_in_bounded_time_where_nobody_answers(url):
         assert proxy.accepted > 1
 
 
-async def test_opening_reports_a_server_that_hangs_up_at_once_and_does_not_retry(url):
-    async with proxy_before(url) as (proxy, through):
+async def test_opening_does_not_retry_if_the_server_closes_the_connection_at_once(url):
+    async with unused_proxy(url) as (proxy, through):
         with proxy.away(), pytest.raises(StoreError, match="it hung up"):
             await PostgresStore(through).open()
         assert proxy.accepted == 1
@@ -140,7 +140,7 @@ async def test_opening_reports_a_server_that_hangs_up_at_once_and_does_not_retry
 
 @pytest.mark.parametrize("how", ["lose", "hush", "cut", "keep"])
 async def test_an_append_whose_reply_is_lost_is_in_the_log_once_and_is_acknowledged(how, url):
-    async with proxied(url) as (store, proxy):
+    async with open_through_proxy(url) as (store, proxy):
         await store.append(make_append("c", 0, b"one"))
         struck = proxy.strike(APPEND, how)
         await store.append(make_append("c", 1, b"two", opened=[make_entry("c", "k", 5.0)]))
@@ -152,15 +152,15 @@ async def test_an_append_whose_reply_is_lost_is_in_the_log_once_and_is_acknowled
 
 
 @pytest.mark.parametrize("how", ["lose", "hush"])
-async def test_a_conversation_whose_creation_lost_its_reply_is_there_once(how, url):
-    async with proxied(url) as (store, proxy):
+async def test_a_conversation_whose_first_append_lost_its_reply_is_created_once(how, url):
+    async with open_through_proxy(url) as (store, proxy):
         proxy.strike(APPEND, how)
         await store.append(make_append("c", 0, b"one"))
         await check_log(store, "c", b"one")
 
 
-async def test_a_lost_reply_is_recognised_although_others_have_appended_since(url):
-    async with proxied(url) as (store, proxy), opened(url) as other:
+async def test_an_append_whose_reply_is_lost_is_acknowledged_after_another_store_has_appended(url):
+    async with open_through_proxy(url) as (store, proxy), open_store(url) as other:
         await store.append(make_append("c", 0, b"one"))
         struck = proxy.strike(APPEND, "hush")
         appending = asyncio.ensure_future(store.append(make_append("c", 1, b"two")))
@@ -172,8 +172,8 @@ async def test_a_lost_reply_is_recognised_although_others_have_appended_since(ur
         await check_log(store, "c", b"one", b"two", b"three")
 
 
-async def test_an_append_that_has_landed_is_acknowledged_although_its_owner_has_lapsed_meanwhile(url):
-    async with proxied(url, "agent") as (store, proxy):
+async def test_a_committed_append_whose_reply_is_lost_is_acknowledged_after_the_lease_expired(url):
+    async with open_through_proxy(url, "agent") as (store, proxy):
         await store.append(make_append("c", 0, b"one", owes=True))
         epoch = await claim_lease(store, "c")
         struck = proxy.strike(APPEND, "hush")
@@ -187,8 +187,8 @@ async def test_an_append_that_has_landed_is_acknowledged_although_its_owner_has_
         await check_log(store, "c", b"one", b"two")
 
 
-async def test_an_append_that_never_arrived_loses_to_one_that_did_and_is_told_so(url):
-    async with proxied(url) as (store, proxy), opened(url) as other:
+async def test_an_append_that_never_reached_the_server_conflicts_with_one_that_did(url):
+    async with open_through_proxy(url) as (store, proxy), open_store(url) as other:
         await store.append(make_append("c", 0, b"one"))
         struck = proxy.strike(APPEND, "keep")
         appending = asyncio.ensure_future(store.append(make_append("c", 1, b"mine")))
@@ -200,8 +200,8 @@ async def test_an_append_that_never_arrived_loses_to_one_that_did_and_is_told_so
         await check_log(store, "c", b"one", b"theirs")
 
 
-async def test_a_group_whose_reply_is_lost_is_written_once_and_each_gets_its_own_answer(url):
-    async with proxied(url) as (store, proxy):
+async def test_a_group_whose_reply_is_lost_is_written_once_and_each_append_gets_its_own_outcome(url):
+    async with open_through_proxy(url) as (store, proxy):
         await asyncio.gather(*(store.append(make_append(f"c{n}", 0, b"%d" % n)) for n in range(40)))
         proxy.strike(APPEND, "lose")
         proxy.strike(APPEND, "lose")
@@ -217,8 +217,8 @@ async def test_a_group_whose_reply_is_lost_is_written_once_and_each_gets_its_own
 
 
 @pytest.mark.parametrize("how", ["lose", "hush", "cut", "keep"])
-async def test_a_claim_whose_reply_is_lost_leaves_one_lease_that_can_be_used(how, url):
-    async with proxied(url) as (store, proxy):
+async def test_a_claim_whose_reply_is_lost_leaves_one_usable_lease(how, url):
+    async with open_through_proxy(url) as (store, proxy):
         await store.append(make_append("c", 0))
         proxy.strike(CLAIM, how)
         epoch = await claim_lease(store, "c")
@@ -229,8 +229,8 @@ async def test_a_claim_whose_reply_is_lost_leaves_one_lease_that_can_be_used(how
 
 
 @pytest.mark.parametrize("how", ["lose", "hush", "cut", "keep"])
-async def test_a_take_whose_reply_is_lost_leaves_nothing_that_nobody_knows_of(how, url):
-    async with proxied(url) as (store, proxy), opened(url) as other:
+async def test_claim_owing_whose_reply_is_lost_returns_all_leases_that_it_acquired(how, url):
+    async with open_through_proxy(url) as (store, proxy), open_store(url) as other:
         for n in range(6):
             await store.append(make_append(f"c{n}", 0, owes=True))
         held = {"c0": await claim_lease(store, "c0")}
@@ -245,7 +245,7 @@ async def test_a_take_whose_reply_is_lost_leaves_nothing_that_nobody_knows_of(ho
 
 
 async def test_a_release_whose_reply_is_lost_gives_up_the_lease(url):
-    async with proxied(url) as (store, proxy), opened(url) as other:
+    async with open_through_proxy(url) as (store, proxy), open_store(url) as other:
         await store.append(make_append("c", 0))
         epoch = await claim_lease(store, "c")
         proxy.strike("SET owner = NULL", "lose")
@@ -256,8 +256,8 @@ async def test_a_release_whose_reply_is_lost_gives_up_the_lease(url):
 # --- broken connections --------------------------------------------------------------------------------------
 
 
-async def test_appends_go_on_while_the_servers_processes_are_ended_again_and_again(url):
-    async with opened(url) as store:
+async def test_appends_succeed_while_processes_of_the_server_are_terminated_repeatedly(url):
+    async with open_store(url) as store:
         ended = acknowledged = 0
         lengths = {}
 
@@ -291,8 +291,8 @@ async def test_appends_go_on_while_the_servers_processes_are_ended_again_and_aga
             await check_log(store, f"c{n}", *(b"%d/%d" % (n, version) for version in range(length)))
 
 
-async def test_what_was_acknowledged_survives_an_immediate_restart_and_the_store_goes_on(url):
-    async with opened(url) as store:
+async def test_acknowledged_appends_survive_an_immediate_restart_of_the_server(url):
+    async with open_store(url) as store:
         acknowledged = dict.fromkeys(range(20), 0)
 
         async def converse(n):
@@ -301,7 +301,7 @@ async def test_what_was_acknowledged_survives_an_immediate_restart_and_the_store
                     await store.append(make_append(f"c{n}", version, b"%d/%d" % (n, version)))
                 except Conflict:
                     raise
-                except StoreError:  # the database was away for too long
+                except StoreError:  # the database was unreachable for too long
                     return
                 acknowledged[n] = version + 1
 
@@ -317,8 +317,8 @@ async def test_what_was_acknowledged_survives_an_immediate_restart_and_the_store
             assert await store.hashes(f"c{n}") == hash_chain(GENESIS, bodies)
 
 
-async def test_a_server_that_stands_still_for_longer_than_a_lease_costs_the_lease_and_no_append(url):
-    async with opened(url) as store:
+async def test_a_server_that_is_frozen_for_longer_than_a_lease_costs_the_lease_and_no_append(url):
+    async with open_store(url) as store:
         await store.append(make_append("c", 0, b"one"))
         with pg.server().frozen():
             appending = asyncio.ensure_future(store.append(make_append("c", 1, b"two")))
@@ -329,8 +329,8 @@ async def test_a_server_that_stands_still_for_longer_than_a_lease_costs_the_leas
         assert await store.claim("c") == 1
 
 
-async def test_readers_find_their_way_back_by_themselves(url):
-    async with proxied(url) as (store, proxy):
+async def test_reads_reconnect_after_their_connections_were_cut(url):
+    async with open_through_proxy(url) as (store, proxy):
         await store.append(make_append("c", 0))
         for _ in range(3):
             proxy.cut()
@@ -338,19 +338,19 @@ async def test_readers_find_their_way_back_by_themselves(url):
             assert all(row.seq == 1 for row in found)
 
 
-async def test_a_database_that_stays_away_is_reported_in_bounded_time_with_what_to_do(url):
-    async with proxied(url) as (store, proxy):
+async def test_an_unreachable_database_is_reported_after_retries_with_what_to_do(url):
+    async with open_through_proxy(url) as (store, proxy):
         await store.append(make_append("c", 0))
         with proxy.away():
             while any(
                 each.is_connected for each in store._writer._connections
-            ):  # else something is sent, and nobody knows
+            ):  # otherwise a statement is sent, and its outcome is unknown
                 await asyncio.sleep(0.001)
             started = time.monotonic()
             outcomes = await asyncio.gather(
                 store.append(make_append("c", 1)), store.claim("c"), store.row("c"), return_exceptions=True
             )
-            assert time.monotonic() - started > 1.5 * LEASE  # it was tried for a while
+            assert time.monotonic() - started > 1.5 * LEASE  # it was retried for a while
         for outcome, kind in zip(outcomes, ("log_write_failed", "log_write_failed", "log_read_failed"), strict=True):
             assert isinstance(outcome, StoreError)
             assert outcome.kind == kind
@@ -360,8 +360,8 @@ async def test_a_database_that_stays_away_is_reported_in_bounded_time_with_what_
         assert (await existing_row(store, "c")).seq == 2
 
 
-async def test_an_append_in_doubt_that_cannot_be_settled_says_that_nobody_knows(url):
-    async with proxied(url) as (store, proxy):
+async def test_an_append_whose_outcome_cannot_be_read_back_reports_it_as_unknown(url):
+    async with open_through_proxy(url) as (store, proxy):
         await store.append(make_append("c", 0))
         struck = proxy.strike(APPEND, "hush")
         appending = asyncio.ensure_future(store.append(make_append("c", 1)))
@@ -373,12 +373,12 @@ async def test_an_append_in_doubt_that_cannot_be_settled_says_that_nobody_knows(
         assert (await existing_row(store, "c")).seq == 2
 
 
-async def test_another_owners_commits_are_noticed_again_after_the_listening_connection_was_lost(url):
-    async with proxied(url) as (store, proxy), opened(url) as other:
+async def test_commits_of_another_store_are_noticed_after_the_listening_connection_was_lost(url):
+    async with open_through_proxy(url) as (store, proxy), open_store(url) as other:
         while await store.wait_for_changes(0.1):
             pass
         proxy.cut()
-        assert await store.wait_for_changes(5.0)  # what was said in between is lost: look
+        assert await store.wait_for_changes(5.0)  # notifications may be lost, so a change is assumed
         await other.append(make_append("c", 0))
         assert await store.wait_for_changes(5.0)
 
@@ -387,8 +387,8 @@ async def test_another_owners_commits_are_noticed_again_after_the_listening_conn
 
 
 async def test_a_silent_connection_does_not_cost_the_lease_and_a_silent_network_does(url):
-    lease = 6.0  # a seventh of it is left when the silence is noticed: a busy machine needs that
-    async with proxied(url.replace(f"holdfast_lease={LEASE}", f"holdfast_lease={lease}")) as (store, proxy):
+    lease = 6.0  # a seventh of it is left when the silence is noticed, which is enough on a busy machine
+    async with open_through_proxy(url.replace(f"holdfast_lease={LEASE}", f"holdfast_lease={lease}")) as (store, proxy):
         name, lapsing = store.owner, asyncio.ensure_future(store.wait_until_lapsed())
         await store.append(make_append("c", 0))
         epoch = await claim_lease(store, "c")
@@ -401,15 +401,15 @@ async def test_a_silent_connection_does_not_cost_the_lease_and_a_silent_network_
         assert store.owner != name
 
 
-async def test_an_owner_that_cannot_renew_counts_itself_as_dead_before_anybody_can_take_what_it_ran(url):
-    async with proxied(url) as (store, proxy), opened(url) as other:
+async def test_an_owner_that_cannot_renew_its_lease_gives_it_up_before_another_store_can_claim(url):
+    async with open_through_proxy(url) as (store, proxy), open_store(url) as other:
         await store.append(make_append("c", 0, owes=True))
         epoch, name = await claim_lease(store, "c"), store.owner
         with proxy.away():
             while not (taken := await other.claim_owing(("agent",))):
                 assert store.owner == name or not store._heartbeat.is_alive
                 await asyncio.sleep(0.005)
-            assert store.owner != name  # it knew first
+            assert store.owner != name  # it noticed before the other store claimed
             assert taken == {"c": epoch + 1}
             refused = asyncio.ensure_future(store.append(make_append("c", 1, epoch=epoch)))
             await asyncio.sleep(0)  # without asking the database
@@ -418,8 +418,8 @@ async def test_an_owner_that_cannot_renew_counts_itself_as_dead_before_anybody_c
         await other.append(make_append("c", 1, owes=True, epoch=epoch + 1))
 
 
-async def test_an_owner_that_lapsed_is_refused_at_once_while_all_who_write_wait_for_the_database(url):
-    async with proxied(url) as (store, proxy):
+async def test_an_append_under_an_expired_lease_is_fenced_at_once_while_other_appends_wait(url):
+    async with open_through_proxy(url) as (store, proxy):
         await store.append(make_append("c", 0))
         epoch = await claim_lease(store, "c")
         with proxy.silent():
@@ -432,14 +432,14 @@ async def test_an_owner_that_lapsed_is_refused_at_once_while_all_who_write_wait_
         await asyncio.gather(*others)
 
 
-async def test_an_owner_that_lapsed_goes_on_under_a_new_name_that_holds_nothing(url):
-    async with proxied(url) as (store, proxy):
+async def test_a_store_whose_lease_expired_continues_as_a_new_owner_without_leases(url):
+    async with open_through_proxy(url) as (store, proxy):
         await store.append(make_append("c", 0, owes=True))
         epoch, name = await claim_lease(store, "c"), store.owner
         with proxy.away():
             await store.wait_until_lapsed()
         taken = await store.claim_owing(("agent",), only=["c"])
-        while not taken:  # the database lets the old name live for a moment longer
+        while not taken:  # in the database the old owner's lease ends a moment later
             await asyncio.sleep(0.01)
             taken = await store.claim_owing(("agent",), only=["c"])
         assert taken == {"c": epoch + 1}
@@ -450,8 +450,8 @@ async def test_an_owner_that_lapsed_goes_on_under_a_new_name_that_holds_nothing(
         assert {row.owner: row.alive for row in await store.owners()} == {name: False, store.owner: True}
 
 
-async def test_a_zombie_that_does_not_know_yet_is_refused_by_the_database(url):
-    async with opened(url) as store, opened(url) as other:
+async def test_an_owner_that_has_not_noticed_its_expired_lease_is_fenced_by_the_database(url):
+    async with open_store(url) as store, open_store(url) as other:
         await store.append(make_append("c", 0, owes=True))
         epoch = await claim_lease(store, "c")
         await pg.asked(url, "UPDATE owners SET until = now() WHERE owner = $1", store.owner)
@@ -461,8 +461,8 @@ async def test_a_zombie_that_does_not_know_yet_is_refused_by_the_database(url):
         await check_log(other, "c", b"event 1")
 
 
-async def test_an_owner_whose_row_is_gone_learns_it_at_the_next_renewal(url):
-    async with opened(url) as store:
+async def test_an_owner_whose_row_was_deleted_notices_it_at_the_next_renewal(url):
+    async with open_store(url) as store:
         name, lapsing = store.owner, asyncio.ensure_future(store.wait_until_lapsed())
         await pg.asked(url, "DELETE FROM owners")
         await lapsing
@@ -471,20 +471,20 @@ async def test_an_owner_whose_row_is_gone_learns_it_at_the_next_renewal(url):
         assert await store.claim("c") == 1
 
 
-async def goes_on_with_our_clock(store):
-    """The store's time passes as fast as that of this machine."""
-    before, told, after = time.monotonic(), store.now(), time.monotonic()
+async def check_time_passes(store):
+    """Check that the store's time passes as fast as that of this machine."""
+    before, now, after = time.monotonic(), store.now(), time.monotonic()
     await asyncio.sleep(0.2)
     least = time.monotonic() - after
-    passed = store.now() - told
+    passed = store.now() - now
     assert least - 0.02 <= passed <= time.monotonic() - before + 0.02
 
 
-async def test_the_time_is_the_databases_and_never_ahead_of_it(url):
-    async with proxied(url) as (store, proxy):
+async def test_the_stores_time_follows_the_database_clock_and_is_never_ahead_of_it(url):
+    async with open_through_proxy(url) as (store, proxy):
 
         def round_trip():
-            """How long the last renewal was on its way: so old is the time that it brought, at most."""
+            """Return the duration of the last renewal: the maximum age of the time that it returned."""
             sent = store._heartbeat.until - LEASE * (1 - heartbeat.LEASE_MARGIN)
             return store._heartbeat._time[1] - sent
 
@@ -494,18 +494,18 @@ async def test_the_time_is_the_databases_and_never_ahead_of_it(url):
             assert before <= there
             assert there <= store.now() + max(least, round_trip()) + 0.01
         with proxy.silent():
-            await goes_on_with_our_clock(store)
+            await check_time_passes(store)
 
 
-def test_the_clock_of_the_lease_goes_on_while_the_machine_sleeps():
+def test_the_lease_uses_a_clock_that_counts_the_time_of_a_suspended_machine():
     assert heartbeat._CLOCK == time.CLOCK_BOOTTIME
 
 
-# --- a runtime on it ---------------------------------------------------------------------------------------------
+# --- a runtime -----------------------------------------------------------------------------------------------
 
 
-async def test_after_an_outage_longer_than_the_lease_each_attempt_of_a_call_has_run_once(url):
-    """B48: attempt 1 ends while the database is away, behind a result that cannot be written; the lease lapses."""
+async def test_each_attempt_of_a_call_runs_once_across_an_outage_longer_than_the_lease(url):
+    """Attempt 1 ends during the outage, behind a result that cannot be written, and the lease expires [B48]."""
     runs, go = [], {name: asyncio.Event() for name in ("work", "other", "again")}
 
     @tool(recovery="redispatch")
@@ -517,7 +517,7 @@ async def test_after_an_outage_longer_than_the_lease_each_attempt_of_a_call_has_
 
     @tool(recovery="redispatch")
     async def other() -> str:
-        """Return when told to."""
+        """Return once its event is set."""
         await go["other"].wait()
         return "ok"
 
@@ -531,7 +531,8 @@ async def test_after_an_outage_longer_than_the_lease_each_attempt_of_a_call_has_
             await until(lambda: runs == [1] and len(conv.running_call_tasks()) == 2)
             with proxy.away():
                 go["other"].set()
-                await until(lambda: len(conv.running_call_tasks()) == 1 and not conv._inbox)  # its result is on its way
+                # Wait until the result of ``other`` is being written.
+                await until(lambda: len(conv.running_call_tasks()) == 1 and not conv._inbox)
                 go["work"].set()
                 await until(lambda: len(conv._inbox) == 1)
                 await until(lambda: conv.epoch is None)

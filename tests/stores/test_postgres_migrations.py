@@ -1,4 +1,4 @@
-"""How a PostgreSQL store gets its tables where others look after the database, and while others use it."""
+"""Migrations of a PostgreSQL store: missing privileges, poolers, and processes that use the tables meanwhile."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ ROLE = f"desk_{os.getpid()}"
 
 @pytest.fixture
 def role():
-    """A user who may nothing but connect."""
+    """Yield the URL of an administrator and that of a user who may only connect."""
     url = pg.fresh()
     pg.sql(url, f"CREATE ROLE {ROLE} LOGIN")
     yield url, url.replace("postgres@", f"{ROLE}@")
@@ -29,14 +29,14 @@ def tables(schema):
     return pg.sql(f"?holdfast_schema={schema}", "SELECT tablename FROM pg_tables WHERE schemaname = $1", schema)
 
 
-def test_a_schema_that_was_made_for_a_user_is_used_without_the_right_to_make_one(role):
+def test_a_user_without_the_create_privilege_can_migrate_a_schema_that_it_owns(role):
     admin, url = role
     pg.sql(admin, f"CREATE SCHEMA {pg.schema_of(url)} AUTHORIZATION {ROLE}")
     assert len(asyncio.run(migrate(url)).steps) == migrations.VERSION
     assert asyncio.run(plan_migration(url)).steps == ()
 
 
-def test_a_user_who_may_not_use_the_schema_is_told_so_and_not_that_it_is_damaged(role):
+def test_a_missing_privilege_on_the_schema_is_reported_as_such_and_not_as_damage(role):
     admin, url = role
     asyncio.run(migrate(admin))
     with pytest.raises(StoreError, match="GRANT USAGE, CREATE ON SCHEMA") as failure:
@@ -44,20 +44,20 @@ def test_a_user_who_may_not_use_the_schema_is_told_so_and_not_that_it_is_damaged
     assert type(failure.value) is StoreError
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_where_a_pooler_loses_the_search_path_nothing_is_made_in_another_schema(monkeypatch, there):
+@pytest.mark.parametrize("schema_exists", [False, True])
+def test_a_migration_through_a_pooler_that_loses_the_search_path_creates_no_tables(monkeypatch, schema_exists):
     url = pg.fresh()
-    if there:
+    if schema_exists:
         pg.sql(url, f"CREATE SCHEMA {pg.schema_of(url)}")
     before = tables("public")
     connect = migrations.connect
 
-    async def pooled(*args, **options):
+    async def connect_pooled(*args, **options):
         link = await connect(*args, **options)
-        await link.run("SET search_path = public")  # another session than the one that was set up
+        await link.run("SET search_path = public")  # the pooler switched to a session without our settings
         return link
 
-    monkeypatch.setattr(migrations, "connect", pooled)
+    monkeypatch.setattr(migrations, "connect", connect_pooled)
     for attempt in (plan_migration, migrate):
         with pytest.raises(StoreError, match="pool_mode = session"):
             asyncio.run(attempt(url))
@@ -66,8 +66,8 @@ def test_where_a_pooler_loses_the_search_path_nothing_is_made_in_another_schema(
 
 
 @contextlib.asynccontextmanager
-async def dump(url):
-    """A long reader, as pg_dump is one."""
+async def long_reader(url):
+    """Hold a read transaction open, as pg_dump does; yield the process id of its backend."""
     settings = {"search_path": pg.schema_of(url), "application_name": "pg_dump"}
     db = await asyncpg.connect(pg.server().url(), server_settings=settings)
     try:
@@ -86,42 +86,42 @@ def url():
     pg.drop(url)
 
 
-def update(monkeypatch):
-    """From here on this is a version of Holdfast that changes one of the tables."""
+def add_migration_step(monkeypatch):
+    """Turn this process into a newer version of Holdfast, which changes one of the tables."""
     step = migrations.MigrationStep("a column", "ALTER TABLE conversations ADD COLUMN note text")
     monkeypatch.setattr(migrations, "STEPS", (*migrations.STEPS, step))
     monkeypatch.setattr(migrations, "VERSION", migrations.VERSION + 1)
 
 
-def test_others_go_on_while_a_migration_waits_for_a_long_reader(url, monkeypatch):
+def test_a_migration_that_waits_for_a_long_reader_does_not_block_other_writers(url, monkeypatch):
     monkeypatch.setattr(migrations, "LOCK_SECONDS", 0.3)
 
-    async def told():
+    async def run():
         async with Runtime(store=url) as rt:
-            update(monkeypatch)
-            async with dump(url):
+            add_migration_step(monkeypatch)
+            async with long_reader(url):
                 migrating = asyncio.ensure_future(migrate(url))
                 for number in range(10):
-                    await rt.open(f"c{number}", agent="a")  # not after the long reader, which ends last
+                    await rt.open(f"c{number}", agent="a")  # does not queue behind the long reader, which ends last
                     await asyncio.sleep(0.1)
                 assert not migrating.done()
             assert [step.what for step in (await migrating).steps] == ["a column"]
             assert (await plan_migration(url)).steps == ()
 
-    asyncio.run(asyncio.wait_for(told(), 60))
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def test_a_migration_that_cannot_have_its_table_says_which_process_has_it(url, monkeypatch):
+def test_a_migration_that_cannot_lock_a_table_names_the_process_that_uses_it(url, monkeypatch):
     monkeypatch.setattr(migrations, "LOCK_SECONDS", 0.1)
     monkeypatch.setattr(migrations, "LOCK_RETRY_SECONDS", 0.3)
 
-    async def told():
-        update(monkeypatch)
-        async with dump(url) as pid:
+    async def run():
+        add_migration_step(monkeypatch)
+        async with long_reader(url) as pid:
             with pytest.raises(StoreError, match=rf"process {pid} \(pg_dump, user postgres\).*backend\({pid}\)"):
                 await migrate(url)
             assert (await plan_migration(url)).version == migrations.VERSION - 1
         await migrate(url)
         assert (await plan_migration(url)).steps == ()
 
-    asyncio.run(asyncio.wait_for(told(), 60))
+    asyncio.run(asyncio.wait_for(run(), 60))

@@ -1,4 +1,4 @@
-"""The SQLite store keeps the contract; and what it does beyond it within one process."""
+"""The SQLite store satisfies the contract; its group commits, reads, files and owners within one process."""
 
 import asyncio
 import os
@@ -44,7 +44,7 @@ class TestSQLiteStore(StoreContract):
         assert len(await store.rows(limit=1000)) == 200
 
     @async_test
-    async def test_one_job_that_breaks_does_not_take_the_others_of_its_group_with_it(self):
+    async def test_a_job_that_raises_does_not_fail_the_rest_of_its_group(self):
         store = await self.open_store()
 
         def broken(db):
@@ -62,14 +62,14 @@ class TestSQLiteStore(StoreContract):
         assert len(await store.rows()) == 10
 
     @async_test
-    async def test_a_burst_is_written_in_groups_that_others_can_get_between(self):
+    async def test_a_burst_of_appends_is_written_in_several_groups(self):
         store = await self.open_store()
         before = store.commits
         await asyncio.gather(*(store.append(make_append(f"c{n}", 0)) for n in range(3 * writer.MAX_GROUP)))
         assert store.commits - before >= 3
 
     @async_test
-    async def test_what_was_large_is_not_kept_in_memory_once_it_is_written(self):
+    async def test_large_artifacts_are_not_kept_in_memory_after_they_are_written(self):
         store = await self.open_store()
         large = [os.urandom(1 << 18) for _ in range(32)]
         artifacts = [[(sha256(each).hexdigest(), each)] for each in large]
@@ -79,10 +79,10 @@ class TestSQLiteStore(StoreContract):
             *(store.append(make_append(f"b{n}", 0, artifacts=each)) for n, each in enumerate(artifacts))
         )
         assert await store.artifact(artifacts[7][0][0]) == large[7]
-        assert apsw.memory_used() - before < 4 << 20  # its cache of pages among it
+        assert apsw.memory_used() - before < 4 << 20  # including SQLite's page cache
 
     @async_test
-    async def test_the_loop_is_woken_once_for_a_group(self):
+    async def test_the_event_loop_is_woken_once_per_group(self):
         store = await self.open_store()
         loop, woken = asyncio.get_running_loop(), 0
         plain = loop.call_soon_threadsafe
@@ -105,10 +105,10 @@ class TestSQLiteStore(StoreContract):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        with pytest.raises(Conflict):  # behind the first in the queue, so it is decided by now
+        with pytest.raises(Conflict):  # queued behind the first, so that one is written by now
             await store.append(make_append("c", 0))
 
-    def test_a_loop_that_closes_on_a_running_append_leaves_the_store_usable(self):
+    def test_a_store_stays_usable_after_its_event_loop_closes_during_an_append(self):
         store = SQLiteStore(self.path)
 
         async def first():
@@ -139,18 +139,18 @@ class TestSQLiteStore(StoreContract):
         assert passed == [f"append:{name}" for name in names]
 
     @async_test
-    async def test_after_some_quiet_a_copy_of_the_database_file_alone_is_whole(self):
+    async def test_a_copy_of_the_database_file_alone_is_complete_after_the_store_was_idle(self):
         store = await self.open_store()
         await store.append(make_append("c", 0, b"said"))
         copies = (self.path.with_name(f"copy{n}.db") for n in count())
 
-        def copied():  # by another process: to open and close the file in this one would drop SQLite's locks
+        def copy_file():  # in another process: opening and closing the file in this one would drop SQLite's locks
             target = next(copies)
             subprocess.run(["cp", self.path, target], check=True)
             return target
 
-        async def whole() -> bool:
-            copy = SQLiteStore(copied())
+        async def is_complete() -> bool:
+            copy = SQLiteStore(copy_file())
             try:
                 await copy.open()
                 return await copy.read("c") == [b"said"]
@@ -159,40 +159,40 @@ class TestSQLiteStore(StoreContract):
             finally:
                 await copy.close()
 
-        assert not await whole()  # so far it stands in the -wal file only
+        assert not await is_complete()  # so far the event is in the -wal file only
         async with asyncio.timeout(60):
-            while not await whole():
+            while not await is_complete():
                 await store.wait_for_changes(0.05)  # as a runtime does all the time
 
     @async_test
-    async def test_the_write_ahead_log_is_checkpointed_after_the_reply(self):
+    async def test_the_write_ahead_log_is_reused_and_does_not_grow_with_every_append(self):
         store = await self.open_store()
         artifact = os.urandom(600_000)
         for n in range(12):
             name = sha256(artifact + bytes([n])).hexdigest()
             await store.append(make_append(f"c{n}", 0, artifacts=[(name, artifact + bytes([n]))]))
-        # It is reused from its beginning instead of growing with all that was ever written.
+        # Without checkpoints it would hold everything that was written.
         assert os.stat(f"{store.path}-wal").st_size < 12 * 600_000
 
     # --- loading -----------------------------------------------------------------------------------------
 
     @async_test
-    async def test_those_that_are_asked_for_in_one_turn_of_the_loop_are_read_together(self):
+    async def test_loads_of_one_event_loop_iteration_are_read_in_one_batch(self):
         store = await self.open_store()
         await asyncio.gather(*(store.append(make_append(name, 0, b"1", b"2")) for name in "abc"))
-        looks = []
+        batches = []
         load = queries.load_batch
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(queries, "load_batch", lambda db, names: looks.append([*names]) or load(db, names))
+            patched.setattr(queries, "load_batch", lambda db, names: batches.append([*names]) or load(db, names))
             loaded = await asyncio.gather(*(store.load(name) for name in "abcb"))
-            assert looks == [["a", "b", "c"]]
+            assert batches == [["a", "b", "c"]]
             assert [each.row.conversation for each in loaded] == ["a", "b", "c", "b"]
-            patched.setattr(queries, "MAX_BATCH_EVENTS", 3)  # of more than so many events, the rest comes later
+            patched.setattr(queries, "MAX_BATCH_EVENTS", 3)  # later conversations come in a second batch
             assert await asyncio.gather(*(store.load(name) for name in "abcb")) == loaded
-            assert looks[1:] == [["a", "b", "c"], ["c"]]
+            assert batches[1:] == [["a", "b", "c"], ["c"]]
 
     @async_test
-    async def test_what_is_wrong_with_one_conversation_keeps_no_other_from_being_loaded(self):
+    async def test_a_damaged_conversation_does_not_keep_the_others_of_its_batch_from_loading(self):
         store = await self.open_store()
         await asyncio.gather(*(store.append(make_append(name, 0, b"1", b"2")) for name in "abc"))
         lost = "DELETE FROM events WHERE id = (SELECT id * 16777216 + 1 FROM conversations WHERE name = 'b')"
@@ -215,7 +215,7 @@ class TestSQLiteStore(StoreContract):
         assert isinstance(outcomes[1], StoreError)
 
     @async_test
-    async def test_who_no_longer_waits_for_a_conversation_holds_up_nobody_who_does(self):
+    async def test_a_cancelled_load_does_not_affect_another_load_of_the_same_conversation(self):
         store = await self.open_store()
         await store.append(make_append("c", 0, b"1"))
         gone, waits = asyncio.ensure_future(store.load("c")), asyncio.ensure_future(store.load("c"))
@@ -225,23 +225,23 @@ class TestSQLiteStore(StoreContract):
         assert gone.cancelled()
 
     @async_test
-    async def test_what_is_wrong_for_all_is_told_to_all_at_once(self):
+    async def test_a_disk_error_fails_all_loads_of_a_batch_without_a_second_read(self):
         store = await self.open_store()
         await asyncio.gather(*(store.append(make_append(name, 0)) for name in "abc"))
-        looks = []
+        batches = []
 
         def unreadable(db, names):
-            looks.append([*names])
+            batches.append([*names])
             raise apsw.IOError("the cable was pulled")
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(queries, "load_batch", unreadable)
             outcomes = await asyncio.gather(*(store.load(name) for name in "abc"), return_exceptions=True)
         assert all(isinstance(each, StoreError) for each in outcomes)
-        assert looks == [["a", "b", "c"]]
+        assert batches == [["a", "b", "c"]]
 
     @async_test
-    async def test_what_would_have_to_be_waited_for_is_read_in_a_thread(self):
+    async def test_a_batch_that_finds_the_database_busy_is_read_in_a_thread(self):
         store = await self.open_store()
         await asyncio.gather(*(store.append(make_append(name, 0, b"1", b"2")) for name in "abc"))
         threads = []
@@ -250,7 +250,7 @@ class TestSQLiteStore(StoreContract):
         def busy(db, names):
             threads.append(threading.current_thread().name)
             if len(threads) == 1:
-                raise apsw.BusyError("somebody recovers the log")
+                raise apsw.BusyError("another process recovers the log")
             return load(db, names)
 
         with pytest.MonkeyPatch.context() as patched:
@@ -261,28 +261,28 @@ class TestSQLiteStore(StoreContract):
         assert threads[0] == threads[2] == "MainThread"
         assert threads[1].startswith("holdfast-reader")
 
-    def test_what_a_loop_that_has_ended_wanted_to_load_is_in_nobodys_way(self):
-        store, told = self.make(), []
+    def test_a_load_on_a_closed_event_loop_does_not_block_later_loads(self):
+        store, results = self.make(), []
 
-        async def ends():
+        async def start_load():
             await store.open()
             await store.append(make_append("c", 0, b"1"))
-            store._loading.load("c").add_done_callback(told.append)
+            store._loading.load("c").add_done_callback(results.append)
 
-        async def goes_on():
+        async def load_again():
             assert (await store.load("c")).events == [b"1"]
             await store.close()
 
         loop = asyncio.new_event_loop()
-        loop.run_until_complete(ends())
+        loop.run_until_complete(start_load())
         loop.close()
-        asyncio.run(asyncio.wait_for(goes_on(), 60))
-        assert told == []
+        asyncio.run(asyncio.wait_for(load_again(), 60))
+        assert results == []
 
-    # --- what the file holds -----------------------------------------------------------------------------
+    # --- contents of the file ----------------------------------------------------------------------------
 
     @async_test
-    async def test_what_loops_ask_all_the_time_is_answered_from_indexes(self):
+    async def test_frequent_queries_use_indexes(self):
         store = await self.open_store()
         by_key = {
             append.SELECT_HEAD: ("c",),
@@ -294,7 +294,7 @@ class TestSQLiteStore(StoreContract):
             queries.ROW: ("c",),
             queries.SNAPSHOT: (1,),
         }
-        questions = {
+        statements = {
             **by_key,
             queries.TAIL: (1, 2),
             queries.READ: ("c", 0, 9, 1),
@@ -317,22 +317,23 @@ class TestSQLiteStore(StoreContract):
         def plans(db):
             return {
                 sql: [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
-                for sql, values in questions.items()
+                for sql, values in statements.items()
             }
 
-        def scans(answers):
+        def scans(plans_by_sql):
             return {
                 sql: plan
-                for sql, plan in answers.items()
+                for sql, plan in plans_by_sql.items()
                 if any(line.startswith("SCAN") and not any(what in line for what in given) for line in plan)
             }
 
-        answers = await store._read(plans)
-        assert scans(answers) == {}
+        plans_by_sql = await store._read(plans)
+        assert scans(plans_by_sql) == {}
         for sql in (queries.DUE, queries.HELD_BY):
-            assert not any("TEMP B-TREE" in line for line in answers[sql]), answers[sql]
+            assert not any("TEMP B-TREE" in line for line in plans_by_sql[sql]), plans_by_sql[sql]
         await asyncio.gather(*(store.append(make_append(name, 0)) for name in ("c", "d")))
-        await store._writer.run(lambda db: db.execute("ANALYZE").fetchall())  # of a store that is small
+        # The statistics of a small store mislead the planner.
+        await store._writer.run(lambda db: db.execute("ANALYZE").fetchall())
         misled = scans(await store._read(plans))
         assert misled.keys() & by_key.keys() == set()
         await store.close()
@@ -344,10 +345,10 @@ class TestSQLiteStore(StoreContract):
         assert "conversations_owing" in str(plan[queries.HELD_BY])
 
     @async_test
-    async def test_a_parked_conversation_takes_little_beyond_its_messages(self):
+    async def test_a_suspended_conversation_takes_less_than_700_bytes_beyond_its_events(self):
         store = await self.open_store()
-        dice = random.Random(1)
-        event, waiting, count = dice.randbytes(390), dice.randbytes(300), 2000
+        rng = random.Random(1)
+        event, waiting, count = rng.randbytes(390), rng.randbytes(300), 2000
         for first in range(0, count, 500):
             await asyncio.gather(
                 *(
@@ -376,7 +377,7 @@ class TestSQLiteStore(StoreContract):
         assert beyond < 700
 
     @async_test
-    async def test_events_can_be_asked_for_by_conversation_and_seq(self):
+    async def test_the_events_table_can_be_queried_by_conversation_and_seq(self):
         store = await self.open_store()
         await store.append(make_append("c", 0, b"1", b"2"))
         await store.append(make_append("d", 0, b"3"))
@@ -386,14 +387,14 @@ class TestSQLiteStore(StoreContract):
         assert found == [(1, 1, b"1"), (1, 2, b"2"), (2, 1, b"3")]
 
     @async_test
-    async def test_it_is_durable_and_marked_as_ours(self):
+    async def test_the_database_uses_wal_with_full_sync_and_has_our_application_id(self):
         store = await self.open_store()
 
-        def knobs(db):
+        def settings(db):
             names = ("journal_mode", "synchronous", "application_id", "user_version")
             return [db.execute(f"PRAGMA {name}").get for name in names]
 
-        assert await store._writer.run(knobs) == ["wal", 2, 0x484C4446, migrations.VERSION]
+        assert await store._writer.run(settings) == ["wal", 2, 0x484C4446, migrations.VERSION]
 
     @async_test
     async def test_readers_cannot_write(self):
@@ -433,28 +434,28 @@ class TestSQLiteStore(StoreContract):
         assert len(os.listdir("/proc/self/fd")) == descriptors
         assert os.listdir(self.path.parent) == ["holdfast.db"]
 
-    @pytest.mark.parametrize("when", ["before its lock is taken", "after"])
-    def test_an_opening_that_is_cancelled_leaves_no_file_no_thread_and_no_descriptor(self, when, monkeypatch):
-        take, here, go_on = OwnerLock.acquire, threading.Event(), threading.Event()
+    @pytest.mark.parametrize("when", ["before its lock is acquired", "after"])
+    def test_a_cancelled_open_leaves_no_lock_file_no_thread_and_no_descriptor(self, when, monkeypatch):
+        acquire, reached, resume = OwnerLock.acquire, threading.Event(), threading.Event()
 
         def slow(lock):
             if when == "after":
-                take(lock)
-            here.set()
-            go_on.wait()
+                acquire(lock)
+            reached.set()
+            resume.wait()
             if when != "after":
-                take(lock)
+                acquire(lock)
 
         async def cancelled(store):
             opening = asyncio.ensure_future(store.open())
-            while not here.is_set():
+            while not reached.is_set():
                 await asyncio.sleep(0.001)
             opening.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await opening
-            go_on.set()
+            resume.set()
 
-        asyncio.run(self.opened_and_closed())
+        asyncio.run(self.open_and_close())
         threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
         monkeypatch.setattr(OwnerLock, "acquire", slow)
         store = self.make()
@@ -464,13 +465,13 @@ class TestSQLiteStore(StoreContract):
         assert len(os.listdir("/proc/self/fd")) == descriptors
         assert os.listdir(f"{self.path}-owners") == []
 
-    async def opened_and_closed(self):
+    async def open_and_close(self):
         store = self.make()
         await store.open()
         await store.close()
 
     @async_test
-    async def test_a_closing_that_is_cancelled_still_closes(self):
+    async def test_a_store_whose_close_was_cancelled_can_be_closed_again(self):
         store = self.make()
         await store.open()
         closing = asyncio.ensure_future(store.close())
@@ -483,7 +484,7 @@ class TestSQLiteStore(StoreContract):
     # --- owners ------------------------------------------------------------------------------------------
 
     @async_test
-    async def test_the_lock_files_of_the_dead_are_removed_by_who_opens_next_and_those_of_the_living_stay(
+    async def test_open_removes_the_lock_files_of_dead_owners_and_keeps_those_of_live_ones(
         self,
     ):
         one, two = await self.open_store(), None
@@ -505,7 +506,7 @@ class TestSQLiteStore(StoreContract):
         assert await two.claim("c") == 2
 
     @async_test
-    async def test_an_owner_named_like_a_path_leads_nowhere(self):
+    async def test_an_owner_named_like_a_path_deletes_no_file_outside_the_store(self):
         victim = self.path.parent / "victim.lock"
         victim.write_text("precious")
         one = await self.open_store()
@@ -515,7 +516,7 @@ class TestSQLiteStore(StoreContract):
         assert len(await one.owners()) == 2
 
     @async_test
-    async def test_one_file_by_two_names_is_one_store(self):
+    async def test_a_symbolic_link_to_a_store_opens_the_same_store(self):
         link = self.path.parent / "link.db"
         one = await self.open_store()
         link.symlink_to(self.path)
@@ -526,7 +527,7 @@ class TestSQLiteStore(StoreContract):
         await claim_lease(one, "c")
         assert await two.claim("c") is None
 
-    def test_a_store_dropped_without_close_does_not_look_alive(self):
+    def test_a_store_that_is_dropped_without_close_counts_as_dead(self):
         async def forget():
             store = SQLiteStore(self.path)
             await store.open()
@@ -549,23 +550,23 @@ class TestSQLiteStore(StoreContract):
     # --- other owners ------------------------------------------------------------------------------------
 
     @async_test
-    async def test_watching_costs_next_to_nothing_and_nobody_watching_costs_nothing(self):
-        """The writer looks once in a while for as long as somebody watches, and never else."""
+    async def test_the_writer_polls_for_changes_only_while_a_caller_waits_for_them(self):
+        """It polls at most once per interval."""
         store = await self.open_store()
-        look, looks = store._writer._poll_commits, []
-        store._writer._poll_commits = lambda db: (looks.append(db), look(db))
-        began = time.monotonic()
+        poll, polls = store._writer._poll_commits, []
+        store._writer._poll_commits = lambda db: (polls.append(db), poll(db))
+        started = time.monotonic()
         await store.wait_for_changes(0.5)
-        passed = time.monotonic() - began
-        assert 1 <= len(looks) <= passed / writer.POLL_SECONDS + 2
+        passed = time.monotonic() - started
+        assert 1 <= len(polls) <= passed / writer.POLL_SECONDS + 2
         assert store._writer._watches == []
-        await store.append(make_append("c", 0))  # it is done with what it began
-        looks.clear()
+        await store.append(make_append("c", 0))  # the writer has finished its last poll
+        polls.clear()
         await store.append(make_append("c", 1))
-        assert looks == []
+        assert polls == []
 
     @async_test
-    async def test_foreign_commits_are_seen_soon_also_while_this_owner_writes_all_the_time(self):
+    async def test_commits_of_another_store_are_noticed_while_this_store_writes_continuously(self):
         one = await self.open_store()
         two = await self.open_sibling(one)
         while await one.wait_for_changes(0.1):
@@ -598,7 +599,7 @@ class TestSQLiteStore(StoreContract):
         assert await store.row("c") is None
 
     @async_test
-    async def test_leases_lapse_also_for_entries_opened_again(self):
+    async def test_a_call_lease_is_kept_when_its_pending_entry_is_opened_again(self):
         store = await self.open_store()
         await store.append(make_append("c", 0, opened=[make_entry("c", "k", 9.0)]))
         assert await store.lease_call("c", "k", "tab", 0.0, 5.0)

@@ -29,7 +29,7 @@ def path(tmp_path):
     return tmp_path / "holdfast.db"
 
 
-async def opened(path):
+async def open_store(path):
     store = SQLiteStore(path)
     await store.open()
     return store
@@ -37,7 +37,7 @@ async def opened(path):
 
 async def heads(path):
     """Return the number of events of each conversation of a store, after checking every hash chain."""
-    store = await opened(path)
+    store = await open_store(path)
     found = {}
     for row in await store.rows(limit=1000):
         bodies = await store.read(row.conversation)
@@ -49,11 +49,11 @@ async def heads(path):
     return found
 
 
-def test_a_backup_taken_under_load_is_a_prefix_of_every_log_and_has_what_was_acknowledged_before(path, tmp_path):
-    """The copy is the store at one moment, whatever is written meanwhile; nothing acknowledged before is missing."""
+def test_a_backup_under_load_has_a_prefix_of_every_log_with_all_appends_acknowledged_before(path, tmp_path):
+    """The copy is the store at one moment, whatever is written meanwhile."""
 
     async def main():
-        store = await opened(path)
+        store = await open_store(path)
         done = dict.fromkeys(range(8), 0)
         stop = asyncio.Event()
 
@@ -74,7 +74,7 @@ def test_a_backup_taken_under_load_is_a_prefix_of_every_log_and_has_what_was_ack
         await store.close()
         copied = await heads(tmp_path / "copy.db")
         for n in done:
-            assert before[n] <= copied[f"c{n}"] <= after[n] + 1  # one may have been committed, and not replied to
+            assert before[n] <= copied[f"c{n}"] <= after[n] + 1  # one may be committed and not yet acknowledged
         assert seen[-1][0] == seen[-1][1] > 0
         assert sum((await heads(path)).values()) == sum(done.values())
 
@@ -83,12 +83,12 @@ def test_a_backup_taken_under_load_is_a_prefix_of_every_log_and_has_what_was_ack
     assert not list(tmp_path.glob("*.tmp*"))
 
 
-def test_a_writer_that_never_pauses_does_not_keep_a_backup_from_its_end(path, tmp_path, monkeypatch):
+def test_a_backup_finishes_while_a_writer_appends_continuously(path, tmp_path, monkeypatch):
     """The copy is made in one read transaction: it does not start over when the store changes between two steps."""
     monkeypatch.setattr(backup, "PAGES_PER_STEP", 1)
 
     async def main():
-        store = await opened(path)
+        store = await open_store(path)
         await store.append(make_append("c", 0, os.urandom(200_000)))
         seq = 1
         copying = asyncio.create_task(store.backup(tmp_path / "copy.db"))
@@ -101,9 +101,9 @@ def test_a_writer_that_never_pauses_does_not_keep_a_backup_from_its_end(path, tm
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_a_backup_refuses_files_that_exist_unless_told_to_overwrite(path, tmp_path):
+def test_a_backup_refuses_an_existing_file_unless_overwrite_is_set(path, tmp_path):
     async def main():
-        store = await opened(path)
+        store = await open_store(path)
         await store.append(make_append("c", 0))
         target = tmp_path / "copy.db"
         target.write_bytes(b"precious")
@@ -129,13 +129,13 @@ def test_a_backup_of_a_store_whose_log_was_altered_is_not_kept(path, tmp_path):
     """The copy's hash chains are computed again before it gets its name."""
 
     async def main():
-        store = await opened(path)
+        store = await open_store(path)
         await store.append(make_append("c", 0, b"one", b"two"))
         await store.close()
         db = apsw.Connection(str(path))
         db.execute("UPDATE events SET body = CAST('three' AS BLOB) WHERE seq = 1")
         db.close()
-        store = await opened(path)
+        store = await open_store(path)
         with pytest.raises(StoreDamaged, match="event 1 of conversation 'c'"):
             await store.backup(tmp_path / "copy.db")
         await store.close()
@@ -148,19 +148,19 @@ def test_a_cancelled_backup_leaves_nothing_behind(path, tmp_path, monkeypatch):
     monkeypatch.setattr(backup, "PAGES_PER_STEP", 1)
 
     async def main():
-        store = await opened(path)
+        store = await open_store(path)
         await store.append(make_append("c", 0, os.urandom(400_000)))
-        begun, loop, may_go_on = asyncio.Event(), asyncio.get_running_loop(), threading.Event()
+        started, loop, resume = asyncio.Event(), asyncio.get_running_loop(), threading.Event()
 
         def wait_after_a_step(*_) -> None:
-            loop.call_soon_threadsafe(begun.set)
-            assert may_go_on.wait(300)
+            loop.call_soon_threadsafe(started.set)
+            assert resume.wait(300)
 
         copying = asyncio.create_task(store.backup(tmp_path / "copy.db", progress=wait_after_a_step))
-        await begun.wait()
+        await started.wait()
         copying.cancel()
-        await asyncio.sleep(0)  # the task has seen it: the copy is told before its second step
-        may_go_on.set()
+        await asyncio.sleep(0)  # the task handles the cancellation, so the copy stops before its second step
+        resume.set()
         with pytest.raises(asyncio.CancelledError):
             await copying
         assert not list(tmp_path.glob("copy*"))
@@ -170,7 +170,7 @@ def test_a_cancelled_backup_leaves_nothing_behind(path, tmp_path, monkeypatch):
     asyncio.run(main())
 
 
-def test_a_store_in_memory_says_that_it_has_no_file_to_back_up(tmp_path):
+def test_a_memory_store_refuses_a_backup(tmp_path):
     async def main():
         store = MemoryStore()
         await store.open()
@@ -180,8 +180,8 @@ def test_a_store_in_memory_says_that_it_has_no_file_to_back_up(tmp_path):
     asyncio.run(main())
 
 
-def foreign_copy(path, target):
-    """Do what a script does that knows nothing of this store: read it with Python's own SQLite, in this process."""
+def copy_with_python(path, target):
+    """Copy the store with Python's own SQLite library, in this process, as a user's script may do."""
     source, copy = sqlite3.connect(path), sqlite3.connect(target)
     source.backup(copy)
     copy.close()
@@ -189,15 +189,17 @@ def foreign_copy(path, target):
     gc.collect()
 
 
-def test_nothing_is_acknowledged_once_another_sqlite_library_deleted_the_write_ahead_log(path, tmp_path):
-    """What was acknowledged is in the store or in the rescued copy; the error says where, and stays."""
+def test_appends_and_reads_fail_after_another_sqlite_library_deleted_the_write_ahead_log(path, tmp_path):
+    """Every acknowledged event is in the store and in a rescued copy, which the error names."""
 
     async def main():
-        store = await opened(path)
+        store = await open_store(path)
         for seq in range(20):
             await store.append(make_append("c", seq))
-        foreign_copy(path, tmp_path / "copy.db")
-        assert not list(tmp_path.glob("holdfast.db-wal")), "the premise: closing it has deleted the live -wal file"
+        copy_with_python(path, tmp_path / "copy.db")
+        assert not list(tmp_path.glob("holdfast.db-wal")), (
+            "precondition: closing the other connection deleted the live -wal file"
+        )
         with pytest.raises(StoreError, match="-wal was deleted or replaced") as refused:
             await store.append(make_append("c", 20))
         assert refused.value.details["outcome"] == "nothing"
@@ -212,12 +214,12 @@ def test_nothing_is_acknowledged_once_another_sqlite_library_deleted_the_write_a
     assert asyncio.run(heads(path)) == {"c": 20}
 
 
-def test_a_commit_into_a_log_that_was_deleted_meanwhile_is_not_acknowledged(path, tmp_path):
-    """The check after the commit: its outcome is reported as unknown, so nobody takes it for recorded."""
+def test_a_commit_into_a_deleted_write_ahead_log_is_not_acknowledged(path, tmp_path):
+    """The check after the commit reports its outcome as unknown, so that no caller takes it for recorded."""
     from holdfast.stores.sqlite import writer
 
     async def main():
-        store = await opened(path)
+        store = await open_store(path)
         await store.append(make_append("c", 0))
 
         def delete(point):
@@ -236,29 +238,31 @@ def test_a_commit_into_a_log_that_was_deleted_meanwhile_is_not_acknowledged(path
     asyncio.run(main())
 
 
-def test_everything_acknowledged_survives_a_kill_after_another_library_closed_the_store_under_load(path, tmp_path):
-    """B10: 39 events were acknowledged and 20 were left. Now the store stops, and none of them is missing."""
+def test_acknowledged_appends_survive_a_kill_after_another_library_closed_the_store_under_load(path, tmp_path):
+    """The store stops, and no acknowledged event is missing [B10]."""
     child = subprocess.Popen(
-        [sys.executable, PROCESS, "be_copied_by_python", path, tmp_path / "copy.db"], stdout=subprocess.PIPE, text=True
+        [sys.executable, PROCESS, "append_during_copy", path, tmp_path / "copy.db"],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     with child:
-        told = [line.split() for line in child.stdout]
+        lines = [line.split() for line in child.stdout]
         child.kill()
-    acknowledged = {int(n): int(seq) for n, seq in (words[1:] for words in told if words[0] == "acknowledged")}
-    # The other library may also truncate the -shm file that ours has mapped: then the system ends the process (SIGBUS).
-    assert told[-1][0] == "stopped" or child.returncode == -signal.SIGBUS
+    acknowledged = {int(n): int(seq) for n, seq in (words[1:] for words in lines if words[0] == "acknowledged")}
+    # The other library may also truncate the -shm file that ours has mapped: then SIGBUS ends the process.
+    assert lines[-1][0] == "stopped" or child.returncode == -signal.SIGBUS
     saved = [asyncio.run(heads(file)) for file in [path, *tmp_path.glob("holdfast.db.rescued-*")]]
     for n, seq in acknowledged.items():
         assert max(found.get(f"c{n}", 0) for found in saved) >= seq
 
 
-def test_pending_entries_are_in_the_copy(path, tmp_path):
+def test_a_backup_contains_the_pending_entries(path, tmp_path):
     async def main():
-        store = await opened(path)
+        store = await open_store(path)
         await store.append(make_append("c", 0, opened=[make_entry("c", "a", 1.0)]))
         await store.backup(tmp_path / "copy.db")
         await store.close()
-        copy = await opened(tmp_path / "copy.db")
+        copy = await open_store(tmp_path / "copy.db")
         assert [row.call for row in await copy.pending()] == ["a"]
         await copy.close()
 

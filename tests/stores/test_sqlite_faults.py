@@ -1,4 +1,4 @@
-"""What the SQLite store does when its file or its disk is not as it should be."""
+"""The SQLite store on damaged and foreign files, and on disks that are full or fail."""
 
 import asyncio
 import hashlib
@@ -38,8 +38,8 @@ def with_store(path, body):
     return asyncio.run(run())
 
 
-def refused(path):
-    """The error that opening gives."""
+def open_error(path):
+    """Return the error that opening the store raises."""
 
     async def run():
         with pytest.raises(StoreError) as refusal:
@@ -49,23 +49,24 @@ def refused(path):
     return asyncio.run(run())
 
 
-def contents(directory):
+def hash_files(directory):
+    """Return the hash of each file in a directory."""
     return {
         name: hashlib.sha256((directory / name).read_bytes()).hexdigest()
         for name in sorted(os.listdir(directory))
-        if not name.endswith("-shm")  # SQLite's shared memory: an index that holds no data
+        if not name.endswith("-shm")  # SQLite's shared memory: an index without data
     }
 
 
-def noise(size):
-    """Bytes that take as much room on the disk as here."""
+def random_bytes(size):
+    """Return bytes that cannot be compressed."""
     return random.Random(size).randbytes(size)
 
 
-def filled(path, conversations=40):
+def fill_store(path, conversations=40):
     async def body(store):
         for n in range(conversations):
-            await store.append(make_append(f"c{n}", 0, *[noise(1400)] * 5))
+            await store.append(make_append(f"c{n}", 0, *[random_bytes(1400)] * 5))
 
     with_store(path, body)
 
@@ -73,22 +74,22 @@ def filled(path, conversations=40):
 # --- opening -------------------------------------------------------------------------------------------
 
 
-def test_a_newer_store_is_refused_and_left_byte_for_byte(path):
-    filled(path)
+def test_a_store_of_a_newer_version_is_refused_and_not_changed(path):
+    fill_store(path)
     db = apsw.Connection(str(path))
     db.execute(f"PRAGMA user_version={VERSION + 1}")
     db.close()
     shutil.rmtree(f"{path}-owners")
-    before = contents(path.parent)
-    error = refused(path)
+    before = hash_files(path.parent)
+    error = open_error(path)
     assert isinstance(error, StoreNewer)
     assert error.kind == "store_newer"
     assert "update Holdfast" in error.message
-    assert contents(path.parent) == before == {"holdfast.db": before["holdfast.db"]}
+    assert hash_files(path.parent) == before == {"holdfast.db": before["holdfast.db"]}
 
 
-def test_a_newer_store_whose_version_stands_in_the_write_ahead_log_is_left_as_well(path, tmp_path):
-    filled(path)
+def test_a_newer_version_in_the_write_ahead_log_is_refused_and_not_changed(path, tmp_path):
+    fill_store(path)
     db = apsw.Connection(str(path))
     db.wal_autocheckpoint(0)
     db.execute(f"PRAGMA user_version={VERSION + 1}")
@@ -97,38 +98,38 @@ def test_a_newer_store_whose_version_stands_in_the_write_ahead_log_is_left_as_we
     for name in ("holdfast.db", "holdfast.db-wal"):
         shutil.copy(path.parent / name, copy / name)  # as after a power cut
     db.close()
-    before = contents(copy)
-    assert isinstance(refused(copy / "holdfast.db"), StoreNewer)
-    assert contents(copy) == before
+    before = hash_files(copy)
+    assert isinstance(open_error(copy / "holdfast.db"), StoreNewer)
+    assert hash_files(copy) == before
 
 
 @pytest.mark.parametrize("mark", [0, 77])
-def test_another_applications_database_is_refused_and_left_byte_for_byte(path, mark):
+def test_a_database_of_another_application_is_refused_and_not_changed(path, mark):
     db = apsw.Connection(str(path))
     db.execute(f"PRAGMA application_id={mark}; CREATE TABLE theirs (x); INSERT INTO theirs VALUES (1)")
     db.close()
-    before = contents(path.parent)
-    error = refused(path)
+    before = hash_files(path.parent)
+    error = open_error(path)
     assert "another application" in error.message
-    assert contents(path.parent) == before
+    assert hash_files(path.parent) == before
 
 
 @pytest.mark.parametrize("content", [b"hello", b"not a database" * 100, b"SQLite format 3\x00", b"\x00" * 4096])
-def test_what_is_not_a_database_is_refused_and_left_byte_for_byte(path, content):
+def test_a_file_that_is_not_a_database_is_refused_and_not_changed(path, content):
     path.write_bytes(content)
-    error = refused(path)
+    error = open_error(path)
     assert isinstance(error, StoreDamaged)
     assert "not a database" in error.message
-    assert contents(path.parent) == {"holdfast.db": hashlib.sha256(content).hexdigest()}
+    assert hash_files(path.parent) == {"holdfast.db": hashlib.sha256(content).hexdigest()}
 
 
 def test_an_empty_file_becomes_a_store(path):
     path.touch()
-    filled(path, 1)
+    fill_store(path, 1)
 
 
-def test_a_store_that_lacks_a_table_is_damaged(path):
-    filled(path, 1)
+def test_a_missing_table_is_reported_as_damage(path):
+    fill_store(path, 1)
     db = apsw.Connection(str(path))
     db.execute("DROP TABLE events")
     db.close()
@@ -149,7 +150,7 @@ def test_paths_that_cannot_be_a_store_are_refused_with_what_to_do(tmp_path):
         "/dev/null": "not a regular file",
         "/dev/null/holdfast.db": "check the path",
     }.items():
-        error = refused(path)
+        error = open_error(path)
         assert words in error.message
         assert error.kind == "log_read_failed"
     for path in (":memory:", "", "file:x?mode=memory"):
@@ -158,14 +159,14 @@ def test_paths_that_cannot_be_a_store_are_refused_with_what_to_do(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_file_in_place_of_the_owners_directory_is_explained(path):
+def test_a_file_in_place_of_the_owners_directory_is_reported_with_what_to_do(path):
     (path.parent / "holdfast.db-owners").write_text("in the way")
-    error = refused(path)
+    error = open_error(path)
     assert "make the directory of the store writable" in error.message
     assert error.kind == "log_write_failed"
 
 
-def test_the_migrations_are_numbered_by_their_place():
+def test_the_schema_version_is_the_number_of_migration_steps():
     assert len(STEPS) == VERSION == 2
     assert APPLICATION_ID.to_bytes(4, "big") == b"HLDF"
 
@@ -173,8 +174,8 @@ def test_the_migrations_are_numbered_by_their_place():
 # --- damage --------------------------------------------------------------------------------------------
 
 
-def damage(path):
-    """Overwrite every second page of events, as a bad disk would; not the last, where writes go."""
+def overwrite_pages(path):
+    """Overwrite every second page of events, as a bad disk would, except the last, which new events use."""
     db = apsw.Connection(str(path))
     leaves = "SELECT pageno FROM dbstat WHERE name = 'events' AND pagetype = 'leaf' ORDER BY pageno"
     pages = [page for (page,) in db.execute(leaves)]
@@ -185,9 +186,9 @@ def damage(path):
             file.write(b"\xff" * 4096)
 
 
-def test_damaged_pages_are_reported_never_repaired_and_the_store_stays_usable(path):
-    filled(path, 100)
-    damage(path)
+def test_damaged_pages_are_reported_and_not_repaired_and_the_store_stays_usable(path):
+    fill_store(path, 100)
+    overwrite_pages(path)
     damaged = path.read_bytes().count(b"\xff" * 4096)
 
     async def body(store):
@@ -206,8 +207,8 @@ def test_damaged_pages_are_reported_never_repaired_and_the_store_stays_usable(pa
     assert path.read_bytes().count(b"\xff" * 4096) >= damaged
 
 
-def test_an_event_that_was_deleted_behind_our_back_is_damage(path):
-    filled(path, 2)
+def test_an_event_that_another_program_deleted_is_reported_as_damage(path):
+    fill_store(path, 2)
     db = apsw.Connection(str(path))
     db.execute("DELETE FROM events WHERE conversation = 1 AND seq = 3")
     db.close()
@@ -224,8 +225,8 @@ def test_an_event_that_was_deleted_behind_our_back_is_damage(path):
     with_store(path, body)
 
 
-def test_a_damaged_conversation_does_not_keep_others_of_its_group_from_being_written(path):
-    filled(path, 2)
+def test_a_job_that_finds_damage_does_not_fail_the_rest_of_its_group(path):
+    fill_store(path, 2)
 
     async def body(store):
         def damaged(db):
@@ -246,14 +247,14 @@ def test_a_damaged_conversation_does_not_keep_others_of_its_group_from_being_wri
 # --- disks ---------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_fails_cleanly_for_all_of_the_group_and_the_store_recovers(path):
+def test_a_full_disk_fails_the_whole_group_and_the_store_recovers(path):
     async def body(store):
         await store.append(make_append("c", 0))
         before = await store.load("c")
         pages = await store._writer.run(lambda db: db.execute("PRAGMA page_count").get)
         await store._writer.run(lambda db: db.execute(f"PRAGMA max_page_count={pages + 3}").get)
         outcomes = await asyncio.gather(
-            *(store.append(make_append(f"d{n}", 0, noise(20_000))) for n in range(5)),
+            *(store.append(make_append(f"d{n}", 0, random_bytes(20_000))) for n in range(5)),
             store.append(make_append("c", 1)),
             return_exceptions=True,
         )
@@ -265,14 +266,14 @@ def test_a_full_disk_fails_cleanly_for_all_of_the_group_and_the_store_recovers(p
         assert await store.load("c") == before
         assert len(await store.rows()) == 1
         await store._writer.run(lambda db: db.execute("PRAGMA max_page_count=100000").get)
-        await store.append(make_append("d0", 0, noise(20_000)))
+        await store.append(make_append("d0", 0, random_bytes(20_000)))
         await store.append(make_append("c", 1))
         assert (await store.heads(["c", "d0"])) == {"c": 2, "d0": 1}
 
     with_store(path, body)
 
 
-def test_a_file_system_that_is_really_full_fails_cleanly_and_recovers(tmp_path):
+def test_a_full_file_system_fails_appends_until_space_is_freed(tmp_path):
     mount = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], capture_output=True, check=False
     )
@@ -287,10 +288,10 @@ def test_a_file_system_that_is_really_full_fails_cleanly_and_recovers(tmp_path):
                 ballast.write_bytes(b"x" * 2_000_000)
             for _ in range(3):
                 with pytest.raises(StoreError, match="disk is full"):
-                    await store.append(make_append("d", 0, noise(100_000)))
+                    await store.append(make_append("d", 0, random_bytes(100_000)))
             assert await store.read("c") == [b"event 1"]
             ballast.unlink()
-            await store.append(make_append("d", 0, noise(100_000)))
+            await store.append(make_append("d", 0, random_bytes(100_000)))
             assert await store.heads(["c", "d"]) == {"c": 1, "d": 1}
 
         with_store(tmp_path / "holdfast.db", body)
@@ -298,7 +299,7 @@ def test_a_file_system_that_is_really_full_fails_cleanly_and_recovers(tmp_path):
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
-def test_a_store_on_a_full_disk_still_closes(path):
+def test_a_store_that_can_no_longer_write_still_closes(path):
     async def body(store):
         await store.append(make_append("c", 0))
         await store.claim("c")
@@ -312,7 +313,7 @@ def test_a_store_on_a_full_disk_still_closes(path):
     with_store(path, again)
 
 
-def test_a_read_only_store_says_so_and_can_still_be_read(path):
+def test_a_read_only_store_refuses_appends_and_can_still_be_read(path):
     async def body(store):
         await store.append(make_append("c", 0))
         await store._writer.run(lambda db: db.execute("PRAGMA query_only=1").get)
@@ -326,19 +327,19 @@ def test_a_read_only_store_says_so_and_can_still_be_read(path):
     with_store(path, body)
 
 
-def test_a_file_that_may_not_be_written_is_refused_when_it_is_opened(path):
-    filled(path, 1)
+def test_open_refuses_a_file_that_cannot_be_written(path):
+    fill_store(path, 1)
     if subprocess.run(["chattr", "+i", str(path)], capture_output=True, check=False).returncode:
         pytest.skip("files cannot be made immutable here")
     try:
-        error = refused(path)
+        error = open_error(path)
         assert "read-only" in error.message or "cannot be opened" in error.message
         assert error.kind == "log_write_failed"
     finally:
         subprocess.run(["chattr", "-i", str(path)], check=True)
 
 
-def test_a_file_that_was_moved_away_is_noticed_before_anything_is_acknowledged_or_read(path):
+def test_appends_and_reads_fail_while_the_file_is_moved_away(path):
     async def body(store):
         await store.append(make_append("c", 0))
         path.rename(path.with_suffix(".away"))
@@ -398,7 +399,7 @@ def test_a_lost_reply_to_commit_is_settled_by_reading_back(path, commits):
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_what_a_take_left_that_failed_in_doubt_is_taken_by_the_next_one(path, commits, monkeypatch):
+def test_leases_of_a_claim_owing_with_unknown_outcome_are_claimed_by_the_next_one(path, commits, monkeypatch):
     def unreadable(db, *_):
         raise apsw.IOError("the cable is still out")
 
@@ -413,7 +414,7 @@ def test_what_a_take_left_that_failed_in_doubt_is_taken_by_the_next_one(path, co
                 await store.claim_owing(("agent",))
         store._writer._db = real
         assert (await store.row("c")).owner == (store.owner if commits else None)
-        # Somebody here has claimed one of them meanwhile: that one is known of, and is not given away.
+        # A caller of this store has claimed one of them meanwhile: claim_owing must not return that one as well.
         claimed = await store.claim("d")
         taken = await store.claim_owing(("agent",))
         assert list(taken) == ["c"]
@@ -426,7 +427,7 @@ def test_what_a_take_left_that_failed_in_doubt_is_taken_by_the_next_one(path, co
     with_store(path, body)
 
 
-def test_what_was_taken_for_somebody_who_was_cancelled_is_taken_by_the_next_one(path):
+def test_leases_of_a_cancelled_claim_owing_are_claimed_by_the_next_one(path):
     async def body(store):
         await store.append(make_append("c", 0, owes=True))
         write = store._writer.run
@@ -447,7 +448,7 @@ def test_what_was_taken_for_somebody_who_was_cancelled_is_taken_by_the_next_one(
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_who_wrote_nothing_does_not_vouch_for_what_others_wrote_in_the_same_transaction(path, commits):
+def test_a_claim_that_wrote_nothing_does_not_confirm_the_commit_of_its_group(path, commits):
     async def body(store):
         other = SQLiteStore(path)
         await other.open()
@@ -456,10 +457,10 @@ def test_who_wrote_nothing_does_not_vouch_for_what_others_wrote_in_the_same_tran
         real, read = store._writer._db, store._read
         store._writer._db = Faulty(real, commits=commits)
 
-        async def behind(work):  # another owner was faster: it looked free, and is not
+        async def read_stale(work):  # another owner was faster: the conversation looks free but is not
             return ["c"]
 
-        store._read = behind
+        store._read = read_stale
         jobs = [store.claim_owing(("agent",)), store.claim("c"), store.append(make_append("d", 0))]
         outcomes = await asyncio.gather(*jobs, return_exceptions=True)
         store._read, store._writer._db = read, real
@@ -473,10 +474,10 @@ def test_who_wrote_nothing_does_not_vouch_for_what_others_wrote_in_the_same_tran
     with_store(path, body)
 
 
-# --- words ---------------------------------------------------------------------------------------------
+# --- errors --------------------------------------------------------------------------------------------
 
 
-def test_every_error_of_sqlite_is_put_into_our_words():
+def test_every_sqlite_error_is_mapped_to_a_store_error():
     classes = [value for name, value in vars(apsw).items() if name.endswith("Error") and isinstance(value, type)]
     assert len(classes) > 30
     for cls in classes:
@@ -512,18 +513,18 @@ class FlakyDisk(apsw.VFS):
         return FlakyFile(name, flags)
 
 
-def test_a_disk_that_fails_once_is_no_damage_and_the_next_look_succeeds(path, monkeypatch):
+def test_a_temporary_disk_error_is_not_reported_as_damage_and_the_next_read_succeeds(path, monkeypatch):
     async def fill(store):
         for n in range(100):
-            await store.append(make_append("c", n, noise(3000)))
+            await store.append(make_append("c", n, random_bytes(3000)))
 
     async def body(store):
         await store.append(make_append("d", 0))
         assert await store.load("d")
         monkeypatch.setattr(FlakyFile, "failing", True)
-        for look in (store.load, store.read):
+        for read in (store.load, store.read):
             with pytest.raises(StoreError, match="reported an error") as failure:
-                await look("c")
+                await read("c")
             assert not isinstance(failure.value, StoreDamaged)
         monkeypatch.setattr(FlakyFile, "failing", False)
         assert len((await store.load("c")).events) == 100
@@ -536,18 +537,18 @@ def test_a_disk_that_fails_once_is_no_damage_and_the_next_look_succeeds(path, mo
         disk.unregister()
 
 
-def test_a_name_that_is_no_text_is_refused_by_every_look(path):
+def test_every_read_refuses_a_name_that_is_not_valid_unicode(path):
     async def body(store):
-        for look in (store.load, store.read, store.row):
+        for read in (store.load, store.read, store.row):
             with pytest.raises(StoreError):
-                await look("\ud800")
+                await read("\ud800")
 
     with_store(path, body)
 
 
-def test_a_commit_that_failed_and_landed_is_known_by_those_of_the_group_who_can_tell(path):
-    class Mute:
-        """A connection of which COMMIT is done and its reply is an error."""
+def test_an_append_without_events_is_acknowledged_if_another_of_its_group_was_committed(path):
+    class LostReply:
+        """A connection whose next COMMIT takes place and then reports an error."""
 
         def __init__(self, db):
             self.db, self.loses = db, True
@@ -564,7 +565,7 @@ def test_a_commit_that_failed_and_landed_is_known_by_those_of_the_group_who_can_
 
     async def body(store):
         await asyncio.gather(store.append(make_append("a", 0)), store.append(make_append("b", 0)))
-        store._writer._db = Mute(store._writer._db)
+        store._writer._db = LostReply(store._writer._db)
         outcomes = await asyncio.gather(
             store.append(msgspec.structs.replace(make_append("a", 1), events=[])),
             store.append(make_append("b", 1)),
@@ -576,7 +577,7 @@ def test_a_commit_that_failed_and_landed_is_known_by_those_of_the_group_who_can_
     with_store(path, body)
 
 
-def test_who_decides_in_a_damaged_conversation_is_told_so_and_nobody_tries_it_again_and_again(path, caplog):
+def test_a_decision_in_a_damaged_conversation_is_refused_and_not_retried(path, caplog):
     async def body(store):
         async with Runtime(store=store) as rt:
             await store.append(make_append("c", 0, b"1", b"2"))
@@ -609,8 +610,8 @@ class SyncingDisk(apsw.VFS):
         return SyncingFile(name, flags)
 
 
-def test_joining_and_leaving_a_store_that_is_in_use_waits_for_no_sync_of_the_disk_and_an_append_does(path):
-    """Who is there matters only while that process lives: an owner's row need not survive a power cut."""
+def test_opening_and_closing_a_second_store_does_not_sync_the_disk_and_an_append_does(path):
+    """An owner's row matters only while its process lives, so it need not survive a power cut."""
 
     async def body(store):
         await store.append(make_append("c", 0))

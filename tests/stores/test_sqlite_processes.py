@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 
 @contextmanager
 def process(verb, path, *args):
-    """A process of ``process.py``; gone when the block ends."""
+    """Start a process of ``process.py``, and kill it when the block ends."""
     environment = os.environ | {"PYTHONPATH": str(HERE.parent.parent / "src")}
     running = subprocess.Popen(
         [sys.executable, str(HERE / "process.py"), verb, str(path), *map(str, args)],
@@ -59,8 +59,8 @@ def with_store(path, body):
     return asyncio.run(run())
 
 
-async def verified(store, conversation):
-    """Its events, after the hash chain and the row were found to agree with them."""
+async def read_verified(store, conversation):
+    """Return the events of a conversation, after checking its hash chain and its row."""
     events = await store.read(conversation)
     hashes = await store.hashes(conversation)
     assert hashes == hash_chain(GENESIS, events)
@@ -69,7 +69,7 @@ async def verified(store, conversation):
     return events
 
 
-def test_processes_that_create_and_append_at_once_lose_nothing(path):
+def test_processes_that_create_a_store_and_append_at_the_same_time_lose_nothing(path):
     with (
         process("contend", path, "a", 60) as a,
         process("contend", path, "b", 60) as b,
@@ -78,7 +78,7 @@ def test_processes_that_create_and_append_at_once_lose_nothing(path):
         for each in (a, b, c):
             assert each.stdout.readline() == "done\n"
             assert each.wait(60) == 0
-    events = with_store(path, lambda store: verified(store, "shared"))
+    events = with_store(path, lambda store: read_verified(store, "shared"))
     assert len(events) == 180
     for name in "abc":
         own = [event for event in events if event.startswith(name.encode())]
@@ -111,7 +111,7 @@ def test_a_killed_owner_is_recognised_and_replaced_at_once(path):
     assert os.listdir(f"{path}-owners") == []
 
 
-def test_a_killed_owner_is_dead_although_its_children_live_on(path):
+def test_a_killed_owner_counts_as_dead_while_its_children_live(path):
     async def body(store):
         with process("hold_with_child", path) as other:
             _, _, _, *children = other.stdout.readline().split()
@@ -121,7 +121,7 @@ def test_a_killed_owner_is_dead_although_its_children_live_on(path):
                 other.wait()
                 assert await store.claim("c") == 2
                 for child in children:
-                    os.kill(int(child), 0)  # still there
+                    os.kill(int(child), 0)  # the child is alive
             finally:
                 for child in children:
                     os.kill(int(child), signal.SIGKILL)
@@ -129,10 +129,10 @@ def test_a_killed_owner_is_dead_although_its_children_live_on(path):
     with_store(path, body)
 
 
-def test_a_forked_child_is_told_to_open_its_own_store_and_the_parent_goes_on(path):
+def test_a_forked_child_cannot_use_the_store_and_the_parent_can(path):
     with process("use_after_fork", path) as other:
         assert "open a new one in the child" in other.stdout.readline()
-        assert other.stdout.readline() == "left alone\n"
+        assert other.stdout.readline() == "close did nothing\n"
         assert other.stdout.readline() == "parent at 2 [True]\n"
         assert other.wait(60) == 0
 
@@ -151,8 +151,8 @@ def test_every_acknowledged_append_survives_sigkill(path):
 
     async def body(store):
         for conversation, version in acknowledged.items():
-            events = await verified(store, f"c{conversation}")
-            assert len(events) in (version, version + 1)  # the one in flight: either way
+            events = await read_verified(store, f"c{conversation}")
+            assert len(events) in (version, version + 1)  # the append in flight may be written or not
             assert events == [f"{conversation}/{n}".encode() for n in range(len(events))]
 
     with_store(path, body)
@@ -166,10 +166,10 @@ def test_a_kill_at_a_crash_point_leaves_all_of_the_append_or_nothing(path, point
     with process("die_at", path, f"append:{point}") as other:
         assert other.stdout.read() == ""
         assert other.wait(60) == -signal.SIGKILL
-    assert len(with_store(path, lambda store: verified(store, "c"))) == found
+    assert len(with_store(path, lambda store: read_verified(store, "c"))) == found
 
 
-def test_a_store_locked_for_too_long_says_so_blocks_nobody_meanwhile_and_recovers(path, monkeypatch):
+def test_appends_to_a_locked_store_fail_after_a_timeout_while_reads_and_the_loop_continue(path, monkeypatch):
     monkeypatch.setattr(file, "BUSY_SECONDS", 0.4)
 
     async def body(store):
@@ -198,8 +198,8 @@ def test_a_store_locked_for_too_long_says_so_blocks_nobody_meanwhile_and_recover
 
 
 def test_a_second_store_in_a_process_does_not_drop_the_locks_of_the_first(path):
-    """POSIX locks go with the first descriptor of a file that its process closes: whoever reads the file past
-    SQLite makes other processes believe that nobody has it open."""
+    """A process loses its POSIX locks on a file when it closes any descriptor of it, for example after reading it
+    without SQLite. Then other processes believe that the store is not open."""
 
     def locked():
         with open("/proc/locks") as locks:
@@ -214,15 +214,15 @@ def test_a_second_store_in_a_process_does_not_drop_the_locks_of_the_first(path):
         await second.close()
         assert locked()
         with process("visit", path) as other:
-            assert other.stdout.readline() == "left\n"
+            assert other.stdout.readline() == "closed\n"
         assert f"{path.name}-wal" in os.listdir(path.parent)
         await store.append(make_append("c", 1))
 
     with_store(path, body)
-    assert len(with_store(path, lambda store: verified(store, "c"))) == 2
+    assert len(with_store(path, lambda store: read_verified(store, "c"))) == 2
 
 
-def test_another_processs_commit_is_seen_soon(path):
+def test_a_commit_of_another_process_is_noticed(path):
     async def body(store):
         loop = asyncio.get_running_loop()
         with process("append_for_ever", path) as other:
@@ -233,57 +233,57 @@ def test_another_processs_commit_is_seen_soon(path):
     with_store(path, body)
 
 
-def test_a_store_that_another_process_makes_at_this_moment_is_not_taken_for_another_applications(path, monkeypatch):
-    """The version, the mark and the tables are looked at in one transaction: between two looks it may be made."""
+def test_a_store_that_another_process_is_creating_is_not_taken_for_a_foreign_database(path, monkeypatch):
+    """The version, the application id and the tables are read in one transaction, not while the store is created."""
     db = apsw.Connection(str(path))
-    db.execute("PRAGMA journal_mode=WAL")  # as far as the other process has come
-    identity, made = file._read_version, []
+    db.execute("PRAGMA journal_mode=WAL")  # the other process has got this far
+    read_version, created = file._read_version, []
 
-    def make_meanwhile(looking):
-        found = identity(looking)
-        if not made:
-            made.append(found)
+    def create_meanwhile(db):
+        found = read_version(db)
+        if not created:
+            created.append(found)
             file.open_writer(str(path), "FULL").close()
         return found
 
-    monkeypatch.setattr(file, "_read_version", make_meanwhile)
+    monkeypatch.setattr(file, "_read_version", create_meanwhile)
     file.check_file(str(path))
-    assert made == [(0, 0)]
+    assert created == [(0, 0)]
     db.close()
 
 
-def test_what_another_application_makes_while_the_store_is_opened_is_refused(path, monkeypatch):
-    """The look inside the write transaction decides, not the one before it."""
-    ahead = file._enable_wal
+def test_a_database_that_another_application_creates_during_open_is_refused(path, monkeypatch):
+    """The check inside the write transaction decides, not the one before it."""
+    enable_wal = file._enable_wal
 
-    def fill(db):
-        ahead(db)
+    def create_table(db):
+        enable_wal(db)
         db.execute("CREATE TABLE theirs (x)")
 
-    monkeypatch.setattr(file, "_enable_wal", fill)
+    monkeypatch.setattr(file, "_enable_wal", create_table)
     with pytest.raises(StoreDamaged, match="another application"):
         file.open_writer(str(path), "FULL")
 
 
-def test_lock_files_of_processes_that_died_unlisted_are_removed_and_those_of_the_living_stay(path):
-    homes = path.parent / "holdfast.db-owners"
-    homes.mkdir()
-    (homes / "1-dead.lock").touch()
-    (homes / "notes.txt").touch()
-    alive = OwnerLock(str(homes), "2-alive")
+def test_open_removes_lock_files_of_dead_processes_without_a_row_and_keeps_other_files(path):
+    owners = path.parent / "holdfast.db-owners"
+    owners.mkdir()
+    (owners / "1-dead.lock").touch()
+    (owners / "notes.txt").touch()
+    alive = OwnerLock(str(owners), "2-alive")
     alive.acquire()
 
-    async def look(store):
-        return sorted(os.listdir(homes))
+    async def list_files(store):
+        return sorted(os.listdir(owners))
 
-    found = with_store(path, look)
+    found = with_store(path, list_files)
     assert "1-dead.lock" not in found
     assert {"2-alive.lock", "notes.txt"} < set(found)
     alive.release(remove=True)
 
 
-def test_an_owner_whose_file_was_removed_before_it_was_locked_makes_it_again(tmp_path, monkeypatch):
-    """A process that cleans up may find the file of an owner that is just being made."""
+def test_a_lock_file_that_was_removed_before_it_was_locked_is_created_again(tmp_path, monkeypatch):
+    """Another process may clean up the file of an owner that is just starting."""
     lock, flock, cleaned = OwnerLock(str(tmp_path), "3-new"), fcntl.flock, []
 
     def clean_first(descriptor, how):
@@ -301,7 +301,7 @@ def test_an_owner_whose_file_was_removed_before_it_was_locked_makes_it_again(tmp
     assert not os.listdir(tmp_path)
 
 
-def test_a_new_store_is_readable_for_its_owner_alone_and_an_existing_one_keeps_its_mode(path):
+def test_a_new_store_is_readable_by_its_user_alone_and_an_existing_one_keeps_its_mode(path):
     async def modes(store):
         row = await store.row("c")
         await store.append(make_append("c", row.seq if row else 0))

@@ -1,4 +1,4 @@
-"""Bound async tests: a time limit and a check for leftover tasks. Wait for a condition inside them."""
+"""Limits for async tests: a timeout and a check for leftover tasks; and a wait for a condition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real Chromium over a real server process, for the page's tests and its screenshots."""
+"""A real Chromium and a real server process, for the tests and the screenshots of the page."""
 
 import contextlib
 import os
@@ -16,12 +16,13 @@ from typing import Any
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
 
 STAGE = Path(__file__).with_name("stage.py")
-PATIENCE = 45
-"""Seconds for which something is waited for: machines are slow at times."""
-expect.set_options(timeout=PATIENCE * 1000)
+TIMEOUT_SECONDS = 45
+"""How long a test waits for a condition: machines are slow at times."""
+expect.set_options(timeout=TIMEOUT_SECONDS * 1000)
 
 
 def chromium() -> str:
+    """Return the path of the installed Chromium."""
     found = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     if not found:
         raise RuntimeError("the page's tests need Chromium: apt-get install chromium, or set CHROMIUM=/path/to/it")
@@ -30,7 +31,7 @@ def chromium() -> str:
 
 @contextlib.contextmanager
 def browser(scrollbars: bool = False) -> Iterator[Browser]:
-    """scrollbars: they take space, as on most desktops"""
+    """Start Chromium. With ``scrollbars`` they take space, as on most desktops."""
     with sync_playwright() as playwright:
         flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
         without = ["--hide-scrollbars"] if scrollbars else None
@@ -53,15 +54,15 @@ class Stage:
         self.opened = 0
 
     def start(self) -> str:
-        """Start it; the line that it prints when it is there."""
+        """Start the server, and return the line that it prints when it is ready."""
         self.process = subprocess.Popen([sys.executable, *self.command], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
-        said = self.process.stdout.readline()
-        assert said, "the server did not start"
-        return said
+        line = self.process.stdout.readline()
+        assert line, "the server did not start"
+        return line
 
     def kill(self) -> None:
-        """kill -9: no goodbye."""
+        """End the server as ``kill -9`` does."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
@@ -70,10 +71,11 @@ class Stage:
         self.process = None
 
     def cue(self, name: str) -> None:
-        """A scene waits for this."""
+        """Let a scene that waits for this cue continue."""
         (self.folder / name).touch()
 
     def ask(self, method: str, path: str, body: Any = None, who: str = "alice") -> Any:
+        """Send a request to the HTTP API as a user, and return the decoded response."""
         import msgspec
 
         request = urllib.request.Request(f"{self.url}api/{path}", method=method)
@@ -86,7 +88,7 @@ class Stage:
         return msgspec.json.decode(raw) if raw else None
 
     def conversation(self, first: str | None = None, name: str | None = None, who: str = "alice") -> str:
-        """A conversation, with a first message if one is given."""
+        """Open a conversation, send its first message if one is given, and return its id."""
         self.opened += 1
         found = self.ask("POST", "conversations", {"id": name or f"talk-{self.opened}"}, who)["conversation"]
         if first:
@@ -96,15 +98,15 @@ class Stage:
     def log(self, conversation: str) -> list[dict[str, Any]]:
         return self.ask("GET", f"conversations/{conversation}/log?limit=500")["events"]
 
-    def waiting(self, conversation: str, who: str = "alice") -> dict[str, Any]:
-        """The one call that waits, as soon as it does."""
-        end = time.monotonic() + PATIENCE
+    def pending_call(self, conversation: str, who: str = "alice") -> dict[str, Any]:
+        """Return the first pending call of a conversation, as soon as there is one."""
+        end = time.monotonic() + TIMEOUT_SECONDS
         while time.monotonic() < end:
             found = self.ask("GET", f"pending?conversation={conversation}", who=who)["pending"]
             if found:
                 return found[0]
             time.sleep(0.02)
-        raise AssertionError("nothing waits")
+        raise AssertionError("no call is pending")
 
 
 class Demo(Stage):
@@ -115,46 +117,46 @@ class Demo(Stage):
         self.command = ["-m", "holdfast", "demo", "--page", "--port", str(self.port), "--store", self.store]
 
     def start(self) -> str:
-        """Start it; the address that it prints."""
+        """Start the demo, and return the address that it prints."""
         return super().start().split()[-1]
 
 
 class Visitor:
-    """A person with a browser of their own: pages that must never speak to anybody but the server."""
+    """A user with a browser context, whose pages must send requests only to the server."""
 
     def __init__(self, launched: Browser, stage: Stage, who: str, **options: Any):
         self.stage = stage
         self.context: BrowserContext = launched.new_context(**options)
         self.context.add_cookies([{"name": "who", "value": who, "url": stage.url, "sameSite": "Strict"}])
-        self.context.set_default_timeout(PATIENCE * 1000)
-        self.own = stage.url  # whatever else is asked is a stranger
-        self.strangers: list[str] = []
-        self.complaints: list[str] = []
-        self.context.on("request", self._asked)
+        self.context.set_default_timeout(TIMEOUT_SECONDS * 1000)
+        self.own = stage.url  # requests to other addresses are foreign
+        self.foreign_requests: list[str] = []
+        self.script_errors: list[str] = []
+        self.context.on("request", self._check_request)
 
-    def _asked(self, request: Any) -> None:
+    def _check_request(self, request: Any) -> None:
         if not request.url.startswith((self.stage.url, self.own, "data:", "about:")):
-            self.strangers.append(request.url)
+            self.foreign_requests.append(request.url)
 
     def page(self, place: str = "") -> Page:
         return self.at(f"{self.stage.url}#/{place}")
 
     def at(self, address: str) -> Page:
         page = self.context.new_page()
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("pageerror", lambda error: self.script_errors.append(str(error)))
         page.on("console", self._console)
         page.goto(address)
         return page
 
     def _console(self, message: Any) -> None:
-        # A server that is away, and a refused decision, are logged by the browser itself.
+        # The browser itself logs an unreachable server and a refused decision.
         if message.type == "error" and "Failed to load resource" not in message.text and "net::ERR" not in message.text:
-            self.complaints.append(message.text)
+            self.script_errors.append(message.text)
 
 
 def until(page: Page, fact: str | Callable[[], object]) -> None:
-    """Wait for a fact, of the page or of the test; the page's policy forbids what playwright would do for that."""
-    end = time.monotonic() + PATIENCE
+    """Wait until a script or a function gives a true value. The page's policy forbids Playwright's own wait."""
+    end = time.monotonic() + TIMEOUT_SECONDS
     while not (page.evaluate(fact) if isinstance(fact, str) else fact()):
         assert time.monotonic() < end, fact
         page.wait_for_timeout(20)
@@ -164,11 +166,11 @@ UNREAD = """(button) => {
     const { guard, parts, heading } = button.closest('holdfast-approval, holdfast-question');
     return Boolean(guard.unseen(button.matches('.approve') ? parts : heading));
 }"""
-COUNTS = f"""(button) => {{
+PRESS_COUNTS = f"""(button) => {{
     const {{ guard }} = button.closest('holdfast-approval, holdfast-question');
     return !button.disabled && guard.armed && guard.steady() && !({UNREAD})(button);
 }}"""
-"""Whether a press of this button of a card would count now."""
+"""A script: whether a press of this button of a card would count now."""
 
 
 READ = """async (part) => {
@@ -182,15 +184,15 @@ READ = """async (part) => {
 
 
 def read_card(button: Locator) -> None:
-    """Scroll through its card, as a user who reads it does, to the button; return once a press of it counts."""
+    """Scroll through the card to its button, as a reader does; return once a press of the button counts."""
     card = button.locator("xpath=ancestor::*[self::holdfast-approval or self::holdfast-question]")
 
     def counts() -> bool:
-        if button.evaluate(UNREAD):  # also again, if its content has changed
+        if button.evaluate(UNREAD):  # again, if its content has changed
             for part in card.locator("header:visible, .facts, .content").all():
                 part.evaluate(READ)
             button.scroll_into_view_if_needed()
-        return button.evaluate(COUNTS)
+        return button.evaluate(PRESS_COUNTS)
 
     button.scroll_into_view_if_needed()
     until(button.page, counts)
@@ -203,7 +205,7 @@ def read_and_click(button: Locator) -> None:
 
 
 def select(row: Locator) -> None:
-    """Select a row of the inbox: a press while it moves does nothing, and is made again."""
+    """Select a row of the inbox. A press while the row moves does nothing, and is repeated."""
     box = row.get_by_role("checkbox")
 
     def selected() -> bool:
@@ -216,17 +218,19 @@ def select(row: Locator) -> None:
 
 
 def begin(page: Page) -> None:
-    """A new conversation, which is open and listens."""
+    """Open a new conversation and wait until its message field has the focus."""
     page.get_by_role("button", name="New conversation").first.click()
     expect(page.get_by_label("Message", exact=True)).to_be_focused()
 
 
 def say(page: Page, text: str) -> None:
+    """Send a message in the open conversation."""
     page.get_by_label("Message", exact=True).fill(text)
     page.keyboard.press("Enter")
 
 
 def register(page: Page, name: str, body: str) -> None:
+    """Register a client tool in the page; ``window.ran`` counts its runs."""
     until(page, "window.holdfast !== undefined")
     run = f"async (args, {{progress}}) => {{ window.ran++; {body} }}"
     page.evaluate(f"() => {{ window.ran = 0; window.holdfast.registerTool({name!r}, {run}); }}")

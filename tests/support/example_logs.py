@@ -1,4 +1,4 @@
-"""Logs that are told rather than lived: facts in a legal order, with sizes, retentions and counts of one's own."""
+"""Generated logs: events in a legal order, with chosen sizes, retentions and counts, without a runtime."""
 
 from hypothesis import strategies as st
 
@@ -28,7 +28,7 @@ KEPT = {
 
 
 class Told:
-    """A log that grows by one fact at a time."""
+    """A builder of a log, which adds one event at a time."""
 
     def __init__(self):
         self.events = []
@@ -41,14 +41,16 @@ class Told:
         return event
 
     def hear(self, text="hi"):
+        """Add a message of the user."""
         self.waiting.append(self.add(MessageReceived, text=text, agent="a").seq)
 
     def begin(self):
+        """Start a turn with the oldest waiting message."""
         self.number, self.step = self.number + 1, 0
         self.add(TurnStarted, turn=self.number, message=self.waiting.pop(0), agent="a", steps=20)
 
     def say(self, text="", *calls, usage=None, context=None):
-        """``calls``: (tool, the provider's id, result, ok); their results follow at once."""
+        """Add a reply and the results of its calls. ``calls``: (tool, the provider's id, result, ok)."""
         self.step += 1
         made = []
         for tool, provider_id, _, _ in calls:
@@ -80,10 +82,11 @@ class Told:
         return [each.id for each in made]
 
     def end(self):
+        """End the turn, and return the sequence number of its end."""
         return self.add(TurnEnded, turn=self.number, reason="completed").seq
 
     def turn(self, *steps, text="hi", answer="done"):
-        """A whole turn: each step is a list of calls."""
+        """Add a whole turn, and return the ids of its calls. Each step is a list of calls."""
         self.hear(text)
         self.begin()
         ids = [call for step in steps for call in self.say("", *step)]
@@ -113,7 +116,7 @@ turns = st.fixed_dictionaries(
 
 @st.composite
 def logs(draw, most=14):
-    """A log of some turns; the last one may be open."""
+    """Draw a log of some turns; the last one may be open."""
     told = Told()
     ends = []
     for plan in draw(st.lists(turns, min_size=1, max_size=most)):

@@ -1,4 +1,4 @@
-"""A loopback HTTP server in a thread of its own: what was asked is kept, what it answers is up to you, by the byte."""
+"""A loopback HTTP server in a thread of its own: it records requests, and a function writes each response."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 
 @dataclass
-class Heard:
-    """A request."""
+class ReceivedRequest:
+    """A request, as the server received it."""
 
     method: str
     path: str
@@ -21,18 +21,18 @@ class Heard:
     text: str
     at: float = field(default_factory=time.monotonic)
     gone: float | None = None
-    """When the client hung up on it before the answer was complete."""
+    """When the client closed the connection before the response was complete."""
 
     @property
     def body(self) -> Any:
         return json.loads(self.text) if self.text else None
 
 
-class Say:
-    """The answer to one request."""
+class Responder:
+    """The response to one request."""
 
-    def __init__(self, heard: Heard, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
-        self.heard, self._reader, self._writer = heard, reader, writer
+    def __init__(self, incoming: ReceivedRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self.incoming, self._reader, self._writer = incoming, reader, writer
 
     async def json(self, status: int, body: Any, headers: dict[str, str] | None = None) -> None:
         data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
@@ -59,29 +59,29 @@ class Say:
         await self._writer.drain()
 
     def cut(self) -> None:
-        """Reset the connection in the middle of whatever was being said."""
+        """Reset the connection in the middle of the response."""
         self._writer.transport.abort()
         raise ConnectionAbortedError
 
     async def hang(self) -> None:
-        """Say nothing more until the client hangs up."""
+        """Send nothing more until the client closes the connection."""
         try:
             await self._reader.read(1)
         finally:
-            self.heard.gone = time.monotonic()
+            self.incoming.gone = time.monotonic()
 
 
-class Wire:
-    """``with Wire(answer) as wire``: ``wire.url`` is where it listens, ``wire.requests`` what it heard."""
+class HTTPProvider:
+    """``with HTTPProvider(answer) as server``: it listens at ``server.url`` and records ``server.requests``."""
 
-    def __init__(self, answer: Callable[[Heard, Say], Awaitable[None]]):
+    def __init__(self, answer: Callable[[ReceivedRequest, Responder], Awaitable[None]]):
         self._answer = answer
-        self.requests: list[Heard] = []
+        self.requests: list[ReceivedRequest] = []
         self.connections = 0
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
-    def start(self) -> Wire:
+    def start(self) -> HTTPProvider:
         self._thread.start()
         assert self._ready.wait(60)
         return self
@@ -137,7 +137,7 @@ class Wire:
             name, _, value = line.decode().partition(":")
             headers[name.strip().lower()] = value.strip()
         text = (await reader.readexactly(int(headers.get("content-length", 0)))).decode()
-        heard = Heard(method, path, headers, text)
-        self.requests.append(heard)
-        await self._answer(heard, Say(heard, reader, writer))
+        incoming = ReceivedRequest(method, path, headers, text)
+        self.requests.append(incoming)
+        await self._answer(incoming, Responder(incoming, reader, writer))
         return True

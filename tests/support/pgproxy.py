@@ -1,15 +1,15 @@
-"""A TCP proxy before PostgreSQL that loses things on purpose.
+"""A TCP proxy in front of PostgreSQL that loses data on purpose.
 
-It reads the client's side of the protocol, and so can wait for a certain statement.
+It reads the client's side of the protocol, so it can wait for a certain statement.
 
     async with Proxy(port) as proxy:
         proxy.port                                   # connect there
         struck = proxy.strike("INSERT INTO events", "lose")
-        await struck                                 # the query of the statement that it happened to
-        with proxy.silent(): ...                     # nothing gets through, connections stay
-        with proxy.away(): ...                       # all is cut, nobody gets in
-        proxy.ignored = lambda number: number == 1   # this connection is accepted, and never answered
-        proxy.delay = lambda number: 0.5             # seconds before this connection is answered
+        await struck                                 # the query of the statement that was hit
+        with proxy.silent(): ...                     # nothing is forwarded, connections stay open
+        with proxy.away(): ...                       # all connections are reset, new ones are refused
+        proxy.ignored = lambda number: number == 1   # this connection is accepted and never gets a reply
+        proxy.delay = lambda number: 0.5             # seconds before this connection is served
 
 What can happen to a statement: ``lose`` its reply (it is executed and committed, then the connection breaks), ``hush``
 (it is executed, and the connection stays, but nothing comes back), ``cut`` (it never reaches the server),
@@ -54,13 +54,13 @@ class Proxy:
         await self._server.wait_closed()
 
     def strike(self, marker, how):
-        """Let this happen to the next statement that has the marker in its text."""
+        """Do this to the next statement that has the marker in its text; return a future of its query."""
         struck = asyncio.get_running_loop().create_future()
         self._strikes.append((marker, how, struck))
         return struck
 
     async def deliver(self):
-        """What was kept back goes to the server now, if that still listens."""
+        """Send the data that was held back to the server, if it still accepts it."""
         for link, data in self._kept:
             with suppress(OSError):
                 link.to_server.write(data)
@@ -137,7 +137,7 @@ class _Link:
             there = asyncio.ensure_future(self._there())
             back = asyncio.ensure_future(self._back())
             await asyncio.wait({there, back}, return_when=asyncio.FIRST_COMPLETED)
-            if self.keeping:  # the client has given up; the server does not know it yet
+            if self.keeping:  # the client has given up; the server does not know yet
                 await asyncio.wait({back})
             for task in (there, back):
                 task.cancel()

@@ -52,7 +52,7 @@ def kill(process: pexpect.spawn[str]) -> None:
 
 
 def read_to_end(process: pexpect.spawn[str]) -> str:
-    """Wait until the program has ended well, and return what it printed since the last match."""
+    """Wait until the program has ended with exit code 0, and return its output since the last match."""
     process.expect(pexpect.EOF)
     assert process.wait() == 0, process.before
     return (process.before or "").replace("\r\n", "\n")

@@ -1,4 +1,4 @@
-"""What the tests of revival share: dying as a process does, and other processes."""
+"""Helpers for tests of revival: runtimes that die like a killed process, and other processes."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ def run(main, *args, timeout=60):
 
 
 class Seen:
-    """What a handler did, in order; and a door that it can be made to wait at."""
+    """The calls of a handler, in order, and an event that the handler can wait for."""
 
     def __init__(self):
         self.calls = []
@@ -63,7 +63,7 @@ async def kill(rt):
 
 @asynccontextmanager
 async def life(*agents, store, **options):
-    """A runtime that may be killed inside; where it was not, it is closed in the orderly way."""
+    """Run a runtime that the block may kill; otherwise it is closed properly."""
     rt = Runtime(*agents, store=store, **options)
     async with rt:
         yield rt
@@ -82,7 +82,7 @@ def of(events, kind):
 
 
 def paired(events):
-    """Every call that was made has exactly one result, and every turn that began one end."""
+    """Check that every call has exactly one result, and every turn exactly one end."""
     made = [call.id for event in of(events, AssistantSaid) for call in event.calls]
     returned = [event.call_id for event in of(events, CallReturned)]
     assert sorted(made) == sorted(returned), f"made {made}, returned {returned}"
@@ -103,7 +103,7 @@ async def rewrite(store, conversation, events):
 
 
 class Process:
-    """Another process: ``reviving_process.py VERB ...``, which prints facts, one a line."""
+    """Another process, ``reviving_process.py VERB ...``, which prints one fact per line."""
 
     def __init__(self, *words):
         path = os.pathsep.join([str(SOURCE), str(TESTS)])
@@ -123,14 +123,14 @@ class Process:
         self.kill()
 
     def line(self):
-        """The next fact, as words."""
+        """Return the words of the next line."""
         assert self._popen.stdout is not None
         line = self._popen.stdout.readline()
         assert line, f"the process ended with {self._popen.wait()}"
         return line.split()
 
     async def says(self, timeout=60):
-        """The next fact, without holding up the loop."""
+        """Return the words of the next line, without blocking the event loop."""
         async with asyncio.timeout(timeout):
             return await asyncio.to_thread(self.line)
 
@@ -138,7 +138,7 @@ class Process:
         print(*words, file=self._popen.stdin, flush=True)
 
     def kill(self):
-        """SIGKILL, and wait until it is gone."""
+        """Send SIGKILL and wait until the process has ended."""
         self._popen.kill()
         self._popen.wait()
         for pipe in (self._popen.stdin, self._popen.stdout):

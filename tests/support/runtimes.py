@@ -1,4 +1,4 @@
-"""What the tests of the runtime share: a bounded run, a clock moved by hand, a tape of events, what the model saw."""
+"""Helpers for tests of the runtime: clocks, stores with faults, a recorder of events, and readers of requests."""
 
 import asyncio
 import json
@@ -14,14 +14,14 @@ from holdfast.stores.memory import MemoryStore
 
 
 def skip_time(seconds):
-    """Move the running loop's clock on: what is due by then is due now."""
+    """Move the clock of the running event loop forward: timers that are due by then run now."""
     loop = asyncio.get_running_loop()
     time = loop.time
     loop.time = lambda: time() + seconds
 
 
 def lines_run(work, *modules):
-    """How many lines of these modules the work runs: how much there is to do, on any machine."""
+    """Return how many lines of these modules the function runs: a measure of work that is the same on any machine."""
     files, lines = {module.__file__ for module in modules}, 0
 
     def count(frame, event, _):
@@ -41,7 +41,7 @@ def lines_run(work, *modules):
 
 
 class Clock:
-    """A clock that is moved by hand."""
+    """A manual clock."""
 
     def __init__(self, now=1_000_000.0):
         self.now = now
@@ -51,7 +51,7 @@ class Clock:
 
 
 async def looked(store):
-    """Wait until deadlines have been looked at twice: whatever was due before that has been seen to."""
+    """Wait until the store was asked for due deadlines three times: earlier ones have been handled by then."""
     due, looks = store.list_due, []
 
     async def counted(*args):
@@ -64,7 +64,7 @@ async def looked(store):
 
 
 class Counting(MemoryStore):
-    """A memory store that notes every append."""
+    """A memory store that records every append."""
 
     def __init__(self):
         super().__init__()
@@ -80,7 +80,7 @@ class Counting(MemoryStore):
 
 
 class Fragile(MemoryStore):
-    """A store whose leases may lapse: what a machine meets that was asleep, or cut off from its database."""
+    """A memory store whose leases can lapse, as after a machine slept or lost its database."""
 
     def __init__(self, data=None):
         super().__init__(data)
@@ -99,7 +99,7 @@ class Fragile(MemoryStore):
 
 
 class Tape:
-    """Everything that a viewer of a conversation is told, in order."""
+    """Everything that a viewer of a conversation receives, in order."""
 
     def __init__(self, rt, conversation, after=0):
         self._source = rt.events(conversation, after)
@@ -121,7 +121,7 @@ class Tape:
             self._more.set()
 
     async def until(self, fact):
-        """Wait for the first item that is so."""
+        """Wait for the first item for which the function is true, and return it."""
         seen = 0
         while True:
             for item in self.items[seen:]:
@@ -146,13 +146,13 @@ def agent(model, *tools, name="a", **options):
 
 
 def sees(model, request=-1):
-    """The envelopes that the model sees in a request, in order."""
+    """Return the result envelopes that the model sees in a request, in order."""
     messages = model.requests[request].messages
     return [json.loads(message.content) for message in messages if isinstance(message, ToolResult)]
 
 
 async def logged(rt, kind, so=lambda event: True, conversation="c", count=1):
-    """Wait until the log has so many events of a kind (that are so)."""
+    """Wait until the log has this many events of a kind for which ``so`` is true."""
 
     async def fact():
         return len([event for event in of(await rt.history(conversation), kind) if so(event)]) >= count
@@ -169,13 +169,13 @@ def types(events):
 
 
 def paired(events):
-    """Every call that was made has exactly one result."""
+    """Check that every call has exactly one result."""
     made = [call.id for event in of(events, AssistantSaid) for call in event.calls]
     assert sorted(made) == sorted(event.call_id for event in of(events, CallReturned))
 
 
 async def rest(turn):
-    """The conversation's snapshot once nothing runs in it: each turn has ended, or one needs a decision."""
+    """Wait until each turn has ended or one needs a decision, and return the snapshot of the conversation."""
     engine = turn._engine
     await wait_until(engine, turn.conversation, is_at_rest)
     return await take_snapshot(engine, turn.conversation)

@@ -16,7 +16,7 @@ GROUPS = {
     "page 1": ["page/test_page.py", "page/test_page_cards.py", "page/test_page_client.py"],
     "page 2": [
         "page/test_page_under_stress.py",
-        "page/test_page_people.py",
+        "page/test_page_keyboard.py",
         "page/test_page_guard.py",
         "page/test_page_layout.py",
         "page/test_page_network.py",
@@ -29,16 +29,18 @@ GROUPS = {
         "models/test_runtime.py",
         "models/test_runtime_histories.py",
         "models/test_runtime_hosted.py",
-        "models/test_strict.py",
+        "models/test_strict_provider.py",
     ],
     "types": ["test_types.py"],
+    "bench": ["test_bench.py"],
+    "state machine": ["runtime/test_state_machine.py"],
     "fuzzing": ["server/test_fuzz.py"],
     "PostgreSQL": [
         "stores/test_postgres.py",
         "stores/test_postgres_address.py",
         "stores/test_postgres_migrations.py",
         "stores/test_postgres_operations.py",
-        "stores/test_postgres_wire.py",
+        "stores/test_postgres_notify.py",
         "stores/test_caches.py",
     ],
     "commands on PostgreSQL": ["cli/test_cli_workers.py", "cli/test_cli_copy.py", "cli/test_cli_upkeep.py"],
@@ -50,7 +52,7 @@ GROUP_OF = {f"tests/{path}": group for group, paths in GROUPS.items() for path i
 
 
 def group_of(nodeid: str) -> str:
-    """Return the group of a test: its file, or the group of that."""
+    """Return the group of a test's file, or else the file itself."""
     path = nodeid.partition("::")[0]
     return GROUP_OF.get(path, path)
 

@@ -34,7 +34,7 @@ class Order(BaseModel):
 
 
 class Shop:
-    """The API, what it was sent, and the events that its slow operations wait for."""
+    """The API, the requests that it received, and the events that its slow operations wait for."""
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
@@ -49,7 +49,7 @@ class Shop:
         return [f"{one['method']} {one['path']}" for one in self.requests]
 
     def document(self) -> dict[str, Any]:
-        """The document as the application generates it."""
+        """Return the document as the application generates it."""
         return self.app.openapi()
 
 

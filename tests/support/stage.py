@@ -1,9 +1,8 @@
-"""A server with an agent that does what the page has to show: one scene for each first word of a message.
+"""A server with an agent for the tests of the page. The first word of a message selects the scene.
 
-``python stage.py STORE PORT [MOUNT [idle]]``: whoever has a cookie ``who`` is that person. A conversation whose name
-begins with ``private-NAME-`` is that person's alone. Where it is idle, it serves and runs nothing. Some scenes wait for
-a cue: a file of that name beside the store. ``STAGE_HEARTBEAT`` in the environment is how many seconds lie between the
-heartbeats of its streams.
+``python stage.py STORE PORT [MOUNT [idle]]``: the cookie ``who`` names the user. Only the user NAME sees conversations
+whose id begins with ``private-NAME-``. With ``idle`` the server runs no agent. Some scenes wait for a cue: a file of
+that name next to the store. ``STAGE_HEARTBEAT`` in the environment sets the seconds between the heartbeats of streams.
 """
 
 # Tools that a person or a page answers have a return type and no body.
@@ -100,13 +99,13 @@ asked: dict[str, int] = {}
 @buy.preview
 async def _(lamps: int, call: Call) -> str:
     asked[call.key] = asked.get(call.key, 0) + 1
-    await asyncio.sleep(0.2)  # long enough for the call to be seen as one that waits no more
+    await asyncio.sleep(0.2)  # long enough for viewers to see that the call is no longer pending
     return f"costs {40 + min(asked[call.key], 2)} EUR"
 
 
 @tool(approval="required", prompt="Pay {amount} EUR to account {account}?")
 async def pay(account: int, amount: float) -> dict[str, Any]:
-    """Pay into an account whose number is longer than a double is exact."""
+    """Pay into an account whose number a double cannot hold."""
     return {"account": account}
 
 
@@ -139,7 +138,7 @@ async def folder(args: dict[str, Any]) -> str:
 
 @tool(approval="required", recovery="ask", prompt="Print the label?")
 async def label(call: Call) -> str:
-    """Print a label, which takes for ever."""
+    """Print a label; this never ends."""
     await asyncio.sleep(3600)
     return "printed"
 
@@ -191,10 +190,11 @@ def whereabouts() -> dict[str, float]:
 
 @tool(executor="client", approval="required", prompt="Show the agent where you are?")
 def gated_whereabouts() -> dict[str, float]:
-    """Where the browser is, once somebody said yes."""
+    """Where the browser is, after an approval."""
 
 
 async def cue(name: str) -> None:
+    """Wait until the test gives this cue."""
     folder = Path(sys.argv[1].removeprefix("sqlite:///")).parent
     while not (folder / name).exists():
         await asyncio.sleep(0.02)
@@ -257,12 +257,14 @@ CALLS: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
 
 
 class Player:
+    """A model that plays the scene of the last message's first word."""
+
     name = "player"
 
     async def stream(self, request):
-        said = [n for n, message in enumerate(request.messages) if isinstance(message, UserMessage)][-1]
-        word = request.messages[said].text.split()[0].lower()
-        results = [message for message in request.messages[said:] if isinstance(message, ToolResult)]
+        last = [n for n, message in enumerate(request.messages) if isinstance(message, UserMessage)][-1]
+        word = request.messages[last].text.split()[0].lower()
+        results = [message for message in request.messages[last:] if isinstance(message, ToolResult)]
         if results:
             for message in results:
                 given = msgspec.json.decode(message.content)
@@ -297,7 +299,7 @@ class Player:
             for n, (name, args) in enumerate(calls):
                 yield ToolCallPart(n, None, name, args)
         else:
-            yield TextPart(f"You said: {request.messages[said].text}")
+            yield TextPart(f"You said: {request.messages[last].text}")
         yield UsagePart(Usage(1204, 87, None, None, 0.0031))
         yield FinishPart()
 

@@ -16,7 +16,7 @@ THOUGHT_SIGNATURE = base64.b64encode(b"thought so").decode()
 
 
 class Gemini:
-    """Says pieces as the chunks of a Gemini stream."""
+    """Formats pieces as the chunks of a Gemini stream."""
 
     def __init__(self, new_id: Callable[[], str]):
         self._new_id = new_id
@@ -37,7 +37,7 @@ class Gemini:
                     try:
                         args = json.loads(text)
                     except ValueError:
-                        args = None  # it gives values, not text: they are JSON at least
+                        args = None  # Gemini sends values, not text: they are always valid JSON
                     given = args if isinstance(args, dict) else {"odd": text}
                     call = {"id": piece.id or self._new_id(), "name": piece.name, "args": given}
                     signature = {} if signed else {"thoughtSignature": THOUGHT_SIGNATURE}
@@ -60,6 +60,7 @@ class Gemini:
 
 
 def count_google(body: Any) -> int:
+    """Return how many replies a request holds."""
     return sum(content["role"] == "model" for content in body["contents"])
 
 
@@ -73,12 +74,16 @@ def check_google(body: Any) -> None:
         )
     must(contents[0]["role"] == "user", "Please ensure that multiturn requests begin with a user turn")
     must(contents[-1]["role"] == "user", "Please ensure that multiturn requests end with a user turn")
-    asked = max(at for at, content in enumerate(contents) if content["role"] == "user" and not _of(content, "Response"))
+    asked = max(
+        at
+        for at, content in enumerate(contents)
+        if content["role"] == "user" and not _function_parts(content, "Response")
+    )
     due: list[tuple[str, str]] = []
     for at, content in enumerate(contents):
         where, parts = f"contents[{at}]", content.get("parts")
         must(parts, f"{where}: Unable to submit request because it must include at least one parts field")
-        calls, responses = _of(content, "Call"), _of(content, "Response")
+        calls, responses = _function_parts(content, "Call"), _function_parts(content, "Response")
         if content["role"] == "user":
             given = [(response["id"], response["name"]) for response in responses]
             must(
@@ -115,5 +120,5 @@ def check_google(body: Any) -> None:
     must(not due, f"function calls without responses: {due}")
 
 
-def _of(content: Any, what: str) -> list[Any]:
-    return [part[f"function{what}"] for part in content["parts"] if f"function{what}" in part]
+def _function_parts(content: Any, kind: str) -> list[Any]:
+    return [part[f"function{kind}"] for part in content["parts"] if f"function{kind}" in part]

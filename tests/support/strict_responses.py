@@ -2,7 +2,7 @@
 
 Its rule for reasoning: "Item 'rs_...' of type 'reasoning' was provided without its required following item", and the
 other way round "Item 'fc_...' of type 'function_call' was provided without its required 'reasoning' item". The ids that
-are given out here say what belongs together: behind ``rs_7`` came ``msg_7_1``, then ``fc_7_2``. A ``0`` stands for no
+this server generates show what belongs together: ``rs_7`` is followed by ``msg_7_1``, then ``fc_7_2``. ``0`` means no
 reasoning: ``msg_0_9``.
 """
 
@@ -23,7 +23,7 @@ _ITEM = re.compile(r"[a-z]+_(\d+)_(\d+)")
 
 
 class Responses:
-    """Says pieces as events of a Responses stream."""
+    """Formats pieces as events of a Responses stream."""
 
     def __init__(self, new_id: Callable[[], str]):
         self._new_id, self._output, self._n = new_id, [], 0

@@ -1,4 +1,4 @@
-"""What the strict providers share: how they refuse, and what they ask of tools."""
+"""Rules that all strict providers share: refusals, and the checks of tools."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from holdfast.models import ToolCall
 
 
 class Refused(Exception):
-    """What the real provider would answer 400 to."""
+    """A request that the real provider would answer with 400."""
 
 
-def must(so: Any, why: str) -> None:
-    if not so:
-        raise Refused(why)
+def must(condition: Any, reason: str) -> None:
+    """Refuse the request unless the condition holds."""
+    if not condition:
+        raise Refused(reason)
 
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -30,5 +31,6 @@ def check_tools(tools: list[tuple[str, Any]]) -> None:
 
 
 def halves(call: ToolCall) -> tuple[str, str]:
+    """Return the arguments of a call as JSON, in two halves."""
     text = call.args if isinstance(call.args, str) else json.dumps(call.args or {})
     return text[: len(text) // 2], text[len(text) // 2 :]

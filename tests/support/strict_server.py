@@ -1,17 +1,16 @@
-"""A provider that is as strict as the real ones, and that says what it was told to say.
+"""A provider on loopback that follows a script and is as strict as the real ones.
 
-It speaks Anthropic's Messages, OpenAI's Chat Completions and Responses and Google's Gemini, all streamed, over
-loopback. What the real ones refuse with 400 it refuses with 400 (``refused`` says why); otherwise each request takes
-the next entry of the script::
+It implements Anthropic's Messages, OpenAI's Chat Completions and Responses and Google's Gemini, all streamed. Requests
+that the real ones answer with 400 get 400 here (``refused`` has the reasons); otherwise each request takes the next
+entry of the script::
 
     with StrictServer(["hello", [ToolCall("weather", {"city": "Rome"})], Status(429, retry_after=2), Hang()]) as server:
         Agent("a", model=ProviderModel(server.anthropic))     # or server.openai, .responses, .google, .groq, .deepseek
-        server.requests[-1].body                              # what it was asked
+        server.requests[-1].body                              # the last request
 
 An entry is text, a list of pieces (text, ``ToolCall``, ``Thinking``: as in a ScriptedModel), a fault, or a function of
-the request's body that returns one of these. ``follow=True`` picks the entry by how many replies the request has
-already, so that several conversations, or a process that was killed and came back, each read the script from where
-they are.
+the request's body that returns one of these. ``follow=True`` picks the entry by the number of replies in the request,
+so that several conversations, or a process that was killed and restarted, each continue at their place in the script.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from support.http_provider import Heard, Say, Wire
+from support.http_provider import HTTPProvider, ReceivedRequest, Responder
 from support.strict_google import Gemini, check_google, count_google
 from support.strict_responses import Responses, check_responses, count_responses
 from support.strict_rules import NAME, Refused, check_tools, halves, must
@@ -30,14 +29,14 @@ from support.strict_rules import NAME, Refused, check_tools, halves, must
 from holdfast.models import Thinking, ToolCall
 
 SIGNATURE = "c2lnbmVk"
-"""Of every thought on the Anthropic side."""
+"""The signature of every thought on the Anthropic side."""
 
 Piece = str | ToolCall | Thinking
 
 
 @dataclass(frozen=True)
 class Status:
-    """An error before anything is said."""
+    """An error response instead of a stream."""
 
     code: int
     message: str = "not now"
@@ -54,21 +53,21 @@ class Cut:
 
 @dataclass(frozen=True)
 class Ends:
-    """The stream ends in good order, but the reply does not: no finish, no error."""
+    """The stream ends properly, but the reply is incomplete: no finish and no error."""
 
     pieces: Sequence[Piece] = ("half a sen",)
 
 
 @dataclass(frozen=True)
 class Hang:
-    """Says nothing more after these pieces, until the client hangs up."""
+    """Sends nothing more after these pieces, until the client closes the connection."""
 
     pieces: Sequence[Piece] = ()
 
 
 @dataclass(frozen=True)
 class Garbage:
-    """After these pieces, something that is not JSON."""
+    """After these pieces, data that is not JSON."""
 
     pieces: Sequence[Piece] = ()
 
@@ -83,7 +82,7 @@ class Breaks:
 
 @dataclass(frozen=True)
 class Closes:
-    """Hangs up right after the headers."""
+    """The connection closes right after the headers."""
 
 
 Entry = Piece | Sequence[Piece] | Status | Cut | Ends | Hang | Garbage | Breaks | Closes | Callable[[Any], Any]
@@ -92,9 +91,9 @@ TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permis
          402: "billing_error", 429: "rate_limit_error", 500: "api_error", 529: "overloaded_error"}  # fmt: skip
 
 
-class StrictServer(Wire):
+class StrictServer(HTTPProvider):
     def __init__(self, script: Sequence[Entry] = (), *, follow: bool = False):
-        super().__init__(self._say)
+        super().__init__(self._respond)
         self.script = list(script)
         self.refused: list[str] = []
         self._follow, self._next, self._ids = follow, 0, 0
@@ -121,55 +120,55 @@ class StrictServer(Wire):
 
     @property
     def groq(self) -> str:
-        """The model string for Groq, which speaks like OpenAI's chat."""
+        """The model string for Groq, which uses the format of OpenAI's chat."""
         return f"groq:openai/gpt-oss-120b@{self.url}"
 
     @property
     def deepseek(self) -> str:
-        """The model string for DeepSeek, which speaks like OpenAI's chat and wants to see what it thought."""
+        """The model string for DeepSeek, which uses the format of OpenAI's chat and requires its own reasoning."""
         return f"deepseek:deepseek-reasoner@{self.url}"
 
-    async def _say(self, heard: Heard, say: Say) -> None:
-        side = _side(heard.path)
+    async def _respond(self, incoming: ReceivedRequest, response: Responder) -> None:
+        side = _side(incoming.path)
         anthropic = side == "anthropic"
-        check, speak, count = _SPEAKS[side]
+        check, make_stream, count = _FORMATS[side]
         try:
-            body = heard.body
+            body = incoming.body
             check(body)
         except Refused as reason:
             self.refused.append(str(reason))
-            await say.json(400, {"type": "error", "error": {"type": TYPES[400], "message": str(reason)}})
+            await response.json(400, {"type": "error", "error": {"type": TYPES[400], "message": str(reason)}})
             return
         entry = self._entry(body, count)
         if isinstance(entry, Status):
             code = entry.type or TYPES.get(entry.code, "api_error")
             headers = {} if entry.retry_after is None else {"retry-after": str(entry.retry_after)}
             error = {"type": code, "message": entry.message} | ({} if anthropic else {"code": code})
-            await say.json(entry.code, {"type": "error", "error": error}, headers)
+            await response.json(entry.code, {"type": "error", "error": error}, headers)
             return
-        await say.stream()
+        await response.stream()
         if isinstance(entry, Closes):
-            say.cut()
+            response.cut()
         pieces: Any = [entry] if isinstance(entry, str | ToolCall | Thinking) else getattr(entry, "pieces", entry)
-        voice: Any = speak(self._id)
-        events = list(voice.pieces(pieces))
+        stream: Any = make_stream(self._id)
+        events = list(stream.pieces(pieces))
         if isinstance(entry, Cut):
-            await say.chunk("".join(events[:-2]) + events[-2][: len(events[-2]) // 2])
-            say.cut()
-        await say.chunk("".join(events))
+            await response.chunk("".join(events[:-2]) + events[-2][: len(events[-2]) // 2])
+            response.cut()
+        await response.chunk("".join(events))
         match entry:
             case Hang():
-                await say.hang()
-                say.cut()
+                await response.hang()
+                response.cut()
             case Garbage():
-                await say.chunk("event: content_block_delta\ndata: {not json\n\n")
+                await response.chunk("event: content_block_delta\ndata: {not json\n\n")
             case Breaks():
-                await say.chunk(voice.error(entry.type))
+                await response.chunk(stream.error(entry.type))
             case Ends():
                 pass
             case _:
-                await say.chunk("".join(voice.end(any(isinstance(piece, ToolCall) for piece in pieces))))
-        await say.end()
+                await response.chunk("".join(stream.end(any(isinstance(piece, ToolCall) for piece in pieces))))
+        await response.end()
 
     def _entry(self, body: Any, count: Callable[[Any], int]) -> Any:
         at = self._next
@@ -281,7 +280,7 @@ def check_anthropic(body: Any) -> None:
     must(json.dumps(body).count('"cache_control"') <= 4, "A maximum of 4 blocks with cache_control may be provided.")
     for block in body.get("system", []) if isinstance(body.get("system"), list) else []:
         must(block["text"].strip(), "system: text content blocks must be non-empty")
-    joined = _joined(messages)
+    joined = _merge_roles(messages)
     if (body.get("thinking") or {}).get("type") == "enabled":
         _check_extended_thinking(joined)
     seen: set[str] = set()
@@ -340,8 +339,8 @@ def _check_extended_thinking(messages: list[Any]) -> None:
         )
 
 
-def _joined(messages: list[Any]) -> list[Any]:
-    """Neighbours of one role are one message to it; text is a block."""
+def _merge_roles(messages: list[Any]) -> list[Any]:
+    """Merge adjacent messages of one role, as Anthropic does; text becomes a block."""
     joined: list[Any] = []
     for at, message in enumerate(messages):
         content = message["content"]
@@ -405,7 +404,7 @@ def _side(path: str) -> str:
     return "openai"
 
 
-_SPEAKS: dict[str, tuple[Callable[[Any], None], Any, Callable[[Any], int]]] = {
+_FORMATS: dict[str, tuple[Callable[[Any], None], Any, Callable[[Any], int]]] = {
     "anthropic": (check_anthropic, _Anthropic, count_messages),
     "openai": (check_openai, _OpenAI, count_messages),
     "responses": (check_responses, Responses, count_responses),

@@ -1,4 +1,4 @@
-"""What the tests of the server share: a real server on loopback, a client that is let in, and readers of streams."""
+"""A real server on loopback, an HTTP client with its token, and readers of its event streams."""
 
 # Tools that a person or a page answers have a return type and no body.
 # pyright: reportReturnType=false
@@ -47,16 +47,17 @@ def locate() -> str:
 
 
 def desk(*turns, name="desk"):
-    """An agent that says these turns, for any number of conversations."""
+    """Return an agent whose model gives these replies, in any number of conversations."""
     return Agent(name, model=ScriptedModel(list(turns), follow=True), tools=[refund, greet, choose, locate])
 
 
-def refunding(amount=5.0, *more):
+def refund_agent(amount=5.0, *more):
+    """Return an agent that asks for the refund of this amount, which needs an approval."""
     return desk(["let me see", ToolCall("refund", {"order": 7, "amount": amount}), *more], "done")
 
 
 class Site:
-    """A server that runs, and a client of it that has the token."""
+    """A running server, and an HTTP client that has its token."""
 
     def __init__(self, runtime, base, http, stop):
         self.runtime, self.base, self.http, self.stop = runtime, base, http, stop
@@ -78,12 +79,12 @@ class Site:
         return response.json() if response.content else None
 
     async def begin(self, conversation="c", text="hi", **more):
-        """A conversation in which something was said."""
+        """Open a conversation and send a message to it."""
         await self.post("/api/conversations", {"id": conversation}, 201)
         return await self.post(f"/api/conversations/{conversation}/messages", {"text": text, **more}, 202)
 
     async def pending(self, count=1, conversation=None):
-        """Wait until so many wait; they, in order."""
+        """Wait until this many calls are pending, and return their entries in order."""
         where = {"conversation": conversation} if conversation else {}
         while True:
             found = (await self.get("/api/pending", params=where))["pending"]
@@ -92,6 +93,7 @@ class Site:
             await asyncio.sleep(0.005)
 
     async def idle(self, conversation="c"):
+        """Wait until the conversation is idle, and return its snapshot."""
         while True:
             snapshot = await self.get(f"/api/conversations/{conversation}")
             if snapshot["state"] == "idle":
@@ -106,7 +108,7 @@ class Site:
 
 
 class Reader:
-    """A stream of events, one at a time."""
+    """An event stream, read one event at a time."""
 
     def __init__(self, response):
         self.response = response
@@ -114,7 +116,7 @@ class Reader:
         self.beats = 0
 
     async def next(self) -> Any:
-        """(type, id or None, data); None at the end."""
+        """Return (type, id or None, data) of the next event, or None at the end."""
         kind = place = data = None
         async for line in self._lines:
             if line.startswith(":"):
@@ -130,7 +132,7 @@ class Reader:
         return None
 
     async def until(self, kind):
-        """All events up to the first of this type, and that one."""
+        """Return all events up to and including the first of this type."""
         seen = []
         while True:
             event = await self.next()
@@ -140,7 +142,7 @@ class Reader:
                 return seen
 
     async def rest(self):
-        """All that comes until the stream ends."""
+        """Return all events until the stream ends."""
         seen = []
         while (event := await self.next()) is not None:
             seen.append(event)
@@ -158,7 +160,7 @@ async def site(
     wrap=None,
     **options,
 ):
-    """A server on loopback. ``wrap`` mounts the application in another."""
+    """Run a server on loopback. ``wrap`` mounts the application in another one."""
     runtime = Runtime(*agents, store=store, may_resolve=may_resolve, clock=clock, drain=0.5)
     served = app(runtime, auth or TokenAuth(TOKEN, "ada"), **options)
     listening = open_socket("127.0.0.1", 0)

@@ -1,4 +1,4 @@
-"""The test kit's kills: what they catch, what they leave alone, and that they happen where they should."""
+"""``crash_everywhere`` of the test kit: where it kills, what it reports and what it refuses."""
 
 import asyncio
 import gc
@@ -31,7 +31,7 @@ def agent(*tools, calls=None, name="a"):
     return Agent(name, model=ScriptedModel([calls, "done"]), tools=tools)
 
 
-def charging(**options):
+def charge_tool(**options):
     @tool(**options)
     async def charge(n: int) -> str:
         """Charge the card."""
@@ -40,8 +40,8 @@ def charging(**options):
     return charge
 
 
-def test_a_tool_that_is_not_idempotent_is_caught_and_the_table_says_where():
-    report = crash_everywhere(lambda: agent(charging()), "go")
+def test_a_tool_that_is_not_idempotent_is_reported_with_its_crash_point():
+    report = crash_everywhere(lambda: agent(charge_tool()), "go")
     assert report.twice == ["charge"]
     with pytest.raises(AssertionError, match="charge: the effect happened more than once") as caught:
         report.check()
@@ -53,8 +53,8 @@ def test_a_tool_that_is_not_idempotent_is_caught_and_the_table_says_where():
     assert (fate.runs, fate.effects, fate.ended) == (2, 2, "ok")
 
 
-def test_every_append_is_killed_before_and_after_and_the_kill_between_effect_and_result_is_one_of_them():
-    report = crash_everywhere(agent(charging()), "go")
+def test_every_append_is_killed_before_and_after_also_between_an_effect_and_its_result():
+    report = crash_everywhere(agent(charge_tool()), "go")
     assert [(crash.append, crash.moment) for crash in report.crashes] == [
         (n, moment) for n in range(1, 6) for moment in ("before", "after")
     ]
@@ -70,7 +70,7 @@ def test_every_append_is_killed_before_and_after_and_the_kill_between_effect_and
 
 
 def test_with_recovery_fail_no_effect_repeats_and_the_model_sees_interrupted():
-    report = crash_everywhere(agent(charging(recovery="fail")), "go")
+    report = crash_everywhere(agent(charge_tool(recovery="fail")), "go")
     report.check()
     charge = report.tools["charge"]
     assert set(charge.effects) == {0, 1}
@@ -78,20 +78,20 @@ def test_with_recovery_fail_no_effect_repeats_and_the_model_sees_interrupted():
     assert charge.outcomes["ok"] == len(report.crashes) - 1
 
 
-def test_with_recovery_ask_a_mapping_leaves_the_question_and_a_function_may_answer_it():
-    gated = charging(approval="required", recovery="ask")
+def test_with_recovery_ask_a_mapping_leaves_the_call_pending_and_a_function_may_decide_it():
+    gated = charge_tool(approval="required", recovery="ask")
     report = crash_everywhere(agent(gated), "go", decisions={"charge": Approve()})
     report.check()
     assert report.tools["charge"].outcomes["asked"] == 2
     assert report.turns["waiting"] == 2
     again = crash_everywhere(agent(gated), "go", decisions=lambda entry: Approve())
-    assert again.twice == ["charge"], "whoever approves a second run gets one"
+    assert again.twice == ["charge"], "an approved second run takes place"
     never = crash_everywhere(agent(gated), "go", decisions=lambda entry: Deny() if entry.recovery else Approve())
     never.check()
     assert never.tools["charge"].outcomes["interrupted"] == 2
 
 
-def test_with_an_idempotency_key_it_runs_twice_and_happens_once():
+def test_a_tool_with_an_idempotency_key_runs_twice_and_has_one_effect():
     ledger, bank = Ledger(), {}
 
     @tool
@@ -110,7 +110,7 @@ def test_with_an_idempotency_key_it_runs_twice_and_happens_once():
 
 
 def test_state_in_memory_is_lost_in_a_kill():
-    """A dictionary in memory is no place for idempotency keys."""
+    """A dictionary in memory cannot hold idempotency keys."""
     ledger = Ledger()
 
     def make():
@@ -129,7 +129,7 @@ def test_state_in_memory_is_lost_in_a_kill():
     assert crash_everywhere(make, "go", ledger=ledger).twice == ["charge"]
 
 
-def test_a_reconcile_function_that_finds_out_makes_it_happen_once():
+def test_a_reconcile_function_that_looks_up_the_effect_prevents_a_second_one():
     ledger, bank = Ledger(), {}
 
     async def look_up(args, call):
@@ -148,7 +148,7 @@ def test_a_reconcile_function_that_finds_out_makes_it_happen_once():
     assert set(report.tools["charge"].outcomes) == {"ok"}
 
 
-def test_an_effect_before_an_error_is_counted_where_it_is_noted():
+def test_an_effect_that_a_failing_tool_notes_in_the_ledger_is_counted():
     ledger = Ledger()
 
     @tool
@@ -162,7 +162,7 @@ def test_an_effect_before_an_error_is_counted_where_it_is_noted():
     assert set(report.tools["charge"].outcomes) == {"network"}
 
 
-def test_a_handler_that_was_stopped_before_its_end_has_run_and_had_no_effect():
+def test_a_handler_that_is_killed_before_it_returns_counts_as_run_without_an_effect():
     @tool
     async def quick(n: int) -> int:
         """Returns at once."""
@@ -170,7 +170,7 @@ def test_a_handler_that_was_stopped_before_its_end_has_run_and_had_no_effect():
 
     @tool
     async def slow(n: int) -> int:
-        """Is still at it when the other one's result is recorded."""
+        """Still runs when the result of the other tool is recorded."""
         await asyncio.sleep(0.05)
         return n
 
@@ -184,7 +184,7 @@ def test_a_handler_that_was_stopped_before_its_end_has_run_and_had_no_effect():
     assert str(twice.crash) == "before append 5 (CallReturned)"
 
 
-def test_handlers_get_the_scope_that_was_given():
+def test_handlers_receive_the_given_scope():
     banks = []
 
     class Bank:
@@ -208,7 +208,7 @@ def test_handlers_get_the_scope_that_was_given():
     assert {bank.principal for bank in banks} == {"ann"}
 
 
-def test_handlers_in_threads_parallel_calls_classes_and_questions():
+def test_thread_handlers_parallel_calls_tool_classes_and_questions_are_supported():
     threads = set()
 
     @tool
@@ -229,7 +229,7 @@ def test_handlers_in_threads_parallel_calls_classes_and_questions():
 
     @tool
     async def asks(n: int) -> object:
-        """Ask somebody."""
+        """Ask a question."""
         return Ask("Sure?", choices=["yes", "no"])
 
     @tool(executor="human", prompt="Which?")
@@ -267,14 +267,14 @@ def test_tools_that_were_never_called_are_in_the_table():
         """Never called."""
         return n
 
-    charge = charging(recovery="fail")
+    charge = charge_tool(recovery="fail")
     report = crash_everywhere(agent(charge, never, calls=[ToolCall("charge", {"n": 1})]), "go")
     assert "never called" in str(report)
     report.check()
 
 
-def test_the_users_own_agent_is_left_alone():
-    mine = agent(charging())
+def test_the_given_agent_is_not_changed():
+    mine = agent(charge_tool())
     handler, model = mine.tools.get("charge").handler, mine.model
     crash_everywhere(mine, "go")
     assert mine.tools.get("charge").handler is handler
@@ -284,15 +284,15 @@ def test_the_users_own_agent_is_left_alone():
 
 def test_wrong_arguments_are_refused_with_the_reason():
     with pytest.raises(Invalid, match="unknown tools: chrage; known tools: charge"):
-        crash_everywhere(agent(charging()), "go", decisions={"chrage": Approve()})
+        crash_everywhere(agent(charge_tool()), "go", decisions={"chrage": Approve()})
     with pytest.raises(Invalid, match="waits for Approve or Deny"):
-        crash_everywhere(agent(charging(approval="required")), "go", decisions={"charge": Answer(1)})
-    report = crash_everywhere(agent(charging(recovery="fail")), "go")
+        crash_everywhere(agent(charge_tool(approval="required")), "go", decisions={"charge": Answer(1)})
+    report = crash_everywhere(agent(charge_tool(recovery="fail")), "go")
     with pytest.raises(ValueError, match="no such tool: lookup"):
         report.check(repeatable=["lookup"])
 
 
-def test_an_agent_that_hangs_fails_in_its_time():
+def test_an_agent_that_hangs_fails_after_the_timeout():
     @tool
     async def hangs(n: int) -> int:
         """Never ends."""
@@ -302,10 +302,10 @@ def test_an_agent_that_hangs_fails_in_its_time():
         crash_everywhere(agent(hangs), "go", timeout=0.2)
     with pytest.raises(AssertionError, match=r"did not come to rest within 0\.2 s"):
         run_to_rest(agent(hangs), "go", timeout=0.2)
-    gc.collect()  # a task that is left over would be complained of here
+    gc.collect()  # a task that is still pending would be reported here
 
 
-def test_a_crash_reads_well():
+def test_a_crash_is_printed_with_its_append_and_its_events():
     again = Crash(1, "after", ("CallStarted",))
     assert str(Crash(4, "before", ("CallReturned",))) == "before append 4 (CallReturned)"
     assert str(Crash(4, "before", ("CallReturned",), again)) == (
@@ -313,12 +313,12 @@ def test_a_crash_reads_well():
     )
 
 
-# --- killed, and killed again ---
+# --- a second kill, during recovery ---
 
 
 def test_with_two_kills_the_recovering_process_is_killed_at_each_of_its_appends():
-    once = crash_everywhere(agent(charging()), "go")
-    twice = crash_everywhere(agent(charging()), "go", kills=2)
+    once = crash_everywhere(agent(charge_tool()), "go")
+    twice = crash_everywhere(agent(charge_tool()), "go", kills=2)
     singles = [crash for crash in twice.crashes if crash.then is None]
     doubles = [crash for crash in twice.crashes if crash.then is not None]
     assert singles == list(once.crashes)
@@ -336,15 +336,15 @@ def test_with_two_kills_the_recovering_process_is_killed_at_each_of_its_appends(
     )
 
 
-def test_a_tool_that_is_not_idempotent_has_a_third_effect_in_the_second_kill():
-    report = crash_everywhere(agent(charging()), "go", kills=2)
+def test_a_tool_that_is_not_idempotent_has_a_third_effect_after_the_second_kill():
+    report = crash_everywhere(agent(charge_tool()), "go", kills=2)
     assert set(report.tools["charge"].effects) == {1, 2, 3}
     (worst,) = [fate for fate in report.tools["charge"].twice if fate.effects == 3]
     assert str(worst.crash) == "before append 4 (CallReturned), then before append 2 (CallReturned)"
     assert (worst.runs, worst.between, worst.ended) == (3, True, "ok")
 
 
-def test_a_second_kill_repeats_no_effect_that_must_not_repeat():
+def test_a_second_kill_repeats_no_effect_of_keyed_tools_and_of_tools_with_recovery_fail():
     ledger, bank = Ledger(), {}
 
     @tool
@@ -358,14 +358,14 @@ def test_a_second_kill_repeats_no_effect_that_must_not_repeat():
     keyed = crash_everywhere(agent(charge), "go", ledger=ledger, kills=2)
     keyed.check()
     assert set(keyed.tools["charge"].effects) == {1}
-    failing = crash_everywhere(agent(charging(recovery="fail")), "go", kills=2)
+    failing = crash_everywhere(agent(charge_tool(recovery="fail")), "go", kills=2)
     failing.check()
     assert set(failing.tools["charge"].effects) == {0, 1}
     assert set(failing.tools["charge"].outcomes) == {"ok", "interrupted"}
 
 
-def test_a_question_whether_to_run_it_again_survives_the_second_kill():
-    gated = charging(approval="required", recovery="ask")
+def test_a_recovery_question_survives_the_second_kill():
+    gated = charge_tool(approval="required", recovery="ask")
     report = crash_everywhere(agent(gated), "go", decisions={"charge": Approve()}, kills=2)
     report.check()
     charge = report.tools["charge"]
@@ -375,12 +375,12 @@ def test_a_question_whether_to_run_it_again_survives_the_second_kill():
 
 
 @pytest.mark.parametrize("kills", [0, True, "2"])
-def test_a_number_of_kills_that_is_none_is_refused(kills):
+def test_an_invalid_number_of_kills_is_refused(kills):
     with pytest.raises(DeclarationError, match="whole number of at least 1"):
-        crash_everywhere(agent(charging()), "go", kills=kills)
+        crash_everywhere(agent(charge_tool()), "go", kills=kills)
 
 
-def test_the_kit_is_not_loaded_by_holdfast_and_does_not_load_pytest():
+def test_holdfast_does_not_import_the_kit_and_the_kit_does_not_import_pytest():
     code = (
         "import sys, holdfast; assert 'holdfast.testing' not in sys.modules\n"
         "import holdfast.testing; assert 'pytest' not in sys.modules\n"

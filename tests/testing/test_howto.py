@@ -1,4 +1,4 @@
-"""The how-to page tells the truth: its snippets run, and print what it shows."""
+"""The snippets of the how-to page run, and print what the page shows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_page_reports_only_the_tool_that_is_not_idempotent() -> None:
 
 
 def test_the_text_around_a_table_matches_the_table() -> None:
-    """Numbers in prose drift apart from tables that tests keep true."""
+    """Running the snippets does not check the numbers in the prose."""
     prose = " ".join(re.sub(r"(?ms)^```.*?^```$", "", PAGE.read_text()).split())
     first, second, _ = (body for kind, body in BLOCKS if kind == "text" and body.startswith("run once"))
     assert "killed 14 times" in first
@@ -48,6 +48,6 @@ def test_the_text_around_a_table_matches_the_table() -> None:
     assert "interrupted 2" in second
 
 
-def test_five_lines_are_enough() -> None:
+def test_the_shortest_example_has_five_lines() -> None:
     (block,) = [body for _, body in BLOCKS if body.startswith("from holdfast.testing import crash_everywhere")]
     assert len([line for line in block.splitlines() if line.strip()]) == 5

@@ -1,4 +1,4 @@
-"""run_to_rest, the clock, and the assertions on the log."""
+"""The test kit: ``run_to_rest``, the manual clock, and the assertions on the log."""
 
 import asyncio
 
@@ -44,7 +44,7 @@ def shop(*steps, tools=(refund, big, choose)):
 REFUND = [ToolCall("refund", {"order": 7})]
 
 
-def test_it_runs_to_idle_when_everything_is_decided():
+def test_run_to_rest_ends_idle_when_every_call_is_decided():
     rest = run_to_rest(shop(REFUND), "go", decisions={"refund": Approve()})
     assert (rest.state, rest.reason, rest.pending) == ("idle", "completed", [])
     assert rest.result("refund") == "refunded 7"
@@ -52,7 +52,7 @@ def test_it_runs_to_idle_when_everything_is_decided():
     assert_paired(rest.events)
 
 
-def test_it_stops_where_nothing_more_is_decided():
+def test_run_to_rest_stops_at_a_call_without_a_decision():
     rest = run_to_rest(shop([*REFUND, ToolCall("choose")]), "go", decisions={"choose": Answer("this")})
     assert (rest.state, rest.reason) == ("awaiting_input", None)
     (entry,) = rest.pending
@@ -76,7 +76,7 @@ def test_a_large_result_is_returned_in_full():
     assert rest.result("big") == "x" * 100_000
 
 
-def test_it_is_deterministic():
+def test_run_to_rest_is_deterministic():
     twice = [run_to_rest(shop(REFUND), "go", decisions={"refund": Approve()}).events for _ in range(2)]
     assert twice[0] == twice[1]
 
@@ -89,7 +89,7 @@ def test_a_call_inside_an_event_loop_is_refused_with_the_reason():
     asyncio.run(main())
 
 
-def test_the_clock_stands_still_until_it_is_moved():
+def test_a_manual_clock_moves_only_when_it_is_advanced():
     clock = ManualClock(100.0)
     assert clock() == clock() == 100.0
     clock.advance("1h")
@@ -99,7 +99,7 @@ def test_the_clock_stands_still_until_it_is_moved():
     assert rest.pending[0].deadline == 3701.0 + 3600.0
 
 
-def test_calls_results_and_starts():
+def test_calls_results_and_starts_select_the_events_of_a_tool():
     rest = run_to_rest(shop([*REFUND, ToolCall("big", {"n": 1})]), "go", decisions={"refund": Approve()})
     assert [made.tool for made in calls(rest.events)] == ["refund", "big"]
     assert [made.args for made in calls(rest.events, "refund")] == [{"order": 7}]
@@ -134,7 +134,7 @@ def test_an_effect_without_an_approval_is_reported():
         assert_effect_needs_approval(early, "refund")
 
 
-def test_a_grant_stands_in_for_an_approval():
+def test_a_grant_counts_as_an_approval():
     steps = [REFUND, [ToolCall("refund", {"order": 7}), ToolCall("refund", {"order": 8})]]
     events = run_to_rest(shop(*steps), "go", decisions={"refund": Approve(remember="args")}).events
     assert len(starts(events, "refund")) == 3
@@ -143,7 +143,7 @@ def test_a_grant_stands_in_for_an_approval():
         assert_effect_needs_approval([e for e in events if e.type != "GrantGiven"], "refund")
 
 
-def test_everything_it_exports_is_there():
+def test_the_exported_names_are_sorted_and_exist():
     assert sorted(holdfast.testing.__all__) == holdfast.testing.__all__
     for name in holdfast.testing.__all__:
         assert getattr(holdfast.testing, name)

@@ -1,4 +1,4 @@
-"""A module that was not written for Holdfast, with one tool that was."""
+"""A module of plain functions, with one declared tool and one tool class."""
 
 from os.path import basename
 

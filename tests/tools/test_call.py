@@ -1,4 +1,4 @@
-"""What a handler is told about its call."""
+"""The Call object that a handler receives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_key_is_the_same_on_every_attempt() -> None:
     assert {Call(id="c1", conversation="x", attempt=n).key for n in (1, 2, 3)} == {"x/c1"}
 
 
-def test_names_of_principals_become_principals() -> None:
+def test_a_principal_given_by_name_becomes_a_principal() -> None:
     call = Call(principal="ann", approver=Principal("bob", roles=("boss",)))
     assert call.principal.id == "ann"
     assert call.approver is not None
@@ -32,8 +32,8 @@ def test_names_of_principals_become_principals() -> None:
 
 
 def test_progress_is_sent_immediately_whether_awaited_or_not() -> None:
-    told: list[Any] = []
-    call = Call(sink=told.append)
+    sent: list[Any] = []
+    call = Call(sink=sent.append)
 
     async def handler() -> None:
         await call.progress(1)
@@ -41,8 +41,8 @@ def test_progress_is_sent_immediately_whether_awaited_or_not() -> None:
 
     asyncio.run(handler())
     call.progress(3)
-    assert told == [1, 2, 3]
-    assert Call().progress("nobody listens") is not None
+    assert sent == [1, 2, 3]
+    assert Call().progress("no sink") is not None
 
 
 def test_a_thread_sees_that_it_was_cancelled() -> None:

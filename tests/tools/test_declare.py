@@ -1,4 +1,4 @@
-"""Declaring tools: what is legal, what is refused and in which words, and how the code is called."""
+"""Declarations of tools: legal values, refusals and their messages, and how the code is called."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ CALL = Call()
 
 
 def declare(parameters: Any = OBJECT, **options: Any) -> Tool:
+    """Declare a sample tool with these options."""
+
     def sample(args: dict[str, Any]) -> Any:
         """A sample."""
         return args
@@ -37,6 +39,7 @@ def declare(parameters: Any = OBJECT, **options: Any) -> Tool:
 
 
 def refusal(run: Any, *args: Any, **kwargs: Any) -> str:
+    """Run a declaration that must be refused, and return the message."""
     with pytest.raises(DeclarationError) as caught:
         run(*args, **kwargs)
     return caught.value.message
@@ -46,16 +49,16 @@ def refusal(run: Any, *args: Any, **kwargs: Any) -> str:
 
 
 @pytest.mark.parametrize("executor", ["server", "human", "client", "provider"])
-def test_every_executor_is_legal_without_a_gate(executor: Any) -> None:
-    """B1"""
+def test_every_executor_is_legal_without_an_approval(executor: Any) -> None:
+    """Tools of every executor without an approval are accepted [B1]."""
     made = declare(executor=executor)
     assert (made.spec.executor, made.spec.gate) == (executor, "auto")
     assert (made.handler is not None) == (executor == "server")
 
 
 @pytest.mark.parametrize("executor", ["server", "client"])
-def test_server_and_client_tools_may_be_gated(executor: Any) -> None:
-    """B2"""
+def test_server_and_client_tools_may_need_an_approval(executor: Any) -> None:
+    """Server and client tools with an approval are accepted [B2]."""
     assert declare(executor=executor, approval="required").spec.gate == "required"
     gated = declare(executor=executor, approval=lambda args, call: "required")
     assert gated.spec.gate == "policy"
@@ -74,7 +77,7 @@ LEGAL_PAIRS = "server + auto, server + required, human + auto, client + auto, cl
 def test_illegal_pairs_are_refused_with_the_reason_and_the_legal_ones(
     executor: Any, reason: str, approval: Any
 ) -> None:
-    """B3 B4"""
+    """Human and provider tools with an approval are refused [B3, B4]."""
     message = refusal(declare, executor=executor, approval=approval)
     assert reason in message
     assert LEGAL_PAIRS in message
@@ -84,7 +87,7 @@ def test_illegal_pairs_are_refused_with_the_reason_and_the_legal_ones(
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         ({"executor": "robot"}, ["'robot'", "'server', 'human', 'client', 'provider'"]),
         ({"executor": None}, ["None", "'server'"]),
@@ -108,6 +111,8 @@ def test_illegal_pairs_are_refused_with_the_reason_and_the_legal_ones(
         ({"retention": None}, ["None", "Retention.turns(n)"]),
         ({"timeout": "soon"}, ["timeout", "'soon'", '"90s"']),
         ({"timeout": 0}, ["timeout", "0"]),
+        ({"result_bytes": 64_001}, ["result_bytes", "1000", "64000"]),
+        ({"result_bytes": True}, ["result_bytes", "True"]),
         ({"metadata": {"a": object()}}, ["metadata", "at a"]),
         ({"metadata": [1]}, ["metadata", "[1]"]),
         ({"prompt": 3}, ["prompt", "3"]),
@@ -122,17 +127,17 @@ def test_illegal_pairs_are_refused_with_the_reason_and_the_legal_ones(
         ({"recovery": lambda a, b, c: 1}, ["recovery", "(args) or (args, call)"]),
     ],
 )
-def test_an_illegal_value_is_refused_and_the_legal_ones_are_named(options: dict[str, Any], told: list[str]) -> None:
-    """B5 B88"""
+def test_an_illegal_value_is_refused_and_the_legal_ones_are_named(options: dict[str, Any], expected: list[str]) -> None:
+    """The message names the value and the legal values; a remote reference is refused [B5, B88]."""
     message = refusal(declare, **options)
-    for part in told:
+    for part in expected:
         assert part in message
 
 
 @pytest.mark.parametrize("option", ["manual", "streaming", "compact"])
 @pytest.mark.parametrize("value", [None, 0, 1, "yes", []])
-def test_switches_are_true_or_false_and_nothing_else(option: str, value: Any) -> None:
-    """B6"""
+def test_a_boolean_option_accepts_only_true_and_false(option: str, value: Any) -> None:
+    """A switch that is not a boolean is refused [B6]."""
     message = refusal(declare, **{option: value})
     assert option in message
     assert repr(value) in message
@@ -140,8 +145,8 @@ def test_switches_are_true_or_false_and_nothing_else(option: str, value: Any) ->
 
 
 @pytest.mark.parametrize("never", [None, "never", 0, -1, float("inf"), float("nan"), "0s", True])
-def test_asking_for_no_deadline_is_refused(never: Any) -> None:
-    """B82"""
+def test_an_expires_value_that_is_not_a_positive_duration_is_refused(never: Any) -> None:
+    """A wait without a deadline is refused [B82]."""
     message = refusal(declare, expires=never)
     assert "is refused" in message
     assert "leave expires out for the runtime's default" in message
@@ -150,17 +155,18 @@ def test_asking_for_no_deadline_is_refused(never: Any) -> None:
     assert repr(never) in message
 
 
-def test_without_expires_the_runtime_decides_and_durations_are_read() -> None:
-    """B82"""
+def test_expires_is_optional_and_durations_are_parsed() -> None:
+    """Without ``expires`` the default of the runtime holds [B82]."""
     assert declare().spec.expires is None
     assert declare(expires="1h").spec.expires == 3600
     assert declare(expires=datetime.timedelta(minutes=2)).spec.expires == 120
     assert declare(timeout="90s").spec.timeout == 90
     assert declare(timeout=None).spec.timeout is None
+    assert declare(result_bytes=48_000).spec.result_bytes == 48_000
 
 
-def test_no_docstring_and_no_description_is_refused() -> None:
-    """B81"""
+def test_a_tool_without_a_docstring_and_without_a_description_is_refused() -> None:
+    """A tool needs a description [B81]."""
 
     def bare(a: int) -> None: ...
 
@@ -177,7 +183,7 @@ def test_no_docstring_and_no_description_is_refused() -> None:
 
 
 def test_a_server_tool_without_a_handler_is_legal_only_as_manual() -> None:
-    """B5"""
+    """A server tool without a handler is refused unless it is manual [B5]."""
     message = refusal(Tool.declare, name="t", description="d", parameters=OBJECT)
     assert "needs a handler" in message
     assert "manual=True" in message
@@ -188,10 +194,10 @@ def test_a_server_tool_without_a_handler_is_legal_only_as_manual() -> None:
         assert Tool.declare(name="t", description="d", parameters=OBJECT, executor=executor).handler is None
 
 
-def test_a_decorator_that_never_got_its_function_is_a_tool_without_a_handler() -> None:
-    """B5"""
-    waiting = tool(name="t", description="d", parameters=OBJECT)
-    assert "needs a handler" in refusal(as_tool, waiting)
+def test_a_decorator_without_a_function_declares_a_tool_without_a_handler() -> None:
+    """A server tool without a handler is refused unless it is manual [B5]."""
+    without_function = tool(name="t", description="d", parameters=OBJECT)
+    assert "needs a handler" in refusal(as_tool, without_function)
     made = as_tool(tool(name="t", description="d", parameters=OBJECT, manual=True))
     assert made.spec.manual
     assert "test_declare" in made.spec.origin
@@ -220,7 +226,7 @@ def test_a_generator_is_refused_as_a_handler() -> None:
     assert "call.progress" in refusal(tool, astream)
 
 
-def test_a_method_needs_its_object() -> None:
+def test_an_unbound_method_is_refused_and_a_bound_one_is_accepted() -> None:
     class Shop:
         def close(self, day: int) -> int:
             """Close."""
@@ -232,7 +238,7 @@ def test_a_method_needs_its_object() -> None:
     assert bound({"day": 3}, CALL) == 3
 
 
-def test_tool_itself_is_not_made_by_calling_it() -> None:
+def test_an_instance_of_tool_itself_is_refused() -> None:
     assert "@tool" in refusal(Tool)
 
 
@@ -240,7 +246,7 @@ def test_tool_itself_is_not_made_by_calling_it() -> None:
 
 
 def test_a_handwritten_schema_is_kept_byte_for_byte() -> None:
-    """B8"""
+    """A handwritten schema is not recompiled, reordered or extended [B8]."""
     text = '{ "type":"object",\n "properties": {"z": {"type": "string"}, "a": {"minimum": 1e3}} }'
     assert declare(parameters=text).spec.parameters == text
     ordered = {
@@ -251,8 +257,8 @@ def test_a_handwritten_schema_is_kept_byte_for_byte() -> None:
     assert declare(parameters=ordered).spec.parameters == json.dumps(ordered, separators=(",", ":"))
 
 
-def test_the_signature_is_the_schema_and_the_call_is_not_in_it() -> None:
-    """B9"""
+def test_the_schema_is_made_from_the_signature_without_the_call_parameter() -> None:
+    """A typed function gives its schema, with descriptions from its docstring [B9]."""
 
     @tool
     async def refund(order: int, ctx: Call, amount: float = 5.0) -> dict[str, Any]:
@@ -275,8 +281,8 @@ def test_the_signature_is_the_schema_and_the_call_is_not_in_it() -> None:
     assert refund.spec.origin.startswith("test_declare.")
 
 
-def test_the_call_is_recognised_however_it_is_written() -> None:
-    """B9"""
+def test_the_call_parameter_is_recognised_in_every_form_of_annotation() -> None:
+    """A ``Call`` parameter is not in the schema [B9]."""
 
     def a(x: int, call: Call) -> None:
         """A."""
@@ -294,8 +300,8 @@ def test_the_call_is_recognised_however_it_is_written() -> None:
         assert list(json.loads(tool(fn).spec.parameters)["properties"]) == ["x"]
 
 
-def test_a_call_with_the_type_of_its_scope_is_recognised_like_a_plain_one() -> None:
-    """``Call[Database]`` is no argument of the tool, as a type, as text, in a union and under another name."""
+def test_a_call_parameter_with_a_scope_type_is_recognised_like_a_plain_one() -> None:
+    """``Call[Database]`` is not an argument of the tool: as a type, as text, in a union and under another name."""
 
     class Database:
         pass
@@ -334,7 +340,7 @@ def test_a_call_that_was_imported_for_type_checkers_only_still_resolves() -> Non
     assert made.handler({"x": 1}, Call(id="c7")) == "c7"
 
 
-def test_stubs_give_the_question_and_the_answer() -> None:
+def test_the_stub_of_a_human_tool_gives_the_schemas_of_the_question_and_the_answer() -> None:
     @dataclasses.dataclass
     class Choice:
         flight: int
@@ -402,7 +408,7 @@ def test_postponed_annotations_find_types_that_are_local_to_the_declaration() ->
         def execute(self, x: Local) -> int:
             return x.n
 
-    def elsewhere() -> Tool:  # the instance may be made where the type is not in sight
+    def elsewhere() -> Tool:  # the instance may be made where the type is not in scope
         return Use()
 
     made = elsewhere().handler
@@ -411,7 +417,7 @@ def test_postponed_annotations_find_types_that_are_local_to_the_declaration() ->
 
 
 def test_provider_tools_keep_the_providers_options() -> None:
-    """B1"""
+    """A provider tool is accepted, with its options as plain data [B1]."""
     search = provider_tool("web_search", max_uses=3, domains=["a.com"])
     assert search.spec.executor == "provider"
     assert search.spec.metadata == {"provider_options": {"max_uses": 3, "domains": ["a.com"]}}
@@ -437,7 +443,7 @@ def test_typed_handlers_get_typed_arguments_and_the_call() -> None:
 
 
 def test_arguments_that_do_not_convert_are_invalid_before_the_handler_is_entered() -> None:
-    """B17"""
+    """The error names the field, and the handler does not run [B17]."""
     refund = tool_samples.refund.handler
     assert refund is not None
     with warnings.catch_warnings():
@@ -446,7 +452,7 @@ def test_arguments_that_do_not_convert_are_invalid_before_the_handler_is_entered
             refund({"order": 1, "day": "someday"}, CALL)
 
 
-def test_raw_handlers_take_the_arguments_and_if_they_like_the_call() -> None:
+def test_raw_handlers_take_the_arguments_and_optionally_the_call() -> None:
     def one(args):
         return args
 
@@ -486,7 +492,7 @@ def test_raw_handlers_take_the_arguments_and_if_they_like_the_call() -> None:
         )
 
 
-def test_a_handler_that_changes_its_arguments_changes_only_its_own() -> None:
+def test_a_handler_that_changes_its_arguments_changes_only_its_own_copy() -> None:
     def greedy(args: dict[str, Any]) -> None:
         args["list"].append(1)
         args["new"] = 1
@@ -509,7 +515,7 @@ def test_a_decorated_function_can_still_be_called_by_its_tests() -> None:
 
 
 def test_a_preview_makes_the_tool_planned_and_takes_the_arguments_that_it_names() -> None:
-    """B71"""
+    """The preview is the dry run of a tool [B71]."""
     refund = tool_samples.refund
     assert refund.spec.planned
     assert refund.planner is not None
@@ -561,8 +567,8 @@ def test_a_manual_and_a_client_tool_may_have_a_preview() -> None:
 # -- class style -----------------------------------------------------------------------------------------
 
 
-def pair() -> list[Tool]:
-    """The same tool in both styles."""
+def same_tool_in_both_styles() -> list[Tool]:
+    """Return the same tool in function style and in class style."""
     parameters = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
     @tool(
@@ -608,9 +614,9 @@ def pair() -> list[Tool]:
     return [act, as_tool(Act)]
 
 
-def test_a_class_style_tool_is_the_function_style_one_in_everything_but_its_origin() -> None:
-    """B11"""
-    function, cls = pair()
+def test_a_class_style_tool_equals_the_function_style_one_except_for_its_origin() -> None:
+    """Both styles have the same spec and behave alike [B11]."""
+    function, cls = same_tool_in_both_styles()
     assert cls.copy_with(origin="").spec == function.copy_with(origin="").spec
     for made in (function, cls):
         assert made.handler is not None
@@ -622,8 +628,8 @@ def test_a_class_style_tool_is_the_function_style_one_in_everything_but_its_orig
         assert (made.handler.threaded, made.policy.threaded) == (False, True)
 
 
-def test_a_typed_execute_is_the_schema_as_in_function_style() -> None:
-    """B11"""
+def test_a_typed_execute_method_gives_the_same_schema_as_a_function() -> None:
+    """Both styles give the same schema [B11]."""
 
     class Typed(Tool):
         name = "typed"
@@ -650,8 +656,8 @@ def test_a_typed_execute_is_the_schema_as_in_function_style() -> None:
     assert made.handler({"n": 2}, CALL) == 3
 
 
-def test_instances_keep_their_own_state_and_need_not_call_our_init() -> None:
-    """B11"""
+def test_instances_keep_their_own_state_and_need_not_call_the_init_of_tool() -> None:
+    """A class-style tool may have an ``__init__`` of its own [B11]."""
     first, second = tool_samples.Bank("a"), tool_samples.Bank("b")
     assert first.handler is not None
     assert second.handler is not None
@@ -659,7 +665,7 @@ def test_instances_keep_their_own_state_and_need_not_call_our_init() -> None:
     assert "put an instance" in refusal(as_tool, tool_samples.Bank)
 
 
-def test_functions_without_self_are_taken_as_they_are() -> None:
+def test_a_module_function_as_a_class_attribute_is_called_without_self() -> None:
     class Act(Tool):
         """Act."""
 
@@ -674,7 +680,7 @@ def test_functions_without_self_are_taken_as_they_are() -> None:
     assert policy({"amount": 500}, CALL) == "required"
 
 
-def test_a_subclass_without_a_name_is_a_base_and_no_tool() -> None:
+def test_a_subclass_without_a_name_is_a_base_class_and_not_a_tool() -> None:
     class Base(Tool):
         """Shared."""
 
@@ -693,7 +699,7 @@ def test_a_subclass_without_a_name_is_a_base_and_no_tool() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attributes", "told"),
+    ("attributes", "expected"),
     [
         ({"name": "a b"}, "bad tool name"),
         ({"aproval": "required"}, "did you mean 'approval'"),
@@ -709,8 +715,8 @@ def test_a_subclass_without_a_name_is_a_base_and_no_tool() -> None:
         ({"__doc__": None}, "no description"),
     ],
 )
-def test_mistakes_in_a_class_are_refused_when_the_class_is_made(attributes: dict[str, Any], told: str) -> None:
-    """B5 B6 B11 B81 B82"""
+def test_mistakes_in_a_class_are_refused_when_the_class_is_made(attributes: dict[str, Any], expected: str) -> None:
+    """A class is refused for the same mistakes as a function [B5, B6, B11, B81, B82]."""
     body = {
         "__doc__": "Do it.",
         "name": "act",
@@ -720,19 +726,19 @@ def test_mistakes_in_a_class_are_refused_when_the_class_is_made(attributes: dict
     }
     with pytest.raises(DeclarationError) as caught:
         type("Act", (Tool,), body)
-    assert told in caught.value.message
+    assert expected in caught.value.message
 
 
-def test_a_class_without_execute_is_legal_only_without_a_handler() -> None:
-    """B5 B11"""
+def test_a_class_without_execute_is_legal_only_as_a_manual_or_a_human_tool() -> None:
+    """A class-style server tool without ``execute`` is refused unless it is manual [B5, B11]."""
     body = {"__doc__": "Do it.", "name": "act", "parameters": OBJECT}
     assert "needs a handler" in refusal(type, "Act", (Tool,), dict(body))
     assert type("Act", (Tool,), {**body, "manual": True})().handler is None
     assert type("Act", (Tool,), {**body, "executor": "human"})().handler is None
 
 
-def test_a_questions_prompt_is_its_description_where_there_is_no_docstring() -> None:
-    """B81: the question says what it is for; every other tool without a description is refused."""
+def test_the_prompt_of_a_human_tool_is_its_description_if_it_has_no_docstring() -> None:
+    """Every other tool without a description is refused [B81]."""
 
     @tool(executor="human", prompt="Which flight?")
     def choose_flight(options: list[str]) -> str: ...
@@ -747,7 +753,7 @@ def test_a_questions_prompt_is_its_description_where_there_is_no_docstring() -> 
 @pytest.mark.parametrize(
     ("prompt", "field"), [("Refund {odrer}?", "odrer"), ("Refund {order} for {order} and {0}?", "0")]
 )
-def test_a_prompt_with_a_field_that_is_no_argument_is_refused_and_the_fields_are_named(prompt: str, field: str) -> None:
+def test_a_prompt_with_an_unknown_field_is_refused_with_the_known_fields(prompt: str, field: str) -> None:
     with pytest.raises(
         DeclarationError, match=rf"refund.*\{{{field}\}} is no argument.*\{{order\}}, \{{amount\}}"
     ) as bad:
@@ -772,8 +778,8 @@ def test_a_prompt_may_name_any_argument_that_the_schema_allows() -> None:
         Tool.declare(name="ping", description="Ping.", executor="client", prompt="{n}?", parameters=schema)
 
 
-def test_a_pattern_with_look_around_is_refused_at_declaration_wherever_it_stands() -> None:
-    """An answer could hold the process for minutes: patterns are matched in linear time."""
+def test_a_pattern_with_look_around_is_refused_in_every_schema() -> None:
+    """Patterns must match in linear time: otherwise an answer could block the process for minutes."""
     secret = Annotated[str, msgspec.Meta(pattern="^(?=.*[0-9]).*$")]
 
     def stub() -> Any: ...
@@ -802,7 +808,7 @@ class Wrapping:
 
 
 @pytest.mark.parametrize(
-    ("annotation", "told"),
+    ("annotation", "expected"),
     [
         (Custom, "the parameter 'thing' has the type Custom, and there is no JSON Schema for it."),
         (Wrapping, "the parameter 'thing' has the type Wrapping, and there is no JSON Schema for it, because it"),
@@ -811,7 +817,9 @@ class Wrapping:
         (dict[float, int], "a dict with float keys"),
     ],
 )
-def test_an_unsupported_type_is_refused_with_the_parameter_and_the_supported_types(annotation: Any, told: str) -> None:
+def test_an_unsupported_type_is_refused_with_the_parameter_and_the_supported_types(
+    annotation: Any, expected: str
+) -> None:
     def use(count: int, thing: Any) -> str:
         """Use it."""
         return ""
@@ -819,7 +827,7 @@ def test_an_unsupported_type_is_refused_with_the_parameter_and_the_supported_typ
     use.__annotations__["thing"] = annotation
     message = refusal(tool, use)
     assert "use(): " in message
-    assert told in message
+    assert expected in message
     assert "dataclasses" in message or "use str keys" in message
     for foreign in ("schema_hook", "dec_hook", "enc_hook", "Meta(", "arbitrary_types_allowed"):
         assert foreign not in message
@@ -829,19 +837,19 @@ CITY = {"type": "object", "properties": {"city": {"type": "string"}, "day": {"ty
 
 
 def by_field(city):
-    """The whole dict would arrive as `city`."""
+    """Would get the whole dict as `city`."""
 
 
 def by_fields(city, day):
-    """The Call would arrive as `day`."""
+    """Would get the Call as `day`."""
 
 
 def by_type(given: str) -> None:
-    """It wants text, and would be given a dict."""
+    """Would get a dict instead of text."""
 
 
 @pytest.mark.parametrize("fn", [by_field, by_fields, by_type])
-def test_a_function_that_takes_fields_is_refused_where_the_schema_is_given_by_hand(fn: Any) -> None:
+def test_a_function_that_takes_single_fields_is_refused_for_a_handwritten_schema(fn: Any) -> None:
     for run in (
         lambda: Tool.declare(name="t", description="d", parameters=CITY, handler=fn),
         lambda: Tool.declare(name="t", description="d", parameters=CITY, handler=lambda args: 1, approval=fn),
@@ -852,7 +860,7 @@ def test_a_function_that_takes_fields_is_refused_where_the_schema_is_given_by_ha
         assert "(args: dict[str, Any])" in message
 
 
-def test_a_function_that_takes_the_dict_may_name_it_as_it_likes() -> None:
+def test_a_function_that_takes_the_dict_may_use_any_parameter_name() -> None:
     def plain(given): ...
     def typed(given: dict[str, Any], call: Call) -> None: ...
     def mapping(given: Mapping[str, Any]) -> None: ...
@@ -865,7 +873,7 @@ def test_a_function_that_takes_the_dict_may_name_it_as_it_likes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "expected"),
     [
         ("openia:gpt-5", 'did you mean "openai:gpt-5"'),
         ("anthropic", 'did you mean "anthropic:MODEL"'),
@@ -873,24 +881,24 @@ def test_a_function_that_takes_the_dict_may_name_it_as_it_likes() -> None:
         ("openai:", "names no model"),
     ],
 )
-def test_a_string_that_names_no_model_is_refused_when_the_agent_is_made(model: str, told: str) -> None:
+def test_a_string_that_names_no_model_is_refused_when_the_agent_is_made(model: str, expected: str) -> None:
     for run in (
         lambda: Agent("a", model=model),
         lambda: Agent("a", model=None, fallbacks=[model]),
         lambda: Agent("a", model=None, context=Context(summary=model)),
     ):
         message = refusal(run)
-        assert told in message
+        assert expected in message
         assert message.startswith("agent 'a': ")
 
 
-def test_a_script_that_is_no_list_is_refused() -> None:
+def test_a_script_that_is_not_a_list_is_refused() -> None:
     assert 'ScriptedModel(["hello"])' in refusal(ScriptedModel, "hello")
 
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_is_a_class_attribute_of_tool_and_documented_on_the_decorator(option: str) -> None:
-    """A new option that is added to ``Options`` alone cannot be forgotten in the other two places."""
+    """An option that is only in ``Options`` fails here."""
     assert option in Tool.__annotations__
     assert tool.__doc__ is not None
     assert option in tool.__doc__

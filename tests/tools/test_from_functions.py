@@ -31,7 +31,7 @@ def unannotated(args) -> None:  # type: ignore[no-untyped-def]
     """Do something with a dict."""
 
 
-def test_a_modules_own_public_functions_and_tools_are_taken_and_imported_ones_are_not() -> None:
+def test_the_public_functions_and_tools_of_a_module_become_tools_and_imported_ones_do_not() -> None:
     tools = Toolset.from_functions(functions_sample)
     assert tools.names == ("add", "greet", "pay_out", "ping")
     assert tools.get("pay_out") is functions_sample.pay
@@ -42,13 +42,13 @@ def test_a_modules_own_public_functions_and_tools_are_taken_and_imported_ones_ar
     assert added(2, b=3) == 5
 
 
-def test_all_restricts_what_is_public() -> None:
+def test_dunder_all_restricts_the_functions_of_a_module() -> None:
     module = types.ModuleType("some_module")
     exec('__all__ = ["a"]\ndef a() -> int:\n    "A."\ndef b() -> int:\n    "B."', vars(module))
     assert Toolset.from_functions(module).names == ("a",)
 
 
-def test_an_approval_is_for_every_function_or_by_name_and_leaves_tools_as_they_are() -> None:
+def test_an_approval_applies_to_every_function_or_by_name_and_never_to_a_tool() -> None:
     gates = [one.spec.gate for one in Toolset.from_functions(functions_sample, approval="required")]
     assert gates == ["required", "required", "required", "auto"]
     by_name = Toolset.from_functions(functions_sample, approval={"greet": lambda args, call: True})
@@ -81,7 +81,7 @@ def test_a_list_may_contain_functions_methods_and_tools() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "why"),
+    ("function", "message"),
     [
         (undocumented, "tool 'undocumented': no description"),
         (variadic, "variadic"),
@@ -89,8 +89,8 @@ def test_a_list_may_contain_functions_methods_and_tools() -> None:
         (lambda: 1, "lambda"),
     ],
 )
-def test_a_function_that_cannot_be_a_tool_gives_the_error_of_the_decorator(function: Any, why: str) -> None:
-    with pytest.raises(DeclarationError, match=why) as ours:
+def test_a_function_that_cannot_be_a_tool_gives_the_error_of_the_decorator(function: Any, message: str) -> None:
+    with pytest.raises(DeclarationError, match=message) as ours:
         Toolset.from_functions([function])
     with pytest.raises(DeclarationError) as theirs:
         tool(function)
@@ -118,6 +118,6 @@ def test_an_adapter_whose_package_is_missing_names_the_extra(
 
 
 @pytest.mark.parametrize("given", [add, "functions_sample", 7, [7], [dict], [add, add], types.ModuleType("empty")])
-def test_anything_else_is_refused(given: Any) -> None:
+def test_a_value_other_than_a_module_or_a_list_of_distinct_functions_is_refused(given: Any) -> None:
     with pytest.raises(DeclarationError):
         Toolset.from_functions(given)

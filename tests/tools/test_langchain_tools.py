@@ -85,7 +85,7 @@ async def test_an_approval_is_added_for_all_or_by_name() -> None:
     assert Toolset.from_langchain(search, fetch, only=["fetch"]).names == ("fetch",)
 
 
-async def test_a_tool_exception_is_an_error_with_its_message_and_with_its_own_handling() -> None:
+async def test_a_tool_exception_is_an_error_with_its_message_or_that_of_handle_tool_error() -> None:
     def fail(reason: str) -> str:
         raise ToolException(reason)
 
@@ -108,7 +108,7 @@ async def test_a_tool_exception_is_an_error_with_its_message_and_with_its_own_ha
     assert {one["error"]["kind"] for one in results} == {"handler_failed"}
 
 
-async def test_an_artifact_goes_to_viewers_and_the_call_id_is_injected() -> None:
+async def test_an_artifact_becomes_data_for_viewers_and_the_call_id_is_injected() -> None:
     @their_tool(response_format="content_and_artifact")
     def draw(call_id: Annotated[str, InjectedToolCallId], size: int) -> tuple[str, dict[str, Any]]:
         """Draw."""
@@ -148,7 +148,7 @@ async def test_a_subclass_with_its_own_coroutine_a_json_schema_and_a_text_tool_r
     assert [one["result"] for one in results] == ["async 1", 2, "HI"]
 
 
-def test_what_cannot_work_here_is_refused_when_it_is_declared() -> None:
+def test_an_unsupported_langchain_tool_is_refused_at_declaration() -> None:
     @their_tool
     def stateful(a: int, state: Annotated[dict[str, Any], InjectedToolArg]) -> str:
         """Need a graph's state."""

@@ -1,4 +1,4 @@
-"""Tools from an OpenAPI document: what is read from it, what is refused, and how requests are written."""
+"""Tools from an OpenAPI document: how it is read, what is refused, and how requests are encoded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BASE = "https://api.example.com/v1"
 
 
 def document(*, version: str = "3.1.0", schemas: Any = None, **paths: Any) -> dict[str, Any]:
-    """A document with operations by path: ``get_items={...}`` is GET /items."""
+    """Return a document with operations by path: ``get_items={...}`` is GET /items."""
     found: dict[str, Any] = {}
     for name, operation in paths.items():
         method, _, path = name.partition("_")
@@ -76,7 +76,7 @@ def test_the_description_is_the_summary_and_the_description_or_else_method_and_p
     assert one_tool({}).spec.description == "GET /x"
 
 
-def test_get_and_head_run_freely_and_are_repeated_and_the_rest_is_gated_and_asked_about() -> None:
+def test_get_and_head_are_auto_with_redispatch_and_other_methods_are_gated_with_recovery_ask() -> None:
     methods = ("get", "head", "post", "put", "patch", "delete", "options")
     paths: dict[str, Any] = {f"{method}_x": {} for method in methods}
     tools = Toolset.from_openapi(document(**paths), base_url=BASE)
@@ -86,7 +86,7 @@ def test_get_and_head_run_freely_and_are_repeated_and_the_rest_is_gated_and_aske
     assert len(rules) == 5
 
 
-def test_approval_is_one_word_a_mapping_or_a_function_of_the_operation() -> None:
+def test_approval_is_a_string_a_mapping_or_a_function_of_the_operation() -> None:
     root = document(get_a={"tags": ["private"]}, get_b={}, post_a={}, post_b={})
 
     def gates(approval: Any) -> list[str]:
@@ -104,7 +104,7 @@ def test_approval_is_one_word_a_mapping_or_a_function_of_the_operation() -> None
             gates(wrong)
 
 
-def test_a_post_without_an_approval_is_still_asked_about_after_a_crash() -> None:
+def test_a_post_without_an_approval_still_has_recovery_ask() -> None:
     [tool] = Toolset.from_openapi(document(post_a={}), base_url=BASE, approval="auto")
     assert recovery_of(tool.spec) == "ask"
 
@@ -119,7 +119,7 @@ def test_only_chooses_by_name_by_operation_id_or_by_a_function_and_does_not_chan
         Toolset.from_openapi(root, base_url=BASE, only="same")
 
 
-def test_references_are_resolved_also_recursive_ones_and_those_of_parameters_and_bodies() -> None:
+def test_references_in_schemas_parameters_and_bodies_are_resolved_even_recursive_ones() -> None:
     root = document(
         post_x={
             "parameters": [{"$ref": "#/components/parameters/limit"}],
@@ -141,7 +141,7 @@ def test_references_are_resolved_also_recursive_ones_and_those_of_parameters_and
 @pytest.mark.parametrize(
     "ref", ["https://elsewhere.example/schemas.json#/A", "schemas.json", "//elsewhere.example/x", "file:///etc/passwd"]
 )
-def test_a_reference_that_leads_out_of_the_document_is_refused_wherever_it_is(ref: str) -> None:
+def test_a_reference_out_of_the_document_is_refused_in_every_place(ref: str) -> None:
     for root in (
         document(post_x=body({"$ref": ref})),
         document(post_x=body({"type": "array", "items": {"$ref": ref}})),
@@ -181,7 +181,7 @@ def test_the_schemas_of_openapi_3_0_become_json_schema() -> None:
         assert not fits(tool, {"body": {**good, **wrong}}), wrong
 
 
-def test_the_schemas_of_openapi_3_1_are_json_schema_and_nullable_means_nothing_there() -> None:
+def test_the_schemas_of_openapi_3_1_are_json_schema_and_nullable_is_ignored() -> None:
     tool = one_tool(body({"type": ["string", "null"], "examples": ["x"]}), method="post")
     assert fits(tool, {"body": None})
     assert not fits(one_tool(body({"type": "string", "nullable": True}), method="post"), {"body": None})
@@ -199,7 +199,7 @@ def test_parameters_of_the_path_are_shared_and_the_operation_overrides_them() ->
     assert fits(post, {"limit": "1"})
 
 
-def test_parameters_of_one_name_get_different_arguments() -> None:
+def test_parameters_with_the_same_name_get_different_arguments() -> None:
     operation = {
         "parameters": [parameter("id", "path", required=True), parameter("id"), parameter("body")],
         **body({"type": "integer"}),
@@ -210,7 +210,7 @@ def test_parameters_of_one_name_get_different_arguments() -> None:
     assert url_of(tool, args) == f"{BASE}/x/a?id=b&body=c"
 
 
-def test_headers_that_carry_credentials_or_belong_to_the_protocol_are_not_given_to_the_model() -> None:
+def test_headers_of_credentials_or_of_the_protocol_are_not_arguments_of_the_tool() -> None:
     names = ("Authorization", "accept", "Content-Type", "Host", "Cookie", "Idempotency-Key", "X-Trace")
     tool = one_tool({"parameters": [parameter(name, "header") for name in names]})
     assert list(json.loads(tool.spec.parameters)["properties"]) == ["X-Trace"]
@@ -236,7 +236,7 @@ LIST, OBJECT = ["a b", "c,d"], {"k": "v&", "n": 1}
         ({"schema": ..., "content": {"application/json": {"schema": {}}}}, {"k": 1}, "q=%7B%22k%22%3A1%7D"),
     ],
 )  # fmt: skip
-def test_a_query_parameter_is_written_in_its_style(more: dict[str, Any], value: Any, query: str) -> None:
+def test_a_query_parameter_is_encoded_in_its_style(more: dict[str, Any], value: Any, query: str) -> None:
     one = {**parameter(schema={}), **more}
     if one["schema"] is ...:
         del one["schema"]
@@ -262,7 +262,7 @@ def test_two_values_cannot_make_a_dot_segment_together() -> None:
         url_of(tool, {"a": ".", "b": "."})
 
 
-def test_all_operations_that_cannot_be_tools_are_named_at_once_and_only_leaves_them_out() -> None:
+def test_all_unsupported_operations_are_reported_together_and_only_can_exclude_them() -> None:
     root = document(
         get_good={},
         post_upload={"requestBody": {"content": {"multipart/form-data": {}}}},
@@ -293,7 +293,7 @@ def test_the_base_url_is_the_documents_first_server_unless_it_is_given() -> None
 
 
 @pytest.mark.parametrize(
-    ("url", "why"),
+    ("url", "message"),
     [
         (None, "give base_url="),
         ("/v1", "host"),
@@ -304,8 +304,8 @@ def test_the_base_url_is_the_documents_first_server_unless_it_is_given() -> None
         (7, "must be text"),
     ],
 )
-def test_a_base_url_that_cannot_work_or_has_credentials_is_refused(url: Any, why: str) -> None:
-    with pytest.raises(DeclarationError, match=why) as caught:
+def test_a_base_url_that_cannot_work_or_has_credentials_is_refused(url: Any, message: str) -> None:
+    with pytest.raises(DeclarationError, match=message) as caught:
         Toolset.from_openapi(document(get_x={}), base_url=url)
     assert "secret-word" not in caught.value.message
 
@@ -319,7 +319,7 @@ def test_the_document_is_a_dict_json_text_or_a_path(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("given", "message"),
     [
         ("https://api.example.com/openapi.json", "fetches nothing"),
         ("openapi: 3.1.0\npaths: {}\n", "yaml.safe_load"),
@@ -332,12 +332,12 @@ def test_the_document_is_a_dict_json_text_or_a_path(tmp_path: Any) -> None:
         (7, "takes a dict"),
     ],
 )
-def test_what_is_not_an_openapi_3_document_is_refused_with_what_to_do(given: Any, why: str) -> None:
-    with pytest.raises(DeclarationError, match=why):
+def test_a_document_that_is_not_openapi_3_is_refused_with_advice(given: Any, message: str) -> None:
+    with pytest.raises(DeclarationError, match=message):
         Toolset.from_openapi(given, base_url=BASE)
 
 
-def test_a_wrong_auth_or_timeout_is_refused_when_it_is_declared() -> None:
+def test_a_wrong_auth_or_timeout_is_refused_at_declaration() -> None:
     with pytest.raises(DeclarationError, match="auth must be a function") as caught:
         Toolset.from_openapi(document(get_x={}), base_url=BASE, auth="secret-token")  # pyright: ignore[reportArgumentType]
     assert "secret-token" not in caught.value.message

@@ -90,7 +90,7 @@ async def test_names_descriptions_and_schemas_are_carried_over_and_the_tools_run
     assert results[3]["error"]["kind"] == "invalid_args"
 
 
-async def test_requires_approval_is_an_approval_and_one_can_be_added_but_not_removed() -> None:
+async def test_requires_approval_gates_a_tool_and_an_approval_can_be_added_but_not_removed() -> None:
     gated = FunctionToolset([TheirTool(add, requires_approval=True), owner])
     assert [one.spec.gate for one in Toolset.from_pydantic_ai(gated)] == ["required", "auto"]
     assert [one.spec.gate for one in Toolset.from_pydantic_ai(gated, approval="auto")] == ["required", "auto"]
@@ -120,7 +120,7 @@ async def test_the_rule_of_approval_required_becomes_the_approval_function() -> 
         Toolset.from_pydantic_ai(toolset, approval=lambda args, call: False)
 
 
-async def test_the_exceptions_of_a_tool_become_errors_of_our_kinds() -> None:
+async def test_the_exceptions_of_a_tool_become_errors_with_known_kinds() -> None:
     def retry(a: int) -> str:
         """Ask for other arguments."""
         raise ModelRetry("a must be even")
@@ -158,7 +158,7 @@ async def test_the_exceptions_of_a_tool_become_errors_of_our_kinds() -> None:
     assert (await run(approved, ToolCall("ask", {"a": 1}), approve=True))[0]["result"] == "done"
 
 
-async def test_what_only_a_run_of_pydantic_ai_has_is_refused_when_a_tool_reads_it() -> None:
+async def test_a_tool_that_reads_context_of_a_pydantic_ai_run_gets_an_error() -> None:
     def spend(ctx: RunContext[Any]) -> str:
         """Read the usage."""
         return f"{ctx.usage.total_tokens}"
@@ -168,10 +168,10 @@ async def test_what_only_a_run_of_pydantic_ai_has_is_refused_when_a_tool_reads_i
         return f"{hasattr(ctx, 'usage')} {getattr(ctx, 'messages', 'none')} {ctx.tool_call_id is not None}"
 
     tools = Toolset.from_pydantic_ai(TheirTool(spend), TheirTool(careful))
-    refused, looked = await run(tools, ToolCall("spend", {}), ToolCall("careful", {}))
+    refused, checked = await run(tools, ToolCall("spend", {}), ToolCall("careful", {}))
     assert refused["error"]["kind"] == "handler_failed"
     assert "spend reads ctx.usage" in refused["error"]["message"]
-    assert looked["result"] == "False none True"
+    assert checked["result"] == "False none True"
 
 
 async def test_positional_arguments_validators_timeouts_and_metadata_are_carried_over() -> None:
@@ -211,7 +211,7 @@ async def test_a_tool_return_gives_its_value_to_the_model_and_its_metadata_to_vi
     }
 
 
-def test_what_cannot_work_here_is_refused_when_it_is_declared() -> None:
+def test_an_unsupported_pydantic_ai_tool_is_refused_at_declaration() -> None:
     async def prepare(ctx: RunContext[Any], definition: Any) -> Any:
         return definition
 
@@ -220,7 +220,7 @@ def test_what_cannot_work_here_is_refused_when_it_is_declared() -> None:
     def undocumented(a: int) -> int:
         return a
 
-    for wrong, why in (
+    for wrong, message in (
         (TheirTool(add, prepare=prepare), "prepare="),
         (TheirTool(add, sequential=True), "sequential=True"),
         (TheirTool(add, args_validator=validate), "args_validator is async"),
@@ -229,5 +229,5 @@ def test_what_cannot_work_here_is_refused_when_it_is_declared() -> None:
         (add, "not function"),
         ([TheirTool(add), TheirTool(add)], "two tools are called 'add'"),
     ):
-        with pytest.raises(DeclarationError, match=why):
+        with pytest.raises(DeclarationError, match=message):
             Toolset.from_pydantic_ai(wrong)

@@ -1,4 +1,4 @@
-"""Tools as data: out of one process, into another, with or without their code."""
+"""Tools as data: from one process to another, with or without their code."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def every_kind() -> list[Tool]:
 
 
 @pytest.mark.parametrize("made", every_kind(), ids=lambda made: made.spec.name)
-def test_a_tool_comes_back_from_its_data_with_spec_and_code(made: Tool) -> None:
-    """B10"""
+def test_a_tool_is_restored_from_its_data_with_its_spec_and_code(made: Tool) -> None:
+    """A tool with import paths round-trips through JSON [B10]."""
     back = Tool.from_data(through_text(made.to_data()))
     assert back.spec == made.spec
     assert back.to_data() == made.to_data()
@@ -74,8 +74,8 @@ for data in json.load(sys.stdin):
 """
 
 
-def test_tools_run_in_another_process_that_knows_only_their_data() -> None:
-    """B10"""
+def test_tools_run_in_another_process_that_has_only_their_data() -> None:
+    """A tool with import paths runs in another process [B10]."""
     names = {
         "refund": {"order": 7, "day": "2024-01-02"},
         "plain": {"text": "a"},
@@ -104,7 +104,7 @@ def test_tools_run_in_another_process_that_knows_only_their_data() -> None:
     ]
 
 
-def nameless() -> list[Tool]:
+def tools_without_import_path() -> list[Tool]:
     @tool
     def local(n: int) -> int:
         """Local."""
@@ -117,7 +117,7 @@ def nameless() -> list[Tool]:
 
     def impostor(args: dict[str, Any]) -> None: ...
 
-    impostor.__module__, impostor.__qualname__ = "tool_samples", "echo"  # the name leads to another function
+    impostor.__module__, impostor.__qualname__ = "tool_samples", "echo"  # the path belongs to another function
     return [
         Tool.declare(name="fn", description="d", parameters=OBJECT, handler=lambda args: args),
         local,
@@ -129,17 +129,17 @@ def nameless() -> list[Tool]:
     ]
 
 
-@pytest.mark.parametrize("made", nameless(), ids=lambda made: made.spec.name)
-def test_code_that_has_no_name_elsewhere_is_refused_with_how_to_name_it(made: Tool) -> None:
-    """B10"""
+@pytest.mark.parametrize("made", tools_without_import_path(), ids=lambda made: made.spec.name)
+def test_code_without_an_import_path_is_refused_with_advice(made: Tool) -> None:
+    """A lambda, a local function or an unnamed instance is refused [B10]."""
     message = refusal(made.to_data)
     assert '"package.module:function"' in message
     assert f"handlers={{{made.spec.name!r}: fn}}" in message
     made.to_data(handlers=False)
 
 
-def test_code_that_was_left_out_is_given_at_load() -> None:
-    """B86"""
+def test_code_that_was_left_out_must_be_given_at_load() -> None:
+    """A tool stored without handlers gets them when it is loaded [B86]."""
     data = through_text(tool_samples.plain.to_data(handlers=False))
     assert "handlers" not in data
     assert "must be given at load" in refusal(Tool.from_data, data)
@@ -154,8 +154,8 @@ def test_code_that_was_left_out_is_given_at_load() -> None:
     assert back.spec.parameters == tool_samples.plain.spec.parameters
 
 
-def test_a_tool_given_at_load_brings_all_of_its_functions() -> None:
-    """B86"""
+def test_a_tool_given_at_load_provides_all_of_its_functions() -> None:
+    """Handler, preview, approval and reconcile functions come from the given tool [B86]."""
     data = through_text(tool_samples.refund.to_data(handlers=False))
     message = refusal(Tool.from_data, data, tool_samples.echo)
     for missing in ("preview", "approval function", "reconcile function"):
@@ -167,7 +167,7 @@ def test_a_tool_given_at_load_brings_all_of_its_functions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "expected"),
     [
         ("tool_samples", "package.module:function"),
         ("tool_samples:nothing", "has no 'nothing'"),
@@ -175,10 +175,10 @@ def test_a_tool_given_at_load_brings_all_of_its_functions() -> None:
         (":fn", "package.module:function"),
     ],
 )
-def test_a_path_that_leads_nowhere_is_refused_when_it_is_declared(path: str, told: str) -> None:
-    """B10"""
+def test_an_import_path_that_cannot_be_resolved_is_refused_at_declaration(path: str, expected: str) -> None:
+    """The message names the path [B10]."""
     message = refusal(Tool.declare, name="t", description="d", parameters=OBJECT, handler=path)
-    assert told in message
+    assert expected in message
     assert repr(path) in message
 
 

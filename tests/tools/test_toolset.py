@@ -29,7 +29,7 @@ def test_tools_classes_instances_and_sets_are_flattened_in_order() -> None:
 
 
 def test_two_tools_of_one_name_are_refused_and_both_origins_are_named() -> None:
-    """B7"""
+    """Two tools of the same name are refused [B7]."""
 
     @tool(name="plain")
     def other(a: int) -> None:
@@ -43,7 +43,7 @@ def test_two_tools_of_one_name_are_refused_and_both_origins_are_named() -> None:
         Toolset(Toolset(plain), Toolset(plain))
 
 
-def test_a_preview_that_is_added_later_is_seen() -> None:
+def test_a_preview_that_is_added_later_is_in_the_specs() -> None:
     late = make("late")
     tools = Toolset(late)
     late.preview(lambda args: "plan")
@@ -52,13 +52,13 @@ def test_a_preview_that_is_added_later_is_seen() -> None:
 
 def test_an_item_that_is_not_a_tool_is_refused_with_advice() -> None:
     with pytest.raises(DeclarationError, match="decorate it with @tool"):
-        Toolset(test_a_preview_that_is_added_later_is_seen)
+        Toolset(test_a_preview_that_is_added_later_is_in_the_specs)
     for wrong in ("refund", 3, None, [plain], {"a": plain}):
         with pytest.raises(DeclarationError, match="is not a tool"):
             Toolset(wrong)
 
 
-def test_prefixed_renames_and_leaves_the_originals_alone() -> None:
+def test_prefixed_renames_copies_and_leaves_the_originals_unchanged() -> None:
     original = Toolset(refund, provider_tool("web_search"))
     crm = prefixed(original, "crm_")
     assert crm.names == ("crm_refund", "web_search")
@@ -75,7 +75,7 @@ def test_filtered_keeps_the_tools_that_match_the_predicate() -> None:
     assert filtered(Toolset(plain, refund), lambda tool: tool.spec.risk == "high").names == ("refund",)
 
 
-def test_gated_asks_first_for_server_and_client_tools() -> None:
+def test_gated_adds_an_approval_to_server_and_client_tools() -> None:
     original = [make("a"), make("b", executor="client"), make("c", executor="human"), provider_tool("web")]
     specs = gated(original).specs
     assert [spec.gate for spec in specs.values()] == ["required", "required", "auto", "auto"]
@@ -84,7 +84,7 @@ def test_gated_asks_first_for_server_and_client_tools() -> None:
 
 @pytest.mark.parametrize("wrong", ["human", "provider"])
 def test_gated_refuses_a_selected_human_or_provider_tool(wrong: str) -> None:
-    """B3 B4"""
+    """Human and provider tools cannot have an approval [B3, B4]."""
     with pytest.raises(DeclarationError, match="illegal"):
         gated([make("a", executor=wrong)], lambda tool: True)
 

@@ -51,17 +51,17 @@ class FileTools:
 
         return decide
 
-    async def run(self, tool: str, call: Call | None = None, **args: Any) -> Any:
+    async def run(self, tool: str, call: Any = None, **args: Any) -> Any:
         """Run a tool's handler; return what the model sees."""
         return (await self.result(tool, call, **args)).output
 
-    async def result(self, tool: str, call: Call | None = None, **args: Any) -> Result:
+    async def result(self, tool: str, call: Any = None, **args: Any) -> Result:
         return await self.tools[tool].handler(args, call or Call(tool=tool))
 
-    async def plan(self, tool: str, call: Call | None = None, **args: Any) -> Any:
+    async def plan(self, tool: str, call: Any = None, **args: Any) -> Any:
         return await self.tools[tool].planner(args, call or Call(tool=tool, dry_run=True))
 
-    async def recover(self, tool: str, call: Call | None = None, **args: Any) -> Any:
+    async def recover(self, tool: str, call: Any = None, **args: Any) -> Any:
         return await self.tools[tool].reconciler(args, call or Call(tool=tool, attempt=2))
 
 

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,7 @@ class Ruling(msgspec.Struct, frozen=True):
     effect: str = "allow"
     reason: str = "the test says so"
     confined: bool = False
+    executable: str = ""
 
 
 class Policy:
@@ -42,7 +44,9 @@ class Policy:
         self.ruling = ruling
 
     def judge_command(self, command: str, cwd: str) -> Ruling:
-        return self.ruling
+        """Return the ruling; a confined command runs the program of the system, as the real policy finds it."""
+        program = shutil.which(command.split()[0], path="/usr/bin:/bin") or ""
+        return msgspec.structs.replace(self.ruling, executable=program) if self.ruling.confined else self.ruling
 
 
 class PlainRoot:
@@ -110,7 +114,7 @@ class World:
     async def plan(self, command: str, **args: Any) -> dict[str, Any]:
         return await part(self.tool, "planner")({"command": command, **args}, Call(dry_run=True))
 
-    async def run(self, command: str, call: Call | None = None, **args: Any) -> dict[str, Any]:
+    async def run(self, command: str, call: Any = None, **args: Any) -> dict[str, Any]:
         """Return the result that the model sees."""
         return (await part(self.tool, "handler")({"command": command, **args}, call or Call())).output
 
@@ -139,7 +143,11 @@ def command_lines() -> Iterator[tuple[int, bytes]]:
 SECRET = "hunter2-of-the-server"
 """In the environment of every probe; must not be in any output."""
 HERE = Path(__file__).parent
+TEMPORARY = Path(tempfile.mkdtemp(prefix="probes-"))
+"""For temporary files of probes, which some tests kill; removed with everything else when pytest ends."""
+TEMPORARY.chmod(0o1777)
 ENVIRONMENT = {
+    "TMPDIR": str(TEMPORARY),
     "PATH": "/usr/bin:/bin",
     "HOME": "/",
     "SERVER_TOKEN": SECRET,

@@ -174,7 +174,7 @@ def test_patches_that_git_makes_give_what_git_gives(tmp_path):
             assert apply_hunks(old, patch) == new, ours
 
 
-@pytest.mark.parametrize("count", [10, 30_000, 200_000])
+@pytest.mark.parametrize("count", [10, 30_000])
 @pytest.mark.parametrize("end", [b"", b"\n"])
 def test_the_diff_of_a_long_file_is_complete_and_applies(count, end):
     """Also where it is too long to be compared line by line, or differs at both ends of many equal blocks."""

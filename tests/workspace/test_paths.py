@@ -306,7 +306,7 @@ def outcome(opener, directory, path: str) -> tuple[str, str]:
     except NotRegular:
         return "directory", ""
     except OSError as error:
-        return errno.errorcode[error.errno], ""
+        return errno.errorcode[error.errno or 0], ""
     with os.fdopen(fd, "rb") as file:
         assert file.read() == b"content of " + real.encode()
     return "opened", real

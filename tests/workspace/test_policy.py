@@ -502,9 +502,10 @@ def test_commands_too_deep_within_each_other_ask_and_deny_rules_still_deny(tmp_p
     for depth in (1, 3):
         assert policy.judge_command(nest(depth, "true")).effect == "allow"
         assert policy.judge_command(nest(depth, "rm x")).effect == "deny"
-    deep = "sh -c " * 3 + nest(8, "true; $x")
-    assert policy.judge_command(deep).effect == "ask"
-    assert policy.judge_command(nest(8, "rm x")).effect == "deny"
+    deep = policy.judge_command(nest(7, "true; true"))
+    assert deep.effect == "ask"
+    assert "commands within each other" in deep.reason
+    assert policy.judge_command(nest(7, "rm x")).effect == "deny"
 
 
 def test_a_command_of_a_megabyte_is_judged(tmp_path: Path) -> None:

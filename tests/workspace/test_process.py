@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from shell_world import ENVIRONMENT, Probe, World, make_root, processes_with, user_number, wait_until
@@ -39,7 +40,7 @@ def level(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-async def test_daemons_are_gone_after_a_normal_exit(level: str, tmp_path: Path) -> None:
+async def test_daemons_are_gone_after_a_normal_exit(level: Any, tmp_path: Path) -> None:
     """Processes that called setsid or forked twice do not outlive the call [B102]."""
     command, mark = daemons()
     result = await World(tmp_path, find_sandbox(level)).run(command)
@@ -47,7 +48,7 @@ async def test_daemons_are_gone_after_a_normal_exit(level: str, tmp_path: Path) 
     assert processes_with(mark) == []
 
 
-async def test_daemons_are_gone_after_a_timeout(level: str, tmp_path: Path) -> None:
+async def test_daemons_are_gone_after_a_timeout(level: Any, tmp_path: Path) -> None:
     """A timeout kills the whole tree, keeps the partial output, and is an error of kind timeout [B78]."""
     command, mark = daemons()
     with pytest.raises(ToolError) as caught:
@@ -57,7 +58,7 @@ async def test_daemons_are_gone_after_a_timeout(level: str, tmp_path: Path) -> N
     assert processes_with(mark) == []
 
 
-async def test_daemons_are_gone_after_a_cancellation(level: str, tmp_path: Path) -> None:
+async def test_daemons_are_gone_after_a_cancellation(level: Any, tmp_path: Path) -> None:
     """Cancelling the task kills the whole tree before the cancellation is passed on."""
     command, mark = daemons()
     task = asyncio.create_task(World(tmp_path, find_sandbox(level)).run(f"{command}; sleep {mark}"))
@@ -69,7 +70,7 @@ async def test_daemons_are_gone_after_a_cancellation(level: str, tmp_path: Path)
     assert processes_with(mark) == []
 
 
-def test_daemons_are_gone_after_the_server_is_killed(level: str) -> None:
+def test_daemons_are_gone_after_the_server_is_killed(level: Any) -> None:
     """kill -9 of the server ends every process of its commands [B102]."""
     root = make_root()
     command, mark = daemons()
@@ -79,7 +80,7 @@ def test_daemons_are_gone_after_the_server_is_killed(level: str) -> None:
     wait_until(lambda: processes_with(mark) == [])
 
 
-async def test_a_command_may_clean_up_when_its_time_is_over(level: str, tmp_path: Path) -> None:
+async def test_a_command_may_clean_up_when_its_time_is_over(level: Any, tmp_path: Path) -> None:
     """SIGTERM comes before SIGKILL [B78]."""
     with pytest.raises(ToolError) as caught:
         await World(tmp_path, find_sandbox(level)).run(
@@ -90,14 +91,14 @@ async def test_a_command_may_clean_up_when_its_time_is_over(level: str, tmp_path
     assert caught.value.details["exit_code"] == 9
 
 
-async def test_a_command_that_ignores_the_signal_is_killed(level: str, tmp_path: Path) -> None:
+async def test_a_command_that_ignores_the_signal_is_killed(level: Any, tmp_path: Path) -> None:
     """SIGKILL follows after the grace period [B78]."""
     with pytest.raises(ToolError) as caught:
         await World(tmp_path, find_sandbox(level)).run("trap '' TERM; while :; do sleep 0.05; done", timeout=0.5)
     assert caught.value.details["exit_code"] == 137
 
 
-async def test_standard_input_is_empty(level: str, tmp_path: Path) -> None:
+async def test_standard_input_is_empty(level: Any, tmp_path: Path) -> None:
     """A command that reads standard input sees its end at once."""
     assert (await World(tmp_path, find_sandbox(level)).run("cat; echo done"))["output"] == "done\n"
 
@@ -117,7 +118,7 @@ def test_floods_do_not_grow_the_server(user: str) -> None:
     """Endless output, huge lines, huge files and a fork bomb: the server stays small and answers [B78]."""
     root, number = make_root(), user_number(user)
     settings = {"processes": 64, "file_bytes": None}
-    seen = Probe(root, "required", number, list(FLOODS.values()), timeout=1.5, settings=settings).read()
+    seen = Probe(root, "required", number, list(FLOODS.values()), timeout=3, settings=settings).read()
     assert seen["user"] == number
     assert seen["limit"] == ("control group" if user == "root" else "user limit")
     assert seen["grown"] < 64 * 1024**2
@@ -131,14 +132,14 @@ def test_floods_do_not_grow_the_server(user: str) -> None:
     assert "esource temporarily unavailable" in bomb["output"] or "annot fork" in bomb["output"]
 
 
-async def test_a_file_may_not_grow_beyond_the_limit(level: str, tmp_path: Path) -> None:
+async def test_a_file_may_not_grow_beyond_the_limit(level: Any, tmp_path: Path) -> None:
     """The limit of a file's size is a setting."""
     world = World(tmp_path, find_sandbox(level, settings=Confinement(file_bytes=2**20)))
     assert not (await world.run("head -c 2M /dev/zero > big"))["ok"]
     assert (tmp_path / "big").stat().st_size <= 2**20
 
 
-async def test_the_address_space_may_be_limited(level: str, tmp_path: Path) -> None:
+async def test_the_address_space_may_be_limited(level: Any, tmp_path: Path) -> None:
     """The limit of memory is a setting."""
     command = "perl -e '$x = q(x) x 60_000_000; print length $x'"
     small, large = [

@@ -309,7 +309,9 @@ def test_ask_and_deny_rules_match_every_place_where_a_program_may_start(command:
         assert rule_for(command, PUSH | {"effect": effect, "argv": ["*", ["push", "pull"], "**"]}) == effect
 
 
-@pytest.mark.parametrize("command", ["git status", "echo git push", "git log push", "cd git && ls push", "gitk push"])
+@pytest.mark.parametrize(
+    "command", ["git status", "echo git push", "git log push", "cd git && ls push", "gitk push", "X=1 echo git push"]
+)
 def test_a_deny_rule_does_not_match_other_commands(command: str) -> None:
     assert rule_for(command, PUSH) is None
 

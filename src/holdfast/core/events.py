@@ -123,6 +123,8 @@ class CallMade(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_default
     ask_if_approved: bool = False
     """The tool declares no recovery: after a crash, an approved run is asked about instead of repeated."""
     timeout: float | None = None
+    result_bytes: int | None = None
+    """Bytes of the result that the model sees; None: 16,000."""
     retention: Retention | None = None
     """None: the retention of the agent's Context."""
     risk: Risk = "low"

@@ -14,7 +14,7 @@ import msgspec
 from holdfast.core.events import CallReturned, ErrorInfo
 
 MODEL_LIMIT = 16_000
-"""Bytes of one result that the model sees."""
+"""Bytes of one result that the model sees, unless its tool declares ``result_bytes``."""
 INLINE_LIMIT = 64 * 1024
 """Bytes of one result that are stored in the event; a larger result becomes an artifact."""
 ANSWER_LIMIT = 1024 * 1024
@@ -48,13 +48,16 @@ def parse_answer(text: str) -> Any:
     return msgspec.json.decode(strip_fence(text))
 
 
-def split_large_value(value: Any) -> tuple[Any, str | None, int | None, bytes | None]:
-    """Return (inline value, SHA-256, size, bytes); the last three are None unless the value becomes an artifact."""
+def split_large_value(value: Any, limit: int = MODEL_LIMIT) -> tuple[Any, str | None, int | None, bytes | None]:
+    """Return (inline value, SHA-256, size, bytes); the last three are None unless the value becomes an artifact.
+
+    limit:  bytes of the inline value of an artifact: its head, as the model sees it
+    """
     raw = _json.encode(value)
     if len(raw) <= INLINE_LIMIT:
         return value, None, None, None
     text = value if isinstance(value, str) else raw.decode()
-    return truncate_text(text), hashlib.sha256(raw).hexdigest(), len(raw), raw
+    return truncate_text(text, limit), hashlib.sha256(raw).hexdigest(), len(raw), raw
 
 
 def encode_envelope(event: CallReturned, limit: int = MODEL_LIMIT) -> str:

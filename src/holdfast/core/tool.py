@@ -164,6 +164,8 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     """None: the retention of the agent's Context."""
     timeout: float | None = None
     """Seconds that a handler may run; None: no limit."""
+    result_bytes: int | None = None
+    """Bytes of a result that the model sees; None: 16,000."""
     recovery: Recovery | None = None
     """None: ``recovery_of`` decides by the gate and the risk."""
     expires: float | None = None

@@ -21,7 +21,7 @@ from holdfast.core.events import (
     TurnEnded,
     TurnStarted,
 )
-from holdfast.core.results import encode_envelope
+from holdfast.core.results import MODEL_LIMIT, encode_envelope
 
 CUT_OFF_NOTE = "[cut off: this reply was stopped before its end]"
 
@@ -125,6 +125,7 @@ class Transcript:
         self._queued: dict[int, MessageReceived] = {}
         self._open: dict[str, ToolUse] = {}
         self._results: dict[str, ToolResult] = {}
+        self._limits: dict[str, int] = {}
         self._ids: set[str] = set()
         self.turn = 0
         self.seq = 0
@@ -175,6 +176,7 @@ class Transcript:
             )
         )
         self._open, self._results = {use.call: use for use in uses}, {}
+        self._limits = {made.id: made.result_bytes for made in event.calls if made.result_bytes is not None}
 
     def _tool_use(self, made: CallMade) -> ToolUse:
         # Some providers reuse call ids in every reply. Ids must be unique within a request: use ours instead.
@@ -191,7 +193,7 @@ class Transcript:
             call=use.call,
             tool=use.name,
             ok=event.ok,
-            content=encode_envelope(event),
+            content=encode_envelope(event, self._limits.get(event.call_id, MODEL_LIMIT)),
             seq=event.seq,
         )
         if len(self._results) == len(self._open):

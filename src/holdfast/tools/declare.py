@@ -91,6 +91,7 @@ class Tool(Generic[P, R_co]):
     manual: Any
     streaming: Any
     retention: Any
+    result_bytes: Any
     timeout: Any
     recovery: Any
     expires: Any
@@ -368,6 +369,7 @@ def tool(fn: Callable[..., Any] | str | None = None, /, **options: Any) -> Tool 
                   "fail" (never run again), "ask" (a person decides), or a function of (args, call) that checks
                   and returns one of these words or a Result. Default: "ask" for tools with an approval or
                   risk="high", else "redispatch"
+    result_bytes: how much of a result the model sees, 1,000 to 64,000 bytes. Default: 16,000
     timeout:      the time limit of one run. A plain ``def`` runs in a thread and cannot be stopped: after its timeout
                   its result is discarded, but it may still take effect, so it should check ``call.cancelled``
     risk:         "low" (default), "medium" or "high"

@@ -70,6 +70,8 @@ class Options(TypedDict, total=False):
     """The handler reports progress while it runs (``await call.progress(...)``)."""
     retention: Retention
     """How long the model keeps seeing the results. Default: 6 turns. The log keeps them permanently."""
+    result_bytes: int | None
+    """Bytes of a result that the model sees, 1,000 to 64,000. Default: 16,000. The log keeps the whole result."""
     timeout: Duration | None
     """The time limit of one run. Default: none."""
     recovery: Literal["redispatch", "fail", "ask"] | Callable[..., Any]
@@ -98,7 +100,9 @@ class DeclareOptions(Options, total=False):
 
 
 OPTIONS: tuple[str, ...] = tuple(Options.__annotations__)
-_NULLABLE_OPTIONS = ("name", "description", "parameters", "prompt", "timeout", "metadata", "version")
+LEAST_RESULT, MOST_RESULT = 1_000, 64_000
+"""The legal values of ``result_bytes``. A result in an event is not larger than that."""
+_NULLABLE_OPTIONS = ("name", "description", "parameters", "prompt", "timeout", "result_bytes", "metadata", "version")
 """For these options None means "not given". For the rest None is refused as a value."""
 _ON_EXPIRY = ("error", "deny", "halt")
 
@@ -118,6 +122,8 @@ def read_options(options: Mapping[str, Any], label: str) -> dict[str, Any]:
         fields["risk"] = _read_choice("risk", options["risk"], RISKS, label)
     if "retention" in options:
         fields["retention"] = _read_retention(options["retention"], label)
+    if options.get("result_bytes") is not None:
+        fields["result_bytes"] = _read_result_bytes(options["result_bytes"], label)
     if options.get("timeout") is not None:
         fields["timeout"] = _read_duration("timeout", options["timeout"], label)
     if "expires" in options:
@@ -290,6 +296,14 @@ def _read_names(option: str, given: Any, label: str) -> tuple[str, ...]:
     if not names or not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
         _raise_declaration_error(label, f'{option} must be names of arguments, such as ("command",), not {given!r:.80}')
     return tuple(names)
+
+
+def _read_result_bytes(given: Any, label: str) -> int:
+    if isinstance(given, bool) or not isinstance(given, int) or not LEAST_RESULT <= given <= MOST_RESULT:
+        _raise_declaration_error(
+            label, f"result_bytes must be a whole number from {LEAST_RESULT} to {MOST_RESULT}, not {given!r:.80}"
+        )
+    return given
 
 
 def _read_version(given: Any, label: str) -> str:

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from holdfast.errors import ToolError
+from holdfast.tools.protected import protected_files
 from holdfast.workspace.cgroup import make_group, remove_group
 from holdfast.workspace.launch import (
     ETC,
@@ -127,7 +127,7 @@ class Bubblewrap(Sandbox):
             if os.path.exists(f"/etc/{name}"):
                 made += ["--ro-bind", f"/etc/{name}", f"/etc/{name}"]
         made += ["--proc", "/proc"]
-        for name in PROC:
+        for name in PROC if os.geteuid() == 0 else PROC[:1]:  # others may not write to the rest anyway
             if os.path.exists(f"/proc/{name}"):
                 made += ["--ro-bind", f"/proc/{name}", f"/proc/{name}"]
         made += ["--dev", "/dev", "--perms", "1777", "--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
@@ -166,11 +166,7 @@ def _pipe_with(content: bytes) -> int:
 
 def registered_files() -> list[str]:
     """Return the files that this process protects wherever they are: those of an open store, a server's token."""
-    try:
-        module = importlib.import_module("holdfast.tools.protected")
-    except ImportError:
-        return []
-    return [os.fspath(path) for path in module.protected_files()]
+    return [os.fspath(path) for path in protected_files()]
 
 
 def find_program() -> str | None:
@@ -205,11 +201,12 @@ class Covers:
         inside = [os.path.relpath(path, root.path) for path in registered if is_below(path, str(root.path))]
         secrets = [*(path for path in paths if root.is_secret(path)), *inside]
         try:
-            if writable:
-                for path in _without_nested(set(paths) - set(secrets)):
-                    self._freeze(path)
-            for path in _without_nested(secrets):
-                self._hide(path)
+            with _lock(self._root):
+                if writable:
+                    for path in _without_nested(set(paths) - set(secrets)):
+                        self._freeze(path)
+                for path in _without_nested(secrets):
+                    self._hide(path)
             for path in set(registered):
                 if not is_below(path, str(root.path)) and os.path.exists(path):
                     self._mount_over(path, "directory" if os.path.isdir(path) else "file")
@@ -281,32 +278,39 @@ class Covers:
         name = str(path)
         if name in self._stubs:
             return True
-        for _ in range(100):
-            with contextlib.suppress(FileExistsError):
-                try:
-                    os.mkdir(path, 0o555)
-                    os.utime(path, (STUB_TIME, STUB_TIME))
-                except PermissionError:
-                    return False  # then the command cannot create it, either
-            try:
-                fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            except OSError:
-                return False
-            fcntl.flock(fd, fcntl.LOCK_SH)
-            # Another command may have removed it in between.
-            with contextlib.suppress(OSError):
-                if os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False)):
-                    self._stubs[name] = fd
-                    return True
-            os.close(fd)
-        return False
+        try:
+            with contextlib.suppress(FileExistsError):  # another command's
+                os.mkdir(path, 0o555)
+                os.utime(path, (STUB_TIME, STUB_TIME))
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return False  # then the command cannot create it, either
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        self._stubs[name] = fd
+        return True
 
     def release(self) -> list[str]:
         """Remove the stubs that no other command uses. Return the uncovered protected paths that changed."""
-        for name, fd in reversed(self._stubs.items()):
-            _remove_stub(name, fd)
-        self._stubs.clear()
+        if self._stubs:
+            with _lock(self._root):
+                for name, fd in reversed(self._stubs.items()):
+                    _remove_stub(name, fd)
+            self._stubs.clear()
         return sorted(path for path, before in self._watched.items() if _identity(self._root / path) != before)
+
+
+@contextlib.contextmanager
+def _lock(directory: Path) -> Generator[None]:
+    """Keep other commands, also of other processes, from making or removing stubs meanwhile.
+
+    Without it a command could take another one's stub, which is not yet marked as one, for a directory of the user.
+    """
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _remove_stub(name: str, fd: int) -> None:

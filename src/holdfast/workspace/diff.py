@@ -91,7 +91,17 @@ def _common_prefix(one: bytes, other: bytes) -> int:
 def _common_suffix(old: bytes, new: bytes, start: int) -> int:
     """Return the size of the common end: whole lines, after ``start`` in both."""
     most = min(len(old), len(new)) - start
-    size = _common_prefix(old[len(old) - most :][::-1], new[len(new) - most :][::-1])
+
+    def is_common(size: int) -> bool:
+        return old[len(old) - size : len(old) - done] == new[len(new) - size : len(new) - done]
+
+    done = 0
+    while done + BLOCK <= most and is_common(done + BLOCK):
+        done += BLOCK
+    size, high = done, min(done + BLOCK, most)
+    while size < high:
+        middle = (size + high + 1) // 2
+        size, high = (middle, high) if is_common(middle) else (size, middle - 1)
     line = old.find(b"\n", len(old) - size)
     return len(old) - line - 1 if size and line >= 0 else 0
 

@@ -189,13 +189,11 @@ class Sandbox:
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/gnu/store")
 ETC = (
-    "alternatives", "bash_completion.d", "ca-certificates", "ca-certificates.conf", "crypto-policies", "debian_version",
-    "fonts", "gitconfig", "group", "host.conf", "hosts", "inputrc", "java", "ld.so.cache", "ld.so.conf", "ld.so.conf.d",
-    "locale.alias", "locale.conf", "localtime", "lsb-release", "magic", "magic.mime", "mime.types", "nsswitch.conf",
-    "os-release", "passwd", "perl", "pki/tls/certs", "pki/ca-trust", "profile.d", "protocols", "redhat-release",
-    "resolv.conf", "services", "shells", "ssl/certs", "ssl/cert.pem", "ssl/openssl.cnf", "terminfo", "timezone",
+    "alternatives", "crypto-policies", "fonts", "gitconfig", "group", "hosts", "java", "ld.so.cache", "localtime",
+    "mime.types", "nsswitch.conf", "os-release", "passwd", "pki/tls/certs", "pki/ca-trust", "resolv.conf", "services",
+    "ssl/certs", "ssl/cert.pem", "ssl/openssl.cnf", "terminfo", "timezone",
 )  # fmt: skip
-"""Of /etc only these: other files hold keys and passwords."""
+"""Of /etc only these: other files hold keys and passwords. Each costs a mount, about 0.2 ms."""
 
 
 def is_below(path: str, directory: str) -> bool:

@@ -16,6 +16,7 @@ from holdfast.core.tool import Result
 from holdfast.errors import ToolError
 from holdfast.tools.call import Call
 from holdfast.tools.declare import Tool
+from holdfast.tools.options import MOST_RESULT
 from holdfast.workspace import text
 from holdfast.workspace.contents import FileWorkspace
 from holdfast.workspace.root import CHUNK
@@ -65,6 +66,7 @@ def read_tool(ws: FileWorkspace) -> Tool:
         approval=ws.approval(judge),
         risk="low",
         recovery="redispatch",
+        result_bytes=MOST_RESULT,
     )
 
 

@@ -24,6 +24,8 @@ from holdfast.errors import ToolError, install_command
 MEMORY_BYTES = 2 * 1024**3
 """Address space of one search: a file with one endless line would otherwise be held in memory as a whole."""
 CHUNK = 64 * 1024
+MAX_COMPLAINT = 4096
+"""Bytes of ripgrep's error output that are kept."""
 OPTIONS = (
     "--no-config",
     "--no-messages",
@@ -89,7 +91,7 @@ async def run_ripgrep(
     assert process.stdout is not None
     assert process.stderr is not None
     _limit_memory(process.pid)
-    errors = asyncio.create_task(process.stderr.read(4096))
+    errors = asyncio.create_task(_read_head(process.stderr))
     stopped, complaint, ended = "", "", False
     try:
         async with asyncio.timeout(seconds):
@@ -105,6 +107,14 @@ async def run_ripgrep(
         errors.cancel()
         exit_code = await process.wait()
     return Outcome(stopped, complaint, exit_code)
+
+
+async def _read_head(stream: asyncio.StreamReader) -> bytes:
+    """Return the first bytes of a stream, and read it to its end, so that the writer never waits."""
+    head = b""
+    while chunk := await stream.read(CHUNK):
+        head += chunk[: MAX_COMPLAINT - len(head)]
+    return head
 
 
 async def _feed_lines(stream: asyncio.StreamReader, on_line: Callable[[bytes], bool], max_bytes: int) -> str:

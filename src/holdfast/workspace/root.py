@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from holdfast.errors import ToolError
+from holdfast.tools.protected import protected_files
 from holdfast.workspace.beneath import Directory, NotRegular, Opener, choose_opener, open_root
 
 PROTECTED = (
@@ -467,11 +468,7 @@ def _comparable_part(part: str) -> str:
 
 
 def _registered_files() -> Sequence[str]:
-    try:
-        from holdfast.tools.protected import protected_files  # pyright: ignore
-    except ImportError:
-        return ()
-    return [os.fspath(path) for path in protected_files()]  # pyright: ignore
+    return [os.fspath(path) for path in protected_files()]
 
 
 @lru_cache(maxsize=64)

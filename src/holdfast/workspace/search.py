@@ -11,20 +11,19 @@ import asyncio
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 
 from holdfast.errors import ToolError
 from holdfast.tools.call import Call
 from holdfast.tools.declare import Tool
+from holdfast.workspace.limits import Limits
+from holdfast.workspace.policy import Policy, Ruling
 from holdfast.workspace.ripgrep import Outcome, read_text, run_ripgrep
-
-if TYPE_CHECKING:
-    from holdfast.workspace.root import Root
-    from holdfast.workspace.workspace import Workspace
+from holdfast.workspace.root import Root
 
 MAX_CONTEXT = 20
 """Lines around a match that a call may ask for."""
@@ -44,6 +43,18 @@ Limit = Annotated[int, msgspec.Meta(ge=1, le=2000)]
 Context = Annotated[int, msgspec.Meta(ge=0, le=MAX_CONTEXT)]
 
 
+class SearchWorkspace(Protocol):
+    """The parts of ``Workspace`` that the tools need."""
+
+    @property
+    def root(self) -> Root: ...
+    @property
+    def policy(self) -> Policy: ...
+    @property
+    def limits(self) -> Limits: ...
+    def approval(self, judge: Callable[[dict[str, Any], Call], Ruling]) -> Callable[[dict[str, Any], Call], Any]: ...
+
+
 class Line(msgspec.Struct, frozen=True):
     """A line that ripgrep found: where it is, not yet what it says."""
 
@@ -55,7 +66,7 @@ class Line(msgspec.Struct, frozen=True):
     """False for a line of the context."""
 
 
-def search_tools(ws: Workspace) -> list[Tool]:
+def search_tools(ws: SearchWorkspace) -> list[Tool]:
     """Return the tools grep, glob and list."""
 
     async def grep(
@@ -107,7 +118,7 @@ def search_tools(ws: Workspace) -> list[Tool]:
             if place.stdin is not None:
                 raise ToolError("invalid_args", f"{path} is a file; give a directory as path, or leave it out")
             names, outcome = await _collect_names(ws, place, options, limit + 1)
-            found = await asyncio.to_thread(lambda: [name for name in names if _exists(ws.root, name)])
+            found = await asyncio.to_thread(lambda: [name for name in names if _is_visible(ws, "glob", name)])
         return _cut_names(found, limit, outcome, "files")
 
     async def list_directory(
@@ -149,7 +160,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def _open_place(root: Root, path: str) -> Iterator[Place]:
+def _open_place(root: Root, path: str) -> Generator[Place]:
     """Open the directory or the file to search, beneath the root."""
     name = root.normalise(path)
     try:
@@ -168,7 +179,7 @@ def _open_place(root: Root, path: str) -> Iterator[Place]:
         os.close(descriptor)
 
 
-async def _run(ws: Workspace, place: Place, options: list[str], on_line: Callable[[bytes], bool]) -> Outcome:
+async def _run(ws: SearchWorkspace, place: Place, options: list[str], on_line: Callable[[bytes], bool]) -> Outcome:
     target = ["--", "-"] if place.stdin is not None else ["--", "./"]
     outcome = await run_ripgrep(
         [*options, *target],
@@ -187,7 +198,7 @@ def _first_lines(text: str) -> str:
     return "\n".join(text.splitlines()[:8])[:1000]
 
 
-async def _grep_lines(ws: Workspace, path: str, options: list[str], limit: int) -> dict[str, Any]:
+async def _grep_lines(ws: SearchWorkspace, path: str, options: list[str], limit: int) -> dict[str, Any]:
     found: list[Line] = []
     matches = 0
 
@@ -217,7 +228,7 @@ def _to_line(kind: str, data: dict[str, Any], place: Place) -> Line:
     return Line(name, data["line_number"], data["absolute_offset"], size, kind == "match")
 
 
-def _read_lines(ws: Workspace, found: Iterable[Line]) -> Iterator[tuple[Line, str]]:
+def _read_lines(ws: SearchWorkspace, found: Iterable[Line]) -> Iterator[tuple[Line, str]]:
     """Yield the lines with their text, read beneath the root; lines that cannot be read there are dropped."""
     path, descriptor = "", -1
     try:
@@ -225,7 +236,8 @@ def _read_lines(ws: Workspace, found: Iterable[Line]) -> Iterator[tuple[Line, st
             if line.path != path:
                 if descriptor >= 0:
                     os.close(descriptor)
-                path, descriptor = line.path, _try_open(ws.root, line.path)
+                path = line.path
+                descriptor = -1 if ws.policy.withholds("grep", path) else _try_open(ws.root, path)
             if descriptor >= 0:
                 yield line, _read_line(descriptor, line, ws.limits.line_characters)
     finally:
@@ -265,15 +277,17 @@ def _has_gap(previous: Line, line: Line) -> bool:
     return apart and not (previous.matches and line.matches)
 
 
-async def _grep_files(ws: Workspace, path: str, options: list[str], limit: int, show: str) -> dict[str, Any]:
+async def _grep_files(ws: SearchWorkspace, path: str, options: list[str], limit: int, show: str) -> dict[str, Any]:
     with _open_place(ws.root, path) as place:
         rows, outcome = await _collect_names(ws, place, options, limit + 1)
         names = {row: row.partition("\0")[0] for row in rows}
-        found = await asyncio.to_thread(lambda: [row for row in rows if _exists(ws.root, names[row])])
+        found = await asyncio.to_thread(lambda: [row for row in rows if _is_visible(ws, "grep", names[row])])
     return _cut_names([row.replace("\0", ": ") for row in found], limit, outcome, show)
 
 
-async def _collect_names(ws: Workspace, place: Place, options: list[str], limit: int) -> tuple[list[str], Outcome]:
+async def _collect_names(
+    ws: SearchWorkspace, place: Place, options: list[str], limit: int
+) -> tuple[list[str], Outcome]:
     """Return up to ``limit`` rows that ripgrep prints: a path, and with counts a NUL and the count."""
     rows: list[str] = []
     counted = "--count" in options
@@ -294,11 +308,13 @@ def _add_prefix(place: Place, row: str) -> str:
     return place.prefix + row.removeprefix("./")
 
 
-def _exists(root: Root, path: str) -> bool:
-    """Return whether the path exists beneath the root. A link itself counts, wherever it leads."""
+def _is_visible(ws: SearchWorkspace, tool: str, path: str) -> bool:
+    """Return whether no rule withholds the path, and it exists beneath the root. A link counts, wherever it leads."""
     parent, _, name = path.rpartition("/")
+    if ws.policy.withholds(tool, path):
+        return False
     try:
-        descriptor = root.open_directory(parent or ".")
+        descriptor = ws.root.open_directory(parent or ".")
     except ToolError:
         return False
     try:

@@ -27,8 +27,8 @@ from holdfast.workspace.limits import Limits
 from holdfast.workspace.output import Output
 from holdfast.workspace.process import Exit, Slots, run_process
 
-REMEMBER: tuple[str, ...] = ()
-"""The arguments that "remember this command" compares: ("command", "cwd") once tools have the option ``remember``."""
+REMEMBER = ("command", "cwd")
+"""The arguments that "remember this command" compares."""
 
 MOST_FILES = 100
 """Files whose content a plan names."""
@@ -73,6 +73,8 @@ class RulingLike(Protocol):
     def reason(self) -> str: ...
     @property
     def confined(self) -> bool: ...
+    @property
+    def executable(self) -> str: ...
 
 
 class PolicyLike(Protocol):
@@ -128,7 +130,6 @@ class Command(msgspec.Struct, frozen=True):
 def shell_tools(ws: ShellWorkspace) -> list[Tool]:
     """Return the ``bash`` tool of a workspace."""
     shell = Shell(ws)
-    options: dict[str, Any] = {"remember": REMEMBER} if REMEMBER else {}
     return [
         Tool.declare(
             name="bash",
@@ -140,7 +141,7 @@ def shell_tools(ws: ShellWorkspace) -> list[Tool]:
             recovery="ask",
             risk="medium",
             streaming=True,
-            **options,
+            remember=REMEMBER,
         )
     ]
 
@@ -249,6 +250,8 @@ class Shell:
         seconds = min(float(args.get("timeout") or ws.limits.command_seconds), ws.limits.max_command_seconds)
         env = ws.sandbox.make_environment(ws.environment, ws.root.path)
         words, executable = self._find_program(text, cwd, env)
+        if ruling.confined and words is not None:
+            executable = ruling.executable  # the file that was judged, not another one of that name on the PATH
         return Command(text, cwd, seconds, words, executable, not ruling.confined, env)
 
     def _check_directory(self, cwd: str) -> None:

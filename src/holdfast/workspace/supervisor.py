@@ -60,8 +60,10 @@ def run_command(libc: Any, orders: dict[str, Any], argv: list[str]) -> None:
             if error.errno != 8:  # ENOEXEC: a script without a first line that names its interpreter
                 raise
             os.execv("/bin/sh", ["/bin/sh", *argv])
-    except BaseException as error:
+    except OSError as error:
         os.write(2, f"cannot start {argv[0]}: {error}\n".encode(errors="replace"))
+    except BaseException:
+        os.write(2, f"cannot start {argv[0]}\n".encode(errors="replace"))
     os._exit(126)
 
 

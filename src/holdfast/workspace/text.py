@@ -81,8 +81,7 @@ class Page:
             tail = chunk[position:] if not ends else chunk[chunk.rfind(b"\n") + 1 :]
             self._line_bytes = len(tail) + (self._line_bytes if not ends else 0)
             return len(chunk)
-        for _ in range(self.offset - self.line):
-            position = chunk.index(b"\n", position) + 1
+        position = _after_lines(chunk, position, self.offset - self.line)
         self.line, self._line_bytes = self.offset, 0
         return position
 
@@ -143,6 +142,21 @@ class Page:
     def next_line(self) -> int:
         """The first line after the page."""
         return self.offset + len(self._texts)
+
+
+def _after_lines(chunk: bytes, position: int, count: int) -> int:
+    """Return the position after so many line ends, which the chunk has: by halves, counting is fast."""
+    low, high = position, len(chunk)
+    while high - low > 1024:
+        middle = (low + high) // 2
+        found = chunk.count(b"\n", low, middle)
+        if found >= count:
+            high = middle
+        else:
+            low, count = middle, count - found
+    for _ in range(count):
+        low = chunk.index(b"\n", low) + 1
+    return low
 
 
 # --- kinds of content ---

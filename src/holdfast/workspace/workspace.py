@@ -14,6 +14,7 @@ from holdfast.tools.toolset import Toolset
 from holdfast.workspace.artifacts import artifact_tools
 from holdfast.workspace.checklist import checklist_tools
 from holdfast.workspace.files import Seen, file_tools
+from holdfast.workspace.launch import Confinement
 from holdfast.workspace.limits import Limits
 from holdfast.workspace.policy import Mode, Policy, Ruling
 from holdfast.workspace.process import make_environment
@@ -38,6 +39,7 @@ class Workspace:
     environment:       names of environment variables that commands get besides the usual ones, or a mapping
     network:           whether commands may use the network
     allow_hard_links:  whether a file with other names may be written
+    confinement:       more settings of the sandbox, such as directories that commands may read
     limits:            a ``Limits``
     """
 
@@ -52,16 +54,20 @@ class Workspace:
         environment: Iterable[str] | Mapping[str, str] = (),
         network: bool | Sequence[str] = False,
         allow_hard_links: bool = False,
+        confinement: Confinement | None = None,
         limits: Limits | None = None,
     ):
         if mode not in get_args(Mode):
             raise DeclarationError(f"unknown mode {mode!r}: use one of {', '.join(map(repr, get_args(Mode)))}")
-        self.root = Root(root, protected=protected, allow_hard_links=allow_hard_links)
+        rule_file = _path_beneath(root, rules) if isinstance(rules, str | Path) else ()
+        self.root = Root(root, protected=[*protected, *rule_file], allow_hard_links=allow_hard_links)
         self.mode: Mode = mode
         self.limits = limits or Limits()
-        self.sandbox = find_sandbox(sandbox, network=network)
-        self.policy = Policy(mode, RuleSet.load(rules), self.root, self.sandbox)
+        self.sandbox = find_sandbox(sandbox, network=network, settings=confinement)
         self.environment = make_environment(environment)
+        """The environment of commands."""
+        path = self.environment.get("PATH", "")
+        self.policy = Policy(mode, RuleSet.load(rules), self.root, self.sandbox, path=path)
         self.seen = Seen()
         self._tools: Toolset | None = None
 
@@ -102,3 +108,9 @@ class Workspace:
 
     def __repr__(self) -> str:
         return f"Workspace({str(self.root.path)!r}, mode={self.mode!r}, sandbox={self.sandbox.name!r})"
+
+
+def _path_beneath(root: str | Path, path: str | Path) -> tuple[str, ...]:
+    """Return the path relative to the root, if it is beneath it: no tool may change the rules that bind it."""
+    base, target = Path(root).resolve(), Path(path).resolve()
+    return (target.relative_to(base).as_posix(),) if target.is_relative_to(base) else ()

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
 
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.command_lines import CommandWriter, has_preview, known_answers
 from holdfast.cli.render.text import escape_control_characters, format_duration, value_text
+from holdfast.cli.render.values import fit_on_card, render_table, render_value
+from holdfast.cli.render.workspace import render_plan
 from holdfast.core.decisions import KIND_LABELS, Pending
 from holdfast.core.tool import Default
 
-MAX_LINES = 40
-MAX_CHARS = 4000
 CARD_WIDTH = 96
 FRAME = 6
 """Columns of the title's line that the border takes."""
@@ -44,10 +42,10 @@ def render_card(entry: Pending, now: float, width: int = CARD_WIDTH) -> Panel:
     if entry.reason and entry.reason not in ("manual", "recovery"):
         parts.append(Text(escape_control_characters(entry.reason), style="yellow"))
     if entry.args:
-        parts += [Text(), _table(entry.args)]
+        parts += [Text(), render_table(entry.args)]
     if entry.kind == "elicitation" and (known := known_answers(entry)) is not None:
         listed = " · ".join(escape_control_characters(value_text(value)) for value in known)
-        parts += [Text(), Text.assemble(("one of  ", "dim"), _fit_on_card(listed))]
+        parts += [Text(), Text.assemble(("one of  ", "dim"), fit_on_card(listed))]
     if entry.preview_error is not None:
         parts += [
             Text(),
@@ -57,7 +55,7 @@ def render_card(entry: Pending, now: float, width: int = CARD_WIDTH) -> Panel:
         parts += [
             Text(),
             Rule(Text("what it would do", style="dim"), style="dim", align="left"),
-            _render_preview(entry.preview),
+            render_plan(entry.preview) or render_value(entry.preview),
         ]
     if entry.remember:
         names = escape_control_characters(", ".join(entry.remember))
@@ -116,50 +114,3 @@ def describe_deadline(entry: Pending, now: float) -> str:
             then = f"then it is answered with {escape_control_characters(value_text(value))}"
     left = entry.deadline - now
     return f"expires in {format_duration(left)}, {then}" if left > 0 else f"its time is up: {then}"
-
-
-def _table(values: dict[str, Any]) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(style="dim", overflow="fold", max_width=24)
-    table.add_column(overflow="fold")
-    for name, value in values.items():
-        table.add_row(
-            Text(escape_control_characters(name)),
-            _fit_on_card(escape_control_characters(value_text(value), block=True)),
-        )
-    return table
-
-
-def _render_preview(preview: Any) -> RenderableType:
-    if isinstance(preview, dict) and preview:
-        return _table(cast("dict[str, Any]", preview))
-    text = escape_control_characters(value_text(preview), block=True)
-    return _diff(text) if _is_diff(text) else _fit_on_card(text)
-
-
-def _is_diff(text: str) -> bool:
-    lines = text.splitlines()
-    return any(line.startswith("@@ ") for line in lines) or (
-        any(line.startswith("--- ") for line in lines) and any(line.startswith("+++ ") for line in lines)
-    )
-
-
-def _diff(text: str) -> Text:
-    styles = {"+": "green", "-": "red", "@": "cyan"}
-    plain = _fit_on_card(text)
-    colored = Text()
-    for line in plain.plain.splitlines(keepends=True):
-        head = line[:3] in ("+++", "---")
-        colored.append(line, style="bold" if head else styles.get(line[:1], ""))
-    return colored
-
-
-def _fit_on_card(text: str) -> Text:
-    """Cut a text to the size of a card, with a note of how much is missing."""
-    lines = text.splitlines()
-    kept = "\n".join(lines[:MAX_LINES])[:MAX_CHARS]
-    if len(kept) >= len(text.rstrip("\n")):
-        return Text(kept)
-    return Text.assemble(
-        kept, ("\n… ", "dim"), (f"{len(text) - len(kept)} more characters: holdfast pending --json has them", "yellow")
-    )

@@ -18,6 +18,7 @@ from holdfast.cli.render.text import (
     format_time,
     value_text,
 )
+from holdfast.cli.render.workspace import Line, checklist_lines
 from holdfast.core.decisions import Answer, Approve, ClientResult, Deny, Detached, Expired, Failed, Recorded, Submit
 from holdfast.core.events import (
     AnyEvent,
@@ -57,6 +58,14 @@ def print_event(out: Console, event: AnyEvent, tools: Mapping[str, str]) -> None
         ellipsize(escape_control_characters(describe_event(event, tools)), room), style=STYLES.get(event.type, "")
     )
     out.print(text, soft_wrap=True)
+    for line in checklist_lines(event.data) or [] if isinstance(event, CallReturned) else []:
+        out.print(_checklist_text(line, len(head), room), soft_wrap=True)
+
+
+def _checklist_text(line: Line, indent: int, room: int) -> Text:
+    parts = [(part, "") if isinstance(part, str) else part for part in line]
+    escaped = [(ellipsize(escape_control_characters(words), room), style) for words, style in parts]
+    return Text.assemble(" " * indent, *escaped)
 
 
 def describe_event(event: AnyEvent, tools: Mapping[str, str]) -> str:

@@ -15,6 +15,7 @@ from holdfast.cli.render.event import describe_resolution
 from holdfast.cli.render.stream import LiveOutput
 from holdfast.cli.render.text import describe_coverage, ellipsize, value_text
 from holdfast.cli.render.usage import TurnUsage
+from holdfast.cli.render.workspace import Line, checklist_lines, result_lines
 from holdfast.core.effects import owed
 from holdfast.core.events import (
     AnyEvent,
@@ -78,6 +79,8 @@ class TurnView:
         self._asked = set(calls if since is None else ())
         self._live = LiveOutput(screen, self._print_line, self._print_speaker, self._answering_agent)
         self._usage = TurnUsage()
+        self._checklist: list[Line] | None = None
+        """The last one that was printed."""
         self._resting = self._time_up = self._announced = False
         self._ready = asyncio.Event()
         self.ended: TurnEnded | None = None
@@ -239,9 +242,19 @@ class TurnView:
             if event.source != "human":
                 self._print_line(("  ✗ ", "red"), event.tool, (f"  [{event.error.kind}] {event.error.message}", "dim"))
         elif event.source == "server":
-            self._print_line(
-                ("  ✓ ", "green"), event.tool, (f"  {ellipsize(value_text(event.value), self._screen.room)}", "dim")
-            )
+            text = ellipsize(value_text(event.value), self._screen.room)
+            first, *more = result_lines(event.value, self._screen.room) or [[(text, "dim")]]
+            self._print_line(("  ✓ ", "green"), event.tool, "  ", *first)
+            for line in more:
+                self._print_line(*line)
+            self._show_checklist(event)
+
+    def _show_checklist(self, event: CallReturned) -> None:
+        lines = checklist_lines(event.data)
+        if lines is not None and lines != self._checklist:
+            self._checklist = lines
+            for line in lines:
+                self._print_line(*line)
 
     def _show_turn_end(self, event: TurnEnded) -> None:
         turn = self._state.turn

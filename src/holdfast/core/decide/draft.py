@@ -9,7 +9,7 @@ from holdfast.core import codec
 from holdfast.core.decisions import SYSTEM, Principal
 from holdfast.core.events import VERSION, AnyEvent, CallReturned, ErrorInfo, Event, Source
 from holdfast.core.inputs import Kept
-from holdfast.core.results import split_large_value
+from holdfast.core.results import MODEL_LIMIT, split_large_value
 from holdfast.core.state import CallState, State, TurnState, evolve
 from holdfast.core.tool import Artifact
 from holdfast.errors import Stale
@@ -82,7 +82,7 @@ class Draft:
     ) -> None:
         """Append the call's result; a value that is too large for an event becomes an artifact."""
         ran = call.attempt > 0 or source in ("client", "manual")
-        value, artifact, size = self._store_value(value)
+        value, artifact, size = self._store_value(value, call.made.result_bytes or MODEL_LIMIT)
         data, data_artifact, data_size = self._store_value(data)
         artifacts = self.add_kept(kept)
         if data_artifact is not None and data_size is not None:
@@ -105,10 +105,10 @@ class Draft:
             **fields,
         )
 
-    def _store_value(self, value: Any) -> tuple[Any, str | None, int | None]:
+    def _store_value(self, value: Any, limit: int = MODEL_LIMIT) -> tuple[Any, str | None, int | None]:
         if value is None:
             return None, None, None
-        inline, sha256, size, raw = split_large_value(value)
+        inline, sha256, size, raw = split_large_value(value, limit)
         if sha256 is not None and raw is not None:
             self.artifacts.append((sha256, raw))
         return inline, sha256, size

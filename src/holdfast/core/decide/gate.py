@@ -73,6 +73,7 @@ def freeze_call(
         recovery=recovery,
         ask_if_approved=ask_if_approved,
         timeout=spec.timeout,
+        result_bytes=spec.result_bytes,
         retention=spec.retention,
         risk=spec.risk,
         # Kept under a grant, too: if it is revoked before the call runs, an approver may edit the arguments.

@@ -11,10 +11,11 @@
 // nothing. A stream that ends is reopened after the last event.
 // Errors are thrown as Problem: {status, kind, message, details}, like the server's problem documents. Integers that
 // JavaScript would round are BigInts.
-import { apply, callOf, emptyView } from "./fold.js";
+import { apply, callOf, checklistOf, emptyView } from "./fold.js";
 import { json, parse } from "./text.js";
 
 const PAGE = 200; // events read at a time
+const SEARCHED = 10; // pages before the loaded part in which the last checklist is looked for
 const FIRST_WAIT = 250, LONGEST_WAIT = 5000; // milliseconds before a stream is reopened
 const MISSED = 1.05; // growth of the wait while the server is unreachable; it doubles after refusals
 const LIMITS = {
@@ -84,7 +85,13 @@ export class Client extends EventTarget {
   preview = ({ conversation, call }, args) => this.request("POST", `conversations/${enc(conversation)}/calls/${enc(call)}/preview`, { args }, { limit: this.limits.preview });
   resolveAll = (decisions) => this.#decide(decisions, "pending/resolve", { decisions }).then((reply) => reply.results);
   grants = (conversation) => this.request("GET", `grants?${query({ conversation })}`).then((reply) => reply.grants);
+  artifactAddress = (conversation, sha256) => new URL(`conversations/${enc(conversation)}/artifacts/${enc(sha256)}`, this.base).href;
   revoke = (conversation, grant) => this.request("DELETE", `grants/${enc(conversation)}/${enc(grant)}`);
+
+  /** Return the text of an artifact: what a tool kept, or a result that is too large for the log. */
+  artifact(conversation, sha256) {
+    return this.#read("GET", this.artifactAddress(conversation, sha256), { headers: { Accept: "*/*" } }, this.limits.preview).then(({ text }) => text);
+  }
 
   /** Return the server's time in seconds since the epoch: the local clock may be wrong. */
   now() {
@@ -106,19 +113,24 @@ export class Client extends EventTarget {
   }
 
   async request(method, path, body, { limit = this.limits.request, ...options } = {}) {
-    const signal = AbortSignal.timeout(limit);
-    const init = { method, headers: { Accept: "application/json" }, signal, ...options };
+    const init = { headers: { Accept: "application/json" }, ...options };
     if (body !== undefined) Object.assign(init, { body: json(body, 0), headers: { ...init.headers, "Content-Type": "application/json" } });
-    const late = (failure) => {
-      throw signal.aborted ? new Problem({ kind: "timeout", detail: `the server did not answer within ${Math.ceil(limit / 1000)} s` }) : failure;
-    };
-    const reply = await this.fetch(path, init).catch(late);
-    const text = await reply.text().catch(() => late(new Problem({ kind: "unreachable", detail: "the connection was lost" })));
+    const { reply, text } = await this.#read(method, path, init, limit);
     try {
       return reply.status === 204 ? null : parse(text);
     } catch {
       throw new Problem({ kind: "unreachable", detail: "the response is not the server's" }); // for example a truncated one
     }
+  }
+
+  async #read(method, path, init, limit) {
+    const signal = AbortSignal.timeout(limit);
+    const late = (failure) => {
+      throw signal.aborted ? new Problem({ kind: "timeout", detail: `the server did not answer within ${Math.ceil(limit / 1000)} s` }) : failure;
+    };
+    const reply = await this.fetch(path, { method, signal, ...init }).catch(late);
+    const text = await reply.text().catch(() => late(new Problem({ kind: "unreachable", detail: "the connection was lost" })));
+    return { reply, text };
   }
 
   #decide(decisions, path, body) {
@@ -424,9 +436,23 @@ export class Conversation extends View {
       this.#fold();
       this.seq = snapshot.seq;
       this.ready = true;
+      this.#findChecklist().catch(() => {}); // the next one that is written is shown
     }
     this.#live(snapshot);
     this.#readGrants();
+    this.changed();
+  }
+
+  // The agent's checklist may be older than the loaded part of the log: a page that is opened late shows it, too.
+  async #findChecklist() {
+    let before = this.#events[0]?.seq ?? 0;
+    for (let page = 0; page < SEARCHED && before > 1 && !this.view.checklist && !this.closed; page++) {
+      const events = await this.client.log(this.id, { before, limit: PAGE, last: true });
+      if (!events.length) return;
+      before = events[0].seq;
+      const found = events.map(checklistOf).findLast(Boolean);
+      if (found) this.view.checklist ??= found;
+    }
     this.changed();
   }
 
@@ -438,9 +464,10 @@ export class Conversation extends View {
   }
 
   #fold() {
-    const { calls } = this.view;
+    const { calls, checklist } = this.view;
     this.view = emptyView(this.id);
     for (const event of this.#events) apply(this.view, event);
+    this.view.checklist ??= checklist;
     for (const [id, old] of calls) {
       const call = this.view.calls.get(id);
       if (call) Object.assign(call, { progress: old.progress, lost: old.lost });

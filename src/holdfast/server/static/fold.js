@@ -4,11 +4,12 @@
 // view.calls   call id -> {tool, args, phase: "ready" | "waiting" | "running" | "done", pending, decisions, ok, ...}
 // view.queue   messages that wait for a turn
 // view.turn    the open turn, or null
+// view.checklist  the agent's latest checklist: [{content, status, priority}], or null
 
-import { coverage, when } from "./text.js";
+import { coverage, isChecklist, isObject, when } from "./text.js";
 
 export function emptyView(conversation) {
-  return { conversation, items: [], calls: new Map(), queue: [], turn: null, agent: "", seen: new Set(), title: "" };
+  return { conversation, items: [], calls: new Map(), queue: [], turn: null, checklist: null, agent: "", seen: new Set(), title: "" };
 }
 
 const STOPPED = { step_limit: "step", token_limit: "token", cost_limit: "cost", time_limit: "time" };
@@ -69,6 +70,7 @@ export function apply(view, event) {
       const { ok, value, data, error, edited, artifact, size } = event;
       Object.assign(call, { phase: "done", pending: null, ended: event.at, ok, value, data, error, artifact, size });
       if (edited) Object.assign(call, { original: call.original ?? call.args, args: edited });
+      view.checklist = checklistOf(event) ?? view.checklist;
       break;
     }
     case "CancelRequested":
@@ -98,6 +100,12 @@ export function apply(view, event) {
       for (const call of view.calls.values()) call.pending = null;
       note(event.trusted ? `${event.by.id} imported this conversation from a file.` : `${event.by.id} imported this conversation from an untrusted file: it is read-only.`, event.trusted ? "info" : "warn");
   }
+}
+
+/** Return the checklist that an event records: the data of the tool update_plan. Undefined if there is none. */
+export function checklistOf({ type, ok, data }) {
+  const { checklist } = type === "CallReturned" && ok && isObject(data) ? data : {};
+  return isChecklist(checklist) ? checklist : undefined;
 }
 
 function addReply(view, event) {

@@ -8,13 +8,16 @@
 //   guard.steady()            // whether a press at this moment counts
 // changed() may return a promise that resolves when the change is rendered.
 //
-// A part has been seen when its top and bottom edges have been on screen and, if it scrolls, its end. The keyboard acts
-// on the focused button, so that moves do not matter to it; new content does.
+// A part has been seen when its top and bottom edges have been on screen and, if it scrolls, its end. While a part of it
+// is not loaded, it has not been seen. The keyboard acts on the focused button, so that moves do not matter to it; new
+// content does.
 
 export const SETTLE = 700; // milliseconds; longer than a double click
 const SAMPLE = 100; // milliseconds between two samples of the buttons' positions
 const EDGE = 2; // pixels between a part's edge and the point that must be visible
 const SLACK = 6; // pixels that may be missing at the end of a scrolled box
+
+export const UNLOADED = "[unloaded]"; // an element whose content is loaded on request
 
 let byPointer = true; // how the last press was made
 addEventListener("pointerdown", () => (byPointer = true), true);
@@ -126,7 +129,7 @@ export class Guard {
 
   #look(part) {
     const edges = this.#edges.get(part) ?? { top: false, bottom: false };
-    if (edges.top && edges.bottom) return;
+    if ((edges.top && edges.bottom) || part.querySelector(UNLOADED)) return;
     const { left, width, top, bottom } = part.getBoundingClientRect();
     const onScreen = (y) => [left + width / 2, left + EDGE, left + width - EDGE].some((x) => part.contains(part.getRootNode().elementFromPoint(x, y)));
     edges.top ||= onScreen(Math.min(top + EDGE, bottom - 1));

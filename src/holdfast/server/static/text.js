@@ -64,13 +64,47 @@ function longestCommon(x, y) {
 }
 
 /** Return the lines of a unified diff, or null if the text is not one. */
-export function unifiedDiff(text) {
-  if (typeof text !== "string" || !/^@@ -\d/m.test(text) || !/^(---|\+\+\+) /m.test(text)) return null;
-  return text.replace(/\n$/, "").split("\n").map((line) => {
-    if (/^(---|\+\+\+|@@|diff |index )/.test(line)) return ["@", line];
-    return "+-".includes(line[0]) && line ? [line[0], line.slice(1)] : [" ", line.replace(/^ /, "")];
+export const unifiedDiff = (text) => (typeof text === "string" && /^@@ -\d/m.test(text) && /^(---|\+\+\+) /m.test(text) ? diffOf(text) : null);
+
+/** Return [mark, line, number] for each line of a unified diff; the mark is "@" for headers.
+ *
+ * Headers are told from content by the counts of the hunk: a removed line "-- x" looks like the header of a file. The
+ * number is that in the old file for a removed line, else that in the new file.
+ */
+export function diffOf(text) {
+  const lines = text.replace(/\n$/, "").split("\n");
+  let old, now, oldLeft = 0, newLeft = 0, inHunk = false;
+  return lines.map((line, at) => {
+    const hunk = /^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@/.exec(line);
+    if (hunk) {
+      [old, oldLeft, now, newLeft] = [1, 2, 3, 4].map((group) => Number(hunk[group] ?? 1));
+      inHunk = true;
+    } else if (inHunk && !isHeader(lines, at, oldLeft + newLeft > 0)) {
+      if (line[0] === "\\") return ["@", line];
+      const rest = line.slice(1);
+      if (line[0] !== "+") oldLeft--;
+      if (line[0] !== "-") newLeft--;
+      if (line[0] === "-") return ["-", rest, old++];
+      return line[0] === "+" ? ["+", rest, now++] : (old++, [" ", line.replace(/^ /, ""), now++]);
+    } else inHunk = false;
+    return ["@", line];
   });
 }
+
+// Within a hunk only the headers of another file can be followed by "@@": content begins with a blank, + or -.
+function isHeader(lines, at, within) {
+  const file = lines[at].startsWith("--- ") && lines[at + 1]?.startsWith("+++ ");
+  return within ? file && lines[at + 2]?.startsWith("@@ -") : file || !/^([-+ \\]|$)/.test(lines[at]);
+}
+
+/** 812 bytes, 33 kB, 1.2 MB. */
+export function bytes(size) {
+  if (size < 1000) return `${size} byte${size === 1 ? "" : "s"}`;
+  return size < 1e6 ? `${Math.round(size / 1000)} kB` : `${(size / 1e6).toFixed(1)} MB`;
+}
+
+/** Return whether a value is a checklist as update_plan records it. */
+export const isChecklist = (list) => Array.isArray(list) && list.every((each) => isObject(each) && typeof each.content === "string" && ["pending", "in_progress", "completed"].includes(each.status));
 
 export const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 

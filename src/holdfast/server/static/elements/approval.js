@@ -4,9 +4,11 @@
 // Approve never gets the focus automatically. For 700 ms after the card has appeared, changed or moved, presses are
 // ignored; the title and the whole content must have been seen (guard.js). A decision carries the digest of the preview.
 import { Card, html, nothing, shown, value, table, raw, jsonDiff, plainPreview, warnings, lost } from "./base.js";
+import { UNLOADED } from "../guard.js";
 import { TEXT, adrift } from "../writing.js";
 import { keyOf } from "../client.js";
 import { same, spelled, json, parse } from "../text.js";
+import "./artifact.js";
 import "./form.js";
 
 const PREVIEW_AFTER = 300; // milliseconds without typing before edited arguments are previewed
@@ -170,6 +172,7 @@ class Approval extends Card {
   // What the person has to do before the call can be approved.
   get #gate() {
     const unseen = this.mode !== "deny" && this.mode !== "result" && this.mayApprove && this.guard.unseen();
+    if (unseen && unseen.querySelector(UNLOADED)) return "Show the whole diff to approve.";
     return !unseen ? "" : unseen.matches(".content") ? "Scroll to the end to approve." : "Scroll to the top of this card to approve.";
   }
 
@@ -181,7 +184,7 @@ class Approval extends Card {
     return html`<div class="content" tabindex="0" role="group" aria-label="What would happen"><div>
       ${this.planProblem ? html`<p class="notice bad" role="alert">${lost(this.planProblem) ? "Not checked" : "This would fail"}: ${shown(this.planProblem.message)}</p>` : nothing}
       ${settled || this.planProblem ? nothing : html`<p class="notice">${wrong ? "These arguments are not valid yet." : "Trying the edited arguments…"}</p>`}
-      ${plain || preview === undefined ? nothing : html`<section><h4>What would happen</h4><div class="preview">${this.asJson ? raw(preview) : value(preview)}</div></section>`}
+      ${plain || preview === undefined ? nothing : html`<section><h4>What would happen</h4><div class="preview">${(this.asJson ? raw : value)(preview, { client: this.client, conversation: pending.conversation })}</div></section>`}
       ${this.before && !changed ? html`<section class="since"><h4>Changes since it was first shown</h4>${jsonDiff(describe(this.before), describe(pending))}</section>` : nothing}
       ${wrong ? nothing : changed ? html`<section><h4>Your changes</h4>${jsonDiff(pending.args, edited)}</section>`
         : html`<section><h4>Arguments</h4>${this.asJson ? raw(pending.args) : table(pending.args)}</section>`}
@@ -225,6 +228,7 @@ class Approval extends Card {
       <button type="button" @click=${() => (this.mode = "")}>Back</button></form>`;
   }
 }
-const describe = ({ args, preview }) => ({ arguments: args, "what would happen": preview });
+// A diff is compared by its lines.
+const describe = ({ args, preview }) => ({ arguments: args, "what would happen": preview?.diff?.split ? { ...preview, diff: preview.diff.split("\n") } : preview });
 
 customElements.define("holdfast-approval", Approval);

@@ -1,11 +1,13 @@
-// Base classes of the elements, and rendering of values. The elements use light DOM, so that style sheets apply to them.
+// Base classes of the elements. They use light DOM, so that style sheets apply to them. Values are rendered by values.js.
 import { LitElement, html, nothing } from "lit";
 import { keyOf, Problem } from "../client.js";
 import "../writing.js";
-import { Guard } from "../guard.js";
-import { visible, unifiedDiff, lineDiff, isObject, json, brief, same, duration, atZero } from "../text.js";
+import { Guard, UNLOADED } from "../guard.js";
+import { duration, atZero } from "../text.js";
+import { shown, named } from "./values.js";
 
 export { html, nothing };
+export * from "./values.js";
 
 export class Element extends LitElement {
   createRenderRoot() {
@@ -81,6 +83,10 @@ export class Card extends Element {
   connectedCallback() {
     super.connectedCallback();
     this.tick(1000);
+    this.watch(this, "loaded", () => {
+      this.hint = "";
+      this.requestUpdate();
+    });
     this.guard.start();
     cards.add(this);
     renewAll();
@@ -121,7 +127,12 @@ export class Card extends Element {
     this.hint = "";
     if (this.off) return false;
     const unseen = this.guard.unseen(parts);
-    if (unseen) this.#reveal(unseen);
+    const load = unseen?.querySelector(UNLOADED);
+    if (load) {
+      this.hint = "Nothing was sent: this card shows only a part of the change. Load the rest first.";
+      load.querySelector(".more").scrollIntoView({ block: "nearest" });
+      load.querySelector("button, a")?.focus({ preventScroll: true });
+    } else if (unseen) this.#reveal(unseen);
     else if (this.guard.steady()) return true;
     else this.hint = "Nothing was sent: this card has just appeared, changed or moved. Please check it and press again.";
     return false;
@@ -222,56 +233,3 @@ export const warnings = ({ executor, recovery, reason, preview_error }) => html`
   ${recovery ? html`<p class="notice warn">It was interrupted while running and may have taken effect. Approving runs it again.</p>`
     : reason ? html`<p class="notice">Reason: ${shown(reason)}</p>` : nothing}
   ${preview_error ? html`<p class="notice bad">No preview: ${shown(preview_error)}</p>` : nothing}`;
-
-/** Render text with its invisible characters made visible. */
-export const shown = (text) =>
-  visible(String(text)).map((piece) =>
-    typeof piece === "string" ? piece : html`<span class="unseen" title="invisible character">${piece.code}</span>`);
-
-/** Render a conversation: its title, if known, and its id. */
-export const named = (id, title) => (typeof title === "string" ? html`${shown(title)} <small>${shown(id)}</small>` : shown(id));
-
-export const diffLines = (lines) => html`<div class="diff" role="group" aria-label="Differences">${lines.map(([mark, line]) =>
-  html`<div class=${{ "+": "added", "-": "removed", "@": "about" }[mark] ?? "kept"}><span class="mark" aria-hidden="true">${mark === "@" ? "" : mark}</span>${
-    mark === "+" || mark === "-" ? html`<span class="sr">${mark === "+" ? "added: " : "removed: "}</span>` : nothing}<code>${shown(line)}</code></div>`)}</div>`;
-
-export const jsonDiff = (before, after) => diffLines(lineDiff(json(before), json(after)));
-
-/** Render a JSON value: text as text, objects as tables. `diffs`: also diffs as such, for values that a tool produced. */
-export function value(it, diffs = true, depth = 0) {
-  if (it === null || it === undefined) return html`<span class="null">${it === null ? "null" : "nothing"}</span>`;
-  if (typeof it === "string") {
-    const diff = diffs && unifiedDiff(it);
-    if (diff) return diffLines(diff);
-    if (it === "") return html`<span class="null">empty</span>`;
-    return it.includes("\n") ? html`<pre class="text">${shown(it)}</pre>` : html`<span class="text">${shown(it)}</span>`;
-  }
-  if (typeof it !== "object") return html`<span class="scalar">${String(it)}</span>`;
-  if (depth > 3) return html`<pre class="text">${shown(json(it))}</pre>`;
-  if (Array.isArray(it)) return it.length ? html`<ol class="values">${it.map((item) => html`<li>${value(item, diffs, depth + 1)}</li>`)}</ol>` : html`<span class="null">none</span>`;
-  if (diffs && typeof it.before === "string" && typeof it.after === "string") {
-    const { before, after, ...rest } = it;
-    return html`${Object.keys(rest).length ? table(rest, diffs, depth) : nothing}${diffLines(lineDiff(before, after))}`;
-  }
-  return table(it, diffs, depth);
-}
-
-/** Render an object as a table. Values that a model wrote are never rendered as diffs. */
-export function table(object, diffs = false, depth = 0) {
-  const rows = Object.entries(object);
-  if (!rows.length) return html`<span class="null">none</span>`;
-  return html`<table class="values"><tbody>${rows.map(([key, item]) =>
-    html`<tr><th scope="row">${shown(key)}</th><td>${value(item, diffs, depth + 1)}</td></tr>`)}</tbody></table>`;
-}
-
-export const raw = (it) => html`<pre class="raw">${shown(json(it))}</pre>`;
-
-/** Return whether there is no preview beyond the arguments. A preview of null counts as one. */
-export const plainPreview = ({ tool, args, preview, preview_error }) =>
-  preview === undefined || Boolean(preview_error) || (isObject(preview) && preview.tool === tool && same(preview.args, args) && Object.keys(preview).length === 2);
-
-/** Render a value in one line, truncated. */
-export const oneLine = (it, limit = 120) => {
-  const text = brief(it).replace(/\s+/g, " ");
-  return shown(text.length > limit ? `${text.slice(0, limit)}…` : text);
-};

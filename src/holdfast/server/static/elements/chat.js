@@ -4,8 +4,9 @@
 // The draft of a message is kept in this browser. Enter sends, Shift+Enter inserts a new line.
 // The view opens at the first pending card, or else at the end. At the end it follows new messages, except while a card
 // is pending: then it never scrolls automatically, and keeps its position after a decision.
-import { Element, html, nothing, shown, unanswered } from "./base.js";
+import { Element, html, nothing, shown, oneLine, unanswered } from "./base.js";
 import { repeat } from "lit/directives/repeat.js";
+import { checklist } from "./workspace.js";
 import { spelled } from "../text.js";
 import "./markdown.js";
 import "./tool.js";
@@ -15,6 +16,7 @@ import "./grants.js";
 
 const STATES = { idle: "", preparing: "Thinking…", streaming: "Writing…", executing_tools: "Running tools…", awaiting_input: "Waiting for a decision" };
 const CARDS = "holdfast-approval, holdfast-question";
+const PLAN = "holdfast.plan"; // whether the checklist is open: "open" or "closed"
 const NEAR = 80; // pixels from the end that still count as the end
 const ABOVE = 12; // pixels between the top of the view and the card at which it opens
 const HOLD = 400; // milliseconds until the layout of earlier messages settles
@@ -245,14 +247,15 @@ class Chat extends Element {
         ${repeat([...view.calls.values()].filter((call) => call.pending && !call.said), (call) => call.id, (call) => this.#call(call))}
         ${it.live ? html`<div class="said assistant live">${this.#thought(it.live.thinking, !it.live.text)}
           ${it.live.text ? html`<holdfast-markdown .text=${it.live.text}></holdfast-markdown>` : nothing}
-          ${it.live.drafts.filter(Boolean).map((draft) => html`<holdfast-tool .client=${this.client} .call=${{ tool: draft.tool, args: {}, decisions: [] }} .draft=${draft.text}></holdfast-tool>`)}</div>` : nothing}
-        ${it.hosted.map((call) => html`<holdfast-tool .client=${this.client} .call=${call}></holdfast-tool>`)}
+          ${it.live.drafts.filter(Boolean).map((draft) => html`<holdfast-tool .client=${this.client} .conversation=${this.conversation} .call=${{ tool: draft.tool, args: {}, decisions: [] }} .draft=${draft.text}></holdfast-tool>`)}</div>` : nothing}
+        ${it.hosted.map((call) => html`<holdfast-tool .client=${this.client} .conversation=${this.conversation} .call=${call}></holdfast-tool>`)}
         ${it.retrying ? html`<p class="note warn" role="status">The model did not respond (${it.retrying.error.kind}); retrying in ${Math.ceil(it.retrying.delay)} s.</p>` : nothing}
         ${view.queue.map((item) => html`<div class="said user queued"><p class="words">${shown(item.text)}</p><p class="meta">queued</p></div>`)}
       </div></div>
       ${this.away ? html`<div class="float"><button type="button" class="pill" aria-label="To the end" title="To the end" @click=${this.#toEnd}>↓</button></div>` : nothing}
       <div class="below">
         ${this.problem ? html`<p class="notice bad" role="alert">${unanswered(this.problem) ? "Not confirmed: " : nothing}${shown(this.problem.message)}</p>` : nothing}
+        ${this.#plan(view.checklist, waiting.length)}
         <form class="composer" @submit=${(event) => { event.preventDefault(); this.#send("queue"); }}>
           <textarea rows="1" aria-label="Message" placeholder=${it.idle ? "Write a message" : "Write the next message"} .value=${this.draft ?? ""}
             @input=${(event) => this.#write(event.target.value)} @keydown=${this.#typed}></textarea>
@@ -265,6 +268,24 @@ class Chat extends Element {
               : it.idle ? html`<button class="primary" ?disabled=${!this.draft?.trim()}>Send</button>`
               : this.draft?.trim() ? html`<button type="button" @click=${() => this.#send("interrupt")}>Interrupt</button><button class="primary">Queue</button>` : nothing}</div>
         </form></div>`;
+  }
+
+  // The agent's checklist. Until a person opens or closes it, it is open, except on phones, while a card needs the space,
+  // and when all is done.
+  #plan(list, waiting) {
+    if (!list?.length) return nothing;
+    const done = list.filter(({ status }) => status === "completed").length;
+    const now = list.find(({ status }) => status === "in_progress");
+    const kept = localStorage.getItem(PLAN);
+    const open = kept ? kept === "open" : done < list.length && !waiting && !matchMedia("(max-width: 760px)").matches;
+    const toggle = () => {
+      localStorage.setItem(PLAN, open ? "closed" : "open");
+      this.requestUpdate();
+    };
+    return html`<section class="checklist panel" aria-label="Plan">
+      <button type="button" class="quiet" aria-expanded=${open} @click=${toggle}><span class="turn" aria-hidden="true">▸</span><b>Plan</b> <span class="count">${done} of ${list.length} done</span>${
+        now && !open ? html` <span class="now">${oneLine(now.content, 200)}</span>` : nothing}</button>
+      ${open ? html`<div class="steps" tabindex="0" role="group" aria-label="Steps">${checklist(list)}</div>` : nothing}</section>`;
   }
 
   #status() {
@@ -292,7 +313,7 @@ class Chat extends Element {
     if (item.kind === "note") return html`<div class="note ${item.tone}"><p>${shown(item.text)}</p>${item.details ? html`<details><summary>Details</summary><p>${shown(item.details)}</p></details>` : nothing}</div>`;
     if (item.kind === "user") return html`<div class="said user"><p class="words">${shown(item.text)}</p><p class="meta">${shown(item.by)}</p></div>`;
     return html`<div class="said assistant">${this.#thought(item.thinking, false)}
-      ${item.hosted.map((call) => html`<holdfast-tool .client=${this.client} .call=${call}></holdfast-tool>`)}
+      ${item.hosted.map((call) => html`<holdfast-tool .client=${this.client} .conversation=${this.conversation} .call=${call}></holdfast-tool>`)}
       ${item.text ? html`<holdfast-markdown .text=${item.text}></holdfast-markdown>` : nothing}
       ${item.partial ? html`<p class="meta">cut off here</p>` : nothing}
       ${repeat(item.calls, (id) => id, (id) => this.#call(this.live.view.calls.get(id)))}</div>`;
@@ -300,9 +321,9 @@ class Chat extends Element {
 
   #call(call) {
     const { pending } = call;
-    if (!pending) return html`<holdfast-tool .client=${this.client} .call=${call}></holdfast-tool>`;
+    if (!pending) return html`<holdfast-tool .client=${this.client} .conversation=${this.conversation} .call=${call}></holdfast-tool>`;
     if (pending.kind === "approval") return html`<holdfast-approval .client=${this.client} .pending=${pending}></holdfast-approval>`;
-    return html`<holdfast-question .client=${this.client} .pending=${pending}></holdfast-question>${call.progress ? html`<holdfast-tool .client=${this.client} .call=${call}></holdfast-tool>` : nothing}`;
+    return html`<holdfast-question .client=${this.client} .pending=${pending}></holdfast-question>${call.progress ? html`<holdfast-tool .client=${this.client} .conversation=${this.conversation} .call=${call}></holdfast-tool>` : nothing}`;
   }
 }
 

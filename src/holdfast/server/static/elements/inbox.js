@@ -4,7 +4,7 @@
 // Unseen calls cannot be approved: on a closed row, the key a opens the card; a batch shows every call in full. A row that
 // has just moved cannot be selected with the pointer (guard.js). Keys that decide act on the focused row or card.
 import { Element, html, nothing, shown, named, table, value, plainPreview, warnings } from "./base.js";
-import { Guard, sampleAll } from "../guard.js";
+import { Guard, sampleAll, UNLOADED } from "../guard.js";
 import { repeat } from "lit/directives/repeat.js";
 import { duration, outcome, brief, spelled } from "../text.js";
 import { Problem, keyOf } from "../client.js";
@@ -283,11 +283,11 @@ class InboxView extends Element {
     const unseen = !this.#dialog || Boolean(this.#dialog.unseen());
     const off = Boolean(this.sending || this.results), held = String(unseen || !this.#dialog.armed);
     const label = (sends, words) => (this.sending === sends ? "Sending…" : words);
-    return html`<dialog class="batch" tabindex="-1" aria-label="Review ${n} requests" @close=${() => (this.batch = null)}><h2>Review ${n} requests</h2>
+    return html`<dialog class="batch" tabindex="-1" aria-label="Review ${n} requests" @close=${() => (this.batch = null)} @loaded=${() => this.requestUpdate()}><h2>Review ${n} requests</h2>
       <div class="content" tabindex="0" role="group" aria-label="All requests in full"><div>${this.batch.map((entry) => {
         const result = this.results?.get(keyOf(entry));
         return html`<section class="entry"><h3>${shown(entry.prompt || entry.tool)}</h3><p class="about"><span class="chip risk ${entry.risk}">${entry.risk} risk</span> <code>${shown(entry.tool)}</code> for <b>${shown(entry.principal?.id ?? "")}</b> in ${named(entry.conversation, this.#title(entry))}</p>${warnings(entry)}
-          ${plainPreview(entry) ? nothing : html`<h4>What would happen</h4>${value(entry.preview)}`}<h4>Arguments</h4>${table(entry.args)}
+          ${plainPreview(entry) ? nothing : html`<h4>What would happen</h4>${value(entry.preview, { client: this.client, conversation: entry.conversation })}`}<h4>Arguments</h4>${table(entry.args)}
           ${result ? html`<p class="notice ${result.problem ? "bad" : "good"}">${result.problem ? shown(result.problem.detail ?? result.problem.title) : "Accepted."}</p>` : nothing}</section>`;
       })}</div></div>
       ${this.refused ? html`<p class="notice bad" role="alert">${shown(this.refused.message)}: ${(this.refused.status > 0 && this.refused.status < 500) || this.refused.status === 503 ? "nothing was decided." : "the outcome is unknown. The inbox shows the calls that are still waiting."}</p>` : nothing}
@@ -295,7 +295,7 @@ class InboxView extends Element {
         <label class="grow"><span class="sr">Reason for denying</span><input class="reason" placeholder="Reason for denying" .value=${this.reason} @input=${(event) => (this.reason = event.target.value)}></label>
         <button type="button" class="danger outline" ?disabled=${off} aria-disabled=${held} @click=${() => this.#decide(() => ({ type: "deny", reason: this.reason.trim() }))}>${label("deny", `Deny ${n}`)}</button>
         <button type="button" @click=${() => (this.batch = null)}>Close</button></div>
-      <p class="gate" role="status">${this.sending ? html`<span class="sr">Sending…</span>` : unseen && !off ? "Scroll to the end to decide." : ""}</p></dialog>`;
+      <p class="gate" role="status">${this.sending ? html`<span class="sr">Sending…</span>` : unseen && !off ? (this.querySelector(`dialog.batch ${UNLOADED}`) ? "Show each whole diff to decide." : "Scroll to the end to decide.") : ""}</p></dialog>`;
   }
 }
 customElements.define("holdfast-inbox", InboxView);

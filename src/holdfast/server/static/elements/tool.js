@@ -1,11 +1,16 @@
 // <holdfast-tool>: one tool call and its state.
-//   properties  call: as in fold.js (id, tool, args, phase, ...)   client: Client   draft: string (arguments while the model writes them)
+//   properties  call: as in fold.js (id, tool, args, phase, ...)   client: Client   conversation: string (its id)
+//               draft: string (arguments while the model writes them)
 import { Element, html, nothing, shown, value, table, raw, oneLine, jsonDiff } from "./base.js";
+import { artifact } from "./workspace.js";
 import { duration, outcome } from "../text.js";
 import { adrift } from "../writing.js";
+import "./artifact.js";
+
+const LATEST = 8; // lines of a running command's output
 
 class Tool extends Element {
-  static properties = { call: { hasChanged: () => true }, client: {}, draft: {}, open: { state: true }, asJson: { state: true } };
+  static properties = { call: { hasChanged: () => true }, client: {}, conversation: {}, draft: {}, open: { state: true }, asJson: { state: true } };
 
   connectedCallback() {
     super.connectedCallback();
@@ -34,7 +39,9 @@ class Tool extends Element {
     const decisions = call.decisions ?? [];
     const who = decisions.map((each) => outcome(each, each.by));
     if (call.grant) who.push("allowed by a remembered approval");
-    const show = this.asJson ? raw : value;
+    const source = { client: this.client, conversation: this.conversation };
+    const show = (it) => (this.asJson ? raw : value)(it, source);
+    const { details } = call.error ?? {};
     return html`<details class="tool ${state}" ?open=${this.open} @toggle=${(event) => (this.open = event.target.open)}>
       <summary><span class="dot" aria-hidden="true"></span><b>${shown(call.tool || "tool")}</b>
         <span class="line">${this.draft !== undefined ? oneLine(this.draft.slice(-160)) : this.#line()}</span>
@@ -44,8 +51,8 @@ class Tool extends Element {
         ${who.map((each) => html`<p class="about">${shown(each)}</p>`)}
         ${section("Arguments", this.asJson ? raw(call.args) : table(call.args ?? {}))}
         ${call.original ? section("Edited before it ran", jsonDiff(call.original, call.args)) : nothing}
-        ${call.phase !== "done" ? nothing : call.ok ? section("Result", show(call.value)) : section("Error", html`<p class="text">${shown(call.error?.message ?? "")}</p>`)}
-        ${call.artifact ? html`<p class="about">Shortened. The full result has ${Math.ceil(call.size / 1000).toLocaleString()} kB and is stored.</p>` : nothing}
+        ${call.phase !== "done" ? nothing : call.ok ? section("Result", show(call.value)) : section("Error", html`<p class="text">${shown(call.error?.message ?? "")}</p>${details && Object.keys(details).length ? show(details) : nothing}`)}
+        ${call.artifact ? artifact({ sha256: call.artifact, size: call.size }, source, { what: "result" }) : nothing}
         ${call.data !== undefined && call.data !== null ? section("Data", show(call.data)) : nothing}
         <button type="button" class="quiet" aria-pressed=${Boolean(this.asJson)} @click=${() => (this.asJson = !this.asJson)}>Raw JSON</button></div>` : nothing}
       </details>
@@ -61,6 +68,7 @@ class Tool extends Element {
   }
 
   #progress(payload) {
+    if (typeof payload?.output === "string") return html`<pre class="code output latest" role="group" aria-label="Output so far">${shown(payload.output.replace(/\n$/, "").split("\n").slice(-LATEST).join("\n"))}</pre>`;
     const share = typeof payload?.done === "number" && payload.total > 0 ? payload.done / payload.total : typeof payload?.progress === "number" ? payload.progress : null;
     return html`<p class="progress" role="status">${share === null ? nothing : html`<progress max="1" .value=${Math.min(1, share)} aria-label="Progress"></progress>`}${oneLine(payload?.message ?? payload, 200)}</p>`;
   }

@@ -1,4 +1,4 @@
-"""Legal histories, faults and cancels, against a provider that refuses what the real ones refuse."""
+"""Histories, faults, cancels and keys, with a provider that is as strict as the real ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ from email.utils import format_datetime
 
 import msgspec
 import pytest
-from support.model_requests import ODD, Got, ask, assistant, hosted, offer, request, result, use, user
+from support.model_requests import (
+    ODD_SCHEMA,
+    CollectedReply,
+    ask,
+    assistant,
+    hosted_tool,
+    offer,
+    request,
+    result,
+    use,
+    user,
+)
 from support.strict_server import SIGNATURE, Breaks, Closes, Cut, Ends, Garbage, Hang, Status, StrictServer
 
 from holdfast.errors import ModelError
@@ -22,14 +33,15 @@ def model(server, side, **options):
     return ProviderModel(getattr(server, side), **options)
 
 
-async def fails(server, side, *messages, **fields):
+async def failure_of(server, side, *messages, **fields):
+    """Send a request that must fail, and return its error."""
     with pytest.raises(ModelError) as problem:
         await ask(model(server, side), *messages, **fields)
     return problem.value
 
 
 @SIDES
-async def test_a_turn_with_parallel_calls_goes_there_and_back(side):
+async def test_parallel_calls_and_their_results_make_a_round_trip(side):
     script = [
         ["I look.", ToolCall("weather", {"city": "Rome"}), ToolCall("weather", {"city": "Oslo"})],
         "Rome is warmer.",
@@ -44,7 +56,7 @@ async def test_a_turn_with_parallel_calls_goes_there_and_back(side):
     assert [(call.name, call.args["city"]) for call in got.calls] == [("weather", "Rome"), ("weather", "Oslo")]
     assert (last.text, last.finish) == ("Rome is warmer.", "stop")
     assert last.usage.input_tokens == 10
-    assert last.usage.cache_read_tokens == (0 if side == "anthropic" else None)  # OpenAI's side did not say
+    assert last.usage.cache_read_tokens == (0 if side == "anthropic" else None)  # the OpenAI stream has no such field
 
 
 A, B = use("look", "id-1"), use("look", "id-2")
@@ -60,12 +72,12 @@ HISTORIES = {
     "a result that has no call": [user("a"), result(A), assistant("b"), user("c")],
     "a failed call": [user("a"), assistant("", A), result(A, '{"ok":false}', ok=False)],
     "an empty result": [user("a"), assistant("", A), result(A, "")],
-    "arguments that are no JSON": [user("a"), assistant("", bad := use("look", "x", raw='{"a": ')), result(bad)],
-    "a tool that nobody has": [user("a"), assistant("", bad := use("run it; now!", "x")), result(bad)],
+    "arguments that are not JSON": [user("a"), assistant("", bad := use("look", "x", raw='{"a": ')), result(bad)],
+    "an unknown tool": [user("a"), assistant("", bad := use("run it; now!", "x")), result(bad)],
     "a tool without a name": [user("a"), assistant("", bad := use("", "x")), result(bad)],
     "an id of another provider": [user("a"), assistant("", bad := use("look", "functions.look:0|x")), result(bad)],
-    "an id without end": [user("a"), assistant("", bad := use("look", "x" * 200)), result(bad)],
-    "nothing at all": [],
+    "a very long id": [user("a"), assistant("", bad := use("look", "x" * 200)), result(bad)],
+    "no messages": [],
     "another provider's parts": [
         user("a"),
         assistant(
@@ -93,7 +105,7 @@ HISTORIES = {
 
 @SIDES
 @pytest.mark.parametrize("history", HISTORIES)
-async def test_every_history_is_rendered_as_one_that_the_provider_takes(side, history):
+async def test_every_history_is_rendered_in_a_form_that_the_provider_accepts(side, history):
     with StrictServer(["fine"]) as server:
         asked = request("x", injected=()) if not HISTORIES[history] else request(*HISTORIES[history])
         if not HISTORIES[history]:
@@ -107,11 +119,20 @@ async def test_every_history_is_rendered_as_one_that_the_provider_takes(side, hi
 def test_the_strict_provider_refuses_empty_messages_and_wrong_roles():
     from support.strict_server import Refused, check_anthropic, check_openai
 
-    def says(role, content="hi"):
+    def message(role, content="hi"):
         return {"role": role, "content": content}
 
-    empty = [[], [says("user", "")], [says("user"), says("assistant", ""), says("user")], [says("robot")]]
-    out_of_turn = [[says("assistant"), says("user")], [says("user"), says("assistant")], [says("user", " \n")]]
+    empty = [
+        [],
+        [message("user", "")],
+        [message("user"), message("assistant", ""), message("user")],
+        [message("robot")],
+    ]
+    out_of_turn = [
+        [message("assistant"), message("user")],
+        [message("user"), message("assistant")],
+        [message("user", " \n")],
+    ]
     for messages in empty:
         with pytest.raises(Refused):
             check_openai({"messages": messages})
@@ -119,7 +140,7 @@ def test_the_strict_provider_refuses_empty_messages_and_wrong_roles():
         with pytest.raises(Refused):
             check_anthropic({"max_tokens": 1, "messages": messages})
     for messages in out_of_turn:
-        check_openai({"messages": messages})  # which takes them
+        check_openai({"messages": messages})  # OpenAI accepts them
 
 
 def test_the_strict_provider_refuses_calls_and_results_that_do_not_belong_together():
@@ -172,12 +193,12 @@ def test_the_strict_provider_refuses_calls_and_results_that_do_not_belong_togeth
 @SIDES
 async def test_a_refusal_is_reported_with_its_status_and_the_providers_message(side):
     with StrictServer([Status(400, "messages: no, thank you")]) as server:
-        problem = await fails(server, side)
+        problem = await failure_of(server, side)
     assert (problem.kind, problem.details["status"]) == ("provider_http_error", 400)
     assert "messages: no, thank you" in problem.message
 
 
-LATER = format_datetime(datetime.now(UTC) + timedelta(seconds=3600), usegmt=True)
+AN_HOUR_LATER = format_datetime(datetime.now(UTC) + timedelta(seconds=3600), usegmt=True)
 
 
 @SIDES
@@ -185,7 +206,7 @@ LATER = format_datetime(datetime.now(UTC) + timedelta(seconds=3600), usegmt=True
     ("status", "kind"),
     [
         (Status(429, retry_after=2), "rate_limited"),
-        (Status(429, retry_after=LATER), "rate_limited"),
+        (Status(429, retry_after=AN_HOUR_LATER), "rate_limited"),
         (Status(429, type="insufficient_quota", message="You exceeded your current quota"), "usage_limit_reached"),
         (Status(402), "usage_limit_reached"),
         (Status(401), "not_authenticated"),
@@ -198,16 +219,16 @@ LATER = format_datetime(datetime.now(UTC) + timedelta(seconds=3600), usegmt=True
     ],
     ids=lambda value: getattr(value, "code", None),
 )
-async def test_an_error_status_has_its_kind_and_is_asked_once(side, status, kind):
+async def test_an_error_status_has_its_kind_and_the_sdk_does_not_retry(side, status, kind):
     if side == "anthropic" and status.type == "insufficient_quota":
         status = Status(400, "Your credit balance is too low to access the API.")
 
     with StrictServer([status] * 5) as server:
-        problem = await fails(server, side)
+        problem = await failure_of(server, side)
     assert (problem.kind, problem.details["status"]) == (kind, status.code)
-    assert len(server.requests) == 1  # the SDK does not try again: that is the runtime's business
-    if status.retry_after == LATER:
-        assert 1800 < problem.details["retry_after"] <= 3600  # as of when the tests were read
+    assert len(server.requests) == 1  # retries are up to the runtime
+    if status.retry_after == AN_HOUR_LATER:
+        assert 1800 < problem.details["retry_after"] <= 3600  # counted from the import of this module
     elif status.retry_after:
         assert problem.details["retry_after"] == status.retry_after
 
@@ -233,7 +254,7 @@ async def test_a_stream_that_breaks_is_an_error_of_its_kind(side, fault, kind):
         kind = {"rate_limit_error": "rate_limited"}.get(fault.type, kind)
 
     with StrictServer([fault]) as server:
-        assert (await fails(server, side)).kind == kind
+        assert (await failure_of(server, side)).kind == kind
 
 
 @SIDES
@@ -246,17 +267,17 @@ async def test_a_refused_connection_is_a_network_error(side):
 
 
 @SIDES
-async def test_a_cancelled_request_hangs_up(side):
+async def test_a_cancelled_request_closes_the_connection(side):
     """The connection closes with the task, not when the client is closed or the loop ends."""
     with StrictServer([Hang(["one moment "])]) as server:
-        heard = asyncio.Event()
+        first_part = asyncio.Event()
 
         async def wait():
             async for _ in model(server, side).stream(request("hi")):
-                heard.set()
+                first_part.set()
 
         task = asyncio.create_task(wait())
-        await heard.wait()
+        await first_part.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -264,9 +285,9 @@ async def test_a_cancelled_request_hangs_up(side):
             await asyncio.sleep(0.001)
 
 
-async def test_a_reply_that_breaks_off_has_reported_its_usage():
+async def test_a_reply_that_breaks_off_still_reports_its_usage():
     with StrictServer([Cut(["I will ", ToolCall("look", {"a": "some words in here"})])]) as server:
-        got = Got()
+        got = CollectedReply()
         with pytest.raises(ModelError):
             await ask(model(server, "anthropic"), into=got)
     usage = got.usage
@@ -275,7 +296,7 @@ async def test_a_reply_that_breaks_off_has_reported_its_usage():
 
 
 @SIDES
-async def test_silence_ends_with_the_timeout_that_was_set(side):
+async def test_a_provider_that_sends_nothing_is_a_network_error_after_the_timeout(side):
     with StrictServer([Hang()]) as server, pytest.raises(ModelError) as problem:
         await ask(model(server, side, timeout=0.2))
     assert problem.value.kind == "network"
@@ -300,7 +321,7 @@ async def test_two_calls_with_one_id_both_arrive(side):
     assert [(call.id, call.args) for call in got.calls] == [("same", {"n": 1}), ("same", {"n": 2})]
 
 
-async def test_thinking_goes_back_signed_before_the_call_that_it_led_to():
+async def test_signed_thinking_is_sent_back_before_the_call_that_followed_it():
     with StrictServer([[Thinking("hm"), ToolCall("look", {})], "ok"]) as server:
         got = await ask(model(server, "anthropic"))
         reply = got.message("anthropic")
@@ -333,18 +354,18 @@ async def test_a_plain_reply_has_no_parts_of_the_provider():
 async def test_injected_text_comes_last_and_has_no_cache_marker(side):
     with StrictServer(["a", "b", "c"]) as server:
         tools, a = (offer("look", {"type": "object"}, "Looks."),), use("look", "id")
-        told = {"tools": tools, "instructions": "Be brief."}
-        await ask(model(server, side), "hi", **told)
-        await ask(model(server, side), "hi", injected=("The time is noon.", "It rains."), **told)
-        await ask(model(server, side), "hi", assistant("", a), result(a), injected=("It is late.",), **told)
+        fields = {"tools": tools, "instructions": "Be brief."}
+        await ask(model(server, side), "hi", **fields)
+        await ask(model(server, side), "hi", injected=("The time is noon.", "It rains."), **fields)
+        await ask(model(server, side), "hi", assistant("", a), result(a), injected=("It is late.",), **fields)
     assert not server.refused
-    plain, injected, after = (heard.body for heard in server.requests)
+    plain, injected, after = (incoming.body for incoming in server.requests)
     if side == "openai":
         assert [m["role"] for m in injected["messages"]] == ["system", "user", "user"]
         assert "It is late." in str(after["messages"][-1]["content"])
         return
     marker = {"type": "ephemeral", "ttl": "5m"}
-    assert plain["cache_control"] == marker  # moves with the conversation's last block
+    assert plain["cache_control"] == marker  # at the end of the conversation
     assert plain["system"][-1]["cache_control"] == marker
     assert plain["tools"][-1]["cache_control"] == marker
     assert "cache_control" not in injected
@@ -361,14 +382,14 @@ async def test_injected_text_comes_last_and_has_no_cache_marker(side):
 @SIDES
 async def test_a_schema_arrives_as_it_was_declared_and_without_strict(side):
     with StrictServer(["ok"]) as server:
-        await ask(model(server, side), tools=(offer("odd", ODD),))
+        await ask(model(server, side), tools=(offer("odd", ODD_SCHEMA),))
     [tool] = server.requests[0].body["tools"]
     declared = tool if side == "anthropic" else tool["function"]
-    assert declared["input_schema" if side == "anthropic" else "parameters"] == ODD
+    assert declared["input_schema" if side == "anthropic" else "parameters"] == ODD_SCHEMA
     assert "strict" not in declared
 
 
-async def test_a_key_is_asked_for_with_every_request_and_each_has_a_client_of_its_own():
+async def test_the_key_function_is_called_for_every_request_and_all_keys_share_a_connection():
     async def key_of(request):
         return f"key-of-{request.principal}"
 
@@ -376,15 +397,15 @@ async def test_a_key_is_asked_for_with_every_request_and_each_has_a_client_of_it
         claude = model(server, "anthropic", key=key_of)
         for principal in ("ann", "bob", "ann"):
             await ask(claude, principal=principal)
-    assert [heard.headers["authorization"].split()[-1] for heard in server.requests] == [
+    assert [incoming.headers["authorization"].split()[-1] for incoming in server.requests] == [
         "key-of-ann",
         "key-of-bob",
         "key-of-ann",
     ]
-    assert server.connections == 1  # and the connection is shared
+    assert server.connections == 1
 
 
-async def test_a_key_function_that_has_none_or_fails_is_an_error_that_says_no_secret():
+async def test_a_key_function_that_returns_none_or_fails_is_an_error_without_its_secret():
     def broken(request):
         raise RuntimeError("sk-very-secret-key is locked")
 
@@ -408,7 +429,7 @@ async def test_an_error_never_repeats_the_key(side):
 
 
 @SIDES
-async def test_settings_of_the_agent_come_on_top_of_the_models(side):
+async def test_settings_of_a_request_override_those_of_the_model(side):
     with StrictServer(["a"]) as server:
         claude = model(server, side, settings={"temperature": 0.1, "max_tokens": 50})
         await ask(claude, settings={"max_tokens": 70})
@@ -418,15 +439,15 @@ async def test_settings_of_the_agent_come_on_top_of_the_models(side):
 
 
 @SIDES
-async def test_a_provider_tool_that_the_model_does_not_have_is_refused_with_those_that_it_has(side):
+async def test_an_unsupported_provider_tool_or_option_is_refused_with_the_supported_ones(side):
     with StrictServer(["a"]) as server:
         with pytest.raises(ModelError) as problem:
-            await ask(model(server, side), tools=(hosted("telepathy"),))
+            await ask(model(server, side), tools=(hosted_tool("telepathy"),))
         assert problem.value.kind == "model_not_supported"
         assert ("web_search" in problem.value.message) == (side == "anthropic")
         if side == "anthropic":
             with pytest.raises(ModelError, match="colour"):
-                await ask(model(server, side), tools=(hosted("web_search", colour="red"),))
+                await ask(model(server, side), tools=(hosted_tool("web_search", colour="red"),))
     assert not server.requests
 
 

@@ -1,4 +1,4 @@
-"""Model strings, extras and keys: what can be known before anybody is asked."""
+"""Model strings, extras and keys: checks that need no request to a provider."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _no_variables(monkeypatch):
         ("openai-chat:model@2024", ("openai-chat", "model@2024", None)),
     ],
 )
-def test_a_model_string_says_provider_model_and_server(name, parts):
+def test_a_model_string_is_parsed_into_provider_model_and_server(name, parts):
     parsed = names.parse_model_name(name)
     assert (parsed.provider, parsed.model, parsed.url) == parts
 
@@ -44,14 +44,14 @@ def test_an_unknown_model_string_is_refused_with_the_known_providers(name):
     assert "anthropic" in problem.value.message or "names no model" in problem.value.message
 
 
-def test_a_base_url_is_a_url():
+def test_a_base_url_without_a_scheme_is_refused():
     with pytest.raises(ModelError, match="http://"):
         ProviderModel("openai:x", base_url="localhost:80")
     assert ProviderModel("openai:x", base_url="http://localhost:80").provider == "openai"
 
 
 def test_a_missing_extra_is_reported_with_the_install_command(monkeypatch):
-    monkeypatch.setitem(sys.modules, "groq", None)  # as if it were not there
+    monkeypatch.setitem(sys.modules, "groq", None)  # as if it were not installed
     monkeypatch.setattr(names, "find_spec", lambda module: None if module == "groq" else object())
     with pytest.raises(ModelError) as problem:
         open_model("groq:x")
@@ -69,7 +69,7 @@ async def test_a_missing_key_is_reported_with_its_variable(provider):
     assert PROVIDERS[provider].keys[0] in problem.value.message
 
 
-def test_a_model_is_checked_without_asking_anybody(monkeypatch):
+def test_check_reports_the_name_the_extra_and_the_key_of_a_model(monkeypatch):
     assert check("anthropic:x") == [
         ("name", True, ""),
         ("extra", True, install_command("anthropic")),
@@ -77,13 +77,13 @@ def test_a_model_is_checked_without_asking_anybody(monkeypatch):
     ]
     monkeypatch.setenv("ANTHROPIC_API_KEY", "k")
     assert all(ok for _, ok, _ in check("anthropic:x"))
-    assert all(ok for _, ok, _ in check("openai-chat:llama@http://127.0.0.1:1/v1"))  # a server of one's own
+    assert all(ok for _, ok, _ in check("openai-chat:llama@http://127.0.0.1:1/v1"))  # a local server needs no key
     [(what, ok, fix)] = check("nobody:x")
     assert (what, ok) == ("name", False)
     assert "nobody:x" in fix
 
 
-def test_the_extras_that_are_named_are_the_extras_that_there_are():
+def test_the_extra_of_every_provider_is_defined_in_pyproject():
     import tomllib
     from pathlib import Path
 
@@ -93,7 +93,7 @@ def test_the_extras_that_are_named_are_the_extras_that_there_are():
         assert any(f"pydantic-ai-slim[{provider.extra}]" in need for need in extras[provider.extra])
 
 
-def test_naming_a_model_loads_no_sdk():
+def test_creating_a_model_imports_no_sdk():
     code = (
         "import sys; from holdfast import Agent; from holdfast.models.providers import ProviderModel, check\n"
         "check('openai:x'); ProviderModel('anthropic:x'); ProviderModel('google:x', key='k')\n"
@@ -106,10 +106,10 @@ def test_naming_a_model_loads_no_sdk():
 
 
 @pytest.mark.parametrize("name", ["openai-chat:x@127.0.0.1:11434", "openai-chat:x@localhost:1/v1", "openai:x@a.b/v1"])
-def test_an_address_without_its_scheme_is_not_taken_for_a_part_of_the_model_s_name(name):
+def test_a_model_string_with_a_server_address_without_a_scheme_is_refused(name):
     with pytest.raises(ModelError, match="a full URL"):
         names.parse_model_name(name)
 
 
-def test_a_model_s_own_name_may_have_an_at_sign():
+def test_a_model_name_may_contain_an_at_sign():
     assert names.parse_model_name("openai-chat:claude@20240620").model == "claude@20240620"

@@ -1,4 +1,4 @@
-"""A process that runs only so many conversations at once: whoever waits is next, and what needs no room gets none."""
+"""The limit ``max_conversations``: waiting conversations are not starved, and a cancel needs no slot."""
 
 import asyncio
 from collections import Counter
@@ -18,10 +18,10 @@ def store(request, tmp_path):
     return MemoryStore() if request.param == "memory" else f"sqlite:///{tmp_path}/holdfast.db"
 
 
-class Patient:
-    """A model that counts whom it has served."""
+class CountingModel:
+    """A model that counts its requests per conversation."""
 
-    name = "patient"
+    name = "counting"
 
     def __init__(self):
         self.served = Counter()
@@ -32,14 +32,14 @@ class Patient:
         yield FinishPart()
 
 
-async def impatient(rt, name, **options):
-    """A user whose next message comes as soon as the last is answered."""
+async def send_repeatedly(rt, name, **options):
+    """Send the next message as soon as the last one is answered, until cancelled."""
     while True:
         await (await rt.send(name, "again", **options)).final_result()
 
 
-async def while_served(served, names, *users):
-    """Until each of these was served a few times, and the busiest not for ever before."""
+async def run_until_served(served, names, *users):
+    """Run the users until each conversation was served 5 times, or one of them more than 300 times."""
     tasks = [asyncio.ensure_future(each) for each in users]
     await until(lambda: all(served[name] >= 5 for name in names) or max(served.values(), default=0) > 300)
     for task in tasks:
@@ -48,41 +48,41 @@ async def while_served(served, names, *users):
     assert min(served[name] for name in names) >= 5, served
 
 
-async def test_who_waits_for_room_is_served_before_those_who_come_again(store):
-    patient, names = Patient(), ["c1", "c2", "c3"]
-    async with Runtime(Agent("a", model=patient), store=store, max_conversations=1) as rt:
-        await while_served(patient.served, names, *(impatient(rt, name) for name in names))
+async def test_conversations_that_wait_for_a_slot_are_not_starved_by_busy_ones(store):
+    model, names = CountingModel(), ["c1", "c2", "c3"]
+    async with Runtime(Agent("a", model=model), store=store, max_conversations=1) as rt:
+        await run_until_served(model.served, names, *(send_repeatedly(rt, name) for name in names))
 
 
-async def test_a_conversation_that_ends_makes_room_at_once(store, monkeypatch):
-    """Whoever waits is told so: nothing else would look for an hour."""
+async def test_a_turn_that_ends_frees_its_slot_for_the_next_conversation_at_once(store, monkeypatch):
+    """A notification starts the next conversation: the poll interval is an hour here."""
     monkeypatch.setattr(takeover, "POLL_SECONDS", 3600.0)
 
-    patient = Patient()
-    async with Runtime(Agent("a", model=patient), store=store, max_conversations=1) as rt:
+    model = CountingModel()
+    async with Runtime(Agent("a", model=model), store=store, max_conversations=1) as rt:
         turns = [await rt.send(f"c{n}", "go") for n in range(40)]
         for turn in turns:
             await turn.final_result()
 
 
-async def test_no_agent_s_conversations_wait_behind_those_of_another_agent_for_ever(tmp_path):
-    patient, url = Patient(), f"sqlite:///{tmp_path}/holdfast.db"
-    agents = [Agent(name, model=patient) for name in ("a", "b")]
-    async with Runtime(store=url) as door, Runtime(*agents, store=url, max_conversations=1):
-        users = [impatient(door, name, agent=name[0]) for name in ("a1", "a2", "a3", "b1")]
-        await while_served(patient.served, ["a1", "b1"], *users)
+async def test_conversations_of_one_agent_do_not_starve_those_of_another_agent(tmp_path):
+    model, url = CountingModel(), f"sqlite:///{tmp_path}/holdfast.db"
+    agents = [Agent(name, model=model) for name in ("a", "b")]
+    async with Runtime(store=url) as front, Runtime(*agents, store=url, max_conversations=1):
+        users = [send_repeatedly(front, name, agent=name[0]) for name in ("a1", "a2", "a3", "b1")]
+        await run_until_served(model.served, ["a1", "b1"], *users)
 
 
-async def test_a_turn_is_cancelled_also_where_there_is_no_room(store):
-    """B24: closing a turn runs nothing."""
+async def test_a_turn_can_be_cancelled_while_every_slot_is_taken(store):
+    """Closing a turn runs nothing, so it needs no slot [B60]."""
 
-    hold, begun = asyncio.Event(), asyncio.Event()
+    release, started = asyncio.Event(), asyncio.Event()
 
     @tool
     async def work() -> str:
         """Work."""
-        begun.set()
-        await hold.wait()
+        started.set()
+        await release.wait()
         return "ok"
 
     @tool(approval="required")
@@ -99,7 +99,7 @@ async def test_a_turn_is_cancelled_also_where_there_is_no_room(store):
         turn = await rt.send("waits", "pay")
         await turn.result()
         await rt.send("busy", "work")
-        await begun.wait()
+        await started.wait()
         assert await rt.cancel("waits")
         assert (await turn.final_result()).reason == "cancelled"
-        hold.set()
+        release.set()

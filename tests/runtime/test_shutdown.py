@@ -1,4 +1,4 @@
-"""Leaving a runtime, and running only a part of what a store owes."""
+"""Closing a runtime: drain and hand-over; and runtimes that run only some conversations of a store."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from holdfast.core.events import CallReturned
 from holdfast.stores.memory import MemoryStore
 
 
-def idle(rt: Runtime, name: str) -> Callable[[], Awaitable[bool]]:
-    async def look() -> bool:
+def is_idle(rt: Runtime, name: str) -> Callable[[], Awaitable[bool]]:
+    """Return a condition for ``until``."""
+
+    async def check() -> bool:
         return (await rt.snapshot(name)).state == "idle"
 
-    return look
+    return check
 
 
-async def test_leaving_lets_a_running_tool_finish_and_records_its_result() -> None:
-    """B49: nothing is interrupted that had the time to end."""
-    begun, ledger = asyncio.Event(), []
+async def test_close_lets_a_running_tool_finish_and_records_its_result() -> None:
+    """A tool that ends within the drain is not interrupted [B49]."""
+    started, ledger = asyncio.Event(), []
 
     @tool(recovery="fail")
     async def pay(amount: int) -> str:
         """Pay."""
-        begun.set()
+        started.set()
         await asyncio.sleep(0.05)
         ledger.append(amount)
         return "paid"
@@ -38,24 +40,24 @@ async def test_leaving_lets_a_running_tool_finish_and_records_its_result() -> No
     agent = Agent("a", model=ScriptedModel([[ToolCall("pay", {"amount": 5})], "done"]), tools=[pay])
     async with Runtime(agent, store=store) as rt:
         await rt.send("c", "go")
-        await begun.wait()
+        await started.wait()
     assert ledger == [5]
     async with Runtime(store=store.sibling()) as reader:
         (returned,) = [e for e in await reader.history("c") if isinstance(e, CallReturned)]
         assert returned.value == "paid"
     async with Runtime(agent, store=store.sibling()) as rt:
-        await until(idle(rt, "c"))
+        await until(is_idle(rt, "c"))
     assert ledger == [5]
 
 
 async def test_a_tool_that_outlasts_the_drain_is_recovered_as_after_a_kill() -> None:
-    """B49"""
-    begun = asyncio.Event()
+    """With recovery ``fail`` its result is an ``interrupted`` error [B49]."""
+    started = asyncio.Event()
 
     @tool(recovery="fail")
     async def pay(amount: int) -> str:
         """Pay."""
-        begun.set()
+        started.set()
         await asyncio.Event().wait()
         return "never"
 
@@ -63,29 +65,29 @@ async def test_a_tool_that_outlasts_the_drain_is_recovered_as_after_a_kill() -> 
     agent = Agent("a", model=ScriptedModel([[ToolCall("pay", {"amount": 5})], "done"]), tools=[pay])
     async with Runtime(agent, store=store, drain=0.01) as rt:
         await rt.send("c", "go")
-        await begun.wait()
+        await started.wait()
     async with Runtime(agent, store=store.sibling()) as rt:
-        await until(idle(rt, "c"))
+        await until(is_idle(rt, "c"))
         (returned,) = [e for e in await rt.history("c") if isinstance(e, CallReturned)]
         assert returned.error is not None
         assert returned.error.kind == "interrupted"
 
 
-async def test_a_conversation_is_handed_over_as_soon_as_its_own_tools_have_ended_and_hurry_ends_the_wait() -> None:
-    """B49: whoever leaves does not keep what others could go on with."""
-    begun = asyncio.Event()
+async def test_close_releases_a_conversation_once_its_own_tools_end_and_skip_drain_ends_the_wait() -> None:
+    """Another process continues it while the closing runtime still waits for another tool [B49]."""
+    started = asyncio.Event()
 
     @tool(recovery="fail")
     async def wait() -> str:
         """Wait for ever."""
-        begun.set()
+        started.set()
         await asyncio.Event().wait()
         return "never"
 
     @tool
     async def nap() -> str:
         """Sleep a little."""
-        await begun.wait()
+        await started.wait()
         return "slept"
 
     def script(request):
@@ -97,19 +99,19 @@ async def test_a_conversation_is_handed_over_as_soon_as_its_own_tools_have_ended
     await rt.start()
     await rt.send("long", "go")
     await rt.send("short", "go")
-    await begun.wait()
-    leaving = asyncio.create_task(rt.close())
+    await started.wait()
+    closing = asyncio.create_task(rt.close())
     async with Runtime(agent, store=store.sibling()) as other:
-        await until(idle(other, "short"))
+        await until(is_idle(other, "short"))
         assert (await other.store.row("long")).owner == store.owner
-        assert not leaving.done()
+        assert not closing.done()
         assert rt._engine.count_running_calls() == 1
         rt._engine.skip_drain()
-        await leaving
-        await until(idle(other, "long"))
+        await closing
+        await until(is_idle(other, "long"))
 
 
-async def test_a_runtime_for_no_conversation_knows_its_agent_and_runs_nothing() -> None:
+async def test_a_runtime_that_is_limited_to_no_conversation_accepts_messages_and_runs_none() -> None:
     store = MemoryStore()
     agent = Agent("a", model=ScriptedModel(["done"], follow=True))
     async with Runtime(agent, store=store, only=()) as front:
@@ -122,7 +124,7 @@ async def test_a_runtime_for_no_conversation_knows_its_agent_and_runs_nothing() 
             assert not await worker.store.list_owing()
 
 
-async def test_a_runtime_for_one_conversation_leaves_the_others_alone() -> None:
+async def test_a_runtime_that_is_limited_to_one_conversation_does_not_run_others() -> None:
     ran: list[str] = []
 
     @tool(approval="required")
@@ -141,15 +143,17 @@ async def test_a_runtime_for_one_conversation_leaves_the_others_alone() -> None:
         for entry in await guest.pending():
             await guest.resolve(entry.conversation, entry.call, Approve())
     async with Runtime(agent, store=store.sibling(), only=["two"]) as rt:
-        await until(idle(rt, "two"))
+        await until(is_idle(rt, "two"))
         await rt.send("three", "go")
         assert (await rt.snapshot("one")).state == "executing_tools"
         assert (await rt.snapshot("three")).state == "preparing"
     assert ran == ["two"]
 
 
-async def test_a_handlers_traceback_goes_to_the_log_of_the_process(caplog: pytest.LogCaptureFixture) -> None:
-    """B15: the model and the log get one line; whoever has to mend it gets the whole of it."""
+async def test_the_traceback_of_a_failing_handler_goes_to_the_log_of_the_process(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A developer finds the whole traceback there [B15]."""
 
     @tool
     async def broken() -> str:
@@ -164,14 +168,14 @@ async def test_a_handlers_traceback_goes_to_the_log_of_the_process(caplog: pytes
     assert 'return {}["missing"]' in caplog.text
 
 
-async def test_who_closes_a_runtime_a_second_time_waits_until_it_is_closed() -> None:
-    """B49: a signal closes it, and so does the end of its block."""
-    begun, ledger = asyncio.Event(), []
+async def test_a_second_close_waits_until_the_runtime_is_closed() -> None:
+    """A signal handler and the end of the ``async with`` block may both close it [B49]."""
+    started, ledger = asyncio.Event(), []
 
     @tool(recovery="fail")
     async def pay() -> str:
         """Pay."""
-        begun.set()
+        started.set()
         await asyncio.sleep(0.05)
         ledger.append("paid")
         return "paid"
@@ -179,45 +183,45 @@ async def test_who_closes_a_runtime_a_second_time_waits_until_it_is_closed() -> 
     agent = Agent("a", model=ScriptedModel([[ToolCall("pay")], "done"]), tools=[pay])
     async with Runtime(agent, store=MemoryStore()) as rt:
         await rt.send("c", "go")
-        await begun.wait()
-        signalled = asyncio.ensure_future(rt.close())
+        await started.wait()
+        first_close = asyncio.ensure_future(rt.close())
         await asyncio.sleep(0)
     assert ledger == ["paid"]
-    assert signalled.done()
+    assert first_close.done()
 
 
-async def test_who_gives_up_waiting_for_a_runtime_to_close_leaves_it_closing(tmp_path: Path) -> None:
-    begun, given_up = asyncio.Event(), asyncio.Event()
+async def test_a_close_that_timed_out_continues_and_can_be_awaited_again(tmp_path: Path) -> None:
+    started, timed_out = asyncio.Event(), asyncio.Event()
 
     @tool(recovery="fail")
     async def pay() -> str:
         """Pay."""
-        begun.set()
-        await given_up.wait()
+        started.set()
+        await timed_out.wait()
         return "paid"
 
     url = f"sqlite:///{tmp_path}/holdfast.db"
     rt = Runtime(Agent("a", model=ScriptedModel([[ToolCall("pay")], "done"]), tools=[pay]), store=url)
     await rt.start()
     await rt.send("c", "go")
-    await begun.wait()
+    await started.wait()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await rt.close()
-    given_up.set()
+    timed_out.set()
     await rt.close()
     async with Runtime(store=url) as other:
         assert [owner.owner for owner in await other.owners()] == [other.store.owner]
 
 
-async def test_a_handler_that_outlives_its_runtime_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_handler_that_outlives_its_runtime_ends_and_leaves_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.runtime.tasks.GRACE", 0.01)
-    begun, over = asyncio.Event(), asyncio.Event()
+    started, over = asyncio.Event(), asyncio.Event()
 
     @tool
     async def stubborn() -> str:
         """Take its time."""
-        begun.set()
+        started.set()
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
@@ -228,6 +232,6 @@ async def test_a_handler_that_outlives_its_runtime_ends(monkeypatch: pytest.Monk
     agent = Agent("a", model=ScriptedModel([[ToolCall("stubborn")], "done"]), tools=[stubborn])
     async with Runtime(agent, store=MemoryStore(), drain=0.01) as rt:
         await rt.send("c", "go")
-        await begun.wait()
+        await started.wait()
     await over.wait()
     await until(lambda: not [task for task in asyncio.all_tasks() if task.get_name().startswith("holdfast:")])

@@ -1,4 +1,4 @@
-"""What is stored shorter comes back to the byte."""
+"""Compressed bodies are restored byte for byte."""
 
 import asyncio
 import random
@@ -30,45 +30,45 @@ LONG = b'{"text":"' + b"all work and no play " * 100 + b'"}'
         bytes(100_000),
     ],
 )
-def test_every_body_comes_back_to_the_byte(body):
+def test_a_compressed_body_is_restored_byte_for_byte(body):
     assert decompress_body(compress_body(body)) == body
 
 
-def test_bodies_of_any_bytes_and_length_come_back():
-    dice = random.Random(7)
+def test_random_bodies_of_any_length_are_restored():
+    rng = random.Random(7)
     for size in range(0, 3 * MIN_COMPRESSED_BYTES, 7):
-        for body in (dice.randbytes(size), b"x" + dice.randbytes(size), bytes(dice.choices(b'{"type":}', k=size))):
+        for body in (rng.randbytes(size), b"x" + rng.randbytes(size), bytes(rng.choices(b'{"type":}', k=size))):
             assert decompress_body(compress_body(body)) == body
 
 
-def test_short_bodies_are_stored_as_they_are_and_can_be_read_with_any_tool():
+def test_short_bodies_are_stored_uncompressed():
     body = b'{"type":"TurnStarted"}'
     assert compress_body(body) is body
 
 
-def test_a_suspension_takes_less_than_half_of_its_bytes(tmp_path):
+def test_a_suspension_compresses_to_less_than_half_its_size(tmp_path):
     @tool(approval="required", risk="high")
     async def refund(order: int, amount: float) -> str:
         """Give a customer their money back."""
         return "done"
 
-    async def waiting():
+    async def suspend_call():
         model = ScriptedModel([[ToolCall("refund", {"order": 4711, "amount": 12.5})]])
         async with Runtime(Agent("shop", model=model, tools=[refund]), store=f"sqlite:///{tmp_path}/a.db") as rt:
             await (await rt.send("c", "Refund it.")).result()
             return (await rt.history("c"))[-1], (await rt.pending())[0]
 
-    event, entry = asyncio.run(waiting())
+    event, entry = asyncio.run(suspend_call())
     for body in (codec.encode_event(event), msgspec.json.encode(entry)):
         assert len(compress_body(body)) < len(body) / 2
 
 
-def test_the_packed_form_is_pinned_for_it_is_read_for_ever():
+def test_bodies_in_the_current_compressed_format_stay_readable():
     stored = bytes.fromhex("78bb51946e6bc3e917743b71fb7a54e5a8ca11af1200db612440")
     assert decompress_body(stored) == b'{"type":"CallSuspended","kind":"approval"}' * 20
 
 
-def test_a_byte_that_has_changed_is_noticed_wherever_it_is():
+def test_a_compressed_body_with_a_changed_byte_is_not_decompressed():
     stored = compress_body(LONG)
     for at in range(2, len(stored)):
         damaged = stored[:at] + bytes([stored[at] ^ 1]) + stored[at + 1 :]
@@ -77,7 +77,7 @@ def test_a_byte_that_has_changed_is_noticed_wherever_it_is():
     assert decompress_body(stored) == LONG
 
 
-def test_damage_is_not_hidden_what_cannot_be_unpacked_fits_no_hash(tmp_path):
+def test_a_damaged_compressed_body_does_not_match_its_hash(tmp_path):
     async def run():
         store = SQLiteStore(tmp_path / "a.db")
         await store.open()

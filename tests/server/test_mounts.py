@@ -1,4 +1,4 @@
-"""The application inside another one, and alone under any ASGI server."""
+"""The application mounted in another one, and alone under an ASGI server."""
 
 import asyncio
 
@@ -7,15 +7,15 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
-from support.web_site import TOKEN, desk, refunding, site
+from support.web_site import TOKEN, desk, refund_agent, site
 
 from holdfast import Runtime
 from holdfast.server import TokenAuth, app
 from holdfast.server.process import open_socket
 
 
-def within(path):
-    """A host that has a page of its own and ours below ``path``."""
+def mount_at(path):
+    """Return a wrapper: a host application with its own page, and ours mounted at ``path``."""
 
     def wrap(served):
         async def own(request):
@@ -26,8 +26,8 @@ def within(path):
     return wrap
 
 
-async def test_mounted_below_a_path_every_route_the_page_and_the_cookie_are_there():
-    async with site(refunding(), wrap=within("/desk/holdfast")) as s:
+async def test_a_mounted_application_serves_its_routes_its_page_and_its_cookie_below_its_path():
+    async with site(refund_agent(), wrap=mount_at("/desk/holdfast")) as s:
         assert (await s.http.get("/")).text == "the host's own"
         below = "/desk/holdfast"
         await s.post(f"{below}/api/conversations", {"id": "a/b"}, 201)
@@ -47,24 +47,24 @@ async def test_mounted_below_a_path_every_route_the_page_and_the_cookie_are_ther
             assert without.url.path == f"{below}/"
 
 
-async def test_what_a_host_adds_to_every_answer_is_added_to_ours():
-    def signed(served):
+async def test_headers_that_the_host_application_adds_are_on_our_responses():
+    def add_header(served):
         async def host(scope, receive, send):
-            async def signing(message):
+            async def send_signed(message):
                 if message["type"] == "http.response.start":
                     message["headers"] = [*message["headers"], (b"x-signed", b"by the host")]
                 await send(message)
 
-            await served(scope, receive, signing)
+            await served(scope, receive, send_signed)
 
         return host
 
-    async with site(refunding(), wrap=signed) as s:
+    async with site(refund_agent(), wrap=add_header) as s:
         answer = await s.http.get("/api/me")
         assert (answer.status_code, answer.headers["x-signed"]) == (200, "by the host")
 
 
-async def test_the_address_without_its_last_slash_leads_to_the_page_and_keeps_its_token():
+async def test_the_mount_path_without_a_trailing_slash_redirects_and_keeps_the_token():
     async with Runtime(desk("x")) as runtime:
         transport = httpx.ASGITransport(app(runtime, TokenAuth(TOKEN)), root_path="/p")
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
@@ -74,14 +74,14 @@ async def test_the_address_without_its_last_slash_leads_to_the_page_and_keeps_it
             assert (login.status_code, "Path=/p/;" in login.headers["set-cookie"]) == (200, True)
 
 
-async def test_mounted_streams_end_with_the_host():
-    async with site(desk("x"), wrap=within("/x")) as s, s.events("/x/api/pending/events") as reader:
+async def test_mounted_streams_end_when_the_host_stops():
+    async with site(desk("x"), wrap=mount_at("/x")) as s, s.events("/x/api/pending/events") as reader:
         await reader.next()
         s.stop()
         assert await reader.rest() == []
 
 
-async def test_alone_under_any_asgi_server_it_starts_and_ends_the_runtime():
+async def test_under_a_plain_asgi_server_the_application_starts_and_closes_the_runtime():
     runtime = Runtime(desk("hello"))
     listening = open_socket("127.0.0.1", 0)
     base = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -98,7 +98,7 @@ async def test_alone_under_any_asgi_server_it_starts_and_ends_the_runtime():
     assert runtime._engine.closing
 
 
-async def test_before_the_runtime_is_open_the_answer_is_503():
+async def test_a_request_before_the_runtime_has_started_is_503():
     runtime = Runtime(desk("hello"))
     transport = httpx.ASGITransport(app(runtime, TokenAuth(TOKEN)))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:

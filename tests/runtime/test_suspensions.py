@@ -1,4 +1,4 @@
-"""Calls that wait for a person: asked, answered, approved, denied, refused, late."""
+"""Suspended calls: questions, answers, approvals, denials, refusals and deadlines."""
 
 import asyncio
 from typing import Any
@@ -55,7 +55,9 @@ async def echo(text: str) -> str:
     return text
 
 
-def gated(ran=None, **options):
+def refund_tool(ran=None, **options):
+    """Return a gated tool; it notes its runs in ``ran``."""
+
     @declare(approval="required", **options)
     async def refund(order: int, amount: float, call: Call) -> dict:
         """Refund an order."""
@@ -74,15 +76,15 @@ REFUND = ToolCall("refund", {"order": 1, "amount": 2.5})
 # --- questions ---
 
 
-async def test_a_human_call_is_pending_durably_before_anybody_is_told():
-    """B25"""
+async def test_a_human_call_is_stored_as_pending_before_viewers_see_it():
+    """The entry is committed before it is announced, and the state is ``awaiting_input`` [B25]."""
     store = MemoryStore()
     async with Runtime(agent([[CHOOSE], "done"], choose), store=store) as rt:
         await rt.open("c")
         async with Tape(rt, "c") as tape:
             turn = await rt.send("c", "hi", by="ann")
-            told = await tape.until_type("suspended")
-            assert [row.call for row in await store.pending("c")] == [told.call_id]
+            suspended = await tape.until_type("suspended")
+            assert [row.call for row in await store.pending("c")] == [suspended.call_id]
             snapshot = await rest(turn)
         assert snapshot.state == "awaiting_input"
         (entry,) = snapshot.pending
@@ -92,13 +94,13 @@ async def test_a_human_call_is_pending_durably_before_anybody_is_told():
         assert entry.schema == {"type": "string"}
         assert (entry.principal, entry.conversation, entry.agent) == ("ann", "c", "a")
         assert await rt.pending() == [entry] == await rt.pending("c")
-        assert told.pending == entry
+        assert suspended.pending == entry
         states = [item.state for item in tape.live if item.type == "state_changed"]
         assert states[-1] == "awaiting_input"
 
 
 async def test_an_answer_is_the_result_and_the_turn_resumes_by_itself():
-    """B26"""
+    """The log has the principal that answered and the digest of the question [B26]."""
     model = ScriptedModel([[CHOOSE], "done"])
     store = Counting()
     async with Runtime(agent(model, choose), store=store) as rt:
@@ -119,7 +121,7 @@ async def test_an_answer_is_the_result_and_the_turn_resumes_by_itself():
 
 
 async def test_a_declined_question_is_a_denial_that_the_model_sees():
-    """B26, B35"""
+    """The model sees the reason of the denial [B26, B35]."""
     model = ScriptedModel([[CHOOSE], "done"])
     async with Runtime(agent(model, choose)) as rt:
         turn = await rt.send("c", "hi")
@@ -130,8 +132,8 @@ async def test_a_declined_question_is_a_denial_that_the_model_sees():
         assert (error["kind"], error["details"]) == ("denied", {"reason": "none of your business"})
 
 
-async def test_the_second_of_two_clicks_is_stale_names_the_winner_and_one_resolution_is_logged():
-    """B27"""
+async def test_the_second_click_of_a_double_click_is_stale_and_names_the_winner():
+    """One resolution is logged [B27]."""
     async with Runtime(agent([[CHOOSE], Hang()], choose)) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
@@ -149,8 +151,8 @@ async def test_the_second_of_two_clicks_is_stale_names_the_winner_and_one_resolu
         assert len(of(await rt.history("c"), CallResolved)) == 1
 
 
-async def test_a_late_click_is_told_who_won_also_when_the_turn_is_long_over():
-    """B27"""
+async def test_a_late_decision_names_the_winner_even_after_later_turns():
+    """The winner is found in the log [B27]."""
     async with Runtime(agent([[CHOOSE], "done", "more"], choose)) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
@@ -162,12 +164,12 @@ async def test_a_late_click_is_told_who_won_also_when_the_turn_is_long_over():
         assert (late.value.reason, late.value.winner) == ("resolved", "ann")
 
 
-async def test_to_tell_a_late_click_who_won_the_log_is_read_from_its_end_and_no_further_than_that_call():
-    """B27: and where it never was, a bit at a time, so that others go on meanwhile"""
+async def test_the_winner_is_searched_from_the_end_of_the_log_and_no_further_than_the_call():
+    """For an unknown call the whole log is read, in pages, so that other tasks can run [B27]."""
     store, reads = MemoryStore(), []
     read = store.read
 
-    async def noted(name, after=0, before=None, limit=None):
+    async def counted_read(name, after=0, before=None, limit=None):
         found = await read(name, after, before, limit)
         if found:
             reads.append(len(found))
@@ -181,7 +183,7 @@ async def test_to_tell_a_late_click_who_won_the_log_is_read_from_its_end_and_no_
         await rt.resolve("c", entry.call, Answer("a"), by="ann")
         await turn.final_result()
         (said,) = [event for event in of(await rt.history("c"), AssistantSaid) if event.calls]
-        store.read = noted
+        store.read = counted_read
         for made, winner in zip(said.calls, ("ann", None), strict=True):
             reads.clear()
             with pytest.raises(Stale) as late:
@@ -196,8 +198,8 @@ async def test_to_tell_a_late_click_who_won_the_log_is_read_from_its_end_and_no_
         assert seq > 2 * max(reads)
 
 
-async def test_unknown_ids_idle_and_unknown_conversations_are_refused_and_nothing_is_touched():
-    """B28"""
+async def test_decisions_on_unknown_calls_and_conversations_are_refused_and_change_nothing():
+    """Unknown calls, idle conversations and unknown conversations give typed errors [B28]."""
     async with Runtime(agent([[CHOOSE], "done", "hello"], choose)) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
@@ -220,8 +222,8 @@ async def test_unknown_ids_idle_and_unknown_conversations_are_refused_and_nothin
         assert [p.call for p in await rt.pending()] == [entry.call]
 
 
-async def test_a_call_that_runs_waits_for_no_decision():
-    """B28: Stale, reason phase"""
+async def test_a_decision_on_a_running_call_is_stale():
+    """The reason is ``phase`` [B28]."""
     door, running = asyncio.Event(), []
 
     @declare
@@ -240,8 +242,8 @@ async def test_a_call_that_runs_waits_for_no_decision():
         await turn.final_result()
 
 
-async def test_resolving_returns_at_once_though_the_next_model_call_hangs():
-    """B29"""
+async def test_resolve_returns_although_the_next_model_call_hangs():
+    """The decision is durable before the turn resumes [B29]."""
     model = ScriptedModel([[CHOOSE], Hang()])
     async with Runtime(agent(model, choose)) as rt:
         turn = await rt.send("c", "hi")
@@ -252,11 +254,11 @@ async def test_resolving_returns_at_once_though_the_next_model_call_hangs():
         assert (await rt.snapshot("c")).state == "preparing"
 
 
-async def test_of_two_resolvers_in_two_processes_exactly_one_wins():
-    """B30"""
+async def test_exactly_one_of_two_runtimes_that_resolve_a_call_wins():
+    """The loser gets ``Stale`` with the name of the winner [B30]."""
     store = MemoryStore()
     ran = []
-    async with Runtime(agent([[REFUND], "done"], gated(ran)), store=store) as one:
+    async with Runtime(agent([[REFUND], "done"], refund_tool(ran)), store=store) as one:
         turn = await one.send("c", "hi")
         (entry,) = (await turn.result()).pending
         async with Runtime(store=store.sibling()) as two:
@@ -276,8 +278,8 @@ async def test_of_two_resolvers_in_two_processes_exactly_one_wins():
             assert len(ran) == (0 if won[0] else 1)
 
 
-async def test_the_same_call_in_two_conversations_is_two_calls():
-    """B32"""
+async def test_the_same_provider_call_id_in_two_conversations_names_two_calls():
+    """An answer to one of them does not reach the other [B32]."""
     model = ScriptedModel([[ToolCall("choose", {"options": []}, id="same")], "done"], follow=True)
     async with Runtime(agent(model, choose)) as rt:
         turns = [await rt.send(name, "hi") for name in ("c1", "c2")]
@@ -292,11 +294,11 @@ async def test_the_same_call_in_two_conversations_is_two_calls():
         assert sees(model)[-1]["result"] == "two"
 
 
-# --- who may ---
+# --- rights ---
 
 
-async def test_somebody_without_the_right_is_refused_the_call_stays_pending_and_the_attempt_is_logged():
-    """B33"""
+async def test_a_decision_without_the_right_is_refused_and_logged_and_the_call_stays_pending():
+    """``may_resolve`` decides who may approve [B33]."""
     asked = []
 
     async def may(principal, pending, decision):
@@ -304,7 +306,7 @@ async def test_somebody_without_the_right_is_refused_the_call_stays_pending_and_
         return "boss" in principal.roles
 
     ran = []
-    async with Runtime(agent([[REFUND], "done"], gated(ran)), may_resolve=may) as rt:
+    async with Runtime(agent([[REFUND], "done"], refund_tool(ran)), may_resolve=may) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
         for by in ("eve", "systems", Principal("eve", roles=("clerk",))):
@@ -321,9 +323,9 @@ async def test_somebody_without_the_right_is_refused_the_call_stays_pending_and_
         assert asked[-1] == ("ann", "refund")
 
 
-async def test_nobody_can_speak_decide_or_cancel_in_the_systems_name():
-    """B33: in the log that name stands for deadlines that passed, and for nothing that a caller did."""
-    async with Runtime(agent([[REFUND], "done"], gated([]))) as rt:
+async def test_no_caller_can_act_as_the_principal_system():
+    """In the log that principal stands for expired deadlines only [B33]."""
+    async with Runtime(agent([[REFUND], "done"], refund_tool([]))) as rt:
         turn = await rt.send("c", "hi", by="ann")
         (entry,) = (await turn.result()).pending
         before = await rt.history("c")
@@ -345,8 +347,8 @@ async def test_nobody_can_speak_decide_or_cancel_in_the_systems_name():
         assert [info.conversation for info in await rt.conversations()] == ["c"]
 
 
-async def test_a_process_whose_view_is_behind_still_asks_whether_they_may():
-    """B33: no decision gets past may_resolve because its call was not yet known here"""
+async def test_a_process_with_an_outdated_state_still_asks_may_resolve():
+    """A call that this process does not know yet is judged before its decision is recorded [B33]."""
     store = MemoryStore()
     asked = []
 
@@ -360,28 +362,30 @@ async def test_a_process_whose_view_is_behind_still_asks_whether_they_may():
             conv = await guest._engine.load_conversation("c")
             turn = await owner.send("c", "hi")
             (entry,) = (await turn.result()).pending
-            assert conv.state.seq == 1, "it has heard of nothing yet"
-            behind = conv.state
+            assert conv.state.seq == 1, "it has not read the new events"
+            refresh, skipped = conv.ensure_latest, []
 
-            async def existing(name):
-                conv.state = behind
-                return conv
+            async def skip_first_refresh():
+                if skipped:
+                    await refresh()
+                skipped.append(True)
 
-            guest._existing = existing
+            conv.ensure_latest = skip_first_refresh
             with pytest.raises(NotAllowed):
                 await guest.resolve("c", entry.call, Answer("a"), by="eve")
+            assert skipped
             assert asked == [entry.call]
             assert of(await owner.history("c"), CallResolved) == []
 
 
-async def test_of_several_decisions_one_that_is_not_allowed_refuses_all():
-    """B33, B67"""
+async def test_one_decision_that_is_not_allowed_refuses_the_whole_batch():
+    """``resolve_many`` records all decisions or none [B33, B67]."""
     model = ScriptedModel([[CHOOSE, REFUND], "done"])
 
     def may(principal, pending, decision):
         return pending.tool == "choose"
 
-    async with Runtime(agent(model, choose, gated()), may_resolve=may) as rt:
+    async with Runtime(agent(model, choose, refund_tool()), may_resolve=may) as rt:
         turn = await rt.send("c", "hi")
         ask, approval = (await turn.result()).pending
         with pytest.raises(NotAllowed):
@@ -390,11 +394,11 @@ async def test_of_several_decisions_one_that_is_not_allowed_refuses_all():
         assert of(await rt.history("c"), CallResolved) == []
 
 
-# --- what fits ---
+# --- validation ---
 
 
-async def test_an_answer_that_violates_its_schema_is_refused_with_the_reason_and_still_pending():
-    """B34"""
+async def test_an_answer_that_violates_its_schema_is_refused_and_the_call_stays_pending():
+    """The error says what does not fit, and nothing is logged [B34]."""
     async with Runtime(agent([[CHOOSE], "done"], choose)) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
@@ -429,9 +433,9 @@ async def test_an_answer_that_violates_its_schema_is_refused_with_the_reason_and
         await turn.final_result()
 
 
-async def test_a_malformed_approval_is_refused_and_nothing_of_it_is_logged():
-    """B34, B36"""
-    async with Runtime(agent([[REFUND], "done"], gated())) as rt:
+async def test_a_malformed_approval_is_refused_and_nothing_is_logged():
+    """Edited arguments, digest, remember and duration are checked [B34, B36]."""
+    async with Runtime(agent([[REFUND], "done"], refund_tool())) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
         before = await rt.history("c")
@@ -455,14 +459,14 @@ async def test_a_malformed_approval_is_refused_and_nothing_of_it_is_logged():
         assert await rt.pending() == [entry]
 
 
-# --- approval ---
+# --- approvals ---
 
 
-async def test_an_approved_call_runs_once_on_exactly_what_was_shown():
-    """B35"""
+async def test_an_approved_call_runs_once_with_exactly_the_arguments_that_were_shown():
+    """The log has the digest that the approver saw [B35]."""
     ran = []
     model = ScriptedModel([[REFUND], "done"])
-    async with Runtime(agent(model, gated(ran, risk="high", prompt="Refund {order}?"))) as rt:
+    async with Runtime(agent(model, refund_tool(ran, risk="high", prompt="Refund {order}?"))) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
         assert ran == []
@@ -479,11 +483,11 @@ async def test_an_approved_call_runs_once_on_exactly_what_was_shown():
         assert sees(model) == [{"ok": True, "result": {"refunded": 2.5}}]
 
 
-async def test_a_denied_call_never_runs_and_the_model_goes_on_with_the_reason():
-    """B35"""
+async def test_a_denied_call_never_runs_and_the_model_sees_the_reason():
+    """The turn continues after a denial [B35]."""
     ran = []
     model = ScriptedModel([[REFUND], "I see"])
-    async with Runtime(agent(model, gated(ran))) as rt:
+    async with Runtime(agent(model, refund_tool(ran))) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
         await rt.resolve("c", entry.call, Deny("too much"), by="boss")
@@ -495,11 +499,11 @@ async def test_a_denied_call_never_runs_and_the_model_goes_on_with_the_reason():
         assert of(await rt.history("c"), CallStarted) == []
 
 
-async def test_edited_arguments_run_both_versions_are_logged_and_the_model_is_told():
-    """B36"""
+async def test_edited_arguments_run_and_the_log_has_both_versions():
+    """The model sees that its arguments were changed [B36]."""
     ran = []
     model = ScriptedModel([[REFUND], "done"])
-    async with Runtime(agent(model, gated(ran))) as rt:
+    async with Runtime(agent(model, refund_tool(ran))) as rt:
         turn = await rt.send("c", "hi")
         (entry,) = (await turn.result()).pending
         edited = {"order": 1, "amount": 1.0}
@@ -516,8 +520,8 @@ async def test_edited_arguments_run_both_versions_are_logged_and_the_model_is_to
         assert model.requests[1].messages[1].calls[0].args == {"order": 1, "amount": 2.5}
 
 
-async def test_a_denial_that_stops_ends_the_turn_cancels_what_waits_and_lets_what_runs_finish():
-    """B35, B70"""
+async def test_a_denial_with_stop_cancels_pending_calls_lets_running_ones_finish_and_ends_the_turn():
+    """The turn ends as halted, without another model call [B35, B70]."""
     door, running = asyncio.Event(), []
 
     @declare
@@ -528,7 +532,7 @@ async def test_a_denial_that_stops_ends_the_turn_cancels_what_waits_and_lets_wha
         return "finished"
 
     model = ScriptedModel([[REFUND, CHOOSE, ToolCall("slow")]])
-    async with Runtime(agent(model, gated(), choose, slow)) as rt:
+    async with Runtime(agent(model, refund_tool(), choose, slow)) as rt:
         turn = await rt.send("c", "hi")
         await until(lambda: running)
         approval, question = await rt.pending("c")
@@ -550,11 +554,11 @@ async def test_a_denial_that_stops_ends_the_turn_cancels_what_waits_and_lets_wha
         paired(await rt.history("c"))
 
 
-async def test_decisions_submitted_together_count_together_also_when_one_of_them_stops_the_turn():
-    """B67, B35: the order in which they are given makes none of them late"""
+async def test_decisions_submitted_together_all_count_even_if_one_stops_the_turn():
+    """The order of the decisions in the batch makes none of them late [B67, B35]."""
     for first in (0, 1):
         ran = []
-        async with Runtime(agent([[REFUND, REFUND, CHOOSE]], gated(ran), choose)) as rt:
+        async with Runtime(agent([[REFUND, REFUND, CHOOSE]], refund_tool(ran), choose)) as rt:
             turn = await rt.send("c", "hi")
             one, two, ask = sorted((await turn.result()).pending, key=lambda p: (p.kind != "approval", p.call))
             decisions = [(one.call, Deny("no", stop=True)), (two.call, Deny("nor this", stop=True))]
@@ -570,11 +574,11 @@ async def test_decisions_submitted_together_count_together_also_when_one_of_them
             paired(events)
 
 
-# --- mixtures ---
+# --- several calls in one turn ---
 
 
-async def test_servers_run_and_log_at_once_while_a_person_is_asked_and_the_model_gets_all_three_together():
-    """B38"""
+async def test_server_calls_run_while_a_question_is_pending_and_the_model_gets_all_results_together():
+    """After the answer there is one model call, with three results [B38]."""
     model = ScriptedModel([[ToolCall("echo", {"text": "1"}), CHOOSE, ToolCall("echo", {"text": "2"})], "done"])
     async with Runtime(agent(model, echo, choose)) as rt:
         turn = await rt.send("c", "hi")
@@ -588,8 +592,8 @@ async def test_servers_run_and_log_at_once_while_a_person_is_asked_and_the_model
         assert [envelope["result"] for envelope in sees(model)] == ["1", "b", "2"]
 
 
-async def test_a_person_who_answers_first_still_leaves_it_executing_until_the_servers_finish():
-    """B39"""
+async def test_the_state_is_executing_tools_until_the_server_calls_finish_even_after_the_answer():
+    """An early answer does not start the next model call [B39]."""
     door = asyncio.Event()
 
     @declare
@@ -603,9 +607,9 @@ async def test_a_person_who_answers_first_still_leaves_it_executing_until_the_se
         await rt.open("c")
         async with Tape(rt, "c") as tape:
             turn = await rt.send("c", "hi")
-            told = await tape.until_type("suspended")
+            suspended = await tape.until_type("suspended")
             assert (await rt.snapshot("c")).state == "executing_tools"
-            await rt.resolve("c", told.call_id, Answer("a"))
+            await rt.resolve("c", suspended.call_id, Answer("a"))
             assert (await rt.snapshot("c")).state == "executing_tools"
             assert len(model.requests) == 1
             door.set()
@@ -618,8 +622,8 @@ async def test_a_person_who_answers_first_still_leaves_it_executing_until_the_se
 # --- deadlines and frozen settings ---
 
 
-async def test_without_expires_every_suspension_gets_the_runtime_s_default_deadline():
-    """B82"""
+async def test_a_suspension_without_expires_gets_the_default_deadline_of_the_runtime():
+    """That holds for approvals, questions, ``Ask`` and manual calls; the default is 7 days [B82]."""
     clock = Clock(1000.0)
 
     @declare
@@ -638,9 +642,9 @@ async def test_without_expires_every_suspension_gets_the_runtime_s_default_deadl
 
     @declare(approval="required", expires="1h")
     async def stated() -> None:
-        """Say its own."""
+        """Have its own deadline."""
 
-    tools = [asks, asks_briefly, by_hand, stated, gated(), choose]
+    tools = [asks, asks_briefly, by_hand, stated, refund_tool(), choose]
     calls = [ToolCall(name) for name in ("asks", "asks_briefly", "by_hand", "stated")]
     model = ScriptedModel([[*calls, REFUND, CHOOSE]])
     async with Runtime(agent(model, *tools), clock=clock, expires="2d") as rt:
@@ -659,8 +663,8 @@ async def test_without_expires_every_suspension_gets_the_runtime_s_default_deadl
 
 
 @pytest.mark.parametrize("never", [None, 0, -1, float("inf"), "never", ""])
-def test_asking_for_no_deadline_is_refused(never):
-    """B82"""
+def test_a_wait_without_a_deadline_is_refused_at_declaration(never):
+    """``expires`` must be a positive, finite duration [B82]."""
 
     def act() -> str:
         """Act."""
@@ -675,8 +679,8 @@ def test_asking_for_no_deadline_is_refused(never):
             Ask("well?", expires=never)
 
 
-async def test_settings_changed_in_code_after_the_call_leave_it_as_its_event_says():
-    """B89"""
+async def test_a_pending_call_keeps_its_settings_when_the_code_changes():
+    """Approval, expiry, recovery, timeout, retention and risk are frozen in the event of the call [B89]."""
     clock = Clock(1000.0)
     store = MemoryStore()
 
@@ -694,7 +698,7 @@ async def test_settings_changed_in_code_after_the_call_leave_it_as_its_event_say
     )  # fmt: skip
     async with Runtime(agent([[ToolCall("act")], "done"], old), store=store, clock=clock) as rt:
         (entry,) = (await (await rt.send("c", "hi")).result()).pending
-    new = version(expires="1m", timeout=0.000001)  # no gate, no default, another deadline
+    new = version(expires="1m", timeout=0.000001)  # no approval, no default, another deadline
     model = ScriptedModel([[ToolCall("act")], "done"], follow=True)
     async with Runtime(agent(model, new), store=store.sibling(), clock=clock) as rt:
         assert await rt.pending() == [entry]
@@ -704,7 +708,7 @@ async def test_settings_changed_in_code_after_the_call_leave_it_as_its_event_say
         assert frozen == ("required", 3600.0, "fail", 5.0, Retention.last(2), "high")
         await rt.resolve("c", entry.call, Approve())
         await until(lambda: model.requests)
-        assert sees(model) == [{"ok": True, "result": "acted"}], "the timeout that was frozen holds"
+        assert sees(model) == [{"ok": True, "result": "acted"}], "the frozen timeout holds"
     again = MemoryStore()
     async with Runtime(agent([[ToolCall("act")], "done"], old), store=again, clock=clock) as rt:
         (entry,) = (await (await rt.send("c", "hi")).result()).pending
@@ -712,14 +716,14 @@ async def test_settings_changed_in_code_after_the_call_leave_it_as_its_event_say
     async with Runtime(agent(model, version()), store=again.sibling(), clock=clock) as rt:
         clock.now += 61
         await looked(rt.store)
-        assert await rt.pending() == [entry], "the new deadline does not count"
+        assert await rt.pending() == [entry], "the new deadline does not apply"
         clock.now = 1000.0 + 3600
         await until(lambda: model.requests)
         assert sees(model) == [{"ok": True, "result": "nothing"}]
 
 
-async def test_an_answer_at_the_deadline_is_late():
-    """B55: expired, exit code 4, HTTP 410"""
+async def test_an_answer_at_the_deadline_is_stale_as_expired():
+    """The exit code is 4, the HTTP status 410 [B55]."""
     clock = Clock(1000.0)
     async with Runtime(agent([[CHOOSE], "done"], choose), clock=clock, expires=60) as rt:
         turn = await rt.send("c", "hi")

@@ -1,4 +1,4 @@
-"""A tool's return annotation is a promise: what it returns is checked against it."""
+"""Return annotations: the value that a tool returns is validated against its annotation."""
 
 import dataclasses
 import datetime
@@ -20,8 +20,8 @@ class Model(pydantic.BaseModel):
     id: int = pydantic.Field(alias="theId")
 
 
-def returning(annotation, value):
-    """A tool with this return annotation that returns this value."""
+def returning_tool(annotation, value):
+    """Return a tool with this return annotation that returns this value."""
 
     def give():
         """Give it."""
@@ -31,8 +31,8 @@ def returning(annotation, value):
     return declare(give)
 
 
-async def see(*tools):
-    """What the model sees of one call of each tool, in order."""
+async def run_tools(*tools):
+    """Return the results that the model sees of one call of each tool, in order."""
     for number, each in enumerate(tools):
         object.__setattr__(each, "spec", each.copy_with(name=f"t{number}").spec)
     model = ScriptedModel([[ToolCall(each.spec.name) for each in tools], "done"])
@@ -41,15 +41,15 @@ async def see(*tools):
     return sees(model)
 
 
-async def test_a_value_that_the_annotation_does_not_promise_is_an_invalid_result():
-    """B15: the result is paired as an error that says what is wrong, and the turn goes on."""
-    seen = await see(
-        returning(int, "many"),
-        returning(str, None),
-        returning(list[int], [1, "2"]),
-        returning(Order, {"id": 1}),
-        returning(int | Ask, "many"),
-        returning(int, Result("many", data=3)),
+async def test_a_value_that_does_not_match_the_return_annotation_is_an_invalid_result():
+    """The error says what does not match, and the turn continues [B15]."""
+    seen = await run_tools(
+        returning_tool(int, "many"),
+        returning_tool(str, None),
+        returning_tool(list[int], [1, "2"]),
+        returning_tool(Order, {"id": 1}),
+        returning_tool(int | Ask, "many"),
+        returning_tool(int, Result("many", data=3)),
     )
     assert [each["error"]["kind"] for each in seen] == ["invalid_result"] * 6
     start = "the tool ran, but what it returned is not what its return annotation says: "
@@ -63,22 +63,22 @@ async def test_a_value_that_the_annotation_does_not_promise_is_an_invalid_result
     ]
 
 
-async def test_a_value_that_the_annotation_promises_is_the_result():
-    seen = await see(
-        returning(int, 3),
-        returning(int, True),
-        returning(float, 3),
-        returning(str, "text"),
-        returning(Order, Order(1, datetime.date(2024, 1, 2))),
-        returning(set[str], {"a"}),
-        returning(tuple[int, str], (1, "a")),
-        returning(int | None, None),
-        returning(Model, Model(theId=4)),
-        returning(list[Model], [Model(theId=4)]),
-        returning(None, "whatever"),
-        returning(object, 3),
-        returning(int | Result, Result("three", data=3)),
-        returning(complex, "no schema"),
+async def test_a_value_that_matches_the_return_annotation_is_the_result():
+    seen = await run_tools(
+        returning_tool(int, 3),
+        returning_tool(int, True),
+        returning_tool(float, 3),
+        returning_tool(str, "text"),
+        returning_tool(Order, Order(1, datetime.date(2024, 1, 2))),
+        returning_tool(set[str], {"a"}),
+        returning_tool(tuple[int, str], (1, "a")),
+        returning_tool(int | None, None),
+        returning_tool(Model, Model(theId=4)),
+        returning_tool(list[Model], [Model(theId=4)]),
+        returning_tool(None, "whatever"),
+        returning_tool(object, 3),
+        returning_tool(int | Result, Result("three", data=3)),
+        returning_tool(complex, "no schema"),
     )
     assert [each["result"] for each in seen] == [
         3, True, 3, "text", {"id": 1, "day": "2024-01-02"}, ["a"], [1, "a"], None,
@@ -86,8 +86,11 @@ async def test_a_value_that_the_annotation_promises_is_the_result():
     ]  # fmt: skip
 
 
-async def test_a_question_or_a_halt_is_not_checked():
-    asks, halts = returning(int | Ask, Ask("How many?", answer=int)), returning(int | Halt, Halt("enough", "text"))
+async def test_an_ask_or_a_halt_is_not_checked_against_the_return_annotation():
+    asks, halts = (
+        returning_tool(int | Ask, Ask("How many?", answer=int)),
+        returning_tool(int | Halt, Halt("enough", "text")),
+    )
     async with Runtime(agent([[ToolCall("give")]], asks)) as rt:
         (pending,) = (await (await rt.send("c", "hi")).result()).pending
         assert pending.prompt == "How many?"

@@ -1,4 +1,4 @@
-"""Conversations at rest: kept within bounds, and right however far others have moved on."""
+"""The cache of idle conversations: its limits, and decisions on a state that other processes have made outdated."""
 
 import copy
 
@@ -20,12 +20,12 @@ async def refund(order: int) -> str:
     return f"refunded {order}"
 
 
-def shop():
+def shop_agent():
     return agent(ScriptedModel([[ToolCall("refund", {"order": 7})], "done"] * 2, follow=True), refund)
 
 
-class Reading(MemoryStore):
-    """A store that notes which conversations are loaded from it."""
+class LoadRecorder(MemoryStore):
+    """A store that records which conversations are loaded from it."""
 
     def __init__(self):
         super().__init__()
@@ -36,39 +36,39 @@ class Reading(MemoryStore):
         return await super().load(conversation)
 
 
-async def crowd(rt):
-    """More that wait than are kept in full; by name, what waits."""
+async def suspend_many(rt):
+    """Suspend more conversations than are cached in full; return the pending call of each."""
     for n in range(MANY):
         await (await rt.send(f"c{n}", "hi")).result()
     return {entry.conversation: entry.call for entry in await rt.pending()}
 
 
-async def ended(rt, name):
-    async def fact():
+async def wait_until_idle(rt, name):
+    async def is_idle():
         return (await rt.snapshot(name)).state == "idle"
 
-    await until(fact)
+    await until(is_idle)
 
 
-async def test_what_this_process_has_run_is_decided_without_being_read_again():
-    store = Reading()
-    async with Runtime(shop(), store=store) as rt:
-        calls = await crowd(rt)
+async def test_a_conversation_that_this_process_ran_is_resolved_without_loading_it_again():
+    store = LoadRecorder()
+    async with Runtime(shop_agent(), store=store) as rt:
+        calls = await suspend_many(rt)
         store.loaded.clear()
         for name, call in calls.items():
             await rt.resolve(name, call, Approve(), by="boss")
         assert store.loaded == []
         for name in calls:
-            await ended(rt, name)
+            await wait_until_idle(rt, name)
 
 
-async def test_a_state_that_others_have_moved_on_from_neither_decides_nor_refuses_anything():
-    """B27, B30, B35"""
+async def test_an_outdated_cached_state_neither_accepts_nor_refuses_a_decision():
+    """The state is refreshed before a refusal, and an append on an outdated one conflicts [B27, B30, B35]."""
     store = MemoryStore()
     async with Runtime(store=store.sibling()) as other:
-        async with Runtime(shop(), store=store) as rt:
-            calls = await crowd(rt)
-        async with Runtime(store=store.sibling()) as desk:  # it runs nothing, and has seen all of them
+        async with Runtime(shop_agent(), store=store) as rt:
+            calls = await suspend_many(rt)
+        async with Runtime(store=store.sibling()) as desk:  # has no agent, and caches all conversations
             for name in calls:
                 await desk.snapshot(name)
             await other.resolve("c0", calls["c0"], Approve(), by="first")
@@ -81,42 +81,42 @@ async def test_a_state_that_others_have_moved_on_from_neither_decides_nor_refuse
             assert stale.value.reason == "cancelled"
             await other.resolve("c2", calls["c2"], Approve(), by="first")
             assert not (await desk.snapshot("c2")).pending
-            async with Runtime(shop(), store=store.sibling()) as worker:
-                await ended(worker, "c0")
+            async with Runtime(shop_agent(), store=store.sibling()) as worker:
+                await wait_until_idle(worker, "c0")
                 turn = await worker.send("c0", "once more")
                 (entry,) = (await turn.result()).pending
-                await desk.resolve("c0", entry.call, Approve(), by="second")  # of a turn that it has never read
-                await ended(worker, "c0")
+                await desk.resolve("c0", entry.call, Approve(), by="second")  # a turn that desk has not read
+                await wait_until_idle(worker, "c0")
             log = await desk.history("c0")
             assert [event.seq for event in log] == list(range(1, len(log) + 1))
             assert (await desk.snapshot("c0")).seq == len(log)
 
 
-async def test_a_decision_that_could_not_be_written_still_waits_and_can_be_made_again():
+async def test_a_call_whose_decision_could_not_be_written_stays_pending_and_can_be_decided_again():
     store = MemoryStore()
-    async with Runtime(shop(), store=store) as rt:
-        calls = await crowd(rt)
+    async with Runtime(shop_agent(), store=store) as rt:
+        calls = await suspend_many(rt)
         append = store.append
 
-        async def lost(step):
+        async def lose_reply(step):
             raise StoreError("no answer", details={"outcome": "unknown"})
 
-        store.append = lost
+        store.append = lose_reply
         with pytest.raises(StoreError):
             await rt.resolve("c0", calls["c0"], Approve(), by="boss")
         store.append = append
         assert [entry.call for entry in (await rt.snapshot("c0")).pending] == [calls["c0"]]
         await rt.resolve("c0", calls["c0"], Approve(), by="boss")
-        await ended(rt, "c0")
+        await wait_until_idle(rt, "c0")
 
 
-async def test_of_conversations_at_rest_the_latest_are_kept_and_large_ones_only_while_they_are_new():
-    said = "x" * engine.SMALL_STATE_BYTES
-    large = agent(ScriptedModel([[said, ToolCall("refund", {"order": 7})], "done"], follow=True), refund, name="large")
+async def test_the_cache_keeps_the_latest_idle_conversations_and_evicts_large_ones_earlier():
+    text = "x" * engine.SMALL_STATE_BYTES
+    large = agent(ScriptedModel([[text, ToolCall("refund", {"order": 7})], "done"], follow=True), refund, name="large")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(engine, "MAX_IDLE", 20)
         patched.setattr(engine, "MAX_FULL", 5)
-        async with Runtime(shop(), large, store=MemoryStore()) as rt:
+        async with Runtime(shop_agent(), large, store=MemoryStore()) as rt:
             names = [f"c{n}" for n in range(30)]
             for name in names:
                 await (await rt.send(name, "hi", agent="a")).result()
@@ -126,46 +126,46 @@ async def test_of_conversations_at_rest_the_latest_are_kept_and_large_ones_only_
             for name in names[:5]:
                 assert "large" in rt._engine.idle
                 await rt.snapshot(name)
-            assert "large" not in rt._engine.idle, "five others came after it"
+            assert "large" not in rt._engine.idle, "five conversations were used after it"
             (entry,) = await rt.pending("large")
             await rt.resolve("large", entry.call, Approve(), by="boss")
-            await ended(rt, "large")
+            await wait_until_idle(rt, "large")
             for name in names:
                 await rt.snapshot(name)
             assert len(list(rt._engine.idle)) == 20
 
 
-async def test_a_turn_that_has_ended_weighs_nothing():
-    async with Runtime(shop(), store=MemoryStore()) as rt:
+async def test_the_size_of_a_conversation_is_zero_after_its_turn_ends():
+    async with Runtime(shop_agent(), store=MemoryStore()) as rt:
         (entry,) = (await (await rt.send("c", "x" * 1000)).result()).pending
         conv = rt._engine.conversation("c")
         assert conv.size > 1000
         await rt.resolve("c", entry.call, Approve(), by="boss")
-        await ended(rt, "c")
+        await wait_until_idle(rt, "c")
         assert conv.size == 0
 
 
 PARTS = ("conversations", "names", "owing", "due")
-"""Of what a memory store holds: what a backup of it would."""
+"""The attributes of the data of a memory store that a backup would hold."""
 
 
-async def test_a_log_that_was_put_back_to_an_earlier_moment_is_read_anew_by_whoever_knew_more_of_it():
-    """A stand-by that lagged was promoted, or a backup was restored."""
+async def test_a_log_that_was_restored_from_a_backup_is_read_again_by_a_process_that_cached_more():
+    """This happens when a backup is restored or a lagging standby is promoted."""
     store = MemoryStore()
-    async with Runtime(shop(), store=store.sibling()) as rt:
-        for name in ("look", "decide", "cancel", "say"):
+    async with Runtime(shop_agent(), store=store.sibling()) as rt:
+        for name in ("read", "resolve", "cancel", "send"):
             await (await rt.send(name, "hi")).result()
     async with Runtime(store=store) as desk:
         backup = {part: copy.deepcopy(getattr(store._data, part)) for part in PARTS}
         calls = {entry.conversation: entry.call for entry in await desk.pending()}
         for name, call in calls.items():
             assert (await desk.resolve(name, call, Approve(), by="boss")).seq == 6
-        for part, held in backup.items():
-            setattr(store._data, part, held)
-        looked = await desk.snapshot("look")
-        assert ([entry.call for entry in looked.pending], looked.seq) == ([calls["look"]], 5)
-        assert (await desk.resolve("decide", calls["decide"], Deny("no"), by="boss")).seq == 6
+        for part, value in backup.items():
+            setattr(store._data, part, value)
+        snapshot = await desk.snapshot("read")
+        assert ([entry.call for entry in snapshot.pending], snapshot.seq) == ([calls["read"]], 5)
+        assert (await desk.resolve("resolve", calls["resolve"], Deny("no"), by="boss")).seq == 6
         await desk.cancel("cancel", by="boss")
-        await desk.send("say", "more", when_busy="queue")
-        assert (await desk.history("say"))[-1].seq == 6
+        await desk.send("send", "more", when_busy="queue")
+        assert (await desk.history("send"))[-1].seq == 6
         assert (await desk.history("cancel"))[5].type == "CancelRequested"

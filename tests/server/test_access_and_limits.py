@@ -1,4 +1,4 @@
-"""Who is let in: tokens and cookies, hosts and origins, JSON and sizes, and how much at once."""
+"""Access and limits: tokens and cookies, hosts and origins, content types, sizes, and concurrent requests."""
 
 import asyncio
 import base64
@@ -14,7 +14,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
-from support.web_site import TOKEN, desk, refunding, site
+from support.web_site import TOKEN, desk, refund_agent, site
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from holdfast import Agent, Invalid, NotAllowed, Runtime, ScriptedModel, ToolCall, tool
@@ -28,7 +28,7 @@ from holdfast.server.routes import ENDPOINTS
 JSON = {"content-type": "application/json"}
 
 
-async def test_nothing_is_open_without_the_token():
+async def test_every_route_without_a_valid_token_is_401():
     async with site(desk("x"), token=None) as s:
         paths = [(e.method, re.sub(r"\{\w+\}", "c", e.path)) for e in ENDPOINTS]
         paths += [("GET", p) for p in ("/", "/api/openapi.json", "/static/index.html", "/nothing", "/api/nothing")]
@@ -40,8 +40,8 @@ async def test_nothing_is_open_without_the_token():
                 assert answer.headers["www-authenticate"] == "Bearer"
 
 
-async def test_the_printed_address_gives_a_strict_cookie_and_goes_on_without_its_token():
-    """By itself, not by a redirect: where another site led to it, the cookie would not be sent after one."""
+async def test_the_printed_address_sets_a_strict_cookie_and_drops_the_token_from_the_address():
+    """By a script, not a redirect: a browser sends no strict cookie after a redirect that another site began."""
     async with site(desk("x"), token=None) as s:
         wrong = await s.http.get("/", params={"token": "wrong"})
         assert wrong.status_code == 401
@@ -63,18 +63,18 @@ async def test_the_printed_address_gives_a_strict_cookie_and_goes_on_without_its
         value = first.headers["set-cookie"].partition("=")[2].partition(";")[0]
         s.http.cookies.clear()
         for headers in ({"authorization": f"Bearer {value}"}, {"cookie": f"{cookie.partition('=')[0]}={TOKEN}"}):
-            await s.get("/api/me", 401, headers=headers)  # each is good where it belongs, and nowhere else
+            await s.get("/api/me", 401, headers=headers)  # the token is no cookie, and the cookie is no token
         assert (await s.http.get("/", params={"token": value})).status_code == 401
 
 
-async def test_a_token_in_any_other_address_is_worth_nothing():
+async def test_a_token_in_the_query_of_any_other_address_is_refused():
     async with site(desk("x"), token=None) as s:
         for path in ("/api/me", "/static/index.html", "//evil.example/"):
             assert (await s.http.get(s.base + path, params={"token": TOKEN})).status_code == 401
 
 
-async def test_a_person_in_a_browser_whom_nobody_knows_is_told_what_to_do():
-    """Still with 401, and only where a page was asked for; the token is asked for where one opens the page."""
+async def test_a_browser_that_is_not_signed_in_gets_a_401_page_that_says_what_to_do():
+    """Requests to the API get a problem document instead. The token form leads to the root of the mount."""
     reads = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
     mounted: dict[str, Any] = {"wrap": lambda served: Starlette(routes=[Mount("/as&sent", served)])}
     async with site(desk("x"), token=None, **mounted) as s:
@@ -83,7 +83,8 @@ async def test_a_person_in_a_browser_whom_nobody_knows_is_told_what_to_do():
             assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
             assert answer.headers["content-type"] == "text/html; charset=utf-8"
             assert "Open the address that the server printed" in answer.text
-            place = "" if path.partition("?")[0] == "/as&sent/" else ' action="/as&amp;sent/"'  # else it keeps its #
+            # Without an action the form keeps the fragment of the address.
+            place = "" if path.partition("?")[0] == "/as&sent/" else ' action="/as&amp;sent/"'
             assert f'<form{place}><label>Token <input name="token" type="password"' in answer.text
             assert ("The token is wrong or no longer valid" in answer.text) is ("wrong" in path)
             [look] = re.findall("<style>(.*)</style>", answer.text)
@@ -102,7 +103,7 @@ async def test_a_person_in_a_browser_whom_nobody_knows_is_told_what_to_do():
         assert "<form" not in answer.text
 
 
-async def test_auth_may_be_any_function_and_says_no_with_none_or_not_allowed():
+async def test_auth_may_be_any_function_and_refuses_with_none_or_not_allowed():
     async def auth(request):
         match request.headers.get("x-user"):
             case "eve":
@@ -116,8 +117,8 @@ async def test_auth_may_be_any_function_and_says_no_with_none_or_not_allowed():
         await s.get("/api/me", 401)
 
 
-async def test_only_the_hosts_that_it_is_served_under_are_answered():
-    """A name that was rebound to our address is not one of them."""
+async def test_a_request_for_an_unknown_host_is_421():
+    """This stops DNS rebinding: an attacker's name that resolves to this server."""
     async with site(desk("x"), hosts=["localhost", "desk.example"]) as s:
         for host in ("localhost", "localhost:1", "DESK.example:80", "127.0.0.1:9", "[::1]:8"):
             await s.get("/api/me", headers={"host": host})
@@ -125,7 +126,7 @@ async def test_only_the_hosts_that_it_is_served_under_are_answered():
             assert "hosts" in (await s.get("/api/me", 421, headers={"host": host}))["detail"]
 
 
-async def test_no_other_site_can_write():
+async def test_a_write_from_another_origin_is_403_and_has_no_cors_headers():
     async with site(desk("x"), origins=["https://friend.example"]) as s:
         own = s.base.removeprefix("http://")
 
@@ -142,7 +143,8 @@ async def test_no_other_site_can_write():
         await post(403, origin=f"http://{own}.evil.example")
         await post(403, sec_fetch_site="cross-site")
         await post(403, sec_fetch_site="same-site")
-        await s.http.delete("/api/grants/c/g", headers={"origin": "https://evil.example"})
+        answer = await s.http.delete("/api/grants/c/g", headers={"origin": "https://evil.example"})
+        assert answer.status_code == 403
         for origin in ("https://evil.example", "https://friend.example.evil.example", "http://friend.example"):
             asks = {"origin": origin, "access-control-request-method": "POST"}
             for answer in (
@@ -154,7 +156,7 @@ async def test_no_other_site_can_write():
         assert (await s.http.options("/api/conversations", headers=asks)).status_code == 403
 
 
-async def test_a_page_of_an_origin_that_was_named_may_ask_first_and_reads_every_answer():
+async def test_an_allowed_origin_passes_the_preflight_and_reads_every_response():
     friend = "https://friend.example"
     async with site(desk("x"), origins=[friend + "/"], token=None) as s:
         asks = {
@@ -181,13 +183,13 @@ async def test_a_page_of_an_origin_that_was_named_may_ask_first_and_reads_every_
 
 
 @pytest.mark.parametrize("origin", ["*", "desk.example", "https://desk.example/page", "https://", "null", "file://x"])
-def test_what_is_no_origin_is_refused_at_the_start(origin):
+def test_a_malformed_origin_is_refused_when_the_application_is_made(origin):
     with pytest.raises(Invalid, match="origin"):
         app(Runtime(), origins=[origin])
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
-async def test_only_json_is_taken(kind):
+async def test_a_content_type_other_than_json_is_415(kind):
     async with site(desk("x")) as s:
         headers = {"content-type": kind} if kind else {}
         answer = await s.http.post("/api/conversations", content=b"{}", headers=headers)
@@ -203,7 +205,7 @@ async def test_a_body_may_be_empty_but_not_malformed():
             assert answer.status_code == 422, (body[:40], answer.text)
 
 
-async def test_a_body_that_is_too_large_is_refused_also_where_its_size_was_not_said():
+async def test_a_body_that_is_too_large_is_refused_with_or_without_a_content_length():
     async with site(desk("x")) as s:
         large = b'{"id": "' + b"x" * 70_000 + b'"}'
         answer = await s.http.post("/api/conversations", content=large, headers=JSON)
@@ -222,7 +224,7 @@ async def test_a_body_that_is_too_large_is_refused_also_where_its_size_was_not_s
         assert problem["kind"] == "too_large"
 
 
-async def test_an_answer_over_a_mebibyte_is_too_large_and_still_waits():
+async def test_an_answer_over_one_mebibyte_is_refused_and_the_call_stays_pending():
     async with site(desk(["?", ToolCall("choose", {"colours": []})], "ok")) as s:
         await s.begin()
         [entry] = await s.pending()
@@ -232,8 +234,8 @@ async def test_an_answer_over_a_mebibyte_is_too_large_and_still_waits():
         await s.post(path, {"decision": {"type": "answer", "value": "x" * 1_000_000}})
 
 
-async def test_too_many_requests_at_once_are_told_when_to_come_again():
-    """Streams are counted apart: a full house of readers keeps nobody from deciding."""
+async def test_concurrent_requests_over_the_limit_get_503_with_retry_after():
+    """Streams have a limit of their own: open streams do not block a decision."""
     began, go_on = asyncio.Event(), asyncio.Event()
 
     @tool(approval="required")
@@ -268,7 +270,7 @@ async def test_too_many_requests_at_once_are_told_when_to_come_again():
             await asyncio.sleep(0.01)
 
 
-async def test_bodies_that_do_not_come_hold_up_nobody_but_whoever_sends_them():
+async def test_unfinished_request_bodies_only_block_requests_of_the_same_principal():
     async with site(desk("x"), auth=lambda r: r.headers.get("x-who"), limits=Limits(requests=4)) as s:
         host, port = s.base.removeprefix("http://").split(":")
         half = f"POST /api/conversations HTTP/1.1\r\nhost: {host}:{port}\r\nx-who: eve\r\ncontent-length: 20\r\n"
@@ -289,9 +291,9 @@ async def test_bodies_that_do_not_come_hold_up_nobody_but_whoever_sends_them():
             await asyncio.sleep(0.01)
 
 
-async def test_answers_that_nobody_reads_are_held_up_in_pieces_and_hold_up_nobody_else(monkeypatch):
+async def test_unread_responses_are_abandoned_and_only_block_requests_of_the_same_principal(monkeypatch):
     monkeypatch.setattr(limits, "STALL_SECONDS", 2.0)
-    handed = defaultdict(list)
+    chunk_sizes = defaultdict(list)
 
     async def ask(who, send):
         async def receive():
@@ -301,41 +303,41 @@ async def test_answers_that_nobody_reads_are_held_up_in_pieces_and_hold_up_nobod
         scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b""}
         await served({**scope, "headers": headers, "root_path": "", "scheme": "http"}, receive, send)
 
-    async def never(message):
+    async def block_after_one_chunk(message):
         if message.get("body"):
-            mine = handed[asyncio.current_task()]
-            mine.append(len(message["body"]))
-            if len(mine) > 1:
+            sizes = chunk_sizes[asyncio.current_task()]
+            sizes.append(len(message["body"]))
+            if len(sizes) > 1:
                 await asyncio.Event().wait()
 
     statuses = []
 
-    async def taken(message):
+    async def accept_all(message):
         if "status" in message:
             statuses.append(message["status"])
 
     async with Runtime(desk("x")) as rt:
         served = app(rt, auth=lambda r: r.headers.get("x-who"), limits=Limits(requests=4))
         await (await rt.send("c", "x" * 200_000)).result()
-        unread = [asyncio.create_task(ask(b"eve", never)) for _ in range(4)]
-        while sum(map(len, handed.values())) < 8:  # all four have begun and hang
+        unread = [asyncio.create_task(ask(b"eve", block_after_one_chunk)) for _ in range(4)]
+        while sum(map(len, chunk_sizes.values())) < 8:  # all four are blocked in their second chunk
             await asyncio.sleep(0.001)
-        await ask(b"eve", taken)
-        await ask(b"bo", taken)
+        await ask(b"eve", accept_all)
+        await ask(b"bo", accept_all)
         assert statuses == [503, 200]
-        await asyncio.gather(*unread)  # they are given up
-        assert list(handed.values()) == [[CHUNK_BYTES, CHUNK_BYTES]] * 4
-        await ask(b"eve", taken)
+        await asyncio.gather(*unread)  # the server abandons them after STALL_SECONDS
+        assert list(chunk_sizes.values()) == [[CHUNK_BYTES, CHUNK_BYTES]] * 4
+        await ask(b"eve", accept_all)
         assert statuses == [503, 200, 200]
 
 
-async def test_whoever_connects_and_says_no_whole_request_is_sent_away(monkeypatch):
+async def test_a_connection_that_never_sends_a_complete_request_is_closed(monkeypatch):
     monkeypatch.setattr(process, "HEAD_SECONDS", 0.5)
     async with site(desk("x")) as s, s.events("/api/pending/events") as stream:
         host, port = s.base.removeprefix("http://").split(":")
-        for said in (b"", b"GET / HT", b"GET /api/health HTTP/1.1\r\nhost: localhost\r\n\r\nGET / HTTP/1.1\r\nho"):
+        for sent in (b"", b"GET / HT", b"GET /api/health HTTP/1.1\r\nhost: localhost\r\n\r\nGET / HTTP/1.1\r\nho"):
             reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(said)
+            writer.write(sent)
             with contextlib.suppress(ConnectionResetError):
                 await reader.read()
             writer.close()
@@ -343,7 +345,7 @@ async def test_whoever_connects_and_says_no_whole_request_is_sent_away(monkeypat
         await s.get("/api/me")
 
 
-async def test_a_request_that_a_stopping_server_cannot_wait_for_is_told_to_come_again(monkeypatch, caplog):
+async def test_a_request_that_outlasts_the_drain_of_a_stopping_server_gets_503(monkeypatch, caplog):
     began = asyncio.Event()
 
     @tool(approval="required")
@@ -372,8 +374,8 @@ async def test_a_request_that_a_stopping_server_cannot_wait_for_is_told_to_come_
     assert not [record for record in caplog.records if record.exc_info]
 
 
-async def test_every_answer_is_guarded():
-    async with site(refunding()) as s:
+async def test_every_response_has_the_security_headers():
+    async with site(refund_agent()) as s:
         for path in ("/api/me", "/", "/nothing", "/api/pending"):
             headers = (await s.http.get(path)).headers
             assert headers["x-content-type-options"] == "nosniff"
@@ -384,40 +386,38 @@ async def test_every_answer_is_guarded():
         assert (await s.http.get("/api/me")).headers["cache-control"] == "no-store"
 
 
-async def test_while_the_store_is_away_the_same_request_may_come_again_unless_it_may_have_been_recorded(
-    monkeypatch, caplog
-):
-    async with site(refunding()) as s:
+async def test_a_store_failure_is_503_with_retry_after_unless_the_write_may_have_been_recorded(monkeypatch, caplog):
+    async with site(refund_agent()) as s:
         await s.begin()
         [entry] = await s.pending()
         store, read, append = s.runtime.store, s.runtime.store.rows, s.runtime.store.append
         faults: list[StoreError] = []
 
-        async def away(*_, **__):
+        async def fail(*_, **__):
             raise faults[-1]
 
-        async def told(request):
+        async def refusal_of(request):
             answer = await request
             problem = answer.json()
-            assert "there" not in problem["detail"]  # where it is, is not for everybody
+            assert "there" not in problem["detail"]  # the store's address is not for every caller
             assert set(problem["details"]) <= {"outcome"}
             outcome = problem["details"].get("outcome")
             return answer.status_code, answer.headers.get("retry-after"), problem["kind"], outcome
 
         faults.append(StoreError("nothing listens there", kind="log_read_failed", details={"place": "there"}))
-        store.rows = away
-        assert await told(s.http.get("/api/health")) == (503, "1", "log_read_failed", None)
+        store.rows = fail
+        assert await refusal_of(s.http.get("/api/health")) == (503, "1", "log_read_failed", None)
         assert "a request was refused: nothing listens there" in caplog.text
         monkeypatch.setattr(routes, "HEALTH_SECONDS", 0.1)
         store.rows = lambda **_: asyncio.Event().wait()
-        assert await told(s.http.get("/api/health")) == (503, "1", "log_read_failed", None)
+        assert await refusal_of(s.http.get("/api/health")) == (503, "1", "log_read_failed", None)
         store.rows = read
         decision = {"decision": {"type": "approve", "digest": entry["digest"]}}
         path = f"/api/conversations/c/calls/{entry['call']}/resolve"
-        store.append = away
+        store.append = fail
         for outcome, status, again in (("nothing", 503, "1"), ("unknown", 500, None)):
             faults.append(StoreError("the connection to there broke", details={"outcome": outcome, "place": "there"}))
-            assert await told(s.http.post(path, json=decision)) == (status, again, "log_write_failed", outcome)
+            assert await refusal_of(s.http.post(path, json=decision)) == (status, again, "log_write_failed", outcome)
             item = {"conversation": "c", "call": entry["call"], **decision}
             [result] = (await s.post("/api/pending/resolve", {"decisions": [item]}))["results"]
             assert (result["problem"]["status"], result["problem"]["details"]["outcome"]) == (status, outcome)
@@ -425,10 +425,10 @@ async def test_while_the_store_is_away_the_same_request_may_come_again_unless_it
         await s.post(path, decision)
 
 
-async def test_a_store_whose_write_ahead_log_was_deleted_says_to_restart_and_not_to_try_again(tmp_path):
-    """Nothing but a restart helps: no 503, no Retry-After; the same words as on the command line."""
+async def test_a_deleted_write_ahead_log_is_a_500_that_says_to_restart(tmp_path):
+    """A retry cannot help, so there is no 503 and no Retry-After."""
     path = tmp_path / "holdfast.db"
-    async with site(refunding(), store=f"sqlite:///{path}") as s:
+    async with site(refund_agent(), store=f"sqlite:///{path}") as s:
         await s.begin()
         [entry] = await s.pending()
         (tmp_path / "holdfast.db-wal").unlink()
@@ -441,11 +441,11 @@ async def test_a_store_whose_write_ahead_log_was_deleted_says_to_restart_and_not
                 assert (answer.status_code, answer.headers.get("retry-after")) == (500, None)
                 assert "Retrying does not help: restart this process." in problem["detail"]
                 assert "; try again" not in problem["detail"]
-                assert str(tmp_path) not in problem["detail"]  # where it is, is not for everybody
+                assert str(tmp_path) not in problem["detail"]  # the store's path is not for every caller
                 assert problem["details"] == {"outcome": "nothing"}
 
 
-async def test_what_we_did_not_foresee_is_a_problem_document_that_tells_nothing_of_the_inside():
+async def test_an_unexpected_exception_is_a_500_problem_without_the_text_of_the_exception():
     def auth(request):
         raise RuntimeError("a secret of the inside")
 
@@ -455,13 +455,13 @@ async def test_what_we_did_not_foresee_is_a_problem_document_that_tells_nothing_
         assert "secret" not in str(problem)
 
 
-async def test_the_two_ways_to_write_an_address_of_version_6_are_understood():
+async def test_an_ipv6_loopback_host_with_a_port_is_accepted():
     async with site(desk("x")) as s, httpx.AsyncClient(trust_env=False) as other:
         answer = await other.get(f"{s.base}/api/me", headers={"host": "[::1]:80"})
         assert answer.status_code == 401
 
 
-async def test_a_host_of_any_length_is_refused_and_not_remembered():
+async def test_a_long_unknown_host_is_refused_and_not_cached():
     async with site(desk("x")) as s:
         for n in range(3):
             answer = await s.http.get("/api/me", headers={"host": f"{n}." + "x" * 20_000})
@@ -472,44 +472,44 @@ async def test_a_host_of_any_length_is_refused_and_not_remembered():
     assert origins._known.cache_info().currsize == 0
 
 
-async def test_headers_may_come_as_anything_that_can_be_gone_through_once():
-    said = []
+async def test_the_headers_of_an_asgi_scope_may_be_a_one_shot_iterator():
+    messages = []
 
     async def receive():
         return {"type": "http.request", "body": b"", "more_body": False}
 
     async def send(message):
-        said.append(message)
+        messages.append(message)
 
     async with Runtime() as rt:
         headers = iter([(b"host", b"localhost"), (b"authorization", f"Bearer {TOKEN}".encode())])
         scope = {"type": "http", "method": "GET", "path": "/api/me", "query_string": b"", "headers": headers}
         await app(rt, TokenAuth(TOKEN, "ada"))(scope, receive, send)
-    assert (said[0]["status"], b"ada" in said[1]["body"]) == (200, True)
+    assert (messages[0]["status"], b"ada" in messages[1]["body"]) == (200, True)
 
 
-async def test_an_answer_that_goes_out_in_one_piece_says_what_every_answer_says():
-    async with site(refunding()) as direct, site(refunding(), wrap=lambda served: served) as hosted:
+async def test_a_response_has_the_same_headers_with_and_without_a_host_application():
+    async with site(refund_agent()) as direct, site(refund_agent(), wrap=lambda served: served) as hosted:
         heads = []
         for s in (direct, hosted):
             reader, writer = await asyncio.open_connection("127.0.0.1", int(s.base.rpartition(":")[2]))
             ask = f"GET /api/me HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {TOKEN}\r\n\r\n".encode()
             writer.write(ask)
-            whole = await reader.readuntil(b"}")  # all of it is there, and nothing follows
+            whole = await reader.readuntil(b"}")  # the whole response
             head, _, body = whole.partition(b"\r\n\r\n")
-            writer.write(ask + ask)  # two at once: two answers, in their order
+            writer.write(ask + ask)  # pipelined: two responses, in order
             assert [await reader.readexactly(len(whole)) for _ in "12"] == [whole, whole]
             writer.write(ask.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
             last = await reader.read()
-            assert last.endswith(body), "and the connection is closed behind it"
+            assert last.endswith(body), "the connection is closed after the response"
             assert b"connection: close" in last
             writer.close()
             heads.append({line.partition(b": ")[::2] for line in head.split(b"\r\n") if not line.startswith(b"date")})
         assert heads[0] == heads[1]
 
 
-async def test_an_answer_of_any_size_and_one_without_a_body_come_as_they_are_asked_for():
-    async with site(refunding()) as s:
+async def test_large_responses_arrive_whole_and_a_head_response_has_no_body():
+    async with site(refund_agent()) as s:
         whole = await s.http.get("/api/openapi.json")
         assert len(whole.content) == int(whole.headers["content-length"]) > 10_000
         head = await s.http.head("/api/openapi.json")
@@ -520,9 +520,9 @@ async def test_an_answer_of_any_size_and_one_without_a_body_come_as_they_are_ask
         assert "x" * 200_000 in {event.get("text") for event in log}
 
 
-async def test_a_request_that_is_over_leaves_nothing_to_the_garbage_collector():
-    """Whoever sends large heads, with a token or without, would fill the memory until it comes."""
-    async with site(refunding()) as s:
+async def test_a_finished_request_leaves_no_reference_cycle():
+    """The garbage collector runs seldom: until then large request heads would fill the memory."""
+    async with site(refund_agent()) as s:
         await s.get("/api/me")
         gc.collect()
         gc.disable()
@@ -533,11 +533,11 @@ async def test_a_request_that_is_over_leaves_nothing_to_the_garbage_collector():
             left = [each for each in gc.get_objects() if isinstance(each, RequestResponseCycle)]
         finally:
             gc.enable()
-        assert len(left) <= 2  # the connection has its last one
+        assert len(left) <= 2  # the connection keeps its last one
 
 
 async def ask_raw(s, *pieces):
-    """Send bytes on a connection of its own, as far as the server takes them; return all that it answers."""
+    """Send bytes on a new connection until the server stops reading; return the whole response."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(s.base.rpartition(":")[2]))
     answer = b""
 
@@ -564,10 +564,10 @@ def status_of(answer):
 @pytest.mark.parametrize(
     ("line", "piece"),
     [(b"", b"x-a: b\r\n" * 1000), (b"", b"x" * 10_000), (b"x-a: ", b"v" * 10_000)],
-    ids=["many lines", "a name without end", "a value without end"],
+    ids=["many lines", "endless header name", "endless header value"],
 )
 async def test_a_head_that_grows_over_64_kb_is_refused_with_431_and_its_connection_closes(line, piece):
-    """Whoever has no token makes the server keep nothing."""
+    """A client without a token cannot make the server buffer more."""
 
     async with site(desk("x")) as s:
         answer = await ask_raw(s, b"GET /api/me HTTP/1.1\r\nhost: localhost\r\n" + line, *[piece] * 100)
@@ -584,7 +584,7 @@ async def test_an_address_over_64_kb_is_refused_with_431():
         assert status_of(await ask_raw(s, b"GET /", *[b"x" * 10_000] * 100)) == 431
 
 
-async def test_a_head_below_64_kb_is_taken_however_it_arrives():
+async def test_a_head_below_64_kb_is_accepted_in_one_piece_or_in_many():
     async with site(desk("x")) as s:
         lines = [f"x-{n}: {'v' * 600}\r\n".encode() for n in range(100)]
         end = f"authorization: Bearer {TOKEN}\r\nconnection: close\r\n\r\n".encode()
@@ -594,14 +594,14 @@ async def test_a_head_below_64_kb_is_taken_however_it_arrives():
 
 
 async def test_more_than_256_header_lines_are_refused_with_431():
-    """Each line costs far more memory than its bytes."""
+    """A header line costs far more memory than its bytes."""
     async with site(desk("x")) as s:
         ask = b"GET /api/me HTTP/1.1\r\nhost: localhost\r\n" + b"x-a: b\r\n" * 300 + b"\r\n"
         assert status_of(await ask_raw(s, ask)) == 431
 
 
 async def test_trailers_never_become_headers():
-    """A token, a host or an origin that comes behind the body counts for nothing."""
+    """A token, a host or an origin after the body is ignored."""
     seen = []
 
     def auth(request):
@@ -618,31 +618,31 @@ async def test_trailers_never_become_headers():
 
 
 @pytest.mark.parametrize("piece", [b"x" * 10_000, b"x-a: b\r\n" * 1000], ids=["one line", "many lines"])
-async def test_trailers_without_end_close_the_connection(piece):
+async def test_endless_trailers_close_the_connection(piece):
     async with site(desk("x")) as s:
         head = b"POST /api/nothing HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
-        answer = await ask_raw(s, head, *[piece] * 100)  # it comes back: the server has closed
+        answer = await ask_raw(s, head, *[piece] * 100)  # returns because the server has closed the connection
         assert status_of(answer) == 401
 
 
-async def test_where_another_server_lets_a_long_head_through_the_application_refuses_it():
-    said = []
+async def test_the_application_refuses_a_long_head_that_another_server_accepts():
+    messages = []
 
     async def receive():
         return {"type": "http.request", "body": b"", "more_body": False}
 
     async def send(message):
-        said.append(message)
+        messages.append(message)
 
     async with Runtime() as rt:
         headers = [(b"host", b"localhost"), (b"authorization", f"Bearer {TOKEN}".encode()), (b"x", b"v" * 70_000)]
         scope = {"type": "http", "method": "GET", "path": "/api/me", "query_string": b"", "headers": headers}
         await app(rt, TokenAuth(TOKEN, "ada"))(scope, receive, send)
-    assert (said[0]["status"], json.loads(said[1]["body"])["kind"]) == (431, "too_large")
+    assert (messages[0]["status"], json.loads(messages[1]["body"])["kind"]) == (431, "too_large")
 
 
 async def test_two_host_or_origin_headers_are_refused_with_400():
-    """A proxy in front could have checked one of them and we the other."""
+    """A proxy could check one of the two headers and Holdfast the other."""
     async with site(desk("x")) as s:
         for twice in (b"host: localhost\r\nhost: evil.example", b"host: evil.example\r\nHost: localhost"):
             answer = await ask_raw(s, b"GET /api/me HTTP/1.1\r\n" + twice + b"\r\nconnection: close\r\n\r\n")
@@ -653,14 +653,14 @@ async def test_two_host_or_origin_headers_are_refused_with_400():
         assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_args")
 
 
-async def test_the_same_host_under_another_scheme_is_another_site():
-    """https and http of one name can be served by different programs; a proxy says which it was asked by."""
+async def test_an_origin_with_the_same_host_and_another_scheme_is_403():
+    """Different programs can serve http and https of one name. A proxy forwards the scheme of the request."""
     async with site(desk("x"), hosts=["desk.example"]) as s:
         host = {"host": "desk.example"}
         refused = await s.post("/api/conversations", {}, 403, headers={**host, "origin": "https://desk.example"})
         assert "--allow-origin" in refused["detail"]
         for origin in ("http://desk.example", "http://desk.example:80"):
             await s.post("/api/conversations", {}, 201, headers={**host, "origin": origin})
-        told = {**host, "x-forwarded-proto": "https"}  # by a proxy on this machine
-        await s.post("/api/conversations", {}, 201, headers={**told, "origin": "https://desk.example"})
-        await s.post("/api/conversations", {}, 403, headers={**told, "origin": "http://desk.example"})
+        forwarded = {**host, "x-forwarded-proto": "https"}  # by a proxy on this machine
+        await s.post("/api/conversations", {}, 201, headers={**forwarded, "origin": "https://desk.example"})
+        await s.post("/api/conversations", {}, 403, headers={**forwarded, "origin": "http://desk.example"})
