@@ -186,6 +186,21 @@ def test_undo_without_a_store_or_conversation_or_changes(desk, tree):
     assert (result.code, result.out) == (0, "nothing to undo: no file tool changed a file in c\n")
 
 
+def test_undo_of_an_imported_conversation_needs_trust_and_a_root(desk, tree):
+    """A log from elsewhere may be forged: it cannot choose the directory that an undo writes to."""
+    change(desk, tree, edit("hello", "bye"))
+    (desk.path / "c.jsonl").write_bytes(desk("export", "c").raw)
+    assert desk("import", "c.jsonl", "--store", "sqlite:///other.db").code == 0
+    other = ("undo", "c", "--yes", "--store", "sqlite:///other.db")
+    assert_refused(desk(*other, "--root", tree), 5, "[permission_denied]", "imported without --trust")
+    assert desk("import", "c.jsonl", "--trust", "--store", "sqlite:///other.db").code == 0
+    assert_refused(desk(*other), 2, "give --root")
+    assert (tree / "greet.py").read_text() == "print('bye')\n"
+    result = desk(*other, "--root", tree)
+    assert result.code == 0, result.err
+    assert (tree / "greet.py").read_text() == "print('hello')\n"
+
+
 @pytest.mark.parametrize("restarted", [True, False])
 def test_undo_works_while_a_call_waits_and_the_call_then_overwrites_nothing(desk, tree, restarted):
     """An approval is bound to the file's version. After an undo a new process asks again; one that has seen the file

@@ -19,7 +19,7 @@ import pytest
 
 import holdfast
 import holdfast.events
-from holdfast import hooks, models, server, testing
+from holdfast import hooks, models, server, testing, workspace
 from holdfast.cli.app import cli
 from holdfast.core import events, live
 from holdfast.core.decide import machine
@@ -115,7 +115,7 @@ def test_every_error_kind_has_a_section_that_says_when_and_what_to_do(site: Path
     ("page", "module"),
     [
         ("python", holdfast), ("events", holdfast.events), ("hooks", hooks), ("models", models), ("server", server),
-        ("testing", testing),
+        ("testing", testing), ("workspace", workspace),
     ],
 )  # fmt: skip
 def test_every_public_name_is_in_the_reference(

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from conftest import FileTools, snapshot
+from workspace.conftest import FileTools, snapshot
 
 from holdfast import Agent, Runtime, ScriptedModel, ToolCall
 from holdfast.core.events import AnyEvent, CallReturned

@@ -25,8 +25,8 @@ from holdfast.cli.render.console import make_console
 from holdfast.cli.render.text import escape_control_characters, pluralize
 from holdfast.cli.store import connect_to_store, is_store_missing, not_found_error
 from holdfast.core import codec
-from holdfast.core.events import AnyEvent, CallReturned, TurnEnded, TurnStarted
-from holdfast.errors import Invalid, NotFound, Refused
+from holdfast.core.events import AnyEvent, CallReturned, ConversationImported, TurnEnded, TurnStarted
+from holdfast.errors import Invalid, NotAllowed, NotFound, Refused
 from holdfast.runtime.arguments import check_conversation_id
 from holdfast.stores.base import LogStore
 from holdfast.tools.protected import protect
@@ -86,6 +86,7 @@ class _Command:
 
     async def run(self, to: int | None, given_root: str | None, *, dry_run: bool, yes: bool) -> int:
         events = await self._load_events()
+        _check_origin(events, given_root)
         if to is not None and to > len(events):
             raise Invalid(f"--to {to}: there are only {len(events)} events in {self._conversation}")
         changes = [change for change in read_changes(events) if change.seq > (to or 0)]
@@ -152,6 +153,15 @@ class _Command:
             _print_diff(found.diff())
         if found.unchanged:
             print_text(f"already as before: {', '.join(found.unchanged)}")
+
+
+def _check_origin(events: Sequence[AnyEvent], given_root: str | None) -> None:
+    """Refuse an imported log that nobody vouches for: a forged one could name any directory and any content."""
+    imports = [event for event in events if isinstance(event, ConversationImported)]
+    if imports and not imports[-1].trusted:
+        raise NotAllowed("this conversation was imported without --trust: its log may name any directory and content")
+    if imports and given_root is None:
+        raise Invalid("this conversation was imported, so its directory may be another one here: give --root")
 
 
 def _print_diff(diff: str) -> None:
