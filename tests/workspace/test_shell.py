@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from shell_world import Ruling, World
@@ -13,6 +15,7 @@ from support.runtimes import agent, of, sees
 
 from holdfast import Approve, Call, Runtime, ScriptedModel, ToolCall, ToolError
 from holdfast.core.events import CallReturned
+from holdfast.workspace.launch import Launch
 from holdfast.workspace.limits import Limits
 from holdfast.workspace.sandbox import find_sandbox
 
@@ -321,6 +324,38 @@ async def test_too_many_commands_at_once_are_refused(tmp_path: Path) -> None:
     assert caught.value.kind == "backpressure"
     (tmp_path / "go").touch()
     assert (await task)["ok"]
+
+
+async def test_a_call_that_is_cancelled_before_its_command_starts_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stub of a protected path, a control group and open files would stay otherwise."""
+    sandbox = find_sandbox("auto")
+    if sandbox.level != "A":
+        pytest.skip("only level A makes stubs")
+    world = World(tmp_path, sandbox, protected=[".bashrc"])
+    await world.run("true")
+    open_before = len(os.listdir("/proc/self/fd"))
+    made, go, wrap = threading.Event(), threading.Event(), sandbox.wrap
+
+    def wrap_slowly(*args: Any, **options: Any) -> Launch:
+        launch = wrap(*args, **options)
+        made.set()
+        go.wait()
+        return launch
+
+    monkeypatch.setattr(sandbox, "wrap", wrap_slowly)
+    task = asyncio.create_task(world.run("touch ran"))
+    while not made.is_set():
+        await asyncio.sleep(0.005)
+    assert os.listdir(tmp_path) == [".bashrc"]
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    go.set()
+    while os.listdir(tmp_path):
+        await asyncio.sleep(0.005)
+    assert len(os.listdir("/proc/self/fd")) == open_before
 
 
 def test_the_declaration_is_written_for_a_model(world: World) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from holdfast.errors import ToolError
 from holdfast.tools.protected import protected_files
-from holdfast.workspace.cgroup import make_group, remove_group
+from holdfast.workspace.cgroup import joining_file, make_group, remove_group
 from holdfast.workspace.launch import (
     ETC,
     SYSTEM,
@@ -60,12 +60,21 @@ class Bubblewrap(Sandbox):
         return []
 
     def can_see(self, path: str, root: Path) -> bool:
-        places = (*SYSTEM, *self.settings.readable, str(root))
-        return any(is_below(os.path.realpath(path), os.path.realpath(place)) for place in places)
+        return self._is_among(path, self._find_places(root))
+
+    def _find_places(self, root: Path) -> set[str]:
+        """Return the directories that commands see, links resolved."""
+        return {os.path.realpath(place) for place in (*SYSTEM, *self.settings.readable, root)}
+
+    @staticmethod
+    def _is_among(path: str, places: set[str]) -> bool:
+        real = os.path.realpath(path)
+        return any(is_below(real, place) for place in places)
 
     def make_environment(self, env: Mapping[str, str], root: Path) -> dict[str, str]:
         """Return the environment with a PATH of visible directories, a HOME and a TMPDIR that exist."""
-        path = visible_path(env, lambda entry: self.can_see(entry, root))
+        places = self._find_places(root)
+        path = visible_path(env, lambda entry: self._is_among(entry, places))
         return {**env, "HOME": HOME, "TMPDIR": "/tmp", "PATH": path}
 
     def wrap(self, argv: Sequence[str], *, root: RootLike, cwd: str, writable: bool, env: Mapping[str, str]) -> Launch:
@@ -149,7 +158,7 @@ class Bubblewrap(Sandbox):
         command = ["/bin/sh", "-c", f'{" ".join(inside)} exec "$@"', "sh", *argv]
         if group is None:
             return (*bwrap, *command)
-        return ("/bin/sh", "-c", 'echo 0 >"$0" && exec "$@"', str(group / "cgroup.procs"), *bwrap, *command)
+        return ("/bin/sh", "-c", 'echo 0 >"$0" && exec "$@"', joining_file(group), *bwrap, *command)
 
 
 def _limit(option: str, size: int | None, unit: int) -> str:

@@ -111,16 +111,17 @@ def load_state(root: Root, path: str, max_bytes: int) -> State:
                 {"path": name, "size": found.st_size, "limit": max_bytes},
             )
         try:
-            content = _read_content(directory.open(place.name, READ_FLAGS), max_bytes)
+            content = _read_content(directory.open(place.name, READ_FLAGS), found.st_size, max_bytes)
         except OSError as error:
             root.raise_error(error, name, "write_failed")
         return State(name, place.path, content, hash_content(content), found.st_mode & 0o7777)
 
 
-def _read_content(fd: int, max_bytes: int) -> bytes:
+def _read_content(fd: int, size: int, max_bytes: int) -> bytes:
+    """Read a file that had this size, in one piece if it still has."""
     with os.fdopen(fd, "rb", buffering=0) as file:
         chunks: list[bytes] = []
-        while (chunk := file.read(CHUNK)) and max_bytes >= 0:
+        while (chunk := file.read(max(CHUNK, size))) and max_bytes >= 0:
             chunks.append(chunk)
             max_bytes -= len(chunk)
         return b"".join(chunks)

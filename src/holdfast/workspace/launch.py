@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from holdfast.workspace.cgroup import find_parent, make_group, remove_group
+from holdfast.workspace.cgroup import find_parent, joining_file, make_group, remove_group
 
 Level = Literal["A", "B", "none"]
 Tree = Literal["namespace", "supervisor", "group"]
@@ -102,6 +102,12 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """Where bubblewrap writes the pid of its namespace's first process; -1: nowhere."""
     release: Callable[[], list[str]] = _do_nothing
     """Remove what the launch made on the host. Returns the protected paths that could not be covered and changed."""
+
+    def discard(self) -> None:
+        """Undo a launch that was never started."""
+        for fd in self.pass_fds:
+            os.close(fd)
+        self.release()
 
 
 class Sandbox:
@@ -211,6 +217,7 @@ def visible_path(env: Mapping[str, str], can_see: Callable[[str], bool]) -> str:
 GRACE_SECONDS = 2.0
 """Seconds between SIGTERM and SIGKILL."""
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
+_START = f"import sys; sys.path.append({str(SUPERVISOR.parent)!r}); import supervisor; supervisor.run()"
 
 
 def release_group(group: Path | None) -> list[str]:
@@ -251,10 +258,11 @@ def supervise(
     orders = {
         "grace": GRACE_SECONDS,
         "cgroup": str(group or ""),
+        "join": joining_file(group) if group else "",
         "processes": settings.processes if group is None and os.geteuid() != 0 else None,
         "file_bytes": settings.file_bytes,
         "memory_bytes": settings.memory_bytes,
         "landlock": (rules.files, rules.scopes, rules.allowed) if rules else None,
         "seccomp": seccomp,
     }
-    return (sys.executable, "-I", "-S", str(SUPERVISOR), marshal.dumps(orders).hex(), *argv)
+    return (sys.executable, "-I", "-S", "-c", _START, marshal.dumps(orders).hex(), *argv)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import platform
 import struct
 from collections.abc import Sequence
+from functools import cache
 
 AF_INET, AF_INET6, AF_NETLINK = 2, 10, 16
 INTERNET = (AF_INET, AF_INET6, AF_NETLINK)
@@ -63,7 +64,8 @@ def is_supported(machine: str | None = None) -> bool:
     return (machine or platform.machine()) in _ARCHITECTURES
 
 
-def build_filter(families: Sequence[int] = INTERNET, machine: str | None = None) -> bytes:
+@cache
+def build_filter(families: tuple[int, ...] = INTERNET, machine: str | None = None) -> bytes:
     """Return the filter as an array of ``struct sock_filter``, which allows sockets of these families only."""
     architecture, numbers = _ARCHITECTURES[machine or platform.machine()]
     calls = {**numbers, **_COMMON}

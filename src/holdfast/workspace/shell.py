@@ -221,8 +221,7 @@ class Shell:
     async def run(self, args: dict[str, Any], call: Call) -> Result:
         """Run the command."""
         async with self._slots.take():
-            command = await asyncio.to_thread(self._check, args, call)
-            launch = await asyncio.to_thread(self._wrap, command)
+            command, launch = await self._prepare(args, call)
             output = Output(self._ws.limits)
 
             def report() -> None:
@@ -230,6 +229,20 @@ class Shell:
 
             ended = await run_process(launch, output, seconds=command.seconds, on_progress=report)
         return self._result(command, ended, output, call)
+
+    async def _prepare(self, args: dict[str, Any], call: Call) -> tuple[Command, Launch]:
+        """Check the command and make its launch. If the call is cancelled meanwhile, the launch is undone."""
+
+        def work() -> tuple[Command, Launch]:
+            command = self._check(args, call)
+            return command, self._wrap(command)
+
+        made = asyncio.ensure_future(asyncio.to_thread(work))
+        try:
+            return await asyncio.shield(made)
+        except asyncio.CancelledError:
+            made.add_done_callback(_discard)
+            raise
 
     # --- before ---
 
@@ -420,6 +433,12 @@ class Shell:
             "guarantees": msgspec.to_builtins(self._ws.sandbox.held(writable=command.writable)),
         }
         return Result(facts, data)
+
+
+def _discard(made: asyncio.Future[tuple[Command, Launch]]) -> None:
+    """Undo a launch that nobody waits for any more."""
+    if not made.cancelled() and made.exception() is None:
+        made.result()[1].discard()
 
 
 def _place_in(root: Path, path: str) -> str | None:

@@ -1,6 +1,7 @@
 """Run one command and leave none of its processes behind.
 
-A program of its own: ``python -I -S supervisor.py ORDERS COMMAND...`` It adopts processes that lose their parent
+A program of its own: ``python -I -S -c "import supervisor" ORDERS COMMAND...``, since Python compiles a script that is
+named on its command line at every start, and a module only once. It adopts processes that lose their parent
 (PR_SET_CHILD_SUBREAPER), so that those that daemonise are still found. The control pipe is its standard input: the
 byte ``T`` asks all processes to end (SIGTERM, then SIGKILL after a grace period); its end means that the server died or
 gave up, and kills all at once.
@@ -27,33 +28,46 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 
 
 def main() -> int:
-    import ctypes
-
     orders: dict[str, Any] = marshal.loads(bytes.fromhex(sys.argv[1]))
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_SUBREAPER, 1, 0, 0, 0)
-    if orders["cgroup"]:
-        with open(orders["cgroup"] + "/cgroup.procs", "w") as file:
+    adopt_orphans()
+    if orders["join"]:
+        with open(orders["join"], "w") as file:
             file.write("0")
     child = os.fork()
     if child == 0:
-        run_command(libc, orders, sys.argv[2:])
+        run_command(orders, sys.argv[2:])
     os.close(1)
     os.close(2)  # the output ends when the command's processes do
     status = watch(child, orders["grace"])
-    freeze(orders["cgroup"])
-    kill_all()
+    if not reap(
+        0
+    ):  # without a child there is no descendant: orphans are adopted before the death of their parent is seen
+        freeze(orders["cgroup"])
+        kill_all()
     return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
 
-def run_command(libc: Any, orders: dict[str, Any], argv: list[str]) -> None:
+def adopt_orphans() -> None:
+    """Become the parent of descendants that lose theirs. ``ctypes`` would take 4 ms to import, its core does not."""
+    try:
+        from _ctypes import call_function, dlopen, dlsym
+
+        program = dlopen(None, 0)  # pyright: ignore[reportArgumentType]
+        call_function(dlsym(program, "prctl"), (_SUBREAPER, 1, 0, 0, 0))
+    except (ImportError, AttributeError):  # not CPython
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+
+
+def run_command(orders: dict[str, Any], argv: list[str]) -> None:
     try:
         os.setsid()
         null = os.open("/dev/null", os.O_RDONLY)
         os.dup2(null, 0)
         set_limits(orders)
         if orders["landlock"] or orders["seccomp"]:
-            confine(libc, orders)
+            confine(orders)
         try:
             os.execv(argv[0], argv)
         except OSError as error:
@@ -93,9 +107,11 @@ def count_threads() -> int:
     return count
 
 
-def confine(libc: Any, orders: dict[str, Any]) -> None:
+def confine(orders: dict[str, Any]) -> None:
     """Restrict this process for ever: capabilities, files by Landlock, system calls by seccomp."""
     import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
 
     def check(result: int, what: str) -> int:
         if result < 0:
@@ -227,5 +243,5 @@ def find_descendants() -> set[int]:
     return found - {os.getpid()}
 
 
-if __name__ == "__main__":
+def run() -> None:
     os._exit(main())
