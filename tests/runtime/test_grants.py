@@ -482,3 +482,17 @@ async def test_names_of_an_older_definition_do_not_widen_a_grant_of_a_newer_one(
         await rt.resolve(entry, Approve(remember="args"))
         (entry,) = (await rt.wait("c")).pending
         assert (entry.args, ran) == ({"command": "ls", "note": "x"}, ["ls"])
+
+
+async def test_an_approval_function_can_say_that_a_grant_does_not_count():
+    ran = []
+    model = ScriptedModel([act(1), act(1), "ok"])
+    policy = make_act_tool(lambda args, call: RequireApproval("look at it", grants=False), ran)
+    async with Runtime(agent(model, policy)) as rt:
+        turn, (entry,) = await send_message(rt)
+        await rt.resolve(entry, Approve(remember="args"))
+        (again,) = (await rt.wait("c")).pending
+        assert (again.reason, ran) == ("look at it", [1])
+        await rt.resolve(again, Approve())
+        await turn.final_result()
+    assert ran == [1, 1]

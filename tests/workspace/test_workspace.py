@@ -127,14 +127,26 @@ async def test_an_invalid_call_is_not_asked_about(root):
 
 async def test_a_remembered_command_runs_again_whatever_its_description_and_no_other_does(root):
     """The grant covers that exact command and nothing longer [B101]."""
-    first = ToolCall("bash", {"command": "touch made", "description": "once"})
-    same = ToolCall("bash", {"command": "touch made", "description": "twice"})
-    longer = ToolCall("bash", {"command": "touch made made2"})
+    first = ToolCall("bash", {"command": "sleep 0", "description": "once"})
+    same = ToolCall("bash", {"command": "sleep 0", "description": "twice"})
+    longer = ToolCall("bash", {"command": "sleep 0 0"})
     async with Runtime(make_agent(Workspace(root), first, same, longer)) as rt:
         result = await rt.run("go")
         await rt.resolve(result.pending[0], Approve(remember="args"), by="boss")
         waiting = await rt.wait(result.conversation)
-        assert [pending.args["command"] for pending in waiting.pending] == ["touch made made2"]
+        assert [pending.args["command"] for pending in waiting.pending] == ["sleep 0 0"]
+
+
+async def test_a_remembered_approval_does_not_count_for_a_command_that_names_a_file(root):
+    """The approver saw the content of the script; a later content is another command [B96, B101]."""
+    (root / "run.sh").write_text("echo first\n")
+    run = ToolCall("bash", {"command": "bash run.sh"})
+    async with Runtime(make_agent(Workspace(root, mode="edits"), run, run)) as rt:
+        result = await rt.run("go")
+        await rt.resolve(result.pending[0], Approve(remember="args"), by="boss")
+        again = await rt.wait(result.conversation)
+        assert [pending.args["command"] for pending in again.pending] == ["bash run.sh"]
+        assert "remembered approval does not count" in again.pending[0].reason
 
 
 async def test_the_store_cannot_be_read_or_changed_through_the_tools(root):

@@ -243,6 +243,8 @@ class ClaimCall(_Input, frozen=True, kw_only=True):
     epoch: int
     required: bool = False
     """A policy or a hook requires an approval first."""
+    fresh: bool = False
+    """That approval must be for this call: a grant does not count."""
     args: dict[str, Any] | None = None
     """Arguments that a hook edited; they fit the tool's schema."""
     refused: ErrorInfo | None = None

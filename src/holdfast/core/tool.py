@@ -242,12 +242,15 @@ class Allow(msgspec.Struct, frozen=True):
 
 
 class RequireApproval(msgspec.Struct, frozen=True):
-    """An answer of an approval function or a ``before_tool`` hook: the call needs an approval. A grant counts.
+    """An answer of an approval function or a ``before_tool`` hook: the call needs an approval.
 
     From a hook, also for a tool that needs none. The reason is logged and shown to the approver.
+
+    grants:  whether a remembered approval counts. False, if more than the arguments decides what the call does
     """
 
     reason: str | None = None
+    grants: bool = True
 
 
 class Artifact(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -250,6 +250,8 @@ class Ruling(msgspec.Struct, frozen=True, kw_only=True):
     args: dict[str, Any] | None = None
     """The edited arguments; None: not edited."""
     required: bool = False
+    fresh: bool = False
+    """A grant does not stand in for the approval that is required."""
     refused: ErrorInfo | None = None
     halt: HaltOutcome | None = None
     verdicts: tuple[Verdict, ...] = ()
@@ -285,7 +287,8 @@ def _extend_ruling(hook: Hook, ruling: Ruling, returned: Any, tool: str, schema:
             return replace(refused, halt=_to_halted(hook, returned))
         case RequireApproval():
             verdict = Verdict(hook.name, "required", _check_reason(hook, returned.reason or "") or None)
-            return replace(ruling, required=True, verdicts=(*ruling.verdicts, verdict))
+            fresh = ruling.fresh or not returned.grants
+            return replace(ruling, required=True, fresh=fresh, verdicts=(*ruling.verdicts, verdict))
         case Edit():
             verdict = Verdict(hook.name, "edited", _check_reason(hook, returned.reason or "") or None)
             edited = _check_edited_args(hook, returned.args, tool, schema)

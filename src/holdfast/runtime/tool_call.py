@@ -158,10 +158,11 @@ async def _claim_call(conv: RunContext, call: CallState, epoch: int) -> CallStat
     if ruling.args is not None:
         call = replace(call, args=ruling.args)
     required = gated and (ruling.required or call.made.gate == "required" or call.imported)
-    verdicts = ruling.verdicts
+    fresh, verdicts = ruling.fresh, ruling.verdicts
     if gated and call.made.gate == "policy" and ruling.refused is None:
         judged = await _run_policy(conv, call)
-        required, verdicts = required or judged.required, (*verdicts, *judged.verdicts)
+        required, fresh = required or judged.required, fresh or judged.fresh
+        verdicts = (*verdicts, *judged.verdicts)
         ruling = replace(ruling, refused=judged.refused, halt=judged.halt)
     current = current_definition(conv, call)
     lapsed = gate.permission_lapsed(conv.state, call, conv.services.now(), current)
@@ -174,6 +175,7 @@ async def _claim_call(conv: RunContext, call: CallState, epoch: int) -> CallStat
         call=call.made.id,
         epoch=epoch,
         required=required,
+        fresh=fresh,
         args=ruling.args,
         refused=ruling.refused,
         halt=ruling.halt,
@@ -261,15 +263,15 @@ async def _run_policy(conv: RunContext, call: CallState) -> Ruling:
         case Allow():
             return Ruling(verdicts=(Verdict("approval", "auto", _reason_text(answer.reason)),))
         case RequireApproval():
-            return _require_approval(_reason_text(answer.reason))
+            return _require_approval(_reason_text(answer.reason), fresh=not answer.grants)
         case Deny():
             return _refuse_by_policy(call, answer)
         case _:
             return _require_approval(f"the approval function said {describe_value(answer)}")
 
 
-def _require_approval(reason: str | None) -> Ruling:
-    return Ruling(required=True, verdicts=(Verdict("approval", "required", reason),))
+def _require_approval(reason: str | None, *, fresh: bool = False) -> Ruling:
+    return Ruling(required=True, fresh=fresh, verdicts=(Verdict("approval", "required", reason),))
 
 
 def _refuse_by_policy(call: CallState, denial: Deny) -> Ruling:

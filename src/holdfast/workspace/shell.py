@@ -18,7 +18,7 @@ from typing import Any, Protocol, cast
 
 import msgspec
 
-from holdfast.core.tool import Result
+from holdfast.core.tool import RequireApproval, Result
 from holdfast.errors import ToolError
 from holdfast.tools import Call, Tool
 from holdfast.workspace.launch import Launch, RootLike, Sandbox
@@ -137,7 +137,7 @@ def shell_tools(ws: ShellWorkspace) -> list[Tool]:
             parameters=_parameters(ws.limits),
             handler=shell.run,
             preview=shell.preview,
-            approval=ws.approval(shell.judge),
+            approval=shell.approve,
             recovery="ask",
             risk="medium",
             streaming=True,
@@ -213,6 +213,24 @@ class Shell:
     def judge(self, args: dict[str, Any], call: Call) -> Any:
         """Return the policy's ruling on a call."""
         return self._ws.policy.judge_command(str(args["command"]), self._ws.root.normalise(args.get("cwd") or "."))
+
+    async def approve(self, args: dict[str, Any], call: Call) -> Any:
+        """Return whether the call runs, asks or is denied; the approval function of the tool.
+
+        A remembered approval knows the command, not the content of the files that it names. So it does not count for a
+        command that names files of the workspace, or whose files cannot all be known.
+        """
+        answer = self._ws.approval(self.judge)(args, call)
+        if not isinstance(answer, RequireApproval):
+            return answer
+        try:
+            plan = await self.preview(args, call)
+        except ToolError:
+            return answer  # the preview raises it again, and nobody is asked
+        if not (plan["files"] or plan.get("not_bound") or plan["executable_in_workspace"]):
+            return answer
+        why = "a remembered approval does not count, because files decide what the command does"
+        return RequireApproval(f"{answer.reason}; {why}", grants=False)
 
     async def preview(self, args: dict[str, Any], call: Call) -> dict[str, Any]:
         """Return the plan. Raises what the run would raise."""

@@ -222,7 +222,8 @@ def claim_call(log: Draft, call: CallState, input: ClaimCall) -> None:
     definition = input.definition
     current = call.fingerprint if definition is None else definition.fingerprint
     if call.gate == "policy" and (input.required or made.gate == "required" or call.imported):
-        grant = None if call.imported else find_grant(log.state, made.tool, call.args, log.now, current)
+        if not (call.imported or input.fresh):
+            grant = find_grant(log.state, made.tool, call.args, log.now, current)
         if grant is None:
             why = next((v.reason for v in input.verdicts if v.reason and v.outcome == "required"), None)
             _request_approval(log, call, input, why)
