@@ -348,28 +348,30 @@ def test_a_character_that_is_drawn_as_nothing_asks(tmp_path: Path, character: st
     assert f"U+{ord(character):04X}" in ruling.reason
 
 
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    return tmp_path
+
+
 @pytest.mark.parametrize(
     "path", [".git/commondir", ".git/worktrees/x/gitdir", ".git/info/attributes", ".git/objects/info/alternates"]
 )
-async def test_files_that_lead_git_to_another_configuration_are_protected(tmp_path: Path, path: str) -> None:
+async def test_files_that_lead_git_to_another_configuration_are_protected(repository: Path, path: str) -> None:
     """Else a plain `git status` of the user runs the program that the model chose [B92]."""
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    ws = Workspace(tmp_path, mode="edits", sandbox="none")
+    ws = Workspace(repository, mode="edits", sandbox="none")
     for name in (path, path.upper()):
         with pytest.raises(ToolError) as refused:
             await ws.tools.get("write").handler({"path": name, "content": "x\n"}, Call(tool="write"))
         assert refused.value.kind == "protected_path"
 
 
-async def test_git_works_in_a_sandbox_that_covers_its_protected_files(tmp_path: Path) -> None:
+async def test_git_works_in_a_sandbox_that_covers_its_protected_files(repository: Path) -> None:
     """[B102]"""
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    ws = Workspace(tmp_path, mode="auto")
+    ws = Workspace(repository, mode="auto")
     if ws.sandbox.level != "A":
         pytest.skip(ws.sandbox.missing)
-    (tmp_path / "a").write_text("x")
-    command = (
-        "git add a && git -c user.name=n -c user.email=e@x commit -qm m && git status --short && git log --oneline"
-    )
+    (repository / "a").write_text("x")
+    command = "git add a && git -c user.name=n -c user.email=e@x commit -qm m && git status && git log --oneline"
     done = await ws.tools.get("bash").handler({"command": command}, Call(tool="bash"))
     assert getattr(done, "output", done)["exit_code"] == 0, done
