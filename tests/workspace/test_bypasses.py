@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 from support.policies import make_policy
 
+from holdfast.errors import ToolError
+from holdfast.tools.call import Call
+from holdfast.workspace import Workspace
 from holdfast.workspace.harmless import TABLES
 from holdfast.workspace.policy import PROGRAM_PATH
 from holdfast.workspace.rules import RuleSet
@@ -335,3 +338,40 @@ def test_a_repository_runs_code_under_plain_git_commands_so_they_ask(tmp_path: P
     for rules in ([], others, [*others, {"tool": "bash", "argv": ["git", "show"], "effect": "allow"}]):
         for sandbox in ("A", "B", "none"):
             assert make_policy(root, "ask", rules, sandbox=sandbox).judge_command(command).effect == "ask"
+
+
+@pytest.mark.parametrize("character", ["\u034f", "\u3164", "\u2800", "\u180b", "\ufe00", "\ufe0f", "\U000e0100"])
+def test_a_character_that_is_drawn_as_nothing_asks(tmp_path: Path, character: str) -> None:
+    """The approver must see what runs [B100]."""
+    ruling = make_policy(tmp_path, "auto").judge_command(f"echo 'a{character}b'")
+    assert ruling.effect == "ask"
+    assert f"U+{ord(character):04X}" in ruling.reason
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "path", [".git/commondir", ".git/worktrees/x/gitdir", ".git/info/attributes", ".git/objects/info/alternates"]
+)
+async def test_files_that_lead_git_to_another_configuration_are_protected(repository: Path, path: str) -> None:
+    """Else a plain `git status` of the user runs the program that the model chose [B92]."""
+    ws = Workspace(repository, mode="edits", sandbox="none")
+    for name in (path, path.upper()):
+        with pytest.raises(ToolError) as refused:
+            await ws.tools.get("write").handler({"path": name, "content": "x\n"}, Call(tool="write"))
+        assert refused.value.kind == "protected_path"
+
+
+async def test_git_works_in_a_sandbox_that_covers_its_protected_files(repository: Path) -> None:
+    """[B102]"""
+    ws = Workspace(repository, mode="auto")
+    if ws.sandbox.level != "A":
+        pytest.skip(ws.sandbox.missing)
+    (repository / "a").write_text("x")
+    command = "git add a && git -c user.name=n -c user.email=e@x commit -qm m && git status && git log --oneline"
+    done = await ws.tools.get("bash").handler({"command": command}, Call(tool="bash"))
+    assert getattr(done, "output", done)["exit_code"] == 0, done

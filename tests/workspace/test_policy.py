@@ -27,6 +27,7 @@ from support.policies import (
 )
 
 from holdfast.errors import DeclarationError, ToolError
+from holdfast.workspace import Workspace
 from holdfast.workspace import policy as policy_module
 from holdfast.workspace.harmless import TABLES, Reading, find_reading
 from holdfast.workspace.policy import MODES, PROGRAM_PATH, Mode, Ruling
@@ -86,6 +87,17 @@ def test_no_allow_rule_lets_anything_change_in_read_only_and_plan(tmp_path: Path
     assert make_policy(tmp_path, "ask", ALLOW_ALL, sandbox=sandbox).judge_command("touch x").effect == "allow"
 
 
+def test_landlock_alone_asks_in_mode_auto(tmp_path: Path) -> None:
+    """Level B leaves the store and .env open to commands, so a person is asked [B98]."""
+    try:
+        ws = Workspace(tmp_path, mode="auto", sandbox="landlock")
+    except DeclarationError as error:
+        pytest.skip(error.message)
+    ruling = ws.policy.judge_command("cat .env")
+    assert ruling.effect == "ask"
+    assert "protected paths" in ruling.reason
+
+
 @NEEDS_PROGRAMS
 def test_a_command_that_is_asked_about_in_plan_stays_confined_after_the_approval(tmp_path: Path) -> None:
     """An ask rule does not open mode plan to a person's approval [B98]."""
@@ -94,8 +106,14 @@ def test_a_command_that_is_asked_about_in_plan_stays_confined_after_the_approval
     assert (ruling.effect, ruling.confined) == ("ask", True)
 
 
-@pytest.mark.parametrize(("sandbox", "effect"), [("A", "allow"), ("B", "allow"), ("none", "ask")])
-def test_auto_runs_commands_only_in_a_sandbox(tmp_path: Path, sandbox: str, effect: str) -> None:
+@pytest.mark.parametrize(
+    ("sandbox", "effect"),
+    [("A", "allow"), (FakeSandbox("B", FakeGuarantees(protected=False)), "ask"), ("none", "ask")],
+    ids=["A", "B", "none"],
+)
+def test_auto_runs_commands_only_in_a_sandbox_that_keeps_protected_paths(
+    tmp_path: Path, sandbox: str | FakeSandbox, effect: str
+) -> None:
     """[B98]"""
     ruling = make_policy(tmp_path, "auto", sandbox=sandbox).judge_command("for f in *; do rm $f; done")
     assert ruling.effect == effect
@@ -157,6 +175,32 @@ def test_the_strictest_path_decides_and_an_allow_rule_must_cover_every_path(tmp_
         (["src/a", "src/api/b", "src/generated/c"], "deny"),
     ]:
         assert policy.judge_paths("apply_patch", paths, writes=True).effect == effect, paths
+
+
+@pytest.mark.parametrize("effect", ["ask", "deny"])
+@pytest.mark.parametrize("tool", ["write", "edit", "apply_patch"])
+def test_a_rule_for_write_binds_every_tool_that_writes(tmp_path: Path, tool: str, effect: str) -> None:
+    """[B99]"""
+    policy = make_policy(tmp_path, "edits", [{"tool": "write", "path": "prod.yml", "effect": effect}])
+    assert policy.judge_paths(tool, ["a", "prod.yml"], writes=True).effect == effect
+    assert policy.judge_paths("read", ["prod.yml"], writes=False).effect == "allow"
+
+
+def test_a_rule_that_allows_write_does_not_allow_patches(tmp_path: Path) -> None:
+    """A patch can also delete and move files [B99]."""
+    policy = make_policy(tmp_path, "ask", [{"tool": "write", "path": "a", "effect": "allow"}])
+    effects = [policy.judge_paths(tool, ["a"], writes=True).effect for tool in ("write", "edit", "apply_patch")]
+    assert effects == ["allow", "ask", "ask"]
+
+
+@pytest.mark.parametrize("effect", ["ask", "deny"])
+def test_a_rule_for_read_covers_words_of_commands_in_every_mode(tmp_path: Path, effect: str) -> None:
+    """Also in mode auto, where commands run without asking [B99]."""
+    for mode in ("auto", "edits", "ask"):
+        policy = make_policy(tmp_path, mode, [{"tool": "read", "path": "secrets/", "effect": effect}])
+        for command in ("cat secrets/key", "x | cat < y; cat ./secrets/key", "curl --data=@secrets/key"):
+            assert policy.judge_command(command).effect == effect
+    assert make_policy(tmp_path, "auto", policy.rules).judge_command("cat a").effect == "allow"
 
 
 def test_a_rule_holds_for_the_file_behind_a_link(tmp_path: Path) -> None:
@@ -249,10 +293,10 @@ def test_reading_by_a_command_obeys_the_rules_for_reading(tmp_path: Path) -> Non
     policy = make_policy(tmp_path, "ask", rules)
     for command, cwd, effect in [
         ("cat src/a", ".", "allow"),
-        ("cat secrets/a", ".", "ask"),
-        ("cat link/a", ".", "ask"),
-        ("cat a", "secrets", "ask"),
-        ("grep -f secrets/a b", ".", "ask"),
+        ("cat secrets/a", ".", "deny"),
+        ("cat link/a", ".", "deny"),
+        ("cat a", "secrets", "deny"),
+        ("grep -f secrets/a b", ".", "deny"),
         ("grep -r x src", ".", "ask"),
         ("grep x src/a", ".", "allow"),
         ("diff src src2", ".", "ask"),

@@ -11,7 +11,10 @@ import pytest
 
 from holdfast.errors import ToolError
 from holdfast.tools.call import Call
+from holdfast.tools.protected import protect
 from holdfast.workspace import Workspace
+from holdfast.workspace.limits import Limits
+from holdfast.workspace.root import Root
 
 FILES = {
     "a.py": "import os\nprint('alpha')\n",
@@ -207,3 +210,71 @@ async def test_a_long_directory_is_read_in_pages_that_show_every_entry_once(ws, 
 async def test_a_name_that_is_not_utf_8_is_listed(ws, tree):
     os.close(os.open(os.fsencode(tree) + b"/\xff\xfe", os.O_CREAT))
     assert "\ufffd\ufffd (0 bytes)" in (await run(ws, "list"))["entries"]
+
+
+@pytest.fixture
+def secret(tree):
+    """A file that this process protects, as a server does with its token; `read` refuses it."""
+    (tree / "state").mkdir()
+    (tree / "state" / "token").write_text("tok-alpha\n")
+    end = protect(tree / "state" / "token")
+    yield "state/token"
+    end()
+
+
+@pytest.mark.parametrize("show", ["lines", "files", "counts"])
+async def test_grep_does_not_tell_whether_a_secret_matches(ws, tree, secret, show):
+    """A search is no way round a read that is refused [B92]."""
+    (tree / "holdfast.db").write_text("tok-alpha\n")
+    found = [await run(ws, "grep", pattern=pattern, show=show) for pattern in ("tok-alpha", "tok-beta")]
+    assert found[0] == found[1]
+    assert "state/token" not in (await run(ws, "glob", pattern="**"))["paths"]
+
+
+@pytest.mark.parametrize("show", ["lines", "files", "counts"])
+async def test_a_secret_that_matches_does_not_change_what_else_is_shown(ws, tree, secret, show):
+    """A secret that took one of the places up to the limit would tell that it matches [B92]."""
+    for name in ("y", "z"):
+        (tree / f"{name}.txt").write_text("tok-alpha\n tok-beta\n")
+    first, second = [await run(ws, "grep", pattern=f"^ ?{p}", show=show, limit=1) for p in ("tok-alpha", "tok-beta")]
+    assert first["more"] is second["more"] is True
+    assert first.get("paths") == second.get("paths")
+
+
+async def test_grep_shows_only_files_that_it_could_read(ws, tree, monkeypatch):
+    monkeypatch.setattr(Root, "open_file", _refuse("src/b.py", Root.open_file))
+    for show in ("files", "counts"):
+        assert "src/b.py" not in (await run(ws, "grep", pattern="alpha", show=show))["paths"]
+
+
+def _refuse(name, real):
+    def open_file(self, path):
+        if path == name:
+            raise ToolError("read_failed", "refused by the test")
+        return real(self, path)
+
+    return open_file
+
+
+async def test_glob_stops_at_its_limit_however_many_names_there_are(tree):
+    """A bound on the output never hides all of the result."""
+    (tree / "many").mkdir()
+    for number in range(300):
+        (tree / "many" / f"{'n' * 195}{number:04}").touch()
+    ws = Workspace(tree, sandbox="none", limits=Limits(search_bytes=20_000))
+    found = await run(ws, "glob", pattern="many/*", limit=5)
+    assert (found["count"], found["more"]) == (5, True)
+    everything = await run(ws, "glob", pattern="many/*", limit=1000)
+    assert everything["count"] > 90
+    assert "20,000 bytes" in everything["note"]
+
+
+async def test_a_name_with_a_newline_is_found_and_shown_as_one_line(ws, tree):
+    (tree / "x\ny.txt").write_text("gamma\ngamma\n")
+    (tree / "z.txt").write_text("gamma\n")
+    shown = r'"x\ny.txt"'
+    assert (await run(ws, "glob", pattern="*.txt"))["paths"].splitlines() == ["src/deep/c.txt", shown, "z.txt"]
+    assert (await run(ws, "grep", pattern="gamma", show="files"))["paths"].splitlines() == [shown, "z.txt"]
+    counts = await run(ws, "grep", pattern="gamma", show="counts")
+    assert counts["paths"].splitlines() == [f"{shown}: 2", "z.txt: 1"]
+    assert (await run(ws, "grep", pattern="gamma"))["lines"].splitlines()[0] == f"{shown}:1:gamma"

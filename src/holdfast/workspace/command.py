@@ -146,8 +146,10 @@ def analyse_words(words: Sequence[str]) -> Analysis:
 
 _INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs")
 """Unicode categories of characters that are not seen, or that change how others are seen."""
-_BLANKS = "\u034f\u115f\u1160\u3164\uffa0\u2800"
+_BLANKS = frozenset("\u034f\u115f\u1160\u3164\uffa0\u2800")
 """Letters and marks that are drawn as nothing."""
+_SELECTORS = re.compile("[\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+"""Variation selectors: marks that are drawn as nothing, and can carry hidden text."""
 
 
 def _find_obstacle(text: str) -> str:
@@ -155,11 +157,8 @@ def _find_obstacle(text: str) -> str:
     for character in text:
         if character in "\n\t" or " " <= character <= "~":
             continue
-        category = unicodedata.category(character)
-        if (
-            category in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs")
-            or character in "\u115f\u1160\u3164\uffa0\u2800"
-        ):
+        drawn = unicodedata.category(character) not in _INVISIBLE and character not in _BLANKS
+        if not drawn or _SELECTORS.match(character):
             return f"it has the invisible character U+{ord(character):04X}"
     return ""
 

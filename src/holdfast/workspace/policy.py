@@ -7,14 +7,16 @@ a deny rule matches                                   denied
 mode ``plan`` or ``read_only``, the call may change   denied, whatever the rules allow
 an ask rule matches                                   asks
 the analysis of a command gave up                     asks
-mode ``auto`` and a command: a sandbox is in force    runs
+mode ``auto`` and a command, in a sandbox that also   runs
+keeps the protected paths (level A)
 an allow rule matches                                 runs
 the mode lets the call run                            runs
 otherwise                                             asks
 ====================================================  ==================================================
 
-A command that can only read runs *confined* in every mode: by execve of a program outside the workspace, in a sandbox
-without a network whose root is read-only. There is no list of safe commands besides that.
+A command that can only read runs *confined* in every mode but ``auto``: by execve of a program outside the workspace,
+in a sandbox without a network whose root is read-only. There is no list of safe commands besides that. In ``auto`` it
+runs as any other command does, unless an ask rule matches.
 """
 
 from __future__ import annotations
@@ -185,7 +187,7 @@ class Policy:
         """Return the ruling on a command that no rule restricts."""
         confined = isinstance(harmless, _Harmless)
         executable = harmless.executable if confined else ""
-        if self.mode == "auto" and self._sandbox.level != "none":
+        if self.mode == "auto" and not self._find_gap():
             if read.computed and self.rules.restricts(["bash"], self._now()):
                 return self._rule("ask", "the rules cannot be checked: the name of a program is computed")
             return self._rule(
@@ -200,15 +202,24 @@ class Policy:
                 return self._rule("ask", f"{self.rules.name(rule)} does not apply: {problem}")
         if confined:
             return self._rule("allow", "it can only read", executable)
-        missing = "no sandbox is in force, and " if self.mode == "auto" else ""
+        missing = f"{self._find_gap()}, and " if self.mode == "auto" else ""
         return self._rule("ask", f"{missing}no rule matches ({harmless})")
+
+    def _find_gap(self) -> str:
+        """Return why mode auto may not run commands unasked in this sandbox; empty if it may."""
+        if self._sandbox.level == "none":
+            return "no sandbox is in force"
+        if not self._sandbox.guarantees.protected:
+            return f"a sandbox of level {self._sandbox.level} does not keep protected paths such as .env and the store"
+        return ""
 
     def _find_restriction(self, read: Analysis, cwd: str) -> Rule | None:
         """Return the strictest ask or deny rule for a command or for a path among its words."""
         now = self._now()
         found = [self.rules.match_command(read, now)]
-        if self.rules.restricts(["*"], now):
-            found += [self._match_word((), word, cwd, links=read.words is not None) for word in read.all_words]
+        if self.rules.restricts(["*", *_READERS["bash"]], now):
+            links = read.words is not None
+            found += [self._match_word(_READERS["bash"], word, cwd, links=links) for word in read.all_words]
         return _find_restrictive(found)
 
     def _match_word(self, tools: Sequence[str], word: str, cwd: str, *, links: bool) -> Rule | None:
@@ -217,7 +228,7 @@ class Policy:
         Links are followed for the few words of a literal command only: each costs system calls.
         """
         found: list[Rule | None] = []
-        for part in dict.fromkeys([word, word.rpartition("=")[2], word.lstrip("@")]):
+        for part in dict.fromkeys([word, end := word.rpartition("=")[2], end.lstrip("@"), word.lstrip("@")]):
             try:
                 name = self._root.normalise(_join(cwd, part))
             except ToolError:

@@ -69,12 +69,14 @@ async def run_ripgrep(
     *,
     directory: str,
     stdin: int | None = None,
+    end: bytes = b"\n",
     seconds: float,
     max_bytes: int,
 ) -> Outcome:
     """Run ripgrep in the directory and pass each line of its output to ``on_line``, until that returns False.
 
     stdin:      a descriptor to search instead of the directory
+    end:        the byte at which a line ends: NUL where ripgrep prints names with --null
     seconds:    the time limit
     max_bytes:  the limit of its output
     """
@@ -95,7 +97,7 @@ async def run_ripgrep(
     stopped, complaint, ended = "", "", False
     try:
         async with asyncio.timeout(seconds):
-            stopped = await _feed_lines(process.stdout, on_line, max_bytes)
+            stopped = await _feed_lines(process.stdout, on_line, end, max_bytes)
             ended = not stopped
             complaint = (await errors).decode(errors="replace").strip() if ended else ""
     except TimeoutError:
@@ -117,13 +119,15 @@ async def _read_head(stream: asyncio.StreamReader) -> bytes:
     return head
 
 
-async def _feed_lines(stream: asyncio.StreamReader, on_line: Callable[[bytes], bool], max_bytes: int) -> str:
+async def _feed_lines(
+    stream: asyncio.StreamReader, on_line: Callable[[bytes], bool], end: bytes, max_bytes: int
+) -> str:
     """Pass on the lines of a stream. Return why it stopped before the end of the stream, or an empty string."""
     pieces: list[bytes] = []
     total = 0
     while chunk := await stream.read(CHUNK):
         total += len(chunk)
-        first, *others = chunk.split(b"\n")
+        first, *others = chunk.split(end)
         pieces.append(first)
         for other in others:
             if not on_line(b"".join(pieces)):

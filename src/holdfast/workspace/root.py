@@ -30,6 +30,10 @@ PROTECTED = (
     ".git/config",
     ".git/config.worktree",
     ".git/modules",
+    ".git/commondir*",  # with "*", so that no sandbox puts an empty directory there, at which git fails
+    ".git/worktrees",
+    ".git/info",
+    ".git/objects/info",
     ".gitmodules",
     ".gitconfig",
     ".config/git",

@@ -48,6 +48,8 @@ EFFECTS: tuple[Effect, ...] = get_args(Effect)
 """From the loosest to the strictest."""
 TOOLS = ("read", "write", "edit", "apply_patch", "grep", "glob", "list")
 """The tools that a rule with a path may name; "*" is all of these, and words of bash commands that are paths."""
+WRITERS = ("write", "edit", "apply_patch")
+"""Ask and deny rules for ``write`` bind all of these. Allow rules do not: a patch can also delete and move files."""
 ONE, REST = "*", "**"
 
 Token = str | tuple[str, ...]
@@ -142,7 +144,10 @@ class RuleSet(msgspec.Struct, frozen=True, dict=True):
     def match_path(self, tools: Iterable[str], path: str, now: datetime) -> Rule | None:
         """Return the strictest rule that matches a path for any of the tools; None if no rule does."""
         named = {*tools, ONE}
-        return _strictest(rule for rule in self._live(now) if rule.tool in named and rule.matches_path(path))
+        writes = not named.isdisjoint(WRITERS)
+        return _strictest(
+            rule for rule in self._live(now) if _is_for(rule, named, writes=writes) and rule.matches_path(path)
+        )
 
     def match_command(self, command: Analysis | str, now: datetime) -> Rule | None:
         """Return the strictest rule that matches a command; None if no rule does."""
@@ -193,6 +198,10 @@ def _canonical(rule: Rule) -> str:
 
 
 # Matching
+
+
+def _is_for(rule: Rule, tools: set[str], *, writes: bool) -> bool:
+    return rule.tool in tools or (writes and rule.tool == "write" and rule.effect != "allow")
 
 
 def _match_token(token: Token, word: str) -> bool:

@@ -8,6 +8,7 @@ not there is dropped.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import stat
 import sys
@@ -31,8 +32,6 @@ MAX_PATTERN = 4096
 """Characters of a pattern: a longer one is never meant."""
 BAD_USE = 2
 """The exit code of ripgrep for a pattern or an option that it refuses."""
-STDIN = "<stdin>"
-"""The path that ripgrep prints for its standard input."""
 SHOW_OPTIONS = {
     "lines": ["--json"],
     "files": ["--files-with-matches", "--null"],
@@ -117,8 +116,8 @@ def search_tools(ws: SearchWorkspace) -> list[Tool]:
         with _open_place(ws.root, path) as place:
             if place.stdin is not None:
                 raise ToolError("invalid_args", f"{path} is a file; give a directory as path, or leave it out")
-            names, outcome = await _collect_names(ws, place, options, limit + 1)
-            found = await asyncio.to_thread(lambda: [name for name in names if _is_visible(ws, "glob", name)])
+            names, outcome = await _collect_names(ws, "glob", place, options, limit + 1)
+            found = await asyncio.to_thread(lambda: [_show_path(name) for name in names if _exists(ws.root, name)])
         return _cut_names(found, limit, outcome, "files")
 
     async def list_directory(
@@ -179,13 +178,16 @@ def _open_place(root: Root, path: str) -> Generator[Place]:
         os.close(descriptor)
 
 
-async def _run(ws: SearchWorkspace, place: Place, options: list[str], on_line: Callable[[bytes], bool]) -> Outcome:
+async def _run(
+    ws: SearchWorkspace, place: Place, options: list[str], on_line: Callable[[bytes], bool], end: bytes = b"\n"
+) -> Outcome:
     target = ["--", "-"] if place.stdin is not None else ["--", "./"]
     outcome = await run_ripgrep(
         [*options, *target],
         on_line,
         directory=place.directory,
         stdin=place.stdin,
+        end=end,
         seconds=ws.limits.search_seconds,
         max_bytes=ws.limits.search_bytes,
     )
@@ -200,12 +202,14 @@ def _first_lines(text: str) -> str:
 
 async def _grep_lines(ws: SearchWorkspace, path: str, options: list[str], limit: int) -> dict[str, Any]:
     found: list[Line] = []
-    matches = 0
+    matches, visible = 0, False
 
     def on_line(raw: bytes) -> bool:
-        nonlocal matches
+        nonlocal matches, visible
         event = msgspec.json.decode(raw)
-        if event["type"] not in ("match", "context"):
+        if event["type"] == "begin":
+            visible = _is_visible(ws, "grep", _add_prefix(place, read_text(event["data"]["path"])))
+        if not visible or event["type"] not in ("match", "context"):
             return True
         matches += event["type"] == "match"
         if matches > limit:
@@ -215,7 +219,7 @@ async def _grep_lines(ws: SearchWorkspace, path: str, options: list[str], limit:
 
     with _open_place(ws.root, path) as place:
         outcome = await _run(ws, place, options, on_line)
-        texts = await asyncio.to_thread(lambda: list(_read_lines(ws, found)))
+        texts = await asyncio.to_thread(lambda: list(_read_lines(ws.root, ws.limits.line_characters, found)))
     kept = sum(line.matches for line, _ in texts)
     result: dict[str, Any] = {"matches": min(kept, limit), "lines": "\n".join(_format_lines(texts))}
     return _add_notes(result, matches > limit, outcome, f"{limit} matches are shown, there are more", kept == 0)
@@ -228,7 +232,7 @@ def _to_line(kind: str, data: dict[str, Any], place: Place) -> Line:
     return Line(name, data["line_number"], data["absolute_offset"], size, kind == "match")
 
 
-def _read_lines(ws: SearchWorkspace, found: Iterable[Line]) -> Iterator[tuple[Line, str]]:
+def _read_lines(root: Root, limit: int, found: Iterable[Line]) -> Iterator[tuple[Line, str]]:
     """Yield the lines with their text, read beneath the root; lines that cannot be read there are dropped."""
     path, descriptor = "", -1
     try:
@@ -237,9 +241,9 @@ def _read_lines(ws: SearchWorkspace, found: Iterable[Line]) -> Iterator[tuple[Li
                 if descriptor >= 0:
                     os.close(descriptor)
                 path = line.path
-                descriptor = -1 if ws.policy.withholds("grep", path) else _try_open(ws.root, path)
+                descriptor = _try_open(root, path)
             if descriptor >= 0:
-                yield line, _read_line(descriptor, line, ws.limits.line_characters)
+                yield line, _read_line(descriptor, line, limit)
     finally:
         if descriptor >= 0:
             os.close(descriptor)
@@ -267,7 +271,7 @@ def _format_lines(texts: list[tuple[Line, str]]) -> Iterator[str]:
         if previous is not None and _has_gap(previous, line):
             yield "--"
         mark = ":" if line.matches else "-"
-        yield f"{line.path}{mark}{line.number}{mark}{text}"
+        yield f"{_show_path(line.path)}{mark}{line.number}{mark}{text}"
         previous = line
 
 
@@ -279,42 +283,71 @@ def _has_gap(previous: Line, line: Line) -> bool:
 
 async def _grep_files(ws: SearchWorkspace, path: str, options: list[str], limit: int, show: str) -> dict[str, Any]:
     with _open_place(ws.root, path) as place:
-        rows, outcome = await _collect_names(ws, place, options, limit + 1)
-        names = {row: row.partition("\0")[0] for row in rows}
-        found = await asyncio.to_thread(lambda: [row for row in rows if _is_visible(ws, "grep", names[row])])
-    return _cut_names([row.replace("\0", ": ") for row in found], limit, outcome, show)
+        rows, outcome = await _collect_names(ws, "grep", place, options, limit + 1)
+        found = await asyncio.to_thread(lambda: [name for name in rows if _can_open(ws.root, name)])
+    shown = [f"{_show_path(name)}: {rows[name]}" if show == "counts" else _show_path(name) for name in found]
+    return _cut_names(shown, limit, outcome, show)
 
 
 async def _collect_names(
-    ws: SearchWorkspace, place: Place, options: list[str], limit: int
-) -> tuple[list[str], Outcome]:
-    """Return up to ``limit`` rows that ripgrep prints: a path, and with counts a NUL and the count."""
-    rows: list[str] = []
-    counted = "--count" in options
+    ws: SearchWorkspace, tool: str, place: Place, options: list[str], limit: int
+) -> tuple[dict[str, str], Outcome]:
+    """Return up to ``limit`` visible paths that ripgrep prints, each with its count if counts are asked for.
 
-    def on_line(raw: bytes) -> bool:
-        # With --null a path ends in NUL. Rows without a count are not separated by line ends.
-        pieces = [raw] if counted else raw.rstrip(b"\0").split(b"\0")
-        rows.extend(_add_prefix(place, piece.decode(errors="replace")) for piece in pieces)
+    Invisible ones do not count: else the number of the others would tell whether they match.
+    """
+    rows: dict[str, str] = {}
+    counted: str | None = None
+
+    def add_row(name: str, count: str) -> None:
+        path = _add_prefix(place, name)
+        if _is_visible(ws, tool, path):
+            rows[path] = count
+
+    def on_piece(raw: bytes) -> bool:
+        # With --null each path ends in NUL. A count follows, and ends in a newline: "a\0", "1\nb\0", "2\n".
+        nonlocal counted
+        piece = raw.decode(errors="replace")
+        if "--count" not in options:
+            add_row(piece, "")
+        elif counted is None:
+            counted = piece
+        else:
+            count, _, following = piece.partition("\n")
+            add_row(counted, count)
+            counted = following
         return len(rows) < limit
 
-    outcome = await _run(ws, place, options, on_line)
-    return rows[:limit], outcome
+    outcome = await _run(ws, place, options, on_piece, end=b"\0")
+    return rows, outcome
 
 
-def _add_prefix(place: Place, row: str) -> str:
-    if place.stdin is not None:
-        return place.name + row.removeprefix(STDIN)
-    return place.prefix + row.removeprefix("./")
+def _add_prefix(place: Place, name: str) -> str:
+    return place.name if place.stdin is not None else place.prefix + name.removeprefix("./")
+
+
+def _show_path(path: str) -> str:
+    """Return a path as one line: quoted, with escapes, if it has control characters."""
+    return json.dumps(path, ensure_ascii=False) if any(letter < " " for letter in path) else path
 
 
 def _is_visible(ws: SearchWorkspace, tool: str, path: str) -> bool:
-    """Return whether no rule withholds the path, and it exists beneath the root. A link counts, wherever it leads."""
+    """Return whether a search may tell of a path: it is no secret, and no rule withholds it."""
+    return not ws.root.is_secret(path) and not ws.policy.withholds(tool, path)
+
+
+def _can_open(root: Root, path: str) -> bool:
+    descriptor = _try_open(root, path)
+    if descriptor >= 0:
+        os.close(descriptor)
+    return descriptor >= 0
+
+
+def _exists(root: Root, path: str) -> bool:
+    """Return whether the path exists beneath the root. A link counts, wherever it leads."""
     parent, _, name = path.rpartition("/")
-    if ws.policy.withholds(tool, path):
-        return False
     try:
-        descriptor = ws.root.open_directory(parent or ".")
+        descriptor = root.open_directory(parent or ".")
     except ToolError:
         return False
     try:
