@@ -15,8 +15,10 @@ from support.runtimes import agent, of, sees
 
 from holdfast import Approve, Call, Runtime, ScriptedModel, ToolCall, ToolError
 from holdfast.core.events import CallReturned
+from holdfast.workspace import shell
 from holdfast.workspace.launch import Launch
 from holdfast.workspace.limits import Limits
+from holdfast.workspace.root import Root
 from holdfast.workspace.sandbox import find_sandbox
 
 
@@ -267,6 +269,205 @@ async def test_a_changed_script_is_asked_about_again(tmp_path: Path) -> None:
         assert "swapped" in str(sees(model)[0])
         (returned,) = of(await runtime.history("c"), CallReturned)
         assert returned.data["guarantees"] == first.preview["guarantees"], "the log has what was in force [B104]"
+
+
+# --- what a plan binds ---
+
+SHOWN, SWAPPED = "echo shown\n", "echo swapped\n"
+MORE = "files that the scripts and programs read, source or start without the command naming them"
+
+
+def real_world(path: Path) -> World:
+    """Return a world with the root of the tools, which follows no absolute link."""
+    world = World(path, find_sandbox("auto"))
+    world.root = Root(path)  # pyright: ignore[reportAttributeAccessIssue]
+    return world
+
+
+def put(path: Path, text: str = SHOWN) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        ("bash 'my run.sh' | cat", "my run.sh"),
+        ("bash < 'my run.sh'", "my run.sh"),
+        ("bash --rcfile='my run.sh' x | cat", "my run.sh"),
+        ("bash run@2.sh | cat", "run@2.sh"),
+        ("bash a,b.sh | cat", "a,b.sh"),
+        ('bash "ru"n.sh | cat', "run.sh"),
+        ("bash ru\\n.sh | cat", "run.sh"),
+        ("bash $'run\\x2esh'", "run.sh"),
+        ('sh -c "sh -c \'bash \\"my run.sh\\"\'"', "my run.sh"),
+        ("cd a && cd b && bash run.sh", "a/b/run.sh"),
+        ("cd a; cd b; cd ..; bash run.sh", "a/run.sh"),
+        ("bash a/*.sh", "a/run.sh"),
+        ("bash */b/r?n.sh", "a/b/run.sh"),
+        ("cd a* && bash run.sh", "a/run.sh"),
+        ("bash {run,walk}.sh", "run.sh"),
+        ("python3 -mpkg", "pkg.py"),
+        ("python3 -Im pack.tool", "pack/__init__.py"),
+        (": " + " ".join(map(str, range(2100))) + "; bash run.sh", "run.sh"),
+    ],
+)
+async def test_a_changed_file_changes_the_plan_however_it_is_named(tmp_path: Path, command: str, file: str) -> None:
+    """Quotes, backslashes, blanks, patterns, directories and modules: what bash reads is what the plan has [B96]."""
+    world = real_world(tmp_path)
+    put(tmp_path / file)
+    plan = await world.plan(command)
+    assert plan["files"][file] == digest(SHOWN)
+    put(tmp_path / file, SWAPPED)
+    with pytest.raises(ToolError) as caught:
+        await world.run(command, Call(plan=plan))
+    assert caught.value.kind == "conflict"
+
+
+@pytest.mark.parametrize("command", ["bash run.sh", "./run.sh", "bash run.sh | cat", "bash link/run.sh"])
+@pytest.mark.parametrize("absolute", [True, False])
+async def test_a_link_is_bound_with_its_target(tmp_path: Path, command: str, absolute: bool) -> None:
+    """The plan has the real path and the hash of its content, also of an absolute link inside the root [B96]."""
+    world = real_world(tmp_path)
+    put(tmp_path / "real/run.sh")
+    (tmp_path / "run.sh").symlink_to(tmp_path / "real/run.sh" if absolute else "real/run.sh")
+    (tmp_path / "link").symlink_to(tmp_path / "real" if absolute else "real")
+    plan = await world.plan(command)
+    named = "link/run.sh" if "link" in command else "run.sh"
+    assert plan["files"][named] == "leads to real/run.sh"
+    assert plan["files"]["real/run.sh"] == digest(SHOWN)
+    put(tmp_path / "real/run.sh", SWAPPED)
+    with pytest.raises(ToolError, match="files"):
+        await world.run(command, Call(plan=plan))
+
+
+@pytest.mark.parametrize(
+    ("command", "cwd"), [("find . -type f -delete", "cur"), ("find cur/ -type f -delete", "."), ("rm -r x", "cur")]
+)
+async def test_a_directory_that_is_a_link_is_bound(tmp_path: Path, command: str, cwd: str) -> None:
+    """A link to another directory, as working directory or as argument, is another plan [B96]."""
+    world = real_world(tmp_path)
+    put(tmp_path / "a/x")
+    put(tmp_path / "b/x")
+    (tmp_path / "cur").symlink_to("a")
+    plan = await world.plan(command, cwd=cwd)
+    assert plan["files"]["cur"] == "leads to a"
+    (tmp_path / "cur").unlink()
+    (tmp_path / "cur").symlink_to("b")
+    with pytest.raises(ToolError) as caught:
+        await world.run(command, Call(plan=plan), cwd=cwd)
+    assert caught.value.kind == "conflict"
+    assert (tmp_path / "b/x").exists()
+
+
+async def test_a_path_with_two_dots_behind_a_link_is_bound_as_the_kernel_reads_it(tmp_path: Path) -> None:
+    """The directory above a link's target, not the one that has the link [B96]."""
+    world = real_world(tmp_path)
+    put(tmp_path / "run.sh", "echo other\n")
+    put(tmp_path / "deep/run.sh")
+    (tmp_path / "deep/inner").mkdir()
+    (tmp_path / "cur").symlink_to("deep/inner")
+    files = (await world.plan("bash cur/../run.sh"))["files"]
+    assert files["deep/run.sh"] == digest(SHOWN)
+    assert files["run.sh"] == digest("echo other\n"), "cd cur/.. in bash leads here"
+
+
+async def test_a_program_of_the_workspace_is_bound_in_shell_text(tmp_path: Path) -> None:
+    """A program on the PATH that lies in the workspace, although bash finds it and not the plan [B96]."""
+    put(tmp_path / "bin/mine")
+    world = World(tmp_path, find_sandbox("auto"), environment={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"})
+    plan = await world.plan("mine | cat")
+    assert plan["files"] == {"bin/mine": digest(SHOWN)}
+
+
+@pytest.mark.parametrize(
+    ("command", "sentences"),
+    [
+        ("git log --oneline", []),
+        ("echo run.sh-not", []),
+        ("cat run.sh", []),
+        ("python3 --version", []),
+        ("bash run.sh", [MORE]),
+        ("./run.sh", [MORE]),
+        ("make all", [MORE]),
+        ("pytest", [MORE]),
+        ("python3 app.py", [MORE, "Python modules beside app.py"]),
+        ("python3 -c 'import json'", [MORE, "Python modules in the directory in which the command starts"]),
+        ("cat *.sh", ["files that the pattern *.sh matches later"]),
+        ("cat $NAME", ["files whose names the command computes when it runs"]),
+        ("ls | xargs cat", ["files whose names the command computes when it runs"]),
+        ("rm -r sub", ["files in sub that the command does not name"]),
+        ("cat outside", ["the content of /etc/hostname, outside of the workspace"]),
+        ("cat pipe", ["what pipe gives: it is no regular file"]),
+        ("cat 'run.sh", ["files that a part of the command names which was not read: a quote is not closed"]),
+    ],
+)
+async def test_a_plan_says_what_it_does_not_bind(tmp_path: Path, command: str, sentences: list[str]) -> None:
+    """A plain program with plain arguments has nothing to say; scripts, patterns and directories have [B96]."""
+    world = real_world(tmp_path)
+    for name in ("run.sh", "app.py", "Makefile", "sub/x", "bin/pytest", "bin/make"):
+        put(tmp_path / name)
+    (tmp_path / "outside").symlink_to("/etc/hostname")
+    os.mkfifo(tmp_path / "pipe")
+    world.environment = world.environment | {"PATH": f"/usr/bin:/bin:{tmp_path}/bin"}
+    assert (await world.plan(command))["not_bound"] == sentences
+
+
+async def test_a_file_that_cannot_be_read_is_said_to_be_unbound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not left out of the plan [B96]."""
+    world = real_world(tmp_path)
+    put(tmp_path / "run.sh")
+
+    def refuse(path: str) -> str:
+        raise ToolError("read_failed", f"{path}: permission denied")
+
+    monkeypatch.setattr(world.root, "hash_file", refuse)
+    plan = await world.plan("cat run.sh")
+    assert plan["files"] == {"run.sh": "cannot be read: not bound"}
+    assert plan["not_bound"] == ["the content of run.sh: cannot be read"]
+
+
+async def test_the_files_of_a_plan_share_one_budget_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large files are named with size and time once the budget is used; the small ones come first."""
+    monkeypatch.setattr(shell, "MOST_BYTES", 1000)
+    world = real_world(tmp_path)
+    for number in range(8):
+        put(tmp_path / f"large{number}", "x" * (400 + number))
+    put(tmp_path / "run.sh")
+    read: list[str] = []
+    hash_file = world.root.hash_file
+    monkeypatch.setattr(world.root, "hash_file", lambda path: (read.append(path), hash_file(path))[1])
+    plan = await world.plan("cat " + " ".join(f"large{number}" for number in range(8)) + " run.sh")
+    assert read == ["run.sh", "large0", "large1"]
+    assert plan["files"]["run.sh"] == digest(SHOWN)
+    assert plan["files"]["large2"].startswith("not compared by content: 402 bytes, changed at ")
+    assert plan["not_bound"] == [
+        "the content of large2, large3, large4, large5, large6 and 1 more: too large to compare"
+    ]
+
+
+async def test_files_beyond_those_that_a_plan_shows_are_bound_too(tmp_path: Path) -> None:
+    """More than a hundred files: the others have one hash together [B96]."""
+    world = real_world(tmp_path)
+    for number in range(150):
+        put(tmp_path / f"s{number:03}.sh")
+    plan = await world.plan("cat *.sh")
+    assert len(plan["files"]) == 101
+    assert plan["files"]["..."].startswith("50 more files, compared by one hash: sha256:")
+    put(tmp_path / "s149.sh", SWAPPED)
+    with pytest.raises(ToolError) as caught:
+        await world.run("cat *.sh", Call(plan=plan))
+    assert caught.value.kind == "conflict"
+
+
+async def test_a_plan_is_made_in_bounded_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command of very many names says that not all were looked up."""
+    monkeypatch.setattr(shell, "MOST_LOOKUPS", 50)
+    plan = await real_world(tmp_path).plan("cat " + " ".join(map(str, range(200))))
+    assert plan["not_bound"] == ["files that were not looked up, because the command names too many"]
 
 
 # --- rulings ---

@@ -2,17 +2,21 @@
 
 A plan names everything that decides what runs: the words, the program, the directory, the names of the environment,
 the sandbox's guarantees, and the content of every file of the workspace that the command names. An approval is bound
-to it. The handler makes it once more just before the start.
+to it. The handler makes it once more just before the start. What a plan cannot bind is said in its ``not_bound``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fnmatch
+import hashlib
 import os
 import re
 import shutil
+import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -21,6 +25,16 @@ import msgspec
 from holdfast.core.tool import RequireApproval, Result
 from holdfast.errors import ToolError
 from holdfast.tools import Call, Tool
+from holdfast.workspace.command import (
+    INTERPRETERS,
+    PACKAGE_MANAGERS,
+    Analysis,
+    Piece,
+    analyse_command,
+    analyse_words,
+    program_name,
+)
+from holdfast.workspace.harmless import TABLES
 from holdfast.workspace.launch import Launch, RootLike, Sandbox
 from holdfast.workspace.lexer import literal_words
 from holdfast.workspace.limits import Limits
@@ -30,12 +44,20 @@ from holdfast.workspace.process import Exit, Slots, run_process
 REMEMBER = ("command", "cwd")
 """The arguments that "remember this command" compares."""
 
-MOST_FILES = 100
-"""Files whose content a plan names."""
-LARGEST_FILE = 256 * 1024 * 1024
-"""A larger file is named with its size and time instead of its content."""
-MOST_TOKENS = 2000
-_TOKENS = re.compile(r"[^\s'\"`;&|<>(){}$=,@]+")
+MOST_SHOWN = 100
+"""Files whose content a plan names one by one; the others have one hash together."""
+MOST_BYTES = 256 * 1024 * 1024
+"""Bytes that one plan reads, smallest files first. The others are named with size and time instead of their content."""
+MOST_FILES = 5000
+MOST_PLACES = 64
+"""Directories in which the names of a command are looked up."""
+MOST_LOOKUPS = 100_000
+MOST_PROGRAMS = 200
+_BREAKS = re.compile(r"[\s'\"`;&|<>(){}$=,@:]+")
+_MODULE = re.compile(r"-[A-Za-z]{0,6}?m([\w.]*)")
+_PATTERN = re.compile(r"[*?]|\[[^]]+\]")
+_COMPUTED = re.compile(r"[$`]|\{.*\.\..*\}")
+_BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 _IMPLICIT = {
     "make": ("Makefile", "makefile", "GNUmakefile"),
     "gmake": ("Makefile", "makefile", "GNUmakefile"),
@@ -63,6 +85,18 @@ _BUILTINS = frozenset(
     )
 )  # fmt: skip
 """Commands that only bash itself has."""
+_COPIERS = "chmod cp echo ln mkdir mv printf rm rmdir tee test touch true ["
+_PLAIN = (frozenset(TABLES) | _BUILTINS | frozenset(_COPIERS.split())) - {
+    ".",
+    "command",
+    "eval",
+    "exec",
+    "find",
+    "source",
+}
+"""Programs that read no other files than those that their arguments name."""
+_RUNNERS = PACKAGE_MANAGERS | frozenset(_IMPLICIT)
+_COMPUTING = frozenset(("eval", "parallel", "xargs"))
 BASH_OPTIONS = ("--norc", "--noprofile", "-c")
 
 
@@ -335,15 +369,16 @@ class Shell:
 
     def _plan(self, command: Command) -> dict[str, Any]:
         ws = self._ws
-        place = _place_in(ws.root.path, command.executable)
+        files, not_bound = self._bind(command)
         return {
             "command": command.text,
             "argv": "opaque" if command.words is None else list(command.words),
             "executable": command.executable,
-            "executable_in_workspace": place is not None,
+            "executable_in_workspace": _place_in(ws.root.path, command.executable) is not None,
             "cwd": command.cwd,
             "environment": sorted(command.env),
-            "files": self._hash_files(command, place),
+            "files": files,
+            "not_bound": not_bound,
             "timeout": command.seconds,
             "workspace": "writable" if command.writable else "read-only",
             "sandbox": ws.sandbox.level,
@@ -351,52 +386,13 @@ class Shell:
             "guarantees_in_words": ws.sandbox.describe(writable=command.writable),
         }
 
-    def _hash_files(self, command: Command, executable: str | None) -> dict[str, str]:
-        """Return the content hash of each file of the workspace that the command names, by path."""
-        files: dict[str, str] = {}
-        names = dict.fromkeys([executable] if executable else [])
-        names.update(dict.fromkeys(self._named_files(command)))
-        for name in names:
-            if len(files) == MOST_FILES:
-                files["..."] = f"more than {MOST_FILES} files: the others are not compared"
-                break
-            try:
-                version = self._hash_file(name)
-            except ToolError:
-                continue  # not readable for the tools, and hidden in the sandbox
-            if version is not None:
-                files[name] = version
-        return dict(sorted(files.items()))
-
-    def _hash_file(self, name: str) -> str | None:
-        try:
-            found = os.stat(self._ws.root.path / name)
-        except OSError:
-            return None
-        if found.st_size > LARGEST_FILE:
-            return f"not compared by content: {found.st_size} bytes, changed at {found.st_mtime_ns}"
-        digest = self._ws.root.hash_file(name)
-        return None if digest is None else f"sha256:{digest}"
-
-    def _named_files(self, command: Command) -> Iterator[str]:
-        """Yield the files beneath the root that the command's words may name, relative to each directory it names."""
-        tokens = list(dict.fromkeys(_tokens(command)))[:MOST_TOKENS]
-        places = [command.cwd]
-        for token in tokens:
-            inside = self._inside(command.cwd, token)
-            if inside is not None and len(places) < 16 and os.path.isdir(self._ws.root.path / inside):
-                places.append(inside)
-        for place in dict.fromkeys(places):
-            for token in tokens:
-                inside = self._inside(place, token)
-                if inside is not None and os.path.isfile(self._ws.root.path / inside):
-                    yield inside
-
-    def _inside(self, place: str, token: str) -> str | None:
-        try:
-            return self._ws.root.normalise(token if os.path.isabs(token) else f"{place}/{token}")
-        except ToolError:
-            return None
+    def _bind(self, command: Command) -> tuple[dict[str, str], list[str]]:
+        """Return the versions of the files that the command names, and sentences on what the plan does not bind."""
+        binder = Binder(self._ws.root, command)
+        for name in binder.programs():
+            if (found := self._search(name, command.cwd, command.env)) is not None:
+                binder.look(".", found)
+        return binder.bind()
 
     # --- the run ---
 
@@ -468,13 +464,272 @@ def _place_in(root: Path, path: str) -> str | None:
     return None
 
 
-def _tokens(command: Command) -> Iterator[str]:
-    """Yield all that may be the name of a file: words, parts of words, modules of ``-m``, files that programs imply."""
-    words = _TOKENS.findall(command.text)
-    yield from command.words or ()
-    for number, word in enumerate(words):
-        yield word
-        yield from _IMPLICIT.get(word.rpartition("/")[2], ())
-        if words[number - 1 : number] == ["-m"]:
-            module = word.replace(".", "/")
-            yield from (f"{module}.py", f"{module}/__main__.py", f"{module}/__init__.py")
+class Binder:
+    """Finds what a command names in the workspace, and what it may use without naming it.
+
+    It looks up too much on purpose: every word, and every part of a word, in every directory that is named.
+    """
+
+    def __init__(self, root: ShellRoot, command: Command):
+        self._root, self._base, self._command = root, str(root.path), command
+        self._analysis = _analyse(command)
+        self._pieces = list(self._analysis.pieces)
+        if command.words is None and ("<" in command.text or ">" in command.text):
+            # The analysis leaves out the targets of redirections.
+            self._pieces += analyse_command(re.sub("[<>]", " ", command.text)).pieces
+        self._files: dict[str, int] = {}  # sizes, by the path without links
+        self._links: dict[str, str] = {}  # paths without links, by the named one
+        self._directories: dict[str, None] = {}
+        self._patterns: dict[str, None] = {}
+        self._notes: dict[str, None] = {}
+        self._lookups = 0
+
+    def programs(self) -> Iterator[str]:
+        """Yield the program, and the names of those that the command may start from the PATH."""
+        yield self._command.executable
+        names = dict.fromkeys(piece.words[at] for piece in self._pieces for at in piece.starts)
+        yield from islice((name for name in names if name and "/" not in name), MOST_PROGRAMS)
+        if len(names) > MOST_PROGRAMS:
+            self._notes[f"programs of the workspace after the first {MOST_PROGRAMS} words"] = None
+
+    def bind(self) -> tuple[dict[str, str], list[str]]:
+        """Return the versions by path, and the sentences."""
+        self._look_everywhere()
+        versions = self._hash_files()
+        self._add_notes()
+        return _shorten(versions), list(self._notes)
+
+    # --- what the command names ---
+
+    def _look_everywhere(self) -> None:
+        names = list(dict.fromkeys(name for name in self._names() if name))
+        places = list(dict.fromkeys(self.look(".", self._command.cwd)))
+        self._directories.clear()  # the working directory is not named by the command itself
+        for place in places:  # grows: cd a && cd b
+            for name in (*names, *self._match_patterns(place)):
+                if self._is_full():
+                    return
+                for found in self.look(place, name):
+                    if found in places:
+                        continue
+                    if len(places) == MOST_PLACES:
+                        self._notes[f"files in directories after the first {MOST_PLACES}"] = None
+                    else:
+                        places.append(found)
+
+    def _is_full(self) -> bool:
+        return self._lookups >= MOST_LOOKUPS or len(self._files) >= MOST_FILES
+
+    def _names(self) -> Iterator[str]:
+        """Yield all that may name a file: words, parts of words, modules of ``-m``, files that programs imply."""
+        for piece in self._pieces:
+            before = ""
+            for word in piece.words:
+                for each in self._expand(word) if piece.shell else (word,):
+                    yield from _split_word(each)
+                yield from _IMPLICIT.get(program_name(word), ())
+                if (module := _MODULE.fullmatch(before)) and not module[1]:
+                    yield from _module_files(word)
+                elif (module := _MODULE.fullmatch(word)) and module[1]:
+                    yield from _module_files(module[1])
+                before = word
+
+    def _expand(self, word: str) -> Iterator[str]:
+        """Yield what a word of shell text stands for: braces and the home directory. Patterns are kept for later."""
+        for each in _expand_braces(word):
+            if _PATTERN.search(each):
+                self._patterns[each] = None
+            yield each
+            if each.startswith("~/"):
+                yield self._command.env.get("HOME", "~") + each[1:]
+
+    def look(self, place: str, name: str) -> list[str]:
+        """Note what a name in a directory stands for; return the path if it is a directory of the workspace."""
+        raw = os.path.join(self._base, place, name)
+        plain = os.path.normpath(raw)
+        # For the kernel a/.. is the directory above the target of a link; for cd in bash it is the one that has a.
+        paths = (raw, plain) if ".." in name else (plain,)
+        return [found for path in paths if (found := self._look_up(path, plain)) is not None]
+
+    def _look_up(self, path: str, plain: str) -> str | None:
+        self._lookups += 1
+        try:
+            facts = os.stat(path)
+        except (OSError, ValueError):
+            return None
+        whole = os.path.realpath(path)
+        named = self._relative(plain if os.path.realpath(plain) == whole else path)
+        real = self._relative(whole)
+        if os.path.isabs(named) and os.path.isabs(real):
+            return None
+        if named != real:
+            self._links[named] = real
+        if stat.S_ISDIR(facts.st_mode):
+            self._directories[real] = None
+            return None if os.path.isabs(real) else named
+        if os.path.isabs(real):
+            self._notes[f"the content of {real}, outside of the workspace"] = None
+        elif stat.S_ISREG(facts.st_mode):
+            self._files[real] = facts.st_size
+        else:
+            self._notes[f"what {named} gives: it is no regular file"] = None
+        return None
+
+    def _relative(self, path: str) -> str:
+        """Return the path relative to the root; an absolute one if it is outside."""
+        if path == self._base:
+            return "."
+        above = self._base.rstrip(os.sep) + os.sep
+        return path.removeprefix(above).replace(os.sep, "/") if path.startswith(above) else path
+
+    # --- patterns ---
+
+    def _match_patterns(self, place: str) -> Iterator[str]:
+        """Yield the names that the patterns stand for now, without their last slash."""
+        for pattern in self._patterns:
+            found = [""]
+            for part in pattern.replace("[^", "[!").split("/"):
+                if _PATTERN.search(part):
+                    found = [f"{above}{name}/" for above in found for name in self._list(place, above, part)]
+                else:
+                    found = [f"{above}{part}/" for above in found]
+            yield from (name.rstrip("/") for name in found)
+
+    def _list(self, place: str, above: str, part: str) -> list[str]:
+        """Return the entries of a directory of the workspace that match one part of a pattern."""
+        path = os.path.normpath(os.path.join(self._base, place, above))
+        if os.path.isabs(self._relative(path)):
+            return []
+        try:
+            with os.scandir(path) as entries:
+                names = [entry.name for entry in islice(entries, max(0, MOST_LOOKUPS - self._lookups))]
+        except (OSError, ValueError):
+            return []
+        self._lookups += len(names) + 1
+        hidden = part.startswith(".")
+        return sorted(n for n in names if n.startswith(".") <= hidden and fnmatch.fnmatchcase(n, part))
+
+    # --- contents ---
+
+    def _hash_files(self) -> dict[str, str]:
+        """Return the versions of all files, smallest first, so that a large one does not keep out a script."""
+        versions = {name: f"leads to {real}" for name, real in self._links.items()}
+        left, large, unread = MOST_BYTES, list[str](), list[str]()
+        for name, size in sorted(self._files.items(), key=lambda item: (item[1], item[0])):
+            if size > left:
+                large.append(name)
+                versions[name] = self._describe_large(name, size)
+                continue
+            left -= size
+            try:
+                digest = self._root.hash_file(name)
+            except ToolError:
+                unread.append(name)
+                versions[name] = "cannot be read: not bound"
+                continue
+            if digest is not None:
+                versions[name] = f"sha256:{digest}"
+        if large:
+            self._notes[f"the content of {_enumerate(large)}: too large to compare"] = None
+        if unread:
+            self._notes[f"the content of {_enumerate(unread)}: cannot be read"] = None
+        return versions
+
+    def _describe_large(self, name: str, size: int) -> str:
+        try:
+            changed = os.stat(self._root.path / name).st_mtime_ns
+        except OSError:
+            changed = 0
+        return f"not compared by content: {size} bytes, changed at {changed}"
+
+    # --- what is not bound ---
+
+    def _add_notes(self) -> None:
+        if self._is_full():
+            self._notes["files that were not looked up, because the command names too many"] = None
+        if self._analysis.unread:
+            self._notes[f"files that a part of the command names which was not read: {self._analysis.unread}"] = None
+        if self._computes():
+            self._notes["files whose names the command computes when it runs"] = None
+        if self._patterns:
+            self._notes[f"files that the pattern {_enumerate(self._patterns)} matches later"] = None
+        if self._directories:
+            self._notes[f"files in {_enumerate(self._directories)} that the command does not name"] = None
+        if not self._runs_more():
+            return
+        self._notes["files that the scripts and programs read, source or start without the command naming them"] = None
+        modules = [name for name in self._files if name.endswith(".py")]
+        if modules:
+            self._notes[f"Python modules beside {_enumerate(modules)}"] = None
+        elif "python" in self._started():
+            self._notes["Python modules in the directory in which the command starts"] = None
+
+    def _started(self) -> set[str]:
+        return {program_name(piece.words[at]) for piece in self._pieces for at in piece.starts}
+
+    def _computes(self) -> bool:
+        shell = (word for piece in self._pieces if piece.shell for word in piece.words)
+        return any(_COMPUTED.search(word) for word in shell) or bool(self._started() & _COMPUTING)
+
+    def _runs_more(self) -> bool:
+        """Return whether something that the command starts may use files that it does not name."""
+        started = self._started()
+        if started & _RUNNERS or (self._files and started - _PLAIN):
+            return True
+        return any(_has_code(piece, at) for piece in self._pieces for at in piece.starts)
+
+
+def _analyse(command: Command) -> Analysis:
+    return analyse_command(command.text) if command.words is None else analyse_words(command.words)
+
+
+def _has_code(piece: Piece, at: int) -> bool:
+    """Return whether an interpreter starts here that gets more than options: a script, code, a module, its input."""
+    if program_name(piece.words[at]) not in INTERPRETERS:
+        return False
+    return piece.shell or any(not word.startswith("-") or _MODULE.fullmatch(word) for word in piece.words[at + 1 :])
+
+
+def _split_word(word: str) -> Iterator[str]:
+    """Yield the word and its parts: ``--file=F``, ``-fF``, ``@F``, ``A:B``, names in code."""
+    yield word
+    if word.startswith("-") and not word.startswith("--"):
+        yield word[2:]
+    for mark in "=@:,":
+        if mark in word:
+            yield word.partition(mark)[2]
+            yield word.rpartition(mark)[2]
+    yield from _BREAKS.split(word)
+
+
+def _module_files(module: str) -> Iterator[str]:
+    """Yield the files that ``python -m`` runs: the module, and the packages above it."""
+    parts = module.split(".")
+    whole = "/".join(parts)
+    yield from (f"{whole}.py", f"{whole}/__main__.py")
+    yield from (f"{'/'.join(parts[:count])}/__init__.py" for count in range(1, len(parts) + 1))
+
+
+def _expand_braces(word: str) -> list[str]:
+    """Return what ``{a,b}.sh`` stands for, and the word itself; at most some hundred words."""
+    found = [word]
+    for each in found:  # grows
+        if len(found) < MOST_PROGRAMS and (braces := _BRACES.search(each)):
+            found += [each[: braces.start()] + part + each[braces.end() :] for part in braces[1].split(",")]
+    return found
+
+
+def _shorten(versions: dict[str, str]) -> dict[str, str]:
+    """Return the versions by path; of very many, one hash for those that are not shown."""
+    ordered = sorted(versions.items())
+    shown = dict(ordered[:MOST_SHOWN])
+    if rest := ordered[MOST_SHOWN:]:
+        digest = hashlib.sha256(msgspec.json.encode(rest)).hexdigest()
+        shown["..."] = f"{len(rest)} more files, compared by one hash: sha256:{digest}"
+    return shown
+
+
+def _enumerate(names: Iterable[str], most: int = 5) -> str:
+    every = list(names)
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return ", ".join("the workspace" if name == "." else name for name in every[:most]) + more

@@ -164,7 +164,18 @@ def _render_command(plan: Object) -> Group:
         facts["variables"] = " ".join(plan["environment"]) or "none"
     if isinstance(plan.get("files"), dict) and plan["files"]:
         facts["files"] = _describe_bound_files(cast("dict[str, Any]", plan["files"]))
-    return Group(*parts, render_table(facts), Text(), *_render_sandbox(plan), *_others(plan, [*_PLAN, *_SANDBOX]))
+    parts += [render_table(facts), Text(), *_render_sandbox(plan)]
+    known = [*_PLAN, *_SANDBOX]
+    if _all(plan.get("not_bound"), lambda line: isinstance(line, str)):
+        parts += _render_not_bound(plan["not_bound"])
+        known.append("not_bound")
+    return Group(*parts, *_others(plan, known))
+
+
+def _render_not_bound(lines: list[str]) -> list[RenderableType]:
+    """Return the warning on what can change after the approval without a new question."""
+    title = [Text("you are not asked again if these change:", style="yellow")] if lines else []
+    return [*title, *(Text(f"! {escape_control_characters(line)}", style="yellow") for line in lines)]
 
 
 def _quote_word(word: Any) -> str:

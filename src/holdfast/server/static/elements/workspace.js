@@ -86,8 +86,12 @@ function commandPlan(it, source) {
   return html`<div class="command"><pre class="code">${shown(it.command)}</pre>
     ${argv === "opaque" ? html`<p class="notice warn">Runs in bash. The command was not analysed.</p>`
       : html`<p class="notice">Runs without a shell:</p><ol class="argv">${argv.map((word) => html`<li><code>${word === "" ? html`<span class="null">empty</span>` : shown(word)}</code></li>`)}</ol>`}
-    ${sandbox(it)}${rows(facts)}${others(it, PLAN, source)}</div>`;
+    ${all(it.not_bound, isText) ? notBound(it.not_bound) : nothing}
+    ${sandbox(it)}${rows(facts)}${others(it, Array.isArray(it.not_bound) && it.not_bound.every(isText) ? [...PLAN, "not_bound"] : PLAN, source)}</div>`;
 }
+
+// What can change after the approval without a new question.
+const notBound = (lines) => html`<div class="missing unbound"><p><b>You are not asked again if these change:</b></p><ul>${lines.map((line) => html`<li>${shown(line)}</li>`)}</ul></div>`;
 
 // The files of the plan: if the content of one changes, the approval does not hold for the run.
 function boundFiles(files) {
