@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import struct
 
 import msgspec
 import pytest
@@ -13,11 +14,12 @@ from support.strict_google import inline_data
 from support.strict_server import StrictServer
 
 from holdfast import Artifact
+from holdfast.core.images import image_side
 from holdfast.models import RequestImage
 from holdfast.models.providers import ProviderModel
 from holdfast.models.providers.images import choose_images, image_rules
 
-PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
+PNG = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", 40, 30) + bytes(range(256))
 GIF = b"GIF89a" + bytes(100)
 LOOK = use("look", "id-1")
 OTHER = use("look", "id-2")
@@ -138,6 +140,35 @@ def test_the_newest_images_count_if_the_provider_does_not_take_all():
     assert [bool(chosen[f"c{n}"][0].content) for n in range(7)] == [False, False, True, True, True, True, True]
     large = choose_images([image(PNG + bytes(4_000_000), call="c")], rules)
     assert "too large" in large["c"][0].note
+
+
+def header(kind, width, height):
+    """Return the beginning of an image, as its format's specification says."""
+    w, h = width - 1, height - 1
+    riff = b"RIFF" + bytes(4) + b"WEBP"
+    return {
+        "png": b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", width, height),
+        "gif": b"GIF89a" + struct.pack("<HH", width, height),
+        "jpeg": b"\xff\xd8\xff\xe0" + struct.pack(">H", 16) + bytes(14) + b"\xff\xff\xc4" + struct.pack(">H", 4) + b"ab"
+        b"\xff\xc2" + struct.pack(">HBHH", 17, 8, height, width),
+        "lossy": riff + b"VP8 " + bytes(4) + bytes(3) + b"\x9d\x01\x2a" + struct.pack("<HH", width, height),
+        "lossless": riff + b"VP8L" + bytes(4) + b"\x2f" + struct.pack("<I", w | h << 14),
+        "extended": riff + b"VP8X" + bytes(8) + w.to_bytes(3, "little") + h.to_bytes(3, "little"),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["png", "gif", "jpeg", "lossy", "lossless", "extended"])
+def test_the_longer_side_of_an_image_is_read_from_its_header(kind):
+    assert image_side(header(kind, 300, 9001)) == image_side(header(kind, 9001, 2)) == 9001
+    for n in range(20):
+        image_side(header(kind, 300, 9001)[:n])  # a header that is cut off raises nothing
+
+
+async def test_anthropic_gets_no_image_with_more_pixels_than_it_takes():
+    """A long screenshot would block the conversation: Anthropic refuses the request as a whole."""
+    text = json.dumps(await send("anthropic", image(header("png", 800, 8001) + bytes(100))))
+    assert "its longer side has more than 8000 pixels" in text
+    assert '"type": "image"' not in text
 
 
 @pytest.mark.parametrize("side", ["anthropic", "openai", "responses", "google"])

@@ -6,6 +6,7 @@ conversation. So type and content are checked before a result is logged.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -36,6 +37,47 @@ def image_type(head: bytes) -> str | None:
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "image/webp"
     return next((kind for magic, kind in _MAGIC if head.startswith(magic)), None)
+
+
+def image_side(content: bytes) -> int | None:
+    """Return the pixels of an image's longer side; None if its header is not understood."""
+    try:
+        match image_type(content[:16]):
+            case "image/png":
+                return max(struct.unpack_from(">II", content, 16))
+            case "image/gif":
+                return max(struct.unpack_from("<HH", content, 6))
+            case "image/webp":
+                return _webp_side(content)
+            case "image/jpeg":
+                return _jpeg_side(content)
+            case _:
+                return None
+    except (struct.error, IndexError):
+        return None  # cut off
+
+
+def _webp_side(content: bytes) -> int | None:
+    match content[12:16]:
+        case b"VP8X":
+            return 1 + max(int.from_bytes(content[24:27], "little"), int.from_bytes(content[27:30], "little"))
+        case b"VP8L":
+            bits = int.from_bytes(content[21:25], "little")
+            return 1 + max(bits & 0x3FFF, bits >> 14 & 0x3FFF)
+        case b"VP8 ":
+            return max(side & 0x3FFF for side in struct.unpack_from("<HH", content, 26))
+        case _:
+            return None
+
+
+def _jpeg_side(content: bytes) -> int | None:
+    at = 2
+    while content[at] == 0xFF:
+        marker = content[at + 1]
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # a frame, not a table
+            return max(struct.unpack_from(">HH", content, at + 5))
+        at += 1 if marker == 0xFF else 2 + struct.unpack_from(">H", content, at + 2)[0]
+    return None
 
 
 def check_images(images: Any, kept: Mapping[Artifact, bytes]) -> tuple[Artifact, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.images import IMAGE_TYPES
+from holdfast.core.images import IMAGE_TYPES, image_side
 from holdfast.models.base import RequestImage
 
 _ANY_BYTES = 1 << 40
@@ -26,13 +26,15 @@ class ImageRules(msgspec.Struct, frozen=True, kw_only=True):
     image_bytes: int = _ANY_BYTES
     request_bytes: int = _ANY_BYTES
     count: int = 1000
+    side: int = 1 << 32
+    """Pixels of the longer side."""
     in_results: bool = False
     """Whether a tool's result may have images; if not, they follow the results, as a user's message."""
 
 
 NO_IMAGES = ImageRules(types=())
 _RULES: Mapping[str, ImageRules] = {
-    "anthropic": ImageRules(image_bytes=10 * 1024 * 1024, count=100, in_results=True),
+    "anthropic": ImageRules(image_bytes=10 * 1024 * 1024, count=100, side=8000, in_results=True),
     "openai": ImageRules(in_results=True),
     "openai-chat": ImageRules(),
     "google": ImageRules(types=("image/png", "image/jpeg", "image/webp"), in_results=True),
@@ -82,6 +84,8 @@ def _refusal(image: RequestImage, size: int, count: int, total: int, rules: Imag
         return f"this model takes only {', '.join(rules.types)}; convert it"
     if size > rules.image_bytes or size > rules.request_bytes:
         return "it is too large for this model; make a smaller copy"
+    if image.content is not None and (image_side(image.content) or 0) > rules.side:
+        return f"its longer side has more than {rules.side} pixels; make a smaller copy"
     if count >= rules.count or total + size > rules.request_bytes:
         return "newer images fill the request; make the call again to see it"
     return ""
