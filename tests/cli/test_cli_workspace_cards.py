@@ -88,6 +88,13 @@ def test_a_run_prints_the_exit_code_and_the_end_of_the_output(desk):
     assert "part 11\n" not in result.out
 
 
+def test_a_run_and_the_log_name_an_image_and_its_size(desk):
+    result = desk("run", f"{HERE}:looking", "hi", "--conversation", "c")
+    assert result.code == 0, result.err
+    assert "    image a\\u202eb.png (2 kB); the page shows it: holdfast ui\n" in result.out
+    assert 'returned {"path":"b.png"}, image a\\u202eb.png (2 kB)' in desk("log", "c").out
+
+
 def test_a_run_prints_the_checklist_when_it_changes(desk):
     """Terminals show the latest checklist [B106]."""
     result = desk("run", f"{HERE}:planning", "hi", "--conversation", "c")

@@ -75,6 +75,12 @@ async def update_plan(done: int) -> Result:
     return Result(f"{done} of 3 completed", data={"checklist": steps})
 
 
+@tool
+async def read(path: str, call: Call) -> Result:
+    """Read a file."""
+    return Result({"path": path}, images=[call.keep(b"\x89PNG\r\n\x1a\n" + bytes(2000), "image/png", "a\u202eb.png")])
+
+
 def worker(name: str, *calls: ToolCall):
     return agent(name, list(calls), last, tools=[edit, bash, update_plan])
 
@@ -84,6 +90,7 @@ rewriting = worker("rewriting", ToolCall("edit", {"path": "long.py"}))
 script = worker("script", ToolCall("bash", {"command": "bash run.sh | tail"}))
 literal = worker("literal", ToolCall("bash", {"command": "git log 'a] [b' ''"}))
 building = worker("building", ToolCall("bash", {"command": "make all"}))
+looking = agent("looking", [ToolCall("read", {"path": "b.png"})], last, tools=[read])
 planning = agent(
     "planning",
     [ToolCall("update_plan", {"done": 1})],

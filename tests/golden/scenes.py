@@ -729,6 +729,17 @@ def long_results(s: Scene) -> None:
     s.end()
 
 
+def images(s: Scene) -> None:
+    """Two images of a result, of which the model sees one, and a result without images."""
+    s.turn("look", "look")
+    seen, other = _keep("\x89PNG", "image/png", "chart.png"), _keep("GIF89a", "image/gif", "other.gif")
+    s.claim("look")
+    s.finish("look", ValueOutcome(value={"path": "chart.png"}, images=(seen.reference,)), kept=(seen, other))
+    s.claim("look", 1)
+    s.finish("look", ValueOutcome(value="text"), 1)
+    s.end()
+
+
 SCENES: dict[str, Callable[[Scene], None]] = {
     "plain": plain,
     "approval": approval,
@@ -753,4 +764,5 @@ SCENES: dict[str, Callable[[Scene], None]] = {
     "artifacts": artifacts,
     "remembered": remembered,
     "long-results": long_results,
+    "images": images,
 }

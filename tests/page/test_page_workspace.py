@@ -215,6 +215,19 @@ def test_cut_output_is_marked_and_loaded_or_saved_whole(visit, stage: Stage):
     expect(tool.locator(".cut")).to_have_count(0)
 
 
+def test_an_image_of_a_result_is_shown_with_its_name_and_size(visit, stage: Stage):
+    """The page shows the images that the model saw, and saves them."""
+    page = visit().page(f"c/{stage.conversation('picture')}")
+    page.locator(".tool summary").click()
+    figure = page.locator(".tool figure")
+    expect(figure.get_by_role("img", name="chart.png")).to_be_visible()
+    until(page, lambda: figure.locator("img").evaluate("image => image.naturalWidth") == 32)
+    expect(figure.locator("figcaption")).to_contain_text("chart.png")
+    with page.expect_download() as saved:
+        figure.get_by_role("link", name="chart.png").click()
+    assert saved.value.path().read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_running_command_shows_the_end_of_its_output(visit, stage: Stage):
     """Output is shown while a command runs [B78]."""
     page = visit().page(f"c/{stage.conversation('running')}")
@@ -286,14 +299,17 @@ def test_the_checklist_is_opened_and_closed_by_keyboard_and_covers_no_card(visit
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 390)])
 def test_axe_finds_no_violation_in_what_workspace_tools_show(visit, stage: Stage, scheme: str, width: int):
-    words = ("edit", "long", "literal", "script", "deploy", "steps", "test", "build")
+    words = ("edit", "long", "literal", "script", "deploy", "steps", "test", "build", "picture")
     talks = {word: stage.conversation(word) for word in words}
     size = {"width": width, "height": 900}
     page = visit(color_scheme=scheme, viewport=size, reduced_motion="reduce", bypass_csp=True).page()
     page.add_script_tag(path=AXE)
     for word, conversation in talks.items():
         page.evaluate(f"location.hash = '#/c/{conversation}'")
-        if word in ("test", "build"):
+        if word == "picture":
+            page.locator(".tool summary").first.click()
+            page.locator(".tool figure img").wait_for()
+        elif word in ("test", "build"):
             page.locator(".tool summary").first.click()
             page.locator("pre.output").first.wait_for()
         else:

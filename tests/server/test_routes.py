@@ -5,6 +5,7 @@ import json
 import re
 from itertools import chain
 
+import pytest
 from support.web_site import desk, locate, refund_agent, site
 
 from holdfast import Agent, Call, Principal, Runtime, ScriptedModel, ToolCall, tool
@@ -875,11 +876,32 @@ async def test_an_artifact_is_downloaded_by_those_who_may_read_its_conversation(
         assert (found.status_code, found.content) == (200, page)
         assert found.headers["content-type"] == "text/html"
         assert found.headers["x-content-type-options"] == "nosniff"
+        assert found.headers["content-security-policy"].startswith("sandbox;")
         assert found.headers["content-disposition"] == "attachment; filename*=UTF-8''a%20%22page%22%20%E2%98%83.html"
         await s.get(path.replace("/c/", "/other/"), 404, **ann)
         await s.get(path[:-1] + "0" * 2, 404, **ann)
         await s.get(path, 404, headers={"x-who": "bob"})
         await s.get(path, 401)
+
+
+@pytest.mark.parametrize(
+    ("media_type", "shown"),
+    [
+        ("image/png", "inline"),
+        ("image/jpeg", "inline"),
+        ("image/gif", "inline"),
+        ("image/webp", "inline"),
+        ("image/svg+xml", "attachment"),
+        ("image/png; charset=utf-7", "attachment"),
+        ("text/html", "attachment"),
+        ("application/pdf", "attachment"),
+    ],
+)
+def test_only_images_in_which_nothing_runs_are_shown_by_a_browser(media_type, shown):
+    """An SVG has scripts; everything is sandboxed, if a browser opens it after all."""
+    headers = routes.Download(b"", media_type, "a\r\nb").headers
+    assert headers["content-disposition"] == f"{shown}; filename*=UTF-8''a%0D%0Ab"
+    assert headers["content-security-policy"].startswith("sandbox; default-src 'none'")
 
 
 def test_a_media_type_of_an_imported_log_cannot_add_a_header():

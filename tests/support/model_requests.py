@@ -49,8 +49,8 @@ def use(name, id, args=None, raw=None):
     return ToolUse(id=id, call=id, name=name, args=args or {}, raw=raw)
 
 
-def result(use, content='{"ok":true,"result":1}', ok=True):
-    return ToolResult(id=use.id, call=use.call, tool=use.name, ok=ok, content=content)
+def result(use, content='{"ok":true,"result":1}', ok=True, images=()):
+    return ToolResult(id=use.id, call=use.call, tool=use.name, ok=ok, content=content, images=tuple(images))
 
 
 def offer(name, schema=None, description=""):

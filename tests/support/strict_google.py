@@ -8,11 +8,14 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from support.strict_rules import NAME, check_tools, halves, must
+from support.strict_rules import NAME, check_image, check_tools, halves, must
 
 from holdfast.models import Thinking, ToolCall
 
 THOUGHT_SIGNATURE = base64.b64encode(b"thought so").decode()
+
+
+GEMINI_IMAGES = ("image/png", "image/jpeg", "image/webp")
 
 
 class Gemini:
@@ -93,7 +96,13 @@ def check_google(body: Any) -> None:
             )
             due = []
             must(not responses or len(responses) == len(parts), f"{where}: function responses stand by themselves")
-            must(responses or all(part["text"].strip() for part in parts), f"{where}: text must not be empty")
+            for part in parts:
+                must("text" not in part or part["text"].strip(), f"{where}: text must not be empty")
+                held = [part, *part.get("functionResponse", {}).get("parts", ())]
+                blobs = [blob for blob in map(inline_data, held) if blob is not None]
+                must(blobs or part.keys() & {"text", "functionResponse"}, f"{where}: required oneof field 'data'")
+                for media_type, data in blobs:
+                    check_image(where, media_type, data, GEMINI_IMAGES)
             continue
         must(content["role"] == "model", f"{where}: Please use a valid role: user, model.")
         must(not due, f"{where}: function calls without responses: {due}")
@@ -118,6 +127,17 @@ def check_google(body: Any) -> None:
             must(isinstance(call.get("args") or {}, dict), f"{where}: args must be a struct")
             due.append((call["id"], call["name"]))
     must(not due, f"function calls without responses: {due}")
+
+
+def inline_data(part: Any) -> tuple[str, str] | None:
+    """Return the media type and the base64 text of a part with bytes.
+
+    Google reads both forms of a name, and both alphabets of base64; its SDK mixes them.
+    """
+    blob = part.get("inlineData", part.get("inline_data"))
+    if blob is None:
+        return None
+    return blob.get("mimeType", blob.get("mime_type")), blob["data"].replace("-", "+").replace("_", "/")
 
 
 def _function_parts(content: Any, kind: str) -> list[Any]:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from support.strict_rules import NAME, check_tools, halves, must
+from support.strict_rules import NAME, check_image_url, check_tools, halves, must
 
 from holdfast.models import Thinking, ToolCall
 
@@ -147,8 +147,8 @@ def check_responses(body: Any) -> None:
             case "message":
                 must(item["role"] in ("user", "assistant", "system", "developer"), f"{where}: role {item['role']!r}")
                 content = item["content"]
-                texts = [content] if isinstance(content, str) else [part["text"] for part in content]
-                must(texts and all(text.strip() for text in texts), f"{where}: content must not be empty")
+                must(content, f"{where}: content must not be empty")
+                _check_content(where, content)
             case "function_call":
                 id = item["call_id"]
                 must(0 < len(id) <= 64, f"{where}: string too long: {id!r}, maximum length 64")
@@ -160,6 +160,7 @@ def check_responses(body: Any) -> None:
                 id = item["call_id"]
                 must(id in due, f"No tool call found for function call output with call_id {id}.")
                 due.remove(id)
+                _check_content(where, item["output"])
             case other:
                 must(other.endswith("_call"), f"{where}: Invalid value: {other!r}")
         group = _ITEM.fullmatch(item.get("id") or "")
@@ -168,3 +169,15 @@ def check_responses(body: Any) -> None:
             f"Item {item.get('id')!r} was provided without its required 'reasoning' item.",
         )
     must(not due, f"No tool output found for function call {due}.")
+
+
+def _check_content(where: str, content: str | list[Any]) -> None:
+    """Check the content of a message or of a function's output: text, or a list of texts and images."""
+    for part in [{"type": "input_text", "text": content}] if isinstance(content, str) else content:
+        match part["type"]:
+            case "input_text" | "output_text":
+                must(part["text"].strip(), f"{where}: content must not be empty")
+            case "input_image":
+                check_image_url(where, part["image_url"])
+            case other:
+                must(False, f"{where}: Invalid value: {other!r}")

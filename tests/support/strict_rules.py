@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from typing import Any
@@ -17,6 +18,32 @@ def must(condition: Any, reason: str) -> None:
     """Refuse the request unless the condition holds."""
     if not condition:
         raise Refused(reason)
+
+
+IMAGE_HEADS = {
+    "image/png": b"\x89PNG\r\n\x1a\n",
+    "image/jpeg": b"\xff\xd8\xff",
+    "image/gif": b"GIF8",
+    "image/webp": b"RIFF",
+}
+
+
+def check_image(where: str, media_type: str, data: str, types: tuple[str, ...] = tuple(IMAGE_HEADS)) -> None:
+    """Refuse an image whose type the provider does not take, or whose content is of another type."""
+    must(media_type in types, f"{where}: unsupported image type {media_type!r}")
+    try:
+        content = base64.b64decode(data, validate=True)
+    except ValueError:
+        raise Refused(f"{where}: invalid base64 data") from None
+    must(content.startswith(IMAGE_HEADS[media_type]), f"{where}: the image does not appear to be {media_type}")
+    must(len(data) <= 10 * 1024 * 1024, f"{where}: image exceeds the maximum")
+
+
+def check_image_url(where: str, url: str) -> None:
+    """Refuse an image that is no data URL of a type that the provider takes."""
+    head, comma, data = url.partition(";base64,")
+    must(comma and head.startswith("data:"), f"{where}: invalid image URL")
+    check_image(where, head.removeprefix("data:"), data)
 
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

@@ -24,7 +24,7 @@ from typing import Any
 from support.http_provider import HTTPProvider, ReceivedRequest, Responder
 from support.strict_google import Gemini, check_google, count_google
 from support.strict_responses import Responses, check_responses, count_responses
-from support.strict_rules import NAME, Refused, check_tools, halves, must
+from support.strict_rules import NAME, Refused, check_image, check_image_url, check_tools, halves, must
 
 from holdfast.models import Thinking, ToolCall
 
@@ -319,10 +319,26 @@ def check_anthropic(body: Any) -> None:
                     must(id not in seen, f"{where}: `tool_use` ids must be unique: {id}")
                     seen.add(id)
                     due.append(id)
+                case "tool_result":
+                    content = block.get("content") or []
+                    for held in content if isinstance(content, list) else ():
+                        must(held["type"] in ("text", "image"), f"{where}: tool_result.content: {held['type']!r}")
+                        if held["type"] == "image":
+                            _check_anthropic_image(where, held)
+                        else:
+                            must(held["text"].strip(), f"{where}: text content blocks must be non-empty")
+                case "image":
+                    _check_anthropic_image(where, block)
                 case "thinking":
                     must(block.get("signature"), f"{where}: thinking.signature: Field required")
                 case _:
                     pass
+
+
+def _check_anthropic_image(where: str, block: Any) -> None:
+    source = block["source"]
+    must(source["type"] == "base64", f"{where}: image.source: {source['type']!r}")
+    check_image(where, source["media_type"], source["data"])
 
 
 def _check_extended_thinking(messages: list[Any]) -> None:
@@ -369,7 +385,10 @@ def check_openai(body: Any) -> None:
             id = message["tool_call_id"]
             must(id in due, f"{where}: 'tool' must be a response to a preceding message with 'tool_calls': {id}")
             due.remove(id)
-            must(isinstance(message["content"], str | list), f"{where}: content must be text")
+            content = message["content"]
+            must(isinstance(content, str | list), f"{where}: content must be text")
+            for part in content if isinstance(content, list) else ():
+                must(part["type"] == "text", f"{where}: tool messages have only text, not {part['type']!r}")
             continue
         must(not due, f"{where}: 'tool_calls' must be followed by tool messages responding to each id: {due}")
         must(role in ("system", "developer", "user", "assistant"), f"{where}: unexpected role {role!r}")
@@ -379,6 +398,11 @@ def check_openai(body: Any) -> None:
             must(calls is None or calls, f"{where}: [] is too short - 'tool_calls'")
         else:
             must(message.get("content"), f"{where}: content must not be empty")
+            for part in message["content"] if isinstance(message["content"], list) else ():
+                must(part["type"] in ("text", "image_url"), f"{where}: invalid content type {part['type']!r}")
+                if part["type"] == "image_url":
+                    must(role == "user", f"{where}: image_url is only allowed for the user")
+                    check_image_url(where, part["image_url"]["url"])
         for call in calls or []:
             must(0 < len(call["id"]) <= 40, f"{where}: string too long: {call['id']!r}, maximum length 40")
             must(call["id"] not in due, f"{where}: duplicate tool call id {call['id']!r}")

@@ -5,7 +5,9 @@
 
 import difflib
 import hashlib
+import struct
 import sys
+import zlib
 from typing import Any
 
 import msgspec
@@ -171,6 +173,23 @@ async def _(command: str, call: Call) -> dict[str, Any]:
     return PLANS.get(command, {"command": command})
 
 
+def make_png(width: int = 32, height: int = 16) -> bytes:
+    """Return a PNG of one colour."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    rows = b"".join(b"\0" + b"\xc0\x20\x20" * width for _ in range(height))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+@tool
+async def read(path: str, call: Call) -> Result:
+    """Read a file."""
+    return Result({"path": path}, images=[call.keep(make_png(), "image/png", path)])
+
+
 @tool
 async def update_plan(entries: list[dict[str, Any]]) -> Result:
     """Show the plan as a checklist."""
@@ -202,6 +221,7 @@ stage.CALLS |= {
     "deploy": ("", [("bash", {"command": "./deploy --now"})]),
     "test": ("", [("bash", {"command": "make test"})]),
     "build": ("", [("bash", {"command": "make all"})]),
+    "picture": ("", [("read", {"path": "chart.png"})]),
     "running": ("", [("bash", {"command": "make wait"})]),
     "steps": ("", [("update_plan", steps(2)), ("edit", {"path": "src/app.py"})]),
     "begin": ("I begin.", [("update_plan", steps(0))]),
@@ -210,7 +230,7 @@ stage.CALLS |= {
     "clear": ("", [("update_plan", {"entries": []})]),
     "many": ("", [("count", {"to": 1})] * 120),
 }
-stage.agent = Agent("developer", model=stage.Player(), tools=[edit, bash, update_plan, stage.count, stage.sign])
+stage.agent = Agent("developer", model=stage.Player(), tools=[edit, bash, read, update_plan, stage.count, stage.sign])
 
 if __name__ == "__main__":
     stage.main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

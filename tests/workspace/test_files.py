@@ -149,10 +149,10 @@ async def test_an_image_is_known_by_its_first_bytes_and_kept(files, head, kind):
     (files.path / "picture.txt").write_bytes(content)
     call = Call(tool="read")
     result = await files.result("read", call, path="picture.txt")
-    artifact = result.output["image"]
-    assert artifact["media_type"] == kind
-    assert call.kept[artifact["sha256"]] == content
-    assert result.data["images"] == [artifact]
+    (artifact,) = result.images
+    assert (artifact.media_type, artifact.name) == (kind, "picture.txt")
+    assert call.kept[artifact.sha256] == content
+    assert result.output["media_type"] == kind
 
 
 async def test_an_image_that_is_too_large_is_described(files):

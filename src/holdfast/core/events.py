@@ -345,6 +345,8 @@ class CallReturned(CallEvent, frozen=True, kw_only=True):
     verdicts: tuple[Verdict, ...] = ()
     artifacts: tuple[Artifact, ...] = ()
     """References to the bytes that the handler kept, and to ``data`` if it is too large for the event."""
+    images: tuple[Artifact, ...] = ()
+    """The artifacts among them that the model is shown as images."""
 
 
 class CancelRequested(Event, frozen=True, kw_only=True):

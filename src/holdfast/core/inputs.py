@@ -259,10 +259,11 @@ class ClaimCall(_Input, frozen=True, kw_only=True):
 
 
 class ValueOutcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The handler returned a value, already plain JSON."""
+    """The handler returned a value, already plain JSON, and images that it kept."""
 
     value: Any = None
     data: Any = None
+    images: tuple[Artifact, ...] = ()
 
 
 class ErrorOutcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, Literal
@@ -263,15 +263,20 @@ class Artifact(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Result:
-    """A handler's return value with extra data: the model sees ``output``; viewers and the log also get ``data``."""
+    """A handler's return value with extra data: the model sees ``output``; viewers and the log also get ``data``.
 
-    __slots__ = ("data", "output")
+    images:  references that ``call.keep`` returned for PNG, JPEG, GIF or WebP images, at most 8 with 20 MB in all. The
+             model sees the images, as long as it sees the result
+    """
 
-    def __init__(self, output: Any = None, data: Any = None):
-        self.output, self.data = output, data
+    __slots__ = ("data", "images", "output")
+
+    def __init__(self, output: Any = None, data: Any = None, images: Sequence[Artifact] = ()):
+        self.output, self.data, self.images = output, data, images
 
     def __repr__(self) -> str:
-        return f"Result({self.output!r}, data={self.data!r})"
+        images = f", images={list(self.images)!r}" if self.images else ""
+        return f"Result({self.output!r}, data={self.data!r}{images})"
 
 
 class Ask:

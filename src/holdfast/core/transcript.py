@@ -22,6 +22,7 @@ from holdfast.core.events import (
     TurnStarted,
 )
 from holdfast.core.results import MODEL_LIMIT, encode_envelope
+from holdfast.core.tool import Artifact
 
 CUT_OFF_NOTE = "[cut off: this reply was stopped before its end]"
 
@@ -61,7 +62,7 @@ class AssistantMessage(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag=
     seq: int = 0
 
 
-class ToolResult(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag="tool", tag_field="role"):
+class ToolResult(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True, tag="tool", tag_field="role"):
     """The result of a call."""
 
     id: str
@@ -72,6 +73,8 @@ class ToolResult(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag="tool"
     content: str
     """The envelope as JSON text, exactly as the model sees it."""
     seq: int = 0
+    images: tuple[Artifact, ...] = ()
+    """References to the images that the model sees after the envelope."""
 
     @property
     def text(self) -> str:
@@ -195,6 +198,7 @@ class Transcript:
             ok=event.ok,
             content=encode_envelope(event, self._limits.get(event.call_id, MODEL_LIMIT)),
             seq=event.seq,
+            images=tuple(image for image in event.images if image in event.artifacts) if event.images else (),
         )
         if len(self._results) == len(self._open):
             self._flush()

@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from holdfast.core.events import Usage
+from holdfast.core.tool import Artifact
 from holdfast.core.transcript import Message
 
 
@@ -28,6 +29,19 @@ class ToolOffer(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, Any] = {}
 
 
+class RequestImage(msgspec.Struct, frozen=True, kw_only=True):
+    """An image that a result in a request names."""
+
+    call: str
+    """The call of the result, as ``ToolResult.call``."""
+    artifact: Artifact
+    """Name, media type and size."""
+    content: bytes | None = None
+    """None: the image is not sent."""
+    note: str = ""
+    """Why it is not sent, for the model to read."""
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One request, with the whole history: a model keeps no state between requests."""
 
@@ -41,6 +55,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """The JSON Schema of the answer if it must be structured, else None."""
     injected: tuple[str, ...] = ()
     """Texts that hooks add at the end of this request only. They are not logged and not sent again."""
+    images: tuple[RequestImage, ...] = ()
+    """The images that the results in ``messages`` name, in their order. Hooks get the request without them: they are
+    loaded for the messages that are finally sent. A model sends each with its result."""
     principal: str = ""
     """The id of the principal that the turn runs for. A ``key`` function may choose the API key by it."""
     settings: dict[str, Any] = {}

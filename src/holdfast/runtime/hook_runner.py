@@ -17,7 +17,7 @@ from holdfast.core.inputs import CallWanted, ErrorOutcome, HaltOutcome, Outcome,
 from holdfast.core.prompt.history import Context, estimate_tokens
 from holdfast.core.results import ANSWER_LIMIT
 from holdfast.core.schema.validation import check_plain, validate_value
-from holdfast.core.tool import Halt, RequireApproval, Result
+from holdfast.core.tool import Artifact, Halt, RequireApproval, Result
 from holdfast.errors import HoldfastError, Invalid, ToolError
 from holdfast.models.base import Request
 from holdfast.runtime.hooks import Edit, Hook, Hooks, ModelReply, Reject, ToolOutcome
@@ -347,15 +347,13 @@ async def _call_after_tool(hook: Hook, call: Call, seen: ToolOutcome) -> ToolOut
             case None:
                 return None
             case ToolOutcome(error=None):
-                return ToolOutcome(
-                    value=to_plain_json(returned.value, "result"), data=to_plain_json(returned.data, "data")
-                )
+                value, data = to_plain_json(returned.value, "result"), to_plain_json(returned.data, "data")
+                return ToolOutcome(value=value, data=data, images=_check_left_images(hook, returned.images, seen))
             case ToolOutcome(error=ErrorInfo() as error):
                 data = to_plain_json(returned.data, "data")
             case Result():
-                return ToolOutcome(
-                    value=to_plain_json(returned.output, "result"), data=to_plain_json(returned.data, "data")
-                )
+                value, data = to_plain_json(returned.output, "result"), to_plain_json(returned.data, "data")
+                return ToolOutcome(value=value, data=data, images=_check_left_images(hook, returned.images, seen))
             case ToolError():
                 error, data = ErrorInfo(returned.kind, returned.message, returned.details), None
             case _:
@@ -367,10 +365,18 @@ async def _call_after_tool(hook: Hook, call: Call, seen: ToolOutcome) -> ToolOut
         raise _hook_error(hook, f"returned a value that cannot be recorded: {problem.message}", problem.kind) from None
 
 
+def _check_left_images(hook: Hook, images: Any, seen: ToolOutcome) -> tuple[Artifact, ...]:
+    """Return the images that a hook left in a result; an added one would have been checked by nothing."""
+    if not isinstance(images, list | tuple) or any(image not in seen.images for image in cast("list[Any]", images)):
+        raise _hook_error(hook, "returned images that the result does not have; it may only leave images out")
+    return tuple(cast("list[Artifact]", images))
+
+
 def _to_tool_outcome(outcome: ValueOutcome | ErrorOutcome | HaltOutcome) -> ToolOutcome:
     match outcome:
         case ValueOutcome():
-            return ToolOutcome(value=_copy_json(outcome.value), data=_copy_json(outcome.data))
+            value, data = _copy_json(outcome.value), _copy_json(outcome.data)
+            return ToolOutcome(value=value, data=data, images=outcome.images)
         case ErrorOutcome():
             return ToolOutcome(
                 error=replace(outcome.error, details=_copy_json(outcome.error.details)), data=_copy_json(outcome.data)
@@ -386,7 +392,7 @@ def _replace_outcome(
         return replace(outcome, value=changed.value)  # the turn still ends
     if changed.error is not None:
         return ErrorOutcome(error=changed.error, data=changed.data)
-    return ValueOutcome(value=changed.value, data=changed.data)
+    return ValueOutcome(value=changed.value, data=changed.data, images=changed.images)
 
 
 # --- one hook ---

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from holdfast.core.decisions import Deny
 from holdfast.core.events import ErrorInfo
 from holdfast.core.inputs import CallWanted
-from holdfast.core.tool import Halt, RequireApproval, Result, ToolSpec, parse_duration
+from holdfast.core.tool import Artifact, Halt, RequireApproval, Result, ToolSpec, parse_duration
 from holdfast.errors import DeclarationError, Invalid, ToolError
 from holdfast.models.base import Request
 from holdfast.tools.call import Call
@@ -66,6 +66,8 @@ class ToolOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The result that the model would see."""
     data: Any = None
     """Data for viewers and the log only."""
+    images: tuple[Artifact, ...] = ()
+    """The images that the model would see. A hook may leave out some of them, but not add any."""
     error: ErrorInfo | None = None
     """``kind``, ``message`` and ``details`` if the tool failed."""
 
@@ -80,7 +82,8 @@ class ToolOutcome(msgspec.Struct, frozen=True, kw_only=True):
         error = self.error
         if error is not None:
             error = ErrorInfo(error.kind, clean(error.message), _map_texts(error.details, clean))
-        return ToolOutcome(value=_map_texts(self.value, clean), data=_map_texts(self.data, clean), error=error)
+        value, data = _map_texts(self.value, clean), _map_texts(self.data, clean)
+        return ToolOutcome(value=value, data=data, images=self.images, error=error)
 
 
 class Transformer(Protocol):

@@ -25,6 +25,7 @@ from holdfast.models.base import Model, Request
 from holdfast.runtime.agent_definition import AgentDefinition, open_models, smallest_window
 from holdfast.runtime.hook_runner import PreparedRequest, run_after_model, run_before_model
 from holdfast.runtime.hooks import ModelReply
+from holdfast.runtime.images import load_images
 from holdfast.runtime.prompt import encode_request, render_messages
 from holdfast.runtime.reply import Reply, clean_text
 from holdfast.runtime.services import RunContext
@@ -106,9 +107,9 @@ class ModelCall:
         prepared = await run_before_model(
             agent.hooks, self._build_request(rendered, None if draft else output), reserve=agent.context.reserve
         )
-        request = prepared.request
         if prepared.halt is not None:
             return self._halt_report(prepared.halt, prepared.verdicts)
+        request = await load_images(self._conv.services.store, prepared.request)
         span.record_request(request)
         self._sent = (
             self._context_report(rendered, prepared),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from holdfast.core.decide import gate
 from holdfast.core.decisions import Deny
 from holdfast.core.effects import RunPreview, RunTool
 from holdfast.core.events import ErrorInfo, Verdict
+from holdfast.core.images import check_images
 from holdfast.core.inputs import (
     CallFinished,
     CallReconciled,
@@ -38,7 +39,17 @@ from holdfast.core.inputs import (
 from holdfast.core.live import ToolProgress
 from holdfast.core.schema.validation import compile_schema, schema_of, validate_value
 from holdfast.core.state import CallState, State, TurnState
-from holdfast.core.tool import RECOVERIES, Allow, Ask, Definition, Halt, RequireApproval, Result, definition_of
+from holdfast.core.tool import (
+    RECOVERIES,
+    Allow,
+    Artifact,
+    Ask,
+    Definition,
+    Halt,
+    RequireApproval,
+    Result,
+    definition_of,
+)
 from holdfast.errors import HoldfastError, Invalid, Refused, StoreError, ToolError
 from holdfast.runtime.artifacts import read_artifact
 from holdfast.runtime.hook_runner import Ruling, run_after_tool, run_before_tool
@@ -348,7 +359,7 @@ async def _run_handler(conv: RunContext, call: CallState, slot: HeldSlot, kept: 
         returned = await _run_tool_function(
             conv, call, tool.handler, handler_run, dry_run=False, reports=reports, kept=kept, slot=slot
         )
-        return _to_outcome(returned, tool.handler.result)
+        return _to_outcome(returned, tool.handler.result, kept)
     except ToolError as error:
         return ErrorOutcome(error=_error_info(error))
     except HandlerTimeout:
@@ -378,7 +389,8 @@ async def _run_reconciler(conv: RunContext, call: CallState, run: Run) -> None:
     if tool is not None and tool.reconciler is not None:
         try:
             answer = await _run_tool_function(conv, call, tool.reconciler, dry_run=False, kept=kept)
-            verdict = answer if isinstance(answer, str) and answer in RECOVERIES else _outcome_from_reconciler(answer)
+            known = isinstance(answer, str) and answer in RECOVERIES
+            verdict = answer if known else _outcome_from_reconciler(answer, kept)
         except ToolError as error:
             verdict = ErrorOutcome(error=_error_info(error))
         except Exception as problem:
@@ -398,13 +410,13 @@ async def _run_reconciler(conv: RunContext, call: CallState, run: Run) -> None:
     await conv.report(found, run)
 
 
-def _outcome_from_reconciler(answer: Any) -> ValueOutcome | ErrorOutcome:
+def _outcome_from_reconciler(answer: Any, kept: Sequence[Kept]) -> ValueOutcome | ErrorOutcome:
     if not isinstance(answer, Result):
         message = (
             f"a reconcile function returns {', '.join(map(repr, RECOVERIES))} or a Result, not {describe_value(answer)}"
         )
         return ErrorOutcome(error=ErrorInfo(kind="interrupted", message=message))
-    outcome = _to_outcome(answer)
+    outcome = _to_outcome(answer, kept=kept)
     assert isinstance(outcome, ValueOutcome | ErrorOutcome)
     return outcome
 
@@ -613,8 +625,12 @@ async def _call_in_thread(
         raise
 
 
-def _to_outcome(value: Any, schema: str | None = None) -> Outcome:
-    """Return the outcome that the handler's value stands for; ``schema``: of its return annotation."""
+def _to_outcome(value: Any, schema: str | None = None, kept: Sequence[Kept] | None = None) -> Outcome:
+    """Return the outcome that the handler's value stands for.
+
+    schema:  of its return annotation
+    kept:    the bytes that it kept: its images are among them
+    """
     try:
         match value:
             case Ask():
@@ -624,7 +640,11 @@ def _to_outcome(value: Any, schema: str | None = None) -> Outcome:
                 return HaltOutcome(reason=reason, value=to_plain_json(value.value, "halt value"))
             case Result():
                 output = _check_return(to_plain_json(value.output, "result"), schema)
-                return ValueOutcome(value=output, data=to_plain_json(value.data, "data"))
+                data = to_plain_json(value.data, "data")
+                images: tuple[Artifact, ...] = ()
+                if value.images:
+                    images = check_images(value.images, {item.reference: item.content for item in kept or ()})
+                return ValueOutcome(value=output, data=data, images=images)
             case _:
                 return ValueOutcome(value=_check_return(to_plain_json(value, "result"), schema))
     except Invalid as problem:

@@ -16,6 +16,7 @@ from starlette.requests import Request
 
 from holdfast.core.decisions import Accepted, Approve, Decision, Previewed, Principal
 from holdfast.core.events import AssistantSaid, CallResolved
+from holdfast.core.images import IMAGE_TYPES
 from holdfast.core.results import ANSWER_LIMIT, MESSAGE_LIMIT
 from holdfast.core.schema.validation import check_plain
 from holdfast.core.tool import MEDIA_TYPE
@@ -102,7 +103,11 @@ StreamRunner = Callable[[Stream], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """A response that is no JSON. The browser saves it; it must never show it as a page of this site."""
+    """A response that is no JSON. The browser saves it; it must never show it as a page of this site.
+
+    Only images of the types that models take are shown: nothing runs in them. The sandbox holds even if a browser read
+    one as a page.
+    """
 
     content: bytes
     media_type: str
@@ -110,11 +115,12 @@ class Download:
 
     @property
     def headers(self) -> dict[str, str]:
-        disposition = f"attachment; filename*=UTF-8''{quote(self.name, safe='')}"
+        disposition = "inline" if self.media_type in IMAGE_TYPES else "attachment"
         known = MEDIA_TYPE.fullmatch(self.media_type)  # an imported log may have any text here
         return {
             "content-type": self.media_type if known else "application/octet-stream",
-            "content-disposition": disposition,
+            "content-disposition": f"{disposition}; filename*=UTF-8''{quote(self.name, safe='')}",
+            "content-security-policy": "sandbox; default-src 'none'; frame-ancestors 'none'",
         }
 
 

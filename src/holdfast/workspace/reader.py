@@ -10,8 +10,7 @@ import hashlib
 import os
 from typing import Any
 
-import msgspec
-
+from holdfast.core.images import image_type
 from holdfast.core.tool import Result
 from holdfast.errors import ToolError
 from holdfast.tools.call import Call
@@ -102,7 +101,7 @@ def read_page(ws: FileWorkspace, args: dict[str, Any], call: Call) -> Result:
     try:
         size = os.fstat(fd).st_size
         head = _read_fully(fd, min(size, text.SAMPLE_BYTES))
-        kind = text.image_type(head)
+        kind = image_type(head)
         if kind is not None and size <= ws.limits.image_bytes:
             return _show_image(path, head + _read_fully(fd, size - len(head)), kind, call)
         if kind is not None or text.is_binary(head):
@@ -124,8 +123,8 @@ def _read_fully(fd: int, size: int) -> bytes:
 
 def _show_image(path: str, content: bytes, kind: str, call: Call) -> Result:
     artifact = call.keep(content, kind, name=path.rpartition("/")[2])
-    facts = {"path": path, "image": msgspec.to_builtins(artifact), "version": artifact.sha256}
-    return Result(facts, data={"images": [msgspec.to_builtins(artifact)]})
+    facts = {"path": path, "media_type": kind, "size": artifact.size, "version": artifact.sha256}
+    return Result(facts, images=[artifact])
 
 
 def _describe_binary(path: str, head: bytes, size: int, image: str | None) -> dict[str, Any]:

@@ -161,12 +161,6 @@ def _after_lines(chunk: bytes, position: int, count: int) -> int:
 
 # --- kinds of content ---
 
-_IMAGES = (
-    (b"\x89PNG\r\n\x1a\n", "image/png"),
-    (b"\xff\xd8\xff", "image/jpeg"),
-    (b"GIF87a", "image/gif"),
-    (b"GIF89a", "image/gif"),
-)
 _TYPES = (
     (b"%PDF-", "application/pdf"),
     (b"PK\x03\x04", "application/zip"),
@@ -183,13 +177,6 @@ _TYPES = (
 )
 _CONTROLS = bytes(set(range(32)) - set(b"\t\n\r\f\b\x1b")) + b"\x7f"
 SAMPLE_BYTES = 8192
-
-
-def image_type(head: bytes) -> str | None:
-    """Return the media type of an image that models accept, by its first bytes."""
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return "image/webp"
-    return next((kind for magic, kind in _IMAGES if head.startswith(magic)), None)
 
 
 def media_type(head: bytes) -> str:

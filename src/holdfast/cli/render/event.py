@@ -18,7 +18,7 @@ from holdfast.cli.render.text import (
     format_time,
     value_text,
 )
-from holdfast.cli.render.workspace import Line, checklist_lines
+from holdfast.cli.render.workspace import Line, checklist_lines, describe_image
 from holdfast.core.decisions import Answer, Approve, ClientResult, Deny, Detached, Expired, Failed, Recorded, Submit
 from holdfast.core.events import (
     AnyEvent,
@@ -95,7 +95,8 @@ def describe_event(event: AnyEvent, tools: Mapping[str, str]) -> str:
         case CallReturned():
             if event.error is not None:
                 return f"{call} failed: [{event.error.kind}] {event.error.message}"
-            return f"{call} returned {ellipsize(value_text(event.value), MAX_CHARS)}"
+            images = "".join(f", {describe_image(image)}" for image in event.images)
+            return f"{call} returned {ellipsize(value_text(event.value), MAX_CHARS)}{images}"
         case CancelRequested():
             return f"turn {event.turn} cancelled" + (f": {event.reason}" if event.reason else "")
         case HistorySummarised():

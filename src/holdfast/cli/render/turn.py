@@ -15,7 +15,7 @@ from holdfast.cli.render.event import describe_resolution
 from holdfast.cli.render.stream import LiveOutput
 from holdfast.cli.render.text import describe_coverage, ellipsize, value_text
 from holdfast.cli.render.usage import TurnUsage
-from holdfast.cli.render.workspace import Line, checklist_lines, result_lines
+from holdfast.cli.render.workspace import Line, checklist_lines, describe_image, result_lines
 from holdfast.core.effects import owed
 from holdfast.core.events import (
     AnyEvent,
@@ -247,6 +247,8 @@ class TurnView:
             self._print_line(("  ✓ ", "green"), event.tool, "  ", *first)
             for line in more:
                 self._print_line(*line)
+            for image in event.images:
+                self._print_dim(f"    {describe_image(image)}; the page shows it: holdfast ui")
             self._show_checklist(event)
 
     def _show_checklist(self, event: CallReturned) -> None:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from holdfast.cli.render.text import ellipsize, escape_control_characters, format_duration, pluralize, value_text
 from holdfast.cli.render.values import MAX_CHARS, MAX_LINES, fit_on_card, render_diff, render_table
+from holdfast.core.tool import Artifact
 
 Object = dict[str, Any]
 Line = list[str | tuple[str, str]]
@@ -224,6 +225,11 @@ def _read_guarantees(plan: Object) -> tuple[list[str], list[str]]:
         elif not line.startswith(("sandbox level", "no sandbox")):
             held.append(line.removeprefix("holds: "))
     return held, missing
+
+
+def describe_image(image: Artifact) -> str:
+    """Return the name and size of an image that a result has. The result is not escaped."""
+    return f"image {image.name or image.sha256[:12]} ({format_bytes(image.size)})"
 
 
 def _command_lines(result: Object, width: int) -> list[Line]:

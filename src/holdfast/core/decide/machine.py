@@ -239,7 +239,7 @@ def _finish_call(log: Draft, call: CallState, input: CallFinished) -> None:
     verdicts, kept = input.verdicts, input.kept
     match input.outcome:
         case ValueOutcome() as done:
-            log.add_result(call, value=done.value, data=done.data, verdicts=verdicts, kept=kept)
+            log.add_result(call, value=done.value, data=done.data, images=done.images, verdicts=verdicts, kept=kept)
         case ErrorOutcome() as failed:
             log.add_result(call, error=failed.error, data=failed.data, verdicts=verdicts, kept=kept)
         case HaltOutcome() as halt:
@@ -255,7 +255,14 @@ def _apply_reconciliation(log: Draft, call: CallState, input: CallReconciled) ->
         raise Stale(f"call {call.made.id!r} was not interrupted", reason="phase")
     match input.verdict:
         case ValueOutcome() as done:
-            log.add_result(call, value=done.value, data=done.data, verdicts=input.verdicts, kept=input.kept)
+            log.add_result(
+                call,
+                value=done.value,
+                data=done.data,
+                images=done.images,
+                verdicts=input.verdicts,
+                kept=input.kept,
+            )
         case ErrorOutcome() as failed:
             log.add_result(call, error=failed.error, data=failed.data, verdicts=input.verdicts, kept=input.kept)
         case "redispatch" | "fail" | "ask" as word:

@@ -42,6 +42,7 @@ from holdfast.errors import ModelError
 
 MIN_RESULT_TOKENS = 64
 """A result is not cut to fewer tokens than this; the request is refused instead."""
+CUT_IMAGES_NOTE = "The images of this result are left out: the request would not fit into the model's window."
 
 _json = msgspec.json.Encoder()
 
@@ -426,13 +427,15 @@ def _truncate_result(result: ToolResult, limit: int) -> ToolResult:
     envelope: dict[str, Any] = msgspec.json.decode(result.content)
     value = envelope["result"] if result.ok else envelope["error"]["message"]
     text = value if isinstance(value, str) else _json.encode(value).decode()
+    if result.images:
+        envelope["images"] = CUT_IMAGES_NOTE
     size = limit * CHARS_PER_TOKEN
     while True:  # escapes make the JSON longer than the text
         if result.ok:
             envelope["result"] = truncate_text(text, size)
         else:
             envelope["error"] = {"kind": envelope["error"]["kind"], "message": truncate_text(text, size), "details": {}}
-        shortened = replace(result, content=_json.encode(envelope).decode())
+        shortened = replace(result, content=_json.encode(envelope).decode(), images=())
         if message_weight(shortened) <= limit or size < MIN_RESULT_TOKENS:
             return shortened
         size = size * 3 // 4

@@ -4,9 +4,9 @@
 ``Context`` and not by the length of the conversation, and it can be loaded from the end of the log. ``compaction``
 decides which part of it a request shows.
 
-Tokens are estimated as characters / 4, corrected by the provider's token count for the latest request (our estimate for
-that request is in ``AssistantSaid.context``). The correction applies if that count is from this turn or the previous
-one, and is plausible.
+Tokens are estimated as characters / 4, and 1,600 for each image, corrected by the provider's token count for the latest
+request (our estimate for that request is in ``AssistantSaid.context``). The correction applies if that count is from
+this turn or the previous one, and is plausible.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.core.events import AnyEvent, AssistantSaid, HistorySummarised, TurnEnded, TurnStarted
+from holdfast.core.images import IMAGE_TOKENS
 from holdfast.core.tool import Retention
 from holdfast.core.transcript import AssistantMessage, Message, ToolResult, Transcript, UserMessage
 from holdfast.errors import DeclarationError
@@ -80,7 +81,7 @@ def message_weight(message: Message) -> int:
         case UserMessage():
             return estimate_tokens(message.text)
         case ToolResult():
-            return estimate_tokens(message.content)
+            return estimate_tokens(message.content) + IMAGE_TOKENS * len(message.images)
         case AssistantMessage():
             size = len(message.text)
             for use in message.calls:
@@ -91,18 +92,20 @@ def message_weight(message: Message) -> int:
 
 
 def stub_result(result: ToolResult, again: str | None = None) -> ToolResult:
-    """Return a short envelope of the same status that takes the place of a result.
+    """Return a short envelope of the same status, without images, that takes the place of a result.
 
     again:  the name of a tool that shows the result again, given ``{"call": id}``
     """
     words = f'{REMOVED_NOTE} {again}({{"call": "{result.call}"}}) shows it again.' if again else REMOVED_NOTE
-    about = {"tool": result.tool, "bytes": len(result.content.encode())}
+    about: dict[str, Any] = {"tool": result.tool, "bytes": len(result.content.encode())}
+    if result.images:
+        about["images"] = len(result.images)
     if result.ok:
         envelope = {"ok": True, "result": {"removed": words, **about}}
     else:
         kind = msgspec.json.decode(result.content)["error"]["kind"]
         envelope = {"ok": False, "error": {"kind": kind, "message": words, "details": about}}
-    return replace(result, content=_json.encode(envelope).decode())
+    return replace(result, content=_json.encode(envelope).decode(), images=())
 
 
 _MIN_STUB_WEIGHT = estimate_tokens(REMOVED_NOTE)

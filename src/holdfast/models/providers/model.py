@@ -41,6 +41,8 @@ class ProviderModel:
                       Default: the environment variable that the provider's SDK reads
     base_url:         another server; the same as the URL after the @
     settings:         max_tokens, temperature, thinking and the provider's own; the agent's settings override them
+    images:           whether the model takes images; None: as far as it is known. Say False for a server of your own
+                      whose model takes only text: such a server refuses the whole request
     timeout:          seconds without data after which a request fails
     connect_timeout:  seconds to establish a connection
 
@@ -54,6 +56,7 @@ class ProviderModel:
         key: Key | None = None,
         base_url: str | None = None,
         settings: Mapping[str, Any] | None = None,
+        images: bool | None = None,
         timeout: float = 600,
         connect_timeout: float = 10,
     ):
@@ -68,6 +71,7 @@ class ProviderModel:
         """
         self._key = key
         self._settings = dict(settings or {})
+        self._images = images
         self._timeout, self._connect_timeout = timeout, connect_timeout
         self._clients: WeakKeyDictionary[Connections, dict[str | None, LayerModel]] = WeakKeyDictionary()
         self._renderer: MessageRenderer | None = None
@@ -135,11 +139,13 @@ class ProviderModel:
         from pydantic_ai.models import ModelRequestParameters
         from pydantic_ai.tools import ToolDefinition
 
+        from holdfast.models.providers.images import image_rules
         from holdfast.models.providers.output import StructuredOutput
         from holdfast.models.providers.render import MessageRenderer, lacks_signed_thinking, to_native_tools
 
         if self._renderer is None:
-            self._renderer = MessageRenderer(self.provider, model.system)
+            rules = image_rules(self._name.provider, self._name.model, model.profile, self._images)
+            self._renderer = MessageRenderer(self.provider, model.system, rules)
         settings: dict[str, Any] = {**self._settings, **request.settings, "max_retries": None}
         mark = False
         if not any("cache" in setting for setting in settings) and model.profile.get("supports_cache", False):

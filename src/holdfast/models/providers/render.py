@@ -28,6 +28,7 @@ from pydantic_ai.messages import (
     ThinkingPart,
     ToolCallPart,
     ToolReturnPart,
+    UserContent,
     UserPromptPart,
     WebCitationSource,
 )
@@ -36,7 +37,8 @@ from pydantic_ai.models import Model
 from holdfast.core.schema.validation import parse_object
 from holdfast.core.transcript import AssistantMessage, Message, ToolResult, ToolUse, UserMessage
 from holdfast.errors import Invalid, ModelError
-from holdfast.models.base import Request, ToolOffer
+from holdfast.models.base import Request, RequestImage, ToolOffer
+from holdfast.models.providers.images import NO_IMAGES, ImageRules, choose_images, describe_refused, label_image
 
 _NATIVE_TOOLS: dict[str, type[theirs.AbstractNativeTool]] = {
     "web_search": theirs.WebSearchTool,
@@ -61,8 +63,8 @@ _ERROR_FLAG_PROVIDERS = ("anthropic", "google")
 class MessageRenderer:
     """Renders requests. Messages are immutable, so each rendered one is cached by its identity."""
 
-    def __init__(self, provider: str, system: str):
-        self._provider, self._system = provider, system
+    def __init__(self, provider: str, system: str, images: ImageRules = NO_IMAGES):
+        self._provider, self._system, self._images = provider, system, images
         self._rendered: dict[int, tuple[Message, Any]] = {}
 
     def render_request(self, request: Request, *, mark: bool) -> list[ModelMessage]:
@@ -73,14 +75,17 @@ class MessageRenderer:
         done: list[ModelMessage] = []
         parts: list[ModelRequestPart] = []
         waiting: dict[str, ToolUse] = {}
+        images = choose_images(request.images, self._images)
+        loose: list[UserContent] = []
+        """Images that follow the results, because the provider's results have no images."""
         for message in request.messages:
             if isinstance(message, ToolResult):
                 if waiting.pop(message.id, None) is not None:
-                    parts.append(self._render_message(message))
+                    shown = images.get(message.call) if message.images else None
+                    parts.append(self._render_images(message, shown, loose) if shown else self._render_message(message))
                 continue
-            if waiting:
-                parts += [self._missing_result(use) for use in waiting.values()]
-                waiting = {}
+            parts += self._end_results(waiting, loose)
+            waiting, loose = {}, []
             if isinstance(message, UserMessage):
                 parts.append(self._render_message(message))
                 continue
@@ -91,7 +96,7 @@ class MessageRenderer:
             parts = []
             done.append(response)
             waiting = {use.id: use for use in message.calls}
-        parts += [self._missing_result(use) for use in waiting.values()]
+        parts += self._end_results(waiting, loose)
         injected = [text for text in request.injected if text.strip()]
         if injected:
             parts.append(UserPromptPart(content=[CachePoint(), *injected] if mark and parts else injected))
@@ -114,6 +119,27 @@ class MessageRenderer:
                 del self._rendered[oldest]
         self._rendered[id(message)] = (message, rendered)
         return rendered
+
+    def _end_results(self, waiting: dict[str, ToolUse], loose: list[UserContent]) -> list[ModelRequestPart]:
+        """Return the parts that follow the results of a reply: those of calls without one, and the images."""
+        missing = [self._missing_result(use) for use in waiting.values()]
+        return [*missing, UserPromptPart(content=loose)] if loose else [*missing]
+
+    def _render_images(
+        self, message: ToolResult, images: Sequence[RequestImage], loose: list[UserContent]
+    ) -> ToolReturnPart:
+        """Return a result that names images. It is not cached: the bytes would stay in memory."""
+        content = (message.content or _NO_TEXT) + describe_refused(images)
+        result = self._render_result(message.id, message.tool, content, message.ok)
+        sent = [(image, image.content) for image in images if image.content is not None]
+        blobs = [BinaryContent(data=data, media_type=image.artifact.media_type) for image, data in sent]
+        if not blobs:
+            return result
+        if self._images.in_results:
+            return replace(result, content=[content, *blobs])
+        for (image, _), blob in zip(sent, blobs, strict=True):
+            loose += [label_image(result.tool_name, result.tool_call_id, image), blob]
+        return result
 
     def _render_result(self, id: str, tool: str, content: str, ok: bool) -> ToolReturnPart:
         failed = not ok and self._provider in _ERROR_FLAG_PROVIDERS

@@ -67,8 +67,8 @@ export function apply(view, event) {
     }
     case "CallReturned": {
       const call = callOf(view, event);
-      const { ok, value, data, error, edited, artifact, size } = event;
-      Object.assign(call, { phase: "done", pending: null, ended: event.at, ok, value, data, error, artifact, size });
+      const { ok, value, data, error, edited, artifact, size, images } = event;
+      Object.assign(call, { phase: "done", pending: null, ended: event.at, ok, value, data, error, artifact, size, images });
       if (edited) Object.assign(call, { original: call.original ?? call.args, args: edited });
       view.checklist = checklistOf(event) ?? view.checklist;
       break;

@@ -3,7 +3,7 @@
 //               draft: string (arguments while the model writes them)
 import { Element, html, nothing, shown, value, table, raw, oneLine, jsonDiff } from "./base.js";
 import { artifact } from "./workspace.js";
-import { duration, outcome } from "../text.js";
+import { bytes, duration, outcome } from "../text.js";
 import { adrift } from "../writing.js";
 import "./artifact.js";
 
@@ -53,6 +53,7 @@ class Tool extends Element {
         ${call.original ? section("Edited before it ran", jsonDiff(call.original, call.args)) : nothing}
         ${call.phase !== "done" ? nothing : call.ok ? section("Result", show(call.value)) : section("Error", html`<p class="text">${shown(call.error?.message ?? "")}</p>${details && Object.keys(details).length ? show(details) : nothing}`)}
         ${call.artifact ? artifact({ sha256: call.artifact, size: call.size }, source, { what: "result" }) : nothing}
+        ${call.images?.length ? section("Images", call.images.map((each) => image(each, source))) : nothing}
         ${call.data !== undefined && call.data !== null ? section("Data", show(call.data)) : nothing}
         <button type="button" class="quiet" aria-pressed=${Boolean(this.asJson)} @click=${() => (this.asJson = !this.asJson)}>Raw JSON</button></div>` : nothing}
       </details>
@@ -72,6 +73,16 @@ class Tool extends Element {
     const share = typeof payload?.done === "number" && payload.total > 0 ? payload.done / payload.total : typeof payload?.progress === "number" ? payload.progress : null;
     return html`<p class="progress" role="status">${share === null ? nothing : html`<progress max="1" .value=${Math.min(1, share)} aria-label="Progress"></progress>`}${oneLine(payload?.message ?? payload, 200)}</p>`;
   }
+}
+
+// The types that the server sends as images; anything else would be saved as a file.
+const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
+
+function image({ sha256, size, media_type, name }, { client, conversation }) {
+  const address = client.artifactAddress(conversation, sha256);
+  return html`<figure class="image">
+    ${IMAGES.includes(media_type) ? html`<img src=${address} alt=${name || "image of the result"} loading="lazy" decoding="async">` : nothing}
+    <figcaption><a href=${address} download=${name || sha256}>${shown(name || sha256.slice(0, 12))}</a> ${bytes(size)}</figcaption></figure>`;
 }
 
 const section = (title, inside) => html`<section tabindex="0" role="group" aria-label=${title}><h3 class="label">${title}</h3>${inside}</section>`;
