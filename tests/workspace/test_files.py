@@ -679,6 +679,29 @@ async def test_the_result_keeps_the_old_content_for_undo(files):
     assert made.data["changes"] == [{"path": "new.txt", "before": None, "after": hash_content(b"x"), "kept": None}]
 
 
+async def test_a_file_with_a_very_long_path_is_changed_and_its_old_content_kept(files):
+    """The name of an artifact is shorter than a path may be: the result does not fail after the change [B95]."""
+    path = f"{'d' * 200}/{'e' * 200}/file.txt"
+    await files.run("write", path=path, content="old\n")
+    call = Call(tool="write")
+    result = await files.result("write", call, path=path, content="new\n")
+    (change,) = result.data["changes"]
+    assert change["path"] == path
+    assert call.kept[change["kept"]] == b"old\n"
+    assert (files.path / path).read_text() == "new\n"
+
+
+async def test_a_change_whose_old_contents_cannot_be_kept_changes_nothing(files):
+    """An error means that nothing was changed: five files of 14 MiB are more than one call keeps [B95]."""
+    for number in range(5):
+        (files.path / f"big{number}").write_bytes(b"first\n" + bytes([65 + number]) * (14 * 2**20) + b"\n")
+    parts = "".join(f"*** Update File: big{number}\n@@\n-first\n+second\n" for number in range(5))
+    for call in (files.run, files.plan):
+        error = await fail(call, "apply_patch", "too_large", patch=f"*** Begin Patch\n{parts}*** End Patch\n")
+        assert "Nothing was changed" in error.message
+    assert all((files.path / f"big{number}").read_bytes().startswith(b"first\n") for number in range(5))
+
+
 @pytest.mark.parametrize("tool", ["write", "edit", "apply_patch"])
 async def test_an_interrupted_run_is_settled_by_the_file(files, tool):
     """It has the new content: the result; the old one: run again; another: a person decides."""
