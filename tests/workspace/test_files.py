@@ -345,6 +345,21 @@ async def test_content_over_the_limit_is_refused(tree):
         await fail(call, "edit", "too_large", path="a.txt", old="one", new="1")
 
 
+async def test_an_edit_or_a_patch_that_makes_a_file_too_large_is_refused(tree):
+    """The size is known before each replacement, so ten small edits do not take gigabytes [B95]."""
+    files = FileTools(tree, limits=Limits(edited_bytes=1000))
+    (tree / "file").write_text("a")
+    edits = [{"old": "a", "new": "a" * 10, "replace_all": True}] * 30
+    patch = "*** Begin Patch\n*** Update File: a.txt\n-one\n+" + "1" * 1000 + "\n*** End Patch\n"
+    for call in (files.run, files.plan):
+        error = await fail(call, "edit", "too_large", path="file", edits=edits)
+        assert error.details["size"] == 10_000
+        await fail(call, "apply_patch", "too_large", patch=patch)
+    await files.run("edit", path="file", edits=edits[:3])
+    assert (tree / "file").stat().st_size == 1000
+    assert (tree / "a.txt").read_text() == "one\ntwo\nthree\n"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 def test_an_ordinary_user_cannot_write_what_the_modes_forbid(tree):
     """A read-only file is not replaced behind its mode; the dry run says so too [B72]."""
