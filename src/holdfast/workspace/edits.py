@@ -12,7 +12,7 @@ from holdfast.core.tool import Result
 from holdfast.errors import ToolError
 from holdfast.tools.call import Call
 from holdfast.workspace.changes import Change
-from holdfast.workspace.contents import FileWorkspace, State, check_fresh, load_state
+from holdfast.workspace.contents import FileWorkspace, State, check_fresh, load_state, refuse_unseen
 from holdfast.workspace.patch import FilePatch, apply_hunks, is_applied, parse_patch
 from holdfast.workspace.root import Root
 from holdfast.workspace.text import as_details, explain_mismatch, find_candidates, hash_content, lines_of_matches
@@ -24,6 +24,8 @@ def write_changes(ws: FileWorkspace, args: Mapping[str, Any], call: Call) -> lis
     refuse_oversized(len(content), args["path"], ws.limits.edited_bytes)
     state = load_state(ws.root, args["path"], ws.limits.edited_bytes)
     check_fresh(ws, call, state, args.get("expected"))
+    if content != state.content:
+        refuse_unseen(ws, call, state, args.get("expected"))
     return [_replace(state, content)]
 
 

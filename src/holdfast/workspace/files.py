@@ -2,7 +2,8 @@
 
 The three that change files work alike (``FileChange``): the arguments and the present contents give the changes; the
 dry run shows them as one diff with the versions before and after; the run makes them again and commits them all or
-nothing. A file that changed since this conversation read it is a conflict, by content and never by time.
+nothing. A file that changed since this conversation read it is a conflict, by content and never by time. A file that
+this process has not seen it read is not replaced by write, unless an approver sees the diff.
 """
 
 from __future__ import annotations
@@ -207,8 +208,8 @@ EXPECTED = {
 PATH = {"type": "string", "description": "The file, relative to the workspace, such as src/app.py"}
 WRITE = """Write a whole file: make it, with its directories, or replace its content.
 
-To change a part of a file, use edit: it is shorter and safer. A file that changed since you read it is not overwritten:
-you get a conflict with what changed."""
+To change a part of a file, use edit: it is shorter and safer. Read a file that exists before you replace it, or pass
+its version as `expected`. A file that changed since is not overwritten: you get a conflict with what changed."""
 WRITE_PARAMETERS: dict[str, Any] = {
     "type": "object",
     "properties": {
