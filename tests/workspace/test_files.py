@@ -256,6 +256,7 @@ async def test_the_plan_of_a_read_says_what_it_opens(files):
 async def test_a_write_keeps_the_mode_and_leaves_no_temporary(files, mode):
     """Replaced in one step; parents are made [B76]."""
     (files.path / "a.txt").chmod(mode)
+    await files.run("read", path="a.txt")
     await files.run("write", path="a.txt", content="new\n")
     await files.run("write", path="x/y/z.txt", content="made\n")
     assert (files.path / "a.txt").stat().st_mode & 0o777 == mode
@@ -279,6 +280,7 @@ async def test_a_write_keeps_the_owner_and_extended_attributes(files):
         os.setxattr(path, "user.note", b"kept")
     except OSError as error:
         pytest.skip(f"this machine cannot: {error}")
+    await files.run("read", path="a.txt")
     await files.run("write", path="a.txt", content="new\n")
     assert (path.stat().st_uid, path.stat().st_gid) == (1234, 1235)
     assert os.getxattr(path, "user.note") == b"kept"
@@ -286,12 +288,14 @@ async def test_a_write_keeps_the_owner_and_extended_attributes(files):
 
 async def test_a_write_drops_the_setuid_bit(files):
     (files.path / "a.txt").chmod(0o4755)
+    await files.run("read", path="a.txt")
     await files.run("write", path="a.txt", content="new\n")
     assert (files.path / "a.txt").stat().st_mode & 0o7777 == 0o755
 
 
 async def test_a_reader_of_the_old_file_keeps_the_old_content(files):
     """The file is replaced, not overwritten: no reader ever sees half of it [B76]."""
+    await files.run("read", path="a.txt")
     reader = os.open(files.path / "a.txt", os.O_RDONLY)
     await files.run("write", path="a.txt", content="new\n")
     assert os.read(reader, 100) == b"one\ntwo\nthree\n"
@@ -311,6 +315,7 @@ async def test_a_write_is_synced_before_it_is_renamed_and_its_directory_after(fi
         steps.append("rename")
         return exchange(self, one, other)
 
+    await files.run("read", path="a.txt")
     monkeypatch.setattr(os, "fsync", note_sync)
     monkeypatch.setattr(Directory, "exchange", note_exchange)
     await files.run("write", path="a.txt", content="new\n")
@@ -343,6 +348,21 @@ async def test_content_over_the_limit_is_refused(tree):
     for call in (files.run, files.plan):
         await fail(call, "write", "too_large", path="new", content="x" * 11)
         await fail(call, "edit", "too_large", path="a.txt", old="one", new="1")
+
+
+async def test_an_edit_or_a_patch_that_makes_a_file_too_large_is_refused(tree):
+    """The size is known before each replacement, so ten small edits do not take gigabytes [B95]."""
+    files = FileTools(tree, limits=Limits(edited_bytes=1000))
+    (tree / "file").write_text("a")
+    edits = [{"old": "a", "new": "a" * 10, "replace_all": True}] * 30
+    patch = "*** Begin Patch\n*** Update File: a.txt\n-one\n+" + "1" * 1000 + "\n*** End Patch\n"
+    for call in (files.run, files.plan):
+        error = await fail(call, "edit", "too_large", path="file", edits=edits)
+        assert error.details["size"] == 10_000
+        await fail(call, "apply_patch", "too_large", patch=patch)
+    await files.run("edit", path="file", edits=edits[:3])
+    assert (tree / "file").stat().st_size == 1000
+    assert (tree / "a.txt").read_text() == "one\ntwo\nthree\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
@@ -617,9 +637,14 @@ async def test_a_removed_file_is_a_conflict_once(files):
 
 
 async def test_a_conversation_knows_what_it_wrote_and_only_that(files):
+    await files.run("read", path="a.txt")
     await files.run("write", path="a.txt", content="mine\n")
     await files.run("write", path="a.txt", content="again\n")
-    await files.run("write", Call(tool="write", conversation="other"), path="a.txt", content="theirs\n")
+    other = Call(tool="write", conversation="other")
+    with pytest.raises(ToolError) as refused:
+        await files.run("write", other, path="a.txt", content="theirs\n")
+    assert refused.value.kind == "conflict"
+    await files.run("write", other, path="a.txt", content="theirs\n", expected=hash_content(b"again\n"))
     error = await fail(files.run, "write", "conflict", path="a.txt", content="mine\n")
     assert "+theirs" in error.details["diff"]
 
@@ -633,9 +658,37 @@ async def test_the_expected_version_decides_where_one_is_given(files):
     await files.run("write", path="a.txt", content="x", expected=version)
 
 
-async def test_a_file_that_was_never_read_may_be_replaced(files):
-    await files.run("write", path="a.txt", content="x")
+async def test_a_file_that_was_never_read_is_not_replaced_unseen(tree):
+    """After a restart the versions that were read are forgotten: a person's change is not overwritten [B73]."""
+    await FileTools(tree).run("read", path="a.txt")
+    (tree / "a.txt").write_text("a person's work\n")
+    files = FileTools(tree)  # as after a restart
+    error = await fail(files.run, "write", "conflict", path="a.txt", content="model\n")
+    assert "Read it first" in error.message
+    assert "`expected`" in error.message
+    assert (tree / "a.txt").read_text() == "a person's work\n"
+    await files.run("write", path="a.txt", content="a person's work\n")  # no change
+    await FileTools(tree).run("write", path="a.txt", content="1\n", expected=hash_content(b"a person's work\n"))
+    files = FileTools(tree)
+    await files.run("read", path="a.txt")
+    await files.run("write", path="a.txt", content="2\n")
+    assert (tree / "a.txt").read_text() == "2\n"
+
+
+async def test_an_approved_plan_may_replace_a_file_that_was_never_read(files):
+    """The approver has seen the diff [B71]."""
+    plan = await files.plan("write", path="a.txt", content="x")
+    await files.run("write", Call(tool="write", plan=plan), path="a.txt", content="x")
     assert (files.path / "a.txt").read_text() == "x"
+
+
+@pytest.mark.parametrize("content", [b"\x89PNG\r\n\x1a\n" + bytes(100), bytes(9000)])
+async def test_an_image_or_other_binary_file_can_be_replaced_after_a_read(files, content):
+    (files.path / "blob").write_bytes(content)
+    await fail(files.run, "write", "conflict", path="blob", content="x")
+    assert (await files.run("read", path="blob"))["version"] == hash_content(content)
+    await files.run("write", path="blob", content="x")
+    assert (files.path / "blob").read_text() == "x"
 
 
 def test_what_was_seen_is_forgotten_oldest_first():
@@ -664,6 +717,7 @@ async def test_edits_of_one_file_at_the_same_time_are_all_made(files):
 
 
 async def test_the_result_keeps_the_old_content_for_undo(files):
+    await files.run("read", path="a.txt")
     call = Call(tool="write")
     result = await files.result("write", call, path="a.txt", content="new\n")
     (change,) = result.data["changes"]
@@ -677,6 +731,29 @@ async def test_the_result_keeps_the_old_content_for_undo(files):
     }
     made = await files.result("write", path="new.txt", content="x")
     assert made.data["changes"] == [{"path": "new.txt", "before": None, "after": hash_content(b"x"), "kept": None}]
+
+
+async def test_a_file_with_a_very_long_path_is_changed_and_its_old_content_kept(files):
+    """The name of an artifact is shorter than a path may be: the result does not fail after the change [B95]."""
+    path = f"{'d' * 200}/{'e' * 200}/file.txt"
+    await files.run("write", path=path, content="old\n")
+    call = Call(tool="write")
+    result = await files.result("write", call, path=path, content="new\n")
+    (change,) = result.data["changes"]
+    assert change["path"] == path
+    assert call.kept[change["kept"]] == b"old\n"
+    assert (files.path / path).read_text() == "new\n"
+
+
+async def test_a_change_whose_old_contents_cannot_be_kept_changes_nothing(files):
+    """An error means that nothing was changed: five files of 14 MiB are more than one call keeps [B95]."""
+    for number in range(5):
+        (files.path / f"big{number}").write_bytes(b"first\n" + bytes([65 + number]) * (14 * 2**20) + b"\n")
+    parts = "".join(f"*** Update File: big{number}\n@@\n-first\n+second\n" for number in range(5))
+    for call in (files.run, files.plan):
+        error = await fail(call, "apply_patch", "too_large", patch=f"*** Begin Patch\n{parts}*** End Patch\n")
+        assert "Nothing was changed" in error.message
+    assert all((files.path / f"big{number}").read_bytes().startswith(b"first\n") for number in range(5))
 
 
 @pytest.mark.parametrize("tool", ["write", "edit", "apply_patch"])
@@ -715,6 +792,7 @@ async def test_without_a_plan_the_texts_decide(files):
 
 
 async def test_a_cancelled_call_changes_nothing(files):
+    await files.run("read", path="a.txt")
     call = Call(tool="write")
     call._cancel()
     with pytest.raises(ToolError) as refused:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -13,7 +14,7 @@ from workspace.conftest import FileTools, snapshot
 from holdfast.errors import ToolError
 from holdfast.tools.call import Call
 from holdfast.workspace.diff import diff_files
-from holdfast.workspace.patch import apply_hunks, parse_patch
+from holdfast.workspace.patch import FilePatch, Hunk, _Unified, apply_hunks, parse_patch
 from holdfast.workspace.text import hash_content, split_lines
 
 NUMBERS = b"".join(b"line %d\n" % number for number in range(1, 31))
@@ -239,6 +240,61 @@ async def test_anchors_choose_among_equal_places(project):
     assert (project.path / "classes.py").read_bytes() == CLASSES[:-2] + b"2\n"
     error = await fail(project, "no_match", v4a("*** Update File: classes.py", "@@ class C:", *change))
     assert "class C:" in error.message
+
+
+class CountedLine(bytes):
+    """A line that counts how often it is compared."""
+
+    compared = 0
+    __hash__ = bytes.__hash__
+
+    def __eq__(self, other):
+        CountedLine.compared += 1
+        return bytes.__eq__(self, other)
+
+
+@pytest.mark.parametrize(
+    ("anchors", "old"),
+    [([b"x", b"missing"], [b"a\n"]), ([b"x", b"x", b"x"], [b"a\n"]), ([], [b"x\n"] * 1000 + [b"y\n"])],
+)
+def test_each_line_of_a_file_is_compared_a_few_times_only(monkeypatch, anchors, old):
+    """Anchors that are on every line, and a long block that nearly fits everywhere, are no quadratic work."""
+    monkeypatch.setattr(CountedLine, "compared", 0)
+    hunk = Hunk([*map(CountedLine, old)], [b"b\n"], anchors=[*map(CountedLine, anchors)])
+    with contextlib.suppress(ToolError):
+        apply_hunks(b"x\n" * 3000 + b"a\n", FilePatch("f", "f", [hunk]))
+    assert 0 < CountedLine.compared < 10 * 3000
+
+
+def test_a_block_is_found_at_every_place():
+    """The same places as by comparing the whole block at each line, overlapping ones too."""
+    draw = random.Random(7)
+    for _ in range(300):
+        lines = [draw.choice([b"x\n", b"y\n"]) for _ in range(draw.randrange(40))]
+        block = [draw.choice([b"x\n", b"y\n"]) for _ in range(draw.randrange(1, 6))]
+        plain = [at for at in range(len(lines)) if lines[at : at + len(block)] == block]
+        try:
+            found = [apply_hunks(b"".join(lines), FilePatch("f", "f", [Hunk(block, [b"!\n"])])).index(b"!") // 2]
+        except ToolError as error:
+            found = [line - 1 for line in error.details.get("lines", [])]
+        assert found == plain[:20]
+
+
+def test_a_row_of_blank_lines_in_a_patch_is_looked_at_once():
+    """A hunk without counts may hold blank lines: which of them end it is not searched anew at each."""
+
+    class Lines(list):
+        read = 0
+
+        def __getitem__(self, key):
+            found = super().__getitem__(key)
+            Lines.read += len(found) if isinstance(key, slice) else 1
+            return found
+
+    lines = Lines(["--- a/f\n", "+++ b/f\n", "@@\n", *["\n"] * 1000, "-a\n"])
+    (patch,) = _Unified(lines, 0).parse()
+    assert len(patch.hunks[0].old) == 1001
+    assert Lines.read < 20_000
 
 
 async def test_the_end_of_a_file_can_be_named_and_a_missing_line_end_stays(project):

@@ -148,6 +148,20 @@ def _check_parents(root: Root, name: str, missing: ToolError) -> str:
             return found.path_of(rest)
 
 
+def refuse_unseen(ws: FileWorkspace, call: Call, state: State, expected: str | None) -> None:
+    """Raise ``conflict`` for a file that would be replaced whole although this conversation does not know it.
+
+    What was read is only known to the process that read it: after a restart a file may hold a person's change. With a
+    plan, and in the dry run that makes it, an approver sees the diff.
+    """
+    if state.content is None or expected or call.dry_run or call.plan is not None:
+        return
+    if ws.seen.version(call.conversation, state.real) is None:
+        message = f"{state.path!r} exists, and this process has not seen you read or write it. Nothing was written. "
+        message += "Read it first, or pass the version that you know as `expected`; then repeat the call"
+        raise ToolError("conflict", message, {"path": state.path})
+
+
 def check_fresh(ws: FileWorkspace, call: Call, state: State, expected: str | None) -> None:
     """Raise ``conflict`` if the file is not the version that was expected, or that this conversation knows."""
     known = expected or ws.seen.version(call.conversation, state.real)

@@ -12,7 +12,7 @@ from holdfast.core.tool import Result
 from holdfast.errors import ToolError
 from holdfast.tools.call import Call
 from holdfast.workspace.changes import Change
-from holdfast.workspace.contents import FileWorkspace, State, check_fresh, load_state
+from holdfast.workspace.contents import FileWorkspace, State, check_fresh, load_state, refuse_unseen
 from holdfast.workspace.patch import FilePatch, apply_hunks, is_applied, parse_patch
 from holdfast.workspace.root import Root
 from holdfast.workspace.text import as_details, explain_mismatch, find_candidates, hash_content, lines_of_matches
@@ -21,10 +21,11 @@ from holdfast.workspace.text import as_details, explain_mismatch, find_candidate
 def write_changes(ws: FileWorkspace, args: Mapping[str, Any], call: Call) -> list[Change]:
     """Return the change that a write makes."""
     content = encode(args["content"], "content")
-    if len(content) > ws.limits.edited_bytes:
-        raise ToolError("too_large", f"content has {len(content)} bytes; the limit is {ws.limits.edited_bytes}")
+    refuse_oversized(len(content), args["path"], ws.limits.edited_bytes)
     state = load_state(ws.root, args["path"], ws.limits.edited_bytes)
     check_fresh(ws, call, state, args.get("expected"))
+    if content != state.content:
+        refuse_unseen(ws, call, state, args.get("expected"))
     return [_replace(state, content)]
 
 
@@ -38,7 +39,8 @@ def edit_changes(ws: FileWorkspace, args: Mapping[str, Any], call: Call) -> list
     check_fresh(ws, call, state, args.get("expected"))
     content = state.content
     for number, edit in enumerate(edits, 1):
-        content = replace_text(content, edit, state.path, number if len(edits) > 1 else None)
+        where = number if len(edits) > 1 else None
+        content = replace_text(content, edit, state.path, where, ws.limits.edited_bytes)
     return [_replace(state, content)]
 
 
@@ -70,8 +72,15 @@ def list_edits(args: Mapping[str, Any]) -> list[Edit]:
     return edits
 
 
-def replace_text(content: bytes, edit: Edit, path: str, number: int | None) -> bytes:
-    """Return the content with the text replaced; raise ``no_match`` or ``not_unique``."""
+def refuse_oversized(size: int, path: str, limit: int) -> None:
+    """Raise ``too_large`` for a file that would get more bytes than the tools change."""
+    if size > limit:
+        message = f"{path!r} would have {size} bytes; the limit is {limit}. Nothing was changed. Use a command"
+        raise ToolError("too_large", message, {"path": path, "size": size, "limit": limit})
+
+
+def replace_text(content: bytes, edit: Edit, path: str, number: int | None, limit: int) -> bytes:
+    """Return the content with the text replaced; raise ``no_match``, ``not_unique`` or ``too_large``."""
     count = content.count(edit.old)
     where = f"edit {number} of {path!r}" if number else repr(path)
     if count == 0:
@@ -93,6 +102,7 @@ def replace_text(content: bytes, edit: Edit, path: str, number: int | None) -> b
             "set replace_all",
             {"path": path, "edit": number, "count": count, "lines": lines},
         )
+    refuse_oversized(len(content) + count * (len(edit.new) - len(edit.old)), path, limit)  # before memory is taken
     return content.replace(edit.old, edit.new)
 
 
@@ -113,6 +123,8 @@ def patch_changes(ws: FileWorkspace, args: Mapping[str, Any], call: Call) -> lis
         return latest[name]
 
     def store(state: State, content: bytes | None, mode: int | None) -> None:
+        if content is not None:
+            refuse_oversized(len(content), state.path, ws.limits.edited_bytes)
         version = None if content is None else hash_content(content)
         latest[state.path] = state._replace(content=content, version=version, mode=mode)
 

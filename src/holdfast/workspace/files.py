@@ -2,20 +2,23 @@
 
 The three that change files work alike (``FileChange``): the arguments and the present contents give the changes; the
 dry run shows them as one diff with the versions before and after; the run makes them again and commits them all or
-nothing. A file that changed since this conversation read it is a conflict, by content and never by time.
+nothing. A file that changed since this conversation read it is a conflict, by content and never by time. A file that
+this process has not seen it read is not replaced by write, unless an approver sees the diff.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
 
+from holdfast.core.results import RESULT_LIMIT
 from holdfast.core.tool import Result
 from holdfast.errors import ToolError
-from holdfast.tools.call import Call
+from holdfast.tools.call import MAX_KEPT, Call
 from holdfast.tools.declare import Tool
 from holdfast.workspace.changes import Change, commit_changes, conflict_error
 from holdfast.workspace.contents import FileWorkspace, Seen
@@ -87,12 +90,28 @@ def check_plan(plan: Any, changes: Sequence[Change]) -> None:
             raise conflict_error(change.path, approved.get(change.path, (None, None))[0], change.before)
 
 
+MAX_NAME = 255
+"""Characters of an artifact's name."""
+
+
+def check_undo(changes: Sequence[Change]) -> None:
+    """Raise ``too_large`` if one call cannot keep the contents before, which undo needs."""
+    olds = {change.before: len(change.old) for change in changes if change.old is not None}
+    total = sum(olds.values())
+    if total > RESULT_LIMIT or len(changes) > MAX_KEPT:
+        message = f"{len(changes)} files with {total} bytes would change; one call keeps {RESULT_LIMIT} bytes of "
+        message += f"{MAX_KEPT} files for undo. Nothing was changed. Change fewer files in one call"
+        raise ToolError("too_large", message, {"files": len(changes), "bytes": total, "limit": RESULT_LIMIT})
+
+
 def make_result(root: Root, changes: Sequence[Change], call: Call) -> Result:
     """Return the result; the contents before are kept, for undo (``undo.py`` reads ``data``)."""
     records: list[dict[str, Any]] = []
     files: list[dict[str, Any]] = []
     for change in changes:
-        kept = call.keep(change.old, "application/octet-stream", change.path).sha256 if change.old is not None else None
+        kept = None
+        if change.old is not None:
+            kept = call.keep(change.old, "application/octet-stream", change.path[-MAX_NAME:]).sha256
         record: dict[str, Any] = {"path": change.path, "before": change.before, "after": change.after, "kept": kept}
         record |= {"mode": change.old_mode} if change.old_mode is not None else {}
         records.append(record | ({"new_mode": change.mode} if change.mode is not None else {}))
@@ -143,7 +162,9 @@ class FileChange:
     def plan(self, args: dict[str, Any], call: Call) -> dict[str, Any]:
         """Return the dry run: the diff of everything, and the versions. Nothing is changed."""
         refuse_denied(self.judge(args, call))
-        return describe_changes(self._make_changes(self._ws, args, call), call, self._ws.limits)
+        changes = self._make_changes(self._ws, args, call)
+        check_undo(changes)
+        return describe_changes(changes, call, self._ws.limits)
 
     def run(self, args: dict[str, Any], call: Call) -> Result:
         refuse_denied(self.judge(args, call))
@@ -151,12 +172,15 @@ class FileChange:
         with ws.root.lock:  # from reading to renaming: two edits of one file by one process follow each other
             changes = self._make_changes(ws, args, call)
             check_plan(call.plan, changes)
+            check_undo(changes)
+            result = make_result(ws.root, changes, call)  # before the commit: an error means that nothing was changed
             if call.cancelled:
                 raise ToolError("cancelled", "the call was cancelled before it changed anything")
             commit_changes(ws.root, [change for change in changes if action_of(change) != "unchanged"])
             for change in changes:
-                ws.seen.record(call.conversation, ws.root.real_path(change.path), change.after, change.content)
-        return make_result(ws.root, changes, call)
+                with contextlib.suppress(ToolError):  # such as a directory that was just replaced by a link
+                    ws.seen.record(call.conversation, ws.root.real_path(change.path), change.after, change.content)
+        return result
 
     def recover(self, args: dict[str, Any], call: Call) -> Any:
         """Find out by the files whether an interrupted run took effect: its result, "redispatch" or "ask"."""
@@ -184,8 +208,8 @@ EXPECTED = {
 PATH = {"type": "string", "description": "The file, relative to the workspace, such as src/app.py"}
 WRITE = """Write a whole file: make it, with its directories, or replace its content.
 
-To change a part of a file, use edit: it is shorter and safer. A file that changed since you read it is not overwritten:
-you get a conflict with what changed."""
+To change a part of a file, use edit: it is shorter and safer. Read a file that exists before you replace it, or pass
+its version as `expected`. A file that changed since is not overwritten: you get a conflict with what changed."""
 WRITE_PARAMETERS: dict[str, Any] = {
     "type": "object",
     "properties": {

@@ -7,6 +7,7 @@ where a hunk nearly fits. Here lines are bytes, matching is exact, and each erro
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from typing import NoReturn
 
 import msgspec
@@ -70,6 +71,7 @@ class _Parser:
     def __init__(self, lines: list[str], at: int):
         self.lines = lines
         self.at: int = at
+        self._filled = -1
 
     @property
     def line(self) -> str:
@@ -198,8 +200,10 @@ class _Unified(_Parser):
 
     def _only_blank(self) -> bool:
         """Return whether nothing but blank lines follows, up to the next file or the end."""
-        rest = next((line for line in self.lines[self.at :] if line.strip()), "diff --git ")
-        return rest.startswith(("diff --git ", "--- "))
+        if self._filled < self.at:  # looked up once for a row of blank lines
+            left = range(self.at, len(self.lines))
+            self._filled = next((number for number in left if self.lines[number].strip()), len(self.lines))
+        return self._filled == len(self.lines) or self.lines[self._filled].startswith(("diff --git ", "--- "))
 
     def _hunk_line(self, old: list[bytes], new: list[bytes]) -> None:
         line = self.lines[self.at]
@@ -381,7 +385,8 @@ def _find_place(lines: list[bytes], hunk: Hunk, done: int, drift: int, path: str
         found = [place for place in found if place + len(hunk.old) == len(lines)]
     if hunk.anchors and found:
         ends = _anchor_ends(lines, hunk, done, path)
-        found = sorted({place for end in ends for place in [_first_from(found, end)] if place is not None})
+        following = {bisect_left(found, end) for end in ends}
+        found = [place for index, place in enumerate(found) if index in following]
     if len(found) != 1:
         _raise_misfit(lines, hunk, found, path)
     return found[0]
@@ -402,16 +407,37 @@ def _find_insertion(lines: list[bytes], hunk: Hunk, done: int, wanted: int | Non
 
 
 def _find_all(lines: list[bytes], block: list[bytes], start: int) -> list[int]:
-    first, length = block[0], len(block)
-    return [
-        place
-        for place in range(start, len(lines) - length + 1)
-        if lines[place] == first and lines[place : place + length] == block
-    ]
+    """Return every place of the block, overlapping ones too, in one pass (Knuth, Morris and Pratt).
+
+    Comparing the whole block at each place would take hours where a long block nearly fits everywhere.
+    """
+    falls, found = _fall_backs(block), list[int]()
+    place, same = start, 0
+    while place < len(lines):
+        if lines[place] == block[same]:
+            place, same = place + 1, same + 1
+            if same == len(block):
+                found.append(place - same)
+                same = falls[same - 1]
+        elif same:
+            same = falls[same - 1]
+        else:
+            try:
+                place = lines.index(block[0], place)
+            except ValueError:
+                break
+    return found
 
 
-def _first_from(places: list[int], start: int) -> int | None:
-    return next((place for place in places if place >= start), None)
+def _fall_backs(block: list[bytes]) -> list[int]:
+    """Return for each line of the block how many lines before and with it are also the block's beginning."""
+    falls, same = [0] * len(block), 0
+    for at in range(1, len(block)):
+        while same and block[at] != block[same]:
+            same = falls[same - 1]
+        same += block[at] == block[same]
+        falls[at] = same
+    return falls
 
 
 def _anchor_ends(lines: list[bytes], hunk: Hunk, done: int, path: str) -> list[int]:
@@ -419,8 +445,9 @@ def _anchor_ends(lines: list[bytes], hunk: Hunk, done: int, path: str) -> list[i
     stripped = [line.strip() for line in lines]
     ends = [place for place in range(done, len(lines)) if stripped[place] == hunk.anchors[0]]
     for anchor in hunk.anchors[1:]:
-        following = (next((at for at in range(end + 1, len(lines)) if stripped[at] == anchor), None) for end in ends)
-        ends = [end for end in following if end is not None]
+        places = [place for place in range(done, len(lines)) if stripped[place] == anchor]
+        following = {bisect_right(places, end) for end in ends}
+        ends = [place for index, place in enumerate(places) if index in following]
     if not ends:
         anchors = " / ".join(decode(anchor) for anchor in hunk.anchors)
         raise ToolError(
@@ -429,7 +456,7 @@ def _anchor_ends(lines: list[bytes], hunk: Hunk, done: int, path: str) -> list[i
             "changed. Copy it exactly from read",
             {"path": path, "candidates": as_details(find_candidates(b"".join(lines), hunk.anchors[-1]))},
         )
-    return sorted(set(ends))
+    return ends
 
 
 def _raise_misfit(lines: list[bytes], hunk: Hunk, found: list[int], path: str) -> NoReturn:

@@ -103,9 +103,15 @@ def read_page(ws: FileWorkspace, args: dict[str, Any], call: Call) -> Result:
         head = _read_fully(fd, min(size, text.SAMPLE_BYTES))
         kind = image_type(head)
         if kind is not None and size <= ws.limits.image_bytes:
-            return _show_image(path, head + _read_fully(fd, size - len(head)), kind, call)
+            image = _show_image(path, head + _read_fully(fd, size - len(head)), kind, call)
+            ws.seen.record(call.conversation, real, image.output["version"], None)
+            return image
         if kind is not None or text.is_binary(head):
-            return Result(_describe_binary(path, head, size, kind))
+            version = None
+            if size <= ws.limits.edited_bytes:  # it can be replaced by write, so its version is needed
+                version = text.hash_content(head + _read_fully(fd, size - len(head)))
+                ws.seen.record(call.conversation, real, version, None)
+            return Result(_describe_binary(path, head, size, kind) | {"version": version})
         return Result(_Reading(ws, path, real, size, args, call).run(fd, head))
     except OSError as error:
         ws.root.raise_error(error, path, "read_failed")
