@@ -40,6 +40,8 @@ PAGES = sorted(
     if runs_something(page) and (name := page.relative_to(DOCS).as_posix()) not in TESTED_ELSEWHERE
 )
 Run = subprocess.CompletedProcess[str]
+ENVIRONMENT = dict(os.environ)
+"""A copy: pages run in threads, and pytest changes a variable of ``os.environ`` for each test."""
 
 
 def postgres() -> dict[str, str]:
@@ -51,7 +53,7 @@ def postgres() -> dict[str, str]:
 
 
 def run_page(page: Path, place: Path, more: dict[str, str] | None = None) -> Run:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST")}
+    env = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("HOLDFAST")}
     env |= {"LOGNAME": "you", "COLUMNS": "80", "PYTHONUTF8": "1", "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     path = [str(Path(sys.executable).parent), *([more.pop("PATH")] if more else []), env.get("PATH", os.defpath)]
     env |= {"PATH": os.pathsep.join(path), **(more or {})}
