@@ -19,17 +19,17 @@ from holdfast.workspace.sandbox import find_sandbox
 NAMES = ("a", "b", "c")
 
 
-def make_script(number: int, marker: str) -> list[Any]:
+def make_script(number: int) -> list[Any]:
     """Return the model's replies in the conversation of this number."""
     first, second, third = (
         ToolCall("edit", {"path": f"{name}-{number}.txt", "old": "old", "new": "new"}) for name in NAMES
     )
-    command = f"echo start >>ran-{number}.txt; {marker}; echo end >>ran-{number}.txt"
-    return [[first], [second, ToolCall("bash", {"command": command})], [third], "done"]
+    # A script: the plan of a command that names the file which it writes would differ after an interrupted run.
+    return [[first], [second, ToolCall("bash", {"command": f"bash run.sh {number}"})], [third], "done"]
 
 
 async def work(order: dict[str, Any]) -> None:
-    model = ScriptedModel(make_script(order["number"], order["marker"]), follow=True)
+    model = ScriptedModel(make_script(order["number"]), follow=True)
     agent = Agent("dev", model=model, tools=[Workspace(order["root"], mode="ask").tools])
     async with Runtime(agent, store=f"sqlite:///{order['store']}"):
         await asyncio.Event().wait()

@@ -23,7 +23,7 @@ from shell_world import HERE, processes_with
 
 from holdfast import Approve, Runtime
 from holdfast.core.decisions import Pending
-from holdfast.core.events import CallResolved, CallReturned, CallStarted
+from holdfast.core.events import CallResolved, CallReturned, CallStarted, TurnEnded
 from holdfast.errors import HoldfastError
 from holdfast.stores.sqlite.store import SQLiteStore
 
@@ -43,7 +43,10 @@ class Trial:
 
     def __init__(self, directory: Path, desk: Runtime, server: asyncio.subprocess.Process):
         self.root, self.desk, self._server = directory / "root", desk, server
-        self.marker = f"sleep 0.2{os.getpid()}"
+        self.marker = f"0.2{os.getpid()}"
+        """A part of the command line of a process of the command, while it runs."""
+        script = f'echo start >>"ran-$1.txt"; sleep {self.marker}; echo end >>"ran-$1.txt"'
+        (self.root / "run.sh").write_text(script)
         self._store = str(directory / "log.db")
         self.number = 0
 
@@ -60,7 +63,7 @@ class Trial:
 
     async def start(self) -> int:
         """Start a process for the present conversation; return its id."""
-        order = {"root": str(self.root), "store": self._store, "number": self.number, "marker": self.marker}
+        order = {"root": str(self.root), "store": self._store, "number": self.number}
         assert self._server.stdin is not None
         self._server.stdin.write(json.dumps(order).encode() + b"\n")
         return int(await self._hear())
@@ -74,7 +77,7 @@ class Trial:
         os.kill(pid, signal.SIGKILL)
         assert await self._hear() == b"ended\n"
         async with asyncio.timeout(LONGEST):
-            while processes_with(self.marker):
+            while processes_with(self.marker) or processes_with(f"{self.root}"):
                 await asyncio.sleep(0.005)
 
     async def approve(self, most: int | None = None) -> bool:
@@ -89,6 +92,17 @@ class Trial:
                     return True
                 await asyncio.sleep(0.005)
         return False
+
+    async def wait_for_run(self) -> None:
+        """Wait until a call runs, or until none will without another approval."""
+        async with asyncio.timeout(LONGEST):
+            while not await self.desk.pending(self.conversation):
+                events = await self.desk.history(self.conversation)
+                started = {event.call_id for event in events if isinstance(event, CallStarted)}
+                ended = {event.call_id for event in events if isinstance(event, CallReturned)}
+                if started - ended or any(isinstance(event, TurnEnded) for event in events):
+                    return
+                await asyncio.sleep(0.002)
 
     async def _try_approve(self, entry: Pending) -> bool:
         try:
@@ -123,15 +137,17 @@ async def test_files_are_as_the_log_says_after_kills_at_random_moments(tmp_path:
     for number, events in enumerate(histories, 1):
         check_conversation(trial, number, events)
     expected = [f"{name}-{number}.txt" for name in (*NAMES, "ran") for number in range(1, trial.number + 1)]
-    assert sorted(os.listdir(trial.root)) == sorted(expected)  # no temporary file and no stub of ours
+    assert sorted(os.listdir(trial.root)) == sorted(["run.sh", *expected])  # no temporary file and no stub of ours
 
 
 async def kill_often(trial: Trial, rng: random.Random) -> None:
-    """Kill a process after a random number of approvals and a short time; the last one may finish."""
+    """Kill each process after a random number of approvals and a short time, most while a call runs."""
     await trial.begin()
     for _ in range(min(KILLS, PART)):
         pid = await trial.start()
         over = await trial.approve(rng.randint(0, 4))
+        if not over and rng.random() < 0.7:
+            await trial.wait_for_run()
         await asyncio.sleep(rng.choice((0, 0.01, 0.05, 0.2)) * rng.random())
         await trial.kill(pid)
         if over:
