@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test quick check lint format bench chaos chaos-sqlite chaos-postgres coming-from docs docs-serve \
+.PHONY: help demo test quick check lint format bench chaos chaos-sqlite chaos-postgres chaos-workspace coming-from docs docs-serve \
 	screenshots clean
 
 # Tests start hundreds of processes: without bytecode files each of them would compile the package.
@@ -28,6 +28,7 @@ help:
 	@echo "make bench   measure the overhead of Holdfast, as ratios to minimal baselines"
 	@echo "make bench STORE=postgres   the same on PostgreSQL, with its default settings"
 	@echo "make chaos   kill real processes N=1000 times, fill disks, move clocks, and check the stores"
+	@echo "make chaos-workspace   a part of make chaos: swap links, fuzz paths and commands, kill a process that edits files"
 	@echo "make chaos STORE=postgres MINUTES=60   the same on PostgreSQL, which also restarts and loses replies"
 	@echo "make coming-from  run the other frameworks' half of the programs in docs/coming-from, with their packages"
 	@echo "make docs    build the documentation into site/, offline"
@@ -60,9 +61,14 @@ bench: $(VENV)/.dev
 
 chaos: chaos-$(STORE)
 
-chaos-sqlite: $(VENV)/.dev
+chaos-sqlite: $(VENV)/.dev chaos-workspace
 	$(BIN)/python tests/chaos/driver.py --kills $(N)
 	$(BIN)/python tests/chaos/power.py --cuts $$((2 * $(N)))
+
+chaos-workspace: $(VENV)/.dev
+	HOLDFAST_LINK_SWAPS=200000 HOLDFAST_PATH_EXAMPLES=100000 HOLDFAST_LEXER_CASES=100000 \
+		HOLDFAST_WORKSPACE_KILLS=210 $(BIN)/python -m pytest tests/workspace/test_paths.py \
+		tests/workspace/test_lexer.py tests/workspace/test_workspace_kills.py
 
 chaos-postgres: $(VENV)/.dev
 	$(BIN)/python tests/chaos/postgres.py --minutes $(MINUTES)

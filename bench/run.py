@@ -24,8 +24,9 @@ import models
 import page
 import postgres
 import server
+import workspace
 
-ALL = {"sqlite": (*measures.ALL, *models.ALL, *server.ALL, *page.ALL), "postgres": postgres.ALL}
+ALL = {"sqlite": (*measures.ALL, *models.ALL, *server.ALL, *page.ALL, *workspace.ALL), "postgres": postgres.ALL}
 
 
 def main() -> int:
@@ -43,7 +44,7 @@ def main() -> int:
     logging.basicConfig(level=logging.ERROR)
     size = measures.QUICK if options.quick else measures.FULL
     chosen = [each for each in those if not options.only or each.__name__ in options.only]
-    for part in (models, server, page, postgres):
+    for part in (models, server, page, workspace, postgres):
         if (lacking := part.missing()) and (skipped := [each for each in chosen if each in part.ALL]):
             chosen = [each for each in chosen if each not in skipped]
             print(f"skipped: {' '.join(each.__name__ for each in skipped)}: {lacking}", file=sys.stderr)

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.workspace.sandbox import find_sandbox
+
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize(("store", "count"), [("sqlite", 27), ("postgres", 14)])
+@pytest.mark.parametrize(("store", "count"), [("sqlite", 32), ("postgres", 14)])
 def test_every_measure_is_reported_with_a_positive_number(tmp_path, store, count):
     env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     run = subprocess.run(
@@ -26,6 +28,8 @@ def test_every_measure_is_reported_with_a_positive_number(tmp_path, store, count
     )
     assert run.returncode == 0, run.stderr
     measures = json.loads(run.stdout)["measures"]
+    if store == "sqlite" and find_sandbox().level != "A":
+        count -= 1  # the sandboxed command
     assert len(measures) == count
     for measure in measures:
         assert measure["value"] > 0, measure
