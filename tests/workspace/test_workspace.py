@@ -146,7 +146,7 @@ async def test_a_remembered_approval_does_not_count_for_a_command_that_names_a_f
         await rt.resolve(result.pending[0], Approve(remember="args"), by="boss")
         again = await rt.wait(result.conversation)
         assert [pending.args["command"] for pending in again.pending] == ["bash run.sh"]
-        assert "remembered approval does not count" in again.pending[0].reason
+        assert "remembered approval does not count" in (again.pending[0].reason or "")
 
 
 async def test_the_store_cannot_be_read_or_changed_through_the_tools(root):
