@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import os
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from rich.console import Console
 from shell_world import Ruling, World
 from support.runtimes import agent, of, sees
 
 from holdfast import Approve, Call, Runtime, ScriptedModel, ToolCall, ToolError
+from holdfast.cli.render.workspace import render_plan
 from holdfast.core.events import CallReturned
 from holdfast.workspace import shell
 from holdfast.workspace.launch import Launch
@@ -461,6 +464,31 @@ async def test_files_beyond_those_that_a_plan_shows_are_bound_too(tmp_path: Path
     with pytest.raises(ToolError) as caught:
         await world.run("cat *.sh", Call(plan=plan))
     assert caught.value.kind == "conflict"
+
+
+async def test_the_card_in_the_terminal_warns_of_what_is_not_bound(tmp_path: Path) -> None:
+    """The approver reads what can change without a new question; a plan that binds all has no warning [B96]."""
+    world = real_world(tmp_path)
+    put(tmp_path / "run.sh")
+    cards: list[str] = []
+    for command in ("bash run.sh", "cat run.sh"):
+        console = Console(file=io.StringIO(), width=200)
+        console.print(render_plan(await world.plan(command)))
+        cards.append(cast("io.StringIO", console.file).getvalue())
+    assert f"you are not asked again if these change:\n! {MORE}\n" in cards[0]
+    assert "asked again if these change" not in cards[1]
+    assert "not_bound" not in "".join(cards)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["echo " + "{.." * 4000, "echo " + "{a,b}" * 3000, "echo {" + "," * 15000, "echo " + "[" * 15000 + "; true"],
+)
+async def test_a_hostile_word_does_not_hold_up_the_plan(tmp_path: Path, command: str) -> None:
+    """Words that a careless expression needs minutes for; the time limit of the test run is the check."""
+    plan = await real_world(tmp_path).plan(command)
+    assert plan["files"] == {}
+    assert bool(plan["not_bound"]) == ("{" in command)
 
 
 async def test_a_plan_is_made_in_bounded_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

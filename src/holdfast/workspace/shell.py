@@ -51,13 +51,16 @@ MOST_BYTES = 256 * 1024 * 1024
 MOST_FILES = 5000
 MOST_PLACES = 64
 """Directories in which the names of a command are looked up."""
-MOST_LOOKUPS = 100_000
+MOST_LOOKUPS = 30_000
 MOST_PROGRAMS = 200
+MOST_EXPANDED = 200
+"""Words that braces are expanded to."""
 _BREAKS = re.compile(r"[\s'\"`;&|<>(){}$=,@:]+")
 _MODULE = re.compile(r"-[A-Za-z]{0,6}?m([\w.]*)")
-_PATTERN = re.compile(r"[*?]|\[[^]]+\]")
-_COMPUTED = re.compile(r"[$`]|\{.*\.\..*\}")
-_BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
+_PATTERN = re.compile(r"[*?]|\[\]?[^][]")
+_BRACES = re.compile(r"\{([^{}]*)\}")
+LONGEST_BRACES = 4096
+"""A longer word is not expanded."""
 _IMPLICIT = {
     "make": ("Makefile", "makefile", "GNUmakefile"),
     "gmake": ("Makefile", "makefile", "GNUmakefile"),
@@ -669,7 +672,7 @@ class Binder:
 
     def _computes(self) -> bool:
         shell = (word for piece in self._pieces if piece.shell for word in piece.words)
-        return any(_COMPUTED.search(word) for word in shell) or bool(self._started() & _COMPUTING)
+        return any(_is_computed(word) for word in shell) or bool(self._started() & _COMPUTING)
 
     def _runs_more(self) -> bool:
         """Return whether something that the command starts may use files that it does not name."""
@@ -713,10 +716,20 @@ def _module_files(module: str) -> Iterator[str]:
 def _expand_braces(word: str) -> list[str]:
     """Return what ``{a,b}.sh`` stands for, and the word itself; at most some hundred words."""
     found = [word]
+    if len(word) > LONGEST_BRACES or "{" not in word:
+        return found
     for each in found:  # grows
-        if len(found) < MOST_PROGRAMS and (braces := _BRACES.search(each)):
+        braces = next((braces for braces in _BRACES.finditer(each) if "," in braces[1]), None)
+        if braces is not None and len(found) < MOST_EXPANDED:
             found += [each[: braces.start()] + part + each[braces.end() :] for part in braces[1].split(",")]
     return found
+
+
+def _is_computed(word: str) -> bool:
+    """Return whether a word of shell text stands for others that are not looked up."""
+    if "$" in word or "`" in word or ("{" in word and (".." in word or len(word) > LONGEST_BRACES)):
+        return True
+    return len(_expand_braces(word)) >= MOST_EXPANDED
 
 
 def _shorten(versions: dict[str, str]) -> dict[str, str]:
@@ -730,6 +743,6 @@ def _shorten(versions: dict[str, str]) -> dict[str, str]:
 
 
 def _enumerate(names: Iterable[str], most: int = 5) -> str:
-    every = list(names)
+    every = [name if len(name) <= 80 else f"{name[:77]}..." for name in names]
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return ", ".join("the workspace" if name == "." else name for name in every[:most]) + more
