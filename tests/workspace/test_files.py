@@ -791,6 +791,26 @@ async def test_without_a_plan_the_texts_decide(files):
     assert await files.recover("apply_patch", patch=patch) == "ask"
 
 
+async def test_without_a_plan_a_change_that_only_removes_is_never_made_twice(files):
+    """What is removed leaves nothing to find, and the same text may be there again: a person decides [B95]."""
+    (files.path / "file").write_text("x\nx\nx\n")
+    patch = "--- a/file\n+++ b/file\n@@ -1,1 +0,0 @@\n-x\n"
+    await files.run("apply_patch", patch=patch)
+    assert (files.path / "file").read_text() == "x\nx\n"
+    assert await files.recover("apply_patch", patch=patch) == "ask"
+    (files.path / "other").write_text("aabb\n")
+    await files.run("edit", path="other", old="ab", new="")
+    assert await files.recover("edit", path="other", old="ab", new="") == "ask"
+
+
+async def test_without_a_plan_lines_added_after_an_open_end_are_found(files):
+    (files.path / "file").write_text("x")
+    patch = "*** Begin Patch\n*** Update File: file\n@@\n+more\n*** End Patch\n"
+    assert await files.recover("apply_patch", patch=patch) == "redispatch"
+    await files.run("apply_patch", patch=patch)
+    assert await files.recover("apply_patch", patch=patch) == "ask"
+
+
 async def test_a_cancelled_call_changes_nothing(files):
     await files.run("read", path="a.txt")
     call = Call(tool="write")
