@@ -774,6 +774,18 @@ async def test_an_interrupted_run_is_settled_by_the_file(files, tool):
     assert await files.recover(tool, Call(tool=tool, plan=plan), **given) == "ask"
 
 
+async def test_an_interrupted_change_of_a_mode_is_settled_by_the_mode(files):
+    """The content is the same before and after: the mode tells whether it was made."""
+    given = {"patch": "diff --git a/a.txt b/a.txt\nold mode 100644\nnew mode 100755\n"}
+    (files.path / "a.txt").chmod(0o644)
+    plan = await files.plan("apply_patch", **given)
+    assert await files.recover("apply_patch", Call(tool="apply_patch", plan=plan), **given) == "redispatch"
+    await files.run("apply_patch", Call(tool="apply_patch", plan=plan), **given)
+    assert isinstance(await files.recover("apply_patch", Call(tool="apply_patch", plan=plan), **given), Result)
+    (files.path / "a.txt").write_text("another\n")
+    assert await files.recover("apply_patch", Call(tool="apply_patch", plan=plan), **given) == "ask"
+
+
 async def test_without_a_plan_the_texts_decide(files):
     given = {"path": "a.txt", "old": "one", "new": "1"}
     assert await files.recover("edit", **given) == "redispatch"
