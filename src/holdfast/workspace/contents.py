@@ -117,6 +117,20 @@ def load_state(root: Root, path: str, max_bytes: int) -> State:
         return State(name, place.path, content, hash_content(content), found.st_mode & 0o7777)
 
 
+def load_mode(root: Root, path: str) -> int | None:
+    """Return the permissions of a file; None if there is no such file."""
+    try:
+        fd = root.open_file(path)
+    except ToolError as error:
+        if error.kind != "not_found":
+            raise
+        return None
+    try:
+        return os.fstat(fd).st_mode & 0o7777
+    finally:
+        os.close(fd)
+
+
 def _read_content(fd: int, size: int, max_bytes: int) -> bytes:
     """Read a file that had this size, in one piece if it still has."""
     with os.fdopen(fd, "rb", buffering=0) as file:

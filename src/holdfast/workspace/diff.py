@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 from holdfast.workspace.text import decode, hash_content, is_binary, split_lines
 
 NO_NEWLINE = "\\ No newline at end of file\n"
+ESCAPED = "Control characters are shown as \\xNN, and a backslash as two\n"
+_SPELLED = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code not in b"\t\n"}
+_SPELLED[ord("\\")] = "\\\\"
 MAX_COMPARED_LINES = 4000
 """Lines between the first and the last difference that difflib compares. More are shown as removed and added."""
 MAX_COMPARISONS = 1_000_000
@@ -36,9 +39,28 @@ def diff_files(path: str, old: bytes | None, new: bytes | None, *, context: int 
     head = f"--- {_label('a', path) if old is not None else '/dev/null'}\n"
     head += f"+++ {_label('b', path) if new is not None else '/dev/null'}\n"
     if is_binary(old or b"") or is_binary(new or b""):
-        return Diff(f"{head}Binary content: {_describe_bytes(old)} -> {_describe_bytes(new)}\n", 0, 0)
+        return _diff_binary(head, old, new, context)
     body, added, removed = _diff_contents(old or b"", new or b"", context)
     return Diff(head + body, added, removed)
+
+
+def _diff_binary(head: str, old: bytes | None, new: bytes | None, context: int) -> Diff:
+    """Return the diff of what counts as binary. What is valid UTF-8 is shown, escaped: a shell would run it too."""
+    before, after = _escape(old or b""), _escape(new or b"")
+    if after is None or (before is None and not after):
+        return Diff(f"{head}Binary content: {_describe_bytes(old)} -> {_describe_bytes(new)}\n", 0, 0)
+    if before is None:
+        head += f"Binary content: {_describe_bytes(old)} -> the lines below\n"
+    body, added, removed = _diff_contents(before or b"", after, context)
+    return Diff(f"{head}{ESCAPED}{body}", added, removed)
+
+
+def _escape(content: bytes) -> bytes | None:
+    """Return the text with its control characters spelled out, no two texts alike; None if it is no UTF-8."""
+    try:
+        return content.decode().translate(_SPELLED).encode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _label(side: str, path: str) -> str:

@@ -214,11 +214,15 @@ def settle_write(ws: FileWorkspace, args: Mapping[str, Any], call: Call) -> Any:
 
 
 def settle_edit(ws: FileWorkspace, args: Mapping[str, Any], call: Call) -> Any:
-    """Without a plan: by the texts. Running it again is safe only where the old text is and the new one is not."""
+    """Without a plan: by the texts. Running it again is safe only where the old text is and the new one is not.
+
+    Edits that only remove text leave nothing to find: the old text may be there a second time.
+    """
     edits = list_edits(args)
     state = load_state(ws.root, args["path"], ws.limits.edited_bytes)
     content = state.content or b""
-    if all(edit.old in content and (not edit.new or edit.new not in content) for edit in edits):
+    untouched = all(edit.old in content and (not edit.new or edit.new not in content) for edit in edits)
+    if untouched and any(edit.new for edit in edits):
         return "redispatch"
     if all(edit.new and edit.new in content and edit.old not in content for edit in edits):
         return recovered_result(ws.root, [Change(state.path, args.get("expected"), state.version, None)])

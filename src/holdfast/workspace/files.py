@@ -21,7 +21,7 @@ from holdfast.errors import ToolError
 from holdfast.tools.call import MAX_KEPT, Call
 from holdfast.tools.declare import Tool
 from holdfast.workspace.changes import Change, commit_changes, conflict_error
-from holdfast.workspace.contents import FileWorkspace, Seen
+from holdfast.workspace.contents import FileWorkspace, Seen, load_mode
 from holdfast.workspace.diff import diff_files
 from holdfast.workspace.edits import (
     edit_changes,
@@ -187,8 +187,10 @@ class FileChange:
         files = files_of(call.plan)
         if files is None:
             return self._settle(self._ws, args, call)
-        present = [self._ws.root.hash_file(one["path"]) for one in files]
-        if all(found == one["after"] for found, one in zip(present, files, strict=True)):
+        root = self._ws.root
+        present = [root.hash_file(one["path"]) for one in files]
+        modes = all("mode" not in one or int(one["mode"], 8) == load_mode(root, one["path"]) for one in files)
+        if modes and all(found == one["after"] for found, one in zip(present, files, strict=True)):
             return recovered_result(
                 self._ws.root,
                 [Change(one["path"], one["before"], one["after"], None) for one in files],

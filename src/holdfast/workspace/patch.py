@@ -368,9 +368,17 @@ def apply_hunks(content: bytes, patch: FilePatch) -> bytes:
 
 
 def is_applied(content: bytes, patch: FilePatch) -> bool:
-    """Return whether a hunk's new lines are in the content already."""
+    """Return whether the patch may be in the content already: a hunk's new lines are there, or it has none.
+
+    A hunk that only removes lines leaves nothing to find: its old lines may be another place that is the same.
+    """
     lines = split_lines(content)
-    return any(hunk.new and hunk.new != hunk.old and _find_all(lines, hunk.new, 0) for hunk in patch.hunks)
+    if patch.keeps_end and lines and not lines[-1].endswith(b"\n"):
+        lines[-1] += b"\n"
+    changing = [hunk for hunk in patch.hunks if hunk.new != hunk.old]
+    if patch.target is None:  # the file exists, so it was not deleted
+        return False
+    return any(not hunk.new or _find_all(lines, hunk.new, 0) for hunk in changing)
 
 
 def _find_place(lines: list[bytes], hunk: Hunk, done: int, drift: int, path: str) -> int:
