@@ -5,6 +5,9 @@ has the content that the change was made for, they are renamed into place. A fai
 the temporaries and the directories that were made. A process that is killed leaves each file with its old or its new
 content; a temporary that it leaves is removed by the next write in that directory, because its lock is free.
 
+The directories of the files are locked from the check to the last rename, so that commits of several processes follow
+each other. Programs that do not take the lock are noticed by the content, except in the instant of the rename.
+
 shutil and tempfile work by path, which a link can redirect between two calls: hence own code on open directories.
 """
 
@@ -13,9 +16,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import stat
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,11 +31,17 @@ from holdfast.workspace.beneath import READ_FLAGS, Directory, describe_kind, loc
 from holdfast.workspace.root import CHUNK, Place, Root, hash_stream
 
 PREFIX, SUFFIX = ".holdfast-", ".tmp"
+LEFTOVER = re.compile(r"\.holdfast-[0-9a-f]{16}\.tmp")
+"""Names of temporaries. Files of other names are never removed."""
+LOCK_SECONDS = 30.0
+"""How long a commit waits for those of other processes; a program that keeps the lock must not stop it for ever."""
 KEPT_ATTRIBUTES = ("user.", "system.posix_acl_access")
 """Extended attributes that a replaced file keeps. Capabilities are dropped, as the kernel does on a write."""
 BLOCK = 64 * 1024
 """Bytes that are compared at once: larger pieces cost more, in new memory."""
 WINDOWS = sys.platform == "win32"
+UNCHANGED = "; nothing was changed"
+"""In messages of conflicts, unless something could not be put back."""
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -57,7 +68,11 @@ def commit_changes(root: Root, changes: Sequence[Change]) -> None:
         try:
             for change in changes:
                 path = change.path
-                commit.stage(change)
+                commit.locate(change)
+            commit.lock_directories()
+            for staged in commit.staged:
+                path = staged.change.path
+                commit.stage(staged)
             for staged in commit.staged:
                 path = staged.change.path
                 commit.apply(staged)
@@ -76,7 +91,7 @@ def commit_changes(root: Root, changes: Sequence[Change]) -> None:
 def remove_leftovers(directory: Directory) -> None:
     """Remove temporaries of processes that died: their locks are free."""
     for name in directory.names():
-        if name.startswith(PREFIX) and name.endswith(SUFFIX):
+        if LEFTOVER.fullmatch(name):
             with contextlib.suppress(OSError):
                 fd = directory.open(name, READ_FLAGS)
                 try:
@@ -121,7 +136,7 @@ def conflict_error(path: str, expected: str | None, found: str | None) -> ToolEr
         what = "was changed"
     return ToolError(
         "conflict",
-        f"{path!r} {what} since this change was prepared; nothing was changed. Read it again and repeat the change",
+        f"{path!r} {what} since this change was prepared{UNCHANGED}. Read it again and repeat the change",
         {"path": path, "expected": expected, "version": found},
     )
 
@@ -163,17 +178,29 @@ class _Commit:
 
     # --- staging: nothing is visible yet ---
 
-    def stage(self, change: Change) -> None:
+    def locate(self, change: Change) -> None:
         place = self.root.locate(change.path, create=change.content is not None, made=self._made)
         staged = _Staged(change, place)
         self.staged.append(staged)
         if any(other is not staged and other.place.path == place.path for other in self.staged):
             raise ToolError("invalid_args", f"{change.path!r} is changed twice by one call: combine the changes")
-        remove_leftovers(place.directory)
-        staged.old = refuse_unwritable(place, self.root)
+
+    def lock_directories(self) -> None:
+        """Lock each directory once, in an order that is the same for all processes; closing it ends the lock."""
+        directories: dict[tuple[int, int], _Staged] = {}
+        for staged in self.staged:
+            if staged.directory.fd is not None:
+                found = os.fstat(staged.directory.fd)
+                directories.setdefault((found.st_dev, found.st_ino), staged)
+        for _, staged in sorted(directories.items(), key=lambda item: item[0]):
+            _lock_directory(staged)
+
+    def stage(self, staged: _Staged) -> None:
+        remove_leftovers(staged.directory)
+        staged.old = refuse_unwritable(staged.place, self.root)
         self._check_before(staged)
-        if change.content is not None:
-            self._write_temporary(staged, change.content)
+        if staged.change.content is not None:
+            self._write_temporary(staged, staged.change.content)
 
     def _check_before(self, staged: _Staged) -> None:
         found = None
@@ -274,7 +301,7 @@ class _Commit:
             try:
                 self._put_back(staged)
             except (OSError, ValueError):
-                lost.append(f"{staged.place.path} (old content in {staged.backup})")
+                lost.append(self._keep_backup(staged))
             if staged.temp is not None:
                 with contextlib.suppress(OSError):
                     staged.directory.unlink(staged.temp)
@@ -284,9 +311,21 @@ class _Commit:
             for staged in self.staged:
                 staged.directory.sync()
         if lost and isinstance(error, ToolError):
-            error.message += f". Could not be put back: {', '.join(lost)}"
+            error.message = error.message.replace(UNCHANGED, "")
+            error.message += f". Not everything could be put back: {'; '.join(lost)}"
         if lost:
-            error.add_note(f"could not be put back: {', '.join(lost)}")
+            error.add_note(f"could not be put back: {'; '.join(lost)}")
+
+    def _keep_backup(self, staged: _Staged) -> str:
+        """Give the old content a name that no later write removes. Return where it is."""
+        if staged.backup is None:
+            return f"{staged.place.path!r} has its new content"
+        kept = staged.backup.removesuffix(SUFFIX) + ".old"
+        with contextlib.suppress(OSError):
+            staged.directory.rename_new(staged.backup, kept)
+            staged.backup = kept
+        where = staged.directory.path_of(staged.backup)
+        return f"{staged.place.path!r} was written by another program, its old content is in {where!r}"
 
     def _put_back(self, staged: _Staged) -> None:
         if not staged.applied:
@@ -310,6 +349,26 @@ class _Commit:
         for staged in self.staged:
             staged.close_files()
             staged.directory.close()
+
+
+def _lock_directory(staged: _Staged) -> None:
+    """Wait for the lock of a directory; go without one where the file system has none."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    end = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(staged.directory.fd or 0, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > end:
+                message = f"another program keeps the directory of {staged.place.path!r} locked; nothing was changed. "
+                raise ToolError("conflict", message + "Repeat the change later") from None
+            time.sleep(0.002)
+        except OSError:
+            return
 
 
 def _new_name() -> str:
@@ -369,9 +428,9 @@ def _copy_attributes(staged: _Staged, fd: int) -> None:
         _copy_extended(staged.old_fd, fd)
     mode = staged.change.mode
     if mode is None and staged.old is not None:
-        mode = stat.S_IMODE(staged.old.st_mode) & 0o1777  # setuid and setgid end with a write, as in the kernel
+        mode = stat.S_IMODE(staged.old.st_mode)
     if mode is not None and not WINDOWS:
-        os.fchmod(fd, mode)
+        os.fchmod(fd, mode & 0o1777)  # setuid and setgid end with a write, as in the kernel; also with a move
 
 
 def _copy_extended(source: int | None, target: int) -> None:
