@@ -8,7 +8,7 @@ import shutil
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -378,8 +378,8 @@ def test_many_commands_at_once_leave_no_stub(tmp_path: Path) -> None:
 
 
 def test_a_stub_that_a_killed_server_left_is_removed(tmp_path: Path) -> None:
-    """It is recognised by its time stamp."""
-    os.mkdir(tmp_path / ".vscode")
+    """It is recognised by its time stamp, its mode, and because it is empty."""
+    os.mkdir(tmp_path / ".vscode", 0o555)
     os.utime(tmp_path / ".vscode", (bubblewrap.STUB_TIME, bubblewrap.STUB_TIME))
     bubblewrap.Covers(Root(tmp_path, [".vscode"]), True).release()
     assert os.listdir(tmp_path) == []
@@ -389,6 +389,57 @@ def test_a_directory_of_the_user_is_never_removed(tmp_path: Path) -> None:
     (tmp_path / ".vscode").mkdir()
     bubblewrap.Covers(Root(tmp_path, [".vscode", ".idea"]), True).release()
     assert os.listdir(tmp_path) == [".vscode"]
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o555])
+async def test_a_directory_that_looks_like_a_stub_is_still_covered(tmp_path: Path, mode: int) -> None:
+    """A command can set any time stamp: what has content is no stub, and secrets below it stay covered [B80, B92]."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/.env").write_text("secret")
+    (tmp_path / "data/.vscode").mkdir()
+    (tmp_path / "data").chmod(mode)
+    (tmp_path / "empty").mkdir()
+    for name in ("data/.vscode", "data", "empty"):
+        os.utime(tmp_path / name, (bubblewrap.STUB_TIME, bubblewrap.STUB_TIME))
+    protected = ["data/.vscode", "empty/.env"]
+    world = World(tmp_path, find_sandbox("required"), protected=protected, secrets=["data/.env"])
+    result = await world.run("cat data/.env; echo x > data/.env; echo x > data/.vscode/x")
+    assert "secret" not in result["output"]
+    assert (tmp_path / "data/.env").read_text() == "secret"
+    assert os.listdir(tmp_path / "data/.vscode") == []
+    assert (tmp_path / "empty").is_dir()
+
+
+@pytest.mark.parametrize("target", ["{outside}", "/oldroot{outside}", "/newroot/usr"])
+async def test_a_directory_swapped_for_a_link_does_not_bind_the_host(tmp_path: Path, target: str) -> None:
+    """Another command swaps it after the check: what was checked is bound, or nothing runs [B102].
+
+    /oldroot is where bubblewrap sees the host's files while it mounts.
+    """
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    (root / "sub").mkdir(parents=True)
+    (root / "sub/.env").write_text("")
+    outside.mkdir()
+    (outside / "secret").write_text("outside-secret")
+    (outside / ".env").write_text("")
+    covered = Root(root, ["sub/.env"])
+
+    def swap() -> None:
+        (root / "sub").rename(root / "moved")
+        (root / "sub").symlink_to(target.format(outside=outside))
+
+    output = await run_with(covered, find_sandbox("required"), True, "cat sub/secret; echo x > sub/new", swap)
+    assert "outside-secret" not in output
+    assert sorted(os.listdir(outside)) == [".env", "secret"]
+
+
+async def test_no_descriptor_of_the_host_is_left_in_the_sandbox(tmp_path: Path) -> None:
+    """Through a directory that was opened outside a command could leave the sandbox [B102]."""
+    (tmp_path / "sub/.vscode").mkdir(parents=True)
+    script = "ls -l /proc/1/fd /proc/self/fd"
+    output = await run_with(Root(tmp_path, ["sub/.vscode", ".idea"]), find_sandbox("required"), True, script)
+    assert "pipe:" in output
+    assert str(tmp_path) not in output
 
 
 async def test_a_protected_link_that_was_replaced_is_reported(tmp_path: Path) -> None:
@@ -413,14 +464,21 @@ async def test_a_secret_below_a_protected_directory_is_hidden(tmp_path: Path) ->
         assert not (tmp_path / ".vscode/z").exists()
 
 
-async def run_with(root: Root, sandbox: Sandbox, writable: bool) -> str:
+async def run_with(
+    root: Root,
+    sandbox: Sandbox,
+    writable: bool,
+    script: str = "cat .vscode/*; echo x > .vscode/z",
+    between: Callable[[], None] = lambda: None,
+) -> str:
+    """Return the output. ``between`` is called when the launch is made and not yet started."""
     from holdfast.workspace.limits import Limits
     from holdfast.workspace.output import Output
     from holdfast.workspace.process import run_process
 
     output = Output(Limits())
-    script = "cat .vscode/*; echo x > .vscode/z"
     launch = sandbox.wrap(["/bin/sh", "-c", script], root=root, cwd=".", writable=writable, env={})
+    between()
     await run_process(launch, output, seconds=30)
     return output.kept().decode()
 
