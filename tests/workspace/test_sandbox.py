@@ -7,6 +7,7 @@ import select
 import shutil
 import socket
 import struct
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +17,11 @@ import pytest
 from shell_world import SECRET, Probe, World, make_root, user_number
 
 import holdfast.workspace.bubblewrap as bubblewrap
+import holdfast.workspace.root as root_module
 import holdfast.workspace.sandbox as sandbox_module
 from holdfast.errors import DeclarationError, ToolError
 from holdfast.workspace import cgroup
+from holdfast.workspace.root import Root as WorkspaceRoot
 from holdfast.workspace.sandbox import Confinement, Sandbox, find_sandbox, probe_bubblewrap
 from holdfast.workspace.seccomp import build_filter
 
@@ -410,27 +413,26 @@ async def test_a_directory_that_looks_like_a_stub_is_still_covered(tmp_path: Pat
     assert (tmp_path / "empty").is_dir()
 
 
-@pytest.mark.parametrize("target", ["{outside}", "/oldroot{outside}", "/newroot/usr"])
-async def test_a_directory_swapped_for_a_link_does_not_bind_the_host(tmp_path: Path, target: str) -> None:
+async def test_a_directory_swapped_for_a_link_does_not_bind_the_host(tmp_path: Path) -> None:
     """Another command swaps it after the check: what was checked is bound, or nothing runs [B102].
 
-    /oldroot is where bubblewrap sees the host's files while it mounts.
+    /dev/shm exists on the host and, as an empty one, in the sandbox: the link resolves in both.
     """
-    root, outside = tmp_path / "root", tmp_path / "outside"
-    (root / "sub").mkdir(parents=True)
-    (root / "sub/.env").write_text("")
-    outside.mkdir()
-    (outside / "secret").write_text("outside-secret")
-    (outside / ".env").write_text("")
-    covered = Root(root, ["sub/.env"])
+    (tmp_path / "sub").mkdir()
 
     def swap() -> None:
-        (root / "sub").rename(root / "moved")
-        (root / "sub").symlink_to(target.format(outside=outside))
+        (tmp_path / "sub").rename(tmp_path / "moved")
+        (tmp_path / "sub").symlink_to(os.path.relpath("/dev/shm", tmp_path))
 
-    output = await run_with(covered, find_sandbox("required"), True, "cat sub/secret; echo x > sub/new", swap)
-    assert "outside-secret" not in output
-    assert sorted(os.listdir(outside)) == [".env", "secret"]
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as outside:
+        outside.write(b"outside-secret")
+        outside.flush()
+        covered = f"sub/{Path(outside.name).name}"
+        (tmp_path / covered).write_text("")
+        script = f"cat {outside.name}; echo x > {outside.name}"
+        output = await run_with(Root(tmp_path, [covered]), find_sandbox("required"), True, script, swap)
+        assert "outside-secret" not in output
+        assert os.stat(outside.name).st_size == len("outside-secret")
 
 
 async def test_no_descriptor_of_the_host_is_left_in_the_sandbox(tmp_path: Path) -> None:
@@ -496,6 +498,81 @@ async def test_registered_files_are_hidden_wherever_they_are(tmp_path: Path, mon
     assert result["output"].count("plain") == 2
     assert "the-log-itself" not in result["output"]
     assert (root / "log.db").read_text() == "the-log-itself"
+
+
+async def test_a_journal_beside_the_store_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite would play it back into the store. What stands in for it meanwhile is an empty file [B80]."""
+    for name in ("log", "log-wal", "holdfast.db"):
+        (tmp_path / name).write_text("x")
+    files = [str(tmp_path / f"log{end}") for end in ("", "-wal", "-journal")]
+    monkeypatch.setattr(bubblewrap, "registered_files", lambda: files)
+    world = World(tmp_path, find_sandbox("required"), secrets=["holdfast.db"])
+    result = await world.run(
+        "for n in log holdfast.db; do stat -c %F $n-journal; echo y > $n-journal; rm $n-journal; done"
+    )
+    assert result["output"].count("Permission denied") == 2
+    assert result["output"].count("Device or resource busy") == 2
+    assert sorted(os.listdir(tmp_path)) == ["holdfast.db", "log", "log-wal"]
+    assert "protected_changed" not in result
+
+
+async def test_a_command_is_refused_while_a_file_of_the_store_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for it would disturb the store, and without one the command could make the file [B80]."""
+    monkeypatch.setattr(bubblewrap, "registered_files", lambda: [str(tmp_path / "log-wal")])
+    with pytest.raises(ToolError, match="log-wal") as caught:
+        await World(tmp_path, find_sandbox("required")).run("echo forged > log-wal")
+    assert caught.value.kind == "resource_missing"
+    assert os.listdir(tmp_path) == []
+
+
+def real_world(path: Path) -> World:
+    """Return a world with the real root."""
+    world = World(path, find_sandbox("required"))
+    world.root = WorkspaceRoot(path)  # pyright: ignore[reportAttributeAccessIssue]
+    return world
+
+
+async def test_protected_paths_that_a_command_made_are_named_in_its_result(tmp_path: Path) -> None:
+    """They cannot be covered before they exist: the result says what appeared, the next command is kept out [B92]."""
+    made = [".env.local", "sub/.git/config", "sub/.vscode"]
+    world = real_world(tmp_path)
+    result = await world.run("mkdir -p sub/.vscode sub/.git; echo x > sub/.git/config; echo KEY=1 > .env.local")
+    assert result["protected_changed"] == made
+    result = await world.run("cat .env.local; echo y > sub/.git/config")
+    assert not result["ok"]
+    assert "KEY" not in result["output"]
+    assert "protected_changed" not in result
+    assert (tmp_path / "sub/.git/config").read_text() == "x\n"
+
+
+async def test_the_target_of_a_protected_link_is_covered(tmp_path: Path) -> None:
+    """Hooks in another directory of the workspace are not changed, a secret behind a link is not read [B92]."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "githooks").mkdir()
+    (tmp_path / ".git/hooks").symlink_to("../githooks")
+    (tmp_path / "production").write_text("KEY=1")
+    (tmp_path / ".env").symlink_to("production")
+    world = real_world(tmp_path)
+    result = await world.run("echo x > githooks/pre-commit; cat production; rm .git/hooks && mkdir .git/hooks")
+    assert os.listdir(tmp_path / "githooks") == []
+    assert "KEY" not in result["output"]
+    assert result["protected_changed"] == [".git/hooks"], "the link itself cannot be covered"
+
+
+async def test_a_workspace_too_large_to_search_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protected paths behind the last entry that is looked at would be open: no command runs [B92]."""
+    monkeypatch.setattr(root_module, "MAX_SCANNED", 20)
+    for number in range(15):
+        (tmp_path / f"f{number}").touch()
+    world = real_world(tmp_path)
+    result = await world.run("mkdir more; for n in 1 2 3 4 5 6; do touch more/$n; done")
+    assert result["protected_changed"] == ["(too many entries: not all were checked)"]
+    with pytest.raises(ToolError, match="more than 20 entries") as caught:
+        await world.run("true")
+    assert caught.value.kind == "too_large"
+    assert not any(name.startswith(".") for name in os.listdir(tmp_path))
 
 
 # --- small parts ---

@@ -193,6 +193,8 @@ STUB_TIME = 315_532_800
 """The time stamp that marks a stub (1980): one that a killed server left behind is recognised and removed."""
 
 
+JOURNAL = "-journal"
+"""The end of the name of SQLite's rollback journal, which is played back into the database beside it."""
 KINDS = {stat.S_IFDIR: "directory", stat.S_IFREG: "file", stat.S_IFLNK: "link"}
 
 
@@ -216,6 +218,9 @@ class Covers:
         self._bound: set[str] = set()
         self._frozen: list[str] = []
         self._opened: dict[str, int] = {}
+        self._find_protected = root.protected_paths
+        self._before: set[str] | None = None
+        """The protected paths that existed, once a command that can make others is prepared."""
         try:
             self._opened[""] = os.open(self._root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             self._mount("", self._opened[""], writable=writable)
@@ -230,11 +235,17 @@ class Covers:
 
     def _cover(self, root: RootLike, registered: Sequence[str]) -> None:
         paths = root.protected_paths()
-        inside = [os.path.relpath(path, root.path) for path in registered if is_below(path, str(root.path))]
+        inside = {os.path.relpath(path, root.path) for path in registered if is_below(path, str(root.path))}
         secrets = {*(path for path in paths if root.is_secret(path)), *inside}
+        secrets |= {f"{path}{JOURNAL}" for path in secrets if path.endswith(".db")}
+        secrets |= self._find_targets(secrets)
+        others = set(paths) - secrets
+        if self._writable:
+            self._refuse_missing(inside)
+            self._before = {path for path in (*paths, *secrets) if os.path.lexists(self._root / path)}
         with _lock(self._root):
             if self._writable:
-                for path in _without_nested(set(paths) - secrets):
+                for path in _without_nested(others | (self._find_targets(others) - secrets)):
                     self._freeze(path)
             for path in _without_nested(secrets):
                 self._hide(path)
@@ -248,10 +259,32 @@ class Covers:
                 "cover: choose a smaller directory as the workspace",
             )
 
+    def _find_targets(self, paths: Iterable[str]) -> set[str]:
+        """Return where links lead, as far as it is beneath the root."""
+        found: set[str] = set()
+        for path in paths:
+            whole = str(self._root / path)
+            real = os.path.realpath(whole)
+            if real not in (whole, str(self._root)) and is_below(real, str(self._root)):
+                found.add(os.path.relpath(real, self._root))
+        return found
+
+    def _refuse_missing(self, registered: Iterable[str]) -> None:
+        """Refuse the command if it could make a file of the store, such as a log of changes that SQLite plays back."""
+        for path in registered:
+            if not path.endswith(JOURNAL) and not os.path.lexists(self._root / path):
+                raise ToolError(
+                    "resource_missing",
+                    f"{path!r} belongs to the store or the server and is missing, so that a command could make it. "
+                    "Nothing was run: ask the user to keep the store outside of the workspace",
+                    {"path": path},
+                )
+
     def _hide(self, path: str) -> None:
         """Cover a secret, so that it can be neither read nor replaced."""
-        # Never a stub for a file of the store: the store would trip over it.
-        kind, _ = self._prepare(path, stub=self._writable and path.rpartition("/")[2] == ".env")
+        # Of the store only the journal has a stub, an empty file, which SQLite ignores. It would trip over others.
+        name = path.rpartition("/")[2]
+        kind, _ = self._prepare(path, stub=self._writable and (name == ".env" or name.endswith(JOURNAL)))
         self._mount_over(str(self._root / path), kind)
 
     def _mount_over(self, path: str, kind: str) -> None:
@@ -277,12 +310,15 @@ class Covers:
         for number, part in enumerate(parts):
             here, last = "/".join(parts[: number + 1]), number == len(parts) - 1
             kind, fd = self._open(above, part)
-            if stub and kind == "directory" and _is_stub(fd):
+            if stub and kind in ("directory", "file") and _is_stub(fd):
                 kind = "missing"  # another command's, or one that was left behind
             if kind == "missing":
                 if not stub:
                     self._watched[path] = None
                 elif self._make_stub(above, part):
+                    if part.endswith(JOURNAL):
+                        self._bound.add(here)
+                        return "file", self._stubs[here].fd
                     self._bind(here, self._stubs[here].fd, writable=False)
                 return "", -1
             if kind in ("link", "other"):
@@ -323,16 +359,20 @@ class Covers:
         self.arguments += [option, str(self.descriptors[-1]), str(self._root / path)]
 
     def _make_stub(self, above: str, name: str) -> bool:
-        """Create an empty directory and lock it. Return whether there is one now."""
+        """Create an empty directory, or the file of a journal, and lock it. Return whether there is one now."""
         path, directory = _join(above, name), self._opened[above]
         if path in self._stubs:
             return True
         try:
             made = False
             with contextlib.suppress(FileExistsError):  # another command's
-                os.mkdir(name, 0o555, dir_fd=directory)
+                if name.endswith(JOURNAL):
+                    os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400, dir_fd=directory))
+                else:
+                    os.mkdir(name, 0o555, dir_fd=directory)
                 made = True
-            fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            fd = os.open(name, flags, dir_fd=directory)
         except OSError:
             return False  # then the command cannot create it, either
         self._stubs[path] = Stub(os.dup(directory), name, fd)
@@ -346,16 +386,31 @@ class Covers:
         for fd in self.descriptors:
             os.close(fd)
         self.descriptors.clear()
+        self._before = None
         self.release()
 
     def release(self) -> list[str]:
-        """Remove the stubs that no other command uses. Return the uncovered protected paths that changed."""
+        """Remove the stubs that no other command uses. Return the protected paths that changed or are new.
+
+        New ones are not removed: they may be the user's, or a repository that the command was meant to make.
+        """
         if self._stubs:
             with _lock(self._root):
                 for stub in reversed(self._stubs.values()):
                     stub.remove()
-            self._stubs.clear()
-        return sorted(path for path, before in self._watched.items() if _identity(self._root / path) != before)
+        changed = {path for path, before in self._watched.items() if _identity(self._root / path) != before}
+        changed |= self._find_new()
+        self._stubs.clear()
+        return sorted(changed)
+
+    def _find_new(self) -> set[str]:
+        if self._before is None:
+            return set()
+        try:
+            found = {*self._find_protected(), *self._stubs}
+        except ToolError:
+            return {"(too many entries: not all were checked)"}
+        return {path for path in found - self._before if _exists(self._root / path)}
 
 
 class Stub(NamedTuple):
@@ -371,7 +426,8 @@ class Stub(NamedTuple):
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             now = os.stat(self.name, dir_fd=self.directory, follow_symlinks=False)
             if _is_stub(self.fd) and os.path.samestat(now, os.fstat(self.fd)):
-                os.rmdir(self.name, dir_fd=self.directory)
+                remove = os.rmdir if stat.S_ISDIR(now.st_mode) else os.unlink
+                remove(self.name, dir_fd=self.directory)
         except OSError:
             pass
         finally:
@@ -399,12 +455,26 @@ def _is_stub(fd: int) -> bool:
     The time alone proves nothing: a command can set it, and everything in such a directory would be left uncovered.
     """
     found = os.fstat(fd)
-    if int(found.st_mtime) != STUB_TIME or found.st_mode & 0o222 or not stat.S_ISDIR(found.st_mode):
+    if int(found.st_mtime) != STUB_TIME or found.st_mode & 0o222:
         return False
+    if not stat.S_ISDIR(found.st_mode):
+        return stat.S_ISREG(found.st_mode) and found.st_size == 0
     try:
         return not os.listdir(f"/proc/self/fd/{fd}")
     except OSError:
         return False
+
+
+def _exists(path: Path) -> bool:
+    """Return whether there is something that is no stub of another command."""
+    try:
+        fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not _is_stub(fd)
+    finally:
+        os.close(fd)
 
 
 def _join(above: str, name: str) -> str:
