@@ -7,8 +7,9 @@ import select
 import shutil
 import socket
 import struct
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ import pytest
 from shell_world import SECRET, Probe, World, make_root, user_number
 
 import holdfast.workspace.bubblewrap as bubblewrap
+import holdfast.workspace.root as root_module
 import holdfast.workspace.sandbox as sandbox_module
 from holdfast.errors import DeclarationError, ToolError
 from holdfast.workspace import cgroup
+from holdfast.workspace.root import Root as WorkspaceRoot
 from holdfast.workspace.sandbox import Confinement, Sandbox, find_sandbox, probe_bubblewrap
 from holdfast.workspace.seccomp import build_filter
 
@@ -378,8 +381,8 @@ def test_many_commands_at_once_leave_no_stub(tmp_path: Path) -> None:
 
 
 def test_a_stub_that_a_killed_server_left_is_removed(tmp_path: Path) -> None:
-    """It is recognised by its time stamp."""
-    os.mkdir(tmp_path / ".vscode")
+    """It is recognised by its time stamp, its mode, and because it is empty."""
+    os.mkdir(tmp_path / ".vscode", 0o555)
     os.utime(tmp_path / ".vscode", (bubblewrap.STUB_TIME, bubblewrap.STUB_TIME))
     bubblewrap.Covers(Root(tmp_path, [".vscode"]), True).release()
     assert os.listdir(tmp_path) == []
@@ -389,6 +392,56 @@ def test_a_directory_of_the_user_is_never_removed(tmp_path: Path) -> None:
     (tmp_path / ".vscode").mkdir()
     bubblewrap.Covers(Root(tmp_path, [".vscode", ".idea"]), True).release()
     assert os.listdir(tmp_path) == [".vscode"]
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o555])
+async def test_a_directory_that_looks_like_a_stub_is_still_covered(tmp_path: Path, mode: int) -> None:
+    """A command can set any time stamp: what has content is no stub, and secrets below it stay covered [B80, B92]."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/.env").write_text("secret")
+    (tmp_path / "data/.vscode").mkdir()
+    (tmp_path / "data").chmod(mode)
+    (tmp_path / "empty").mkdir()
+    for name in ("data/.vscode", "data", "empty"):
+        os.utime(tmp_path / name, (bubblewrap.STUB_TIME, bubblewrap.STUB_TIME))
+    protected = ["data/.vscode", "empty/.env"]
+    world = World(tmp_path, find_sandbox("required"), protected=protected, secrets=["data/.env"])
+    result = await world.run("cat data/.env; echo x > data/.env; echo x > data/.vscode/x")
+    assert "secret" not in result["output"]
+    assert (tmp_path / "data/.env").read_text() == "secret"
+    assert os.listdir(tmp_path / "data/.vscode") == []
+    assert (tmp_path / "empty").is_dir()
+
+
+async def test_a_directory_swapped_for_a_link_does_not_bind_the_host(tmp_path: Path) -> None:
+    """Another command swaps it after the check: what was checked is bound, or nothing runs [B102].
+
+    /dev/shm exists on the host and, as an empty one, in the sandbox: the link resolves in both.
+    """
+    (tmp_path / "sub").mkdir()
+
+    def swap() -> None:
+        (tmp_path / "sub").rename(tmp_path / "moved")
+        (tmp_path / "sub").symlink_to(os.path.relpath("/dev/shm", tmp_path))
+
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as outside:
+        outside.write(b"outside-secret")
+        outside.flush()
+        covered = f"sub/{Path(outside.name).name}"
+        (tmp_path / covered).write_text("")
+        script = f"cat {outside.name}; echo x > {outside.name}"
+        output = await run_with(Root(tmp_path, [covered]), find_sandbox("required"), True, script, swap)
+        assert "outside-secret" not in output
+        assert os.stat(outside.name).st_size == len("outside-secret")
+
+
+async def test_no_descriptor_of_the_host_is_left_in_the_sandbox(tmp_path: Path) -> None:
+    """Through a directory that was opened outside a command could leave the sandbox [B102]."""
+    (tmp_path / "sub/.vscode").mkdir(parents=True)
+    script = "ls -l /proc/1/fd /proc/self/fd"
+    output = await run_with(Root(tmp_path, ["sub/.vscode", ".idea"]), find_sandbox("required"), True, script)
+    assert "pipe:" in output
+    assert str(tmp_path) not in output
 
 
 async def test_a_protected_link_that_was_replaced_is_reported(tmp_path: Path) -> None:
@@ -413,14 +466,21 @@ async def test_a_secret_below_a_protected_directory_is_hidden(tmp_path: Path) ->
         assert not (tmp_path / ".vscode/z").exists()
 
 
-async def run_with(root: Root, sandbox: Sandbox, writable: bool) -> str:
+async def run_with(
+    root: Root,
+    sandbox: Sandbox,
+    writable: bool,
+    script: str = "cat .vscode/*; echo x > .vscode/z",
+    between: Callable[[], None] = lambda: None,
+) -> str:
+    """Return the output. ``between`` is called when the launch is made and not yet started."""
     from holdfast.workspace.limits import Limits
     from holdfast.workspace.output import Output
     from holdfast.workspace.process import run_process
 
     output = Output(Limits())
-    script = "cat .vscode/*; echo x > .vscode/z"
     launch = sandbox.wrap(["/bin/sh", "-c", script], root=root, cwd=".", writable=writable, env={})
+    between()
     await run_process(launch, output, seconds=30)
     return output.kept().decode()
 
@@ -438,6 +498,81 @@ async def test_registered_files_are_hidden_wherever_they_are(tmp_path: Path, mon
     assert result["output"].count("plain") == 2
     assert "the-log-itself" not in result["output"]
     assert (root / "log.db").read_text() == "the-log-itself"
+
+
+async def test_a_journal_beside_the_store_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite would play it back into the store. What stands in for it meanwhile is an empty file [B80]."""
+    for name in ("log", "log-wal", "holdfast.db"):
+        (tmp_path / name).write_text("x")
+    files = [str(tmp_path / f"log{end}") for end in ("", "-wal", "-journal")]
+    monkeypatch.setattr(bubblewrap, "registered_files", lambda: files)
+    world = World(tmp_path, find_sandbox("required"), secrets=["holdfast.db"])
+    result = await world.run(
+        "for n in log holdfast.db; do stat -c %F $n-journal; echo y > $n-journal; rm $n-journal; done"
+    )
+    assert result["output"].count("Permission denied") == 2
+    assert result["output"].count("Device or resource busy") == 2
+    assert sorted(os.listdir(tmp_path)) == ["holdfast.db", "log", "log-wal"]
+    assert "protected_changed" not in result
+
+
+async def test_a_command_is_refused_while_a_file_of_the_store_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for it would disturb the store, and without one the command could make the file [B80]."""
+    monkeypatch.setattr(bubblewrap, "registered_files", lambda: [str(tmp_path / "log-wal")])
+    with pytest.raises(ToolError, match="log-wal") as caught:
+        await World(tmp_path, find_sandbox("required")).run("echo forged > log-wal")
+    assert caught.value.kind == "resource_missing"
+    assert os.listdir(tmp_path) == []
+
+
+def real_world(path: Path) -> World:
+    """Return a world with the real root."""
+    world = World(path, find_sandbox("required"))
+    world.root = WorkspaceRoot(path)  # pyright: ignore[reportAttributeAccessIssue]
+    return world
+
+
+async def test_protected_paths_that_a_command_made_are_named_in_its_result(tmp_path: Path) -> None:
+    """They cannot be covered before they exist: the result says what appeared, the next command is kept out [B92]."""
+    made = [".env.local", "sub/.git/config", "sub/.vscode"]
+    world = real_world(tmp_path)
+    result = await world.run("mkdir -p sub/.vscode sub/.git; echo x > sub/.git/config; echo KEY=1 > .env.local")
+    assert result["protected_changed"] == made
+    result = await world.run("cat .env.local; echo y > sub/.git/config")
+    assert not result["ok"]
+    assert "KEY" not in result["output"]
+    assert "protected_changed" not in result
+    assert (tmp_path / "sub/.git/config").read_text() == "x\n"
+
+
+async def test_the_target_of_a_protected_link_is_covered(tmp_path: Path) -> None:
+    """Hooks in another directory of the workspace are not changed, a secret behind a link is not read [B92]."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "githooks").mkdir()
+    (tmp_path / ".git/hooks").symlink_to("../githooks")
+    (tmp_path / "production").write_text("KEY=1")
+    (tmp_path / ".env").symlink_to("production")
+    world = real_world(tmp_path)
+    result = await world.run("echo x > githooks/pre-commit; cat production; rm .git/hooks && mkdir .git/hooks")
+    assert os.listdir(tmp_path / "githooks") == []
+    assert "KEY" not in result["output"]
+    assert result["protected_changed"] == [".git/hooks"], "the link itself cannot be covered"
+
+
+async def test_a_workspace_too_large_to_search_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protected paths behind the last entry that is looked at would be open: no command runs [B92]."""
+    monkeypatch.setattr(root_module, "MAX_SCANNED", 20)
+    for number in range(15):
+        (tmp_path / f"f{number}").touch()
+    world = real_world(tmp_path)
+    result = await world.run("mkdir more; for n in 1 2 3 4 5 6; do touch more/$n; done")
+    assert result["protected_changed"] == ["(too many entries: not all were checked)"]
+    with pytest.raises(ToolError, match="more than 20 entries") as caught:
+        await world.run("true")
+    assert caught.value.kind == "too_large"
+    assert not any(name.startswith(".") for name in os.listdir(tmp_path))
 
 
 # --- small parts ---

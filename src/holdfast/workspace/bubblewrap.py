@@ -10,17 +10,21 @@ Each choice here closes a way out that was tried:
   root may read.
 - /tmp and /dev/shm have a size; all other places in memory are read-only.
 - A directory above a protected path is bound onto itself: it is then a mount point, which cannot be renamed away.
+- What is bound from the workspace is given as a descriptor that was opened without following links. By its path another
+  command could swap it for a link, and a directory of the host would be bound. Bubblewrap closes the descriptors.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
 import stat
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from holdfast.errors import ToolError
 from holdfast.tools.protected import protected_files
@@ -85,7 +89,7 @@ class Bubblewrap(Sandbox):
             )
         with contextlib.ExitStack() as undo:
             covers = Covers(root, writable, self._find_registered(str(root.path)))
-            undo.callback(covers.release)
+            undo.callback(covers.discard)
             group = make_group(self.settings.processes) if self.settings.processes else None
             if group is not None:
                 undo.callback(remove_group, group)
@@ -97,7 +101,7 @@ class Bubblewrap(Sandbox):
             network = self.settings.network and writable
             arguments = [
                 self.program, *NAMESPACES, *([] if network else ["--unshare-net"]), *HARDENING,
-                *self._mounts(str(root.path), writable), *covers.arguments, "--remount-ro", "/",
+                *self._mounts(), *covers.arguments, "--remount-ro", "/",
                 "--seccomp", str(seccomp), "--info-fd", str(told), "--chdir", str(root.path / cwd), "--",
             ]  # fmt: skip
             undo.pop_all()
@@ -113,7 +117,7 @@ class Bubblewrap(Sandbox):
             env=self.make_environment(env, root.path),
             cwd=None,
             tree="namespace",
-            pass_fds=(seccomp, told),
+            pass_fds=(seccomp, told, *covers.descriptors),
             info_fd=info,
             release=release,
         )
@@ -124,7 +128,7 @@ class Bubblewrap(Sandbox):
         found = [os.path.realpath(path) for path in registered_files()]
         return [path for path in found if any(is_below(path, place) for place in places)]
 
-    def _mounts(self, root: str, writable: bool) -> list[str]:
+    def _mounts(self) -> list[str]:
         size = str(self.settings.temporary_bytes)
         made: list[str] = []
         for path in SYSTEM:
@@ -143,7 +147,7 @@ class Bubblewrap(Sandbox):
         made += ["--perms", "1777", "--size", size, "--tmpfs", "/tmp", "--dir", HOME]
         for path in self.settings.readable:
             made += ["--ro-bind", path, path]
-        return [*made, "--bind" if writable else "--ro-bind", root, root]
+        return made
 
     def _with_limits(self, bwrap: list[str], argv: Sequence[str], group: Path | None) -> tuple[str, ...]:
         """Return the whole command line, with shells that set limits and then become the next program.
@@ -189,8 +193,13 @@ STUB_TIME = 315_532_800
 """The time stamp that marks a stub (1980): one that a killed server left behind is recognised and removed."""
 
 
+JOURNAL = "-journal"
+"""The end of the name of SQLite's rollback journal, which is played back into the database beside it."""
+KINDS = {stat.S_IFDIR: "directory", stat.S_IFREG: "file", stat.S_IFLNK: "link"}
+
+
 class Covers:
-    """The mounts that keep protected paths as they are, and the stubs that some of them need.
+    """The mounts of the workspace and of what keeps its protected paths as they are, and the stubs that these need.
 
     A missing path needs something to mount onto, which then exists on the host, too: an empty directory, which git and
     most other programs ignore. It is removed when the last command that uses it has ended; commands of all processes
@@ -200,39 +209,82 @@ class Covers:
     def __init__(self, root: RootLike, writable: bool, registered: Sequence[str] = ()):
         """Cover the root's protected paths, and the ``registered`` files, which are absolute."""
         self._root = root.path
-        self._stubs: dict[str, int] = {}
+        self._writable = writable
+        self._stubs: dict[str, Stub] = {}
         self._watched: dict[str, tuple[int, int, int] | None] = {}
         self.arguments: list[str] = []
+        self.descriptors: list[int] = []
+        """What the arguments name by number: bubblewrap must inherit them."""
         self._bound: set[str] = set()
         self._frozen: list[str] = []
-        self._writable = writable
-        paths = root.protected_paths()
-        inside = [os.path.relpath(path, root.path) for path in registered if is_below(path, str(root.path))]
-        secrets = [*(path for path in paths if root.is_secret(path)), *inside]
+        self._opened: dict[str, int] = {}
+        self._find_protected = root.protected_paths
+        self._before: set[str] | None = None
+        """The protected paths that existed, once a command that can make others is prepared."""
         try:
-            with _lock(self._root):
-                if writable:
-                    for path in _without_nested(set(paths) - set(secrets)):
-                        self._freeze(path)
-                for path in _without_nested(secrets):
-                    self._hide(path)
-            for path in set(registered):
-                if not is_below(path, str(root.path)) and os.path.exists(path):
-                    self._mount_over(path, "directory" if os.path.isdir(path) else "file")
-            if len(self._bound) > MOST_COVERS:
-                raise ToolError(
-                    "too_large",
-                    f"the workspace has more than {MOST_COVERS} protected paths (such as .env files), too many to "
-                    "cover: choose a smaller directory as the workspace",
-                )
+            self._opened[""] = os.open(self._root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._mount("", self._opened[""], writable=writable)
+            self._cover(root, registered)
         except BaseException:
-            self.release()
+            self.discard()
             raise
+        finally:
+            for fd in self._opened.values():
+                os.close(fd)
+            self._opened.clear()
+
+    def _cover(self, root: RootLike, registered: Sequence[str]) -> None:
+        paths = root.protected_paths()
+        inside = {os.path.relpath(path, root.path) for path in registered if is_below(path, str(root.path))}
+        secrets = {*(path for path in paths if root.is_secret(path)), *inside}
+        secrets |= {f"{path}{JOURNAL}" for path in secrets if path.endswith(".db")}
+        secrets |= self._find_targets(secrets)
+        others = set(paths) - secrets
+        if self._writable:
+            self._refuse_missing(inside)
+            self._before = {path for path in (*paths, *secrets) if os.path.lexists(self._root / path)}
+        with _lock(self._root):
+            if self._writable:
+                for path in _without_nested(others | (self._find_targets(others) - secrets)):
+                    self._freeze(path)
+            for path in _without_nested(secrets):
+                self._hide(path)
+        for path in set(registered):
+            if not is_below(path, str(root.path)) and os.path.exists(path):
+                self._mount_over(path, "directory" if os.path.isdir(path) else "file")
+        if len(self._bound) > MOST_COVERS:
+            raise ToolError(
+                "too_large",
+                f"the workspace has more than {MOST_COVERS} protected paths (such as .env files), too many to "
+                "cover: choose a smaller directory as the workspace",
+            )
+
+    def _find_targets(self, paths: Iterable[str]) -> set[str]:
+        """Return where links lead, as far as it is beneath the root."""
+        found: set[str] = set()
+        for path in paths:
+            whole = str(self._root / path)
+            real = os.path.realpath(whole)
+            if real not in (whole, str(self._root)) and is_below(real, str(self._root)):
+                found.add(os.path.relpath(real, self._root))
+        return found
+
+    def _refuse_missing(self, registered: Iterable[str]) -> None:
+        """Refuse the command if it could make a file of the store, such as a log of changes that SQLite plays back."""
+        for path in registered:
+            if not path.endswith(JOURNAL) and not os.path.lexists(self._root / path):
+                raise ToolError(
+                    "resource_missing",
+                    f"{path!r} belongs to the store or the server and is missing, so that a command could make it. "
+                    "Nothing was run: ask the user to keep the store outside of the workspace",
+                    {"path": path},
+                )
 
     def _hide(self, path: str) -> None:
         """Cover a secret, so that it can be neither read nor replaced."""
-        # Never a stub for a file of the store: the store would trip over it.
-        kind = self._prepare(path, stub=self._writable and path.rpartition("/")[2] == ".env")
+        # Of the store only the journal has a stub, an empty file, which SQLite ignores. It would trip over others.
+        name = path.rpartition("/")[2]
+        kind, _ = self._prepare(path, stub=self._writable and (name == ".env" or name.endswith(JOURNAL)))
         self._mount_over(str(self._root / path), kind)
 
     def _mount_over(self, path: str, kind: str) -> None:
@@ -243,69 +295,144 @@ class Covers:
 
     def _freeze(self, path: str) -> None:
         """Bind a path read-only onto itself, so that it can be read but not changed or replaced."""
-        if self._prepare(path, stub=True) in ("directory", "file"):
-            whole = str(self._root / path)
-            self.arguments += ["--ro-bind", whole, whole]
-            self._frozen.append(whole)
+        kind, fd = self._prepare(path, stub=True)
+        if kind in ("directory", "file"):
+            self._mount(path, fd, writable=False)
+            self._frozen.append(path)
 
-    def _prepare(self, path: str, *, stub: bool) -> str:
-        """Pin the directories above the path. Return what the path is; "" if nothing is left to be mounted there.
+    def _prepare(self, path: str, *, stub: bool) -> tuple[str, int]:
+        """Pin the directories above the path. Return what the path is, and a descriptor of it.
 
-        What cannot be covered, because it is a link or must not have a stub, is compared after the command.
+        "" if nothing is left to be mounted there. What cannot be covered, because it is a link or must not have a stub,
+        is compared after the command.
         """
-        above = self._root
-        parts = path.split("/")
+        above, parts = "", path.split("/")
         for number, part in enumerate(parts):
-            here, last = above / part, number == len(parts) - 1
-            kind = _kind_of(here)
+            here, last = "/".join(parts[: number + 1]), number == len(parts) - 1
+            kind, fd = self._open(above, part)
+            if stub and kind in ("directory", "file") and _is_stub(fd):
+                kind = "missing"  # another command's, or one that was left behind
             if kind == "missing":
-                if stub and self._make_stub(here):
-                    self._bind(here, "--ro-bind")
-                elif not stub:
+                if not stub:
                     self._watched[path] = None
-                return ""
+                elif self._make_stub(above, part):
+                    if part.endswith(JOURNAL):
+                        self._bound.add(here)
+                        return "file", self._stubs[here].fd
+                    self._bind(here, self._stubs[here].fd, writable=False)
+                return "", -1
             if kind in ("link", "other"):
-                self._watched[path] = _identity(here)
-                return ""
+                self._watched[path] = _identity(self._root / here)
+                return "", -1
             if last:
-                self._bound.add(str(here))
-                return kind
+                self._bound.add(here)
+                return kind, fd
             if kind == "file":
-                return ""  # nothing can be below it
-            frozen = any(is_below(str(here), each) for each in self._frozen)
-            self._bind(here, "--bind" if self._writable and not frozen else "--ro-bind")
+                return "", -1  # nothing can be below it
+            frozen = any(is_below(here, each) for each in self._frozen)
+            self._bind(here, fd, writable=self._writable and not frozen)
             above = here
-        return ""
+        return "", -1
 
-    def _bind(self, path: Path, how: str) -> None:
-        if str(path) not in self._bound:
-            self._bound.add(str(path))
-            self.arguments += [how, str(path), str(path)]
+    def _open(self, above: str, name: str) -> tuple[str, int]:
+        """Return the kind of an entry and a descriptor of it, which is no link's target, whatever happens meanwhile."""
+        path = _join(above, name)
+        if path not in self._opened:
+            try:
+                fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._opened[above])
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                    raise ToolError("command_failed", f"the sandbox cannot be set up: {error}") from error
+                return "missing", -1
+            self._opened[path] = fd
+        fd = self._opened[path]
+        return KINDS.get(stat.S_IFMT(os.fstat(fd).st_mode), "other"), fd
 
-    def _make_stub(self, path: Path) -> bool:
-        """Create an empty directory and lock it. Return whether there is one now."""
-        name = str(path)
-        if name in self._stubs:
+    def _bind(self, path: str, fd: int, *, writable: bool) -> None:
+        if path not in self._bound:
+            self._bound.add(path)
+            self._mount(path, fd, writable=writable)
+
+    def _mount(self, path: str, fd: int, *, writable: bool) -> None:
+        self.descriptors.append(os.dup(fd))
+        option = "--bind-fd" if writable else "--ro-bind-fd"
+        self.arguments += [option, str(self.descriptors[-1]), str(self._root / path)]
+
+    def _make_stub(self, above: str, name: str) -> bool:
+        """Create an empty directory, or the file of a journal, and lock it. Return whether there is one now."""
+        path, directory = _join(above, name), self._opened[above]
+        if path in self._stubs:
             return True
         try:
+            made = False
             with contextlib.suppress(FileExistsError):  # another command's
-                os.mkdir(path, 0o555)
-                os.utime(path, (STUB_TIME, STUB_TIME))
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                if name.endswith(JOURNAL):
+                    os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400, dir_fd=directory))
+                else:
+                    os.mkdir(name, 0o555, dir_fd=directory)
+                made = True
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            fd = os.open(name, flags, dir_fd=directory)
         except OSError:
             return False  # then the command cannot create it, either
+        self._stubs[path] = Stub(os.dup(directory), name, fd)
+        if made:
+            os.utime(fd, (STUB_TIME, STUB_TIME))
         fcntl.flock(fd, fcntl.LOCK_SH)
-        self._stubs[name] = fd
         return True
 
+    def discard(self) -> None:
+        """Undo everything before a launch."""
+        for fd in self.descriptors:
+            os.close(fd)
+        self.descriptors.clear()
+        self._before = None
+        self.release()
+
     def release(self) -> list[str]:
-        """Remove the stubs that no other command uses. Return the uncovered protected paths that changed."""
+        """Remove the stubs that no other command uses. Return the protected paths that changed or are new.
+
+        New ones are not removed: they may be the user's, or a repository that the command was meant to make.
+        """
         if self._stubs:
             with _lock(self._root):
-                for name, fd in reversed(self._stubs.items()):
-                    _remove_stub(name, fd)
-            self._stubs.clear()
-        return sorted(path for path, before in self._watched.items() if _identity(self._root / path) != before)
+                for stub in reversed(self._stubs.values()):
+                    stub.remove()
+        changed = {path for path, before in self._watched.items() if _identity(self._root / path) != before}
+        changed |= self._find_new()
+        self._stubs.clear()
+        return sorted(changed)
+
+    def _find_new(self) -> set[str]:
+        if self._before is None:
+            return set()
+        try:
+            found = {*self._find_protected(), *self._stubs}
+        except ToolError:
+            return {"(too many entries: not all were checked)"}
+        return {path for path in found - self._before if _exists(self._root / path)}
+
+
+class Stub(NamedTuple):
+    """What was made on the host to be mounted onto."""
+
+    directory: int
+    name: str
+    fd: int
+
+    def remove(self) -> None:
+        """Remove it unless another command uses it or the user put something into it."""
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            now = os.stat(self.name, dir_fd=self.directory, follow_symlinks=False)
+            if _is_stub(self.fd) and os.path.samestat(now, os.fstat(self.fd)):
+                remove = os.rmdir if stat.S_ISDIR(now.st_mode) else os.unlink
+                remove(self.name, dir_fd=self.directory)
+        except OSError:
+            pass
+        finally:
+            os.close(self.fd)
+            os.close(self.directory)
 
 
 @contextlib.contextmanager
@@ -322,30 +449,36 @@ def _lock(directory: Path) -> Generator[None]:
         os.close(fd)
 
 
-def _remove_stub(name: str, fd: int) -> None:
+def _is_stub(fd: int) -> bool:
+    """Return whether it is a stub: marked by its time, without the right to write, and empty.
+
+    The time alone proves nothing: a command can set it, and everything in such a directory would be left uncovered.
+    """
+    found = os.fstat(fd)
+    if int(found.st_mtime) != STUB_TIME or found.st_mode & 0o222:
+        return False
+    if not stat.S_ISDIR(found.st_mode):
+        return stat.S_ISREG(found.st_mode) and found.st_size == 0
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_stub(os.fstat(fd)):
-            os.rmdir(name)
+        return not os.listdir(f"/proc/self/fd/{fd}")
     except OSError:
-        pass  # another command uses it, or the user put something into it
+        return False
+
+
+def _exists(path: Path) -> bool:
+    """Return whether there is something that is no stub of another command."""
+    try:
+        fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not _is_stub(fd)
     finally:
         os.close(fd)
 
 
-def _is_stub(found: os.stat_result) -> bool:
-    return stat.S_ISDIR(found.st_mode) and int(found.st_mtime) == STUB_TIME
-
-
-def _kind_of(path: Path) -> str:
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return "missing"
-    if _is_stub(found):
-        return "missing"  # another command's, or one that was left behind
-    kinds = {stat.S_IFDIR: "directory", stat.S_IFREG: "file", stat.S_IFLNK: "link"}
-    return kinds.get(stat.S_IFMT(found.st_mode), "other")
+def _join(above: str, name: str) -> str:
+    return f"{above}/{name}" if above else name
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:

@@ -54,7 +54,10 @@ _WORDS: dict[str, tuple[str, str]] = {
     "net_udp": ("no UDP and DNS", "UDP and DNS are possible"),
     "pids": ("no process is left behind, other processes are out of reach", "other processes are within reach"),
     "env": ("the server's environment cannot be read", "the server's environment can be read by a command that tries"),
-    "protected": ("protected paths cannot be changed", "protected paths can be changed"),
+    "protected": (
+        "protected paths that exist cannot be changed; new ones below the top directory are named in the result",
+        "protected paths can be changed",
+    ),
 }
 
 

@@ -15,6 +15,7 @@ import stat
 import sys
 import threading
 import unicodedata
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -72,8 +73,8 @@ HARMLESS = re.compile(r"(?:.*/)?\.env\.(?:example|sample|template|dist)")
 """Templates that hold no secret: they may be read."""
 
 MAX_PATH = 4096
-MAX_SCANNED = 20_000
-"""Entries that ``protected_paths`` looks at below the root's own directory."""
+MAX_SCANNED = 200_000
+"""Entries that ``protected_paths`` looks at; a workspace with more is refused, since the rest would be open."""
 CHUNK = 1024 * 1024
 WINDOWS = sys.platform == "win32"
 _DEVICE_NAMES = re.compile(r"(?i)(?:con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³]|conin\$|conout\$)(?:\..*)?")
@@ -314,7 +315,7 @@ class Root:
     def protected_paths(self) -> list[str]:
         """Return the protected paths: those that exist, and those of the top directory that could be made.
 
-        Below the top directory it looks at a bounded number of entries.
+        Raises ``too_large`` if the root has too many entries to look at all of them.
         """
         found = {
             pattern.strip("/") for pattern in (*PROTECTED, *self._added) if "*" not in pattern and "?" not in pattern
@@ -324,14 +325,19 @@ class Root:
         return sorted(path for path in found if path)
 
     def _scan_protected(self) -> Iterator[str]:
-        pending, seen = ["."], 0
-        while pending and seen < MAX_SCANNED:
-            above = pending.pop(0)
+        # First by the name alone, which is much faster: nothing above an entry is protected where the scan gets to.
+        patterns = (*PROTECTED, *STORE_FILES, ".git", *self._added, *(f"{path}*" for path in self._registered()))
+        names = _compile_patterns([_to_posix(pattern).rstrip("/").rpartition("/")[2] for pattern in patterns])
+        pending, seen = deque(["."]), 0
+        while pending:
+            above = pending.popleft()
             with contextlib.suppress(OSError), os.scandir(self.path / above) as entries:
                 for entry in entries:
                     seen += 1
+                    if seen > MAX_SCANNED:
+                        _refuse_size()
                     path = entry.name if above == "." else f"{above}/{entry.name}"
-                    if self.is_protected(path):
+                    if names.search(_comparable(entry.name)) and self.is_protected(path):
                         yield path
                     elif entry.is_dir(follow_symlinks=False) and not above.endswith(".git"):
                         pending.append(path)
@@ -429,6 +435,14 @@ def _refuse_outside(path: str, why: str) -> NoReturn:
         "outside_workspace",
         f"{path!r} leads out of the workspace: {why}. Only paths inside the workspace can be used",
         {"path": path},
+    )
+
+
+def _refuse_size() -> NoReturn:
+    raise ToolError(
+        "too_large",
+        f"the workspace has more than {MAX_SCANNED} entries, too many to find the protected paths among them. Nothing "
+        "was run: choose a smaller directory as the workspace, or remove what is not needed, such as build output",
     )
 
 
