@@ -26,7 +26,7 @@ OTHER = use("look", "id-2")
 TOOLS = (offer("look"),)
 
 
-def image(content=PNG, media_type="image/png", name="chart.png", call="id-1", size=None):
+def image(content: bytes | None = PNG, media_type="image/png", name="chart.png", call="id-1", size=None):
     sha256 = hashlib.sha256(content or b"").hexdigest()
     artifact = Artifact(sha256, len(content or b"") if size is None else size, media_type, name)
     return RequestImage(call=call, artifact=artifact, content=content, note="" if content else "it is missing")

@@ -6,6 +6,7 @@ import hashlib
 import struct
 import zlib
 from itertools import pairwise
+from typing import Any, cast
 
 import pytest
 
@@ -133,8 +134,8 @@ def many(call, count, size=0):
         (lambda call: Result(1, images=[call.keep(b"GIF89a", "image/png")]), "invalid_result", "is image/gif, not"),
         (lambda call: Result(1, images=[call.keep("text", "image/png")]), "invalid_result", "no image"),
         (lambda call: Result(1, images=[Artifact("0" * 64, 4, "image/png")]), "invalid_result", "was not kept"),
-        (lambda call: Result(1, images=["chart.png"]), "invalid_result", "call.keep"),
-        (lambda call: Result(1, images="chart.png"), "invalid_result", "is a list"),
+        (lambda call: Result(1, images=cast("Any", ["chart.png"])), "invalid_result", "call.keep"),
+        (lambda call: Result(1, images=cast("Any", "chart.png")), "invalid_result", "is a list"),
     ],
     ids=["nine", "bytes", "pdf", "other type", "text", "not kept", "path", "no list"],
 )

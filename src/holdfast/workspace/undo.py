@@ -23,6 +23,7 @@ from holdfast.workspace.changes import Change, commit_changes
 from holdfast.workspace.contents import State, load_state
 from holdfast.workspace.diff import diff_files
 from holdfast.workspace.edits import list_edits, replace_text
+from holdfast.workspace.limits import Limits
 from holdfast.workspace.patch import apply_hunks, parse_patch
 from holdfast.workspace.root import Root
 from holdfast.workspace.text import hash_content
@@ -354,7 +355,7 @@ def _repeat_call(args: Mapping[str, Any], path: str, old: bytes) -> Iterator[byt
                 yield apply_hunks(old, patch)
     elif "path" in args:
         for edit in list_edits(args):
-            old = replace_text(old, edit, path, None)
+            old = replace_text(old, edit, path, None, Limits().edited_bytes)
         yield old
 
 
