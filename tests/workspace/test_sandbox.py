@@ -575,6 +575,19 @@ async def test_a_workspace_too_large_to_search_is_refused(tmp_path: Path, monkey
     assert not any(name.startswith(".") for name in os.listdir(tmp_path))
 
 
+def test_too_many_protected_paths_are_refused_and_nothing_stays_open(tmp_path: Path) -> None:
+    """The rest would be uncovered: no command runs, and no descriptor is lost [B92]."""
+    paths = [f"d{number}/.env" for number in range(bubblewrap.MOST_COVERS)]
+    for path in paths:
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / path).touch()
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ToolError, match="too many to cover"):
+        bubblewrap.Covers(Root(tmp_path, [*paths, ".vscode"]), True)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert not (tmp_path / ".vscode").exists()
+
+
 # --- small parts ---
 
 

@@ -225,8 +225,10 @@ class Covers:
             self._opened[""] = os.open(self._root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             self._mount("", self._opened[""], writable=writable)
             self._cover(root, registered)
-        except BaseException:
+        except BaseException as error:
             self.discard()
+            if isinstance(error, OSError):
+                raise ToolError("command_failed", f"the sandbox cannot be set up: {error}") from error
             raise
         finally:
             for fd in self._opened.values():
@@ -252,6 +254,8 @@ class Covers:
         for path in set(registered):
             if not is_below(path, str(root.path)) and os.path.exists(path):
                 self._mount_over(path, "directory" if os.path.isdir(path) else "file")
+
+    def _refuse_many(self) -> None:
         if len(self._bound) > MOST_COVERS:
             raise ToolError(
                 "too_large",
@@ -306,6 +310,7 @@ class Covers:
         "" if nothing is left to be mounted there. What cannot be covered, because it is a link or must not have a stub,
         is compared after the command.
         """
+        self._refuse_many()  # here, since each one needs descriptors
         above, parts = "", path.split("/")
         for number, part in enumerate(parts):
             here, last = "/".join(parts[: number + 1]), number == len(parts) - 1
@@ -342,7 +347,7 @@ class Covers:
                 fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._opened[above])
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-                    raise ToolError("command_failed", f"the sandbox cannot be set up: {error}") from error
+                    raise  # it may exist
                 return "missing", -1
             self._opened[path] = fd
         fd = self._opened[path]

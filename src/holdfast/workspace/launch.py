@@ -55,7 +55,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     "pids": ("no process is left behind, other processes are out of reach", "other processes are within reach"),
     "env": ("the server's environment cannot be read", "the server's environment can be read by a command that tries"),
     "protected": (
-        "protected paths that exist cannot be changed; new ones below the top directory are named in the result",
+        "protected paths that exist cannot be changed; those that a command makes are named in its result",
         "protected paths can be changed",
     ),
 }
