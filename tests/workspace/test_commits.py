@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from workspace.conftest import make_root
 
 from holdfast.errors import ToolError
 from holdfast.workspace import changes
@@ -74,9 +75,14 @@ def test_a_directory_that_stays_locked_is_a_conflict(tree: Path, monkeypatch: py
     assert not (tree / "new").exists()
 
 
-def test_several_files_of_one_directory_are_committed_under_one_lock(tree: Path) -> None:
-    with Root(tree) as root:
+@pytest.mark.parametrize("opener", ["kernel", "walk"])
+def test_a_commit_locks_each_directory_once_and_ends_its_locks(tree: Path, opener: str) -> None:
+    with make_root(tree, opener) as root:
         commit_changes(root, [Change(name, None, "x", b"x") for name in ("n1", "src/n2", "n3", "src/n4")])
+        for directory in (tree, tree / "src"):
+            free = os.open(directory, os.O_RDONLY)
+            fcntl.flock(free, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.close(free)
     assert all((tree / name).read_bytes() == b"x" for name in ("n1", "src/n2", "n3", "src/n4"))
 
 

@@ -186,7 +186,7 @@ class _Commit:
             raise ToolError("invalid_args", f"{change.path!r} is changed twice by one call: combine the changes")
 
     def lock_directories(self) -> None:
-        """Lock each directory once, in an order that is the same for all processes; closing it ends the lock."""
+        """Lock each directory once, in an order that is the same for all processes."""
         directories: dict[tuple[int, int], _Staged] = {}
         for staged in self.staged:
             if staged.directory.fd is not None:
@@ -348,6 +348,7 @@ class _Commit:
     def close(self) -> None:
         for staged in self.staged:
             staged.close_files()
+            _unlock_directory(staged)
             staged.directory.close()
 
 
@@ -369,6 +370,15 @@ def _lock_directory(staged: _Staged) -> None:
             time.sleep(0.002)
         except OSError:
             return
+
+
+def _unlock_directory(staged: _Staged) -> None:
+    """End the lock. Closing may not be enough: the descriptor may be a duplicate of the root's."""
+    if staged.directory.fd is not None and not WINDOWS:
+        import fcntl
+
+        with contextlib.suppress(OSError):
+            fcntl.flock(staged.directory.fd, fcntl.LOCK_UN)
 
 
 def _new_name() -> str:
