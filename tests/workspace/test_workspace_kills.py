@@ -26,6 +26,7 @@ from holdfast.core.decisions import Pending
 from holdfast.core.events import CallResolved, CallReturned, CallStarted, TurnEnded
 from holdfast.errors import HoldfastError
 from holdfast.stores.sqlite.store import SQLiteStore
+from holdfast.workspace.process import find_descendants
 
 KILLS = int(os.environ.get("HOLDFAST_WORKSPACE_KILLS", "30"))
 PART = 30
@@ -73,11 +74,18 @@ class Trial:
         return await asyncio.wait_for(self._server.stdout.readline(), LONGEST)
 
     async def kill(self, pid: int) -> None:
-        """Kill the process, and wait until nothing of its command runs."""
+        """Kill the process, and wait until nothing of its command runs.
+
+        A bubblewrap that lost its first process before it could start anything waits for ever: it runs no command, and
+        is ended here. Bubblewrap asks to die with its parent only after that first step.
+        """
         os.kill(pid, signal.SIGKILL)
         assert await self._hear() == b"ended\n"
         async with asyncio.timeout(LONGEST):
-            while processes_with(self.marker) or processes_with(f"{self.root}"):
+            while left := {*processes_with(self.marker), *processes_with(str(self.root))}:
+                if all(is_stuck(each) for each in left):
+                    for each in left:
+                        os.kill(each, signal.SIGKILL)
                 await asyncio.sleep(0.005)
 
     async def approve(self, most: int | None = None) -> bool:
@@ -110,6 +118,16 @@ class Trial:
         except HoldfastError:
             return False  # its plan changed meanwhile: it is asked about again
         return True
+
+
+def is_stuck(pid: int) -> bool:
+    """Return whether the process is a bubblewrap that waits for the word of its dead parent, and has no child."""
+    try:
+        waits = "eventfd_read" in Path(f"/proc/{pid}/stack").read_text()
+        orphan = "\nPPid:\t1\n" in Path(f"/proc/{pid}/status").read_text()
+        return waits and orphan and not find_descendants(pid)
+    except OSError:
+        return False
 
 
 @contextlib.asynccontextmanager
