@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from holdfast.core.results import RESULT_LIMIT
 from holdfast.core.tool import Result
 from holdfast.errors import ToolError
 from holdfast.tools.call import Call
@@ -79,7 +80,7 @@ def refuse_oversized(size: int, path: str, limit: int) -> None:
         raise ToolError("too_large", message, {"path": path, "size": size, "limit": limit})
 
 
-def replace_text(content: bytes, edit: Edit, path: str, number: int | None, limit: int) -> bytes:
+def replace_text(content: bytes, edit: Edit, path: str, number: int | None, limit: int = RESULT_LIMIT) -> bytes:
     """Return the content with the text replaced; raise ``no_match``, ``not_unique`` or ``too_large``."""
     count = content.count(edit.old)
     where = f"edit {number} of {path!r}" if number else repr(path)
