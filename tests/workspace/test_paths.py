@@ -567,7 +567,7 @@ async def test_a_file_with_other_names_is_not_written_unless_allowed(tree, tool)
     """The other name may be outside of the root, where no rule looks [B93]."""
     os.link(tree.parent / "outside/secret.txt", tree / "hard")
     args = {
-        "write": {"path": "hard", "content": "new"},
+        "write": {"path": "hard", "content": "new", "expected": hash_content(b"outside")},
         "edit": {"path": "hard", "old": "outside", "new": "new"},
         "apply_patch": {"patch": "*** Begin Patch\n*** Update File: hard\n-outside\n+new\n*** End Patch\n"},
     }[tool]

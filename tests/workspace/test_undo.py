@@ -16,6 +16,7 @@ from holdfast.errors import Invalid, NotFound, ToolError
 from holdfast.tools.call import Call
 from holdfast.workspace import Workspace
 from holdfast.workspace.root import Root
+from holdfast.workspace.text import hash_content
 from holdfast.workspace.undo import (
     FileChanged,
     Undo,
@@ -43,8 +44,10 @@ async def run_turns(tree: Path, *turns: list[list[ToolCall]], **options: Any) ->
         return events, {name: await rt.artifact("c", name) for name in kept}
 
 
-def write(path: str, content: str) -> ToolCall:
-    return ToolCall("write", {"path": path, "content": content})
+def write(path: str, content: str, over: str | None = None) -> ToolCall:
+    """Return a call; ``over``: the content that it replaces."""
+    expected = {} if over is None else {"expected": hash_content(over.encode())}
+    return ToolCall("write", {"path": path, "content": content, **expected})
 
 
 def edit(path: str, old: str, new: str) -> ToolCall:
@@ -133,7 +136,7 @@ async def test_a_file_that_was_changed_since_is_refused_with_what_differs(tree: 
 @pytest.mark.parametrize("tool", ["write", "edit", "apply_patch"])
 async def test_what_differs_is_shown_for_each_tool(tree: Path, tool: str) -> None:
     calls = {
-        "write": write("a.txt", "1\n"),
+        "write": write("a.txt", "1\n", over=(tree / "a.txt").read_text()),
         "edit": edit("a.txt", "one\ntwo\nthree", "1"),
         "apply_patch": patch("*** Begin Patch\n*** Update File: a.txt\n@@\n-one\n-two\n-three\n+1\n*** End Patch"),
     }
@@ -144,7 +147,9 @@ async def test_what_differs_is_shown_for_each_tool(tree: Path, tool: str) -> Non
 
 
 async def test_a_file_that_changes_after_the_plan_is_a_conflict_and_nothing_is_changed(tree: Path) -> None:
-    events, contents = await run_turns(tree, [[edit("a.txt", "two", "2"), write("src/app.py", "x\n")]])
+    events, contents = await run_turns(
+        tree, [[edit("a.txt", "two", "2"), write("src/app.py", "x\n", over=(tree / "src/app.py").read_text())]]
+    )
     undo = plan(tree, read_changes(events), contents)
     (tree / "a.txt").write_text("other\n")
     before = snapshot(tree)
@@ -237,7 +242,9 @@ async def test_protected_paths_are_refused(tree: Path) -> None:
 
 async def test_a_change_whose_process_died_is_named_as_not_covered(tree: Path) -> None:
     """After a crash the old content is not kept: the undo says so and changes nothing [B105]."""
-    events, contents = await run_turns(tree, [[write("a.txt", "1\n")], [edit("a.txt", "1", "2")]])
+    events, contents = await run_turns(
+        tree, [[write("a.txt", "1\n", over=(tree / "a.txt").read_text())], [edit("a.txt", "1", "2")]]
+    )
     first, second = read_changes(events)
     lost = msgspec.structs.replace(first, kept=None, before=None, lost=True)
     [problem] = plan(tree, [lost, second], contents).problems
