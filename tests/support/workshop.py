@@ -23,7 +23,7 @@ WORDS = {
     "net_udp": ("no UDP and DNS", "UDP and DNS are possible"),
     "pids": ("no process is left behind, other processes are out of reach", "other processes are within reach"),
     "env": ("the server's environment cannot be read", "the server's environment can be read by a command that tries"),
-    "protected": ("protected paths cannot be changed", "protected paths can be changed"),
+    "protected": ("protected paths that exist cannot be changed", "protected paths can be changed"),
 }
 HELD = {"A": set(WORDS), "B": {"write", "read", "net_tcp", "pids"}, "none": set()}
 

@@ -25,7 +25,7 @@ from holdfast.workspace.launch import LINUX, Confinement, Guarantees, Launch, Le
 __all__ = ["Choice", "Confinement", "Guarantees", "Launch", "Level", "Sandbox", "find_sandbox"]
 
 Choice = Literal["auto", "required", "none", "bubblewrap", "landlock"]
-INSTALL = "install bubblewrap 0.8 or newer (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap)"
+INSTALL = "install a bubblewrap that has --bind-fd (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap)"
 PROBE_SECONDS = 10
 
 
@@ -140,7 +140,7 @@ def _try_start(sandbox: Sandbox, directory: Path) -> str:
         return ""
     said = done.stderr.decode(errors="replace").strip()[:300] or f"exit code {done.returncode}"
     return (
-        f"bubblewrap is installed, but does not work here ({said}). It needs version 0.8 or newer and user namespaces: "
+        f"bubblewrap is installed, but does not work here ({said}). It needs --bind-fd and user namespaces: "
         "in a container allow them (Docker: --security-opt seccomp=unconfined --security-opt systempaths=unconfined), "
         "on Ubuntu 24.04 or newer give bwrap an AppArmor profile with userns"
     )

@@ -36,7 +36,7 @@ GUARANTEES = {
     "net_udp": ("no UDP and DNS", "UDP and DNS are possible"),
     "pids": ("no process is left behind, other processes are out of reach", "other processes are within reach"),
     "env": ("the server's environment cannot be read", "the server's environment can be read"),
-    "protected": ("protected paths cannot be changed", "protected paths can be changed"),
+    "protected": ("protected paths that exist cannot be changed", "protected paths can be changed"),
 }
 _FILE = ("path", "action", "added", "removed", "mode", "before", "after", "version")
 _PLAN = ("command", "argv", "executable", "executable_in_workspace", "cwd", "environment", "files", "timeout")

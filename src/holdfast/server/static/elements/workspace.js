@@ -111,7 +111,7 @@ const GUARANTEES = {
   net_udp: ["no UDP and DNS", "UDP and DNS are possible"],
   pids: ["no process is left behind, other processes are out of reach", "other processes are within reach"],
   env: ["the server's environment cannot be read", "the server's environment can be read"],
-  protected: ["protected paths cannot be changed", "protected paths can be changed"],
+  protected: ["protected paths that exist cannot be changed", "protected paths can be changed"],
 };
 
 // The sentences of the plan, if it has some: they also name limits. Else those of its guarantees.
