@@ -25,7 +25,10 @@ from holdfast.workspace.launch import LINUX, Confinement, Guarantees, Launch, Le
 __all__ = ["Choice", "Confinement", "Guarantees", "Launch", "Level", "Sandbox", "find_sandbox"]
 
 Choice = Literal["auto", "required", "none", "bubblewrap", "landlock"]
-INSTALL = "install a bubblewrap that has --bind-fd (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap)"
+INSTALL = (
+    "install a bubblewrap that has --bind-fd (Debian, Ubuntu: apt-get install bubblewrap; "
+    "Fedora: dnf install bubblewrap)"
+)
 PROBE_SECONDS = 10
 
 
