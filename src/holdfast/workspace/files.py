@@ -90,6 +90,8 @@ def check_plan(plan: Any, changes: Sequence[Change]) -> None:
             raise conflict_error(change.path, approved.get(change.path, (None, None))[0], change.before)
 
 
+PROMPTS = {"write": "Write {path}?", "edit": "Change {path}?", "apply_patch": "Apply this patch?"}
+"""The questions to approvers, by tool."""
 MAX_NAME = 255
 """Characters of an artifact's name."""
 
@@ -150,6 +152,7 @@ class FileChange:
             handler=handler,
             preview=preview,
             description=description,
+            prompt=PROMPTS[self._name],
             parameters=parameters,
             approval=self._ws.approval(self.judge),
             risk="medium",

@@ -171,6 +171,7 @@ def shell_tools(ws: ShellWorkspace) -> list[Tool]:
         Tool.declare(
             name="bash",
             description=_describe(ws),
+            prompt="Run {command}?",
             parameters=_parameters(ws.limits),
             handler=shell.run,
             preview=shell.preview,
