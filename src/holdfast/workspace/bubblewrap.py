@@ -225,10 +225,11 @@ class Covers:
             self._opened[""] = os.open(self._root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             self._mount("", self._opened[""], writable=writable)
             self._cover(root, registered)
-        except BaseException as error:
+        except OSError as error:
             self.discard()
-            if isinstance(error, OSError):
-                raise ToolError("command_failed", f"the sandbox cannot be set up: {error}") from error
+            raise ToolError("command_failed", f"the sandbox cannot be set up: {error}") from error
+        except BaseException:
+            self.discard()
             raise
         finally:
             for fd in self._opened.values():
