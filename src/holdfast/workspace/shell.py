@@ -264,7 +264,7 @@ class Shell:
         try:
             plan = await self.preview(args, call)
         except ToolError:
-            return answer  # the preview raises it again, and nobody is asked
+            return RequireApproval(answer.reason, grants=False)  # the preview raises it again, and nobody is asked
         if not (plan["files"] or plan.get("not_bound") or plan["executable_in_workspace"]):
             return answer
         why = "a remembered approval does not count, because files decide what the command does"
