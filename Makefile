@@ -66,7 +66,7 @@ chaos-sqlite: $(VENV)/.dev chaos-workspace
 	$(BIN)/python tests/chaos/power.py --cuts $$((2 * $(N)))
 
 chaos-workspace: $(VENV)/.dev
-	HOLDFAST_LINK_SWAPS=200000 HOLDFAST_PATH_EXAMPLES=30000 HOLDFAST_LEXER_CASES=100000 \
+	HOLDFAST_LINK_SWAPS=200000 HOLDFAST_PATH_EXAMPLES=100000 HOLDFAST_LEXER_CASES=100000 \
 		HOLDFAST_WORKSPACE_KILLS=210 $(BIN)/python -m pytest tests/workspace/test_paths.py \
 		tests/workspace/test_lexer.py tests/workspace/test_workspace_kills.py
 

@@ -17,7 +17,7 @@ from holdfast.errors import ToolError
 from holdfast.tools import Call
 from holdfast.workspace import Workspace
 from holdfast.workspace.ripgrep import OPTIONS, find_ripgrep
-from holdfast.workspace.sandbox import find_sandbox
+from holdfast.workspace.sandbox.probe import find_sandbox
 
 FILES = {True: 500, False: 50_000}
 COMMANDS = {True: 3, False: 60}

@@ -11,10 +11,10 @@ import pytest
 
 from holdfast.core.tool import Result
 from holdfast.tools.call import Call
-from holdfast.workspace.beneath import KernelOpener, Opener, PortableOpener, WalkOpener, open_root
-from holdfast.workspace.files import Seen, file_tools
+from holdfast.workspace.files.beneath import KernelOpener, Opener, PortableOpener, WalkOpener, open_root
+from holdfast.workspace.files.root import Root
+from holdfast.workspace.files.tools import Seen, file_tools
 from holdfast.workspace.limits import Limits
-from holdfast.workspace.root import Root
 
 OPENERS: dict[str, type[Opener]] = {"kernel": KernelOpener, "walk": WalkOpener, "portable": PortableOpener}
 

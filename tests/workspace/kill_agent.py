@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast import Agent, Runtime, ScriptedModel, ToolCall
 from holdfast.workspace import Workspace
-from holdfast.workspace.sandbox import find_sandbox
+from holdfast.workspace.sandbox.probe import find_sandbox
 
 NAMES = ("a", "b", "c")
 

@@ -16,8 +16,9 @@ from typing import Any
 from shell_world import Ruling, World
 
 from holdfast.errors import ToolError
+from holdfast.workspace.files.root import Root
 from holdfast.workspace.limits import Limits
-from holdfast.workspace.sandbox import Confinement, find_sandbox
+from holdfast.workspace.sandbox.probe import Confinement, find_sandbox
 
 
 async def main(order: dict[str, Any]) -> dict[str, Any]:
@@ -29,6 +30,8 @@ async def main(order: dict[str, Any]) -> dict[str, Any]:
         ruling=Ruling(confined=order.get("confined", False)),
         limits=Limits(**order.get("limits", {})),
     )
+    if order.get("real_root"):
+        world.root = Root(order["root"])  # pyright: ignore[reportAttributeAccessIssue]
     await run(world, "true", 60)  # what the first run loads does not count as growth
     before = peak_bytes()
     ticker = asyncio.create_task(count_ticks(ticks := [0]))

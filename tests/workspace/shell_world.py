@@ -25,9 +25,9 @@ from holdfast.core.tool import Allow, RequireApproval
 from holdfast.errors import ToolError
 from holdfast.tools import Call, Tool
 from holdfast.workspace.limits import Limits
-from holdfast.workspace.process import make_environment
-from holdfast.workspace.sandbox import Sandbox, find_sandbox
-from holdfast.workspace.shell import shell_tools
+from holdfast.workspace.sandbox.probe import Sandbox, find_sandbox
+from holdfast.workspace.shell.environment import make_environment
+from holdfast.workspace.shell.tool import shell_tools
 
 NOBODY = 65534
 
@@ -166,7 +166,9 @@ def python_for(user: int) -> str:
     """Return a Python that the user can start; the one of this process may be in a directory of its own user."""
     for program in (sys.executable, "/usr/bin/python3"):
         with contextlib.suppress(OSError):
-            done = subprocess.run([program, "-c", "import holdfast.workspace.shell"], env=ENVIRONMENT, **run_as(user))
+            done = subprocess.run(
+                [program, "-c", "import holdfast.workspace.shell.tool"], env=ENVIRONMENT, **run_as(user)
+            )
             if done.returncode == 0:
                 return program
     pytest.skip(f"user {user} has no Python that can import Holdfast here")

@@ -18,9 +18,9 @@ from support.policies import make_policy
 from holdfast.errors import ToolError
 from holdfast.tools.call import Call
 from holdfast.workspace import Workspace
-from holdfast.workspace.harmless import TABLES
-from holdfast.workspace.policy import PROGRAM_PATH
-from holdfast.workspace.rules import RuleSet
+from holdfast.workspace.policy.harmless import TABLES
+from holdfast.workspace.policy.policy import PROGRAM_PATH
+from holdfast.workspace.policy.rules import RuleSet
 
 EXACT: list[list[Any]] = [
     ["git", ["status", "diff", "log", "branch", "show"]],

@@ -12,16 +12,16 @@ import pytest
 from workspace.conftest import make_root
 
 from holdfast.errors import ToolError
-from holdfast.workspace import changes
-from holdfast.workspace.changes import Change, commit_changes
-from holdfast.workspace.root import Root
+from holdfast.workspace.files import changes
+from holdfast.workspace.files.changes import Change, commit_changes
+from holdfast.workspace.files.root import Root
 
 WORKER = """
 import hashlib, sys
 from pathlib import Path
 from holdfast.errors import ToolError
-from holdfast.workspace.changes import Change, commit_changes
-from holdfast.workspace.root import Root
+from holdfast.workspace.files.changes import Change, commit_changes
+from holdfast.workspace.files.root import Root
 path, letter = Path(sys.argv[1]), sys.argv[2]
 root = Root(path)
 print("ready", flush=True)

@@ -21,14 +21,14 @@ from workspace.conftest import FileTools, snapshot
 from holdfast.core.tool import Result
 from holdfast.errors import ToolError
 from holdfast.tools.call import Call
-from holdfast.workspace import beneath
-from holdfast.workspace import changes as changes_module
-from holdfast.workspace.beneath import Directory
-from holdfast.workspace.changes import PREFIX, Change, commit_changes
-from holdfast.workspace.files import Seen
+from holdfast.workspace.files import beneath
+from holdfast.workspace.files import changes as changes_module
+from holdfast.workspace.files.beneath import Directory
+from holdfast.workspace.files.changes import PREFIX, Change, commit_changes
+from holdfast.workspace.files.root import Root
+from holdfast.workspace.files.text import hash_content
+from holdfast.workspace.files.tools import Seen
 from holdfast.workspace.limits import Limits
-from holdfast.workspace.root import Root
-from holdfast.workspace.text import hash_content
 
 CONTENTS = {
     "lines": b"one\ntwo\nthree\n",
@@ -217,7 +217,7 @@ def test_huge_files_are_paged_in_bounded_memory(tmp_path):
     tests = str(Path(__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-c", READ_HUGE, str(root)],
-        env=os.environ | {"PYTHONPATH": f"{tests}{os.pathsep}{Path(changes_module.__file__).parents[2]}"},
+        env=os.environ | {"PYTHONPATH": f"{tests}{os.pathsep}{Path(changes_module.__file__).parents[3]}"},
         capture_output=True,
         check=True,
     )
@@ -388,7 +388,7 @@ def test_an_ordinary_user_cannot_write_what_the_modes_forbid(tree):
         "    await files.run('write', path='free.txt', content='x')\n"
         "asyncio.run(main())\n"
     )
-    source = Path(changes_module.__file__).parents[2]
+    source = Path(changes_module.__file__).parents[3]
     done = subprocess.run(
         [sys.executable, "-c", code, str(tree)],
         env=os.environ | {"PYTHONPATH": f"{Path(__file__).parents[1]}{os.pathsep}{source}"},
@@ -1024,10 +1024,10 @@ def test_a_full_disk_changes_nothing(tree, monkeypatch):
 KILLED = """
 import json, os, shutil, signal, sys
 from pathlib import Path
-from holdfast.workspace import beneath
-from holdfast.workspace.changes import Change, commit_changes, PREFIX
-from holdfast.workspace.root import Root
-from holdfast.workspace.text import hash_content
+from holdfast.workspace.files import beneath
+from holdfast.workspace.files.changes import Change, commit_changes, PREFIX
+from holdfast.workspace.files.root import Root
+from holdfast.workspace.files.text import hash_content
 from workspace.conftest import snapshot
 from workspace.test_files import STEPS, make_changes
 
@@ -1081,7 +1081,7 @@ for number in range(1, 500):
 @pytest.mark.parametrize("way", ["exchange", "links"])
 def test_a_process_killed_at_any_step_leaves_old_or_new_files(tmp_path, way):
     """kill -9 at each system call of a commit; the next write removes what it left [B76] [B95]."""
-    source = Path(changes_module.__file__).parents[2]
+    source = Path(changes_module.__file__).parents[3]
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path), way],
         env=os.environ | {"PYTHONPATH": f"{Path(__file__).parents[1]}{os.pathsep}{source}"},

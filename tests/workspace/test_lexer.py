@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from holdfast.workspace.lexer import LONGEST, literal_words
+from holdfast.workspace.policy.lexer import LONGEST, literal_words
 
 CASES = int(os.environ.get("HOLDFAST_LEXER_CASES", "2000"))
 """Accepted commands that are compared with bash; the chaos run raises it."""

@@ -13,9 +13,9 @@ from workspace.conftest import FileTools, snapshot
 
 from holdfast.errors import ToolError
 from holdfast.tools.call import Call
-from holdfast.workspace.diff import diff_files
-from holdfast.workspace.patch import FilePatch, Hunk, _Unified, apply_hunks, parse_patch
-from holdfast.workspace.text import hash_content, split_lines
+from holdfast.workspace.files.diff import diff_files
+from holdfast.workspace.files.patch import FilePatch, Hunk, _Unified, apply_hunks, parse_patch
+from holdfast.workspace.files.text import hash_content, split_lines
 
 NUMBERS = b"".join(b"line %d\n" % number for number in range(1, 31))
 

@@ -16,12 +16,19 @@ from hypothesis import strategies as st
 from workspace.conftest import OPENERS, FileTools, make_root, snapshot
 
 from holdfast.errors import ToolError
-from holdfast.workspace import beneath
-from holdfast.workspace import root as root_module
-from holdfast.workspace.beneath import KernelOpener, NotRegular, PortableOpener, WalkOpener, choose_opener, open_root
-from holdfast.workspace.changes import Change, commit_changes
-from holdfast.workspace.root import Root
-from holdfast.workspace.text import hash_content
+from holdfast.workspace.files import beneath
+from holdfast.workspace.files import root as root_module
+from holdfast.workspace.files.beneath import (
+    KernelOpener,
+    NotRegular,
+    PortableOpener,
+    WalkOpener,
+    choose_opener,
+    open_root,
+)
+from holdfast.workspace.files.changes import Change, commit_changes
+from holdfast.workspace.files.root import Root
+from holdfast.workspace.files.text import hash_content
 
 OPENS = int(os.environ.get("HOLDFAST_LINK_SWAPS", "20000"))
 """Opens against a link that another process swaps; `make chaos` takes more."""

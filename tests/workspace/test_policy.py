@@ -28,10 +28,10 @@ from support.policies import (
 
 from holdfast.errors import DeclarationError, ToolError
 from holdfast.workspace import Workspace
-from holdfast.workspace import policy as policy_module
-from holdfast.workspace.harmless import TABLES, Reading, find_reading
-from holdfast.workspace.policy import MODES, PROGRAM_PATH, Mode, Ruling
-from holdfast.workspace.rules import EFFECTS, RuleSet
+from holdfast.workspace.policy import policy as policy_module
+from holdfast.workspace.policy.harmless import TABLES, Reading, find_reading
+from holdfast.workspace.policy.policy import MODES, PROGRAM_PATH, Mode, Ruling
+from holdfast.workspace.policy.rules import EFFECTS, RuleSet
 
 NEEDS_PROGRAMS = pytest.mark.skipif(not shutil.which("cat", path=PROGRAM_PATH), reason="no program in the fixed PATH")
 ALLOW_ALL = [

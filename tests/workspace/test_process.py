@@ -15,9 +15,10 @@ from shell_world import ENVIRONMENT, Probe, World, make_root, processes_with, us
 
 from holdfast.errors import ToolError
 from holdfast.workspace.limits import Limits
-from holdfast.workspace.output import Output, count_invalid
-from holdfast.workspace.process import Slots, make_environment
-from holdfast.workspace.sandbox import Confinement, find_sandbox
+from holdfast.workspace.sandbox.probe import Confinement, find_sandbox
+from holdfast.workspace.shell.environment import make_environment
+from holdfast.workspace.shell.output import Output, count_invalid
+from holdfast.workspace.shell.slots import Slots
 
 LEVELS = ("bubblewrap", "landlock", "none")
 _numbers = itertools.count(1)
@@ -278,8 +279,8 @@ for name in [name for name in sys.modules if name.startswith("holdfast.workspace
 for name in ("fcntl", "resource"):
     sys.modules[name] = None
 sys.platform = "darwin"
-from holdfast.workspace.sandbox import find_sandbox
-from holdfast.workspace import shell
+from holdfast.workspace.sandbox.probe import find_sandbox
+from holdfast.workspace.shell import tool as shell
 shell_world.shell_tools = shell.shell_tools
 sandbox = find_sandbox("auto")
 world = shell_world.World(pathlib.Path(sys.argv[1]), sandbox)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from support.policies import COMMANDS, NOW, PATHS, RULES, one_rule
 
 from holdfast.errors import DeclarationError
-from holdfast.workspace.command import analyse_command
-from holdfast.workspace.rules import EFFECTS, RuleSet, narrow, remember_command
+from holdfast.workspace.policy.analysis import analyse_command
+from holdfast.workspace.policy.rules import EFFECTS, RuleSet, narrow, remember_command
 
 PUSH = {"tool": "bash", "argv": ["git", "push", "**"], "effect": "deny"}
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import shutil
 import socket
+import stat
 import struct
 import tempfile
 import threading
@@ -16,14 +18,15 @@ from typing import Any
 import pytest
 from shell_world import SECRET, Probe, World, make_root, user_number
 
-import holdfast.workspace.bubblewrap as bubblewrap
-import holdfast.workspace.root as root_module
-import holdfast.workspace.sandbox as sandbox_module
+import holdfast.workspace.files.root as root_module
+import holdfast.workspace.sandbox.probe as sandbox_module
 from holdfast.errors import DeclarationError, ToolError
-from holdfast.workspace import cgroup
-from holdfast.workspace.root import Root as WorkspaceRoot
-from holdfast.workspace.sandbox import Confinement, Sandbox, find_sandbox, probe_bubblewrap
-from holdfast.workspace.seccomp import build_filter
+from holdfast.workspace.files.root import Root as WorkspaceRoot
+from holdfast.workspace.sandbox import bubblewrap, cgroup
+from holdfast.workspace.sandbox.base import Released
+from holdfast.workspace.sandbox.covers import MOST_COVERS, STUB_MARK, Covers
+from holdfast.workspace.sandbox.probe import Confinement, Sandbox, find_sandbox, probe_bubblewrap
+from holdfast.workspace.sandbox.seccomp import build_filter
 
 PROTECTED = [".git/hooks", ".git/config", ".vscode", ".config/git", ".bashrc"]
 
@@ -352,11 +355,11 @@ class Root:
 def test_a_stub_is_removed_by_the_last_command_that_uses_it(tmp_path: Path) -> None:
     """Removing it earlier would uncover the path in the other command."""
     root = Root(tmp_path, [".vscode", ".git/hooks"])
-    first, second = bubblewrap.Covers(root, True), bubblewrap.Covers(root, True)
+    first, second = Covers(root, True), Covers(root, True)
     assert sorted(os.listdir(tmp_path)) == [".git", ".vscode"]
-    assert first.release() == []
+    assert first.release() == Released()
     assert sorted(os.listdir(tmp_path)) == [".git", ".vscode"]
-    assert second.release() == []
+    assert second.release() == Released()
     assert os.listdir(tmp_path) == []
 
 
@@ -366,10 +369,10 @@ def test_many_commands_at_once_leave_no_stub(tmp_path: Path) -> None:
 
     def cover() -> None:
         for _ in range(50):
-            covers = bubblewrap.Covers(root, True)
+            covers = Covers(root, True)
             if not {".vscode", ".idea"} <= set(os.listdir(tmp_path)):
                 problems.append("uncovered")
-            covers.release()
+            covers.discard()
 
     threads = [threading.Thread(target=cover) for _ in range(4)]
     for each in threads:
@@ -381,29 +384,28 @@ def test_many_commands_at_once_leave_no_stub(tmp_path: Path) -> None:
 
 
 def test_a_stub_that_a_killed_server_left_is_removed(tmp_path: Path) -> None:
-    """It is recognised by its time stamp, its mode, and because it is empty."""
-    os.mkdir(tmp_path / ".vscode", 0o555)
-    os.utime(tmp_path / ".vscode", (bubblewrap.STUB_TIME, bubblewrap.STUB_TIME))
-    bubblewrap.Covers(Root(tmp_path, [".vscode"]), True).release()
+    """It is recognised by its mode, which it has from its creation on, and because it is empty."""
+    os.mkdir(tmp_path / ".vscode", STUB_MARK | 0o555)
+    Covers(Root(tmp_path, [".vscode"]), True).release()
     assert os.listdir(tmp_path) == []
 
 
 def test_a_directory_of_the_user_is_never_removed(tmp_path: Path) -> None:
     (tmp_path / ".vscode").mkdir()
-    bubblewrap.Covers(Root(tmp_path, [".vscode", ".idea"]), True).release()
+    Covers(Root(tmp_path, [".vscode", ".idea"]), True).release()
     assert os.listdir(tmp_path) == [".vscode"]
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o555])
 async def test_a_directory_that_looks_like_a_stub_is_still_covered(tmp_path: Path, mode: int) -> None:
-    """A command can set any time stamp: what has content is no stub, and secrets below it stay covered [B80, B92]."""
+    """A command can set any mode: what has content is no stub, and secrets below it stay covered [B80, B92]."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data/.env").write_text("secret")
     (tmp_path / "data/.vscode").mkdir()
     (tmp_path / "data").chmod(mode)
     (tmp_path / "empty").mkdir()
     for name in ("data/.vscode", "data", "empty"):
-        os.utime(tmp_path / name, (bubblewrap.STUB_TIME, bubblewrap.STUB_TIME))
+        (tmp_path / name).chmod(STUB_MARK | stat.S_IMODE(os.stat(tmp_path / name).st_mode))
     protected = ["data/.vscode", "empty/.env"]
     world = World(tmp_path, find_sandbox("required"), protected=protected, secrets=["data/.env"])
     result = await world.run("cat data/.env; echo x > data/.env; echo x > data/.vscode/x")
@@ -475,8 +477,8 @@ async def run_with(
 ) -> str:
     """Return the output. ``between`` is called when the launch is made and not yet started."""
     from holdfast.workspace.limits import Limits
-    from holdfast.workspace.output import Output
-    from holdfast.workspace.process import run_process
+    from holdfast.workspace.shell.output import Output
+    from holdfast.workspace.shell.process import run_process
 
     output = Output(Limits())
     launch = sandbox.wrap(["/bin/sh", "-c", script], root=root, cwd=".", writable=writable, env={})
@@ -534,17 +536,86 @@ def real_world(path: Path) -> World:
     return world
 
 
-async def test_protected_paths_that_a_command_made_are_named_in_its_result(tmp_path: Path) -> None:
-    """They cannot be covered before they exist: the result says what appeared, the next command is kept out [B92]."""
-    made = [".env.local", "sub/.git/config", "sub/.vscode"]
+async def test_protected_paths_that_a_command_made_are_renamed_when_it_ends(tmp_path: Path) -> None:
+    """They cannot be covered before they exist: no program finds them afterwards, and nothing is lost [B92]."""
+    (tmp_path / ".git").mkdir()
+    made = [".env.local", ".git/commondir", "new.git/deep/.env", "sub/.git/config", "sub/.vscode"]
     world = real_world(tmp_path)
-    result = await world.run("mkdir -p sub/.vscode sub/.git; echo x > sub/.git/config; echo KEY=1 > .env.local")
-    assert result["protected_changed"] == made
-    result = await world.run("cat .env.local; echo y > sub/.git/config")
-    assert not result["ok"]
-    assert "KEY" not in result["output"]
+    result = await world.run(
+        "mkdir -p sub/.vscode sub/.git new.git/deep; echo x > sub/.git/config; echo KEY=1 > .env.local; "
+        "echo ../x > .git/commondir; echo KEY=2 > new.git/deep/.env"
+    )
+    assert sorted(result["quarantined"]) == made
+    assert "ask the user" in result["quarantine_note"]
     assert "protected_changed" not in result
-    assert (tmp_path / "sub/.git/config").read_text() == "x\n"
+    for path, now in result["quarantined"].items():
+        assert not (tmp_path / path).exists()
+        assert (tmp_path / now).exists()
+        assert now.startswith(f"{path}.quarantined-")
+    secret = result["quarantined"][".env.local"]
+    result = await world.run(f"cat {secret}; echo y > sub/.git/config")
+    assert "KEY" not in result["output"], "what was named .env is still a secret"
+    assert list(result["quarantined"]) == ["sub/.git/config"], "again, whatever the command tries"
+
+
+@pytest.mark.parametrize("name", ["root", "nobody"])
+def test_a_quarantine_finds_what_a_command_hides(name: str) -> None:
+    """Directories that cannot be listed or written, the longest names, links; as root and as another user [B92]."""
+    root, long = make_root(), ".env" + "x" * 251
+    script = (
+        f"mkdir -p a/b c; echo x > a/b/.env; echo x > c/{long}; ln -s /etc plain; ln -s /etc c/.idea; "
+        "chmod 300 a/b; chmod 500 c; chmod 400 a"
+    )
+    (result,) = Probe(root, "required", user_number(name), [script], real_root=True).read()["results"]
+    assert set(result["quarantined"]) == {"a/b/.env", "c/.idea", f"c/{long}"}
+    assert "protected_changed" not in result
+    assert [stat.S_IMODE(os.stat(root / path).st_mode) for path in ("a", "c")] == [0o400, 0o500]
+    (root / "a").chmod(0o700)
+    assert stat.S_IMODE(os.stat(root / "a/b").st_mode) == 0o300
+    (root / "a/b").chmod(0o700)
+    left = {path.name for path in root.rglob("*") if path.name.startswith(".")}
+    assert not left & {".env", ".idea", long}
+    assert (root / "plain").is_symlink()
+
+
+async def test_hooks_of_a_repository_in_a_subdirectory_cannot_be_made(tmp_path: Path) -> None:
+    """Git runs them at any moment, so that renaming them afterwards would be too late; no stub is left [B92]."""
+    (tmp_path / "sub/.git").mkdir(parents=True)
+    result = await real_world(tmp_path).run("mkdir sub/.git/hooks; echo evil > sub/.git/hooks/pre-commit")
+    assert not result["ok"]
+    assert "quarantined" not in result
+    assert os.listdir(tmp_path / "sub/.git") == []
+
+
+async def test_files_of_a_store_are_named_and_not_renamed(tmp_path: Path) -> None:
+    """Another process may use the store: without its log of changes it would break [B92]."""
+    (tmp_path / "holdfast.db").touch()
+    result = await real_world(tmp_path).run("echo x > holdfast.db-wal")
+    assert result["protected_changed"] == ["holdfast.db-wal"]
+    assert (tmp_path / "holdfast.db-wal").exists()
+
+
+async def test_a_path_that_was_renamed_while_another_command_ran_counts_as_new_for_that_one(tmp_path: Path) -> None:
+    """That command could make it again: it started when the path existed [B92]."""
+    world = real_world(tmp_path)
+    waits = "for n in $(seq 600); do [ -e {} ] && break; sleep 0.05; done"
+    first = asyncio.create_task(world.run(f"mkdir sub; echo a > sub/.env; touch made; {waits.format('started')}"))
+    while not (tmp_path / "made").exists():
+        await asyncio.sleep(0.01)
+    script = f"touch started; {waits.format('ended')}; echo b > sub/.env"
+    second = asyncio.create_task(world.run(script))
+    assert list((await first)["quarantined"]) == ["sub/.env"]
+    (tmp_path / "ended").touch()
+    assert list((await second)["quarantined"]) == ["sub/.env"]
+    assert not (tmp_path / "sub/.env").exists()
+
+
+async def test_a_command_that_is_killed_by_its_timeout_leaves_no_protected_path(tmp_path: Path) -> None:
+    """The error says what was renamed [B92]."""
+    with pytest.raises(ToolError) as caught:
+        await real_world(tmp_path).run("mkdir s; echo x > s/.env; sleep 60", timeout=1.5)
+    assert caught.value.kind == "timeout"
+    assert list(caught.value.details["quarantined"]) == ["s/.env"]
 
 
 async def test_the_target_of_a_protected_link_is_covered(tmp_path: Path) -> None:
@@ -577,13 +648,13 @@ async def test_a_workspace_too_large_to_search_is_refused(tmp_path: Path, monkey
 
 def test_too_many_protected_paths_are_refused_and_nothing_stays_open(tmp_path: Path) -> None:
     """The rest would be uncovered: no command runs, and no descriptor is lost [B92]."""
-    paths = [f"d{number}/.env" for number in range(bubblewrap.MOST_COVERS)]
+    paths = [f"d{number}/.env" for number in range(MOST_COVERS)]
     for path in paths:
         (tmp_path / path).parent.mkdir()
         (tmp_path / path).touch()
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ToolError, match="too many to cover"):
-        bubblewrap.Covers(Root(tmp_path, [*paths, ".vscode"]), True)
+        Covers(Root(tmp_path, [*paths, ".vscode"]), True)
     assert len(os.listdir("/proc/self/fd")) == before
     assert not (tmp_path / ".vscode").exists()
 

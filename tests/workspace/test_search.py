@@ -13,8 +13,8 @@ from holdfast.errors import ToolError
 from holdfast.tools.call import Call
 from holdfast.tools.protected import protect
 from holdfast.workspace import Workspace
+from holdfast.workspace.files.root import Root
 from holdfast.workspace.limits import Limits
-from holdfast.workspace.root import Root
 
 FILES = {
     "a.py": "import os\nprint('alpha')\n",

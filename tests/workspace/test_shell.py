@@ -18,11 +18,11 @@ from support.runtimes import agent, of, sees
 from holdfast import Approve, Call, Runtime, ScriptedModel, ToolCall, ToolError
 from holdfast.cli.render.workspace import render_plan
 from holdfast.core.events import CallReturned
-from holdfast.workspace import shell
-from holdfast.workspace.launch import Launch
+from holdfast.workspace.files.root import Root
 from holdfast.workspace.limits import Limits
-from holdfast.workspace.root import Root
-from holdfast.workspace.sandbox import find_sandbox
+from holdfast.workspace.sandbox.base import Launch
+from holdfast.workspace.sandbox.probe import find_sandbox
+from holdfast.workspace.shell import binder
 
 
 @pytest.fixture
@@ -435,7 +435,7 @@ async def test_a_file_that_cannot_be_read_is_said_to_be_unbound(
 
 async def test_the_files_of_a_plan_share_one_budget_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large files are named with size and time once the budget is used; the small ones come first."""
-    monkeypatch.setattr(shell, "MOST_BYTES", 1000)
+    monkeypatch.setattr(binder, "MOST_BYTES", 1000)
     world = real_world(tmp_path)
     for number in range(8):
         put(tmp_path / f"large{number}", "x" * (400 + number))
@@ -493,7 +493,7 @@ async def test_a_hostile_word_does_not_hold_up_the_plan(tmp_path: Path, command:
 
 async def test_a_plan_is_made_in_bounded_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command of very many names says that not all were looked up."""
-    monkeypatch.setattr(shell, "MOST_LOOKUPS", 50)
+    monkeypatch.setattr(binder, "MOST_LOOKUPS", 50)
     plan = await real_world(tmp_path).plan("cat " + " ".join(map(str, range(200))))
     assert plan["not_bound"] == ["files that were not looked up, because the command names too many"]
 

@@ -15,9 +15,9 @@ from holdfast.core.events import AnyEvent, CallReturned
 from holdfast.errors import Invalid, NotFound, ToolError
 from holdfast.tools.call import Call
 from holdfast.workspace import Workspace
-from holdfast.workspace.root import Root
-from holdfast.workspace.text import hash_content
-from holdfast.workspace.undo import (
+from holdfast.workspace.files.root import Root
+from holdfast.workspace.files.text import hash_content
+from holdfast.workspace.files.undo import (
     FileChanged,
     Undo,
     choose_root,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from holdfast import Agent, Approve, Runtime, ScriptedModel, ToolCall
@@ -184,3 +186,30 @@ async def test_a_search_leaves_out_what_a_rule_denies(root):
         result = await rt.run("go")
         (returned,) = [e for e in await rt.history(result.conversation) if type(e).__name__ == "CallReturned"]
     assert returned.value["lines"] == "a.txt:1:one"
+
+
+async def test_an_interrupted_command_whose_plan_changed_is_asked_again_with_the_fresh_plan(root, tmp_path):
+    """Its first run wrote a file that it names: the approver sees the hash that it has now [B96]."""
+    store = f"sqlite:///{tmp_path / 'log.db'}"
+    call = ToolCall("bash", {"command": "echo x >> a.txt; [ -e go ] || sleep 60"})
+    first = Runtime(make_agent(Workspace(root), call), store=store)
+    await first.start()
+    result = await first.run("go")
+    (shown,) = result.pending
+    await first.resolve(shown, Approve(), by="boss")
+    while (root / "a.txt").read_text() != "one\ntwo\nx\n":
+        await asyncio.sleep(0.01)
+    await asyncio.gather(*first.kill(), return_exceptions=True)
+    await first.store.close()
+    (root / "go").touch()
+    async with Runtime(make_agent(Workspace(root), call), store=store) as second:
+        (interrupted,) = (await second.wait(result.conversation)).pending
+        await second.resolve(interrupted, Approve(), by="boss")
+        (again,) = (await second.wait(result.conversation)).pending
+        assert (again.recovery, again.reason) == (True, "its plan has changed since it was interrupted")
+        assert again.preview["plan"]["command"] == shown.preview["command"]
+        assert again.preview["plan"]["files"]["a.txt"] != shown.preview["files"]["a.txt"]
+        assert (root / "a.txt").read_text() == "one\ntwo\nx\n", "nothing ran without the approval"
+        await second.resolve(again, Approve(), by="boss")
+        assert (await second.wait(result.conversation)).text == "done"
+    assert (root / "a.txt").read_text() == "one\ntwo\nx\nx\n"

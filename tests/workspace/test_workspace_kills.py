@@ -12,21 +12,32 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kill_agent import NAMES
-from shell_world import HERE, processes_with
+from shell_world import (
+    ENVIRONMENT,
+    HERE,
+    give_to,
+    make_root,
+    processes_with,
+    python_for,
+    run_as,
+    user_number,
+    wait_until,
+)
 
 from holdfast import Approve, Runtime
 from holdfast.core.decisions import Pending
 from holdfast.core.events import CallResolved, CallReturned, CallStarted, TurnEnded
 from holdfast.errors import HoldfastError
 from holdfast.stores.sqlite.store import SQLiteStore
-from holdfast.workspace.process import find_descendants
+from holdfast.workspace.sandbox.probe import find_sandbox
 
 KILLS = int(os.environ.get("HOLDFAST_WORKSPACE_KILLS", "30"))
 PART = 30
@@ -74,18 +85,11 @@ class Trial:
         return await asyncio.wait_for(self._server.stdout.readline(), LONGEST)
 
     async def kill(self, pid: int) -> None:
-        """Kill the process, and wait until nothing of its command runs.
-
-        A bubblewrap that lost its first process before it could start anything waits for ever: it runs no command, and
-        is ended here. Bubblewrap asks to die with its parent only after that first step.
-        """
+        """Kill the process, and wait until nothing of its command runs."""
         os.kill(pid, signal.SIGKILL)
         assert await self._hear() == b"ended\n"
         async with asyncio.timeout(LONGEST):
-            while left := {*processes_with(self.marker), *processes_with(str(self.root))}:
-                if all(is_stuck(each) for each in left):
-                    for each in left:
-                        os.kill(each, signal.SIGKILL)
+            while {*processes_with(self.marker), *processes_with(str(self.root))}:
                 await asyncio.sleep(0.005)
 
     async def approve(self, most: int | None = None) -> bool:
@@ -118,16 +122,6 @@ class Trial:
         except HoldfastError:
             return False  # its plan changed meanwhile: it is asked about again
         return True
-
-
-def is_stuck(pid: int) -> bool:
-    """Return whether the process is a bubblewrap that waits for the word of its dead parent, and has no child."""
-    try:
-        waits = "eventfd_read" in Path(f"/proc/{pid}/stack").read_text()
-        orphan = "\nPPid:\t1\n" in Path(f"/proc/{pid}/status").read_text()
-        return waits and orphan and not find_descendants(pid)
-    except OSError:
-        return False
 
 
 @contextlib.asynccontextmanager
@@ -194,3 +188,85 @@ def check_conversation(trial: Trial, number: int, events: list[Any]) -> None:
     lines = (trial.root / f"ran-{number}.txt").read_text().split()
     assert 1 <= lines.count("start") <= len(started) <= len(approved)
     assert lines[-1] == "end"
+
+
+LEVELS = ("bubblewrap", "landlock", "none")
+STARTING_SECONDS = 0.06
+"""How long a command takes to start, at most; kills are spread over this time."""
+
+
+class Starter:
+    """A process that forks servers, each of which dies while it starts a command that never ends."""
+
+    def __init__(self, level: str, user: str):
+        self._user, self._level = user_number(user), level
+        self.root = make_root()
+        give_to(self.root, self._user)
+        self._process = subprocess.Popen(
+            [python_for(self._user), str(HERE / "start_agent.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=ENVIRONMENT,
+            text=True,
+            **run_as(self._user),
+        )
+        self._number = 0
+
+    def start_and_die(self, moment: str | float) -> None:
+        """Let a server die at this moment, and wait until every process of its command is gone."""
+        self._number += 1
+        mark = f"8{os.getpid()}{self._number:06}"
+        command = f"echo up >up-{self._number}; sleep {mark}; true"
+        order = {"root": str(self.root), "level": self._level, "command": command, "moment": moment}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == "ended\n"
+        wait_until(lambda: not processes_with(mark), LONGEST)
+
+    def has_run(self) -> bool:
+        """Return whether the last command ran, though maybe not to its end."""
+        return (self.root / f"up-{self._number}").exists()
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+@pytest.fixture(params=[(level, user) for level in LEVELS for user in ("root", "nobody")], ids="-".join)
+def starter(request: pytest.FixtureRequest) -> Iterator[Starter]:
+    level, user = request.param
+    try:
+        find_sandbox(level)
+    except HoldfastError as error:
+        pytest.skip(str(error))
+    starter = Starter(level, user)
+    yield starter
+    starter.close()
+
+
+def test_a_command_does_not_run_if_the_server_dies_before_the_sandbox_is_up(starter: Starter) -> None:
+    """Nothing of a command is left if its server is killed right after the fork, and it has not run [B102]."""
+    for _ in range(3):
+        starter.start_and_die("forked")
+        assert not starter.has_run()
+
+
+@pytest.mark.parametrize("user", ["root", "nobody"])
+def test_a_sandbox_that_is_being_set_up_ends_with_the_server(user: str) -> None:
+    """Bubblewrap's child, which does not yet ask to die with its parent, does not outlive the server [B102]."""
+    try:
+        find_sandbox("bubblewrap")
+    except HoldfastError as error:
+        pytest.skip(str(error))
+    starter = Starter("bubblewrap", user)
+    for _ in range(5):
+        starter.start_and_die("reported")
+    starter.close()
+
+
+def test_nothing_survives_kills_at_random_moments_of_the_start(starter: Starter) -> None:
+    """kill -9 of the server leaves no process of a command, in whichever step of its start [B102]."""
+    rng = random.Random(f"{SEED} start")
+    for _ in range(max(10, KILLS // 3)):
+        starter.start_and_die(rng.random() * STARTING_SECONDS)

@@ -21,10 +21,10 @@ import msgspec
 from holdfast.errors import ToolError
 from holdfast.tools.call import Call
 from holdfast.tools.declare import Tool
+from holdfast.workspace.files.root import Root
 from holdfast.workspace.limits import Limits
-from holdfast.workspace.policy import Policy, Ruling
+from holdfast.workspace.policy.policy import Policy, Ruling
 from holdfast.workspace.ripgrep import Outcome, read_text, run_ripgrep
-from holdfast.workspace.root import Root
 
 MAX_CONTEXT = 20
 """Lines around a match that a call may ask for."""

@@ -13,16 +13,16 @@ from holdfast.tools.call import Call
 from holdfast.tools.toolset import Toolset
 from holdfast.workspace.artifacts import artifact_tools
 from holdfast.workspace.checklist import checklist_tools
-from holdfast.workspace.files import Seen, file_tools
-from holdfast.workspace.launch import Confinement
+from holdfast.workspace.files.root import Root
+from holdfast.workspace.files.tools import Seen, file_tools
 from holdfast.workspace.limits import Limits
-from holdfast.workspace.policy import Mode, Policy, Ruling
-from holdfast.workspace.process import make_environment
-from holdfast.workspace.root import Root
-from holdfast.workspace.rules import RuleSet
-from holdfast.workspace.sandbox import find_sandbox
+from holdfast.workspace.policy.policy import Mode, Policy, Ruling
+from holdfast.workspace.policy.rules import RuleSet
+from holdfast.workspace.sandbox.base import Confinement
+from holdfast.workspace.sandbox.probe import find_sandbox
 from holdfast.workspace.search import search_tools
-from holdfast.workspace.shell import shell_tools
+from holdfast.workspace.shell.environment import make_environment
+from holdfast.workspace.shell.tool import shell_tools
 
 Judge = Callable[[dict[str, Any], Call], Ruling]
 

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, Protocol
 
 from holdfast.errors import ToolError
 from holdfast.tools.call import Call
-from holdfast.workspace.beneath import READ_FLAGS
-from holdfast.workspace.changes import refuse_unwritable
-from holdfast.workspace.diff import diff_files
+from holdfast.workspace.files.beneath import READ_FLAGS
+from holdfast.workspace.files.changes import refuse_unwritable
+from holdfast.workspace.files.diff import diff_files
+from holdfast.workspace.files.root import CHUNK, Root
+from holdfast.workspace.files.text import hash_content
 from holdfast.workspace.limits import Limits
-from holdfast.workspace.root import CHUNK, Root
-from holdfast.workspace.text import hash_content
 
 
 class Seen:

@@ -28,7 +28,7 @@ from typing import Any, Literal, NoReturn, cast, get_args
 import msgspec
 
 from holdfast.errors import DeclarationError
-from holdfast.workspace.command import (
+from holdfast.workspace.policy.analysis import (
     INTERPRETERS,
     PACKAGE_MANAGERS,
     WRAPPERS,
@@ -39,7 +39,7 @@ from holdfast.workspace.command import (
     analyse_words,
     program_name,
 )
-from holdfast.workspace.harmless import TABLES, Reading, find_reading
+from holdfast.workspace.policy.harmless import TABLES, Reading, find_reading
 
 __all__ = ["EFFECTS", "TOOLS", "Effect", "Rule", "RuleSet", "Source", "narrow", "remember_command"]
 

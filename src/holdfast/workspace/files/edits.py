@@ -12,11 +12,11 @@ from holdfast.core.results import RESULT_LIMIT
 from holdfast.core.tool import Result
 from holdfast.errors import ToolError
 from holdfast.tools.call import Call
-from holdfast.workspace.changes import Change
-from holdfast.workspace.contents import FileWorkspace, State, check_fresh, load_state, refuse_unseen
-from holdfast.workspace.patch import FilePatch, apply_hunks, is_applied, parse_patch
-from holdfast.workspace.root import Root
-from holdfast.workspace.text import as_details, explain_mismatch, find_candidates, hash_content, lines_of_matches
+from holdfast.workspace.files.changes import Change
+from holdfast.workspace.files.contents import FileWorkspace, State, check_fresh, load_state, refuse_unseen
+from holdfast.workspace.files.patch import FilePatch, apply_hunks, is_applied, parse_patch
+from holdfast.workspace.files.root import Root
+from holdfast.workspace.files.text import as_details, explain_mismatch, find_candidates, hash_content, lines_of_matches
 
 
 def write_changes(ws: FileWorkspace, args: Mapping[str, Any], call: Call) -> list[Change]:

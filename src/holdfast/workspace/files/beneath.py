@@ -19,7 +19,7 @@ import functools
 import os
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
 RESOLVE_NO_MAGICLINKS = 0x02
@@ -169,6 +169,25 @@ class NotRegular(OSError):
     def __init__(self, kind: str, path: str):
         super().__init__(errno.EINVAL, f"is {kind}", path)
         self.kind = kind
+
+
+@contextlib.contextmanager
+def allow_owner(fd: int) -> Generator[None]:
+    """Give the owner of a directory, who is this process's user, all rights on it for a moment.
+
+    A command could otherwise keep what it made from being found, with a directory that its owner cannot list.
+    """
+    found = os.fstat(fd)
+    if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o700 == 0o700:
+        yield
+        return
+    path = f"/proc/self/fd/{fd}"  # fchmod refuses a descriptor of O_PATH
+    os.chmod(path, stat.S_IMODE(found.st_mode) | 0o700)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.chmod(path, stat.S_IMODE(found.st_mode))
 
 
 def describe_kind(mode: int) -> str:

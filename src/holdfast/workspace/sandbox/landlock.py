@@ -16,14 +16,14 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from holdfast.workspace.cgroup import make_group
-from holdfast.workspace.launch import (
+from holdfast.workspace.sandbox.base import (
     ETC,
     LINUX,
     SYSTEM,
     Confinement,
     Guarantees,
     Launch,
+    Released,
     RootLike,
     Rules,
     Sandbox,
@@ -33,7 +33,8 @@ from holdfast.workspace.launch import (
     supervise,
     visible_path,
 )
-from holdfast.workspace.seccomp import INTERNET, build_filter, is_supported
+from holdfast.workspace.sandbox.cgroup import make_group
+from holdfast.workspace.sandbox.seccomp import INTERNET, build_filter, is_supported
 
 _CREATE_RULESET = 444
 OLDEST = 3
@@ -88,7 +89,7 @@ class Landlock(Sandbox):
         temporary = tempfile.mkdtemp(prefix="holdfast-run-")
         group = make_group(self.settings.processes) if self.settings.processes else None
 
-        def release() -> list[str]:
+        def release() -> Released:
             shutil.rmtree(temporary, ignore_errors=True)
             return release_group(group)
 

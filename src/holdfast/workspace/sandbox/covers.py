@@ -1,14 +1,5 @@
-"""Sandbox level A: bubblewrap. Namespaces for users, processes, network and mounts, a seccomp filter, covered paths.
+"""The mounts that keep protected paths as they are while a command runs at level A.
 
-Each choice here closes a way out that was tried:
-
-- bubblewrap itself starts with the command's environment: ``--clearenv`` would leave the server's in /proc/1/environ.
-- All capabilities are dropped. Root could otherwise remount a read-only directory.
-- /proc/sys is bound read-only. The kernel lets user id 0 write system settings without any capability; a new
-  ``core_pattern`` runs a program outside of the sandbox.
-- Directories are bound from a list, never ``/``, and of /etc only known files: a command that runs as root reads what
-  root may read.
-- /tmp and /dev/shm have a size; all other places in memory are read-only.
 - A directory above a protected path is bound onto itself: it is then a mount point, which cannot be renamed away.
 - What is bound from the workspace is given as a descriptor that was opened without following links. By its path another
   command could swap it for a link, and a directory of the host would be bound. Bubblewrap closes the descriptors.
@@ -20,182 +11,28 @@ import contextlib
 import errno
 import fcntl
 import os
-import shutil
 import stat
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import ToolError
-from holdfast.tools.protected import protected_files
-from holdfast.workspace.cgroup import joining_file, make_group, remove_group
-from holdfast.workspace.launch import (
-    ETC,
-    SYSTEM,
-    Confinement,
-    Guarantees,
-    Launch,
-    RootLike,
-    Sandbox,
-    is_below,
-    visible_path,
-)
-from holdfast.workspace.seccomp import INTERNET, build_filter
+from holdfast.workspace.sandbox.base import Released, RootLike, is_below
+from holdfast.workspace.sandbox.quarantine import is_store_file, quarantine
 
-NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
-HARDENING = ("--disable-userns", "--cap-drop", "ALL", "--die-with-parent", "--new-session")
-PROC = ("sys", "sysrq-trigger", "irq", "bus", "acpi", "scsi", "mtrr", "pressure", "fs")
-"""Parts of /proc that change the whole machine."""
-HOME = "/tmp/home"
 MOST_COVERS = 400
 """Protected paths that are covered; a workspace with more is refused, since the rest would be open."""
-
-
-class Bubblewrap(Sandbox):
-    level = "A"
-    name = "bubblewrap"
-    strongest = Guarantees(write=True, read=True, net_tcp=True, net_udp=True, pids=True, env=True, protected=True)
-
-    def __init__(self, program: str, settings: Confinement | None = None):
-        super().__init__(settings)
-        self.program = program
-
-    def _describe_gaps(self) -> list[str]:
-        return []
-
-    def can_see(self, path: str, root: Path) -> bool:
-        return self._is_among(path, self._find_places(root))
-
-    def _find_places(self, root: Path) -> set[str]:
-        """Return the directories that commands see, links resolved."""
-        return {os.path.realpath(place) for place in (*SYSTEM, *self.settings.readable, root)}
-
-    @staticmethod
-    def _is_among(path: str, places: set[str]) -> bool:
-        real = os.path.realpath(path)
-        return any(is_below(real, place) for place in places)
-
-    def make_environment(self, env: Mapping[str, str], root: Path) -> dict[str, str]:
-        """Return the environment with a PATH of visible directories, a HOME and a TMPDIR that exist."""
-        places = self._find_places(root)
-        path = visible_path(env, lambda entry: self._is_among(entry, places))
-        return {**env, "HOME": HOME, "TMPDIR": "/tmp", "PATH": path}
-
-    def wrap(self, argv: Sequence[str], *, root: RootLike, cwd: str, writable: bool, env: Mapping[str, str]) -> Launch:
-        if root.path == Path("/"):
-            raise ToolError(
-                "command_failed",
-                "the workspace is / itself: a sandbox around it would hold nothing. Choose another directory",
-            )
-        with contextlib.ExitStack() as undo:
-            covers = Covers(root, writable, self._find_registered(str(root.path)))
-            undo.callback(covers.discard)
-            group = make_group(self.settings.processes) if self.settings.processes else None
-            if group is not None:
-                undo.callback(remove_group, group)
-            seccomp = _pipe_with(build_filter(INTERNET))
-            undo.callback(os.close, seccomp)
-            info, told = os.pipe()
-            undo.callback(os.close, info)
-            undo.callback(os.close, told)
-            network = self.settings.network and writable
-            arguments = [
-                self.program, *NAMESPACES, *([] if network else ["--unshare-net"]), *HARDENING,
-                *self._mounts(), *covers.arguments, "--remount-ro", "/",
-                "--seccomp", str(seccomp), "--info-fd", str(told), "--chdir", str(root.path / cwd), "--",
-            ]  # fmt: skip
-            undo.pop_all()
-
-        def release() -> list[str]:
-            os.close(info)
-            if group is not None:
-                remove_group(group)
-            return covers.release()
-
-        return Launch(
-            argv=self._with_limits(arguments, argv, group),
-            env=self.make_environment(env, root.path),
-            cwd=None,
-            tree="namespace",
-            pass_fds=(seccomp, told, *covers.descriptors),
-            info_fd=info,
-            release=release,
-        )
-
-    def _find_registered(self, root: str) -> list[str]:
-        """Return the files of this process that no command may see (the store, the token) and that could be seen."""
-        places = (root, *SYSTEM, *self.settings.readable)
-        found = [os.path.realpath(path) for path in registered_files()]
-        return [path for path in found if any(is_below(path, place) for place in places)]
-
-    def _mounts(self) -> list[str]:
-        size = str(self.settings.temporary_bytes)
-        made: list[str] = []
-        for path in SYSTEM:
-            if os.path.islink(path):
-                made += ["--symlink", os.readlink(path), path]
-            elif os.path.isdir(path):
-                made += ["--ro-bind", path, path]
-        for name in ETC:
-            if os.path.exists(f"/etc/{name}"):
-                made += ["--ro-bind", f"/etc/{name}", f"/etc/{name}"]
-        made += ["--proc", "/proc"]
-        for name in PROC if os.geteuid() == 0 else PROC[:1]:  # others may not write to the rest anyway
-            if os.path.exists(f"/proc/{name}"):
-                made += ["--ro-bind", f"/proc/{name}", f"/proc/{name}"]
-        made += ["--dev", "/dev", "--perms", "1777", "--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
-        made += ["--perms", "1777", "--size", size, "--tmpfs", "/tmp", "--dir", HOME]
-        for path in self.settings.readable:
-            made += ["--ro-bind", path, path]
-        return made
-
-    def _with_limits(self, bwrap: list[str], argv: Sequence[str], group: Path | None) -> tuple[str, ...]:
-        """Return the whole command line, with shells that set limits and then become the next program.
-
-        A control group is joined outside, since the sandbox has none to write to. The user limit is set inside, where
-        it counts only the processes of the new user namespace.
-        """
-        sizes = _limit("-f", self.settings.file_bytes, 512) + _limit("-v", self.settings.memory_bytes, 1024)
-        inside = [f"ulimit -c 0; {sizes}"]
-        if self.process_limit == "user limit":
-            inside.append(f"ulimit -u {self.settings.processes} 2>/dev/null || ulimit -p {self.settings.processes};")
-        command = ["/bin/sh", "-c", f'{" ".join(inside)} exec "$@"', "sh", *argv]
-        if group is None:
-            return (*bwrap, *command)
-        return ("/bin/sh", "-c", 'echo 0 >"$0" && exec "$@"', joining_file(group), *bwrap, *command)
-
-
-def _limit(option: str, size: int | None, unit: int) -> str:
-    return "" if size is None else f"ulimit {option} {max(1, size // unit)}; "
-
-
-def _pipe_with(content: bytes) -> int:
-    """Return a descriptor from which the content can be read, once."""
-    reader, writer = os.pipe()
-    os.write(writer, content)  # less than a pipe holds
-    os.close(writer)
-    return reader
-
-
-def registered_files() -> list[str]:
-    """Return the files that this process protects wherever they are: those of an open store, a server's token."""
-    return [os.fspath(path) for path in protected_files()]
-
-
-def find_program() -> str | None:
-    """Return the path of bubblewrap; one that lies in the workspace would not be found by this fixed list."""
-    return shutil.which("bwrap", path="/usr/bin:/usr/local/bin:/bin:/run/current-system/sw/bin")
-
-
-# --- protected paths ---
-
-STUB_TIME = 315_532_800
-"""The time stamp that marks a stub (1980): one that a killed server left behind is recognised and removed."""
+STUB_MARK = stat.S_ISVTX
+"""The bit of its mode that marks a stub, from its creation on: one that a killed server left behind is removed."""
 
 
 JOURNAL = "-journal"
 """The end of the name of SQLite's rollback journal, which is played back into the database beside it."""
 KINDS = {stat.S_IFDIR: "directory", stat.S_IFREG: "file", stat.S_IFLNK: "link"}
+
+
+_running: list[Covers] = []
+"""Those of commands of this process that can make protected paths; changed under the lock of their root."""
 
 
 class Covers:
@@ -221,6 +58,7 @@ class Covers:
         self._find_protected = root.protected_paths
         self._before: set[str] | None = None
         """The protected paths that existed, once a command that can make others is prepared."""
+        self._registered: set[str] = set()
         try:
             self._opened[""] = os.open(self._root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             self._mount("", self._opened[""], writable=writable)
@@ -245,13 +83,16 @@ class Covers:
         others = set(paths) - secrets
         if self._writable:
             self._refuse_missing(inside)
-            self._before = {path for path in (*paths, *secrets) if os.path.lexists(self._root / path)}
+            self._registered = inside
+            self._before = {path for path in (*paths, *secrets) if _is_there(self._root / path)}
         with _lock(self._root):
             if self._writable:
                 for path in _without_nested(others | (self._find_targets(others) - secrets)):
                     self._freeze(path)
             for path in _without_nested(secrets):
                 self._hide(path)
+            if self._before is not None:
+                _running.append(self)
         for path in set(registered):
             if not is_below(path, str(root.path)) and os.path.exists(path):
                 self._mount_over(path, "directory" if os.path.isdir(path) else "file")
@@ -370,20 +211,17 @@ class Covers:
         if path in self._stubs:
             return True
         try:
-            made = False
             with contextlib.suppress(FileExistsError):  # another command's
                 if name.endswith(JOURNAL):
-                    os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400, dir_fd=directory))
+                    mode = STUB_MARK | 0o400
+                    os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=directory))
                 else:
-                    os.mkdir(name, 0o555, dir_fd=directory)
-                made = True
+                    os.mkdir(name, STUB_MARK | 0o555, dir_fd=directory)
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             fd = os.open(name, flags, dir_fd=directory)
         except OSError:
             return False  # then the command cannot create it, either
         self._stubs[path] = Stub(os.dup(directory), name, fd)
-        if made:
-            os.utime(fd, (STUB_TIME, STUB_TIME))
         fcntl.flock(fd, fcntl.LOCK_SH)
         return True
 
@@ -395,28 +233,49 @@ class Covers:
         self._before = None
         self.release()
 
-    def release(self) -> list[str]:
-        """Remove the stubs that no other command uses. Return the protected paths that changed or are new.
-
-        New ones are not removed: they may be the user's, or a repository that the command was meant to make.
-        """
-        if self._stubs:
+    def release(self) -> Released:
+        """Remove the stubs that no other command uses, and rename new protected paths."""
+        if self in _running:
+            _running.remove(self)
+        quarantined: dict[str, str] = {}
+        changed: set[str] = set()
+        if self._stubs or self._before is not None:
             with _lock(self._root):
                 for stub in reversed(self._stubs.values()):
                     stub.remove()
-        changed = {path for path, before in self._watched.items() if _identity(self._root / path) != before}
-        changed |= self._find_new()
+                for path in sorted(self._find_new(changed)):
+                    if not self._may_rename(path):
+                        changed.add(path)
+                    elif (moved := quarantine(self._root, path)) is not None:
+                        quarantined[path] = moved
+                        self._tell_others(path, moved)
+                    elif _exists(self._root / path):
+                        changed.add(path)
+        changed |= {path for path, before in self._watched.items() if _identity(self._root / path) != before}
         self._stubs.clear()
-        return sorted(changed)
+        return Released(sorted(changed - set(quarantined)), quarantined)
 
-    def _find_new(self) -> set[str]:
+    def _find_new(self, problems: set[str]) -> set[str]:
+        """Return the protected paths that did not exist before the command."""
         if self._before is None:
             return set()
         try:
             found = {*self._find_protected(), *self._stubs}
         except ToolError:
-            return {"(too many entries: not all were checked)"}
+            problems.add("(too many entries: not all were checked)")
+            found = set(self._stubs)
         return {path for path in found - self._before if _exists(self._root / path)}
+
+    def _may_rename(self, path: str) -> bool:
+        """Return whether the command can have made the path, and no store needs it."""
+        covered = any(is_below(path, stub) for stub in self._stubs)
+        return not covered and not is_store_file(path, self._registered)
+
+    def _tell_others(self, path: str, moved: str) -> None:
+        """Correct what running commands take for paths that were there before: no longer this one, but its new name."""
+        for each in tuple(_running):
+            if each._root == self._root and each._before is not None:
+                each._before = {moved, *(known for known in each._before if not is_below(known, path))}
 
 
 class Stub(NamedTuple):
@@ -456,12 +315,12 @@ def _lock(directory: Path) -> Generator[None]:
 
 
 def _is_stub(fd: int) -> bool:
-    """Return whether it is a stub: marked by its time, without the right to write, and empty.
+    """Return whether it is a stub: marked by its mode, without the right to write, and empty.
 
-    The time alone proves nothing: a command can set it, and everything in such a directory would be left uncovered.
+    The mark alone proves nothing: a command can set it, and everything in such a directory would be left uncovered.
     """
     found = os.fstat(fd)
-    if int(found.st_mtime) != STUB_TIME or found.st_mode & 0o222:
+    if not found.st_mode & STUB_MARK or found.st_mode & 0o222:
         return False
     if not stat.S_ISDIR(found.st_mode):
         return stat.S_ISREG(found.st_mode) and found.st_size == 0
@@ -472,15 +331,24 @@ def _is_stub(fd: int) -> bool:
 
 
 def _exists(path: Path) -> bool:
-    """Return whether there is something that is no stub of another command."""
+    """Return whether there is something that is no stub of another command; True if that cannot be seen."""
     try:
         fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno == errno.EACCES
     try:
         return not _is_stub(fd)
     finally:
         os.close(fd)
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether there is something; True if that cannot be seen."""
+    try:
+        os.lstat(path)
+    except OSError as error:
+        return error.errno == errno.EACCES
+    return True
 
 
 def _join(above: str, name: str) -> str:

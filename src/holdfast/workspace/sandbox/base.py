@@ -1,7 +1,7 @@
 """The base of the sandbox levels: what a level guarantees, and how it starts one command.
 
 ``Sandbox`` itself is level "none": commands run as the server's user, without confinement. ``bubblewrap`` and
-``landlock`` hold the two real levels, ``sandbox.find_sandbox`` chooses.
+``landlock`` hold the two real levels, ``probe.find_sandbox`` chooses.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from holdfast.workspace.cgroup import find_parent, joining_file, make_group, remove_group
+from holdfast.workspace.sandbox.cgroup import find_parent, joining_file, make_group, remove_group
 
 Level = Literal["A", "B", "none"]
 Tree = Literal["namespace", "supervisor", "group"]
 """How all processes of a command are ended.
 
-namespace:   they are in a pid namespace that ends with its first process
+namespace:   they are in a pid namespace that ends with its first process; a supervisor kills that process
 supervisor:  a supervising process adopts what loses its parent, and kills all of it (``supervisor.py``)
 group:       only those that stay in the process group of the command are found
 """
@@ -55,7 +55,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     "pids": ("no process is left behind, other processes are out of reach", "other processes are within reach"),
     "env": ("the server's environment cannot be read", "the server's environment can be read by a command that tries"),
     "protected": (
-        "protected paths that exist cannot be changed; those that a command makes are named in its result",
+        "protected paths cannot be changed; new ones that a command makes are renamed when it ends",
         "protected paths can be changed",
     ),
 }
@@ -87,8 +87,13 @@ class RootLike(Protocol):
     def is_secret(self, path: str) -> bool: ...
 
 
-def _do_nothing() -> list[str]:
-    return []
+class Released(msgspec.Struct, frozen=True):
+    """What was found about protected paths after a command."""
+
+    changed: list[str] = []
+    """Those that could not be covered and have changed, or are new and could not be renamed."""
+    quarantined: dict[str, str] = {}
+    """Those that appeared while the command ran, and the names that they have now."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,8 +108,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """Descriptors that the started process inherits; closed here once it runs."""
     info_fd: int = -1
     """Where bubblewrap writes the pid of its namespace's first process; -1: nowhere."""
-    release: Callable[[], list[str]] = _do_nothing
-    """Remove what the launch made on the host. Returns the protected paths that could not be covered and changed."""
+    release: Callable[[], Released] = Released
+    """Remove what the launch made on the host, and rename protected paths that the command made."""
 
     def discard(self) -> None:
         """Undo a launch that was never started."""
@@ -223,11 +228,11 @@ SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _START = f"import sys; sys.path.append({str(SUPERVISOR.parent)!r}); import supervisor; supervisor.run()"
 
 
-def release_group(group: Path | None) -> list[str]:
+def release_group(group: Path | None) -> Released:
     """Remove the control group of a command that has ended."""
     if group is not None:
         remove_group(group)
-    return []
+    return Released()
 
 
 def can_supervise() -> bool:
@@ -252,17 +257,21 @@ def supervise(
     group: Path | None = None,
     rules: Rules | None = None,
     seccomp: bytes = b"",
+    namespace: bool = False,
 ) -> tuple[str, ...]:
     """Return the command line of a supervisor that runs this command.
+
+    namespace:  the command is bubblewrap, which puts all processes into a pid namespace and sets their limits
 
     The orders are marshalled: the reader is the same interpreter, and its ``json`` would take longer to import than
     the rest of its start.
     """
     orders = {
         "grace": GRACE_SECONDS,
+        "namespace": namespace,
         "cgroup": str(group or ""),
         "join": joining_file(group) if group else "",
-        "processes": settings.processes if group is None and os.geteuid() != 0 else None,
+        "processes": settings.processes if group is None and os.geteuid() != 0 and not namespace else None,
         "file_bytes": settings.file_bytes,
         "memory_bytes": settings.memory_bytes,
         "landlock": (rules.files, rules.scopes, rules.allowed) if rules else None,

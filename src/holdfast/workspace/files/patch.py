@@ -13,7 +13,7 @@ from typing import NoReturn
 import msgspec
 
 from holdfast.errors import ToolError
-from holdfast.workspace.text import as_details, decode, explain_mismatch, find_candidates, split_lines
+from holdfast.workspace.files.text import as_details, decode, explain_mismatch, find_candidates, split_lines
 
 BEGIN, END = "*** Begin Patch", "*** End Patch"
 MAX_LINES = 500_000

@@ -6,8 +6,13 @@ named on its command line at every start, and a module only once. It adopts proc
 byte ``T`` asks all processes to end (SIGTERM, then SIGKILL after a grace period); its end means that the server died or
 gave up, and kills all at once.
 
-Used below sandbox level A, where no pid namespace does this. It starts for every command, so it imports as little as
-possible: ``signal``, ``json`` and ``subprocess`` would each take milliseconds.
+At sandbox level A the command is bubblewrap, whose own ``--die-with-parent`` does not cover its start: it asks the
+kernel for that signal only after it has forked, and the first process of the namespace asks only when all is mounted.
+If the server is killed before that, the command runs on. Here the children of this process are all that must be
+killed: bubblewrap, and the first process of the namespace, which this process adopts when bubblewrap is gone.
+
+It starts for every command, so it imports as little as possible: ``signal``, ``json`` and ``subprocess`` would each
+take milliseconds.
 """
 
 from __future__ import annotations
@@ -29,6 +34,8 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 
 def main() -> int:
     orders: dict[str, Any] = marshal.loads(bytes.fromhex(sys.argv[1]))
+    if is_server_gone():
+        return 128 + _KILL
     adopt_orphans()
     if orders["join"]:
         with open(orders["join"], "w") as file:
@@ -36,15 +43,32 @@ def main() -> int:
     child = os.fork()
     if child == 0:
         run_command(orders, sys.argv[2:])
-    os.close(1)
-    os.close(2)  # the output ends when the command's processes do
-    status = watch(child, orders["grace"])
-    if not reap(
-        0
-    ):  # without a child there is no descendant: orphans are adopted before the death of their parent is seen
-        freeze(orders["cgroup"])
-        kill_all()
+    close_inherited()
+    if orders["namespace"]:
+        status = watch_namespace(child)
+    else:
+        status = watch(child, orders["grace"])
+        # Without a child there is no descendant: orphans are adopted before the death of their parent is seen.
+        if not reap(0):
+            freeze(orders["cgroup"])
+            kill_all()
     return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+
+
+def is_server_gone() -> bool:
+    """Return whether the server has closed the control pipe, or died, before the command is started."""
+    poller = select.poll()
+    poller.register(0, 0)  # reports only that the other end is closed
+    return bool(poller.poll(0))
+
+
+def close_inherited() -> None:
+    """Close all but the control pipe: the output ends when the command's processes do."""
+    for name in os.listdir("/proc/self/fd"):
+        try:  # noqa: SIM105 - contextlib takes long to import
+            os.close(int(name) or -1)
+        except OSError:  # the descriptor of the listing itself
+            pass
 
 
 def adopt_orphans() -> None:
@@ -65,7 +89,8 @@ def run_command(orders: dict[str, Any], argv: list[str]) -> None:
         os.setsid()
         null = os.open("/dev/null", os.O_RDONLY)
         os.dup2(null, 0)
-        set_limits(orders)
+        if not orders["namespace"]:  # bubblewrap's own processes are not limited; what it starts sets its limits
+            set_limits(orders)
         if orders["landlock"] or orders["seccomp"]:
             confine(orders)
         try:
@@ -169,6 +194,33 @@ def watch(child: int, grace: float) -> int:
         if deadline is not None and time.monotonic() >= deadline:
             kill_all(child)
             deadline = None
+
+
+def watch_namespace(child: int) -> int:
+    """Return bubblewrap's status when it and its namespace are gone; kill both when the control pipe ends."""
+    poller = select.poll()
+    poller.register(os.pidfd_open(child), select.POLLIN)
+    poller.register(0, 0)
+    poller.poll()
+    status = 0
+    while True:
+        # Also after a normal exit: processes that the command left behind keep the namespace alive.
+        send_all(_KILL, list_children())
+        try:
+            pid, ended = os.waitpid(-1, 0)
+        except ChildProcessError:
+            return status
+        if pid == child:
+            status = ended
+
+
+def list_children() -> set[int]:
+    """Return the direct children of this process, which has one thread."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            return set(map(int, file.read().split()))
+    except OSError:  # a kernel without this file
+        return find_descendants()
 
 
 def freeze(cgroup: str) -> None:

@@ -10,7 +10,7 @@ import difflib
 from collections import Counter
 from typing import Any, NamedTuple
 
-from holdfast.workspace.text import decode, hash_content, is_binary, split_lines
+from holdfast.workspace.files.text import decode, hash_content, is_binary, split_lines
 
 NO_NEWLINE = "\\ No newline at end of file\n"
 ESCAPED = "Control characters are shown as \\xNN, and a backslash as two\n"

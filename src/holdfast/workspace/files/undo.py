@@ -19,14 +19,14 @@ import msgspec
 from holdfast.core.events import AnyEvent, AssistantSaid, CallMade, CallReturned, TurnStarted
 from holdfast.core.results import RESULT_LIMIT
 from holdfast.errors import Invalid, NotFound, ToolError
-from holdfast.workspace.changes import Change, commit_changes
-from holdfast.workspace.contents import State, load_state
-from holdfast.workspace.diff import diff_files
-from holdfast.workspace.edits import list_edits, replace_text
+from holdfast.workspace.files.changes import Change, commit_changes
+from holdfast.workspace.files.contents import State, load_state
+from holdfast.workspace.files.diff import diff_files
+from holdfast.workspace.files.edits import list_edits, replace_text
+from holdfast.workspace.files.patch import apply_hunks, parse_patch
+from holdfast.workspace.files.root import Root
+from holdfast.workspace.files.text import hash_content
 from holdfast.workspace.limits import Limits
-from holdfast.workspace.patch import apply_hunks, parse_patch
-from holdfast.workspace.root import Root
-from holdfast.workspace.text import hash_content
 
 __all__ = ["FileChanged", "Problem", "Undo", "choose_root", "find_commands", "plan_undo", "read_changes", "select_turn"]
 

@@ -20,7 +20,7 @@ from typing import Literal
 import msgspec
 
 from holdfast.errors import DeclarationError
-from holdfast.workspace.launch import LINUX, Confinement, Guarantees, Launch, Level, Sandbox
+from holdfast.workspace.sandbox.base import LINUX, Confinement, Guarantees, Launch, Level, Sandbox, can_supervise
 
 __all__ = ["Choice", "Confinement", "Guarantees", "Launch", "Level", "Sandbox", "find_sandbox"]
 
@@ -58,7 +58,7 @@ def find_sandbox(
                 f"unknown sandbox {choice!r}: use 'auto', 'required', 'none', 'bubblewrap' or 'landlock'"
             )
     if program:
-        from holdfast.workspace.bubblewrap import Bubblewrap
+        from holdfast.workspace.sandbox.bubblewrap import Bubblewrap
 
         return Bubblewrap(program, settings)
     if choice != "auto":
@@ -84,7 +84,7 @@ def _refuse(choice: str, problem: str) -> Sandbox:
 
 
 def _find_landlock(settings: Confinement, problem: str) -> Sandbox | None:
-    from holdfast.workspace.landlock import Landlock, is_available
+    from holdfast.workspace.sandbox.landlock import Landlock, is_available
 
     return Landlock(settings, f"{problem}. For level A: {INSTALL}") if is_available() else None
 
@@ -94,9 +94,11 @@ def probe_bubblewrap() -> tuple[str | None, str]:
     """Return the path of a bubblewrap that works here, or None and the reason, with what to do."""
     if not LINUX:
         return None, "bubblewrap needs Linux: run the agent in a Linux container or virtual machine"
-    from holdfast.workspace.bubblewrap import Bubblewrap, find_program
-    from holdfast.workspace.seccomp import is_supported
+    from holdfast.workspace.sandbox.bubblewrap import Bubblewrap, find_program
+    from holdfast.workspace.sandbox.seccomp import is_supported
 
+    if not can_supervise():
+        return None, "commands need a supervisor: Linux 5.3 or newer, and a Python whose sys.executable is known"
     program = find_program()
     if program is None:
         return None, f"bubblewrap is not installed: {INSTALL}"
@@ -123,12 +125,13 @@ def _try_start(sandbox: Sandbox, directory: Path) -> str:
     launch = sandbox.wrap(
         ["/bin/sh", "-c", "echo works"], root=_ProbeRoot(directory.resolve()), cwd=".", writable=True, env={}
     )
+    control, held = os.pipe()
     try:
         done = subprocess.run(
             launch.argv,
             env=launch.env,
             pass_fds=launch.pass_fds,
-            stdin=subprocess.DEVNULL,
+            stdin=control,
             capture_output=True,
             timeout=PROBE_SECONDS,
             check=False,
@@ -136,7 +139,7 @@ def _try_start(sandbox: Sandbox, directory: Path) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"bubblewrap does not start here: {error}. {INSTALL}"
     finally:
-        for fd in launch.pass_fds:
+        for fd in (control, held, *launch.pass_fds):
             os.close(fd)
         launch.release()
     if done.returncode == 0 and done.stdout == b"works\n":

@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 
 import msgspec
 
-from holdfast.workspace.lexer import literal_words
+from holdfast.workspace.policy.lexer import literal_words
 
 __all__ = [
     "INTERPRETERS",

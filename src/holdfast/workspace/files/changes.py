@@ -27,8 +27,8 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import ToolError
-from holdfast.workspace.beneath import READ_FLAGS, Directory, describe_kind, lock_file
-from holdfast.workspace.root import CHUNK, Place, Root, hash_stream
+from holdfast.workspace.files.beneath import READ_FLAGS, Directory, describe_kind, lock_file
+from holdfast.workspace.files.root import CHUNK, Place, Root, hash_stream
 
 PREFIX, SUFFIX = ".holdfast-", ".tmp"
 LEFTOVER = re.compile(r"\.holdfast-[0-9a-f]{16}\.tmp")

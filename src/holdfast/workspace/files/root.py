@@ -23,7 +23,7 @@ from typing import NamedTuple, NoReturn
 
 from holdfast.errors import ToolError
 from holdfast.tools.protected import protected_files
-from holdfast.workspace.beneath import Directory, NotRegular, Opener, choose_opener, open_root
+from holdfast.workspace.files.beneath import Directory, NotRegular, Opener, allow_owner, choose_opener, open_root
 
 PROTECTED = (
     # repositories: these files run code under plain git commands
@@ -65,6 +65,8 @@ PROTECTED = (
     ".idea",
 )
 """Protected in every workspace, at any depth, with all that is below. `*` matches within one part of a path."""
+REPOSITORY = ("hooks", "objects/info")
+"""Covered in every repository of the workspace, also while missing. The other files of one are there, or are found."""
 STORE_FILES = ("holdfast*.db", "holdfast*.db-*")
 """Files of a store, whatever process has it open."""
 SECRET = (".env*", *STORE_FILES)
@@ -329,18 +331,32 @@ class Root:
         patterns = (*PROTECTED, *STORE_FILES, ".git", *self._added, *(f"{path}*" for path in self._registered()))
         names = _compile_patterns([_to_posix(pattern).rstrip("/").rpartition("/")[2] for pattern in patterns])
         pending, seen = deque(["."]), 0
-        while pending:
-            above = pending.popleft()
-            with contextlib.suppress(OSError), os.scandir(self.path / above) as entries:
-                for entry in entries:
+        with contextlib.ExitStack() as allowed:
+            while pending:
+                above = pending.popleft()
+                is_repository = _comparable(above).rpartition("/")[2] == ".git"
+                if is_repository:
+                    yield from (f"{above}/{name}" for name in REPOSITORY)
+                for entry in self._list_entries(above, allowed):
                     seen += 1
                     if seen > MAX_SCANNED:
                         _refuse_size()
                     path = entry.name if above == "." else f"{above}/{entry.name}"
                     if names.search(_comparable(entry.name)) and self.is_protected(path):
                         yield path
-                    elif entry.is_dir(follow_symlinks=False) and not above.endswith(".git"):
+                    elif entry.is_dir(follow_symlinks=False) and not is_repository:
                         pending.append(path)
+
+    def _list_entries(self, path: str, allowed: contextlib.ExitStack) -> Iterator[os.DirEntry[str]]:
+        """Yield the entries of a directory. One that its owner may not list is listed all the same."""
+        whole = self.path / path
+        if not WINDOWS and not os.access(whole, os.R_OK | os.X_OK):
+            with contextlib.suppress(OSError):
+                fd = os.open(whole, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                allowed.callback(os.close, fd)
+                allowed.enter_context(allow_owner(fd))
+        with contextlib.suppress(OSError), os.scandir(whole) as entries:
+            yield from entries
 
     def _is_directory(self, path: str) -> bool:
         # A file named .git makes git read its configuration from elsewhere. The directory itself is not protected.

@@ -13,27 +13,16 @@ import re
 import signal
 import subprocess
 import sys
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
 
 import msgspec
 
 from holdfast.errors import ToolError
-from holdfast.workspace.launch import GRACE_SECONDS, Launch
-from holdfast.workspace.limits import Limits
-from holdfast.workspace.output import Output
+from holdfast.workspace.sandbox.base import GRACE_SECONDS, Launch, Released
+from holdfast.workspace.shell.output import Output
 
-ALLOWED_NAMES = frozenset(
-    (
-        "PATH", "HOME", "LANG", "LANGUAGE", "TERM", "TZ", "USER", "LOGNAME", "SHELL", "COLUMNS", "LINES", "NO_COLOR",
-        # Windows programs do not start without these
-        "SYSTEMROOT", "SYSTEMDRIVE", "WINDIR", "COMSPEC", "PATHEXT", "TEMP", "TMP", "USERPROFILE",
-    )
-)  # fmt: skip
-"""The names of the server's environment that commands get, and all that start with LC_. No other name is passed on."""
 _CHILD_PID = re.compile(rb'"child-pid":\s*(\d+)[,\s}]')
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 T = TypeVar("T")
 PROGRESS_SECONDS = 0.3
 """The least time between two progress reports."""
@@ -43,36 +32,14 @@ GONE_SECONDS = 5.0
 """How long to wait for killed processes."""
 
 
-def make_environment(
-    added: Iterable[str] | Mapping[str, str] = (), source: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """Return the environment of commands: the allowed names of the server's, and what the workspace adds.
-
-    added:  more names to pass on, or names with their values
-    """
-    server = os.environ if source is None else source
-    made = {name: value for name, value in server.items() if name in ALLOWED_NAMES or name.startswith("LC_")}
-    made.setdefault("PATH", os.defpath)
-    made.setdefault("TERM", "dumb")
-    if isinstance(added, Mapping):
-        extra = dict(cast("Mapping[str, str]", added))
-    else:
-        extra = {name: server[name] for name in added if name in server}
-    for name, value in extra.items():
-        if not _NAME.fullmatch(name) or "\0" in value:
-            raise ToolError("invalid_args", f"{name!r} is no name of an environment variable")
-        made[name] = value
-    return made
-
-
 class Exit(msgspec.Struct, frozen=True):
     """How a command ended."""
 
     code: int
     """The exit code; 128 plus the number of the signal that ended it."""
     timed_out: bool = False
-    protected_changed: list[str] = []
-    """Protected paths that could not be covered and have changed."""
+    released: Released = Released()
+    """What was found about protected paths."""
 
 
 async def run_process(
@@ -80,7 +47,7 @@ async def run_process(
 ) -> Exit:
     """Run a command until it ends or its time is up. No process of it is left when this returns or raises."""
     tree: ProcessTree | None = None
-    changed: list[str] = []
+    released = Released()
     timed_out = False
     try:
         try:
@@ -96,8 +63,8 @@ async def run_process(
             # Not cancelled again in the middle: the processes must go.
             await _finish(tree.end(graceful=timed_out))
     finally:
-        changed = await _finish(asyncio.to_thread(launch.release))
-    return Exit(tree.exit_code, timed_out, changed)
+        released = await _finish(asyncio.to_thread(launch.release))
+    return Exit(tree.exit_code, timed_out, released)
 
 
 async def _finish(work: Coroutine[Any, Any, T]) -> T:
@@ -180,7 +147,7 @@ class ProcessTree:
             lambda: _Events(output, on_progress),
             *launch.argv,
             # The supervisor's control pipe; nothing else reads standard input.
-            stdin=subprocess.PIPE if launch.tree == "supervisor" else subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if launch.tree == "group" else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=launch.env,
@@ -227,19 +194,16 @@ class ProcessTree:
 
     def _kill(self) -> None:
         match self._launch.tree:
-            case "supervisor":
+            case "supervisor" | "namespace":
                 self._control(None)
-            case "namespace":
-                if self._first >= 0:
-                    with contextlib.suppress(ProcessLookupError):
-                        signal.pidfd_send_signal(self._first, signal.SIGKILL)
-                elif not self._events.exited.is_set():
-                    _send(self._pid, signal.SIGKILL)
             case "group":
                 self._send_group(getattr(signal, "SIGKILL", signal.SIGTERM))
 
     def _kill_harder(self) -> None:
         """Kill a supervisor or a bubblewrap that does not end, and what can be found of its processes."""
+        if self._first >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._first, signal.SIGKILL)
         for pid in [*find_descendants(self._pid), self._pid]:
             _send(pid, signal.SIGKILL)
 
@@ -271,7 +235,7 @@ class ProcessTree:
         if found:
             pid = int(found[1])
             with contextlib.suppress(OSError, ValueError, IndexError):
-                if _parent_of(pid) == self._pid:
+                if _parent_of(_parent_of(pid)) == self._pid:  # between them is bubblewrap
                     self._first, self._first_pid = os.pidfd_open(pid), pid
 
     async def _wait_for_namespace(self) -> None:
@@ -325,59 +289,3 @@ def find_descendants(pid: int) -> list[int]:
         size = len(found)
         found |= {each for each, parent in parents.items() if parent in found}
     return sorted(found - {pid})
-
-
-class Slots:
-    """How many commands run at once. More wait in a queue of limited length and for a limited time."""
-
-    def __init__(self, limits: Limits):
-        self._limits = limits
-        self._running = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    @contextlib.asynccontextmanager
-    async def take(self) -> AsyncGenerator[None]:
-        """Hold a slot; raise ``backpressure`` if the queue is full or none becomes free in time."""
-        if self._running >= self._limits.commands:
-            await self._queue()
-        else:
-            self._running += 1
-        try:
-            yield
-        finally:
-            self._give_back()
-
-    async def _queue(self) -> None:
-        if len(self._waiting) >= self._limits.queued_commands:
-            self._refuse(f"{len(self._waiting)} more wait")
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            # Not wait_for: a slot that is given in the moment of the timeout would be lost.
-            await asyncio.wait([turn], timeout=self._limits.queue_seconds)
-        except asyncio.CancelledError:
-            if turn.done():
-                self._give_back()
-            raise
-        finally:
-            if not turn.done():
-                self._waiting.remove(turn)
-                turn.cancel()
-        if turn.cancelled():
-            self._refuse(f"none ended within {self._limits.queue_seconds:g} s")
-
-    def _give_back(self) -> None:
-        """Hand the slot to the command that waits longest."""
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._running -= 1
-
-    def _refuse(self, why: str) -> None:
-        raise ToolError(
-            "backpressure",
-            f"{self._limits.commands} commands run already, and {why}. Nothing was run: try again when one has ended, "
-            "or run fewer commands at once",
-        )

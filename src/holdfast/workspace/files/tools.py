@@ -20,10 +20,10 @@ from holdfast.core.tool import Result
 from holdfast.errors import ToolError
 from holdfast.tools.call import MAX_KEPT, Call
 from holdfast.tools.declare import Tool
-from holdfast.workspace.changes import Change, commit_changes, conflict_error
-from holdfast.workspace.contents import FileWorkspace, Seen, load_mode
-from holdfast.workspace.diff import diff_files
-from holdfast.workspace.edits import (
+from holdfast.workspace.files.changes import Change, commit_changes, conflict_error
+from holdfast.workspace.files.contents import FileWorkspace, Seen, load_mode
+from holdfast.workspace.files.diff import diff_files
+from holdfast.workspace.files.edits import (
     edit_changes,
     make_data,
     patch_changes,
@@ -33,10 +33,10 @@ from holdfast.workspace.edits import (
     settle_write,
     write_changes,
 )
+from holdfast.workspace.files.patch import parse_patch
+from holdfast.workspace.files.reader import read_tool, refuse_denied, ws_paths
+from holdfast.workspace.files.root import Root
 from holdfast.workspace.limits import Limits
-from holdfast.workspace.patch import parse_patch
-from holdfast.workspace.reader import read_tool, refuse_denied, ws_paths
-from holdfast.workspace.root import Root
 
 __all__ = ["Change", "FileWorkspace", "Seen", "commit_changes", "file_tools"]
 

@@ -33,13 +33,13 @@ from typing import TYPE_CHECKING, Literal, get_args
 import msgspec
 
 from holdfast.errors import DeclarationError, ToolError
-from holdfast.workspace.command import Analysis, analyse_command
-from holdfast.workspace.harmless import Reading, find_reading
-from holdfast.workspace.rules import EFFECTS, Effect, Rule, RuleSet, narrow
+from holdfast.workspace.policy.analysis import Analysis, analyse_command
+from holdfast.workspace.policy.harmless import Reading, find_reading
+from holdfast.workspace.policy.rules import EFFECTS, Effect, Rule, RuleSet, narrow
 
 if TYPE_CHECKING:
-    from holdfast.workspace.root import Root
-    from holdfast.workspace.sandbox import Sandbox
+    from holdfast.workspace.files.root import Root
+    from holdfast.workspace.sandbox.probe import Sandbox
 
 __all__ = ["MODES", "PROGRAM_PATH", "Mode", "Policy", "Ruling"]
 

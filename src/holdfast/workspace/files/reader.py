@@ -16,9 +16,9 @@ from holdfast.errors import ToolError
 from holdfast.tools.call import Call
 from holdfast.tools.declare import Tool
 from holdfast.tools.options import MOST_RESULT
-from holdfast.workspace import text
-from holdfast.workspace.contents import FileWorkspace
-from holdfast.workspace.root import CHUNK
+from holdfast.workspace.files import text
+from holdfast.workspace.files.contents import FileWorkspace
+from holdfast.workspace.files.root import CHUNK
 
 READ = """Read a file of the workspace: one page of lines, exactly as they are.
 

@@ -1,0 +1,1 @@
+"""What confines commands: ``base`` states the guarantees, ``probe`` finds the strongest level that works here."""
