@@ -43,12 +43,17 @@ VERDICTS = (Verdict("approval", "required", "why"),)
 FULL = [
     events.ConversationOpened(**HEAD, agent="a", metadata={"k": [1]}),
     events.MessageReceived(**HEAD, text="h\u2028i \U0001f600", agent="a", mode="manual", output={"type": "string"}),
+    events.MessageReceived(**HEAD, text="why?", agent="a", aside=True),
     events.TurnStarted(**HEAD, turn=1, message=2, agent="a", mode="manual", steps=3),
     events.AssistantSaid(
         **HEAD, turn=1, step=1, id="m1.1", text="t", thinking="hm", calls=(MADE,), attempts=ATTEMPTS, partial=True,
         parts=[{"kind": "x", "data": {"signature": "=="}}], provider="p",
     ),
-    events.OutputRejected(**HEAD, turn=1, message="no", attempts=ATTEMPTS, text="{}"),
+    events.OutputRejected(**HEAD, turn=1, message="no", attempts=ATTEMPTS, text="{}", aside=3),
+    events.AsideAnswered(
+        **HEAD, turn=1, message=3, id="a3.1", text="t", thinking="hm", attempts=ATTEMPTS, error=ERROR, finish="length",
+        verdicts=VERDICTS, context={"estimate": 3},
+    ),
     events.CallSuspended(
         **HEAD, **CALL, tool="pay", executor="client", kind="approval", prompt="?", args={"n": 1}, preview=[1],
         preview_error="x", digest="d", deadline=99.5, on_expiry=Default(None), schema={"type": "object"},
@@ -61,6 +66,10 @@ FULL = [
             Submit(None), Failed("timeout", "m", {"d": 1}), Expired(), Detached(),
         )
     ),
+    events.VoteCast(**HEAD, **CALL, suspension=4, digest="d", missing=1),
+    events.DeadlineExtended(**HEAD, **CALL, suspension=4, until=9.5),
+    events.ReminderDue(**HEAD, **CALL, suspension=4, before=60.0),
+    events.CallEscalated(**HEAD, **CALL, suspension=4, to=("boss",)),
     events.CallStarted(**HEAD, **CALL, attempt=2, epoch=9, grant="g1", digest="d", verdicts=VERDICTS),
     events.CallReturned(
         **HEAD, **CALL, tool="pay", ok=False, value="v", data={"d": 1}, error=ERROR, source="client", artifact="s",
@@ -69,10 +78,12 @@ FULL = [
     events.CancelRequested(**HEAD, turn=1, reason="because"),
     events.HistorySummarised(**HEAD, upto=3, text="s", attempts=ATTEMPTS),
     events.TurnEnded(**HEAD, turn=1, reason="failed", value=[1], error=ERROR, halted=True),
-    events.GrantGiven(**HEAD, **CALL, grant="g1", tool="pay", scope="args", args_digest="d", until=5.5),
+    events.GrantGiven(**HEAD | {"v": 2}, **CALL, grant="g1", tool="pay", remember="args", args_digest="d", until=5.5),
     events.GrantRevoked(**HEAD, grant="g1"),
     events.ResolutionRefused(**HEAD, **CALL, decision="Approve", reason="may not"),
-    events.ConversationImported(**HEAD, trusted=True, origin="support"),
+    events.ConversationImported(**HEAD, trusted=True, origin="support", grants=("g1",)),
+    events.DeputyNamed(**HEAD, delegation="d7", deputy="bob", until=99.5),
+    events.DeputyEnded(**HEAD, delegation="d7"),
 ]  # fmt: skip
 ALL = typing.get_args(events.AnyEvent)
 MESSAGE = FULL[1]
@@ -81,7 +92,7 @@ MESSAGE = FULL[1]
 def test_the_examples_contain_every_type_of_event():
     """So the tests below cover every type of event [B54]."""
     assert {type(event) for event in FULL} == set(ALL)
-    assert len(ALL) == 16
+    assert len(ALL) == 23
 
 
 @pytest.mark.parametrize("event", FULL, ids=lambda e: e.type)
@@ -93,7 +104,7 @@ def test_an_event_round_trips_to_the_same_value_and_the_same_bytes(event):
     assert type(again) is type(event)
     assert codec.encode_event(again) == body
     plain = json.loads(body)
-    assert (plain["type"], plain["seq"], plain["v"]) == (type(event).__name__, 7, 1)
+    assert (plain["type"], plain["seq"], plain["v"]) == (type(event).__name__, 7, event.VERSION)
 
 
 @pytest.mark.parametrize("event", FULL, ids=lambda e: e.type)
@@ -107,12 +118,14 @@ def test_unknown_fields_of_a_later_minor_version_are_ignored(event):
 def test_an_event_of_a_newer_version_is_refused(event):
     """It is refused also if the current code could decode it."""
     plain = json.loads(codec.encode_event(event))
-    for newer in (plain | {"v": 2}, {"type": "NotYetInvented", "v": 2, "seq": 7}, plain | {"v": 2, "seq": "seven"}):
+    v = event.VERSION + 1
+    for newer in (plain | {"v": v}, {"type": "NotYetInvented", "v": v, "seq": 7}, plain | {"v": v, "seq": "seven"}):
         with pytest.raises(StoreNewer, match="upgrade") as refused:
             codec.decode_event(json.dumps(newer).encode())
         assert refused.value.kind == "store_newer"
 
 
+APPROVED = next(event for event in FULL if isinstance(event, events.CallResolved))
 DAMAGED = {
     "empty": b"",
     "cut": codec.encode_event(MESSAGE)[:-3],
@@ -126,7 +139,7 @@ DAMAGED = {
     ).encode(),
     "a field of another type": codec.encode_event(MESSAGE).replace(b'"seq":7', b'"seq":"7"'),
     "no version": codec.encode_event(MESSAGE).replace(b'"v":1,', b""),
-    "an unknown decision": codec.encode_event(FULL[7]).replace(b'"type":"approve"', b'"type":"nod"'),
+    "an unknown decision": codec.encode_event(APPROVED).replace(b'"type":"approve"', b'"type":"nod"'),
     "100,000 levels": b'{"type":"MessageReceived","v":1,"x":' + b"[" * 100_000,
 }
 
@@ -141,7 +154,7 @@ def test_damaged_bytes_are_reported_as_damage(name):
 
 def test_an_event_of_an_older_version_is_upcast_step_by_step(monkeypatch):
     """Each (type, version) has an upcaster, unless the type did not change."""
-    monkeypatch.setattr(codec, "VERSION", 3)
+    monkeypatch.setattr(codec, "VERSIONS", dict.fromkeys(codec.VERSIONS, 3))
     upcasters = {
         ("MessageReceived", 1): lambda data: data | {"text": data.pop("words")},
         ("MessageReceived", 2): lambda data: data | {"text": data["text"].upper()},
@@ -158,6 +171,16 @@ def test_an_event_of_an_older_version_is_upcast_step_by_step(monkeypatch):
     assert (untouched.agent, untouched.v) == ("a", 3)
     current = json.loads(codec.encode_event(MESSAGE)) | {"v": 3}
     assert codec.decode_event(json.dumps(current).encode()).text == MESSAGE.text
+
+
+def test_a_grant_of_version_1_held_in_its_conversation_and_its_scope_is_what_it_covers():
+    """Version 2 calls that ``remember``; ``scope`` says where the grant holds [B53]."""
+    for covered in ("args", "tool"):
+        old = {"type": "GrantGiven", "seq": 7, "at": 1.0, "by": {"id": "ann"}, "v": 1}
+        old |= {"grant": "g7", "tool": "pay", "call_id": "b1", "scope": covered, "until": 9.5}
+        grant = codec.decode_event(json.dumps(old).encode())
+        assert (grant.remember, grant.scope, grant.user, grant.until) == (covered, "conversation", None, 9.5)
+        assert (grant.v, grant.annotations) == (2, "")
 
 
 def test_an_event_that_cannot_be_encoded_raises_log_encode_failed():

@@ -24,13 +24,15 @@ from holdfast.core.inputs import (
     SendMessage,
     ValueOutcome,
 )
-from holdfast.core.state import State, evolve, pending_entries, status_of
+from holdfast.core.state import State, evolve, pending_entries, shared_grants, status_of
+from holdfast.core.tool import Deciders, Definition
 from holdfast.errors import Invalid, NotAllowed, Refused
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 LOGS = sorted(GOLDEN.glob("v*/*.jsonl"))
 LOGS = [path for path in LOGS if not path.name.endswith(".trace.jsonl")]
-ANN = Principal("ann")
+ANN = Principal("ann", ("manager",))
+BEN = Principal("ben", ("manager",))
 NOW = 1_700_100_000.0
 
 
@@ -100,7 +102,8 @@ def check_closed(before):
 def check_asked_again(before):
     """Check that no open call of the file starts, or reaches a client, before it is approved here."""
     now, first = apply_input(before, ImportConversation(by=ANN, trusted=True, origin="x"))
-    assert (now.closed, now.grants) == (False, before.grants)
+    held = tuple(grant for grant in before.grants if grant.scope == "conversation")
+    assert (now.closed, now.grants) == (False, held), "no grant reaches other conversations here"
     now, events = run_owed_work(now)
     begun = [event for event in (*first, *events) if isinstance(event, CallStarted)]
     assert not begun, "a call started on an approval of the file"
@@ -110,7 +113,8 @@ def check_asked_again(before):
         return
     asked = [entry for entry in pending_entries(now) if entry.kind == "approval"]
     for entry in asked:
-        now, _ = apply_input(now, Resolve(decisions={entry.call: Approve(digest=entry.digest)}, by=ANN))
+        for by in (ANN, BEN)[: entry.approvers]:
+            now, _ = apply_input(now, Resolve(decisions={entry.call: Approve(digest=entry.digest)}, by=by))
     now, events = run_owed_work(now)
     moved = {e.call_id for e in events if isinstance(e, CallStarted) or getattr(e, "kind", "") == "client_exec"}
     moved |= {entry.call for entry in pending_entries(now) if entry.kind in ("client_exec", "manual")}
@@ -122,6 +126,20 @@ def test_a_log_imported_without_trust_owes_nothing_and_accepts_no_input(path):
     """This holds for a log that is cut after any event."""
     for before in prefixes(path):
         check_closed(before)
+
+
+def test_a_trusted_import_takes_over_the_shared_grants_that_are_listed_and_no_others():
+    """Without trust a grant holds nowhere, whether it is listed or not [B115]."""
+    path = next(path for path in LOGS if path.stem == "shared")
+    before = max(prefixes(path), key=lambda state: len(shared_grants(state)))
+    (one, *others) = shared_grants(before)
+    assert others
+    now, _ = apply_input(before, ImportConversation(by=ANN, trusted=True, origin="x", grants=(one.id,)))
+    assert shared_grants(now) == (one,)
+    closed, _ = apply_input(before, ImportConversation(by=ANN, origin="x", grants=(one.id,)))
+    assert shared_grants(closed) == ()
+    later, _ = apply_input(closed, ImportConversation(by=ANN, trusted=True, origin="x", grants=(one.id,)))
+    assert shared_grants(later) == (one,), "also if trust comes later"
 
 
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
@@ -160,6 +178,26 @@ def test_a_call_that_ran_in_the_file_needs_an_approval_whatever_its_settings(cla
     now, events = apply_input(now, OwnerStarted(epoch=1))
     assert not any(isinstance(event, CallStarted) for event in events)
     assert {entry.call for entry in pending_entries(now) if entry.recovery} == set(running)
+
+
+def test_who_must_approve_an_imported_call_comes_from_the_tool_here_and_not_from_the_file():
+    """A file, forged or written before the tool asked for two people, cannot have one person suffice."""
+    before = next(s for s in prefixes(GOLDEN / "v1" / "approval.jsonl") if pending_entries(s))
+    entry = pending_entries(before)[0]
+    assert (entry.approvers, entry.not_requester) == (1, False)
+    now, _ = apply_input(before, ImportConversation(by=ANN, trusted=True, origin="x"))
+    definition = Definition(
+        fingerprint=entry.fingerprint,
+        description="Pays.",
+        prompt="Pay?",
+        parameters='{"type":"object"}',
+        deciders=Deciders(approvers=2, not_requester=True),
+    )
+    now, _ = apply_input(now, OwnerStarted(epoch=1))
+    plan = PreviewMade(call=entry.call, preview="a plan")
+    now, _ = apply_input(now, ClaimCall(call=entry.call, epoch=1, definition=definition, plan=plan))
+    again = next(waiting for waiting in pending_entries(now) if waiting.call == entry.call)
+    assert (again.approvers, again.not_requester) == (2, True)
 
 
 def test_a_mark_of_trust_in_the_file_does_not_make_it_trusted():

@@ -11,8 +11,9 @@ from holdfast.core.decide.draft import Draft
 from holdfast.core.decide.machine import TRANSITIONS, decide, decide_into
 from holdfast.core.decide.reply import make_call_id
 from holdfast.core.decisions import Answer, Approve, ClientResult, Deny, Failed, Pending, Principal, Submit
-from holdfast.core.effects import CallModel, CloseTurn, RunPreview, RunTool, StartTurn, owed
+from holdfast.core.effects import AnswerAside, CallModel, CloseTurn, RunPreview, RunTool, StartTurn, owed
 from holdfast.core.events import (
+    AsideAnswered,
     AssistantSaid,
     CallMade,
     CallResolved,
@@ -20,12 +21,15 @@ from holdfast.core.events import (
     CallStarted,
     CallSuspended,
     ErrorInfo,
+    MessageReceived,
     Mode,
     TurnEnded,
     TurnStarted,
     Usage,
 )
 from holdfast.core.inputs import (
+    AsideRejected,
+    AsideReplied,
     BeginTurn,
     CallFinished,
     CallReconciled,
@@ -473,6 +477,8 @@ class RandomShell:
         turn = log.state.turn
         if rng.random() < 0.1:
             return SendMessage(text="x", by=ANN, agent="a", when_busy=rng.choice(["queue", "interrupt", "refuse"]))
+        if rng.random() < 0.1:
+            return SendMessage(text="why?", by=ANN, when_busy="aside")
         if rng.random() < 0.03:
             return CancelTurn(by=ANN)
         if rng.random() < 0.05 and log.state.grants:
@@ -516,6 +522,12 @@ class RandomShell:
                 return BeginTurn(steps=rng.choice([1, 3]), mode=rng.choice(modes))
             case CloseTurn():
                 return EndTurn(text=rng.choice(["", "half"]))
+            case AnswerAside(message):
+                if rng.random() < 0.2:
+                    return AsideRejected(message=message, reason="no")
+                return AsideReplied(
+                    message=message, text="because", error=rng.choice([None, ErrorInfo("network", "x")])
+                )
             case CallModel(number, step):
                 if rng.random() < 0.05:
                     return ModelFailed(turn=number, step=step, error=ErrorInfo("network", "x"), text="half")
@@ -582,6 +594,8 @@ class RandomShell:
         match effect:
             case CallModel(number, step):
                 return ModelReplied(turn=number, step=step, text="done")
+            case AnswerAside(message):
+                return AsideReplied(message=message, text="because")
             case RunPreview(call):
                 return PreviewMade(call=call, preview="p")
             case RunTool(call) if turn.calls[call].phase == "running":
@@ -603,6 +617,7 @@ def check_invariants(events):
     started = [event.turn for event in events if isinstance(event, TurnStarted)]
     ended = [event.turn for event in events if isinstance(event, TurnEnded)]
     assert started == ended == list(range(1, len(started) + 1)), "every turn has exactly one end"
+    check_asides(events)
     approved, frozen = set(), {}
     for event in events:
         match event:
@@ -617,6 +632,21 @@ def check_invariants(events):
                     assert event.call_id in approved, "a gated call started without an approval"
                 if call.grant is not None and event.attempt == 1:
                     assert event.grant is not None or event.call_id in approved
+
+
+def check_asides(events):
+    """Every aside has one answer, in order, before the next step and the end of its turn."""
+    waiting = []
+    for event in events:
+        match event:
+            case MessageReceived(aside=True):
+                waiting.append(event.seq)
+            case AsideAnswered():
+                assert waiting[:1] == [event.message], "asides are answered once each, in their order"
+                del waiting[0]
+            case AssistantSaid() | TurnStarted() | TurnEnded():
+                assert not waiting, f"{event.type} came before the answer to an aside"
+    assert not waiting, "an aside was lost"
 
 
 def test_the_calls_of_random_logs_make_exactly_the_moves_of_the_transition_table():

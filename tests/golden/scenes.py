@@ -16,13 +16,16 @@ from holdfast import Call, Default, Principal, Retention, provider_tool, tool
 from holdfast.core.decide.draft import Draft
 from holdfast.core.decide.machine import decide_into
 from holdfast.core.decide.resolution import judgement_key
-from holdfast.core.decisions import Answer, Approve, ClientResult, Deny, Failed, Submit
+from holdfast.core.decisions import Answer, Approve, ClientResult, Deny, Extend, Failed, Submit
 from holdfast.core.events import (
     VERSION,
     AnyEvent,
     AssistantSaid,
     Attempt,
     CallReturned,
+    ConversationOpened,
+    DeputyEnded,
+    DeputyNamed,
     ErrorInfo,
     HistorySummarised,
     Limits,
@@ -32,6 +35,8 @@ from holdfast.core.events import (
     Verdict,
 )
 from holdfast.core.inputs import (
+    AsideRejected,
+    AsideReplied,
     BeginTurn,
     CallFinished,
     CallReconciled,
@@ -59,15 +64,17 @@ from holdfast.core.inputs import (
     SendMessage,
     SummaryMade,
     TimeLimitReached,
+    TimerDue,
     ValueOutcome,
 )
 from holdfast.core.schema.validation import call_digest
-from holdfast.core.state import State, evolve
-from holdfast.core.tool import Artifact, definition_of
+from holdfast.core.state import Grant, State, evolve
+from holdfast.core.tool import Artifact, annotations_of, definition_of, fingerprint_of
 from holdfast.tools.toolset import Toolset
 
 ADA = Principal("ada", ("agent", "night shift"), {"tenant": "north", "level": 3})
 BOSS = Principal("boss", ("manager",))
+DEPUTY = Principal("deputy")
 USER = Principal("user")
 USAGE = Usage(120, 30, 100, 20, 0.0042)
 SCHEMA = {"type": "object", "properties": {"total": {"type": "number"}}, "required": ["total"]}
@@ -740,6 +747,203 @@ def images(s: Scene) -> None:
     s.end()
 
 
+def approvers(s: Scene) -> None:
+    """Two approvers with a role, a plan that changed after their votes, more time, a reminder and an escalation."""
+    s.specs = {
+        **SPECS,
+        "transfer": _planned(
+            _server(
+                "transfer",
+                approval="required",
+                expires="2h",
+                approvers=2,
+                approver_roles=("manager", "night shift"),
+                not_requester=True,
+                remind=["1h", "5m"],
+                extend_limit="6h",
+                escalate_to=("boss", "auditor"),
+                escalate_after="30m",
+            )
+        ).spec,
+    }
+    s.turn("transfer")
+    call = s.call("transfer")
+    s.plan("transfer", "first plan")
+    s.decide("transfer", Approve(), by=ADA)
+    s.tell(Resolve(decisions={call: Extend("3h")}, by=DEPUTY, on_behalf_of={call: BOSS}))
+    s.now += 1800
+    s.tell(TimerDue(call=call))
+    s.decide("transfer", Approve())
+    s.claim("transfer", plan=PreviewMade(call=call, preview="second plan"))
+    s.now += 4000
+    s.tell(TimerDue(call=call))
+    s.tell(Resolve(decisions={call: Approve()}, by=DEPUTY, on_behalf_of={call: BOSS}))
+    s.decide("transfer", Approve(), by=ADA)
+    s.run("transfer", plan=PreviewMade(call=call, preview="second plan"))
+    s.end()
+    s.turn("transfer")
+    s.plan("transfer", "third plan")
+    s.decide("transfer", Approve(), by=ADA)
+
+
+def _ask(question: str, state: Any, **more: Any) -> QuestionOutcome:
+    return QuestionOutcome(question=question, schema={"type": "integer"}, continues=True, state=state, **more)
+
+
+def continued(s: Scene) -> None:
+    """Handlers ask and continue: twice, after a kill, after a revoked grant and a changed plan, too often, imported."""
+    s.turn("look", "wire", "asked", "once")
+    s.run("look", _ask("How many?", {"price": [40, "EUR"]}, expires=600.0))
+    s.decide("look", Answer(3), by=ADA)
+    s.run("look", _ask("And when?", None))
+    s.decide("look", Answer(4), by=ADA)
+    s.run("look")
+    s.plan("wire", "1 will go")
+    s.decide("wire", Approve())
+    s.run("wire", _ask("To whom?", 0), plan=PreviewMade(call=s.call("wire"), preview="1 will go"))
+    s.decide("wire", Answer(5))
+    s.run("wire")
+    s.run("asked", _ask("Which?", "first"))
+    s.decide("asked", Answer(6))
+    s.claim("asked")
+    s.claim("once")
+    s.finish("once", _ask("Sure?", {}))
+    s.decide("once", Deny("no"))
+    s.wake()
+    s.decide("asked", Approve())
+    s.run("asked", QuestionOutcome(question="Anything else?"))
+    s.decide("asked", Answer("nothing"))
+    s.reply("pay", ("pay", {"n": 2}), "look")
+    s.decide("pay", Approve(remember="tool"))
+    s.run("pay")
+    s.decide("pay", Approve(), nth=1)
+    s.run("pay", _ask("How?", {"total": 2}), nth=1)
+    later = definition_of(replace(SPECS["pay"], description="Tool pay, anew."))
+    s.decide("pay", Answer(7), nth=1)
+    s.claim("pay", 1, definition=later)
+    s.decide("pay", Approve(), nth=1)
+    s.run("pay", nth=1, definition=later)
+    for n in range(21):
+        s.run("look", _ask(f"Question {n}", n))
+        if n < 20:
+            s.decide("look", Answer(n), by=ADA)
+    s.reply("pay", "look", "asked")
+    s.run("pay", _ask("How?", 1))
+    for grant in s.state.grants:
+        s.tell(RevokeGrant(grant=grant.id, by=BOSS))
+    s.decide("pay", Answer(8))
+    s.claim("pay")
+    s.run("look", _ask("Where?", 2))
+    s.run("asked", _ask("Who?", 3))
+    s.decide("asked", Answer(9))
+    s.tell(ImportConversation(by=BOSS, trusted=True, origin="shop"))
+    s.epoch = 0
+    s.wake()
+    s.claim("pay", definition=definition_of(SPECS["pay"]), verdicts=(Verdict("cap", "allowed"),))
+    s.claim("asked", definition=definition_of(SPECS["asked"]))
+    s.decide("look", Answer(10))
+    s.claim("look", definition=definition_of(SPECS["look"]))
+    s.decide("pay", Approve())
+    s.run("pay")
+    s.decide("asked", Deny("not here"))
+    s.decide("look", Approve())
+    s.run("look")
+    s.end()
+
+
+def shared(s: Scene) -> None:
+    """Grants beyond the conversation: given here, given elsewhere, ended between reply and claim, and imported."""
+    elsewhere = Grant(
+        id="support/g9",
+        tool="once",
+        remember="tool",
+        scope="everyone",
+        by=BOSS,
+        at=s.now,
+        fingerprint=fingerprint_of(SPECS["pay"]),
+        annotations=annotations_of(SPECS["pay"]),
+    )
+    paying = replace(elsewhere, tool="pay", scope="user", user=USER.id)
+    s.turn("pay")
+    s.decide("pay", Approve(remember="args", scope="user", duration="1h"))
+    s.run("pay")
+    s.reply(("pay", {"n": 2}))
+    s.decide("pay", Approve(remember="tool", scope="everyone"))
+    s.run("pay")
+    s.reply(("pay", {"n": 3}))
+    s.run("pay")
+    for grant in s.state.grants:
+        s.tell(RevokeGrant(grant=grant.id, by=BOSS))
+    s.reply(("pay", {"n": 4}), ("pay", {"n": 5}), shared=(elsewhere, paying))
+    s.run("pay", shared=(paying,))
+    s.claim("pay", 1)
+    s.decide("pay", Approve(remember="tool", scope="everyone"), nth=1)
+    s.run("pay", nth=1)
+    s.tell(ImportConversation(by=ADA, origin="desk"))
+    s.tell(ImportConversation(by=BOSS, trusted=True, origin="desk", grants=(s.state.grants[0].id,)))
+    s.epoch = 0
+    s.wake()
+    s.end()
+
+
+def deputies(s: Scene) -> None:
+    """The log of deputies: two are named, and one delegation is ended before its time."""
+    s.write(ConversationOpened, ADA, agent="")
+    s.write(DeputyNamed, ADA, delegation="d2", deputy="boss", until=s.now + 3600)
+    s.write(DeputyNamed, BOSS, delegation="d3", deputy="user", until=s.now + 60)
+    s.write(DeputyEnded, ADA, delegation="d2")
+
+
+def represented(s: Scene) -> None:
+    """A deputy approves a call for a principal, and cancels the turn for it."""
+    s.turn("pay", "once")
+    call = s.call("pay")
+    s.tell(Resolve(decisions={call: Approve()}, by=BOSS, on_behalf_of={call: ADA}))
+    s.run("pay")
+    s.tell(CancelTurn(by=BOSS, on_behalf_of=ADA))
+    s.tell(EndTurn())
+
+
+def asides(s: Scene) -> None:
+    """Asides while calls wait: answered, rejected and repaired, failed, with a decision meanwhile, and cancelled."""
+    s.turn("look", "pay", "choose")
+    s.run("look")
+    s.say("Why?", ADA, when_busy="aside")
+    first = s.state.seq
+    s.say("And when?", BOSS, when_busy="aside")
+    attempts = (Attempt("scripted", USAGE),)
+    context = {"tokens": {"history": 30, "total": 60}}
+    guard = (Verdict("no_names", "rejected", "it names a customer"),)
+    s.tell(
+        AsideRejected(
+            message=first, reason="leave names out", text="Ada owes it", attempts=attempts, verdicts=guard,
+            context=context, record=b"{}",
+        ),
+        AsideReplied(
+            message=first, text="It is owed", thinking="hm", attempts=attempts, finish="length",
+            verdicts=(Verdict("tidy", "changed"),), context=context,
+        ),
+    )  # fmt: skip
+    s.decide("pay", Approve())
+    s.claim("pay")
+    error = ErrorInfo("network", "no reply", {"host": "x"})
+    s.tell(AsideReplied(message=first + 1, text="On Fri", attempts=attempts, error=error))
+    s.finish("pay")
+    s.decide("choose", Answer(1))
+    s.end()
+    s.turn("choose")
+    s.say("Which?", when_busy="aside")
+    s.decide("choose", Answer(2))
+    s.tell(AsideReplied(message=s.state.seq - 2, text="The second.", attempts=attempts))
+    s.reply("choose")
+    s.say("Again?", when_busy="aside")
+    s.say("Hello?", when_busy="aside")
+    s.tell(CancelTurn(by=ADA))
+    s.tell(EndTurn(text="I think", thinking="hm", attempts=attempts))
+    s.turn("choose")
+    s.say("Still there?", when_busy="aside")
+
+
 SCENES: dict[str, Callable[[Scene], None]] = {
     "plain": plain,
     "approval": approval,
@@ -765,4 +969,10 @@ SCENES: dict[str, Callable[[Scene], None]] = {
     "remembered": remembered,
     "long-results": long_results,
     "images": images,
+    "approvers": approvers,
+    "continued": continued,
+    "shared": shared,
+    "deputies": deputies,
+    "represented": represented,
+    "asides": asides,
 }

@@ -40,8 +40,9 @@ The shape of the log is not what tests/golden/v{VERSION}/shape.json says:
 Logs of the old shape exist and must stay readable. So:
  - a new field: give it a default that means what its absence meant; add a scene to tests/golden/scenes.py in which
    it has another value; run `python tests/golden/generate.py --shape`, then without (existing logs are left alone).
- - a field that is removed or changes its type, its default or its meaning: raise VERSION in core/events.py, write an
-   upcaster in core/codec.py (UPCASTERS) and a golden directory of the new version; leave the old one as it is.
+ - a field that is removed or changes its type, its default or its meaning: raise the event's VERSION in
+   core/events.py, write an upcaster in core/codec.py (UPCASTERS), add a scene, and run
+   `python tests/golden/generate.py --shape --force`; leave the old logs as they are.
  - a new event: as for a new field, and fold it in core/state.py and core/transcript.py."""
 
 
@@ -98,7 +99,9 @@ def test_every_line_decodes_and_sequence_numbers_have_no_gap(log: Path) -> None:
 @current
 def test_every_line_is_encoded_again_byte_for_byte(log: Path) -> None:
     for body in bodies(log):
-        assert codec.encode_event(codec.decode_event(body)) == body
+        event = codec.decode_event(body)
+        if json.loads(body)["v"] == event.v:  # an upcast event has other fields
+            assert codec.encode_event(event) == body
 
 
 @logs
@@ -160,7 +163,7 @@ def test_a_runtime_serves_a_log_without_the_code_of_its_agent(log: Path) -> None
 
 def test_every_type_of_event_occurs_in_a_log() -> None:
     assert {event.type for log in LOGS for event in decode_log(log)} == set(event_types())
-    assert len(event_types()) == 16
+    assert len(event_types()) == 23
 
 
 def test_every_call_phase_occurs_also_at_the_end_of_a_log() -> None:
@@ -183,7 +186,9 @@ def test_every_kind_of_decision_expiry_recovery_and_ending_occurs() -> None:
     assert values("on_expiry") == {"deny", "halt"}, "error is the default, which is not encoded"
     assert '"on_expiry":{"type":"default"' in text
     assert values("recovery") >= {"fail", "ask", "reconcile"}
-    assert values("scope") == {"args", "tool"}
+    assert values("scope") == {"args", "tool", "user", "everyone"}, (
+        "args and tool in version 1, conversation is the default"
+    )
     reasons = {event.reason for log in LOGS for event in decode_log(log) if event.type == "TurnEnded"}
     assert reasons >= {"completed", "halted", "cancelled", "step_limit", "failed", "handed_over", "cost_limit"}
     errors = {
@@ -260,7 +265,7 @@ def test_an_event_of_a_newer_version_is_refused_and_an_older_one_is_upcast(monke
     newer = body.replace(b'"v":1', f'"v":{VERSION + 1}'.encode())
     with pytest.raises(StoreNewer):
         codec.decode_event(newer)
-    monkeypatch.setattr(codec, "VERSION", VERSION + 1)
+    monkeypatch.setitem(codec.VERSIONS, "ConversationOpened", VERSION + 1)
     upcasters = {("ConversationOpened", VERSION): lambda data: {**data, "agent": data["agent"] + "!"}}
     monkeypatch.setattr(codec, "UPCASTERS", upcasters)
     upcast = codec.decode_event(body.replace(b'"v":1', f'"v":{VERSION}'.encode()))

@@ -11,7 +11,7 @@ from functools import partial
 from holdfast.errors import Conflict, StoreError
 from holdfast.stores.sqlite import writer
 from holdfast.stores.sqlite.store import SQLiteStore
-from holdfast.testing.store_contract import make_append
+from holdfast.testing.store_contract import make_append, make_channel
 
 
 def print_line(*words):
@@ -75,13 +75,15 @@ def start_children():
 
 
 async def append_for_ever(path):
-    """Print each append once it is acknowledged; several conversations append at the same time."""
+    """Print each append once it is acknowledged; several conversations append at the same time, with notices."""
     store = await open_store(path)
+    await store.put_channel(make_channel("mail"))
 
     async def converse(n):
         version = 0
         while True:
-            await store.append(make_append(f"c{n}", version, f"{n}/{version}".encode()))
+            notices = [(version + 1, "suspended")]
+            await store.append(make_append(f"c{n}", version, f"{n}/{version}".encode(), notices=notices))
             version += 1
             print_line(n, version)
 
@@ -91,15 +93,24 @@ async def append_for_ever(path):
 async def die_at(path, point):
     """Append one event, then die at a crash point of the second append."""
     store = await open_store(path)
-    await store.append(make_append("c", 0))
+    await store.put_channel(make_channel("mail"))
+    await store.append(make_append("c", 0, notices=[(1, "suspended")]))
 
     def crash(name):
         if name == point:
             os.kill(os.getpid(), signal.SIGKILL)
 
     writer.crash_hook = crash
-    await store.append(make_append("c", 1))
+    await store.append(make_append("c", 1, notices=[(2, "resolved")]))
     print_line("survived")
+
+
+async def die_with_claim(path):
+    """Claim the notices of a channel, then die before they are settled."""
+    store = await open_store(path)
+    rows, _ = await store.claim_notices(["mail"], 10.0, 40.0)
+    print_line(*(row.id for row in rows))
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def lock(path):

@@ -14,11 +14,12 @@ from support import pg
 from holdfast import Agent, Approve, Runtime, ScriptedModel, ToolCall, tool
 from holdfast.core import codec
 from holdfast.core.decisions import Expired
-from holdfast.core.state import Grant
-from holdfast.runtime import commit, inbox
+from holdfast.core.state import Grant, State
+from holdfast.runtime import commit, event_log, inbox
 from holdfast.stores.compression import compress_body, decompress_body
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite.store import SQLiteStore
+from holdfast.testing.store_contract import make_grant
 
 paid: list[int] = []
 
@@ -195,7 +196,7 @@ def test_a_grant_that_was_added_to_a_snapshot_is_ignored(backend, snapshot_every
         state = codec.decode_state(body)
         assert state is not None
         by = state.turn.by
-        grant = Grant(id="g", tool="pay", scope="tool", by=by, at=1.0)
+        grant = Grant(id="g", tool="pay", remember="tool", by=by, at=1.0)
         return codec.encode_state(msgspec.structs.replace(state, grants=(*state.grants, grant)))
 
     backend.change_snapshot(add_grant)
@@ -287,6 +288,24 @@ def test_a_call_whose_pending_entry_was_lost_still_expires(backend):
                     return
 
     asyncio.run(main())
+
+
+def test_an_entry_of_the_index_of_shared_grants_that_the_log_does_not_have_is_removed_by_a_rebuild(backend):
+    suspend_payment(backend)
+
+    async def add_grant(rt):
+        row = await rt.store.row("c")
+        state = await event_log.fold_log(rt.store, State(conversation="c"), row.seq)
+        append = commit.build_reindex(state, row.updated, [], [])
+        await rt.store.append(msgspec.structs.replace(append, grants=[make_grant("c", "g")]))
+
+    async def rebuild(rt):
+        assert await rt.store.list_shared_grants() == [make_grant("c", "g")]
+        await event_log.rebuild_from_log(rt.store, "c", "a test")
+        return await rt.store.list_shared_grants()
+
+    with_runtime(backend, add_grant)
+    assert with_runtime(backend, rebuild) == []
 
 
 def test_an_altered_conversation_row_is_listed_as_the_log_has_it(backend, caplog):

@@ -26,6 +26,7 @@ from holdfast.testing.store_contract import (
     claim_lease,
     existing_row,
     make_append,
+    make_channel,
     make_entry,
 )
 
@@ -54,6 +55,67 @@ class TestPostgresStore(StoreContract):
         return await pg.asked(self.url, text, *values)
 
     # --- group append ------------------------------------------------------------------------------------
+
+    @async_test
+    async def test_an_append_with_notices_is_one_statement_and_one_without_does_not_touch_the_outbox(self):
+        store = await self.open_store()
+        await store.append(make_append("c", 0))
+        statements = []
+        fetch = Link.fetch
+
+        def record(link, sql, *values, **options):
+            if sql.startswith(append.APPEND):
+                statements.append("outbox" in sql or "shared_grants" in sql)
+            return fetch(link, sql, *values, **options)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Link, "fetch", record)
+            await store.append(make_append("c", 1))
+            await store.append(make_append("c", 2, notices=[(3, "suspended")]))
+            await store.put_channel(make_channel("mail"))
+            await store.append(make_append("c", 3))
+            await store.append(make_append("c", 4, notices=[(5, "suspended")]))
+        assert statements == [False, True, False, True]
+        assert [row.id for row in await store.outbox()] == ["c/5/mail"]
+
+    @async_test
+    async def test_dropping_a_channel_waits_for_a_running_append_that_may_still_see_it(self):
+        store = await self.open_store()
+        await store.put_channel(make_channel("mail"))
+        await store.append(make_append("c", 0))
+        db = await asyncpg.connect(pg.server().url(), server_settings={"search_path": pg.schema_of(self.url)})
+        try:
+            await db.execute("BEGIN; SELECT FROM conversations WHERE name = 'c' FOR UPDATE")
+            appending = asyncio.ensure_future(store.append(make_append("c", 1, notices=[(2, "suspended")])))
+            waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+            while not await db.fetchval(waiting):
+                await asyncio.sleep(0.005)
+            dropping = asyncio.ensure_future(store.drop_channel("mail"))
+            while await db.fetchval(waiting) < 2:
+                await asyncio.sleep(0.005)
+            await db.execute("COMMIT")
+            await asyncio.gather(appending, dropping)
+        finally:
+            await db.close()
+        assert await store.outbox() == []
+        assert (await existing_row(store, "c")).seq == 2
+
+    @async_test
+    async def test_claiming_notices_does_not_wait_for_rows_that_another_transaction_has_locked(self):
+        store = await self.open_store()
+        await store.put_channel(make_channel("mail"))
+        for name in ("a", "b"):
+            await store.append(make_append(name, 0, notices=[(1, "suspended")]))
+        db = await asyncpg.connect(pg.server().url(), server_settings={"search_path": pg.schema_of(self.url)})
+        try:
+            await db.execute("BEGIN; SELECT FROM outbox WHERE id = 'a/1/mail' FOR UPDATE")
+            rows, following = await store.claim_notices(["mail"], 10.0, 40.0)
+            assert [row.id for row in rows] == ["b/1/mail"]
+            assert following == 1.0  # call again: a row is left over
+        finally:
+            await db.close()
+        rows, _ = await store.claim_notices(["mail"], 10.0, 40.0)
+        assert [row.id for row in rows] == ["a/1/mail"]
 
     @async_test
     async def test_concurrent_appends_share_commits(self):

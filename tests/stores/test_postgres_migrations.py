@@ -10,7 +10,8 @@ from support import pg
 
 from holdfast import Runtime
 from holdfast.errors import StoreError
-from holdfast.stores.postgres import migrate, migrations, plan_migration
+from holdfast.stores.postgres import PostgresStore, migrate, migrations, plan_migration
+from holdfast.testing.store_contract import make_append, make_channel, make_entry
 
 ROLE = f"desk_{os.getpid()}"
 
@@ -91,6 +92,31 @@ def add_migration_step(monkeypatch):
     step = migrations.MigrationStep("a column", "ALTER TABLE conversations ADD COLUMN note text")
     monkeypatch.setattr(migrations, "STEPS", (*migrations.STEPS, step))
     monkeypatch.setattr(migrations, "VERSION", migrations.VERSION + 1)
+
+
+def test_a_store_gets_the_outbox_while_a_process_of_the_version_before_uses_it(monkeypatch):
+    """The old process goes on appending; the events of new processes get their notices."""
+    url = pg.fresh(lease=2)
+
+    async def run():
+        with monkeypatch.context() as version_before:
+            version_before.setattr(migrations, "STEPS", migrations.STEPS[:2])
+            version_before.setattr(migrations, "VERSION", 2)
+            old = PostgresStore(url)
+            await old.open()
+        await old.append(make_append("c", 0, opened=[make_entry("c", "k", 5.0)]))
+        new = PostgresStore(url)
+        await new.open()
+        await new.put_channel(make_channel("mail"))
+        await old.append(make_append("c", 1))
+        await new.append(make_append("c", 2, notices=[(3, "suspended")]))
+        assert [row.id for row in await new.outbox()] == ["c/3/mail"]
+        assert [row.call for row in await new.pending()] == ["k"]
+        await old.close()
+        await new.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    pg.drop(url)
 
 
 def test_a_migration_that_waits_for_a_long_reader_does_not_block_other_writers(url, monkeypatch):

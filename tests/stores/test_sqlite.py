@@ -13,10 +13,17 @@ import apsw
 import pytest
 
 from holdfast.errors import Conflict, Invalid, StoreDamaged, StoreError
-from holdfast.stores.sqlite import append, migrations, queries, writer
+from holdfast.stores.sqlite import append, migrations, outbox, queries, writer
 from holdfast.stores.sqlite.locks import OwnerLock
 from holdfast.stores.sqlite.store import SQLiteStore
-from holdfast.testing.store_contract import StoreContract, async_test, claim_lease, make_append, make_entry
+from holdfast.testing.store_contract import (
+    StoreContract,
+    async_test,
+    claim_lease,
+    make_append,
+    make_channel,
+    make_entry,
+)
 
 
 class TestSQLiteStore(StoreContract):
@@ -291,6 +298,9 @@ class TestSQLiteStore(StoreContract):
             append.DELETE_PENDING: (1, "k"),
             append.DELETE_CALL_LEASE: ("c", "k"),
             append.RELEASE_LEASE: (1,),
+            append.DELETE_GRANT: ("c", "g"),
+            outbox.CLAIM: (1.0, 1, "id"),
+            outbox.SETTLE: ("id", 1.0, None, 0),
             queries.ROW: ("c",),
             queries.SNAPSHOT: (1,),
         }
@@ -311,6 +321,9 @@ class TestSQLiteStore(StoreContract):
             queries.HELD_BY: ("a", None, 1, 2, None, "[]", 1),
             queries.RELEASE: ("c", 1),
             queries.RELEASE_ALL: ("o",),
+            outbox.DUE: ("[]", 1.0, 1),
+            outbox.NEXT_DUE: ("[]",),
+            outbox.GRANTS_OF_TOOL: ("t", "u"),
         }
         given = ("holder", "json", "CONSTANT ROW")
 
@@ -343,6 +356,35 @@ class TestSQLiteStore(StoreContract):
         assert "pending_due" in str(plan[queries.DUE])
         assert "conversations_owing" in str(plan[queries.HOLDERS])
         assert "conversations_owing" in str(plan[queries.HELD_BY])
+        for sql in (outbox.DUE, outbox.NEXT_DUE):
+            assert "outbox_due" in str(plan[sql])
+        assert "shared_grants_tool" in str(plan[outbox.GRANTS_OF_TOOL])
+
+    @async_test
+    async def test_notices_cost_one_statement_each_and_an_append_without_them_costs_none(self):
+        store = await self.open_store()
+        await store.append(make_append("c", 0))
+        statements = []
+
+        def record(cursor, sql, bindings):
+            statements.append(sql)
+            return True
+
+        await store._writer.run(lambda db: setattr(db, "exec_trace", record))
+
+        async def count(**fields):
+            statements.clear()
+            seq = (await store.heads(["c"]))["c"]
+            notices = [(seq + 1, "suspended")] if fields.pop("notice", False) else []
+            await store.append(make_append("c", seq, notices=notices, **fields))
+            return [sql for sql in statements if "outbox" in sql or "shared_grants" in sql], len(statements)
+
+        plain = await count()
+        assert plain[0] == []
+        assert await count(notice=True) == ([append.INSERT_NOTICES], plain[1] + 1)
+        await store.put_channel(make_channel("mail"))
+        assert await count() == plain
+        assert await count(notice=True) == ([append.INSERT_NOTICES], plain[1] + 1)
 
     @async_test
     async def test_a_suspended_conversation_takes_less_than_700_bytes_beyond_its_events(self):

@@ -19,7 +19,7 @@ from holdfast.stores.base import hash_chain
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite import backup
 from holdfast.stores.sqlite.store import SQLiteStore
-from holdfast.testing.store_contract import make_append, make_entry
+from holdfast.testing.store_contract import make_append, make_channel, make_entry, make_grant
 
 PROCESS = Path(__file__).parent / "process.py"
 
@@ -47,6 +47,28 @@ async def heads(path):
         found[row.conversation] = row.seq
     await store.close()
     return found
+
+
+def test_a_backup_has_the_channels_the_undelivered_notices_and_the_shared_grants(path, tmp_path):
+    """A notice that was delivered after the backup is sent again from the copy, under the same id."""
+
+    async def main():
+        store = await open_store(path)
+        await store.put_channel(make_channel("mail", "suspended"))
+        await store.put_reference("mail", "c:1", "message 7")
+        await store.append(make_append("c", 0, notices=[(1, "suspended")], grants=[make_grant("c", "g", user="eve")]))
+        rows = await store.outbox()
+        await store.backup(tmp_path / "copy.db")
+        await store.settle_notice(rows[0].id)
+        await store.close()
+        copy = await open_store(tmp_path / "copy.db")
+        assert await copy.outbox() == rows
+        assert await copy.channels() == [make_channel("mail", "suspended")]
+        assert await copy.reference("mail", "c:1") == "message 7"
+        assert await copy.list_shared_grants() == [make_grant("c", "g", user="eve")]
+        await copy.close()
+
+    asyncio.run(main())
 
 
 def test_a_backup_under_load_has_a_prefix_of_every_log_with_all_appends_acknowledged_before(path, tmp_path):

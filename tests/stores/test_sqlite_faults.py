@@ -14,11 +14,11 @@ import pytest
 
 from holdfast import Approve, Runtime
 from holdfast.errors import KINDS, StoreDamaged, StoreError, StoreNewer
-from holdfast.stores.sqlite import queries
+from holdfast.stores.sqlite import file, queries
 from holdfast.stores.sqlite.errors import affects_whole_group, to_store_error
 from holdfast.stores.sqlite.migrations import APPLICATION_ID, STEPS, VERSION
 from holdfast.stores.sqlite.store import SQLiteStore
-from holdfast.testing.store_contract import make_append
+from holdfast.testing.store_contract import make_append, make_channel, make_entry
 
 
 @pytest.fixture
@@ -167,8 +167,31 @@ def test_a_file_in_place_of_the_owners_directory_is_reported_with_what_to_do(pat
 
 
 def test_the_schema_version_is_the_number_of_migration_steps():
-    assert len(STEPS) == VERSION == 2
+    assert len(STEPS) == VERSION == 3
     assert APPLICATION_ID.to_bytes(4, "big") == b"HLDF"
+
+
+def test_a_store_gets_the_outbox_while_a_process_of_the_version_before_uses_it(path, monkeypatch):
+    """The old process goes on appending; the events of new processes get their notices."""
+
+    async def run():
+        with monkeypatch.context() as version_before:
+            version_before.setattr(file, "STEPS", STEPS[:2])
+            version_before.setattr(file, "VERSION", 2)
+            old = SQLiteStore(path)
+            await old.open()
+        await old.append(make_append("c", 0, opened=[make_entry("c", "k", 5.0)]))
+        new = SQLiteStore(path)
+        await new.open()
+        await new.put_channel(make_channel("mail"))
+        await old.append(make_append("c", 1))
+        await new.append(make_append("c", 2, notices=[(3, "suspended")]))
+        assert [row.id for row in await new.outbox()] == ["c/3/mail"]
+        assert [row.call for row in await new.pending()] == ["k"]
+        await old.close()
+        await new.close()
+
+    asyncio.run(run())
 
 
 # --- damage --------------------------------------------------------------------------------------------

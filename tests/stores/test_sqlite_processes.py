@@ -19,7 +19,7 @@ from holdfast.stores.base import GENESIS, hash_chain
 from holdfast.stores.sqlite import file, locks
 from holdfast.stores.sqlite.locks import OwnerLock, remove_stale_locks
 from holdfast.stores.sqlite.store import SQLiteStore
-from holdfast.testing.store_contract import make_append
+from holdfast.testing.store_contract import make_append, make_channel
 
 HERE = Path(__file__).parent
 
@@ -150,10 +150,13 @@ def test_every_acknowledged_append_survives_sigkill(path):
                 acknowledged[conversation] = version
 
     async def body(store):
+        rows = await store.outbox(limit=1_000_000)
         for conversation, version in acknowledged.items():
             events = await read_verified(store, f"c{conversation}")
             assert len(events) in (version, version + 1)  # the append in flight may be written or not
             assert events == [f"{conversation}/{n}".encode() for n in range(len(events))]
+            written = {row.seq for row in rows if row.conversation == f"c{conversation}"}
+            assert written == set(range(1, len(events) + 1))
 
     with_store(path, body)
     assert len(acknowledged) == 8
@@ -163,10 +166,31 @@ def test_every_acknowledged_append_survives_sigkill(path):
     ("point", "found"), [("before_begin", 1), ("before_commit", 1), ("after_commit", 2), ("before_reply", 2)]
 )
 def test_a_kill_at_a_crash_point_leaves_all_of_the_append_or_nothing(path, point, found):
+    """The events and the notices about them [B116]."""
     with process("die_at", path, f"append:{point}") as other:
         assert other.stdout.read() == ""
         assert other.wait(60) == -signal.SIGKILL
     assert len(with_store(path, lambda store: read_verified(store, "c"))) == found
+    rows = with_store(path, lambda store: store.outbox())
+    assert [row.id for row in rows] == [f"c/{seq}/mail" for seq in range(1, found + 1)]
+
+
+def test_notices_that_a_killed_process_had_claimed_are_due_again_under_the_same_ids(path):
+    """None of them is lost, and until the claim ends no other process gets them [B116]."""
+
+    async def body(store):
+        await store.put_channel(make_channel("mail"))
+        for n in range(5):
+            await store.append(make_append(f"c{n}", 0, notices=[(1, "suspended")]))
+        with process("die_with_claim", path) as other:
+            claimed = other.stdout.readline().split()
+            assert other.wait(60) == -signal.SIGKILL
+        assert claimed == [f"c{n}/1/mail" for n in range(5)]
+        assert await store.claim_notices(["mail"], 39.0, 90.0) == ([], 40.0)
+        rows, _ = await store.claim_notices(["mail"], 40.0, 90.0)
+        assert [(row.id, row.attempts) for row in rows] == [(id, 2) for id in claimed]
+
+    with_store(path, body)
 
 
 def test_appends_to_a_locked_store_fail_after_a_timeout_while_reads_and_the_loop_continue(path, monkeypatch):

@@ -8,23 +8,30 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import msgspec
 
-from holdfast.core.events import VERSION, AnyEvent
+from holdfast.core.events import VERSION, AnyEvent, Event
 from holdfast.core.state import State
 from holdfast.errors import HoldfastError, StoreDamaged, StoreNewer
 
 GENESIS = bytes(32)
 """The head of a conversation's hash chain before the first event."""
-STATE_VERSION = 4
+STATE_VERSION = 5
 """Increased when State changes: older snapshots are then ignored and the log is folded again."""
 
 
-UPCASTERS: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {}
+def _rename_coverage(data: dict[str, Any]) -> dict[str, Any]:
+    """GrantGiven 1 -> 2: the covered calls are called ``remember``; ``scope`` says where the grant holds."""
+    return {"remember" if name == "scope" else name: value for name, value in data.items()}
+
+
+UPCASTERS: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {("GrantGiven", 1): _rename_coverage}
 """(type, version) -> a function that converts the event, as plain JSON, to the next version."""
 
+VERSIONS = {kind.__name__: kind.VERSION for kind in cast("tuple[type[Event], ...]", get_args(AnyEvent))}
+"""The version that this code writes of each event."""
 _encoder = msgspec.json.Encoder()
 _event_decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 _state_decoder = msgspec.json.Decoder(State)
@@ -54,7 +61,7 @@ def decode_event(body: bytes) -> AnyEvent:
         event = _event_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
         return _upcast(body, problem)
-    return event if event.v == VERSION else _upcast(body, None)
+    return event if event.v == VERSIONS[type(event).__name__] else _upcast(body, None)
 
 
 def _upcast(body: bytes, problem: Exception | None) -> AnyEvent:
@@ -64,9 +71,10 @@ def _upcast(body: bytes, problem: Exception | None) -> AnyEvent:
         data = cast("dict[str, Any]", msgspec.json.decode(body))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as worse:
         raise StoreDamaged(f"an event in the log cannot be decoded: {worse}") from worse
-    if head.v > VERSION:
-        raise StoreNewer(f"event {head.type} has version {head.v}; this Holdfast reads up to {VERSION}: upgrade it")
-    for version in range(head.v, VERSION):
+    known = VERSIONS.get(head.type, VERSION)
+    if head.v > known:
+        raise StoreNewer(f"event {head.type} has version {head.v}; this Holdfast reads up to {known}: upgrade it")
+    for version in range(head.v, known):
         lift = UPCASTERS.get((head.type, version))
         data = {**(lift(data) if lift else data), "v": version + 1}
     try:

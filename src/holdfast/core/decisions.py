@@ -12,6 +12,16 @@ from holdfast.core.tool import Artifact, Executor, OnExpiry, Risk
 from holdfast.errors import Invalid, check_kind
 
 SuspensionKind = Literal["approval", "elicitation", "client_exec", "manual"]
+Remember = Literal["args", "tool"]
+"""The calls that a remembered approval covers: those with the same arguments, or all calls of the tool."""
+GrantScope = Literal["conversation", "user", "everyone"]
+"""Where a remembered approval holds.
+
+conversation:  in the conversation where it was given
+user:          in every conversation, for turns of the principal on behalf of which the approved call's turn ran
+everyone:      in every conversation
+"""
+GRANT_SCOPES: tuple[GrantScope, ...] = ("conversation", "user", "everyone")
 
 
 class Principal(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, eq=False):
@@ -55,14 +65,17 @@ class Approve(msgspec.Struct, frozen=True, gc=False, tag="approve", omit_default
     args:      edited arguments to run instead (validated; both versions are logged)
     digest:    the digest that was shown: the approval is refused as superseded if it has changed
     remember:  "args" (these arguments, or those of them that the tool names) or "tool" (any arguments): also give a
-               grant for this conversation
+               grant, so that later calls need no approval
     duration:  how long the grant holds, such as "1h"; until it is revoked if not given
+    scope:     where the grant holds: "conversation" (this one), "user" (every conversation, for turns of the principal
+               on behalf of which this turn runs) or "everyone" (every conversation)
     """
 
     args: dict[str, Any] | None = None
     digest: str | None = None
-    remember: Literal["args", "tool"] | None = None
+    remember: Remember | None = None
     duration: str | float | None = None
+    scope: GrantScope = "conversation"
 
 
 class Deny(msgspec.Struct, frozen=True, gc=False, tag="deny", omit_defaults=True):
@@ -73,7 +86,7 @@ class Deny(msgspec.Struct, frozen=True, gc=False, tag="deny", omit_defaults=True
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False, tag="answer"):
-    """A person's answer to a question; it becomes the call's result."""
+    """A person's answer to a question; it becomes the call's result, unless the tool's handler continues with it."""
 
     value: Any
 
@@ -101,6 +114,15 @@ class Failed(msgspec.Struct, frozen=True, gc=False, tag="failed", omit_defaults=
         check_kind(self.kind)
 
 
+class Extend(msgspec.Struct, frozen=True, gc=False, tag="extend"):
+    """Give a waiting call more time. It stays pending; the tool's ``extend_limit`` bounds all extensions together.
+
+    until:  the new deadline in seconds since the Unix epoch, or a duration from now, such as "2d"
+    """
+
+    until: float | str
+
+
 class Expired(msgspec.Struct, frozen=True, gc=False, tag="expired"):
     """The deadline passed without a decision. Recorded by the system; callers cannot send it."""
 
@@ -109,16 +131,16 @@ class Detached(msgspec.Struct, frozen=True, gc=False, tag="detached"):
     """No client was attached to run the call. Recorded by the system; callers cannot send it."""
 
 
-Decision = Approve | Deny | Answer | ClientResult | Submit | Failed
+Decision = Approve | Deny | Answer | ClientResult | Submit | Failed | Extend
 """A decision about a pending call; which of them fit depends on the kind of the call."""
-Recorded = Decision | Expired | Detached
+Recorded = Approve | Deny | Answer | ClientResult | Submit | Failed | Expired | Detached
 """The decisions that a CallResolved may contain."""
 
 ALLOWED_DECISIONS: dict[SuspensionKind, tuple[type, ...]] = {
-    "approval": (Approve, Deny),
-    "elicitation": (Answer, Deny),
+    "approval": (Approve, Deny, Extend),
+    "elicitation": (Answer, Deny, Extend),
     "client_exec": (ClientResult, Failed),
-    "manual": (Submit, Failed),
+    "manual": (Submit, Failed, Extend),
 }
 """The decisions that each kind of suspension accepts; the approval of a recovery also accepts Submit."""
 
@@ -130,6 +152,7 @@ PAST_TENSE: dict[type, str] = {
     ClientResult: "run",
     Submit: "submitted",
     Failed: "reported as failed",
+    Extend: "extended",
 }
 """A decision's past participle, for messages such as "it was approved by ..."."""
 
@@ -146,6 +169,22 @@ KIND_LABELS: dict[SuspensionKind, str] = {
 def join_type_names(types: Iterable[type]) -> str:
     """Return the names of these types, joined by "or"."""
     return " or ".join(t.__name__ for t in types)
+
+
+class Vote(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One person's approval of a call that needs several."""
+
+    by: Principal
+    at: float
+    seq: int
+    """The sequence number of the VoteCast."""
+    on_behalf_of: Principal | None = None
+    """The principal for whom ``by`` voted as a deputy."""
+
+    @property
+    def people(self) -> set[str]:
+        """The ids of the people who count as having voted."""
+        return {self.by.id} if self.on_behalf_of is None else {self.by.id, self.on_behalf_of.id}
 
 
 class Pending(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -190,6 +229,45 @@ class Pending(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """References to the bytes that the preview kept, such as a long diff; ``Runtime.artifact`` returns them."""
     remember: tuple[str, ...] = ()
     """The arguments that an approval with remember="args" compares; empty: all."""
+    seq: int = 0
+    """The sequence number of the CallSuspended. One call can wait several times, each time under another number."""
+    extend_until: float | None = None
+    """The latest time to which ``Extend`` can move the deadline; None: it cannot be moved."""
+    next_reminder: float | None = None
+    """When the next reminder is due; None: none will be."""
+    approvers: int = 1
+    """The number of different people whose approval the call needs."""
+    votes: tuple[Vote, ...] = ()
+    """The approvals so far, if it needs several."""
+    voided: tuple[str, ...] = ()
+    """Ids of the people whose votes for an earlier plan of this call no longer count."""
+    approver_roles: tuple[str, ...] = ()
+    """Only principals with one of these roles may decide; empty: any principal."""
+    not_requester: bool = False
+    """``principal`` may not decide."""
+    escalate_to: tuple[str, ...] = ()
+    """Roles or principal ids that may decide as well from ``escalate_at`` on."""
+    escalate_at: float | None = None
+    """When the call is escalated; None: never, or it has been."""
+    escalated_to: tuple[str, ...] = ()
+    """``escalate_to`` once the call has been escalated."""
+    continues: bool = False
+    """The tool's handler has asked and runs again: after the answer, or after this approval."""
+
+    @property
+    def id(self) -> str:
+        """The name of this suspension, CALL:SEQ: a decision under this name is for nothing that came later."""
+        return f"{self.call}:{self.seq}"
+
+    @property
+    def missing(self) -> int:
+        """How many more people must approve the call; 1 if it needs one approval and 0 if it waits for none."""
+        return self.approvers - len(self.votes) if self.kind == "approval" else 0
+
+    @property
+    def due(self) -> float:
+        """When the runtime has to act by itself: remind, escalate or expire."""
+        return min(time for time in (self.deadline, self.next_reminder, self.escalate_at) if time is not None)
 
     def _repr_html_(self) -> str:
         """Return a card for notebooks."""
@@ -225,8 +303,37 @@ class Previewed(msgspec.Struct, frozen=True, gc=False):
     """The digest for an approval of these arguments."""
 
 
-class Accepted(msgspec.Struct, frozen=True, gc=False):
+class Accepted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The receipt of a decision that is durable. ``seq`` is its sequence number in the log."""
 
     seq: int
-    status: Literal["accepted"] = "accepted"
+    status: Literal["accepted"] = msgspec.field(default_factory=lambda: "accepted")  # so it is never omitted
+    missing: int = 0
+    """How many more people must approve the call before it runs."""
+
+
+def decider_refusal(entry: Pending, by: Principal, on_behalf_of: Principal | None = None) -> str | None:
+    """Return why the tool's declaration does not let this principal decide about the call, or None if it does.
+
+    A deputy has the roles of the principal for whom it decides, and neither of the two may be the requester.
+    """
+    if entry.kind != "approval":
+        return None
+    acting = on_behalf_of or by
+    if entry.not_requester and entry.principal.id in (by.id, acting.id):
+        return f"{entry.principal.id} requested this call of {entry.tool}, so another person has to decide about it"
+    if not entry.approver_roles or set(acting.roles) & set(entry.approver_roles):
+        return None
+    if {acting.id, *acting.roles} & set(entry.escalated_to):
+        return None
+    return f"{acting.id} has none of the roles that may decide about {entry.tool}: {', '.join(entry.approver_roles)}"
+
+
+def split_suspension(name: str) -> tuple[str, int | None]:
+    """Return the call and the number of a suspension's name CALL:SEQ; the number is None for a bare CALL."""
+    call, colon, number = name.rpartition(":")
+    if not colon:
+        return name, None
+    if not call or not (number.isascii() and number.isdigit()) or len(number) > 16:
+        raise Invalid(f"{name[:80]!r} names no call: give CALL, or CALL:SEQ for one of its suspensions")
+    return call, int(number)

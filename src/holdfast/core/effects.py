@@ -25,6 +25,14 @@ class CallModel(msgspec.Struct, frozen=True, gc=False):
     step: int
 
 
+class AnswerAside(msgspec.Struct, frozen=True, gc=False):
+    """The model has to answer a message that was sent while the turn waited for people."""
+
+    message: int
+    rejected: int = 0
+    """Rejected answers so far."""
+
+
 class RunPreview(msgspec.Struct, frozen=True, gc=False):
     """A gated call needs its plan before an approver can be asked."""
 
@@ -43,7 +51,7 @@ class CloseTurn(msgspec.Struct, frozen=True, gc=False):
     turn: int
 
 
-Effect = StartTurn | CallModel | RunPreview | RunTool | CloseTurn
+Effect = StartTurn | CallModel | AnswerAside | RunPreview | RunTool | CloseTurn
 
 
 def owed(state: State) -> frozenset[Effect]:
@@ -65,15 +73,21 @@ def owed(state: State) -> frozenset[Effect]:
         if call.phase in ("ready", "running"):
             effects.append(RunPreview(call_id) if needs_preview(call) else RunTool(call_id))
         done = done and call.phase == "done"
-    if done:
+    if turn.asides:
+        # One at a time, and before the next step: a step's request then has the answers of all asides before it.
+        effects.append(AnswerAside(turn.asides[0].message, turn.asides[0].rejected))
+    elif done:
         effects.append(CloseTurn(turn.number) if reached_limit(turn) else CallModel(turn.number, turn.step + 1))
     return frozenset(effects)
 
 
 def reached_limit(turn: TurnState) -> str | None:
     """Return the limit that prevents another model call, or None. The runtime watches the time limit itself."""
-    if turn.step >= turn.steps:
-        return "step_limit"
+    return "step_limit" if turn.step >= turn.steps else reached_budget(turn)
+
+
+def reached_budget(turn: TurnState) -> str | None:
+    """Return the token or cost limit that is reached, or None. An aside is no step, but needs the budget of one."""
     limits, usage = turn.limits, turn.usage
     if limits is None or turn.step == 0:
         return None
@@ -88,8 +102,13 @@ def reached_limit(turn: TurnState) -> str | None:
 
 def limit_error(turn: TurnState) -> ErrorInfo | None:
     """Return the error that explains a reached token or cost limit; None for other limits."""
+    return None if reached_limit(turn) == "step_limit" else budget_error(turn)
+
+
+def budget_error(turn: TurnState) -> ErrorInfo | None:
+    """Return the error that explains a reached token or cost limit, whatever the number of steps; None: not reached."""
     limits, usage = turn.limits, turn.usage
-    match reached_limit(turn):
+    match reached_budget(turn):
         case "token_limit" if limits is not None:
             used = f"{(usage.input_tokens or 0) + (usage.output_tokens or 0)} of {limits.tokens} tokens are used"
             unknown = "the provider did not report the tokens of a reply, so the limit counts as reached"

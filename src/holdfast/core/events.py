@@ -1,4 +1,4 @@
-"""The events of a conversation's log, version 1. The log is the only durable truth.
+"""The events of a conversation's log. The log is the only durable truth.
 
 Events are facts in the past tense, frozen and keyword-only. Each carries all that recovery needs, so that removing or
 changing a tool cannot change the past. New fields always have a default; a change of meaning needs a new ``v`` and an
@@ -9,14 +9,24 @@ Fields that are named after a tool's option (``gate``, ``on_expiry``, ``recovery
 
 from __future__ import annotations
 
-from typing import Any, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import msgspec
 
-from holdfast.core.decisions import Principal, Recorded, SuspensionKind
-from holdfast.core.tool import Artifact, Executor, Gate, OnExpiry, Recovery, Retention, Risk
+from holdfast.core.decisions import GrantScope, Principal, Recorded, Remember, SuspensionKind
+from holdfast.core.tool import (
+    DEFAULT_EXTEND_LIMIT,
+    Artifact,
+    Executor,
+    Gate,
+    OnExpiry,
+    Recovery,
+    Retention,
+    Risk,
+)
 
 VERSION = 1
+"""The version of an event's fields, unless its class says another one."""
 Mode = Literal["auto", "manual"]
 """auto: calls run as declared; manual: no call of the turn runs here, every call becomes pending."""
 
@@ -106,7 +116,7 @@ class CallMade(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_default
     refused: ErrorInfo | None = None
     """Why the call cannot run (unknown tool, invalid arguments): this becomes its result."""
     grant: str | None = None
-    """The id of the grant that stands in for an approval."""
+    """The id of the grant that stands in for an approval; ``CONVERSATION/ID``, if another conversation gave it."""
     executor: Executor = "server"
     gate: Gate = "auto"
     hooked: bool = False
@@ -132,14 +142,26 @@ class CallMade(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_default
     """The schema of the arguments, if a later suspension needs it."""
     result_schema: Any = None
     """The schema of the result, if a later suspension needs it."""
+    extend_limit: float = DEFAULT_EXTEND_LIMIT
+    remind: tuple[float, ...] = ()
+    approvers: int = 1
+    approver_roles: tuple[str, ...] = ()
+    not_requester: bool = False
+    escalate_to: tuple[str, ...] = ()
+    escalate_after: float | None = None
     fingerprint: str = ""
     """The fingerprint of the tool's definition when the model replied; empty: logged by a version without them."""
+    annotations: str = ""
+    """The digest of the tool's executor, risk and metadata, for calls that a grant may cover; empty: unknown."""
 
 
 class Event(
     msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True, tag_field="type", tag=lambda name: name
 ):
     """The fields that every event has."""
+
+    VERSION: ClassVar[int] = VERSION
+    """The version that this code writes."""
 
     seq: int
     """The sequence number: counts from 1 within the conversation, without gaps."""
@@ -177,6 +199,8 @@ class MessageReceived(Event, frozen=True, kw_only=True):
     """The mode of the turn; None: the agent's default."""
     output: Any = None
     """The JSON Schema of a structured answer, for this turn only."""
+    aside: bool = False
+    """The message is answered while the open turn waits for people; it starts no turn. An AsideAnswered follows."""
 
 
 @final
@@ -246,6 +270,32 @@ class OutputRejected(Event, frozen=True, kw_only=True):
     verdicts: tuple[Verdict, ...] = ()
     context: Any = None
     """As in AssistantSaid."""
+    aside: int | None = None
+    """The sequence number of the aside whose answer was rejected; None: a reply of a step."""
+
+
+class AsideAnswered(Event, frozen=True, kw_only=True):
+    """The answer to an aside, a message that was sent while the turn waited. Every aside gets exactly one.
+
+    The turn's waiting calls are not touched, and tools are off: the answer has no calls.
+    """
+
+    turn: int
+    message: int
+    """The sequence number of the aside."""
+    id: str
+    """The answer's id, the same as in its live deltas."""
+    text: str = ""
+    thinking: str = ""
+    attempts: tuple[Attempt, ...] = ()
+    """As in AssistantSaid. They count toward the turn's limits, but not as a step."""
+    error: ErrorInfo | None = None
+    """Why there is no answer, or only the beginning of one."""
+    finish: str | None = None
+    """As in AssistantSaid."""
+    verdicts: tuple[Verdict, ...] = ()
+    context: Any = None
+    """As in AssistantSaid."""
 
 
 class CallEvent(Event, frozen=True, kw_only=True):
@@ -285,6 +335,66 @@ class CallSuspended(CallEvent, frozen=True, kw_only=True):
     """References to the bytes that the preview kept, or the handler that asks; they are stored with this event."""
     remember: tuple[str, ...] = ()
     """The arguments that an approval of this with remember="args" compares; empty: all."""
+    extend_until: float | None = None
+    """The latest time to which the deadline can be extended; None: it cannot be extended."""
+    remind: tuple[float, ...] = ()
+    """Seconds before the deadline at which a ReminderDue follows."""
+    approvers: int = 1
+    """The number of different people whose approval it needs: each is a VoteCast if there are several."""
+    approver_roles: tuple[str, ...] = ()
+    not_requester: bool = False
+    escalate_to: tuple[str, ...] = ()
+    escalate_at: float | None = None
+    """When a CallEscalated follows if there is no decision."""
+    voided: tuple[str, ...] = ()
+    """Ids of the people whose votes for an earlier plan of this call no longer count."""
+    continues: bool = False
+    """The handler has asked and runs again: after the answer to this question, or after this approval."""
+    state: Any = None
+    """What the handler passed to itself for its next run (``Ask(resume=...)``); in a question that continues only."""
+
+
+@final
+class VoteCast(CallEvent, frozen=True, kw_only=True):
+    """One of several approvals that a waiting call needs. The last one is followed by its CallResolved."""
+
+    suspension: int
+    """The sequence number of the CallSuspended that it is about."""
+    digest: str
+    """The digest of the call as it was shown."""
+    missing: int
+    """How many more people must approve."""
+    on_behalf_of: Principal | None = None
+    """The principal for whom ``by`` voted as a deputy."""
+
+
+@final
+class DeadlineExtended(CallEvent, frozen=True, kw_only=True):
+    """A principal gave a waiting call more time."""
+
+    suspension: int
+    until: float
+    """The new deadline, in seconds since the Unix epoch."""
+    on_behalf_of: Principal | None = None
+    """The principal for whom ``by`` extended it as a deputy."""
+
+
+@final
+class ReminderDue(CallEvent, frozen=True, kw_only=True):
+    """A reminder of a waiting call: once for each duration that its tool declares, and for each deadline."""
+
+    suspension: int
+    before: float
+    """Seconds before the deadline, as declared."""
+
+
+@final
+class CallEscalated(CallEvent, frozen=True, kw_only=True):
+    """A call has waited for so long that more principals may decide about it."""
+
+    suspension: int
+    to: tuple[str, ...]
+    """Roles or principal ids."""
 
 
 @final
@@ -297,6 +407,8 @@ class CallResolved(CallEvent, frozen=True, kw_only=True):
     """The digest of the call as it was shown."""
     judged: str | None = None
     """For an edit: the digest of the edited call and its plan, for which ``may_resolve`` was called."""
+    on_behalf_of: Principal | None = None
+    """The principal for whom ``by`` decided as a deputy, with the roles that it had when it named the deputy."""
 
 
 @final
@@ -304,9 +416,10 @@ class CallStarted(CallEvent, frozen=True, kw_only=True):
     """The owner's durable claim to run the call, appended before any side effect."""
 
     attempt: int
+    """Counts the runs from 1: a later one repeats an interrupted run, or continues the call after an answer."""
     epoch: int
     grant: str | None = None
-    """The id of the grant that stood in for an approval."""
+    """The id of the grant that stood in for an approval; ``CONVERSATION/ID``, if another conversation gave it."""
     digest: str | None = None
     """The digest of the plan that is about to run, if an approval is bound to one or the arguments were edited."""
     preview: Any = None
@@ -354,6 +467,8 @@ class CancelRequested(Event, frozen=True, kw_only=True):
 
     turn: int
     reason: str | None = None
+    on_behalf_of: Principal | None = None
+    """As in CallResolved, if only a deputy's right allowed the end of a waiting call."""
 
 
 class HistorySummarised(Event, frozen=True, kw_only=True):
@@ -384,23 +499,32 @@ class TurnEnded(Event, frozen=True, kw_only=True):
 class GrantGiven(Event, frozen=True, kw_only=True):
     """A remembered approval: later calls that it covers need no approval of their own."""
 
+    VERSION: ClassVar[int] = 2
+    """In version 1 ``remember`` was called ``scope``, and every grant held in its own conversation only."""
+
     grant: str
-    """The grant's id, as ``revoke`` takes it."""
+    """The grant's id within the conversation, as ``revoke`` takes it."""
     tool: str
     call_id: str
     """The call whose approval was remembered."""
-    scope: Literal["args", "tool"]
+    remember: Remember
     """``args``: covers the same arguments; ``tool``: covers any arguments."""
+    scope: GrantScope = "conversation"
+    """Where the grant holds: in this conversation, in the turns of one principal in any conversation, or everywhere."""
+    user: str | None = None
+    """The id of the principal whose turns are covered, for the scope ``user``."""
     args_digest: str | None = None
-    """The digest of the covered arguments, for the scope ``args``."""
+    """The digest of the covered arguments, if ``remember`` is ``args``."""
     compares: tuple[str, ...] = ()
-    """The names of the arguments that are compared, for the scope ``args``; empty: all."""
+    """The names of the arguments that are compared, if ``remember`` is ``args``; empty: all."""
     args: dict[str, Any] | None = None
     """Those of them that the approved call had, with their values; None if all arguments are compared."""
     until: float | None = None
     """When the grant ends; None: when it is revoked."""
     fingerprint: str = ""
     """The fingerprint of the approved definition: other definitions are not covered. Empty: covers any."""
+    annotations: str = ""
+    """The digest of the tool's executor, risk and metadata: others are not covered. Empty: covers any."""
 
 
 class GrantRevoked(Event, frozen=True, kw_only=True):
@@ -428,6 +552,25 @@ class ConversationImported(Event, frozen=True, kw_only=True):
     """The importer vouches for the content of the file."""
     origin: str = ""
     """The name of the conversation in the file."""
+    grants: tuple[str, ...] = ()
+    """The file's grants beyond one conversation that hold here from now on; all further ones are dropped."""
+
+
+class DeputyNamed(Event, frozen=True, kw_only=True):
+    """``by`` named a deputy, who may decide what ``by`` may decide. Only in the log of deputies."""
+
+    delegation: str
+    """The delegation's id, as ``end_delegation`` takes it."""
+    deputy: str
+    """The deputy's id."""
+    until: float
+    """When it ends by itself."""
+
+
+class DeputyEnded(Event, frozen=True, kw_only=True):
+    """A delegation was ended before its time, by the principal or the deputy. Only in the log of deputies."""
+
+    delegation: str
 
 
 AnyEvent = (
@@ -436,7 +579,12 @@ AnyEvent = (
     | TurnStarted
     | AssistantSaid
     | OutputRejected
+    | AsideAnswered
     | CallSuspended
+    | VoteCast
+    | DeadlineExtended
+    | ReminderDue
+    | CallEscalated
     | CallResolved
     | CallStarted
     | CallReturned
@@ -447,4 +595,6 @@ AnyEvent = (
     | GrantRevoked
     | ResolutionRefused
     | ConversationImported
+    | DeputyNamed
+    | DeputyEnded
 )

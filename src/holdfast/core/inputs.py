@@ -11,10 +11,12 @@ import msgspec
 
 from holdfast.core.decisions import Decision, Principal
 from holdfast.core.events import Attempt, ErrorInfo, Limits, Mode, Verdict
+from holdfast.core.state import Grant
 from holdfast.core.tool import DEFAULT_EXPIRY, Artifact, Definition
 
-WhenBusy = Literal["refuse", "queue", "interrupt"]
-"""What a message does while a turn is open: raise Busy, wait in the queue, or cancel the turn and follow it."""
+WhenBusy = Literal["refuse", "queue", "interrupt", "aside"]
+"""What a message does while a turn is open: raise Busy, wait in the queue, cancel the turn and follow it, or be
+answered while the turn waits for people."""
 
 
 class _Input(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +42,8 @@ class SendMessage(_Input, frozen=True, kw_only=True):
     output: Any = None
     judged: dict[str, str] | None = None
     """If it interrupts the turn: as in Resolve."""
+    on_behalf_of: Principal | None = None
+    """If it interrupts the turn: as in CancelTurn."""
 
 
 @final
@@ -52,6 +56,10 @@ class Resolve(_Input, frozen=True, kw_only=True):
     """call -> the suspension for which the caller's permission was checked (``judgement_key``); None: no check."""
     plans: dict[str, str] = {}
     """call -> digest of the edited call and its plan, if the permission was checked for an edit."""
+    suspensions: dict[str, int] = {}
+    """call -> the suspension that the decision is about, by its sequence number; the current one for other calls."""
+    on_behalf_of: dict[str, Principal] = {}
+    """call -> the principal for whom ``by`` decides as a deputy."""
 
 
 class RefuseResolution(_Input, frozen=True, kw_only=True):
@@ -69,6 +77,12 @@ class DeadlinePassed(_Input, frozen=True, kw_only=True):
     call: str
 
 
+class TimerDue(_Input, frozen=True, kw_only=True):
+    """The time of a waiting call's reminder or escalation has come."""
+
+    call: str
+
+
 class ClientGone(_Input, frozen=True, kw_only=True):
     """No client is attached that could run the call."""
 
@@ -80,10 +94,25 @@ class CancelTurn(_Input, frozen=True, kw_only=True):
     reason: str | None = None
     judged: dict[str, str] | None = None
     """As in Resolve."""
+    on_behalf_of: Principal | None = None
+    """The principal for whom ``by`` acts as a deputy, if a waiting call ends that only the former may deny."""
 
 
 class RevokeGrant(_Input, frozen=True, kw_only=True):
     grant: str
+    by: Principal
+
+
+class NameDeputy(_Input, frozen=True, kw_only=True):
+    """Let ``to`` decide what ``by`` may decide."""
+
+    to: str
+    until: float
+    by: Principal
+
+
+class EndDeputy(_Input, frozen=True, kw_only=True):
+    delegation: str
     by: Principal
 
 
@@ -93,6 +122,8 @@ class ImportConversation(_Input, frozen=True, kw_only=True):
     by: Principal
     trusted: bool = False
     origin: str = ""
+    grants: tuple[str, ...] = ()
+    """The ids of the file's grants beyond one conversation that are to hold here."""
 
 
 # --- inputs of the owner: appending their events needs the conversation's lease ---
@@ -104,6 +135,8 @@ class OwnerStarted(_Input, frozen=True, kw_only=True):
     epoch: int
     definitions: dict[str, Definition] = {}
     """tool -> its definition in this owner's code, for the tools of the open turn's calls."""
+    shared: tuple[Grant, ...] = ()
+    """Grants of other conversations that may cover these calls, just read; their ids are ``CONVERSATION/ID``."""
 
 
 class BeginTurn(_Input, frozen=True, kw_only=True):
@@ -146,6 +179,8 @@ class ModelReplied(_Input, frozen=True, kw_only=True):
     context: Any = None
     record: bytes | None = None
     """The request as it was sent, if requests are recorded."""
+    shared: tuple[Grant, ...] = ()
+    """As in OwnerStarted."""
 
 
 class ReplyRejected(_Input, frozen=True, kw_only=True):
@@ -209,6 +244,32 @@ class ModelFailed(_Input, frozen=True, kw_only=True):
     record: bytes | None = None
 
 
+class AsideReplied(_Input, frozen=True, kw_only=True):
+    """The model has answered an aside, or has failed to."""
+
+    message: int
+    text: str = ""
+    thinking: str = ""
+    attempts: tuple[Attempt, ...] = ()
+    error: ErrorInfo | None = None
+    finish: str | None = None
+    verdicts: tuple[Verdict, ...] = ()
+    context: Any = None
+    record: bytes | None = None
+
+
+class AsideRejected(_Input, frozen=True, kw_only=True):
+    """A guardrail rejected the answer to an aside."""
+
+    message: int
+    reason: str
+    text: str = ""
+    attempts: tuple[Attempt, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    context: Any = None
+    record: bytes | None = None
+
+
 class Kept(msgspec.Struct, frozen=True):
     """Bytes that a function of a tool kept, to be stored with the event that its value leads to."""
 
@@ -256,6 +317,8 @@ class ClaimCall(_Input, frozen=True, kw_only=True):
     """The plan that was made for this run, if the tool has a preview."""
     definition: Definition | None = None
     """The tool's definition in the code that would run it; None: unknown, or the tool no longer exists."""
+    shared: tuple[Grant, ...] = ()
+    """As in OwnerStarted."""
 
 
 class ValueOutcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -280,6 +343,10 @@ class QuestionOutcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     schema: Any = None
     choices: list[Any] | None = None
     expires: float | None = None
+    continues: bool = False
+    """The answer does not become the result: the handler runs again."""
+    state: Any = None
+    """What the handler gets when it runs again."""
 
 
 class HaltOutcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -313,6 +380,8 @@ class CallReconciled(_Input, frozen=True, kw_only=True):
     kept: tuple[Kept, ...] = ()
     definition: Definition | None = None
     """As in ClaimCall."""
+    shared: tuple[Grant, ...] = ()
+    """As in OwnerStarted."""
 
 
 class EndTurn(_Input, frozen=True, kw_only=True):
@@ -334,9 +403,12 @@ Input = (
     | Resolve
     | RefuseResolution
     | DeadlinePassed
+    | TimerDue
     | ClientGone
     | CancelTurn
     | RevokeGrant
+    | NameDeputy
+    | EndDeputy
     | ImportConversation
     | OwnerStarted
     | BeginTurn
@@ -345,6 +417,8 @@ Input = (
     | ReplyRejected
     | ModelHalted
     | TimeLimitReached
+    | AsideReplied
+    | AsideRejected
     | SummaryMade
     | PreviewMade
     | ClaimCall

@@ -16,16 +16,21 @@ import msgspec
 from holdfast.core.decisions import Pending
 from holdfast.core.events import (
     AnyEvent,
+    AsideAnswered,
     AssistantSaid,
+    CallEscalated,
     CallReturned,
     CallStarted,
     CallSuspended,
+    DeadlineExtended,
     ErrorInfo,
+    ReminderDue,
     TurnEnded,
     TurnStarted,
     Usage,
+    VoteCast,
 )
-from holdfast.core.state import State, Status, pending_of
+from holdfast.core.state import State, Status, open_suspensions, pending_of
 from holdfast.core.tool import Executor
 from holdfast.core.transcript import AssistantMessage, Message, ToolResult, UserMessage
 
@@ -145,7 +150,7 @@ class ToolCallErrored(LiveEvent, frozen=True, kw_only=True):
 
 
 class Suspended(LiveEvent, frozen=True, kw_only=True):
-    """A call waits for a decision."""
+    """A call waits for a decision; also sent again when a vote, more time, a reminder or an escalation changes it."""
 
     pending: Pending
 
@@ -217,6 +222,9 @@ def live_of(event: AnyEvent, after: State) -> AnyLive | None:
             return MessageCompleted(
                 conversation=conversation, message_id=event.id, text=event.text, partial=event.partial
             )
+        case AsideAnswered():
+            partial = event.error is not None
+            return MessageCompleted(conversation=conversation, message_id=event.id, text=event.text, partial=partial)
         case CallStarted():
             call = after.turn.calls.get(event.call_id) if after.turn else None
             return call and ToolCallStarted(
@@ -228,6 +236,9 @@ def live_of(event: AnyEvent, after: State) -> AnyLive | None:
             )
         case CallSuspended():
             return Suspended(conversation=conversation, pending=pending_of(after, event))
+        case VoteCast() | DeadlineExtended() | ReminderDue() | CallEscalated():
+            waiting = open_suspensions(after).get(event.call_id)  # None: the last vote let the call run
+            return waiting and Suspended(conversation=conversation, pending=pending_of(after, waiting))
         case CallReturned(error=None):
             return ToolCallResolved(conversation=conversation, call_id=event.call_id, tool=event.tool)
         case CallReturned(error=ErrorInfo() as error):
@@ -282,6 +293,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     agent: str = ""
     queued: int = 0
     """Messages that wait for their turn."""
+    asides: int = 0
+    """Messages that are answered now, while the turn waits for people."""
     reason: str | None = None
     """Why the last turn ended: completed, failed, cancelled, ...; None while a turn is open, or before the first."""
     error: ErrorInfo | None = None

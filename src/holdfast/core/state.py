@@ -7,26 +7,32 @@ also one that is cut off after any event. Messages are not part of the state; ``
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any, Literal, assert_never
+from typing import Any, Literal, assert_never, cast
 
 import msgspec
 from msgspec.structs import replace
 
 from holdfast.core.decisions import (
     PAST_TENSE,
+    Answer,
     Approve,
     Deny,
     Detached,
     Expired,
+    GrantScope,
     Pending,
     Principal,
     Recorded,
+    Remember,
     SuspensionKind,
+    Vote,
 )
 from holdfast.core.events import (
     AnyEvent,
+    AsideAnswered,
     AssistantSaid,
     Attempt,
+    CallEscalated,
     CallMade,
     CallResolved,
     CallReturned,
@@ -35,6 +41,9 @@ from holdfast.core.events import (
     CancelRequested,
     ConversationImported,
     ConversationOpened,
+    DeadlineExtended,
+    DeputyEnded,
+    DeputyNamed,
     GrantGiven,
     GrantRevoked,
     HistorySummarised,
@@ -42,10 +51,12 @@ from holdfast.core.events import (
     MessageReceived,
     Mode,
     OutputRejected,
+    ReminderDue,
     ResolutionRefused,
     TurnEnded,
     TurnStarted,
     Usage,
+    VoteCast,
 )
 from holdfast.core.json_values import sorted_json
 from holdfast.core.results import parse_answer
@@ -63,6 +74,21 @@ AWAITING_PHASE: dict[SuspensionKind, Phase] = {
 }
 
 
+class Wait(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """What has happened to a call since it was suspended. A new suspension starts a new wait."""
+
+    extended: float = 0.0
+    """When the deadline was last extended; 0: never."""
+    votes: tuple[Vote, ...] = ()
+    reminded: float | None = None
+    """The last reminder of the current deadline, in seconds before it."""
+    escalated: bool = False
+
+
+NEW_WAIT = Wait()
+"""One object: snapshots leave out a field whose value is its default itself."""
+
+
 class CallState(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One call of the current step."""
 
@@ -76,6 +102,9 @@ class CallState(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     epoch: int = 0
     """The epoch of the owner that started it; a call of an older epoch needs recovery."""
     suspension: CallSuspended | None = None
+    """The open suspension, with the deadline that holds now."""
+    wait: Wait = NEW_WAIT
+    """The wait of the last suspension."""
     decided: CallResolved | None = None
     """A decision that has not yet become the call's result (only if the log was cut between the two events)."""
     bound: str | None = None
@@ -84,9 +113,16 @@ class CallState(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     """The plan that the run is bound to: the approved one, or the one that CallStarted records. Handlers get it."""
     recovering: bool = False
     """An interrupted run waits, or waited, for a person's decision about it."""
+    answers: tuple[Any, ...] = ()
+    """The answers to the questions with which the handler continues, oldest first."""
+    state: Any = None
+    """What the handler passed to its next run with the last of these questions."""
+    continuing: bool = False
+    """The last of these questions is answered, and the run that continues the call has not started yet."""
     misses: int = 0
     """How often the plan had changed after its approval."""
     approver: Principal | None = None
+    """The principal whose approval lets the call run; of several, the last."""
     grant: str | None = None
     """The id of the grant that stood in for an approval."""
     edited: bool = False
@@ -100,6 +136,15 @@ class CallState(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     """The id of the principal whose decision was taken."""
     verdict: str | None = None
     """The winner's decision as a past participle, such as "approved"."""
+
+
+class Aside(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """A message that was sent while the turn waited for people, and that has no answer yet."""
+
+    message: int
+    by: Principal
+    rejected: int = 0
+    """Rejected answers so far."""
 
 
 class TurnState(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -142,6 +187,8 @@ class TurnState(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     halt: str | None = None
     """The reason, if a call, a hook or a decision ends the turn."""
     halt_value: Any = None
+    asides: tuple[Aside, ...] = ()
+    """Messages to be answered before the next model call of the turn, oldest first."""
 
 
 class Queued(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -155,14 +202,20 @@ class Queued(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
 
 
 class Grant(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """A remembered approval of this conversation."""
+    """A remembered approval."""
 
     id: str
+    """Its id within the conversation, such as ``g11``; in lists of grants that reach further, ``CONVERSATION/g11``."""
     tool: str
-    scope: Literal["args", "tool"]
+    remember: Remember
+    """``args``: covers the same arguments; ``tool``: covers any arguments."""
+    scope: GrantScope = "conversation"
+    """Where it holds: in its conversation, in the turns of one principal in any conversation, or everywhere."""
+    user: str | None = None
+    """The id of the principal whose turns are covered, for the scope ``user``."""
     args_digest: str | None = None
     compares: tuple[str, ...] = ()
-    """The names of the arguments that are compared, for the scope ``args``; empty: all."""
+    """The names of the arguments that are compared, if ``remember`` is ``args``; empty: all."""
     args: dict[str, Any] | None = None
     """Those of them that the approved call had, with their values; None if all arguments are compared."""
     until: float | None = None
@@ -170,6 +223,26 @@ class Grant(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     at: float
     fingerprint: str = ""
     """The fingerprint of the approved definition: other definitions are not covered. Empty: covers any."""
+    annotations: str = ""
+    """The digest of the tool's executor, risk and metadata: others are not covered. Empty: covers any."""
+
+    def reaches(self, user: str) -> bool:
+        """Whether it holds for turns of this principal."""
+        return self.scope != "user" or self.user == user
+
+
+class Delegation(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """A deputy of a principal, for a period."""
+
+    id: str
+    principal: Principal
+    """The principal who is represented, with the roles that it had when it named the deputy."""
+    deputy: str
+    """The deputy's id."""
+    until: float
+    """When it ends."""
+    at: float
+    """When it began."""
 
 
 class State(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -194,6 +267,8 @@ class State(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     """The sequence number of the latest HistorySummarised."""
     summarised: int = 0
     """The last sequence number that the summary covers."""
+    delegations: tuple[Delegation, ...] = ()
+    """In the log of deputies: the delegations that have not ended, or have ended since the latest one began."""
 
 
 def evolve(state: State, event: AnyEvent) -> State:
@@ -211,6 +286,9 @@ def evolve(state: State, event: AnyEvent) -> State:
     if type(event) is AssistantSaid:
         return _apply_reply(state, event)
     if type(event) is MessageReceived:
+        if event.aside and state.turn is not None:
+            asides = (*state.turn.asides, Aside(message=seq, by=event.by))
+            return replace(state, seq=seq, turn=replace(state.turn, asides=asides))
         entry = Queued(message=seq, by=event.by, agent=event.agent, mode=event.mode, output=event.output)
         return replace(state, seq=seq, queue=(*state.queue, entry), agent=state.agent or event.agent)
     if type(event) is TurnStarted:
@@ -228,10 +306,14 @@ def evolve(state: State, event: AnyEvent) -> State:
         )
         return replace(state, seq=seq, turn=turn, turns=event.turn, queue=rest)
     match event:
+        case VoteCast() | DeadlineExtended() | ReminderDue() | CallEscalated():
+            return _apply_wait_event(state, event)
         case ConversationOpened():
             return replace(state, seq=seq, agent=event.agent)
         case TurnEnded():
             return replace(state, seq=seq, turn=None)
+        case OutputRejected(aside=int()) | AsideAnswered():
+            return _apply_aside(state, event)
         case OutputRejected():
             turn = state.turn and replace(
                 state.turn,
@@ -251,7 +333,9 @@ def evolve(state: State, event: AnyEvent) -> State:
             grant = Grant(
                 id=event.grant,
                 tool=event.tool,
+                remember=event.remember,
                 scope=event.scope,
+                user=event.user,
                 args_digest=event.args_digest,
                 compares=event.compares,
                 args=event.args,
@@ -259,6 +343,7 @@ def evolve(state: State, event: AnyEvent) -> State:
                 by=event.by,
                 at=event.at,
                 fingerprint=event.fingerprint,
+                annotations=event.annotations,
             )
             return replace(state, seq=seq, grants=(*state.grants, grant))
         case GrantRevoked():
@@ -267,16 +352,44 @@ def evolve(state: State, event: AnyEvent) -> State:
             return replace(state, seq=seq)
         case ConversationImported():
             return _apply_import(state, event)
+        case DeputyNamed():
+            new = Delegation(
+                id=event.delegation, principal=event.by, deputy=event.deputy, until=event.until, at=event.at
+            )
+            return replace(state, seq=seq, delegations=(*(d for d in state.delegations if d.until > event.at), new))
+        case DeputyEnded():
+            return replace(state, seq=seq, delegations=tuple(d for d in state.delegations if d.id != event.delegation))
         case _:
             assert_never(event)
 
 
+def _apply_aside(state: State, event: OutputRejected | AsideAnswered) -> State:
+    """Count a rejected answer to an aside, or remove the aside: it has its answer."""
+    turn = state.turn
+    if turn is not None:
+        if isinstance(event, AsideAnswered):
+            asides = tuple(aside for aside in turn.asides if aside.message != event.message)
+        else:
+            asides = tuple(
+                replace(aside, rejected=aside.rejected + 1) if aside.message == event.aside else aside
+                for aside in turn.asides
+            )
+        turn = replace(turn, asides=asides, **_turn_usage(turn, event.attempts))
+    return replace(state, seq=event.seq, turn=turn, usage=_add_usage(state.usage, event.attempts))
+
+
 def _apply_import(state: State, event: ConversationImported) -> State:
-    """Restart epochs, which this store counts from the beginning, and require approvals for open calls."""
+    """Restart epochs, which this store counts from the beginning, and require approvals for open calls.
+
+    Grants that reach other conversations of this store hold only if the importer has listed them.
+    """
     turn = state.turn
     if turn is not None and event.trusted:
         turn = replace(turn, calls={call_id: _reset_imported_call(call) for call_id, call in turn.calls.items()})
-    return replace(state, seq=event.seq, epoch=0, closed=not event.trusted, turn=turn)
+    grants = state.grants
+    if event.trusted:
+        grants = tuple(grant for grant in grants if grant.scope == "conversation" or grant.id in event.grants)
+    return replace(state, seq=event.seq, epoch=0, closed=not event.trusted, turn=turn, grants=grants)
 
 
 def _reset_imported_call(call: CallState) -> CallState:
@@ -289,6 +402,8 @@ def _reset_imported_call(call: CallState) -> CallState:
     made = call.made
     if call.phase == "done":
         return call
+    if continues(call):
+        return _reset_imported_continuation(call)
     began = call.attempt > 0 and (call.phase == "running" or call.recovering)
     if not began:
         if made.manual or made.executor not in ("server", "client"):
@@ -307,6 +422,33 @@ def _reset_imported_call(call: CallState) -> CallState:
         bound=None,
         plan=None,
         recovering=False,
+        approver=None,
+        grant=None,
+        imported=True,
+    )
+
+
+def continues(call: CallState) -> bool:
+    """Whether the call's next run continues it: it is ready for that run, or waits for an answer or an approval."""
+    asks = call.suspension is not None and call.suspension.continues
+    return (call.continuing or asks) and call.decided is None
+
+
+def _reset_imported_continuation(call: CallState) -> CallState:
+    """Return a call of an imported file that asked and has not continued. An open question stays open.
+
+    The call needs an approval here before it continues, and the hooks see it. Its answers, its plan and what the
+    handler passed to itself are kept: the approver is shown them.
+    """
+    asks = call.phase == "awaiting_human"
+    return replace(
+        call,
+        made=replace(call.made, hooked=True, remember=()),
+        phase=call.phase if asks else "ready",
+        gate="policy",
+        epoch=0,
+        suspension=call.suspension if asks else None,
+        bound=None,
         approver=None,
         grant=None,
         imported=True,
@@ -371,7 +513,7 @@ def _apply_call_event(state: State, event: CallSuspended | CallResolved | CallSt
         case CallSuspended():
             call = _apply_suspension(call, event)
         case CallResolved(decision=decision):
-            waited, resumed = waited + _waited_seconds(turn, event.at), event.at
+            waited, resumed = waited + waited_seconds(turn, event.at), event.at
             call = _apply_decision(call, event)
             if isinstance(decision, Deny) and decision.stop:
                 halt, halt_value = "halted", decision.reason
@@ -382,6 +524,31 @@ def _apply_call_event(state: State, event: CallSuspended | CallResolved | CallSt
     calls = {**turn.calls, event.call_id: call}
     turn = replace(turn, calls=calls, halt=halt, halt_value=halt_value, waited=waited, resumed=resumed)
     return replace(state, seq=event.seq, epoch=epoch, turn=turn)
+
+
+def _apply_wait_event(state: State, event: VoteCast | DeadlineExtended | ReminderDue | CallEscalated) -> State:
+    turn = state.turn
+    call = turn.calls.get(event.call_id) if turn else None
+    if turn is None or call is None or call.suspension is None:
+        return replace(state, seq=event.seq)
+    wait = call.wait
+    match event:
+        case VoteCast():
+            wait = replace(
+                wait,
+                votes=(*wait.votes, Vote(by=event.by, at=event.at, seq=event.seq, on_behalf_of=event.on_behalf_of)),
+            )
+        case DeadlineExtended():
+            call = replace(call, suspension=replace(call.suspension, deadline=event.until))
+            wait = replace(wait, extended=event.at, reminded=None)
+        case ReminderDue():
+            wait = replace(wait, reminded=event.before)
+        case CallEscalated():
+            wait = replace(wait, escalated=True)
+        case _:
+            assert_never(event)
+    calls = {**turn.calls, event.call_id: replace(call, wait=wait)}
+    return replace(state, seq=event.seq, turn=replace(turn, calls=calls))
 
 
 def _apply_start(call: CallState, event: CallStarted) -> CallState:
@@ -398,14 +565,34 @@ def _apply_start(call: CallState, event: CallStarted) -> CallState:
         plan=call.plan if event.preview is None else event.preview,
         grant=event.grant or call.grant,
         recovering=False,
+        continuing=False,
     )
 
 
 def _apply_result(call: CallState, event: CallReturned) -> CallState:
     cancelled = event.error is not None and event.error.kind == "cancelled"
     ended: StaleReason = "cancelled" if cancelled else call.ended
-    # The refusal of a late decision needs no suspension or plan: drop them to keep snapshots small.
-    return replace(call, phase="done", suspension=None, decided=None, bound=None, plan=None, ended=ended)
+    # The refusal of a late decision needs no suspension, plan or answers: drop them to keep snapshots small.
+    return replace(
+        call,
+        phase="done",
+        suspension=None,
+        decided=None,
+        bound=None,
+        plan=None,
+        answers=(),
+        state=None,
+        continuing=False,
+        ended=ended,
+    )
+
+
+def _plan_to_repeat(call: CallState, event: CallSuspended) -> Any:
+    """Return the plan that the call has when it runs again or continues: its own, or the changed one that is shown."""
+    preview: Any = event.preview
+    if event.recovery and isinstance(preview, dict) and "plan" in preview:
+        return cast("dict[str, Any]", preview)["plan"]
+    return call.plan if event.recovery or event.continues else None
 
 
 def _apply_suspension(call: CallState, event: CallSuspended) -> CallState:
@@ -419,16 +606,17 @@ def _apply_suspension(call: CallState, event: CallSuspended) -> CallState:
         args=event.args,
         edited=call.edited or event.args != call.args,
         suspension=event,
+        wait=NEW_WAIT,
         decided=None,
         bound=None,
-        plan=call.plan if event.recovery else None,  # an interrupted run is repeated with the plan that it had
+        plan=_plan_to_repeat(call, event),
         misses=misses,
         recovering=event.recovery,
         fingerprint=event.fingerprint or call.fingerprint,
     )
 
 
-def _waited_seconds(turn: TurnState, at: float) -> float:
+def waited_seconds(turn: TurnState, at: float) -> float:
     """Return the seconds that the turn has just spent waiting for people or clients; 0 while work remains."""
     since = turn.resumed if turn.resumed > turn.started else turn.started
     for call in turn.calls.values():
@@ -457,6 +645,19 @@ def _apply_decision(call: CallState, event: CallResolved) -> CallState:
             bound=_bound_digest(call, decision, event),
             plan=_approved_plan(call, decision),
         )
+    asked = call.suspension
+    if isinstance(decision, Answer) and asked is not None and asked.continues:
+        return replace(
+            call,
+            phase="ready",
+            suspension=None,
+            winner=winner,
+            verdict=verdict,
+            gate="policy" if call.imported and call.approver is None else "auto",
+            answers=(*call.answers, decision.value),
+            state=asked.state,
+            continuing=True,
+        )
     ended: StaleReason = "expired" if isinstance(decision, Expired | Detached) else "resolved"
     return replace(call, phase="ready", suspension=None, winner=winner, verdict=verdict, decided=event, ended=ended)
 
@@ -484,7 +685,7 @@ def _approved_plan(call: CallState, decision: Approve) -> Any:
     shown = call.suspension
     if not call.made.planned or shown is None:
         return None
-    if shown.recovery:
+    if shown.recovery or shown.continues:
         return call.plan
     return None if shown.preview_error is not None or _is_edit(call, decision) else shown.preview
 
@@ -510,6 +711,11 @@ def _add_usage(usage: Usage, attempts: tuple[Any, ...]) -> Usage:
     return usage
 
 
+def shared_grants(state: State) -> tuple[Grant, ...]:
+    """Return the conversation's grants that reach beyond it; none if it is read-only."""
+    return () if state.closed else tuple(grant for grant in state.grants if grant.scope != "conversation")
+
+
 def status_of(state: State) -> Status:
     """Return the conversation's status, as far as the log shows it ("streaming" is only known to the runtime)."""
     turn = state.turn
@@ -527,15 +733,37 @@ def status_of(state: State) -> Status:
     return "awaiting_input" if waits else "preparing"
 
 
+def waiting_calls(state: State) -> dict[str, CallState]:
+    """Return the suspended calls by their id, in call order; none while the turn is ending."""
+    turn = state.turn
+    if turn is None or turn.cancelling or turn.halt is not None or state.closed:
+        return {}
+    return {call_id: call for call_id, call in turn.calls.items() if call.suspension is not None}
+
+
 def open_suspensions(state: State) -> dict[str, CallSuspended]:
     """Return the open suspensions by call id, in call order; none while the turn is ending."""
-    waiting: dict[str, CallSuspended] = {}
-    turn = state.turn
-    if turn is not None and not turn.cancelling and turn.halt is None and not state.closed:
-        for call_id, call in turn.calls.items():
-            if call.suspension is not None:
-                waiting[call_id] = call.suspension
-    return waiting
+    return {call_id: call.suspension for call_id, call in waiting_calls(state).items() if call.suspension is not None}
+
+
+def next_reminder(call: CallState, after: float | None = None) -> tuple[float, float] | None:
+    """Return when the next reminder of a suspended call is due, and how long before the deadline; None: never.
+
+    after:  the last reminder, in seconds before the deadline. Default: the last one that was given
+
+    A reminder whose time had passed when the deadline was set is left out.
+    """
+    shown = call.suspension
+    if shown is None:
+        return None
+    last = call.wait.reminded if after is None else after
+    since = max(shown.at, call.wait.extended)  # when the current deadline was set
+    times = [
+        (shown.deadline - before, before)
+        for before in shown.remind
+        if shown.deadline - before > since and (last is None or before < last)
+    ]
+    return min(times, default=None)
 
 
 def pending_entries(state: State) -> list[Pending]:
@@ -547,6 +775,9 @@ def pending_of(state: State, event: CallSuspended) -> Pending:
     """Return the pending entry of an open suspension."""
     turn = state.turn
     assert turn is not None, "only an open turn has suspensions"
+    call = turn.calls[event.call_id]
+    wait = call.wait
+    reminder = next_reminder(call) if event.remind else None
     return Pending(
         conversation=state.conversation,
         call=event.call_id,
@@ -571,4 +802,16 @@ def pending_of(state: State, event: CallSuspended) -> Pending:
         fingerprint=event.fingerprint,
         artifacts=event.artifacts,
         remember=event.remember,
+        seq=event.seq,
+        extend_until=event.extend_until,
+        next_reminder=reminder and reminder[0],
+        approvers=event.approvers,
+        votes=wait.votes,
+        voided=event.voided,
+        approver_roles=event.approver_roles,
+        not_requester=event.not_requester,
+        escalate_to=event.escalate_to,
+        escalate_at=None if wait.escalated else event.escalate_at,
+        escalated_to=event.escalate_to if wait.escalated else (),
+        continues=event.continues,
     )

@@ -9,6 +9,7 @@ The options are explained here, once; events and state carry them under the same
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
@@ -72,6 +73,7 @@ PROMPT_FIELD = re.compile(r"\{(\w+)\}")
 
 DAY_SECONDS = 86_400.0
 DEFAULT_EXPIRY = 7 * DAY_SECONDS
+DEFAULT_EXTEND_LIMIT = 30 * DAY_SECONDS
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY_SECONDS, "w": 7 * DAY_SECONDS}
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)\s*")
 
@@ -171,6 +173,19 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     expires: float | None = None
     """Seconds until a suspension without a decision expires; None: the runtime's default."""
     on_expiry: OnExpiry = "error"
+    extend_limit: float = DEFAULT_EXTEND_LIMIT
+    """Seconds from its suspension up to which a call's deadline can be extended."""
+    remind: tuple[float, ...] = ()
+    """Seconds before the deadline at which a reminder is logged, the longest first."""
+    approvers: int = 1
+    """The number of different people whose approval a call needs."""
+    approver_roles: tuple[str, ...] = ()
+    """Only principals with one of these roles may decide about an approval; empty: any principal."""
+    not_requester: bool = False
+    """The principal on whose behalf the turn runs may not decide about an approval."""
+    escalate_to: tuple[str, ...] = ()
+    """Roles or principal ids that may also decide once a call has waited for ``escalate_after`` seconds."""
+    escalate_after: float | None = None
     risk: Risk = "low"
     compact: bool = False
     """The model sees a short stub of the declaration until it asks for the full one."""
@@ -183,6 +198,26 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The place of declaration, for error messages: ``module.function`` or a file and line."""
 
 
+class Deciders(msgspec.Struct, frozen=True, kw_only=True):
+    """Who decides about a tool's calls, and what happens while nobody does: the options of these names."""
+
+    approvers: int = 1
+    approver_roles: tuple[str, ...] = ()
+    not_requester: bool = False
+    escalate_to: tuple[str, ...] = ()
+    escalate_after: float | None = None
+    remind: tuple[float, ...] = ()
+    extend_limit: float = DEFAULT_EXTEND_LIMIT
+
+
+DEFAULT_DECIDERS = Deciders()
+
+
+def deciders_of(declared: Any) -> Deciders:
+    """Return the deciders of a ToolSpec, or of the copy of it in a call."""
+    return Deciders(**{name: getattr(declared, name) for name in Deciders.__struct_fields__})
+
+
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a tool's current declaration that approvals depend on."""
 
@@ -192,13 +227,21 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
     parameters: str
     """The JSON Schema of the arguments, as text."""
+    annotations: str = ""
+    """The digest of the executor, the risk, the metadata and the deciders (``annotations_of``)."""
+    deciders: Deciders = DEFAULT_DECIDERS
 
 
 def definition_of(spec: ToolSpec) -> Definition:
     """Return the definition that approvals of the tool's calls are bound to."""
     line = first_line(spec)
     return Definition(
-        fingerprint=fingerprint_of(spec), description=line, prompt=spec.prompt or line, parameters=spec.parameters
+        fingerprint=fingerprint_of(spec),
+        description=line,
+        prompt=spec.prompt or line,
+        parameters=spec.parameters,
+        annotations=annotations_of(spec),
+        deciders=deciders_of(spec),
     )
 
 
@@ -216,6 +259,19 @@ def fingerprint_of(spec: ToolSpec) -> str:
 def _hash_definition(name: str, description: str, parameters: str, version: str | None) -> str:
     schema: Any = msgspec.json.decode(parameters)
     return hashlib.sha256(sorted_json([name, description, schema, version])).hexdigest()
+
+
+def annotations_of(spec: ToolSpec) -> str:
+    """Return the hex SHA-256 of sorted JSON ``[executor, risk, metadata]``, and of the deciders if any are declared.
+
+    A grant also compares this digest. It is not part of the fingerprint, to which approvals of waiting calls are bound:
+    an approver decides about the arguments and the plan that are shown, and metadata may change with each release.
+    """
+    parts: list[Any] = [spec.executor, spec.risk, spec.metadata]
+    deciders = deciders_of(spec)
+    if deciders != DEFAULT_DECIDERS:
+        parts.append(msgspec.to_builtins(deciders))
+    return hashlib.sha256(sorted_json(parts)).hexdigest()
 
 
 def recovery_of(spec: ToolSpec) -> Recovery:
@@ -279,15 +335,32 @@ class Result:
         return f"Result({self.output!r}, data={self.data!r}{images})"
 
 
+class NotGiven(enum.Enum):
+    """The default of an argument for which None is a value of its own."""
+
+    NOT_GIVEN = "not given"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+NOT_GIVEN = NotGiven.NOT_GIVEN
+
+
 class Ask:
     """A handler's return value that asks a person a question; the answer becomes the call's result.
+
+    With ``resume`` the answer does not become the result. The handler runs again, with the answers so far in
+    ``call.answers`` and the value of ``resume`` in ``call.state``: any process that runs the agent may run it.
 
     answer:   a type (or raw JSON Schema) that the answer must fit; free text if not given
     choices:  the allowed answers
     expires:  how long the question waits, such as "1h"; as the tool's calls if not given
+    resume:   what the handler needs to continue after the answer: JSON of at most 64 KiB, which is logged. None is
+              allowed. A call asks at most 20 questions
     """
 
-    __slots__ = ("answer", "choices", "expires", "question")
+    __slots__ = ("answer", "choices", "expires", "question", "resume")
 
     def __init__(
         self,
@@ -295,9 +368,16 @@ class Ask:
         answer: Any = None,
         choices: list[Any] | tuple[Any, ...] | None = None,
         expires: str | float | timedelta | None = None,
+        resume: Any = NOT_GIVEN,
     ):
         self.question, self.answer, self.choices = question, answer, choices
         self.expires = None if expires is None else parse_duration(expires)
+        self.resume = resume
+
+    @property
+    def continues(self) -> bool:
+        """Whether the handler runs again after the answer."""
+        return self.resume is not NOT_GIVEN
 
     def __repr__(self) -> str:
         return f"Ask({self.question!r})"

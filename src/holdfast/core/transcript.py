@@ -6,13 +6,14 @@ follow the message that made the calls, in call order, and a step's results are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
 import msgspec
 
 from holdfast.core.events import (
     AnyEvent,
+    AsideAnswered,
     AssistantSaid,
     CallMade,
     CallReturned,
@@ -25,15 +26,21 @@ from holdfast.core.results import MODEL_LIMIT, encode_envelope
 from holdfast.core.tool import Artifact
 
 CUT_OFF_NOTE = "[cut off: this reply was stopped before its end]"
+ASIDE_HEADING = "[While the calls above waited, and before their results were known, the user wrote:]"
+ANSWER_HEADING = "[You answered then, without tools:]"
 
 
-class UserMessage(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag="user", tag_field="role"):
+class UserMessage(
+    msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True, tag="user", tag_field="role"
+):
     """A message to the agent."""
 
     text: str
     seq: int
     turn: int
     by: str
+    aside: bool = False
+    """Sent while the turn waited for people, and answered without giving up the waiting calls."""
 
 
 class ToolUse(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -120,6 +127,61 @@ class Messages(Sequence[Message]):
         return f"Messages({list(self)!r})"
 
 
+class Aside:
+    """An aside of the current step: the question, the rejected answers with their reasons, and the answer."""
+
+    __slots__ = ("answer", "question", "rejected")
+
+    def __init__(self, question: UserMessage):
+        self.question = question
+        self.rejected: list[Message] = []
+        self.answer: AsideAnswered | None = None
+
+    def for_viewers(self) -> list[Message]:
+        """Return the question and the answer. A failed answer says so in its text."""
+        answer = self.answer
+        if answer is None:
+            return [self.question]
+        return [
+            self.question,
+            AssistantMessage(
+                id=answer.id,
+                turn=answer.turn,
+                text="\n".join(filter(None, [answer.text, _no_answer(answer)])),
+                thinking=answer.thinking,
+                partial=answer.error is not None,
+                seq=answer.seq,
+            ),
+        ]
+
+    def for_model(self, answer: AsideAnswered) -> UserMessage:
+        """Return one message that quotes the question and the answer.
+
+        It follows the results of the step: no provider accepts other messages between calls and their results, and none
+        continues after a reply of the model.
+        """
+        words = [ASIDE_HEADING, self.question.text]
+        if answer.text:
+            words += [ANSWER_HEADING, answer.text]
+        if answer.error is not None:
+            words.append(_no_answer(answer))
+        return UserMessage(text="\n\n".join(words), seq=answer.seq, turn=answer.turn, by=self.question.by, aside=True)
+
+
+def _no_answer(answer: AsideAnswered) -> str:
+    if answer.error is None:
+        return ""
+    return f"[{'not completed' if answer.text else 'not answered'}: {answer.error.message}]"
+
+
+def _rejected_messages(event: OutputRejected) -> list[Message]:
+    """Return the rejected text, and the message about it."""
+    reason = UserMessage(text=event.message, seq=event.seq, turn=event.turn, by=event.by.id)
+    if not event.text:
+        return [reason]
+    return [AssistantMessage(id=f"rejected-{event.seq}", turn=event.turn, text=event.text, seq=event.seq), reason]
+
+
 class Transcript:
     """Builds messages from events: ``apply`` every event in order, then read ``messages``."""
 
@@ -130,6 +192,10 @@ class Transcript:
         self._results: dict[str, ToolResult] = {}
         self._limits: dict[str, int] = {}
         self._ids: set[str] = set()
+        self._asides: dict[int, Aside] = {}
+        """The asides that are not part of ``_messages`` yet, by the sequence number of the question."""
+        self._shown: dict[int, list[Message]] = {}
+        """The seq of a message that quotes an aside -> the messages that viewers see in its place."""
         self.turn = 0
         self.seq = 0
 
@@ -140,6 +206,9 @@ class Transcript:
                 self._add_reply(event)
             case CallReturned():
                 self._add_result(event)
+            case MessageReceived(aside=True):
+                question = UserMessage(text=event.text, seq=event.seq, turn=self.turn, by=event.by.id, aside=True)
+                self._asides[event.seq] = Aside(question)
             case MessageReceived():
                 self._queued[event.seq] = event  # shown when its turn begins
             case TurnStarted():
@@ -149,12 +218,15 @@ class Transcript:
                     self._messages.append(
                         UserMessage(text=message.text, seq=message.seq, turn=event.turn, by=message.by.id)
                     )
+            case OutputRejected(aside=int() as message):
+                if (aside := self._asides.get(message)) is not None:
+                    aside.rejected += _rejected_messages(event)
+            case AsideAnswered():
+                if (aside := self._asides.get(event.message)) is not None:
+                    aside.answer = event
+                    self._add_asides()
             case OutputRejected():
-                if event.text:
-                    self._messages.append(
-                        AssistantMessage(id=f"rejected-{event.seq}", turn=event.turn, text=event.text, seq=event.seq)
-                    )
-                self._messages.append(UserMessage(text=event.message, seq=event.seq, turn=event.turn, by=event.by.id))
+                self._messages += _rejected_messages(event)
             case TurnEnded():
                 self._flush()  # an older version may have ended a turn with open calls
             case _:
@@ -206,6 +278,18 @@ class Transcript:
     def _flush(self) -> None:
         self._messages.extend(self._results_so_far())
         self._open, self._results = {}, {}
+        if self._asides:
+            self._add_asides()
+
+    def _add_asides(self) -> None:
+        """Add the answered asides, unless a call of the step has no result yet."""
+        if self._open:
+            return
+        for message, aside in list(self._asides.items()):
+            if aside.answer is not None:
+                self._messages.append(aside.for_model(aside.answer))
+                self._shown[aside.answer.seq] = aside.for_viewers()
+                del self._asides[message]
 
     def _results_so_far(self) -> list[ToolResult]:
         return [self._results[c] for c in self._open if c in self._results]
@@ -219,8 +303,24 @@ class Transcript:
         """Remove and return the messages since the last take. The caller keeps call ids unique among them."""
         taken, self._messages = self._messages, []
         self._ids.clear()
+        self._shown.clear()
         return taken
+
+    def messages_for_aside(self, message: int, stub: Callable[[ToolUse], ToolResult]) -> list[Message]:
+        """Return what a request that answers this aside has after ``messages``.
+
+        These are the results so far of the current step, a stub in place of each missing result, the step's earlier
+        asides, and the question with its rejected answers.
+        """
+        results: list[Message] = [self._results.get(use.call) or stub(use) for use in self._open.values()]
+        quoted = [each.for_model(each.answer) for each in self._asides.values() if each.answer is not None]
+        aside = self._asides.get(message)
+        return [*results, *quoted, *([aside.question, *aside.rejected] if aside else [])]
 
     def visible_messages(self) -> list[Message]:
         """Return the messages for viewers, including the results so far of an incomplete step."""
-        return [*self._messages, *self._results_so_far()]
+        messages: list[Message] = self._messages
+        if self._shown:
+            messages = [each for message in messages for each in self._shown.get(message.seq, (message,))]
+        asides = [each for aside in self._asides.values() for each in aside.for_viewers()]
+        return [*messages, *self._results_so_far(), *asides]

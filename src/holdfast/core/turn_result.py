@@ -10,6 +10,7 @@ import msgspec
 from holdfast.core.decisions import Pending
 from holdfast.core.events import (
     AnyEvent,
+    AsideAnswered,
     AssistantSaid,
     Attempt,
     ErrorInfo,
@@ -45,7 +46,8 @@ class TurnResult(msgspec.Struct, Generic[OutputT], frozen=True, kw_only=True):
     text: str
     """The agent's latest reply in this turn; "" if it has not said anything yet."""
     output: OutputT
-    """The structured output, of the declared type; None if the agent declares none or the turn did not complete."""
+    """The structured output, of the declared type; None if the agent declares none, if the turn did not complete, and
+    for an aside."""
     reason: str
     """"completed"; "waiting" for a decision; "failed", "cancelled", "step_limit", "token_limit", "cost_limit",
     "time_limit"; "halted" or the reason that a Halt gives."""
@@ -106,6 +108,8 @@ class TurnFold:
         self.received: MessageReceived | None = None
         self.started: TurnStarted | None = None
         self.ended: TurnEnded | None = None
+        self.answered: AsideAnswered | None = None
+        """The answer, if the message is an aside."""
         self._text = ""
         self._usage = Usage()
 
@@ -120,7 +124,13 @@ class TurnFold:
             case AssistantSaid() if event.turn == turn:
                 self._text = event.text or self._text
                 self._add_usage(event.attempts)
-            case OutputRejected() if event.turn == turn:
+            case OutputRejected(aside=int() as message) if message == self._message:
+                self._add_usage(event.attempts)
+            case AsideAnswered() if event.message == self._message:
+                self.answered = event
+                self._text = event.text
+                self._add_usage(event.attempts)
+            case OutputRejected() | AsideAnswered() if event.turn == turn:
                 self._add_usage(event.attempts)
             case TurnEnded() if event.turn == turn:
                 self.ended = event
@@ -135,6 +145,8 @@ class TurnFold:
         self, conversation: str, pending: list[Pending], convert: Callable[[Any], Any] | None
     ) -> TurnResult[Any]:
         """Return the result. ``convert`` turns the value of a structured output into its declared type."""
+        if self.answered is not None:
+            return self._aside_result(conversation, pending, self.answered)
         ended = self.ended
         output = None
         if ended is not None and ended.reason == "completed" and convert is not None:
@@ -150,4 +162,17 @@ class TurnFold:
             usage=self._usage,
             conversation=conversation,
             turn=self.started.turn if self.started else None,
+        )
+
+    def _aside_result(self, conversation: str, pending: list[Pending], answered: AsideAnswered) -> TurnResult[Any]:
+        error = answered.error
+        return TurnResult(
+            text=self._text,
+            output=None,
+            reason="completed" if error is None else "cancelled" if error.kind == "cancelled" else "failed",
+            pending=pending,
+            error=error,
+            usage=self._usage,
+            conversation=conversation,
+            turn=answered.turn,
         )

@@ -4,6 +4,9 @@ A store keeps an append-only log of encoded events per conversation. In the same
 the indexes that are read without folding the log: the conversation's row, the pending entries, and when each of them
 is due. It does not interpret events; an ``Append`` carries the index values.
 
+The same transaction writes the outbox: one row for each registered channel that wants the kind of an event. A row stays
+until it is delivered, so a notice is sent at least once, and never for an append that did not happen.
+
 One store object is one *owner*: each process (or, in tests, each simulated process) opens its own. Use it from one
 event loop at a time. A call that raises has changed nothing.
 
@@ -81,6 +84,59 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
     """Whether status, agent, owes and waiting fit their checksum; None: there is none."""
 
 
+class ChannelRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A registered channel: from now on, appends write outbox rows for it."""
+
+    name: str
+    """Without ``/``, which separates the parts of a row's id."""
+    kinds: tuple[str, ...]
+    """The kinds of notices that it wants; empty: all of them."""
+
+    def __post_init__(self) -> None:
+        if not self.name or "/" in self.name:
+            raise Invalid(f"{self.name!r} cannot name a channel: a name is not empty and has no '/'")
+
+
+class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A notice that one channel has not delivered yet."""
+
+    id: str
+    """``conversation/seq/channel``: the same for every attempt, so that the receiver can recognise a repetition."""
+    channel: str
+    conversation: str
+    seq: int
+    """The event to tell about."""
+    kind: str
+    at: float
+    """When the event was appended."""
+    due: float
+    """When it may be claimed: at once, after a pause, or when an attempt that is under way must be over."""
+    attempts: int = 0
+    """How often it was claimed."""
+    error: str | None = None
+    """Why the last attempt failed."""
+    failed: bool = False
+    """Given up: kept, and not claimed until it is retried."""
+
+
+class GrantRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The index entry of a grant that reaches beyond its conversation.
+
+    It is a cache without a checksum: check the log of its conversation before you rely on it.
+    """
+
+    conversation: str
+    """The conversation in which it was given."""
+    grant: str
+    tool: str
+    user: str | None
+    """The principal for whom it holds; None: everyone."""
+    until: float | None
+    """When it ends; None: never. The store does not compare it with the time."""
+    body: bytes
+    """An encoded ``Grant``."""
+
+
 class Append(msgspec.Struct, frozen=True, kw_only=True):
     """One atomic step of one conversation's log, with its indexes."""
 
@@ -104,6 +160,16 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of the state after these events: a cache, replaces the earlier one."""
     waiting: int | None = None
     """The number of pending entries after this append; None: unknown, and so never checked."""
+    notices: list[tuple[int, str]] = []
+    """(seq, kind) of events of this append that channels are told about: one outbox row is written for each registered
+    channel that wants the kind, due at ``at``."""
+    grants: list[GrantRow] = []
+    """Index entries of shared grants to insert or to replace (same conversation and grant)."""
+    revoked: list[str] = []
+    """Grants of this conversation whose index entries are deleted, before ``grants`` is written."""
+    relies: list[tuple[str, str]] = []
+    """(conversation, grant): shared grants of other conversations that let these events happen. If one is not in the
+    index when this is written, it was revoked before: GrantEnded, and nothing is appended."""
     epoch: int | None = None
     """Owner's append: must equal the row's epoch, else Fenced. None: a guest's append."""
     release: bool = False
@@ -120,6 +186,20 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
         for entry in self.opened:
             if entry.conversation != self.conversation:
                 raise Invalid(f"a pending entry of {entry.conversation!r} in an append to {self.conversation!r}")
+        if self.relies and not self.expected:
+            raise Invalid("an append that relies on a grant continues a conversation")
+        for grant in self.grants:
+            if grant.conversation != self.conversation:
+                raise Invalid(f"a grant of {grant.conversation!r} in an append to {self.conversation!r}")
+        if self.notices:
+            self._check_notices()
+
+    def _check_notices(self) -> None:
+        seqs = [seq for seq, _ in self.notices]
+        if len(set(seqs)) < len(seqs):
+            raise Invalid("an event has one notice at most: its id is made of the event's sequence number")
+        if min(seqs) <= self.expected or max(seqs) > self.expected + len(self.events):
+            raise Invalid(f"a notice about an event that is not in this append to {self.conversation!r}")
 
 
 class LoadedConversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,7 +313,8 @@ class LogStore(Protocol):
         """Append durably, all or nothing, together with the indexes; returns only when it is durable.
 
         Conflict if the log is not at ``expected`` (checked first). Fenced if ``epoch`` is given and is not
-        the current one. Concurrent appends may share a transaction; a refused one does not affect the rest.
+        the current one. GrantEnded if a grant in ``relies`` has no index entry. Concurrent appends may share a
+        transaction; a refused one does not affect the rest.
         A failing disk fails with StoreError and leaves the log as it was.
         """
         ...
@@ -323,6 +404,7 @@ class LogStore(Protocol):
     async def wait_until_lapsed(self) -> None:
         """Wait until this owner's leases have lapsed because its heartbeat failed.
 
+        It returns at once if they have lapsed since the last call (or since open), also if it has leases again.
         The owner then has a new name and holds no leases: its running conversations must stop. A store that detects
         dead owners without heartbeats waits for ever.
         """
@@ -379,6 +461,83 @@ class LogStore(Protocol):
         """
         ...
 
+    async def put_channel(self, channel: ChannelRow) -> None:
+        """Register a channel durably (insert or replace by name): later appends of all owners write rows for it.
+
+        Rows that were written before stay as they are.
+        """
+        ...
+
+    async def channels(self) -> list[ChannelRow]:
+        """Return the registered channels by name."""
+        ...
+
+    async def drop_channel(self, name: str) -> None:
+        """Unregister a channel durably, and delete its outbox rows and references. A no-op if there is none.
+
+        An append that runs at the same time leaves no row for it.
+        """
+        ...
+
+    async def claim_notices(
+        self, channels: Collection[str], now: float, until: float, limit: int = 100
+    ) -> tuple[list[OutboxRow], float | None]:
+        """Claim rows of these channels with ``due`` at or before now, earliest first; return them and the next ``due``.
+
+        Claiming sets ``due`` to ``until`` and adds an attempt; the rows are returned so. Two owners that claim at the
+        same time get different rows, and neither waits for the other. A row that is not settled (its owner died) is
+        due again at ``until``. The next ``due`` is the earliest of these channels after the claim, of rows that were
+        not given up; it may be past if there are more rows than ``limit``: then claim again. Other owners need not be
+        notified of a claim.
+        """
+        ...
+
+    async def settle_notice(
+        self, id: str, *, due: float | None = None, error: str | None = None, failed: bool = False
+    ) -> None:
+        """Record the outcome of an attempt. Without ``due`` and ``failed`` it was delivered, and the row is deleted.
+
+        ``due``: try again then. ``failed``: give up, and keep the row. ``error``: why. A no-op if there is no such row.
+        The outcome may be lost in a power cut: then the notice is sent again.
+        """
+        ...
+
+    async def outbox(
+        self, channel: str | None = None, *, after: OutboxRow | None = None, limit: int = 100
+    ) -> list[OutboxRow]:
+        """Return the rows of one channel or of all, oldest first (``at``, then id), those after ``after``."""
+        ...
+
+    async def retry_notices(self, ids: Collection[str], now: float) -> int:
+        """Make these rows due at ``now``, also those that were given up; return how many there were.
+
+        ``attempts`` and ``error`` stay. Not for rows of a running attempt: these would be sent twice.
+        """
+        ...
+
+    async def drop_notices(self, ids: Collection[str]) -> int:
+        """Delete these rows undelivered; return how many there were."""
+        ...
+
+    async def put_reference(self, channel: str, key: str, value: str) -> None:
+        """Store durably what a channel must remember (insert or replace), such as the id of a message that it sent."""
+        ...
+
+    async def reference(self, channel: str, key: str) -> str | None:
+        """Return what a channel remembers under this key, or None."""
+        ...
+
+    async def shared_grants(self, tool: str, user: str | None) -> list[GrantRow]:
+        """Return the indexed grants of a tool for everyone and for this user, by conversation and grant.
+
+        Also those whose ``until`` has passed.
+        """
+        ...
+
+    async def list_shared_grants(self, conversation: str | None = None) -> list[GrantRow]:
+        """Return the indexed grants that one conversation gave, or all, by conversation and grant."""
+        ...
+
 
 def artifact_key(sha256: str) -> bytes:
     """Return the artifact's key in a store: the bytes of its hash. Raise Invalid if it is not a SHA-256."""
@@ -389,6 +548,11 @@ def artifact_key(sha256: str) -> bytes:
     if len(name) != 32:
         raise Invalid(f"{sha256!r} is not the SHA-256 of an artifact (64 hexadecimal digits)")
     return name
+
+
+def notice_id(conversation: str, seq: int, channel: str) -> str:
+    """Return the id of an outbox row. It is unique, because a channel's name has no slash."""
+    return f"{conversation}/{seq}/{channel}"
 
 
 async def wait_forever() -> None:

@@ -20,19 +20,23 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from holdfast.errors import Conflict, Fenced, Invalid, StoreDamaged, StoreError
+from holdfast.errors import Conflict, Fenced, GrantEnded, Invalid, StoreDamaged, StoreError
 from holdfast.stores.base import (
     GENESIS,
     Append,
+    ChannelRow,
     ClientRow,
     ConversationRow,
+    GrantRow,
     LiveMessage,
     LoadedConversation,
     Location,
     LogStore,
+    OutboxRow,
     OwnerRow,
     PendingRow,
     hash_chain,
+    notice_id,
     wait_forever,
 )
 from holdfast.stores.checksums import UNKNOWN_COUNT, pending_checksum, row_checksum, snapshot_checksum
@@ -92,6 +96,10 @@ class _Data:
         self.alive: dict[str, MemoryStore] = {}
         self.clients: dict[str, dict[str, ClientRow]] = {}
         self.leases: dict[tuple[str, str], tuple[str, float]] = {}
+        self.channels: dict[str, ChannelRow] = {}
+        self.outbox: dict[str, OutboxRow] = {}
+        self.references: dict[tuple[str, str], str] = {}
+        self.grants: dict[tuple[str, str], GrantRow] = {}
 
     def remove_due(self, entry: PendingRow) -> None:
         key = (entry.due, entry.conversation, entry.call)
@@ -184,6 +192,8 @@ class MemoryStore:
             raise Conflict(name, expected=append.expected, actual=seq)
         if append.epoch is not None and append.epoch != epoch:
             raise Fenced(name, epoch=append.epoch, actual=epoch)
+        if ended := [f"{origin}/{grant}" for origin, grant in append.relies if (origin, grant) not in data.grants]:
+            raise GrantEnded(name, ended)
         hashes = hash_chain(head, append.events)  # before any change, because it raises on events that are not bytes
 
         if conversation is None:
@@ -223,6 +233,12 @@ class MemoryStore:
             conversation.snapshot = append.snapshot
             conversation.snapshot_seal = snapshot_checksum(head, append.snapshot)
             conversation.snapshot_seq = len(conversation.events)
+        if append.notices:
+            self._add_notices(append)
+        for grant in append.revoked:
+            data.grants.pop((name, grant), None)
+        for row in append.grants:
+            data.grants[name, row.grant] = row
         if append.release:
             conversation.owner = None
         if len(data.alive) > 1:
@@ -445,6 +461,118 @@ class MemoryStore:
         self._wake_siblings()
         return True
 
+    # --- the outbox and shared grants ----------------------------------------------------------------------
+
+    def _add_notices(self, append: Append) -> None:
+        for channel in self._data.channels.values():
+            for seq, kind in append.notices:
+                if not channel.kinds or kind in channel.kinds:
+                    row = OutboxRow(
+                        id=notice_id(append.conversation, seq, channel.name),
+                        channel=channel.name,
+                        conversation=append.conversation,
+                        seq=seq,
+                        kind=kind,
+                        at=append.at,
+                        due=append.at,
+                    )
+                    self._data.outbox[row.id] = row
+
+    async def put_channel(self, channel: ChannelRow) -> None:
+        if self._state != "open":
+            await self._raise_not_open()
+        self._data.channels[channel.name] = channel
+
+    async def channels(self) -> list[ChannelRow]:
+        if self._state != "open":
+            await self._raise_not_open()
+        return [self._data.channels[name] for name in sorted(self._data.channels)]
+
+    async def drop_channel(self, name: str) -> None:
+        if self._state != "open":
+            await self._raise_not_open()
+        data = self._data
+        data.channels.pop(name, None)
+        data.outbox = {row.id: row for row in data.outbox.values() if row.channel != name}
+        data.references = {key: value for key, value in data.references.items() if key[0] != name}
+
+    async def claim_notices(
+        self, channels: Collection[str], now: float, until: float, limit: int = 100
+    ) -> tuple[list[OutboxRow], float | None]:
+        if self._state != "open":
+            await self._raise_not_open()
+        outbox = self._data.outbox
+        waiting = sorted(
+            (row for row in outbox.values() if row.channel in channels and not row.failed),
+            key=lambda row: (row.due, row.id),
+        )
+        due = [row for row in waiting if row.due <= now]
+        claimed = [msgspec.structs.replace(row, due=until, attempts=row.attempts + 1) for row in due[:limit]]
+        outbox.update((row.id, row) for row in claimed)
+        return claimed, min((outbox[row.id].due for row in waiting), default=None)
+
+    async def settle_notice(
+        self, id: str, *, due: float | None = None, error: str | None = None, failed: bool = False
+    ) -> None:
+        if self._state != "open":
+            await self._raise_not_open()
+        row = self._data.outbox.get(id)
+        if row is None:
+            return
+        if due is None and not failed:
+            del self._data.outbox[id]
+        else:
+            due = row.due if due is None else due
+            self._data.outbox[id] = msgspec.structs.replace(row, due=due, error=error, failed=failed)
+
+    async def outbox(
+        self, channel: str | None = None, *, after: OutboxRow | None = None, limit: int = 100
+    ) -> list[OutboxRow]:
+        if self._state != "open":
+            await self._raise_not_open()
+        rows = sorted(
+            (row for row in self._data.outbox.values() if channel is None or row.channel == channel), key=_age_key
+        )
+        first = 0 if after is None else bisect_right(rows, _age_key(after), key=_age_key)
+        return rows[first : first + limit]
+
+    async def retry_notices(self, ids: Collection[str], now: float) -> int:
+        if self._state != "open":
+            await self._raise_not_open()
+        outbox = self._data.outbox
+        known = outbox.keys() & set(ids)
+        for id in known:
+            outbox[id] = msgspec.structs.replace(outbox[id], due=now, failed=False)
+        self._wake_siblings()
+        return len(known)
+
+    async def drop_notices(self, ids: Collection[str]) -> int:
+        if self._state != "open":
+            await self._raise_not_open()
+        known = self._data.outbox.keys() & set(ids)
+        for id in known:
+            del self._data.outbox[id]
+        return len(known)
+
+    async def put_reference(self, channel: str, key: str, value: str) -> None:
+        if self._state != "open":
+            await self._raise_not_open()
+        self._data.references[channel, key] = value
+
+    async def reference(self, channel: str, key: str) -> str | None:
+        if self._state != "open":
+            await self._raise_not_open()
+        return self._data.references.get((channel, key))
+
+    async def shared_grants(self, tool: str, user: str | None) -> list[GrantRow]:
+        return [row for row in await self.list_shared_grants() if row.tool == tool and row.user in (None, user)]
+
+    async def list_shared_grants(self, conversation: str | None = None) -> list[GrantRow]:
+        if self._state != "open":
+            await self._raise_not_open()
+        grants = self._data.grants
+        return [grants[key] for key in sorted(grants) if conversation in (None, key[0])]
+
 
 class MemoryTransport:
     """See ``LiveTransport``."""
@@ -509,6 +637,10 @@ def _to_row(name: str, conversation: _Conversation) -> ConversationRow:
 
 def _deadline_key(entry: PendingRow) -> tuple[float, str, str]:
     return entry.deadline, entry.conversation, entry.call
+
+
+def _age_key(row: OutboxRow) -> tuple[float, str]:
+    return row.at, row.id
 
 
 def _verify_entry(conversation: _Conversation, entry: PendingRow) -> PendingRow:

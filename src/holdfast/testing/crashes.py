@@ -17,7 +17,7 @@ import msgspec
 
 from holdfast.core.decisions import Principal
 from holdfast.core.events import AnyEvent, CallReturned
-from holdfast.core.tool import recovery_of
+from holdfast.core.tool import Ask, recovery_of
 from holdfast.models.scripted import ScriptedModel
 from holdfast.runtime.agent import Agent
 from holdfast.runtime.arguments import check_count
@@ -54,7 +54,8 @@ def crash_everywhere(
                  no state in memory, an Agent will do
     decisions:   as for run_to_rest. A mapping does not answer whether to repeat an interrupted call
                  (``recovery="ask"``); a function may
-    ledger:      where the tools note their effects; without notes, each return of a handler counts as an effect
+    ledger:      where the tools note their effects; without notes, each return of a handler counts as an effect,
+                 except that of a question with which the handler continues (``Ask(resume=...)``)
     kills:       with 2, each of these runs is repeated with a second kill, before and after each append of the
                  recovering process; and so on. This tests recovery itself, and the number of runs multiplies
     timeout:     seconds for each run
@@ -134,14 +135,18 @@ class CountingHandler(Handler):
     def _run(self, args: Mapping[str, Any], call: Call) -> Any:
         self._counts.enter(call.key)
         value = self._inner(args, call)
-        self._counts.leave(call.key)
+        self._count_return(value, call)
         return value
 
     async def _await(self, args: Mapping[str, Any], call: Call) -> Any:
         self._counts.enter(call.key)
         value = await self._inner(args, call)
-        self._counts.leave(call.key)
+        self._count_return(value, call)
         return value
+
+    def _count_return(self, value: Any, call: Call) -> None:
+        if not (isinstance(value, Ask) and value.continues):  # the call's effect is in the run that ends it
+            self._counts.leave(call.key)
 
 
 def with_counted_handlers(agent: Agent, counts: HandlerCounts) -> Agent:

@@ -69,14 +69,16 @@ def assert_paired(events: Sequence[AnyEvent], *, waiting: Iterable[str] = ()) ->
     assert not wrong, "the log is not paired: " + "; ".join(wrong)
 
 
-def assert_effect_needs_approval(events: Sequence[AnyEvent], *tools: str) -> None:
+def assert_effect_needs_approval(events: Sequence[AnyEvent], *tools: str, shared: Iterable[str] = ()) -> None:
     """Assert that no call of these tools started before it was approved, by a decision or by a grant.
 
     Results that a client or a person submits need the approval first, too.
+
+    shared:  the ids of grants of other conversations that count, such as ``support/g11``; by default none does
     """
     wanted = {made.id: made for made in calls(events) if made.tool in tools}
     approved: set[str] = set()
-    grants: set[str] = set()
+    grants: set[str] = set(shared)
     for event in events:
         match event:
             case GrantGiven():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any, Generic, cast
 
 from holdfast.core.decisions import SYSTEM, Principal
@@ -57,6 +57,7 @@ class Call(Generic[Scope_co]):
         "_references",
         "_sink",
         "agent",
+        "answers",
         "approver",
         "attempt",
         "conversation",
@@ -66,6 +67,7 @@ class Call(Generic[Scope_co]):
         "plan",
         "principal",
         "scope",
+        "state",
         "tool",
         "workspace",
     )
@@ -84,6 +86,8 @@ class Call(Generic[Scope_co]):
         approver: str | Principal | None = None,
         workspace: Any = None,
         plan: Any = None,
+        answers: Iterable[Any] = (),
+        state: Any = None,
         sink: Callable[[Any], object] | None = None,
         reader: Callable[[str], Awaitable[bytes | None]] | None = None,
     ):
@@ -93,7 +97,7 @@ class Call(Generic[Scope_co]):
         self.tool = tool
         """The tool's name."""
         self.attempt = attempt
-        """1 for the first run; higher if an earlier run was interrupted."""
+        """1 for the first run; higher if an earlier run was interrupted, or asked with ``Ask(resume=...)``."""
         self.dry_run = dry_run
         """True in a preview: change nothing."""
         self.agent = agent
@@ -108,6 +112,11 @@ class Call(Generic[Scope_co]):
         self.plan = plan
         """The preview's value that this run is bound to: the approved plan, or the plan that was made just before the
         run. None in previews and approval functions, and if no preview was made."""
+        self.answers: tuple[Any, ...] = tuple(answers)
+        """The answers to this call's questions that were asked with ``Ask(resume=...)``, oldest first. Empty before
+        the first one: then the handler has not asked yet."""
+        self.state = state
+        """What the handler passed as ``resume`` with the last of these questions. None before the first one."""
         self.kept: dict[str, bytes] = {}
         """The bytes that ``keep`` took, by SHA-256. They are stored with the result, or with a preview's suspension."""
         self._references: dict[Artifact, None] = {}

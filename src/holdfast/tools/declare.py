@@ -96,6 +96,13 @@ class Tool(Generic[P, R_co]):
     recovery: Any
     expires: Any
     on_expiry: Any
+    extend_limit: Any
+    remind: Any
+    approvers: Any
+    approver_roles: Any
+    not_requester: Any
+    escalate_to: Any
+    escalate_after: Any
     risk: Any
     compact: Any
     metadata: Any
@@ -365,6 +372,12 @@ def tool(fn: Callable[..., Any] | str | None = None, /, **options: Any) -> Tool 
     prompt:       the question that people are shown first; {argument} is replaced by its value
     expires:      how long a call waits for a person or a client, such as "1h". Default: the runtime's, 7 days
     on_expiry:    the outcome of a call that expires: "error" (default), "deny", "halt" or Default(value)
+    extend_limit: how long a call's deadline can be extended, from the start of its wait. Default: 30 days
+    remind:       durations before the deadline at which people are reminded of a waiting call: ["1d", "1h"]
+    approvers:    how many different people must approve a call. Default: 1
+    approver_roles: only principals with one of these roles may approve or deny
+    not_requester: the principal on whose behalf the turn runs may not approve or deny
+    escalate_to:  roles or principal ids that may also decide after ``escalate_after``, such as ("boss",) after "1h"
     recovery:     how to treat a run that a crash interrupted: "redispatch" (run again, with the same call.key),
                   "fail" (never run again), "ask" (a person decides), or a function of (args, call) that checks
                   and returns one of these words or a Result. Default: "ask" for tools with an approval or

@@ -82,6 +82,20 @@ class Options(TypedDict, total=False):
     """How long a call waits for a person or a client. Default: the runtime's setting (7 days)."""
     on_expiry: OnExpiry
     """The outcome of a call that expires: "error" (default), "deny", "halt", or ``Default(value)``."""
+    extend_limit: Duration
+    """How long, from the start of its wait, a call's deadline can be extended at most. Default: 30 days."""
+    remind: Sequence[Duration]
+    """When to remind people of a waiting call, as durations before its deadline: ``["1d", "1h"]``. Default: never."""
+    approvers: int
+    """How many different people must approve a call, 1 to 20. Default: 1."""
+    approver_roles: Sequence[str]
+    """Only principals with one of these roles may approve or deny. Default: any principal."""
+    not_requester: bool
+    """The principal on whose behalf the turn runs may not approve or deny. Default: False."""
+    escalate_to: Sequence[str]
+    """Roles or principal ids that may also decide after ``escalate_after``, beside ``approver_roles``."""
+    escalate_after: Duration
+    """How long a call waits before ``escalate_to`` may decide as well."""
     risk: Risk
     """"low" (default), "medium" or "high": shown to the approver."""
     compact: bool
@@ -100,6 +114,8 @@ class DeclareOptions(Options, total=False):
 
 
 OPTIONS: tuple[str, ...] = tuple(Options.__annotations__)
+MOST_APPROVERS = 20
+MOST_REMINDERS = 10
 LEAST_RESULT, MOST_RESULT = 1_000, 64_000
 """The legal values of ``result_bytes``. A result in an event is not larger than that."""
 _NULLABLE_OPTIONS = ("name", "description", "parameters", "prompt", "timeout", "result_bytes", "metadata", "version")
@@ -130,6 +146,11 @@ def read_options(options: Mapping[str, Any], label: str) -> dict[str, Any]:
         fields["expires"] = _read_expires(options["expires"], label)
     if "on_expiry" in options:
         fields["on_expiry"] = _read_on_expiry(options["on_expiry"], label)
+    if "extend_limit" in options:
+        fields["extend_limit"] = _read_duration("extend_limit", options["extend_limit"], label)
+    if "remind" in options:
+        fields["remind"] = _read_reminders(options["remind"], label)
+    fields |= _read_deciders(options, gate, label)
     if "remember" in options:
         fields["remember"] = _read_names("remember", options["remember"], label)
     if options.get("prompt") is not None:
@@ -295,6 +316,48 @@ def _read_names(option: str, given: Any, label: str) -> tuple[str, ...]:
     names: list[Any] = [*given] if isinstance(given, list | tuple) else []  # pyright: ignore[reportUnknownVariableType]
     if not names or not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
         _raise_declaration_error(label, f'{option} must be names of arguments, such as ("command",), not {given!r:.80}')
+    return tuple(names)
+
+
+def _read_reminders(given: Any, label: str) -> tuple[float, ...]:
+    if not isinstance(given, list | tuple):
+        _raise_declaration_error(label, f'remind must be a list of durations, such as ["1d", "1h"], not {given!r:.80}')
+    times = cast("Sequence[Any]", given)
+    if len(times) > MOST_REMINDERS:
+        _raise_declaration_error(label, f"remind has {len(times)} durations; at most {MOST_REMINDERS} are allowed")
+    return tuple(sorted({_read_duration("remind", each, label) for each in times}, reverse=True))
+
+
+def _read_deciders(options: Mapping[str, Any], gate: Gate, label: str) -> dict[str, Any]:
+    """Return the options about who may decide; refuse those of approvals for a tool that needs none."""
+    fields: dict[str, Any] = {}
+    if "approvers" in options:
+        given = options["approvers"]
+        if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= MOST_APPROVERS:
+            _raise_declaration_error(
+                label, f"approvers must be a whole number from 1 to {MOST_APPROVERS}, not {given!r:.80}"
+            )
+        fields["approvers"] = given
+    if "approver_roles" in options:
+        fields["approver_roles"] = _read_roles("approver_roles", options["approver_roles"], label)
+    if "not_requester" in options:
+        fields["not_requester"] = _read_boolean("not_requester", options["not_requester"], label)
+    if fields and gate == "auto":
+        _raise_declaration_error(
+            label, f'{next(iter(fields))} needs approval="required" or an approval function: this tool asks for none'
+        )
+    if ("escalate_to" in options) != ("escalate_after" in options):
+        _raise_declaration_error(label, 'escalate_to and escalate_after go together: ("boss",) and "1h"')
+    if "escalate_to" in options:
+        fields["escalate_to"] = _read_roles("escalate_to", options["escalate_to"], label)
+        fields["escalate_after"] = _read_duration("escalate_after", options["escalate_after"], label)
+    return fields
+
+
+def _read_roles(option: str, given: Any, label: str) -> tuple[str, ...]:
+    names: list[Any] = [*given] if isinstance(given, list | tuple) else []  # pyright: ignore[reportUnknownVariableType]
+    if not names or not all(isinstance(name, str) and name for name in names):
+        _raise_declaration_error(label, f'{option} must be a list of names, such as ("finance",), not {given!r:.80}')
     return tuple(names)
 
 

@@ -7,10 +7,10 @@ from typing import Any, TypeVar, cast
 
 from holdfast.core import codec
 from holdfast.core.decisions import SYSTEM, Principal
-from holdfast.core.events import VERSION, AnyEvent, CallReturned, ErrorInfo, Event, Source
+from holdfast.core.events import AnyEvent, CallReturned, ErrorInfo, Event, Source
 from holdfast.core.inputs import Kept
 from holdfast.core.results import MODEL_LIMIT, split_large_value
-from holdfast.core.state import CallState, State, TurnState, evolve
+from holdfast.core.state import CallState, Grant, State, TurnState, evolve
 from holdfast.core.tool import Artifact
 from holdfast.errors import Stale
 
@@ -23,7 +23,7 @@ class Draft:
     Events are encoded here, once, so that an event that cannot be encoded refuses the input that caused it.
     """
 
-    __slots__ = ("artifacts", "bodies", "events", "now", "state", "states")
+    __slots__ = ("artifacts", "bodies", "events", "now", "shared", "state", "states")
 
     def __init__(self, state: State, now: float):
         self.state, self.now = state, now
@@ -31,6 +31,8 @@ class Draft:
         self.bodies: list[bytes] = []
         self.states: list[State] = []
         self.artifacts: list[tuple[str, bytes]] = []
+        self.shared: tuple[Grant, ...] = ()
+        """Grants of other conversations that may cover calls of the input that is being decided."""
 
     def mark(self) -> tuple[State, int, int]:
         """Return a mark for ``roll_back``, taken before an input that may be refused."""
@@ -41,7 +43,7 @@ class Draft:
         del self.events[events:], self.bodies[events:], self.states[events:], self.artifacts[artifacts:]
 
     def add(self, kind: type[E], by: Principal = SYSTEM, /, **fields: Any) -> E:
-        event = kind(seq=self.state.seq + 1, at=self.now, by=by, v=VERSION, **fields)
+        event = kind(seq=self.state.seq + 1, at=self.now, by=by, v=kind.VERSION, **fields)
         self.add_event(cast("AnyEvent", event))
         return event
 

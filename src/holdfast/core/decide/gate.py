@@ -7,6 +7,7 @@ a plan that changed, suspends the call again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -23,6 +24,8 @@ from holdfast.core.tool import (
     PROMPT_FIELD,
     Definition,
     ToolSpec,
+    annotations_of,
+    deciders_of,
     fingerprint_of,
     first_line,
     parse_duration,
@@ -33,6 +36,8 @@ from holdfast.errors import Invalid, Stale
 IMPORTED_REASON = "imported, and asked again here"
 MAX_PLAN_CHANGES = 3
 """The call fails with kind "conflict" when its plan has differed from the approved plan this many times."""
+MAX_QUESTIONS = 20
+"""The call fails with kind "conflict" when its handler asks more questions than this."""
 _FALLBACK_PROMPTS: dict[SuspensionKind, str] = {
     "approval": "Run {}?",
     "elicitation": "{} needs an answer",
@@ -42,13 +47,17 @@ _FALLBACK_PROMPTS: dict[SuspensionKind, str] = {
 
 
 def freeze_call(
-    state: State, spec: ToolSpec, own: str, provider_id: str, args: dict[str, Any], expires: float, now: float
+    log: Draft, spec: ToolSpec, own: str, provider_id: str, args: dict[str, Any], expires: float
 ) -> CallMade:
     """Return the call with a copy of everything that later steps need from its tool's declaration."""
     # A hook may edit the arguments, so for a hooked tool the claim looks for a grant instead.
+    state = log.state
     definition = fingerprint_of(spec)
-    asks = spec.gate == "required" and not spec.hooked
-    grant = find_grant(state, spec.name, args, now, definition) if asks else None
+    annotations = annotations_of(spec) if spec.gate != "auto" or spec.hooked else ""
+    grant: str | None = None
+    if spec.gate == "required" and not spec.hooked:
+        wanted = Wanted(spec.name, args, definition, annotations, spec.approvers)
+        grant = find_grant(state, wanted, log.now, log.shared)
     gate = "auto" if grant else spec.gate
     manual = spec.manual or (state.turn is not None and state.turn.mode == "manual")
     recovery = recovery_of(spec)
@@ -76,10 +85,18 @@ def freeze_call(
         result_bytes=spec.result_bytes,
         retention=spec.retention,
         risk=spec.risk,
+        extend_limit=spec.extend_limit,
+        remind=spec.remind,
+        approvers=spec.approvers,
+        approver_roles=spec.approver_roles,
+        not_requester=spec.not_requester,
+        escalate_to=spec.escalate_to,
+        escalate_after=spec.escalate_after,
         # Kept under a grant, too: if it is revoked before the call runs, an approver may edit the arguments.
         schema=None if spec.gate == "auto" and not spec.hooked else _parse_schema(spec.parameters),
         result_schema=_parse_schema(spec.result) if outside and spec.result is not None else None,
         fingerprint=definition,
+        annotations=annotations,
     )
 
 
@@ -99,12 +116,60 @@ def use_own_id(made: CallMade) -> CallMade:
     return replace(made, provider_id=made.id)
 
 
-def find_grant(state: State, tool: str, args: dict[str, Any], now: float, fingerprint: str) -> str | None:
-    """Return the id of the grant that covers this call and this definition of the tool now, or None."""
-    for grant in state.grants:
-        if grant.tool == tool and grant_applies(grant, args, now) and same_definition(grant.fingerprint, fingerprint):
+class Wanted(msgspec.Struct, frozen=True):
+    """The call that a grant is looked for, with the definition of its tool that would run."""
+
+    tool: str
+    args: dict[str, Any]
+    fingerprint: str
+    annotations: str
+    approvers: int = 1
+
+
+def wanted_of(call: CallState, definition: Definition | None) -> Wanted:
+    """Return what a grant for this call must cover. Without a definition in the code, that of the call counts."""
+    made = call.made
+    if definition is None:
+        return Wanted(made.tool, call.args, call.fingerprint, made.annotations, made.approvers)
+    approvers = max(made.approvers, definition.deciders.approvers)
+    return Wanted(made.tool, call.args, definition.fingerprint, definition.annotations, approvers)
+
+
+def find_grant(state: State, wanted: Wanted, now: float, shared: tuple[Grant, ...] = ()) -> str | None:
+    """Return the id of the grant that covers this call and this definition of the tool now, or None.
+
+    A grant is one person's: it never covers a call that needs several approvers.
+
+    shared:  grants of other conversations; those of this conversation come first
+    """
+    if wanted.approvers > 1:
+        return None
+    for grant in applicable_grants(state, wanted, now, shared):
+        if covers_definition(grant, wanted):
             return grant.id
     return None
+
+
+def applicable_grants(state: State, wanted: Wanted, now: float, shared: tuple[Grant, ...]) -> Iterator[Grant]:
+    """Yield the grants for this tool, these arguments and this turn's principal, of whichever definition."""
+    turn = state.turn
+    for grant in (*state.grants, *shared):
+        if (
+            grant.tool == wanted.tool
+            and (grant.scope == "conversation" or (turn is not None and grant.reaches(turn.by.id)))
+            and grant_applies(grant, wanted.args, now)
+        ):
+            yield grant
+
+
+def covers_definition(grant: Grant, wanted: Wanted) -> bool:
+    """Whether the grant was given for this definition of the tool. One that reaches further needs a known one."""
+    known = grant.fingerprint and grant.annotations and wanted.fingerprint and wanted.annotations
+    if grant.scope != "conversation" and not known:
+        return False
+    return same_definition(grant.fingerprint, wanted.fingerprint) and same_definition(
+        grant.annotations, wanted.annotations
+    )
 
 
 def same_definition(approved: str, now: str) -> bool:
@@ -115,7 +180,7 @@ def same_definition(approved: str, now: str) -> bool:
 def grant_applies(grant: Grant, args: dict[str, Any], now: float) -> bool:
     if grant.until is not None and now >= grant.until:
         return False
-    if grant.scope == "tool":
+    if grant.remember == "tool":
         return True
     return grant.args_digest == call_digest(grant.tool, compared_args(args, grant.compares), None)
 
@@ -125,12 +190,13 @@ def compared_args(args: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any
     return {name: args[name] for name in names if name in args} if names else args
 
 
-def permission_lapsed(state: State, call: CallState, now: float, definition: Definition | None) -> bool:
+def permission_lapsed(
+    state: State, call: CallState, now: float, definition: Definition | None, shared: tuple[Grant, ...] = ()
+) -> bool:
     """Whether the call's permission no longer holds: no grant covers it, or another definition was approved."""
     if call.approver is not None:
         return definition_changed(call, definition)
-    current = call.fingerprint if definition is None else definition.fingerprint
-    return call.grant is not None and find_grant(state, call.made.tool, call.args, now, current) is None
+    return call.grant is not None and find_grant(state, wanted_of(call, definition), now, shared) is None
 
 
 def definition_changed(call: CallState, definition: Definition | None) -> bool:
@@ -145,10 +211,9 @@ def _reason_to_ask(log: Draft, call: CallState, definition: Definition | None) -
         return f"the tool's definition changed since {since}; it now says: {definition.description}"
     if call.imported and call.approver is None:
         return IMPORTED_REASON
-    current = call.fingerprint if definition is None else definition.fingerprint
-    for grant in log.state.grants:
-        void = grant.tool == call.made.tool and grant_applies(grant, call.args, log.now)
-        if void and not same_definition(grant.fingerprint, current):
+    wanted = wanted_of(call, definition)
+    for grant in applicable_grants(log.state, wanted, log.now, log.shared):
+        if not covers_definition(grant, wanted):
             return f"the tool's definition changed since {grant.by.id} had an approval remembered (grant {grant.id})"
     return None
 
@@ -160,18 +225,22 @@ def record_grant(log: Draft, call: CallState, decision: Approve, by: Any) -> Non
     # As it was shown. Names of another definition than the approved one would compare other arguments, or none.
     names = call.suspension.remember if call.suspension and decision.remember == "args" else ()
     compared = compared_args(args, names)
+    turn = log.require_turn()
     log.add(
         GrantGiven,
         by,
         grant=f"g{log.state.seq + 1}",
         tool=call.made.tool,
         call_id=call.made.id,
-        scope=decision.remember,
+        remember=decision.remember,
+        scope=decision.scope,
+        user=turn.by.id if decision.scope == "user" else None,
         args_digest=call_digest(call.made.tool, compared, None) if decision.remember == "args" else None,
         compares=names,
         args=compared if names else None,
         until=None if decision.duration is None else log.now + parse_duration(decision.duration),
         fingerprint=call.fingerprint,
+        annotations=call.made.annotations,
     )
 
 
@@ -220,22 +289,26 @@ def claim_call(log: Draft, call: CallState, input: ClaimCall) -> None:
         return
     grant: str | None = None
     definition = input.definition
-    current = call.fingerprint if definition is None else definition.fingerprint
     if call.gate == "policy" and (input.required or made.gate == "required" or call.imported):
         if not (call.imported or input.fresh):
-            grant = find_grant(log.state, made.tool, call.args, log.now, current)
+            grant = find_grant(log.state, wanted_of(call, definition), log.now, log.shared)
         if grant is None:
             why = next((v.reason for v in input.verdicts if v.reason and v.outcome == "required"), None)
             _request_approval(log, call, input, why)
             return
-    if permission_lapsed(log.state, call, log.now, definition):
+    if permission_lapsed(log.state, call, log.now, definition, log.shared):
         _request_approval(log, call, input, None if call.approver is not None else "the grant no longer holds")
         return
-    if call.approver is None:
-        grant = grant or call.grant
+    if call.approver is None and call.grant is not None:
+        # Another grant than the one that it was made under may cover it by now.
+        grant = grant or find_grant(log.state, wanted_of(call, definition), log.now, log.shared)
     shown: str | None = None
     preview = input.plan.preview if input.plan else None
-    if needs_plan(call):
+    if repeats_plan(call):
+        if _plan_differs(call, input.plan):
+            suspend_for_recovery(log, call, definition, input.plan)
+            return
+    elif needs_plan(call):
         failed = input.plan is None or input.plan.failed
         shown = call_digest(made.tool, call.args, preview, call.fingerprint, failed=failed)
         # A failed preview has the digest of "no plan". If the approver accepted that, it may fail again here.
@@ -268,11 +341,29 @@ def needs_plan(call: CallState) -> bool:
     """Whether the owner makes the plan just before the call runs.
 
     It does so to compare it with the approved plan; or to record it, if the approver edited the arguments and was
-    shown no plan for them.
+    shown no plan for them. A run that repeats or continues an earlier one has the plan of that run.
     """
     if not call.made.planned or call.attempt > 0:
-        return False
+        return repeats_plan(call)
     return call.bound is not None or (call.approver is not None and call.edited)
+
+
+def repeats_plan(call: CallState) -> bool:
+    """Whether the call was interrupted and approved again, with the plan of its first run.
+
+    That run may have changed what the plan shows, so the plan is made again, and the approver sees one that differs. A
+    call that has asked and continues keeps its plan.
+    """
+    if not call.made.planned or call.attempt == 0 or call.answers:
+        return False
+    return call.made.recovery == "ask" and call.plan is not None
+
+
+def _plan_differs(call: CallState, plan: PreviewMade | None) -> bool:
+    if plan is None or plan.failed:
+        return True
+    made = call.made
+    return call_digest(made.tool, call.args, plan.preview) != call_digest(made.tool, call.args, call.plan)
 
 
 def _add_refusal(log: Draft, call: CallState, input: ClaimCall, error: ErrorInfo) -> None:
@@ -284,12 +375,14 @@ def _add_refusal(log: Draft, call: CallState, input: ClaimCall, error: ErrorInfo
 def _request_approval(log: Draft, call: CallState, input: ClaimCall, reason: str | None) -> None:
     """Suspend a call that has no valid permission. The approver is shown the tool's current definition."""
     definition = input.definition
-    if call.attempt > 0:
+    if call.attempt > 0 and not call.continuing:
         suspend_for_recovery(log, call, definition)
     elif not _reject_outdated_args(log, call, definition):
         why = _reason_to_ask(log, call, definition)
         reason = "; ".join(words for words in (reason, why) if words) or None
         plan, verdicts = input.plan, input.verdicts
+        if call.continuing:
+            plan = PreviewMade(call=call.made.id, preview=_describe_continuation(call))
         suspend_call(log, call, "approval", plan=plan, definition=definition, verdicts=verdicts, reason=reason)
 
 
@@ -317,7 +410,14 @@ def _handle_changed_plan(log: Draft, call: CallState, input: ClaimCall) -> None:
 
 
 def suspend_for_answer(log: Draft, call: CallState, asked: QuestionOutcome, kept: tuple[Kept, ...] = ()) -> None:
-    """Suspend a running call with the question that its handler asked; the answer becomes the call's result."""
+    """Suspend a running call with the question that its handler asked.
+
+    The answer becomes the call's result, or the call continues with it.
+    """
+    if len(call.answers) >= MAX_QUESTIONS:
+        message = f"{call.made.tool} asked more than {MAX_QUESTIONS} questions; it was ended"
+        log.add_result(call, error=ErrorInfo(kind="conflict", message=message), source="system", kept=kept)
+        return
     _add_suspension(
         log,
         call,
@@ -329,11 +429,24 @@ def suspend_for_answer(log: Draft, call: CallState, asked: QuestionOutcome, kept
         deadline=log.now + (asked.expires or call.made.expires),
         reason="asked by the tool",
         artifacts=log.add_kept(kept),
+        continues=asked.continues,
+        state=asked.state,
     )
 
 
-def suspend_for_recovery(log: Draft, call: CallState, definition: Definition | None = None) -> None:
-    """Suspend an interrupted call: a person decides whether it runs again."""
+def _describe_continuation(call: CallState) -> dict[str, Any]:
+    """Return all that the run that continues the call gets, for the approver. The digest of an approval covers it."""
+    plan = {} if call.plan is None else {"plan": call.plan}
+    return {"tool": call.made.tool, "args": call.args, **plan, "answers": list(call.answers), "state": call.state}
+
+
+def suspend_for_recovery(
+    log: Draft, call: CallState, definition: Definition | None = None, plan: PreviewMade | None = None
+) -> None:
+    """Suspend an interrupted call: a person decides whether it runs again.
+
+    plan:  the plan of the repeated run, if it differs from the one that the call had; the approval is bound to it
+    """
     prompt = (
         f"{call.made.tool} was interrupted while it ran; whether it took effect is unknown. "
         "Approve runs it again, Submit gives its result, Deny reports it as interrupted."
@@ -343,12 +456,19 @@ def suspend_for_recovery(log: Draft, call: CallState, definition: Definition | N
         call,
         "approval",
         prompt=prompt,
-        preview={"tool": call.made.tool, "args": call.args, "attempt": call.attempt},
+        preview={"tool": call.made.tool, "args": call.args, "attempt": call.attempt}
+        | ({"answers": list(call.answers), "state": call.state} if call.answers else {})
+        | ({"plan": plan.preview} if plan is not None and not plan.failed else {}),
+        artifacts=log.add_kept(plan.kept) if plan is not None else (),
         schema=None,
         result_schema=call.made.result_schema,
         deadline=log.now + call.made.expires,
         recovery=True,
-        reason=_reason_to_ask(log, call, definition) if definition_changed(call, definition) else "recovery",
+        reason=_reason_to_ask(log, call, definition)
+        if definition_changed(call, definition)
+        else "recovery"
+        if plan is None
+        else "its plan has changed since it was interrupted",
         definition=definition,
     )
 
@@ -365,6 +485,7 @@ def suspend_call(
 ) -> None:
     made = call.made
     prompt, schema = made.prompt, made.schema
+    continues = call.continuing and kind == "approval"
     redefined = definition is not None and not same_definition(made.fingerprint, definition.fingerprint)
     if definition is not None and (redefined or call.imported):
         prompt, schema = definition.prompt, _parse_schema(definition.parameters)
@@ -379,8 +500,10 @@ def suspend_call(
         preview=preview,
         preview_error=plan.failure if plan else None,
         artifacts=log.add_kept(plan.kept) if plan else (),
-        schema=schema if kind == "approval" else made.result_schema,
+        # The run that continues a call relies on the arguments of the run before: they cannot be edited.
+        schema=None if continues else schema if kind == "approval" else made.result_schema,
         result_schema=made.result_schema if kind == "approval" else None,
+        continues=continues,
         deadline=log.now + made.expires,
         verdicts=verdicts,
         reason=reason,
@@ -401,6 +524,7 @@ def _add_suspension(
     preview: Any,
     preview_error: str | None = None,
     definition: Definition | None = None,
+    deadline: float,
     **fields: Any,
 ) -> None:
     made = call.made
@@ -422,5 +546,35 @@ def _add_suspension(
         remember=made.remember if kind == "approval" and shown == made.fingerprint else (),
         on_expiry=made.on_expiry,
         risk=made.risk,
+        deadline=deadline,
+        **_decider_fields(log, call, kind, deadline, definition),
         **fields,
     )
+
+
+def _decider_fields(
+    log: Draft, call: CallState, kind: SuspensionKind, deadline: float, definition: Definition | None
+) -> dict[str, Any]:
+    """Return the fields of a suspension that say who may decide, and what happens while nobody does.
+
+    They are those of the definition that is shown. What an imported file says about them is not trusted.
+    """
+    if kind == "client_exec":
+        return {}  # no person is asked
+    made = deciders_of(call.made)
+    if definition is not None and (call.imported or definition_changed(call, definition)):
+        made = definition.deciders
+    fields: dict[str, Any] = {
+        "extend_until": max(deadline, log.now + made.extend_limit),
+        "remind": made.remind,
+        "escalate_to": made.escalate_to,
+        "escalate_at": None if made.escalate_after is None else log.now + made.escalate_after,
+    }
+    if kind == "approval":
+        fields |= {
+            "approvers": made.approvers,
+            "approver_roles": made.approver_roles,
+            "not_requester": made.not_requester,
+            "voided": tuple(vote.by.id for vote in call.wait.votes),
+        }
+    return fields

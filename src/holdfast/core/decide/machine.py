@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from holdfast.core.decide import gate, reply, resolution
+from holdfast.core.decide import aside, deputies, gate, reply, resolution, wait
 from holdfast.core.decide.draft import Draft
 from holdfast.core.decide.reply import Specs
 from holdfast.core.decisions import Deny, Detached, Expired
@@ -43,6 +43,8 @@ from holdfast.core.events import (
     TurnStarted,
 )
 from holdfast.core.inputs import (
+    AsideRejected,
+    AsideReplied,
     BeginTurn,
     CallFinished,
     CallReconciled,
@@ -50,6 +52,7 @@ from holdfast.core.inputs import (
     ClaimCall,
     ClientGone,
     DeadlinePassed,
+    EndDeputy,
     EndTurn,
     ErrorOutcome,
     HaltOutcome,
@@ -58,6 +61,7 @@ from holdfast.core.inputs import (
     ModelFailed,
     ModelHalted,
     ModelReplied,
+    NameDeputy,
     OpenConversation,
     OwnerStarted,
     PreviewMade,
@@ -69,6 +73,7 @@ from holdfast.core.inputs import (
     SendMessage,
     SummaryMade,
     TimeLimitReached,
+    TimerDue,
     ValueOutcome,
 )
 from holdfast.core.state import CallState, Phase, State
@@ -109,15 +114,19 @@ def decide(state: State, input: Input, specs: Specs, now: float) -> list[AnyEven
 def decide_into(log: Draft, input: Input, specs: Specs) -> None:
     """Add the input's events to a draft. If it is refused, the caller rolls the draft back to its last mark."""
     state = log.state
+    deputies.check_conversation(state.conversation, deputies=isinstance(input, NameDeputy | EndDeputy))
     if state.closed and not isinstance(input, ImportConversation):
         raise read_only_error(state.conversation)
+    log.shared = ()
     # Hot inputs first, by exact type: this dispatch runs at every step of a turn, and a `match` case that fails on a
     # msgspec struct takes ten times as long as an identity test.
     if type(input) is ModelReplied:
+        log.shared = input.shared
         reply.handle_reply(log, input, specs)
         add_consequences(log)
         return
     if type(input) is ClaimCall:
+        log.shared = input.shared
         gate.claim_call(log, _require_open_call(log, input.call), input)
         if not isinstance(log.events[-1], CallStarted):
             add_consequences(log)  # a start has no consequences; skipping saves a scan per call of a parallel step
@@ -131,11 +140,13 @@ def decide_into(log: Draft, input: Input, specs: Specs) -> None:
         # Check all decisions before recording any: a denial that stops the turn must not make the rest of its batch
         # stale.
         for call_id, decision in input.decisions.items():
-            resolution.check_decision(log, call_id, decision, input.judged)
+            resolution.check_decision(log, call_id, decision, input)
         if any(isinstance(decision, Deny) and decision.stop for decision in input.decisions.values()):
             resolution.check_judged(log, input.judged)  # stopping also ends every other waiting call of the turn
         for call_id, decision in input.decisions.items():
-            resolution.add_decision(log, call_id, decision, input.by, input.plans.get(call_id))
+            resolution.add_decision(
+                log, call_id, decision, input.by, input.plans.get(call_id), input.on_behalf_of.get(call_id)
+            )
         add_consequences(log)
         return
     match input:
@@ -157,6 +168,8 @@ def decide_into(log: Draft, input: Input, specs: Specs) -> None:
             if log.now < suspension.deadline:
                 raise Stale("the deadline has not passed", reason="phase")
             _resolve_by_system(log, suspension, Expired())
+        case TimerDue():
+            wait.apply_timer(log, resolution.require_suspension(log, input.call))
         case ClientGone():
             suspension = resolution.require_suspension(log, input.call)
             if suspension.kind != "client_exec":
@@ -165,22 +178,30 @@ def decide_into(log: Draft, input: Input, specs: Specs) -> None:
         case CancelTurn():
             if state.turn is not None and not state.turn.cancelling:
                 resolution.check_judged(log, input.judged)
-                log.add(CancelRequested, input.by, turn=state.turn.number, reason=input.reason)
+                fields = {"reason": input.reason, "on_behalf_of": input.on_behalf_of}
+                log.add(CancelRequested, input.by, turn=state.turn.number, **fields)
         case RevokeGrant():
             if not any(g.id == input.grant for g in state.grants):
                 raise Stale(f"no grant {input.grant!r} in this conversation", reason="unknown")
             log.add(GrantRevoked, input.by, grant=input.grant)
+        case NameDeputy():
+            deputies.name_deputy(log, input)
+        case EndDeputy():
+            deputies.end_deputy(log, input)
         case ImportConversation():
             if not state.seq:
                 raise Invalid(f"conversation {state.conversation!r} has no log to continue")
-            log.add(ConversationImported, input.by, trusted=input.trusted, origin=input.origin)
+            log.add(ConversationImported, input.by, trusted=input.trusted, origin=input.origin, grants=input.grants)
             if input.trusted:
                 add_consequences(log)
         case OwnerStarted():
+            log.shared = input.shared
             _recover_calls(log, input)
             add_consequences(log)
         case ModelFailed() | ReplyRejected() | ModelHalted() | TimeLimitReached():
             reply.handle_missing_reply(log, input)
+        case AsideReplied() | AsideRejected():
+            aside.handle_answer(log, input)
         case SummaryMade():
             if not state.summarised < input.upto <= state.seq:
                 raise Stale("an existing summary already covers these events", reason="superseded")
@@ -188,6 +209,7 @@ def decide_into(log: Draft, input: Input, specs: Specs) -> None:
         case PreviewMade():
             gate.apply_preview(log, _require_open_call(log, input.call), input)
         case CallReconciled():
+            log.shared = input.shared
             _apply_reconciliation(log, _require_open_call(log, input.call), input)
         case _:
             assert_never(input)
@@ -206,12 +228,19 @@ def _receive_message(log: Draft, input: SendMessage) -> None:
     agent = input.agent or state.agent
     if not agent:
         raise Invalid(f"conversation {state.conversation!r} is new: say which agent it is for")
+    if input.when_busy == "aside" and state.turn is not None:
+        aside.receive_aside(log, input, state.turn)
+        return
     if state.turn is not None or state.queue:
+        if input.when_busy == "aside":
+            raise Busy(aside.NOT_WAITING)
         if input.when_busy == "refuse":
             raise Busy('a turn is in flight; wait until it ends, or send with when_busy="queue" or "interrupt"')
         if input.when_busy == "interrupt" and state.turn is not None and not state.turn.cancelling:
             resolution.check_judged(log, input.judged)
-            log.add(CancelRequested, input.by, turn=state.turn.number, reason="interrupted by a message")
+            why = "interrupted by a message"
+            deputy_of = input.on_behalf_of
+            log.add(CancelRequested, input.by, turn=state.turn.number, reason=why, on_behalf_of=deputy_of)
     if state.seq == 0:
         log.add(ConversationOpened, input.by, agent=agent)
     log.add(MessageReceived, input.by, text=input.text, agent=agent, mode=input.mode, output=input.output)
@@ -287,12 +316,15 @@ def _recover_call(log: Draft, call: CallState, recovery: str, epoch: int, defini
         recovery = "fail"  # the turn is ending: do not run the call again or ask about it
     elif recovery in ("redispatch", "reconcile") and call.imported:
         recovery = "ask"  # an imported file's recovery setting is not trusted
-    elif recovery == "redispatch" and gate.permission_lapsed(log.state, call, log.now, definition):
+    elif recovery == "redispatch" and gate.permission_lapsed(log.state, call, log.now, definition, log.shared):
         recovery = "ask"  # the approval or grant that it ran under no longer holds
     elif recovery == "redispatch" and call.made.ask_if_approved and (call.approver or call.grant) is not None:
         recovery = "ask"  # the approval was for one run, not two
     if recovery == "redispatch":
-        log.add(CallStarted, call_id=call.made.id, attempt=call.attempt + 1, epoch=epoch)
+        wanted = gate.wanted_of(call, definition)
+        granted = call.grant is not None and call.approver is None
+        grant = gate.find_grant(log.state, wanted, log.now, log.shared) if granted else None
+        log.add(CallStarted, call_id=call.made.id, attempt=call.attempt + 1, epoch=epoch, grant=grant)
     elif recovery == "ask":
         gate.suspend_for_recovery(log, call, definition)
     else:
@@ -305,7 +337,9 @@ def _close_turn(log: Draft, input: EndTurn) -> None:
         for call in turn.calls.values():
             if call.phase != "done":
                 log.add_result(call, error=_cancellation_error(call, input), source="system")
-        if input.text or input.thinking or input.attempts:
+        if turn.asides:
+            aside.end_asides(log, turn, input)  # the partial text is that of the answer to the first one
+        elif input.text or input.thinking or input.attempts:
             # After the results: providers require each call's result to follow the call directly.
             reply.add_reply(log, turn, input, partial=True)
         log.add(TurnEnded, turn=turn.number, reason="cancelled")
@@ -313,6 +347,7 @@ def _close_turn(log: Draft, input: EndTurn) -> None:
     add_consequences(log)
     if CloseTurn(turn.number) not in owed(log.state):
         raise Stale("the turn is not over", reason="phase")
+    aside.end_asides(log, turn, input)
     if turn.answered:
         log.add(TurnEnded, turn=turn.number, reason="completed", value=turn.value)
     elif turn.halt is not None:

@@ -106,10 +106,7 @@ def handle_missing_reply(log: Draft, input: ModelFailed | ReplyRejected | ModelH
 def _request_context(
     log: Draft, input: ModelReplied | ModelFailed | ReplyRejected | ModelHalted | TimeLimitReached
 ) -> dict[str, Any] | None:
-    """Return the report of the request; if the request itself is recorded, it is stored as an artifact."""
-    if input.record is None:
-        return input.context
-    return {**(input.context or {}), "request": log.add_artifact(input.record)}
+    return request_context(log, input.context, input.record)
 
 
 def _reject_reply(
@@ -164,7 +161,7 @@ def _to_call_made(log: Draft, wanted: CallWanted, specs: Specs, expires: float, 
             expires=expires,
             retention=spec.retention if spec else None,
         )
-    return gate.freeze_call(log.state, spec, own, provider_id, args, expires, log.now)
+    return gate.freeze_call(log, spec, own, provider_id, args, expires)
 
 
 def _check_args_size(args: dict[str, Any], wanted: CallWanted) -> dict[str, Any]:
@@ -200,6 +197,11 @@ def add_reply(
         attempts=input.attempts,
         **fields,
     )
+
+
+def request_context(log: Draft, context: Any, record: bytes | None) -> dict[str, Any] | None:
+    """Return the report of the request; if the request itself is recorded, it is stored as an artifact."""
+    return context if record is None else {**(context or {}), "request": log.add_artifact(record)}
 
 
 def make_message_id(turn: int, step: int) -> str:

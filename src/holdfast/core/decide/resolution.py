@@ -8,10 +8,12 @@ from typing import Any, assert_never
 import msgspec
 from msgspec.structs import replace
 
+from holdfast.core.decide import wait
 from holdfast.core.decide.draft import Draft
 from holdfast.core.decide.gate import fill_prompt, record_grant
 from holdfast.core.decisions import (
     ALLOWED_DECISIONS,
+    GRANT_SCOPES,
     Answer,
     Approve,
     ClientResult,
@@ -19,19 +21,21 @@ from holdfast.core.decisions import (
     Deny,
     Detached,
     Expired,
+    Extend,
     Failed,
     Pending,
     Principal,
     Submit,
+    decider_refusal,
     join_type_names,
 )
 from holdfast.core.events import CallResolved, CallSuspended, ErrorInfo
-from holdfast.core.inputs import PreviewMade
+from holdfast.core.inputs import PreviewMade, Resolve
 from holdfast.core.results import ANSWER_LIMIT
 from holdfast.core.schema.validation import call_digest, check_plain, check_plain_no_nul, sorted_json, validate_value
-from holdfast.core.state import CallState, open_suspensions
+from holdfast.core.state import CallState, open_suspensions, pending_of
 from holdfast.core.tool import Default, parse_duration
-from holdfast.errors import Invalid, Stale, TooLarge
+from holdfast.errors import Invalid, NotAllowed, Stale, TooLarge
 
 CANCELLED_ERROR = ErrorInfo(kind="cancelled", message="the turn was cancelled before there was a result")
 INTERRUPTED_ERROR = ErrorInfo(
@@ -67,10 +71,13 @@ def settled_error(call: CallState) -> Stale:
     return Stale(f"call {call.made.id!r} {words}", reason=call.ended, winner=winner)
 
 
-def check_decision(log: Draft, call_id: str, decision: Decision, judged: Mapping[str, str] | None) -> None:
-    """Raise Stale or Invalid if this decision is not allowed now. Appends nothing."""
+def check_decision(log: Draft, call_id: str, decision: Decision, input: Resolve) -> None:
+    """Raise Stale, Invalid or NotAllowed if this decision is not allowed now. Appends nothing."""
     suspension = require_suspension(log, call_id)
     call = log.require_turn().calls[call_id]
+    judged = input.judged
+    if input.suspensions.get(call_id, suspension.seq) != suspension.seq:
+        raise superseded_error(suspension, input.suspensions[call_id])
     if judged is not None and judged.get(call_id) != judgement_key(suspension):
         # The caller's permission was checked for another suspension, or not at all: the caller checks it again.
         raise Stale(f"call {call_id!r} has just changed; look at it again", reason="superseded")
@@ -81,12 +88,36 @@ def check_decision(log: Draft, call_id: str, decision: Decision, judged: Mapping
     ):
         raise Stale(f"call {call_id!r} was approved by {call.approver}", reason="resolved", winner=call.approver.id)
     _check_fit(suspension, decision, planned=call.made.planned)
+    unknown = call.imported or not (suspension.fingerprint and call.made.annotations)
+    if isinstance(decision, Approve) and decision.scope != "conversation" and unknown:
+        why = "was imported" if call.imported else "was logged by an older version of Holdfast"
+        raise Invalid(
+            f"call {call_id!r} {why}, so the definition of {call.made.tool} that it was made with is not known here: "
+            'its approval can be remembered with scope="conversation" only'
+        )
+    if isinstance(decision, Extend):
+        wait.check_extension(log, suspension, decision)
+    reason = decider_refusal(pending_of(log.state, suspension), input.by, input.on_behalf_of.get(call_id))
+    if reason is not None:
+        raise NotAllowed(reason, details={"call": call_id})
+
+
+def superseded_error(suspension: CallSuspended, asked: int) -> Stale:
+    """Return the error for a decision about an earlier suspension of the call, or about none of its suspensions."""
+    call = suspension.call_id
+    return Stale(
+        f"{call}:{asked} is not the question that call {call!r} waits for now: that is {call}:{suspension.seq}"
+        + (f" ({suspension.reason})" if suspension.reason else "")
+        + "; look at it again",
+        reason="superseded",
+        details={"suspension": f"{call}:{suspension.seq}", "digest": suspension.digest},
+    )
 
 
 def judgement_key(waiting: CallSuspended | Pending) -> str:
-    """Return the key of a permission check. The kind is part of it: an approval and the manual call that follows
-    have the same digest."""
-    return f"{waiting.kind}:{waiting.digest}"
+    """Return the key of a permission check. The sequence number is part of it: two questions of one call, or an
+    approval and the manual call that follows, have the same digest."""
+    return f"{waiting.seq}:{waiting.kind}:{waiting.digest}"
 
 
 def check_judged(log: Draft, judged: Mapping[str, str] | None) -> None:
@@ -96,13 +127,31 @@ def check_judged(log: Draft, judged: Mapping[str, str] | None) -> None:
             raise Stale(f"call {call_id!r} has just changed; look at it again", reason="superseded")
 
 
-def add_decision(log: Draft, call_id: str, decision: Decision, by: Principal, judged: str | None = None) -> None:
-    """Append the decision. ``judged`` is the digest of the edited call for which the permission was checked."""
+def add_decision(
+    log: Draft,
+    call_id: str,
+    decision: Decision,
+    by: Principal,
+    judged: str | None = None,
+    on_behalf_of: Principal | None = None,
+) -> None:
+    """Append the decision.
+
+    judged:        the digest of the edited call for which the permission was checked
+    on_behalf_of:  the principal for whom ``by`` decides as a deputy
+    """
     call = log.require_turn().calls[call_id]
     suspension = call.suspension
     assert suspension is not None, "check_decision has passed"
     kind, digest = suspension.kind, suspension.digest
-    log.add(CallResolved, by, call_id=call_id, kind=kind, decision=decision, digest=digest, judged=judged)
+    if isinstance(decision, Extend):
+        wait.extend_deadline(log, suspension, decision, by, on_behalf_of)
+        return
+    several = isinstance(decision, Approve) and suspension.approvers > 1
+    if several and not wait.add_vote(log, suspension, by, on_behalf_of):
+        return  # more people have to approve it
+    fields = {"decision": decision, "digest": digest, "judged": judged, "on_behalf_of": on_behalf_of}
+    log.add(CallResolved, by, call_id=call_id, kind=kind, **fields)
     if isinstance(decision, Approve):
         record_grant(log, call, decision, by)
 
@@ -134,6 +183,8 @@ def _check_fit(suspension: CallSuspended, decision: Decision, *, planned: bool) 
         case Deny():
             check_plain_no_nul(decision.reason, label)
             _check_size(decision.reason, label)
+        case Extend():
+            pass  # check_extension
         case Failed():
             check_plain([decision.message, decision.details], label)
             _check_size([decision.message, decision.details], label)
@@ -162,6 +213,15 @@ def _check_approval(suspension: CallSuspended, decision: Approve, label: str, *,
             raise Invalid(f'{label}: a duration goes with remember="args" or "tool"')
     if decision.remember not in (None, "args", "tool"):
         raise Invalid(f'{label}: remember is "args" or "tool", not {decision.remember!r}')
+    if decision.scope not in GRANT_SCOPES:
+        raise Invalid(f'{label}: scope is "conversation", "user" or "everyone", not {decision.scope!r}')
+    if decision.scope != "conversation" and decision.remember is None:
+        raise Invalid(f'{label}: a scope goes with remember="args" or "tool"')
+    if suspension.approvers > 1 and (decision.args is not None or decision.remember is not None):
+        raise Invalid(
+            f"{label}: it needs {suspension.approvers} approvers, who approve the call as it is shown, once: it can be "
+            "neither edited nor remembered. Deny it with a reason to have it changed"
+        )
     if decision.args is None:
         _check_digest(suspension, decision.digest, suspension.digest)
         return
@@ -181,6 +241,8 @@ def check_edit(suspension: CallSuspended | Pending, args: Any, label: str) -> No
     """Raise Invalid for edited arguments that the waiting call does not accept."""
     if suspension.recovery:
         raise Invalid(f"{label}: an interrupted call runs again as it was; its arguments cannot be edited")
+    if suspension.continues:
+        raise Invalid(f"{label}: a call continues with the arguments that it began with; they cannot be edited")
     if not isinstance(args, dict):
         raise Invalid(f"{label}: edited arguments must be an object")
     check_plain_no_nul(args, label)

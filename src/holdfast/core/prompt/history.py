@@ -12,6 +12,8 @@ this turn or the previous one, and is plausible.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from copy import copy
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -20,7 +22,7 @@ from msgspec.structs import replace
 from holdfast.core.events import AnyEvent, AssistantSaid, HistorySummarised, TurnEnded, TurnStarted
 from holdfast.core.images import IMAGE_TOKENS
 from holdfast.core.tool import Retention
-from holdfast.core.transcript import AssistantMessage, Message, ToolResult, Transcript, UserMessage
+from holdfast.core.transcript import AssistantMessage, Message, ToolResult, ToolUse, Transcript, UserMessage
 from holdfast.errors import DeclarationError
 
 CHARS_PER_TOKEN = 4
@@ -245,7 +247,7 @@ class History:
         if self.turns:
             turn = self.turns[-1]
             for message in self._transcript.take_messages():
-                entry = HistoryEntry(message, self._kept.get(message.call) if isinstance(message, ToolResult) else None)
+                entry = self._entry(message)
                 turn.entries.append(entry)
                 self.numbered = self.numbered or (entry.retention is not None and entry.retention.kind == "last")
                 turn.least += entry.least
@@ -256,6 +258,18 @@ class History:
                 self.turns[-1].ended = event.seq
         elif isinstance(event, TurnStarted | HistorySummarised):
             self._drop_old_turns()
+
+    def with_aside(self, message: int, stub: Callable[[ToolUse], ToolResult]) -> History:
+        """Return a copy for the request that answers this aside; ``stub`` gives the result of a call that has none."""
+        last = HistoryTurn(self.turns[-1].number, self.turns[-1].previous)
+        added = self._transcript.messages_for_aside(message, stub)
+        last.entries = [*self.turns[-1].entries, *map(self._entry, added)]
+        copied = copy(self)
+        copied.turns = [*self.turns[:-1], last]
+        return copied
+
+    def _entry(self, message: Message) -> HistoryEntry:
+        return HistoryEntry(message, self._kept.get(message.call) if isinstance(message, ToolResult) else None)
 
     def _calibrate(self, event: AssistantSaid) -> None:
         usage = event.attempts[-1].usage if event.attempts else None

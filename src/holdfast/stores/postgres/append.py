@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.errors import Conflict, Fenced, HoldfastError
+from holdfast.errors import Conflict, Fenced, GrantEnded, HoldfastError
 from holdfast.stores.base import GENESIS, Append, artifact_key, hash_chain, next_hash
 from holdfast.stores.checksums import UNKNOWN_COUNT, pending_checksum, row_checksum, snapshot_checksum
 from holdfast.stores.compression import compress_body
@@ -87,6 +87,16 @@ LOCKED = """ locked AS MATERIALIZED (
 ),"""
 AND_LOCKED = "\n      AND c.id = ANY (ARRAY (SELECT id FROM locked))"
 
+ENDED = """ ended AS MATERIALIZED (
+    SELECT x.id FROM {rows} AS x (id, name, grant_id)
+    WHERE NOT EXISTS (SELECT FROM shared_grants g WHERE g.conversation = x.name AND g.grant_id = x.grant_id)
+),"""
+ENDED_TYPES = ("bigint", "text", "text")
+AND_NOT_ENDED = "\n      AND c.id <> ALL (ARRAY (SELECT id FROM ended))"
+RELIED = """
+SELECT x.name, x.grant_id FROM unnest($1::text[], $2::text[]) AS x (name, grant_id)
+WHERE NOT EXISTS (SELECT FROM shared_grants g WHERE g.conversation = x.name AND g.grant_id = x.grant_id)"""
+
 MADE = """
     INSERT INTO conversations (id, name, seq, hash, status, agent, owes, updated, waiting, seal, epoch)
     SELECT x.*, 0 FROM {rows} AS x (id, name, seq, hash, status, agent, owes, updated, waiting, seal)
@@ -146,6 +156,30 @@ _PARTS = {
     SELECT sha256, body FROM {{rows}} AS x (id, sha256, body) WHERE {_DONE} ORDER BY sha256
     ON CONFLICT (sha256) DO NOTHING""",
         ("bigint", "bytea", "bytea"),
+    ),
+    "notices": _Part(
+        f"""
+    INSERT INTO outbox (id, channel, conversation, seq, kind, at, due)
+    SELECT x.name || '/' || x.seq || '/' || c.name, c.name, x.name, x.seq, x.kind, x.at, x.at
+    FROM {{rows}} AS x (id, name, seq, kind, at) JOIN channels c ON cardinality(c.kinds) = 0 OR x.kind = ANY(c.kinds)
+    WHERE {_DONE}
+    ON CONFLICT (id) DO NOTHING""",
+        ("bigint", "text", "int", "text", "float8"),
+    ),
+    "revoked": _Part(
+        f"""
+    DELETE FROM shared_grants g USING {{rows}} AS x (id, name, grant_id)
+    WHERE g.conversation = x.name AND g.grant_id = x.grant_id AND {_DONE}""",
+        ("bigint", "text", "text"),
+    ),
+    "grants": _Part(
+        f"""
+    INSERT INTO shared_grants (conversation, grant_id, tool, user_id, until, body)
+    SELECT name, grant_id, tool, user_id, until, body
+    FROM {{rows}} AS x (id, name, grant_id, tool, user_id, until, body) WHERE {_DONE}
+    ON CONFLICT (conversation, grant_id)
+    DO UPDATE SET tool = excluded.tool, user_id = excluded.user_id, until = excluded.until, body = excluded.body""",
+        ("bigint", "text", "text", "text", "text", "float8", "bytea"),
     ),
 }
 
@@ -264,7 +298,10 @@ class AppendKind:
                 self._heads.remember({job.conversation: Head(row.id, row.seq, row.hash)})
             else:  # it never existed, or was erased
                 self._heads.pop(job.conversation, None)
-            outcomes[job.conversation] = refusal_of(job.payload, row, self._heartbeat.owner) or RETRY_JOB
+            refusal = refusal_of(job.payload, row, self._heartbeat.owner)
+            if refusal is None and job.payload.relies:
+                refusal = await _find_ended_grants(link, job.payload)
+            outcomes[job.conversation] = refusal or RETRY_JOB
             if outcomes[job.conversation] is not RETRY_JOB:
                 refused.append(job)
         await self._recognise_committed(link, refused, outcomes)
@@ -292,6 +329,13 @@ class AppendKind:
                 outcomes[step.conversation] = None
 
 
+async def _find_ended_grants(link: Link, step: Append) -> GrantEnded | None:
+    """Return the refusal of an append that relies on a grant without index entry."""
+    names, grants = zip(*step.relies, strict=True)
+    found = await link.fetch(RELIED, list(names), list(grants))
+    return GrantEnded(step.conversation, [f"{name}/{grant}" for name, grant in found]) if found else None
+
+
 def _lapsed_error(conversation: str, epoch: int) -> Fenced:
     refusal = Fenced(conversation, epoch=epoch, actual=epoch)
     refusal.message = (
@@ -315,6 +359,7 @@ class _Rows:
     def __init__(self) -> None:
         self.moved: list[tuple[Any, ...]] = []
         self.made: list[tuple[Any, ...]] = []
+        self.relied: list[tuple[Any, ...]] = []
         self.parts: dict[str, list[tuple[Any, ...]]] = {name: [] for name in _PARTS}
 
     def add(self, step: Append, head: Head) -> Head:
@@ -344,7 +389,19 @@ class _Rows:
             checksum = snapshot_checksum(hash_, step.snapshot)
             self.parts["snapshots"].append((key, seq, checksum, step.snapshot))
         self.parts["artifacts"] += [(key, artifact_key(sha), body) for sha, body in step.artifacts]
+        self.parts["notices"] += [(key, name, number, kind, step.at) for number, kind in step.notices]
+        if step.grants or step.revoked:
+            self._add_grants(step, key)
+        self.relied += [(key, origin, grant) for origin, grant in step.relies]
         return Head(key, seq, hash_)
+
+    def _add_grants(self, step: Append, key: int) -> None:
+        name = step.conversation
+        grants = {row.grant: row for row in step.grants}
+        self.parts["revoked"] += [(key, name, grant) for grant in dict.fromkeys(step.revoked) if grant not in grants]
+        self.parts["grants"] += [
+            (key, name, row.grant, row.tool, row.user, row.until, row.body) for row in grants.values()
+        ]
 
 
 def _compose_statement(ready: Sequence[tuple[Job, Head]], owner: str) -> tuple[str, list[Any], dict[str, Head]]:
@@ -356,18 +413,19 @@ def _compose_statement(ready: Sequence[tuple[Job, Head]], owner: str) -> tuple[s
     parts = tuple(name for name, part_rows in rows.parts.items() if part_rows)
     for name in parts:
         values += zip(*rows.parts[name], strict=True)
-    return _build_statement(len(rows.moved) > 1, bool(rows.made), parts), values, ends
+    values += zip(*rows.relied, strict=True)
+    return _build_statement(len(rows.moved) > 1, bool(rows.made), parts, bool(rows.relied)), values, ends
 
 
 @cache
-def _build_statement(many: bool, made: bool, parts: tuple[str, ...]) -> str:
+def _build_statement(many: bool, made: bool, parts: tuple[str, ...], relies: bool) -> str:
     """Return the text of an append statement with these parts only: each part costs execution time."""
     numbers = count(2 + MOVED_COLUMNS)
 
     def unnest(types: Sequence[str]) -> str:
         return "unnest(" + ", ".join(f"${next(numbers)}::{type_}[]" for type_ in types) + ")"
 
-    text = APPEND + (LOCKED if many else "") + MOVED.format(and_locked=AND_LOCKED if many else "")
+    text = ""
     done = "SELECT id FROM moved"
     if made:
         text += f", made AS ({MADE.format(rows=unnest(MADE_TYPES))})"
@@ -375,4 +433,7 @@ def _build_statement(many: bool, made: bool, parts: tuple[str, ...]) -> str:
     text += f", done AS ({done})"
     for name in parts:
         text += f", {name}_part AS ({_PARTS[name].sql.format(rows=unnest(_PARTS[name].types))})"
-    return f"{text} SELECT id FROM done"
+    ended = ENDED.format(rows=unnest(ENDED_TYPES)) if relies else ""
+    conditions = (AND_LOCKED if many else "") + (AND_NOT_ENDED if relies else "")
+    moved = (LOCKED if many else "") + MOVED.format(and_locked=conditions)
+    return f"{APPEND}{ended}{moved}{text} SELECT id FROM done"

@@ -140,12 +140,53 @@ ALTER TABLE pending ADD COLUMN seq integer NOT NULL DEFAULT 0;
 ALTER TABLE pending ADD COLUMN seal bytea;
 """
 
+OUTBOX = """
+-- An append writes its outbox rows from this table: it needs no knowledge of the channels of other processes.
+CREATE TABLE channels (
+    name  text COLLATE "C" PRIMARY KEY,
+    kinds text[] NOT NULL
+);
+
+CREATE TABLE outbox (
+    id           text COLLATE "C" PRIMARY KEY,
+    channel      text COLLATE "C" NOT NULL,
+    conversation text COLLATE "C" NOT NULL,
+    seq          integer NOT NULL,
+    kind         text NOT NULL,
+    at           double precision NOT NULL,
+    due          double precision NOT NULL,
+    attempts     integer NOT NULL DEFAULT 0,
+    error        text,
+    failed       boolean NOT NULL DEFAULT false
+);
+CREATE INDEX outbox_due ON outbox (channel, due) WHERE NOT failed;
+
+CREATE TABLE channel_references (
+    channel text COLLATE "C" NOT NULL,
+    key     text COLLATE "C" NOT NULL,
+    value   text NOT NULL,
+    PRIMARY KEY (channel, key)
+);
+
+CREATE TABLE shared_grants (
+    conversation text COLLATE "C" NOT NULL,
+    grant_id     text COLLATE "C" NOT NULL,
+    tool         text NOT NULL,
+    user_id      text,
+    until        double precision,
+    body         bytea NOT NULL,
+    PRIMARY KEY (conversation, grant_id)
+);
+CREATE INDEX shared_grants_tool ON shared_grants (tool, user_id);
+"""
+
 OnProgress = Callable[[str], None]
 """Called with a description of each step or wait before it begins."""
 
 STEPS: tuple[MigrationStep, ...] = (
     MigrationStep("the first tables", FIRST),
     MigrationStep("checksums of snapshots and indexes", CHECKSUMS),
+    MigrationStep("the outbox, and an index of shared grants", OUTBOX),
 )
 
 VERSION = len(STEPS)

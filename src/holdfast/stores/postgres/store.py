@@ -1,10 +1,11 @@
 """The PostgreSQL store: the implementation of ``LogStore``, composed of the package's other modules.
 
-Durable writes go through ``writer`` in groups (``append``, ``leases``), reads through ``reader`` (``queries``).
-``heartbeat`` keeps the owner's lease and the clock and receives commit notifications, ``notify`` carries live events,
-``migrations`` creates the tables. All of it runs on one event loop. A store holds six connections: two for writing, two
-for reading, the heartbeat's, and the one for live events. They need sessions of their own: a pooler must not share them
-between clients after each transaction (PgBouncer: ``pool_mode = session``).
+Durable writes go through ``writer`` in groups (``append``, ``leases``), reads and small writes beside the log through
+``reader`` (``queries``, ``outbox``). ``heartbeat`` keeps the owner's lease and the clock and receives commit
+notifications, ``notify`` carries live events, ``migrations`` creates the tables. All of it runs on one event loop. A
+store holds six connections: two for writing, two for reading, the heartbeat's, and the one for live events. They need
+sessions of their own: a pooler must not share them between clients after each transaction (PgBouncer: ``pool_mode =
+session``).
 """
 
 from __future__ import annotations
@@ -21,18 +22,21 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from holdfast.errors import Invalid, StoreDamaged, StoreError
 from holdfast.stores.base import (
     Append,
+    ChannelRow,
     ClientRow,
     ConversationRow,
+    GrantRow,
     LoadedConversation,
     Location,
     LogStore,
+    OutboxRow,
     OwnerRow,
     PendingRow,
     artifact_key,
     register_store,
     wait_forever,
 )
-from holdfast.stores.postgres import queries
+from holdfast.stores.postgres import outbox, queries
 from holdfast.stores.postgres.append import AppendKind, Head, HeadCache
 from holdfast.stores.postgres.connection import Link
 from holdfast.stores.postgres.heartbeat import LeaseManager
@@ -158,6 +162,11 @@ class PostgresStore:
         """Write outside the log: it may be lost if the server crashes, and repeated if a reply is lost."""
         await self._check_open()
         return await self._reader.run(work, writing=True)
+
+    async def _write_durably(self, work: Callable[[Link], Awaitable[T]]) -> T:
+        """Write outside the log, durably; it may be repeated if a reply is lost."""
+        await self._check_open()
+        return await self._reader.run(partial(outbox.commit_durably, work=work), writing=True)
 
     # --- the log -----------------------------------------------------------------------------------------
 
@@ -294,6 +303,54 @@ class PostgresStore:
         return await self._write_unlogged(
             partial(queries.lease_call, name=conversation, call=call, client=client, now=now, until=until)
         )
+
+    # --- the outbox and shared grants ----------------------------------------------------------------------
+
+    async def put_channel(self, channel: ChannelRow) -> None:
+        await self._write_durably(partial(outbox.put_channel, channel=channel))
+
+    async def channels(self) -> list[ChannelRow]:
+        return await self._read(outbox.channels)
+
+    async def drop_channel(self, name: str) -> None:
+        await self._write_durably(partial(outbox.drop_channel, name=name))
+
+    async def claim_notices(
+        self, channels: Collection[str], now: float, until: float, limit: int = 100
+    ) -> tuple[list[OutboxRow], float | None]:
+        return await self._write_unlogged(
+            partial(outbox.claim_notices, channels=list(channels), now=now, until=until, limit=limit)
+        )
+
+    async def settle_notice(
+        self, id: str, *, due: float | None = None, error: str | None = None, failed: bool = False
+    ) -> None:
+        await self._write_unlogged(partial(outbox.settle_notice, id=id, due=due, error=error, failed=failed))
+
+    async def outbox(
+        self, channel: str | None = None, *, after: OutboxRow | None = None, limit: int = 100
+    ) -> list[OutboxRow]:
+        return await self._read(partial(outbox.outbox, channel=channel, after=after, limit=limit))
+
+    async def retry_notices(self, ids: Collection[str], now: float) -> int:
+        found = await self._write_durably(partial(outbox.retry_notices, ids=ids, now=now))
+        self._heartbeat.notify_commit()
+        return found
+
+    async def drop_notices(self, ids: Collection[str]) -> int:
+        return await self._write_durably(partial(outbox.drop_notices, ids=ids))
+
+    async def put_reference(self, channel: str, key: str, value: str) -> None:
+        await self._write_durably(partial(outbox.put_reference, channel=channel, key=key, value=value))
+
+    async def reference(self, channel: str, key: str) -> str | None:
+        return await self._read(partial(outbox.reference, channel=channel, key=key))
+
+    async def shared_grants(self, tool: str, user: str | None) -> list[GrantRow]:
+        return await self._read(partial(outbox.shared_grants, tool=tool, user=user))
+
+    async def list_shared_grants(self, conversation: str | None = None) -> list[GrantRow]:
+        return await self._read(partial(outbox.list_shared_grants, conversation=conversation))
 
 
 if TYPE_CHECKING:  # checks that every method has the contract's types

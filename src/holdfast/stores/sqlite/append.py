@@ -6,10 +6,10 @@ the group commit has no savepoints and relies on that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from holdfast.errors import Conflict, Fenced, HoldfastError, StoreError
+from holdfast.errors import Conflict, Fenced, GrantEnded, HoldfastError, StoreError
 from holdfast.stores.base import GENESIS, Append, artifact_key, hash_chain, next_hash
 from holdfast.stores.checksums import UNKNOWN_COUNT, pending_checksum, row_checksum, snapshot_checksum
 from holdfast.stores.compression import compress_body
@@ -40,6 +40,17 @@ INSERT_ARTIFACT = "INSERT INTO artifacts (sha256, body) VALUES (?, ?) ON CONFLIC
 UPSERT_SNAPSHOT = """
 INSERT INTO snapshots (conversation, seq, seal, body) VALUES (?, ?, ?, ?)
 ON CONFLICT (conversation) DO UPDATE SET seq = excluded.seq, seal = excluded.seal, body = excluded.body"""
+INSERT_NOTICES = """
+INSERT INTO outbox (id, channel, conversation, seq, kind, at, due)
+SELECT ?1 || '/' || ?2 || '/' || name, name, ?1, ?2, ?3, ?4, ?4 FROM channels
+WHERE kinds = '[]' OR EXISTS (SELECT 1 FROM json_each(kinds) WHERE value = ?3)
+ON CONFLICT (id) DO NOTHING"""
+SELECT_GRANT = "SELECT 1 FROM shared_grants WHERE conversation = ? AND grant_id = ?"
+DELETE_GRANT = "DELETE FROM shared_grants WHERE conversation = ? AND grant_id = ?"
+UPSERT_GRANT = """
+INSERT INTO shared_grants (conversation, grant_id, tool, user_id, until, body) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (conversation, grant_id)
+DO UPDATE SET tool = excluded.tool, user_id = excluded.user_id, until = excluded.until, body = excluded.body"""
 RELEASE_LEASE = "UPDATE conversations SET owner = NULL WHERE id = ? AND owner IS NOT NULL"
 STATEMENT_ORDER = (
     INSERT_ROW,
@@ -51,6 +62,9 @@ STATEMENT_ORDER = (
     UPSERT_PENDING,
     INSERT_ARTIFACT,
     UPSERT_SNAPSHOT,
+    INSERT_NOTICES,
+    DELETE_GRANT,
+    UPSERT_GRANT,
     RELEASE_LEASE,
 )
 
@@ -94,7 +108,7 @@ def _append_distinct(db: Connection, group: Sequence[Append]) -> list[HoldfastEr
     for step in group:
         name, seq = step.conversation, step.expected
         head = heads.get(name, _NO_HEAD)
-        refusal = _refusal_of(step, head)
+        refusal = _refusal_of(step, head) or (_find_ended_grants(db, step, rows) if step.relies else None)
         outcomes.append(refusal)
         if refusal is not None:
             continue
@@ -124,12 +138,32 @@ def _append_distinct(db: Connection, group: Sequence[Append]) -> list[HoldfastEr
             rows[INSERT_ARTIFACT].append((artifact_key(sha256), body))
         if step.snapshot is not None:
             rows[UPSERT_SNAPSHOT].append((key, seq, snapshot_checksum(hash_, step.snapshot), step.snapshot))
+        for number, kind in step.notices:
+            rows[INSERT_NOTICES].append((name, number, kind, step.at))
+        for grant in step.revoked:
+            rows[DELETE_GRANT].append((name, grant))
+        for row in step.grants:
+            rows[UPSERT_GRANT].append((name, row.grant, row.tool, row.user, row.until, row.body))
         if step.release:
             rows[RELEASE_LEASE].append((key,))
     for sql, bindings in rows.items():
         if bindings:
             db.executemany(sql, bindings)
     return outcomes
+
+
+def _find_ended_grants(db: Connection, step: Append, rows: Mapping[str, list[Any]]) -> GrantEnded | None:
+    """Return the refusal of an append that relies on a grant without index entry.
+
+    rows:  the bindings of this group so far: an earlier append of the group may have revoked it
+    """
+    revoked = {*rows[DELETE_GRANT]}
+    ended = [
+        f"{origin}/{grant}"
+        for origin, grant in step.relies
+        if (origin, grant) in revoked or db.execute(SELECT_GRANT, (origin, grant)).get is None
+    ]
+    return GrantEnded(step.conversation, ended) if ended else None
 
 
 def _load_heads(db: Connection, names: Iterable[str]) -> dict[str, _Head]:

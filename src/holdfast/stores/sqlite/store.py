@@ -1,8 +1,8 @@
 """The SQLite store: the implementation of ``LogStore``, composed of the package's other modules.
 
 Writes go through one thread (``writer``: group commit, one fsync for all waiting writes), reads through other threads
-(``reader``). ``append`` and ``queries`` hold the statements, ``file`` opens the file, ``locks`` tells which owners are
-alive.
+(``reader``). ``append``, ``queries`` and ``outbox`` hold the statements, ``file`` opens the file, ``locks`` tells which
+owners are alive.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from holdfast.errors import StoreDamaged, StoreError
 from holdfast.stores.base import (
     Append,
+    ChannelRow,
     ClientRow,
     ConversationRow,
+    GrantRow,
     LoadedConversation,
     Location,
     LogStore,
+    OutboxRow,
     OwnerRow,
     PendingRow,
     artifact_key,
@@ -34,7 +37,7 @@ from holdfast.stores.base import (
     wait_forever,
 )
 from holdfast.stores.signal import Signal
-from holdfast.stores.sqlite import backup, queries
+from holdfast.stores.sqlite import backup, outbox, queries
 from holdfast.stores.sqlite.connection import Connection
 from holdfast.stores.sqlite.file import check_file, open_reader, open_writer, resolve_path
 from holdfast.stores.sqlite.jobs import CommitProbe
@@ -150,6 +153,11 @@ class SQLiteStore:
     async def _write(self, work: Callable[[Connection], T], probe: CommitProbe | None = None) -> T:
         await self._check_open()
         return await self._writer.run(work, probe)
+
+    async def _write_soft(self, work: Callable[[Connection], T], probe: CommitProbe | None = None) -> T:
+        """Write what a power cut may undo: it waits for no fsync."""
+        await self._check_open()
+        return await self._writer.run(work, probe, soft=True)
 
     async def _read(self, work: Callable[[Connection], T]) -> T:
         await self._check_open()
@@ -335,6 +343,66 @@ class SQLiteStore:
         return await self._write(
             partial(queries.lease_call, name=conversation, call=call, client=client, now=now, until=until)
         )
+
+    # --- the outbox and shared grants ----------------------------------------------------------------------
+
+    async def put_channel(self, channel: ChannelRow) -> None:
+        await self._write(partial(outbox.put_channel, channel=channel))
+
+    async def channels(self) -> list[ChannelRow]:
+        return await self._read(outbox.channels)
+
+    async def drop_channel(self, name: str) -> None:
+        await self._write(partial(outbox.drop_channel, name=name))
+
+    async def claim_notices(
+        self, channels: Collection[str], now: float, until: float, limit: int = 100
+    ) -> tuple[list[OutboxRow], float | None]:
+        # Reading costs no write transaction.
+        due, following = await self._read(
+            in_read_transaction(partial(outbox.list_due, channels=channels, now=now, limit=limit))
+        )
+        if not due:
+            return [], following
+        claimed: list[OutboxRow] = []
+
+        def claim_due(db: Connection) -> tuple[list[OutboxRow], float | None]:
+            nonlocal claimed
+            claimed, following = outbox.claim_notices(db, channels, now, until, limit)
+            return claimed, following
+
+        def was_committed(db: Connection) -> bool | None:
+            return all(outbox.holds_claim(db, row) for row in claimed) if claimed else None
+
+        return await self._write_soft(claim_due, was_committed)
+
+    async def settle_notice(
+        self, id: str, *, due: float | None = None, error: str | None = None, failed: bool = False
+    ) -> None:
+        await self._write_soft(partial(outbox.settle_notice, id=id, due=due, error=error, failed=failed))
+
+    async def outbox(
+        self, channel: str | None = None, *, after: OutboxRow | None = None, limit: int = 100
+    ) -> list[OutboxRow]:
+        return await self._read(partial(outbox.outbox, channel=channel, after=after, limit=limit))
+
+    async def retry_notices(self, ids: Collection[str], now: float) -> int:
+        return await self._write(partial(outbox.retry_notices, ids=ids, now=now))
+
+    async def drop_notices(self, ids: Collection[str]) -> int:
+        return await self._write(partial(outbox.drop_notices, ids=ids))
+
+    async def put_reference(self, channel: str, key: str, value: str) -> None:
+        await self._write(partial(outbox.put_reference, channel=channel, key=key, value=value))
+
+    async def reference(self, channel: str, key: str) -> str | None:
+        return await self._read(partial(outbox.reference, channel=channel, key=key))
+
+    async def shared_grants(self, tool: str, user: str | None) -> list[GrantRow]:
+        return await self._read(partial(outbox.shared_grants, tool=tool, user=user))
+
+    async def list_shared_grants(self, conversation: str | None = None) -> list[GrantRow]:
+        return await self._read(partial(outbox.list_shared_grants, conversation=conversation))
 
 
 def _open_connection(path: str, synchronous: str, lock: OwnerLock) -> Connection:

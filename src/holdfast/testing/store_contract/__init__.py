@@ -15,11 +15,21 @@ from __future__ import annotations
 
 from holdfast.testing.store_contract.harness import async_test, claim_lease, existing_row, make_append, make_entry
 from holdfast.testing.store_contract.lifecycle import LifecycleTests
+from holdfast.testing.store_contract.outbox import OutboxTests, make_channel, make_grant
 from holdfast.testing.store_contract.ownership import OwnershipTests
 from holdfast.testing.store_contract.records import RecordTests
 
-__all__ = ["StoreContract", "async_test", "claim_lease", "existing_row", "make_append", "make_entry"]
+__all__ = [
+    "StoreContract",
+    "async_test",
+    "claim_lease",
+    "existing_row",
+    "make_append",
+    "make_channel",
+    "make_entry",
+    "make_grant",
+]
 
 
-class StoreContract(RecordTests, OwnershipTests, LifecycleTests):
+class StoreContract(RecordTests, OwnershipTests, OutboxTests, LifecycleTests):
     """The tests of ``LogStore``. Subclass it in a test module; see the module's docstring."""
