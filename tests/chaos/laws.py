@@ -11,20 +11,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.core import codec
-from holdfast.core.decisions import Answer, Approve, ClientResult, Deny, Detached, Expired, Failed, Submit
+from holdfast.core.decisions import Answer, Approve, ClientResult, Deny, Detached, Expired, Extend, Failed, Submit
 from holdfast.core.events import (
+    AsideAnswered,
     AssistantSaid,
+    CallEscalated,
     CallResolved,
     CallReturned,
     CallStarted,
     CallSuspended,
     CancelRequested,
     ConversationImported,
+    DeadlineExtended,
+    DeputyEnded,
+    DeputyNamed,
     GrantGiven,
     GrantRevoked,
     MessageReceived,
+    ReminderDue,
     TurnEnded,
     TurnStarted,
+    VoteCast,
 )
 from holdfast.core.schema.validation import call_digest
 from holdfast.core.state import State, evolve, pending_entries
@@ -47,6 +54,9 @@ class Effect:
     """The fingerprint of the tool that did it, if known."""
     plan: Any = ...
     """The plan that the handler got, if known."""
+    answers: Any = ...
+    state: Any = ...
+    """The answers and the state that the handler got, if known."""
     zombie: bool = False
     """Whether its process was stopped in the middle of it for longer than its lease: then it cannot be prevented."""
 
@@ -60,6 +70,12 @@ class Truth:
     recovery: str = "redispatch"
     runs: bool = True
     """Whether a handler runs it (otherwise a person or a client gives the result)."""
+    approvers: int = 1
+    """How many different people must approve it."""
+    roles: tuple[str, ...] = ()
+    """The roles of which a person needs one to decide; empty: none is needed."""
+    not_requester: bool = False
+    """Whether the principal of the turn may not decide."""
 
 
 @dataclass
@@ -69,7 +85,9 @@ class Operation:
     verb: str
     """send, resolve or cancel; others are not in the log."""
     by: str
-    """A principal of its own, by which its events are found."""
+    """A principal of its own, by which its events are found; for a person, the value in its principal's claims."""
+    person: str | None = None
+    """The person who made it, if that person makes other requests, too."""
     text: str = ""
     decisions: dict[str, Any] = field(default_factory=dict[str, Any])
     outcome: str = "unknown"
@@ -87,7 +105,9 @@ class Operation:
     """Whether the process could not serve any request: its disk was full, or it was exiting."""
     invoked: float = 0.0
     answered: float = 0.0
-    """When it was sent and answered, by the real clock."""
+    """When it was sent and answered, by the real clock or by that of the test's world."""
+    delegations: int = 0
+    """The length of the log of deputies when it was sent."""
 
 
 def check(events: list[Any], effects: Iterable[Effect], truths: Mapping[str, Truth], *, resting: bool = True) -> State:
@@ -97,10 +117,13 @@ def check(events: list[Any], effects: Iterable[Effect], truths: Mapping[str, Tru
         gapless(events)
         pairs(events)
         turns(events)
+        asides(events)
         resolutions(events)
+        waits(events, truths)
         attempts(events, truths)
         gates(events, truths)
         outcomes(events, truths)
+        continuations(events, mine)
         evidence(events, mine, truths)
         owners(events, mine)
         return folded(events, resting=resting)
@@ -181,7 +204,7 @@ def turns(events: list[Any]) -> None:
     waiting: list[int] = []
     for event in events:
         match event:
-            case MessageReceived():
+            case MessageReceived(aside=False):
                 waiting.append(event.seq)
             case TurnStarted():
                 assert now is None, f"{event.seq}: a turn in a turn"
@@ -209,12 +232,35 @@ def turns(events: list[Any]) -> None:
                 pass
 
 
+def asides(events: list[Any]) -> None:
+    """An aside comes while a call waits, and has one answer, in order, before the next reply and the turn's end."""
+    state = State(conversation="c")
+    waiting: list[int] = []
+    for event in events:
+        match event:
+            case MessageReceived(aside=True):
+                assert pending_entries(state), f"{event.seq}: an aside was taken, and no call waits"
+                waiting.append(event.seq)
+            case AsideAnswered():
+                assert waiting[:1] == [event.message], f"{event.seq}: answers aside {event.message} of {waiting}"
+                waiting.pop(0)
+            case AssistantSaid() | TurnEnded():
+                assert not waiting, f"{event.seq}: {event.type} without an answer to asides {waiting}"
+            case _:
+                pass
+        state = evolve(state, event)
+
+
 def resolutions(events: list[Any]) -> None:
     """A decision is for the open suspension, of the same kind and digest, and in time."""
     asked: dict[str, CallSuspended] = {}
+    extended: dict[str, float] = {}
     for event in events:
         match event:
+            case DeadlineExtended():
+                extended[event.call_id] = event.until
             case CallSuspended():
+                extended[event.call_id] = event.deadline
                 assert event.call_id not in asked, f"{event.seq}: {event.call_id} is suspended already"
                 failed = event.preview_error is not None
                 shown_ = call_digest(event.tool, event.args, event.preview, event.fingerprint, failed=failed)
@@ -227,10 +273,11 @@ def resolutions(events: list[Any]) -> None:
                     f"{event.seq}: decided as {event.kind}, asked as {suspension.kind}"
                 )
                 assert event.digest == suspension.digest, f"{event.seq}: decided on what was not shown"
+                deadline = extended[event.call_id]
                 if isinstance(event.decision, Expired):
-                    assert event.at >= suspension.deadline, f"{event.seq}: expired before its deadline"
+                    assert event.at >= deadline, f"{event.seq}: expired before its deadline"
                 elif not isinstance(event.decision, Detached):
-                    assert event.at < suspension.deadline, f"{event.seq}: decided after its deadline"
+                    assert event.at < deadline, f"{event.seq}: decided after its deadline"
             case CallReturned() | CallStarted():
                 assert isinstance(event, CallReturned) or event.call_id not in asked, (
                     f"{event.seq}: {event.call_id} started while it is suspended"
@@ -240,11 +287,131 @@ def resolutions(events: list[Any]) -> None:
                 pass
 
 
+def waits(events: list[Any], truths: Mapping[str, Truth]) -> None:
+    """Enough different people approve what they were all shown; reminders and escalations come once, and in time."""
+    asked: dict[str, CallSuspended] = {}
+    deadlines: dict[str, float] = {}
+    votes: dict[str, list[VoteCast]] = {}
+    done: dict[str, set[Any]] = {}
+    for event in events:
+        match event:
+            case CallSuspended():
+                asked[event.call_id], deadlines[event.call_id] = event, event.deadline
+                votes[event.call_id], done[event.call_id] = [], set()
+            case VoteCast() | DeadlineExtended() | ReminderDue() | CallEscalated():
+                shown_ = asked.get(event.call_id)
+                open_seq = shown_.seq if shown_ is not None else None
+                assert event.suspension == open_seq, f"{event.seq}: {event.type} of a suspension that is not open"
+                assert event.at < deadlines[event.call_id], f"{event.seq}: {event.type} after the deadline"
+            case CallResolved(decision=Approve()):
+                shown_ = asked.pop(event.call_id)
+                needed = truths.get(shown_.tool, Truth()).approvers
+                people = {*(vote.by.id for vote in votes[event.call_id]), event.by.id}
+                assert len(people) >= needed, f"{event.seq}: approved by {people}, and it needs {needed} people"
+                cast = [(vote.by.id, vote.on_behalf_of) for vote in votes[event.call_id]]
+                last = cast[-1:] in ([], [(event.by.id, event.on_behalf_of)])
+                assert last, f"{event.seq}: approved by {event.by.id} for {event.on_behalf_of}, the votes are {cast}"
+            case CallResolved() | CallReturned():
+                asked.pop(event.call_id, None)
+            case _:
+                pass
+        match event:
+            case VoteCast():
+                for vote in votes[event.call_id]:
+                    twice = _people(vote) & _people(event)
+                    assert not twice, f"{event.seq}: {twice} votes a second time"
+                assert event.digest == asked[event.call_id].digest, f"{event.seq}: a vote for what was not shown"
+                votes[event.call_id].append(event)
+            case DeadlineExtended():
+                limit = asked[event.call_id].extend_until
+                later = event.until > deadlines[event.call_id] and limit is not None and event.until <= limit
+                assert later, f"{event.seq}: extended to {event.until}, which is not later or too late"
+                deadlines[event.call_id] = event.until
+            case ReminderDue():
+                key = (deadlines[event.call_id], event.before)
+                assert key not in done[event.call_id], f"{event.seq}: a reminder a second time"
+                assert event.at >= key[0] - event.before, f"{event.seq}: a reminder before its time"
+                done[event.call_id].add(key)
+            case CallEscalated():
+                assert "escalated" not in done[event.call_id], f"{event.seq}: escalated a second time"
+                due = asked[event.call_id].escalate_at or float("inf")
+                assert event.at >= due, f"{event.seq}: escalated before its time"
+                done[event.call_id].add("escalated")
+            case _:
+                pass
+
+
+def _people(event: Any) -> set[str]:
+    """Return the ids of the people for whom a vote counts."""
+    return {person.id for person in (event.by, event.on_behalf_of) if person is not None}
+
+
+def deputies(
+    events: list[Any],
+    delegations: list[Any],
+    truths: Mapping[str, Truth],
+    people: Mapping[str, tuple[str, ...]],
+    operations: Iterable[Operation],
+) -> None:
+    """A decision is one that its principal may take, or the principal for whom it decides as a deputy.
+
+    The requester is neither of the two, if the tool says so. A deputy was named by the one for whom it decides, and was
+    a deputy when the request was sent or later: its period had not passed, and neither of the two had ended it.
+    """
+    asked: dict[str, CallSuspended] = {}
+    escalated: dict[str, tuple[str, ...]] = {}
+    senders = {event.seq: event.by.id for event in events if isinstance(event, MessageReceived)}
+    requester = ""
+    sent = {operation.by: operation for operation in operations}
+    for event in events:
+        match event:
+            case TurnStarted():
+                requester = senders[event.message]
+            case CallSuspended():
+                asked[event.call_id] = event
+                escalated.pop(event.call_id, None)
+            case CallEscalated():
+                escalated[event.call_id] = event.to
+            case VoteCast() | CallResolved() | DeadlineExtended() if event.by.id in people:
+                truth = truths.get(asked[event.call_id].tool, Truth())
+                acting = event.on_behalf_of or event.by
+                if truth.not_requester:
+                    requested = requester in (event.by.id, acting.id)
+                    assert not requested, f"{event.seq}: {requester} requested it, and decides through {event.by.id}"
+                rights = {acting.id, *people[acting.id]}
+                may = not truth.roles or rights & {*truth.roles, *escalated.get(event.call_id, ())}
+                assert may, f"{event.seq}: {event.by.id} for {acting.id}, who has none of the roles {truth.roles}"
+                if event.on_behalf_of is not None:
+                    _check_delegation(event, delegations, sent.get(event.by.claims["operation"]))
+            case _:
+                pass
+
+
+def _check_delegation(event: Any, delegations: list[Any], operation: Operation | None) -> None:
+    """Check that the deputy was named by the principal and was its deputy when the request was sent, or later."""
+    invoked, length = (event.at, 0) if operation is None else (operation.invoked, operation.delegations)
+    ended = {end.delegation for end in delegations[:length] if isinstance(end, DeputyEnded)}
+    pair = (event.on_behalf_of, event.by.id)
+    found = [
+        named
+        for named in delegations
+        if isinstance(named, DeputyNamed)
+        and (named.by, named.deputy) == pair
+        and named.at <= event.at
+        and named.until > invoked
+        and named.delegation not in ended
+    ]
+    assert found, f"{event.seq}: {event.by.id} decided for {pair[0].id}, and was not its deputy"
+
+
 def attempts(events: list[Any], truths: Mapping[str, Truth]) -> None:
-    """Attempts count from 1; a later one has a newer owner, and the tool's recovery allows it."""
+    """Attempts count from 1. A later one continues the call after an answer, once for each answer; or it has a newer
+    owner, and the tool's recovery allows it."""
     tools = {made.id: made.tool for said in events if isinstance(said, AssistantSaid) for made in said.calls}
     last: dict[str, CallStarted] = {}
     agreed: dict[str, bool] = defaultdict(bool)
+    continuing: set[str] = set()
+    asked: dict[str, CallSuspended] = {}
     newest = 0
     for event in events:
         match event:
@@ -253,15 +420,20 @@ def attempts(events: list[Any], truths: Mapping[str, Truth]) -> None:
                 newest = event.epoch
                 before = last.get(event.call_id)
                 assert event.attempt == (before.attempt + 1 if before else 1), f"{event.seq}: attempt {event.attempt}"
-                if before is not None:
+                if before is not None and event.call_id not in continuing:
                     recovery = truths[tools[event.call_id]].recovery
                     assert event.epoch > before.epoch, f"{event.seq}: its own owner started it again"
                     assert recovery != "fail", f"{event.seq}: {event.call_id} must not run again"
                     assert recovery != "ask" or agreed[event.call_id], f"{event.seq}: nobody said that it may run again"
                 last[event.call_id] = event
                 agreed[event.call_id] = False
+                continuing.discard(event.call_id)
+            case CallSuspended():
+                asked[event.call_id] = event
             case CallResolved() if isinstance(event.decision, Approve):
                 agreed[event.call_id] = True
+            case CallResolved() if isinstance(event.decision, Answer) and asked[event.call_id].continues:
+                continuing.add(event.call_id)
             case _:
                 pass
 
@@ -275,6 +447,8 @@ class Leave:
     edited: bool = False
     definitions: dict[int, str] = field(default_factory=dict[int, str])
     """attempt -> the fingerprint of the tool's definition that was approved for it."""
+    granted: bool = False
+    """It is a grant, which must still hold when the call continues."""
 
 
 def gates(events: list[Any], truths: Mapping[str, Truth]) -> dict[str, Leave]:
@@ -284,6 +458,10 @@ def gates(events: list[Any], truths: Mapping[str, Truth]) -> dict[str, Leave]:
     leave: dict[str, Leave] = {}
     grants: dict[str, GrantGiven] = {}
     approved: dict[str, str] = {}
+    renewed: set[str] = set()
+    """Calls that run under a grant and continue: the grant must still hold."""
+    stopped: set[str] = set()
+    """Calls that may not continue before they are approved again."""
     for event in events:
         match event:
             case GrantGiven():
@@ -292,12 +470,21 @@ def gates(events: list[Any], truths: Mapping[str, Truth]) -> dict[str, Leave]:
                 grants.pop(event.grant)
             case CallSuspended():
                 asked[event.call_id] = event
-                if event.kind == "approval" and not event.recovery:
+                if event.kind == "approval" and event.continues:
+                    stopped.add(event.call_id)
+                elif event.kind == "approval" and not event.recovery:
                     leave.pop(event.call_id, None)  # suspended again: an earlier approval does not count
+            case CallResolved(decision=Answer()) if asked[event.call_id].continues:
+                if event.call_id in leave and leave[event.call_id].granted:
+                    renewed.add(event.call_id)
             case CallResolved(decision=Approve() as yes):
                 suspension = asked[event.call_id]
                 approved[event.call_id] = suspension.fingerprint
-                if suspension.kind == "approval" and not suspension.recovery:
+                stopped.discard(event.call_id)
+                renewed.discard(event.call_id)
+                if event.call_id in leave:
+                    leave[event.call_id].granted = False
+                if suspension.kind == "approval" and not suspension.recovery and not suspension.continues:
                     args = suspension.args if yes.args is None else yes.args
                     leave[event.call_id] = Leave(args, event.digest, yes.args is not None)
             case CallStarted() | CallSuspended():
@@ -307,11 +494,13 @@ def gates(events: list[Any], truths: Mapping[str, Truth]) -> dict[str, Leave]:
         if isinstance(event, CallStarted) or (isinstance(event, CallSuspended) and event.kind == "client_exec"):
             call = made[event.call_id]
             truth = truths.get(call.tool, Truth())
-            if event.call_id not in leave and truth.gated(call.args):
+            assert event.call_id not in stopped, f"{event.seq}: {call.tool} ({call.id}) did not wait for the approval"
+            if (event.call_id not in leave or event.call_id in renewed) and truth.gated(call.args):
                 grant = grants.get(getattr(event, "grant", None) or call.grant or "")
                 covers = grant is not None and _covers(grant, call, event.at)
                 assert covers, f"{event.seq}: {call.tool} ({call.id}) without an approval or a grant"
-                leave[event.call_id] = Leave(call.args)
+                leave.setdefault(event.call_id, Leave(call.args, granted=True))
+                renewed.discard(event.call_id)
                 approved[event.call_id] = grant.fingerprint
             yes = leave.get(event.call_id)
             if isinstance(event, CallStarted) and yes:
@@ -325,7 +514,7 @@ def gates(events: list[Any], truths: Mapping[str, Truth]) -> dict[str, Leave]:
 def _covers(grant: GrantGiven, call: Any, at: float) -> bool:
     in_time = grant.until is None or at < grant.until
     args = {name: call.args[name] for name in grant.compares if name in call.args} if grant.compares else call.args
-    fits = grant.scope == "tool" or grant.args_digest == call_digest(call.tool, args, None)
+    fits = grant.remember == "tool" or grant.args_digest == call_digest(call.tool, args, None)
     return grant.tool == call.tool and in_time and fits
 
 
@@ -335,11 +524,14 @@ def outcomes(events: list[Any], truths: Mapping[str, Truth]) -> None:
     decided: dict[str, Any] = {}
     asked: dict[str, CallSuspended] = {}
     started: set[str] = set()
+    resumes: set[str] = set()
     halting = False
     for event in events:
         match event:
             case TurnStarted():
                 halting = False
+            case CallResolved(decision=Answer()) if asked[event.call_id].continues:
+                resumes.add(event.call_id)
             case CallResolved():
                 decided[event.call_id] = event.decision
                 silence = isinstance(event.decision, Expired) and asked[event.call_id].on_expiry == "halt"
@@ -350,7 +542,10 @@ def outcomes(events: list[Any], truths: Mapping[str, Truth]) -> None:
             case CallStarted():
                 started.add(event.call_id)
                 decided.pop(event.call_id, None)
+                resumes.discard(event.call_id)
             case CallReturned():
+                goes_on = event.call_id in resumes
+                assert not (event.ok and goes_on), f"{event.seq}: a result of a call that was to continue"
                 truth = truths.get(tools[event.call_id], Truth())
                 problem = event.error.kind if event.error else None
                 if problem == "interrupted" and truth.recovery == "redispatch":
@@ -379,8 +574,55 @@ def outcomes(events: list[Any], truths: Mapping[str, Truth]) -> None:
                 pass
 
 
+def continuations(events: list[Any], effects: Iterable[Effect]) -> None:
+    """A run gets all answers to the call's questions so far, and the state that came with the last of them.
+
+    A call that waits to continue is not interrupted, and it has asked at most 20 questions.
+    """
+    given = runs_of(events)
+    asked: Counter[str] = Counter()
+    running: set[str] = set()
+    for event in events:
+        match event:
+            case CallStarted():
+                running.add(event.call_id)
+            case CallSuspended(kind="elicitation"):
+                running.discard(event.call_id)
+                asked[event.call_id] += 1
+                assert asked[event.call_id] <= 20, f"{event.seq}: {event.call_id} asks more than 20 questions"
+            case CallSuspended(recovery=True):
+                assert event.call_id in running, f"{event.seq}: {event.call_id} was not interrupted: it had asked"
+            case _:
+                pass
+    for effect in effects:
+        if effect.answers is not ...:
+            key = (effect.call, effect.attempt)
+            assert key in given, f"an effect without a claim: {effect}"
+            got, due = (tuple(effect.answers), effect.state), given[key]
+            assert got == due, f"it ran with other answers or another state than {due}: {effect}"
+
+
+def runs_of(events: list[Any]) -> dict[tuple[str, int], tuple[tuple[Any, ...], Any]]:
+    """Return the answers and the state that the log has for each run: (call, attempt) -> (answers, state)."""
+    asked: dict[str, CallSuspended] = {}
+    known: dict[str, tuple[tuple[Any, ...], Any]] = defaultdict(lambda: ((), None))
+    found: dict[tuple[str, int], tuple[tuple[Any, ...], Any]] = {}
+    for event in events:
+        match event:
+            case CallSuspended():
+                asked[event.call_id] = event
+            case CallResolved(decision=Answer(value=value)) if asked[event.call_id].continues:
+                known[event.call_id] = ((*known[event.call_id][0], value), asked[event.call_id].state)
+            case CallStarted():
+                found[event.call_id, event.attempt] = known[event.call_id]
+            case _:
+                pass
+    return found
+
+
 def evidence(events: list[Any], effects: list[Effect], truths: Mapping[str, Truth]) -> None:
-    """Every effect has a claim in the log before it; tools with ``recovery="fail"`` have at most one."""
+    """Every effect has a claim in the log before it; tools with ``recovery="fail"`` have at most one before the first
+    answer with which they continue, and at most one after each."""
     made = {call.id: call for said in events if isinstance(said, AssistantSaid) for call in said.calls}
     started = {(e.call_id, e.attempt): e for e in events if isinstance(e, CallStarted)}
     leave = gates(events, truths)
@@ -412,7 +654,8 @@ def evidence(events: list[Any], effects: list[Effect], truths: Mapping[str, Trut
             assert looked_up or proof, f"{event.seq}: a result, and nobody did anything"
     twice = [key for key, n in Counter((e.call, e.attempt) for e in effects).items() if n > 1]
     assert not twice, f"one attempt, two effects: {twice}"
-    runs = Counter(e.call for e in effects if truths[e.tool].recovery == "fail")
+    given = runs_of(events)
+    runs = Counter((e.call, len(given[e.call, e.attempt][0])) for e in effects if truths[e.tool].recovery == "fail")
     assert all(n == 1 for n in runs.values()), f"ran more often than once: {runs}"
 
 
@@ -432,7 +675,7 @@ def owners(events: list[Any], effects: list[Effect]) -> None:
 def acknowledged(events: list[Any], operations: Iterable[Operation]) -> None:
     """An acknowledged request is in the log once, at the sequence number of its answer; a refused one is not."""
     received = _by(events, MessageReceived)
-    resolved = _by(events, CallResolved)
+    resolved = _by(events, CallResolved, DeadlineExtended, VoteCast)
     requested = _by(events, CancelRequested)
     for op in operations:
         match op.verb:
@@ -440,23 +683,40 @@ def acknowledged(events: list[Any], operations: Iterable[Operation]) -> None:
                 found, whole = received[op.by], 1
                 assert all(event.text == op.text for event in found), f"{op}: other words: {found}"
             case "resolve":
-                found, whole = resolved[op.by], len(op.decisions)
-                assert all(event.decision == op.decisions[event.call_id] for event in found), f"{op}: {found}"
+                last = {event.call_id: event for event in resolved[op.by]}  # a last vote is followed by the decision
+                found, whole = sorted(last.values(), key=lambda event: event.seq), len(op.decisions)
+                for event in found:
+                    given = op.decisions[event.call_id]
+                    match event:
+                        case CallResolved():
+                            assert event.decision == given, f"{op}: {found}"
+                        case _:
+                            kind = Approve if isinstance(event, VoteCast) else Extend
+                            assert isinstance(given, kind), f"{op}: {found}"
             case "cancel":
                 found, whole = requested[op.by], 1 if op.seq != 0 else 0
             case _:
                 continue
+        if op.person is not None and op.outcome == "ok" and not found and op.seq:
+            found = _earlier_vote(events, op)
         legal = {"ok": (whole,), "refused": (0,), "unknown": (0, whole)}[op.outcome]
         assert len(found) in legal, f"{op} stands in the log {len(found)} times"
         if op.outcome == "ok" and op.seq:
             assert found[-1].seq == op.seq, f"{op} stands at {found[-1].seq}"
 
 
-def _by(events: list[Any], kind: type) -> dict[str, list[Any]]:
+def _earlier_vote(events: list[Any], op: Operation) -> list[Any]:
+    """Return the vote that a second approval of the same person repeats: it adds no event."""
+    vote = events[(op.seq or 0) - 1]
+    repeats = isinstance(vote, VoteCast) and vote.by.id == op.person and vote.call_id in op.decisions
+    return [vote] if repeats and all(isinstance(one, Approve) for one in op.decisions.values()) else []
+
+
+def _by(events: list[Any], *kinds: type) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = defaultdict(list)
     for event in events:
-        if isinstance(event, kind):
-            found[event.by.id].append(event)
+        if isinstance(event, kinds):
+            found[event.by.claims.get("operation", event.by.id)].append(event)
     return found
 
 

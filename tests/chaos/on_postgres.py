@@ -5,19 +5,24 @@ after it is sent, and after the reply.
 """
 
 import asyncio
+import itertools
 import json
 import logging
 import os
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
 
 import msgspec
 import shop
+from deliveries import CHANNEL, Bell
 from evidence import Intent
 from faults import Clock
 
 from holdfast import Runtime
-from holdfast.errors import StoreError
+from holdfast.core.decide import wait
+from holdfast.core.events import VoteCast
+from holdfast.errors import Stale, StoreError
 from holdfast.runtime import conversation
 from holdfast.runtime.conversation import Conversation
 from holdfast.runtime.tasks import Tasks
@@ -96,7 +101,8 @@ async def run_worker(order):
         time.time = clock = Clock(order["worker"], order["clocks"])
         jumping = asyncio.create_task(clock.jumps(order["jumps_seed"]))
     while True:
-        rt = Runtime(shop.agent(), store=RecordingStore(order["store"], order["worker"], order["intents"]))
+        store = RecordingStore(order["store"], order["worker"], order["intents"])
+        rt = Runtime(shop.agent(), store=store, channels=[Bell(order["bell"], order["worker"])])
         up = asyncio.get_running_loop().create_future()
         listening = process.open_socket("127.0.0.1", 0)
         port = listening.getsockname()[1]
@@ -237,6 +243,71 @@ def repeat_event(_):
     api_types.log_frame = lambda body: (log_frame(body)[0], log_frame(body)[1] * 2)
 
 
+def settle_before_sending(_):
+    """Delete a row of the outbox before its notice is sent: a failed attempt is not repeated."""
+    settle = PostgresStore.settle_notice
+
+    async def ignore(self, id, **outcome):
+        pass
+
+    async def settle_first(self, *args, **options):
+        rows, due = await claim(self, *args, **options)
+        for row in rows:
+            await settle(self, row.id)
+        return rows, due
+
+    claim = PostgresStore.claim_notices
+    PostgresStore.claim_notices, PostgresStore.settle_notice = settle_first, ignore
+
+
+def rename_notices(_):
+    """Give a notice another id at each attempt."""
+    send, count = Bell.send, itertools.count(1)
+
+    async def send_renamed(self, notice):
+        await send(self, msgspec.structs.replace(notice, id=f"{notice.id}.{next(count)}"))
+
+    Bell.send = send_renamed
+
+
+def announce_early(order):
+    """Send notices before the append that they are about."""
+    append = RecordingStore.append
+    bell = Bell(order["bell"], order["worker"])
+
+    async def announce(self, step):
+        for seq, kind in step.notices:
+            early = SimpleNamespace(
+                id=f"{step.conversation}/{seq}/{CHANNEL}", kind=kind, conversation=step.conversation, seq=seq
+            )
+            with suppress(ConnectionError):
+                await bell.send(early)
+        await append(self, step)
+
+    RecordingStore.append = announce
+
+
+def count_votes_twice(_):
+    """Count every approval, also the second one of a person."""
+
+    def add_vote(log, suspension, by, on_behalf_of):
+        missing = suspension.approvers - len(log.require_turn().calls[suspension.call_id].wait.votes) - 1
+        fields = {"suspension": suspension.seq, "digest": suspension.digest, "missing": missing}
+        log.add(VoteCast, by, call_id=suspension.call_id, on_behalf_of=on_behalf_of, **fields)
+        return missing == 0
+
+    wait.add_vote = add_vote
+
+
+def forget_reminders(_):
+    """Neither remind nor escalate."""
+
+    def do_nothing(log, suspension):
+        raise Stale("no reminder or escalation is due", reason="phase")
+
+    wait.apply_timer = do_nothing
+
+
 CONTROLS = {
     "fence": remove_fences,
     "ack": acknowledge_early,
@@ -246,4 +317,9 @@ CONTROLS = {
     "void": accept_stale_work,
     "early": advance_clock,
     "stutter": repeat_event,
+    "lost": settle_before_sending,
+    "renamed": rename_notices,
+    "eager": announce_early,
+    "votes": count_votes_twice,
+    "silent": forget_reminders,
 }

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import apsw
 import shop
+from deliveries import Bell
 from faults import Clock, Disk
 
 from holdfast import Runtime
@@ -40,7 +41,8 @@ async def run_worker(order):
         await rt.backup(request["path"])
 
     store = SQLiteStore(order["store"])
-    async with Runtime(shop.agent(), store=store, only=order["only"], clock=clock) as rt:
+    bell = Bell(order["bell"], order["worker"])
+    async with Runtime(shop.agent(), store=store, only=order["only"], clock=clock, channels=[bell]) as rt:
         yield rt, {}, {"room": set_free_bytes, "backup": back_up}
     if jumping:
         jumping.cancel()

@@ -27,7 +27,15 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent / "src")]
 
 import laws  # noqa: E402
 import msgspec  # noqa: E402
-from evidence import Clock, Intent, check_event_times, check_expiry_times, check_intents, check_stream  # noqa: E402
+from evidence import (  # noqa: E402
+    Clock,
+    Intent,
+    check_event_times,
+    check_expiry_times,
+    check_intents,
+    check_stream,
+    check_timer_times,
+)
 from on_postgres import POINTS, Complaints, RecordingStore  # noqa: E402
 from support import pg  # noqa: E402
 from support.pgproxy import Proxy  # noqa: E402
@@ -79,6 +87,11 @@ CONTROLS = {
     "void": ["silence", "silence", "lose"],
     "early": ["kill"],
     "stutter": ["kill"],
+    "lost": ["kill"],
+    "renamed": ["kill"],
+    "eager": ["kill"],
+    "votes": ["kill"],
+    "silent": ["kill"],
 }
 """The deliberate defects (see ``on_postgres``), each with the faults that reveal it."""
 DESK = 0
@@ -406,6 +419,7 @@ class PostgresTrial(Trial):
             yield lambda: check_intents(events, bodies, intents[name])
             yield lambda: check_event_times(events, [clock], self.first_seen(name))
             yield lambda: check_expiry_times(events, self.outages, answers)
+            yield lambda: check_timer_times(events, self.outages, answers)
             yield lambda: check_stream(bodies, self.viewers[name].got)
 
         store = RecordingStore(self.url, DESK, self.intents)

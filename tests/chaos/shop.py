@@ -12,7 +12,7 @@ import time
 
 from laws import Truth
 
-from holdfast import Agent, Ask, Call, Default, tool
+from holdfast import Agent, Ask, Call, Default, Principal, tool
 from holdfast.models.base import FinishPart, TextPart, ToolCallPart
 
 
@@ -36,7 +36,8 @@ async def act(name, n, call):
     Process.crash("tool:before_effect")
     row = {"conversation": call.conversation, "call": call.id, "attempt": call.attempt, "tool": name, "args": {"n": n}}
     when = time.clock_gettime(time.CLOCK_REALTIME)  # the real time, also if this process has another clock
-    line = json.dumps(row | {"key": call.key, "worker": Process.worker, "when": when})
+    got = {"answers": call.answers, "state": call.state}
+    line = json.dumps(row | got | {"key": call.key, "worker": Process.worker, "when": when})
     os.write(Process.ledger, f"\n{line}\n".encode())  # a kill can tear a write; the next line still starts a line
     Process.crash("tool:after_effect")
     await asyncio.sleep((n % 3) / 1000)
@@ -66,6 +67,18 @@ async def asks(n: int, call: Call) -> object:
     return Ask("What now?", answer=int, expires=60)
 
 
+def continuing(name, **options):
+    """Return a tool that asks once or twice, and continues with each answer."""
+
+    async def handler(n: int, call: Call) -> object:
+        did = await act(name, n, call)
+        if len(call.answers) <= n % 2:
+            return Ask("And now?", answer=int, expires=60, resume={"asked": len(call.answers) + 1, "n": n})
+        return did
+
+    return tool(name=name, description=f"Tool {name}.", **options)(handler)
+
+
 def human(n: int) -> int: ...
 
 
@@ -90,6 +103,19 @@ TOOLS = [
     server("policy_once", approval=odd, recovery="fail", expires=60),
     tool(name="human", description="Asks.", executor="human", prompt="?", expires=0.4, on_expiry=Default(0))(human),
     tool(name="asks", description="Asks.", recovery="redispatch")(asks),
+    continuing("continues", recovery="redispatch"),
+    continuing("gated_continues_once", approval="required", recovery="fail", expires=60),
+    server("paired", approval="required", approvers=2, recovery="redispatch", expires=60),
+    server(
+        "reminded",
+        approval="required",
+        recovery="fail",
+        expires=2.0,
+        remind=[1.8],
+        extend_limit=20,
+        escalate_to=("boss",),
+        escalate_after=0.3,
+    ),
 ]
 
 
@@ -113,7 +139,13 @@ TRUTHS = {
     "policy_once": Truth(when_odd, recovery="fail"),
     "human": Truth(runs=False),
     "asks": Truth(),
+    "continues": Truth(),
+    "gated_continues_once": Truth(always, recovery="fail"),
+    "paired": Truth(always, approvers=2),
+    "reminded": Truth(always, recovery="fail"),
 }
+PEOPLE = ("ada", "bob", "cleo")
+"""The people who vote more than once. Every other request has a principal of its own."""
 
 CRASH_POINTS = (
     "append:before_begin",
@@ -139,10 +171,15 @@ class Shopkeeper:
         Process.crash("model:mid_stream")
         yield TextPart("see")
         if request.step <= rng.choice([1, 2, 2]):
-            names = [*TRUTHS, "slow", "slow", "nope"]
+            names = [*TRUTHS, "slow", "slow", "paired", "paired", "nope"]
             for index in range(rng.randint(1, 3)):
                 yield ToolCallPart(index, None, rng.choice(names), {"n": rng.randint(0, 9)})
         yield FinishPart()
+
+
+def principal(by, person=None):
+    """Return the principal of a request: its own, or a person whose claims name the request."""
+    return by if person is None else Principal(person, claims={"operation": by})
 
 
 def agent():

@@ -4,10 +4,12 @@ import asyncio
 import os
 from collections import Counter
 
+import deliveries
 import driver
 import laws
 import pytest
 import shop
+from trial import COUNTED, TWICE
 
 from holdfast.core.decisions import SYSTEM
 from holdfast.core.events import CallStarted
@@ -36,7 +38,9 @@ def test_kills_full_disks_clock_jumps_divided_work_backups_and_fifty_deciders_br
         # The run was hard enough: every fault occurred, requests stayed without an answer, calls were interrupted.
         wanted = dict.fromkeys((*shop.CRASH_POINTS, *driver.FAULTS), 1)
         wanted |= {f"{verb} {word}": 20 for verb in ("send", "resolve") for word in ("ok", "unknown")}
-        wanted |= dict.fromkeys(("recovered", "interrupted", "expired", "decider failed"), 10)
+        wanted |= dict.fromkeys(("recovered", "continued", "interrupted", "expired", "decider failed"), 10)
+        wanted |= dict.fromkeys((*COUNTED.values(), "vote ok", "extend ok"), 3)
+        wanted |= dict.fromkeys((TWICE, *(f"a notice: {fault}" for fault in deliveries.FAULTS)), 3)
         if Counter(wanted) <= met:
             return
     raise AssertionError(Counter(wanted) - met)

@@ -1,17 +1,41 @@
 """Real processes on a real PostgreSQL, with faults of both and between them; and negative controls of the checker."""
 
 import asyncio
+import dataclasses
 import os
 from collections import Counter
 
+import deliveries
 import laws
 import pytest
 import shop
-from evidence import LATEST, Intent, check_expiry_times, check_intents, check_stream
+from deliveries import Delivery
+from evidence import (
+    LATEST,
+    Intent,
+    check_deliveries,
+    check_expiry_times,
+    check_intents,
+    check_stream,
+    check_timer_times,
+)
+from msgspec.structs import replace
 from postgres import FAULTS, LATE, LOST_APPEND, LOST_LEASE, run_round
+from trial import COUNTED, TWICE
 
 from holdfast.core.decisions import SYSTEM, Expired
-from holdfast.core.events import AssistantSaid, CallMade, CallResolved, CallStarted, CallSuspended, MessageReceived
+from holdfast.core.events import (
+    AssistantSaid,
+    CallEscalated,
+    CallMade,
+    CallResolved,
+    CallStarted,
+    CallSuspended,
+    DeadlineExtended,
+    MessageReceived,
+    ReminderDue,
+    TurnStarted,
+)
 
 SECONDS = float(os.environ.get("HOLDFAST_STORM", "40"))
 
@@ -37,6 +61,8 @@ def test_kills_stopped_workers_lost_replies_silence_and_restarts_of_postgresql_b
         met["kinds of kills"] += len(done.faults)
         # The run was hard enough: every fault occurred, requests stayed without an answer, calls were interrupted.
         wanted = dict.fromkeys((*FAULTS, "recovered", "interrupted", "expired", "waiting"), 1)
+        wanted |= dict.fromkeys((*COUNTED.values(), "continued", "vote ok", "extend ok"), 5)
+        wanted |= dict.fromkeys((TWICE, *(f"a notice: {fault}" for fault in deliveries.FAULTS)), 3)
         wanted |= {f"{verb} {word}": 10 for verb in ("send", "resolve") for word in ("ok", "unknown")}
         wanted |= {"kinds of kills": 4}
         if Counter(wanted) <= met:
@@ -51,6 +77,8 @@ def test_kills_stopped_workers_lost_replies_silence_and_restarts_of_postgresql_b
         pytest.param("ack", 3, "stands in the log 0 times", id="an append is acknowledged before its commit"),
         pytest.param("twice", 3, "stands in the log 2 times", id="a message is sent twice"),
         pytest.param("blind", 4, "stands in the log 2 times", id="an append is retried without reading back"),
+        pytest.param("lost", 3, "no longer in the outbox", id="a notice is deleted before it is sent"),
+        pytest.param("votes", 4, "votes a second time", id="one person's two approvals count twice"),
     ],
 )
 def test_the_checker_reports_a_deliberate_defect(tmp_path, control, seconds, message):
@@ -73,6 +101,52 @@ def test_the_checker_reports_an_attempt_that_ran_twice():
     laws.evidence([said, started], [did], shop.TRUTHS)
     with pytest.raises(AssertionError, match="one attempt, two effects"):
         laws.evidence([said, started], [did, did], shop.TRUTHS)
+
+
+def make_log():
+    """Return the log of a call that waits, and the notice of its suspension."""
+    asked = make_expiry(100.0)[0]
+    made = CallMade(id="a", provider_id="a", tool="human", args={}, expires=1.0)
+    fields = {"at": 0.0, "by": SYSTEM, "v": 1, "turn": 1}
+    events = [
+        MessageReceived(seq=1, at=0.0, by=SYSTEM, v=1, text="", agent="shop"),
+        TurnStarted(seq=2, agent="shop", message=1, steps=5, **fields),
+        AssistantSaid(seq=3, step=1, id="m1.1", text="", calls=(made,), **fields),
+        replace(asked, seq=4),
+    ]
+    return events, Delivery("c/4/bell", "suspended", "c", 4, 1, accepted=True)
+
+
+def test_the_checker_reports_notices_that_were_lost_renamed_or_have_no_event():
+    """At least once, under one id, and none for an append that did not happen [B116]."""
+    events, sent = make_log()
+    failed = dataclasses.replace(sent, accepted=False)
+    check_deliveries(events, "c", [failed, sent], [failed, sent], [])
+    check_deliveries(events, "c", [failed], [failed], ["c/4/bell"])
+    with pytest.raises(AssertionError, match="no longer in the outbox"):
+        check_deliveries(events, "c", [failed], [failed], [])
+    renamed = dataclasses.replace(sent, id="c/4/bell.2")
+    with pytest.raises(AssertionError, match="under another id"):
+        check_deliveries(events, "c", [sent, renamed], [sent, renamed], [])
+    for wrong in ({"seq": 5}, {"kind": "resolved"}):
+        with pytest.raises(AssertionError, match="not in the log"):
+            check_deliveries(events, "c", [dataclasses.replace(sent, **wrong)], [sent], [])
+
+
+def test_the_checker_reports_a_reminder_or_an_escalation_that_is_late_or_missing():
+    """Also after an extension, which sets the reminders anew [B124]."""
+    asked, expired = make_expiry(100.0)
+    stamp = {"by": SYSTEM, "v": 1, "call_id": "a", "suspension": 1}
+    later = DeadlineExtended(seq=2, at=91.0, until=110.0, **stamp)
+    waits = replace(asked, remind=(8.0,), escalate_at=92.0)
+    reminded = ReminderDue(seq=3, at=102.0, before=8.0, **stamp)
+    escalated = CallEscalated(seq=3, at=92.0, to=(), **stamp)
+    check_timer_times([waits, later, escalated, reminded, replace(expired, at=110.0)], [])
+    check_timer_times([waits, replace(expired, at=92.0 + LATEST)], [])  # decided soon after they were due
+    check_timer_times([waits, later, escalated, replace(expired, at=110.0)], [(102.0, 110.0)])
+    for lacking in ([waits, later, escalated], [waits, later, reminded], [waits, escalated]):
+        with pytest.raises(AssertionError, match="was not reminded about or escalated"):
+            check_timer_times([*lacking, replace(expired, at=110.0)], [])
 
 
 def make_expiry(at):

@@ -8,7 +8,7 @@ import power
 import pytest
 
 from holdfast.errors import StoreError
-from holdfast.testing.store_contract import make_append
+from holdfast.testing.store_contract import make_append, make_channel
 
 CUTS = int(os.environ.get("HOLDFAST_CUTS", "60"))
 
@@ -107,6 +107,52 @@ def test_a_database_with_a_torn_first_page_opens_if_the_write_ahead_log_has_that
         assert later
         rng = random.Random(2)
         await check_survival(tmp_path, trace, [created, *later], rng, torn=rng.randbytes(power.SECTOR))
+
+    asyncio.run(main())
+
+
+async def write_notices(directory):
+    """Append events with notices and deliver every third notice; return the trace."""
+    with power.trace_disk(()) as disk:
+        store = await open_store(disk, directory / power.STORE)
+        await store.put_channel(make_channel("mail"))
+        disk.note("channel")
+        for n in range(30):
+            await store.append(make_append("c", n, b"event %d" % n * 100, notices=[(n + 1, "suspended")]))
+            if n % 3 == 0:
+                await store.claim_notices(["mail"], 10.0, 40.0)
+                disk.note("delivered", n + 1)
+                await store.settle_notice(f"c/{n + 1}/mail")
+        await store.close()
+    return disk.trace
+
+
+def test_after_a_power_cut_every_event_has_its_undelivered_notice_and_no_other_exists(tmp_path):
+    """Claims and settlements may be undone, which costs a second delivery under the same id [B116]."""
+
+    async def main():
+        rng = random.Random(5)
+        trace = await write_notices(tmp_path)
+        registered = trace.index(("note", "channel")) + 1
+        moments = sorted([*[registered] * 10, *rng.sample(range(registered, len(trace) + 1), 40)])
+        facts, most = power.Facts(), 0
+        for number, (moment, files) in enumerate(power.images({}, facts, trace, moments, rng)):
+            place = tmp_path / f"cut-{number}"
+            place.mkdir()
+            for name, data in files.items():
+                (place / name).write_bytes(data)
+            bodies, wrong = await power.read_store(place / power.STORE, facts)
+            assert wrong == []
+            store = power.SQLiteStore(place / power.STORE, synchronous="OFF")
+            await store.open()
+            assert await store.channels() == [make_channel("mail")]
+            found = {row.seq for row in await store.outbox()}
+            await store.close()
+            delivered = {entry[2] for entry in trace[:moment] if entry[:2] == ("note", "delivered")}
+            events = {seq for _, seq in bodies}
+            assert events - delivered <= found <= events
+            most = max(most, len(found))
+        assert most > 15
 
     asyncio.run(main())
 

@@ -18,22 +18,33 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import laws
 import msgspec
 import shop
-from evidence import Crowd, check_contest, check_unchanged
+from deliveries import CHANNEL, Receiver
+from evidence import Crowd, check_contest, check_deliveries, check_unchanged
 from peers import Worker, refusal
 
-from holdfast import Answer, Approve, Deny, Submit
+from holdfast import Answer, Approve, Deny, Extend, Submit
 from holdfast.core import codec
 from holdfast.core.decisions import Expired, Pending
-from holdfast.core.events import CallResolved, CallReturned, CallStarted
+from holdfast.core.events import (
+    AsideAnswered,
+    CallEscalated,
+    CallResolved,
+    CallReturned,
+    DeadlineExtended,
+    ReminderDue,
+    VoteCast,
+)
+from holdfast.core.notice import NOTICE_KINDS
 from holdfast.core.state import State, evolve, pending_entries
 from holdfast.errors import HoldfastError
-from holdfast.stores.base import GENESIS, hash_chain
+from holdfast.stores.base import GENESIS, ChannelRow, hash_chain
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parent.parent / "src"
@@ -41,6 +52,15 @@ SOURCE = HERE.parent.parent / "src"
 DECIDERS = 50
 """The number of clients that sometimes decide one call at once."""
 CROWD = f"{DECIDERS} deciders of one call"
+TWICE = "one person who votes twice"
+COUNTED = {
+    AsideAnswered: "asides",
+    VoteCast: "votes",
+    DeadlineExtended: "extensions",
+    ReminderDue: "reminders",
+    CallEscalated: "escalations",
+}
+"""The events that a run should have, and the words under which they are counted."""
 
 
 def read_ledger(path):
@@ -79,7 +99,7 @@ class Trial:
     def order(self):
         """Return the settings of every worker, without its number and its fault."""
         places = {"ledger": str(self.ledger), "complaints": str(self.complaints)}
-        return {**places, "seed": self.seed, "control": self.control, "crash": None}
+        return {**places, "seed": self.seed, "control": self.control, "crash": None, "bell": self.receiver.port}
 
     async def open_desk(self):
         """Return the driver's own runtime, without agents: a guest on the same store."""
@@ -103,7 +123,10 @@ class Trial:
                 text=True,
                 env={**os.environ, "PYTHONPATH": f"{SOURCE}{os.pathsep}{HERE}"},
             )
+        self.receiver = Receiver(random.Random(f"{self.seed}/receiver"), self.other_faults)
+        await self.receiver.start()
         self.desk = await self.open_desk()
+        await self.desk.store.put_channel(ChannelRow(name=CHANNEL, kinds=NOTICE_KINDS))
         return self
 
     async def __aexit__(self, *_):
@@ -113,6 +136,7 @@ class Trial:
         for worker in workers:
             await worker.wait_until_dead()
         await self.desk.close()
+        await self.receiver.close()
         self.server.close()
         await self.server.wait_closed()
         self.forks.stdin.close()
@@ -173,7 +197,7 @@ class Trial:
         """Send a request to a worker (None: the driver's own runtime); record it first, and then its answer."""
         self.count += 1
         number = self.count
-        op = laws.Operation(verb, f"op{number}", text=request.get("text", ""))
+        op = laws.Operation(verb, f"op{number}", text=request.get("text", ""), person=request.get("person"))
         op.decisions = request.pop("decisions", {})
         self.operations[name].append(op)
         op.invoked = time.time()
@@ -224,7 +248,8 @@ class Trial:
                     turn = await self.desk.send(name, op.text, by=op.by, agent="shop", when_busy=when_busy)
                     return {"outcome": "ok", "seq": turn.seq}
                 case "resolve":
-                    return {"outcome": "ok", "seq": (await self.desk.resolve_many(name, op.decisions, by=op.by)).seq}
+                    by = shop.principal(op.by, op.person)
+                    return {"outcome": "ok", "seq": (await self.desk.resolve_many(name, op.decisions, by=by)).seq}
                 case _:
                     return {"outcome": "ok", "seq": None if await self.desk.cancel(name, by=op.by) else 0}
         except HoldfastError as failure:
@@ -244,8 +269,17 @@ class Trial:
         entries = await self.desk.pending(name) if self.was_created(name) else []
         roll = rng.random()
         first = not self.other_faults[CROWD] and self.connected_workers()
-        if entries and (first or roll < (0.3 if self.control == "winners" else 0.02)):
-            await self.crowd(name, rng.choice(entries), rng)
+        single = [entry for entry in entries if entry.approvers == 1]
+        shared = [entry for entry in entries if entry.approvers > 1]
+        if single and (first or roll < (0.3 if self.control == "winners" else 0.02)):
+            await self.crowd(name, rng.choice(single), rng)
+        elif shared and roll < 0.5:
+            await self.vote(name, rng.choice(shared), rng)
+        elif entries and roll < 0.6:
+            entry = rng.choice(entries)
+            if entry.extend_until is not None:
+                later = {entry.call: Extend(f"{entry.deadline - entry.since + rng.choice([0, 1, 40])}s")}
+                await self.operate(name, "resolve", self.choose_worker(rng), counted="extend", decisions=later)
         elif entries and roll < 0.75:
             some = rng.sample(entries, rng.randint(1, len(entries)))
             decisions = {entry.call: choose_decision(entry, rng) for entry in some}
@@ -257,9 +291,29 @@ class Trial:
         elif roll > 0.93 and self.was_created(name):
             await self.operate(name, "cancel", self.choose_worker(rng))
         else:
-            when_busy = rng.choice(["refuse", "refuse", "queue", "interrupt"])
+            when_busy = rng.choice(["refuse", "refuse", "queue", "interrupt", "aside", "aside"])
             text = f"message {rng.getrandbits(256):x}"
             await self.operate(name, "send", self.choose_worker(rng), text=text, when_busy=when_busy)
+
+    async def vote(self, name, entry, rng):
+        """Approve a call that needs two approvals twice at once: as two people, or as one person."""
+        people = rng.sample(shop.PEOPLE, 2)
+        if rng.random() < 0.5:
+            people = people[:1] * 2
+            self.other_faults[TWICE] += 1
+        await asyncio.gather(
+            *(
+                self.operate(
+                    name,
+                    "resolve",
+                    self.choose_worker(rng),
+                    counted="vote",
+                    decisions={entry.call: Approve(digest=entry.digest)},
+                    person=person,
+                )
+                for person in people
+            )
+        )
 
     def was_created(self, name):
         return any(op.verb == "send" and op.outcome == "ok" for op in self.operations[name])
@@ -276,14 +330,26 @@ class Trial:
         """Decide pending calls until every conversation is at rest."""
         rng = random.Random(f"{self.seed}/rest")
         until = time.monotonic() + self.rest_seconds
+        self.receiver.healthy = True
         while time.monotonic() < until:
             rows = [row for row in await self.desk.store.rows(limit=1000) if row.conversation in self.operations]
             busy = [row for row in rows if row.status != "idle" or row.owes]
             if not busy:
+                await self.empty_outbox(until)
                 return
             await asyncio.gather(*(self._decide(row.conversation, rng) for row in busy))
             await asyncio.sleep(0.05)
         self.violations.append(f"never comes to rest: {[(row.conversation, row.status) for row in busy]}")
+
+    async def empty_outbox(self, until):
+        """Wait until every notice is delivered. One that a clock ahead of the others made due much later is retried."""
+        store = self.desk.store
+        while rows := await store.outbox(CHANNEL):
+            if time.monotonic() > until:
+                self.violations.append(f"notices are never delivered: {rows[:3]}")
+                return
+            await store.retry_notices([row.id for row in rows if row.due > time.time() + 10.0], time.time())
+            await asyncio.sleep(0.05)
 
     async def _decide(self, name, rng):
         for entry in await self.desk.pending(name):
@@ -302,10 +368,13 @@ class Trial:
         self.effects = len(rows)
         for name in self.names:
             mine = [self.effect(row) for row in rows if row["conversation"] == name]
+            before = self.deliveries(name)
             bodies = await store.read(name)
             events = [codec.decode_event(body) for body in bodies]
             self._count(events)
-            for law in [*self._laws(name, events, bodies, mine), *more_laws(name, events, bodies, mine)]:
+            left = {row.id for row in await store.outbox(CHANNEL, limit=100_000)}
+            sent = partial(check_deliveries, events, name, before, self.deliveries(name), left)
+            for law in [*self._laws(name, events, bodies, mine), *more_laws(name, events, bodies, mine), sent]:
                 try:
                     law()
                 except AssertionError as broken:
@@ -317,14 +386,23 @@ class Trial:
         if logged := self.complaints.read_text().strip():
             self.violations.append(f"a worker logged: {logged[-2000:]}")
 
+    def deliveries(self, name):
+        """Return the attempts so far to deliver notices of a conversation."""
+        return [delivery for delivery in self.receiver.deliveries if delivery.conversation == name]
+
     def effect(self, row):
-        did = {key: row[key] for key in ("conversation", "call", "attempt", "tool", "args", "worker")}
+        known = ("conversation", "call", "attempt", "tool", "args", "worker", "answers", "state")
+        did = {key: row[key] for key in known}
         return laws.Effect(**did)
 
     def _count(self, events):
         self.counts["events"] += len(events)
         self.counts["expired"] += sum(isinstance(e, CallResolved) and isinstance(e.decision, Expired) for e in events)
-        self.counts["recovered"] += sum(isinstance(e, CallStarted) and e.attempt > 1 for e in events)
+        for kind, counted in COUNTED.items():
+            self.counts[counted] += sum(isinstance(event, kind) for event in events)
+        runs = laws.runs_of(events)
+        self.counts["continued"] += len({(call, len(answers)) for (call, _), (answers, _) in runs.items() if answers})
+        self.counts["recovered"] += len(runs) - len({(call, len(answers)) for (call, _), (answers, _) in runs.items()})
         self.counts["interrupted"] += sum(
             isinstance(e, CallReturned) and e.error is not None and e.error.kind == "interrupted" for e in events
         )
@@ -374,6 +452,8 @@ class Trial:
 
 
 def choose_decision(entry, rng):
+    if entry.approvers > 1:
+        return rng.choice([Approve(), Approve(digest=entry.digest), Approve(), Deny("no")])
     if entry.kind == "elicitation":
         return rng.choice([Answer(rng.randint(0, 9)), Answer(1), Deny("no")])
     choices = [Approve(), Approve(digest=entry.digest), Approve(remember="args"), Deny("no")]

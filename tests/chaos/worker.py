@@ -10,10 +10,12 @@ deliberate defect. The module BACKEND (``on_sqlite``, ``on_postgres``) implement
 import asyncio
 import importlib
 import json
+import logging
 import os
 import signal
 import sys
 
+import deliveries
 import msgspec
 import shop
 from peers import refusal
@@ -44,6 +46,9 @@ async def work(backend, order):
         crash = make_crash_hook(order["crash"])
         shop.Process.crash = staticmethod(crash)
         backend.arm(crash)
+    deliveries.hurry()
+    # The receiver fails at times, which is logged.
+    logging.getLogger("holdfast").addFilter(lambda record: not deliveries.is_about_receiver(record))
     if order["control"]:
         backend.CONTROLS[order["control"]](order)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, print_tasks)
@@ -79,7 +84,7 @@ async def perform(rt, verbs, request):
     if request["verb"] in verbs:
         value = verbs[request["verb"]](request)
         return await value if asyncio.iscoroutine(value) else value
-    conversation, by = request["conversation"], request["by"]
+    conversation, by = request["conversation"], shop.principal(request["by"], request.get("person"))
     match request["verb"]:
         case "send":
             turn = await rt.send(conversation, request["text"], by=by, agent="shop", when_busy=request["when_busy"])

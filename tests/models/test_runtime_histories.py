@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 from support.async_tests import run_bounded
@@ -12,8 +13,15 @@ from support.model_agents import agent, model, of, paired, until
 from support.revival import kill
 from support.strict_server import Breaks, Closes, Cut, Ends, Garbage, Hang, Status, StrictServer
 
-from holdfast import Answer, Approve, Call, Context, Deny, Halt, Retention, Runtime, ToolError, tool
-from holdfast.core.events import HistorySummarised, OutputRejected, TurnEnded, TurnStarted
+from holdfast import Answer, Approve, Busy, Call, Context, Deny, Halt, Retention, Runtime, ToolError, tool
+from holdfast.core.events import (
+    AsideAnswered,
+    HistorySummarised,
+    MessageReceived,
+    OutputRejected,
+    TurnEnded,
+    TurnStarted,
+)
 from holdfast.models import Thinking, ToolCall
 from holdfast.stores.memory import MemoryStore
 
@@ -26,7 +34,7 @@ ODD_NAMES = ("no such tool", "wörk!", "", "x" * 100)
 
 EXPECTED = (
     "text json calls cut breaks hang refuses empty halt approve deny stop cancel kill "
-    "rejected summarised stubs windows"
+    "rejected summarised stubs windows asides answers"
 )  # fmt: skip
 
 
@@ -138,6 +146,13 @@ class World:
 
     # --- the users ---
 
+    async def ask_aside(self, rt):
+        self.note("asides")
+        with suppress(Busy):
+            await rt.send("c", self.random.choice(["Why?", "Are you sure?\n", "🙂"]), when_busy="aside")
+            if self.random.random() < 0.7:
+                await until(lambda: _is_answered(rt, self))
+
     def decision(self, pending):
         if pending.tool == "choose":
             return Answer(self.random.choice(["this", ""]))
@@ -171,7 +186,9 @@ async def talk(server, side, world):
                 snapshot = await until(lambda rt=rt: _snapshot_at_rest(rt, world))
                 if snapshot.state == "idle":
                     break
-                if snapshot.state == "awaiting_input" and world.random.random() < 0.8:
+                if snapshot.state == "awaiting_input" and world.random.random() < 0.2:
+                    await world.ask_aside(rt)
+                elif snapshot.state == "awaiting_input" and world.random.random() < 0.8:
                     pending = world.random.choice(snapshot.pending)
                     await rt.resolve("c", pending.call, world.decision(pending))
                 elif world.random.random() < 0.5:
@@ -190,6 +207,10 @@ async def talk(server, side, world):
         await rt.close()
 
 
+async def _is_answered(rt, world):
+    return world.stuck or not (await rt.snapshot("c")).asides
+
+
 async def _snapshot_at_rest(rt, world):
     snapshot = await rt.snapshot("c")
     return snapshot if snapshot.state in ("idle", "awaiting_input") or world.stuck else None
@@ -197,7 +218,7 @@ async def _snapshot_at_rest(rt, world):
 
 @pytest.mark.parametrize("side", ["anthropic", "openai", "responses", "google"])
 def test_no_conversation_leads_to_a_request_that_the_provider_refuses(side):
-    """Every call has exactly one result in every request [B14, B22, B35, B50, B54, B59, B60, B62, B63]."""
+    """Every call has exactly one result in every request [B14, B22, B35, B50, B54, B59, B60, B62, B63, B120]."""
     happened = Counter()
     for seed in SEEDS:
         try:
@@ -218,6 +239,9 @@ def run_conversation(side, seed):
         assert server.refused == []
         paired(log)
         assert len(of(log, TurnStarted)) == len(of(log, TurnEnded)) == TURNS
+        answers = of(log, AsideAnswered)
+        assert [answer.message for answer in answers] == [each.seq for each in of(log, MessageReceived) if each.aside]
+        world.happened["answers"] += sum(answer.error is None for answer in answers)
         world.happened["rejected"] += len(of(log, OutputRejected))
         world.happened["summarised"] += len(of(log, HistorySummarised))
         world.happened["stubs"] += sum("is no longer shown" in incoming.text for incoming in server.requests)

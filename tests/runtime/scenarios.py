@@ -4,7 +4,7 @@ import os
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from worlds import NAMES
+from worlds import AUDITED, NAMES, PEOPLE
 
 EXAMPLES = float(os.environ.get("HOLDFAST_EXAMPLES", "1"))
 """Factor on the number of examples: ``HOLDFAST_EXAMPLES=100`` for an overnight run."""
@@ -37,7 +37,7 @@ def hunting(examples):
 
 
 process = st.sampled_from([0, 1])
-number = st.integers(0, 7)
+number = st.integers(0, 8)
 pause = st.sampled_from([0, 0, 0.001, 0.003, 0.006, 0.02, None])
 """Seconds until the next step; None: until all conversations are at rest."""
 
@@ -62,6 +62,7 @@ steps = st.lists(
         decide,
         verb("submit", process, number),
         verb("race", number, number),
+        verb("ask", process),
         verb("cancel", process),
         verb("jump", st.sampled_from([1.0, 6.0, 40.0, 4000.0])),
         verb("kill", process, st.integers(1, 6), st.booleans()),
@@ -97,13 +98,56 @@ def _with_copy(plot, at, step):
 importing = st.builds(_with_copy, scenario, st.integers(1, 13), verb("copy", process, st.booleans()))
 """A scenario in which the conversation is exported at some step and imported under another name."""
 
+person = st.sampled_from(sorted(PEOPLE))
+deputy_steps = st.lists(
+    st.one_of(
+        verb("request", process, person),
+        verb("name", process, person, person, st.sampled_from([30.0, 30.0, 5000.0])),
+        verb("name", process, person, person, st.just(5000.0)),
+        verb("end_deputy", process, number, person),
+        verb("decide_as", process, number, st.sampled_from([0, 0, 0, 1, 5, 8]), person),
+        verb("decide_as", process, st.just(0), st.just(0), person),
+        verb("decide_as", process, st.just(0), st.just(0), person),
+        verb("jump", st.sampled_from([1.0, 40.0, 2000.0])),
+        verb("drift", st.none()),
+        verb("kill", process, st.integers(1, 3), st.booleans()),
+        verb("restart", process),
+        verb("stall", process),
+    ),
+    max_size=14,
+)
+deputised = st.fixed_dictionaries(
+    {
+        "script": st.lists(
+            st.lists(st.lists(st.tuples(st.sampled_from(AUDITED), st.integers(0, 4)), min_size=1, max_size=2)),
+            min_size=1,
+            max_size=2,
+        ),
+        "jitter": st.lists(st.integers(0, 3), min_size=1, max_size=3),
+        "second": st.booleans(),
+        "parallel": st.just(64),
+        "rules": st.booleans(),
+        "steps": st.builds(
+            lambda first, deputies, more: [first, *deputies, *more],
+            verb("request", process, person),
+            st.lists(verb("name", process, person, person, st.just(5000.0)), max_size=3),
+            deputy_steps,
+        ),
+        "drain": st.none(),
+    }
+)
+"""A scenario in which people request calls that only some of them may decide about, and name deputies."""
+
 RICH = {
     "script": [
         [
             [("auto", 1), ("once", 2), ("asked", 2), ("gated", 1)],
             [("planned_once", 1), ("policy", 1), ("human", 0), ("gated_client", 0)],
         ],
-        [[("known", 1), ("asks", 1), ("manual", 0), ("nope", 0)], [("halts", 1), ("gated_once", 1)]],
+        [
+            [("known", 1), ("asks", 1), ("manual", 0), ("nope", 0), ("continues_once", 0)],
+            [("halts", 1), ("gated_once", 1)],
+        ],
     ],
     "jitter": [0, 1],
     "second": True,
@@ -133,12 +177,36 @@ def _classics():
     yield {**once, "steps": [go, ("submit", 0, 0, 0), ("decide", 0, 0, 0, 0)]}  # two decisions
     yield {**once, "steps": [go, ("decide", 0, 0, 2, None), go, ("revoke", 0, None), go]}  # a grant and its revocation
     yield {**once, "steps": [go, ("decide", 0, 0, 5, None)]}  # a denial
+    two = {**once, "script": [[[("paired", 1)]]]}
+    vote = ("decide", 0, 0, 0, None)
+    yield {**two, "steps": [go, vote, vote]}  # two approvers
+    yield {**two, "steps": [go, vote, ("drift", None, None), vote, vote, vote]}  # a plan that changed after the votes
+    yield {**two, "steps": [go, ("jump", 40.0, None), ("jump", 1.0, None), vote, ("decide", 0, 0, 8, None), vote]}
     yield {**once, "steps": [go, ("deploy", 0, None), ("decide", 0, 0, 0, None)]}  # redefined before the approval
     yield {**once, "steps": [go, ("decide", 0, 0, 2, None), ("deploy", 0, None), go]}  # redefined after the grant
     planned = {**once, "script": [[[("planned_once", 1)]]]}
     yield {**planned, "steps": [go, ("decide", 0, 0, 4, None)]}  # an edit whose plan the approver did not see
     again = [("kill", 0, 3, True, 0), ("decide", 0, 0, 0, None), ("decide", 0, 0, 0, None)]
     yield {**once, "script": [[[("planned", 1)]]], "steps": [go, *again]}  # interrupted, and repeated
+    answer = ("decide", 0, 0, 0, None)
+    asks = {**once, "script": [[[("continues", 1), ("continues_once", 1)]]], "drain": 0}
+    yield {**asks, "steps": [go]}  # two questions each
+    for writes, after in ((1, True), (2, False), (2, True), (3, False), (3, True), (4, False)):
+        for name in ("continues", "continues_once"):  # killed between the answer and the next question
+            killed = [go, ("kill", 0, writes, after, 0), answer]
+            yield {**asks, "script": [[[(name, 1)]]], "steps": killed}
+    gated = {**once, "script": [[[("gated_continues", 1)]]], "drain": 0}
+    yield {**gated, "steps": [go, answer, ("deploy", 0, None), answer, answer]}  # redefined while it asks
+    granted = [go, ("decide", 0, 0, 2, None), answer, answer, go]
+    yield {**gated, "steps": [*granted, ("revoke", 0, None), answer, answer]}  # revoked while it asks
+    ask = [("ask", 0, 0.002), ("ask", 1, 0)]
+    yield {**once, "steps": [go, *ask, ("decide", 0, 0, 0, None)]}  # decided while an aside is answered
+    yield {**once, "steps": [go, *ask, ("cancel", 0, None)]}
+    yield {**once, "steps": [go, *ask, ("decide", 0, 0, 6, None)]}  # a denial that stops the turn
+    yield {**once, "script": [[[("gated", 1), ("halts", 1)]]], "steps": [(*go[:-1], 0.006), *ask]}
+    for writes in range(1, 6):
+        for after in (False, True):
+            yield {**once, "steps": [go, ("kill", 0, writes, after, 0), *ask, ("decide", 0, 0, 0, None)]}
     for writes in range(2, 26, 3):
         yield {**RICH, "steps": [("kill", 0, writes, True, 0), *RICH["steps"]]}
     first, second, *more = RICH["steps"]
@@ -157,7 +225,17 @@ def _imports():
     go = ("send", 0, "refuse", None, None)
     for trusted in (True, False):
         copy = ("copy", 0, trusted, None)
-        for name in ("auto", "gated", "client", "gated_client", "planned_once", "asked", "human"):
+        for name in (
+            "auto",
+            "gated",
+            "client",
+            "gated_client",
+            "planned_once",
+            "asked",
+            "human",
+            "continues",
+            "gated_continues",
+        ):
             for decide in (None, 0):
                 plot = {**once, "script": [[[(name, 3)]]], "drain": decide}
                 yield {**plot, "steps": [go, copy]}
@@ -166,3 +244,43 @@ def _imports():
 
 
 IMPORTS = list(_imports())
+
+
+def _deputies():
+    """Yield scenarios in which each law of deputies matters."""
+
+    def decide_as(person, which=0, process=0):
+        return ("decide_as", process, which, 0, person, None)
+
+    def name(person, deputy, seconds=5000.0):
+        return ("name", 0, person, deputy, seconds, None)
+
+    go = ("request", 0, "dan", None)
+    base = {**RICH, "jitter": [0], "second": True, "parallel": 64, "drain": None}
+    for rules in (False, True):
+        one = {**base, "script": [[[("audited", 1)]]], "rules": rules}
+        two = {**base, "script": [[[("audited_pair", 1)]]], "rules": rules}
+        bob = decide_as("bob")
+        yield {**one, "steps": [go, bob, name("ada", "bob"), bob]}
+        yield {**one, "steps": [go, name("ada", "bob", 30.0), ("jump", 40.0, None), bob]}  # lapsed
+        for process in (0, 1):  # ended there or in the other process, by one of the two
+            ended = ("end_deputy", process, 0, "bob" if process else "ada", None)
+            yield {**two, "steps": [go, name("ada", "bob"), name("cleo", "bob"), bob, ended, bob]}
+            yield {**two, "steps": [go, name("ada", "bob"), decide_as("cleo"), ended, bob]}
+            yield {**one, "steps": [go, bob, name("ada", "bob"), ended, bob]}
+        refused = ("end_deputy", 0, 0, "dan", None)
+        yield {**one, "steps": [go, name("ada", "bob"), refused, bob]}  # not one of the two
+        yield {**one, "steps": [go, name("dan", "bob"), bob]}  # represents a person without rights
+        yield {**one, "steps": [go, name("ada", "bob"), name("bob", "cleo"), name("bob", "dan"), decide_as("dan")]}
+        mine = ("request", 0, "ada", None)
+        yield {**one, "steps": [mine, decide_as("ada"), name("ada", "bob"), bob]}  # the requester's deputy
+        yield {**one, "steps": [mine, name("cleo", "ada"), decide_as("ada")]}  # the requester is a deputy
+        yield {**one, "steps": [("request", 0, "bob", None), name("ada", "bob"), bob, decide_as("cleo")]}
+        yield {**two, "steps": [go, name("ada", "bob"), bob, decide_as("ada"), decide_as("cleo")]}  # both vote
+        yield {**two, "steps": [go, name("ada", "bob"), decide_as("ada"), bob, decide_as("cleo")]}
+        yield {**two, "steps": [go, name("ada", "bob"), name("cleo", "bob"), bob, bob, decide_as("cleo")]}
+        yield {**two, "steps": [go, name("ada", "bob"), name("ada", "cleo"), bob, decide_as("cleo")]}
+        yield {**two, "steps": [go, name("ada", "bob"), name("cleo", "ada"), decide_as("ada"), bob]}
+
+
+DEPUTISED = list(_deputies())

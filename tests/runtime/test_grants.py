@@ -63,7 +63,7 @@ async def test_an_approval_remembered_for_its_arguments_covers_no_other_argument
         await rt.resolve("c", entry.call, Approve(remember="args"), by="boss")
         await turn.final_result()
         (grant,) = await rt.grants("c")
-        assert (grant.tool, grant.scope, grant.by, grant.until) == ("refund", "args", "boss", None)
+        assert (grant.tool, grant.remember, grant.by, grant.until) == ("refund", "args", "boss", None)
         turn, entries = await send_message(rt)
         assert entries == []
         assert ran == [1, 1]
@@ -465,7 +465,7 @@ async def test_a_grant_for_any_arguments_stores_none():
         await rt.resolve(entry, Approve(remember="tool"))
         await turn.final_result()
         (grant,) = await rt.grants("c")
-        assert (grant.scope, grant.compares, grant.args, ran) == ("tool", (), None, ["ls", "rm"])
+        assert (grant.remember, grant.compares, grant.args, ran) == ("tool", (), None, ["ls", "rm"])
 
 
 async def test_names_of_an_older_definition_do_not_widen_a_grant_of_a_newer_one():

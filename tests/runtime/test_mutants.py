@@ -5,20 +5,24 @@ fails here: the laws have a gap.
 """
 
 from contextlib import ExitStack
+from typing import Any
 from unittest import mock
 
 import pytest
 import worlds
 from hypothesis import given
+from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace
-from scenarios import CLASSICS, IMPORTS, hunting, importing, scenario
+from scenarios import CLASSICS, DEPUTISED, IMPORTS, deputised, hunting, importing, scenario
 
-from holdfast.core import effects, state
-from holdfast.core.decide import gate, machine, reply, resolution
-from holdfast.core.decisions import Approve, Deny, Expired
+from holdfast.core import effects, state, transcript
+from holdfast.core.decide import aside, draft, gate, machine, reply, resolution, wait
+from holdfast.core.decisions import Approve, Deny, Expired, Vote, decider_refusal
+from holdfast.core.events import DeputyEnded
 from holdfast.core.inputs import DeadlinePassed
 from holdfast.errors import Stale
-from holdfast.runtime import commit, conversation, inbox, tool_call
+from holdfast.runtime import commit, conversation, inbox, resolve, shared_grants, tool_call
+from holdfast.runtime import deputies as runtime_deputies
 from holdfast.stores.memory import MemoryStore
 
 MUTANTS = {}
@@ -80,6 +84,40 @@ def claim_after_effect():
     return [(tool_call, "run_tool", run), (tool_call, "can_start_at_once", lambda call: False)]
 
 
+@mutant("and it needs 2 people")
+def one_vote_suffices():
+    """The first of several approvals lets the call run."""
+    add_vote = wait.add_vote
+
+    def enough(log, suspension, by, on_behalf_of):
+        add_vote(log, suspension, by, on_behalf_of)
+        return True
+
+    return [(wait, "add_vote", enough)]
+
+
+@mutant("and it needs 2 people")
+def votes_outlive_their_plan():
+    """A call that is suspended again keeps a vote for its earlier plan."""
+    apply_suspension = state._apply_suspension
+
+    def keep(call, event):
+        return replace(apply_suspension(call, event), wait=state.Wait(votes=call.wait.votes[:1]))
+
+    return [(state, "_apply_suspension", keep)]
+
+
+@mutant("the outbox differs from the log")
+def decisions_not_announced():
+    """Channels are told that a call waits, but not how it was decided."""
+    notices_of = commit.notices_of
+
+    def waiting_only(before, events, states):
+        return [(seq, kind) for seq, kind in notices_of(before, events, states) if kind != "resolved"]
+
+    return [(commit, "notices_of", waiting_only)]
+
+
 @mutant("stands in the log 0 times|stands at")
 def acknowledged_before_the_commit():
     """Callers get their acknowledgement before the append."""
@@ -112,7 +150,7 @@ def stale_accepted():
                 raise
         return asked[call_id]
 
-    def record(log, call_id, decision, by, judged=None):
+    def record(log, call_id, decision, by, judged=None, on_behalf_of=None):
         suspension = asked[call_id]
         log.add(
             resolution.CallResolved,
@@ -316,15 +354,15 @@ def grant_never_ends():
     given = {}
     covering = gate.find_grant
 
-    def remembered(now_state, tool, args, now, fingerprint):
+    def remembered(now_state, wanted, now, shared=()):
         for grant in now_state.grants:
             given[now_state.conversation, grant.id] = grant
-        found = covering(now_state, tool, args, now, fingerprint)
+        found = covering(now_state, wanted, now, shared)
         if found is not None:
             return found
         for (_, name), grant in given.items():
-            same = gate.same_definition(grant.fingerprint, fingerprint)
-            if grant.tool == tool and same and gate.grant_applies(replace(grant, until=None), args, now):
+            applies = gate.grant_applies(replace(grant, until=None), wanted.args, now)
+            if grant.tool == wanted.tool and gate.covers_definition(grant, wanted) and applies:
                 return name
         return None
 
@@ -342,8 +380,8 @@ def grant_covers_another_definition():
     """A grant for one definition of a tool applies to another definition."""
     covering = gate.find_grant
 
-    def any_definition(now_state, tool, args, now, fingerprint):
-        return covering(now_state, tool, args, now, "")
+    def any_definition(now_state, wanted, now, shared=()):
+        return covering(now_state, replace(wanted, fingerprint=""), now, shared)
 
     return [(gate, "find_grant", any_definition)]
 
@@ -367,6 +405,81 @@ def plan_lost_in_a_recovery():
     return [(state, "_apply_suspension", lambda call, event: replace(suspended(call, event), plan=None))]
 
 
+def answering(change):
+    """Return a patch that changes the call after an answer with which it continues. ``change`` gets the call before,
+    the event and the call after."""
+    resolved = state._apply_decision
+
+    def apply(call, event):
+        after = resolved(call, event)
+        return change(call, event, after) if after.continuing and not call.continuing else after
+
+    return [(state, "_apply_decision", apply)]
+
+
+@mutant("other answers or another state")
+def continuation_forgets_its_answers():
+    """A call that asks twice continues with the last answer only."""
+    return answering(lambda call, event, after: replace(after, answers=after.answers[-1:]))
+
+
+@mutant("other answers or another state")
+def continuation_loses_its_state():
+    """A call continues without what its handler passed to itself."""
+    return answering(lambda call, event, after: replace(after, state=None))
+
+
+@mutant("a result of a call that was to continue")
+def answer_recorded_as_the_result():
+    """The answer becomes the result, and the handler does not continue."""
+    return answering(lambda call, event, after: replace(after, decided=event))
+
+
+@mutant("other answers or another state")
+def repeated_continuation_starts_afresh():
+    """An interrupted continuation is repeated as if nothing had been asked."""
+    started = state._apply_start
+
+    def afresh(call, event):
+        after = started(call, event)
+        return after if call.continuing or not call.attempt else replace(after, answers=(), state=None)
+
+    return [(state, "_apply_start", afresh)]
+
+
+@mutant("must not run again|ran more often than once")
+def continuation_runs_twice():
+    """A continuation that was interrupted counts as one that has not started."""
+    recover = machine._recover_call
+
+    def again(log, call, recovery, epoch, definition):
+        recover(log, call, "redispatch" if call.answers else recovery, epoch, definition)
+
+    return [(machine, "_recover_call", again)]
+
+
+@mutant("was not interrupted: it had asked")
+def continuation_taken_for_an_interrupted_run():
+    """A call whose permission lapsed while it asked is asked about as an interrupted one."""
+    ask = gate._request_approval
+
+    def confused(log, call, input, reason):
+        ask(log, replace(call, continuing=False), input, reason)
+
+    return [(gate, "_request_approval", confused)]
+
+
+@mutant("without an approval or a grant|by another definition than was approved")
+def continuation_ignores_a_lapsed_permission():
+    """A call continues although its grant was revoked or its definition changed."""
+    lapsed = gate.permission_lapsed
+
+    def lenient(now_state, call, *more):
+        return not call.continuing and lapsed(now_state, call, *more)
+
+    return [(gate, "permission_lapsed", lenient)]
+
+
 @mutant("the pending index differs from the fold")
 def second_suspension_not_indexed():
     """The pending entry of a call that is suspended a second time is not indexed."""
@@ -387,13 +500,52 @@ def model_called_with_a_call_open():
 
     def impatient(now):
         turn = now.turn
-        if turn and turn.calls and not (turn.cancelling or turn.answered or turn.halt):
+        if turn and turn.calls and not (turn.cancelling or turn.answered or turn.halt or turn.asides):
             phases = [call.phase for call in turn.calls.values()]
             if phases.count("done") >= 1 and turn.step < turn.steps:
                 return frozenset([effects.CallModel(turn.number, turn.step + 1)])
         return owed(now)
 
     return [(module, "owed", impatient) for module in (effects, machine, reply, conversation)]
+
+
+@mutant("TurnEnded without an answer to asides")
+def aside_lost_at_the_end():
+    """A turn that is cancelled or halted forgets the asides that have no answer."""
+    return [(aside, "end_asides", lambda log, turn, input: None)]
+
+
+@mutant("AssistantSaid without an answer to asides|answers aside")
+def aside_not_awaited():
+    """The next step of the turn does not wait for the answers of asides."""
+    owed = effects.owed
+
+    def hasty(now):
+        turn = now.turn
+        return owed(replace(now, turn=replace(turn, asides=())) if turn and _is_step_done(turn) else now)
+
+    return [(module, "owed", hasty) for module in (effects, machine, reply, aside, conversation)]
+
+
+def _is_step_done(turn):
+    return all(call.phase == "done" for call in turn.calls.values())
+
+
+@mutant("no call waits")
+def aside_taken_while_the_turn_works():
+    """An aside is taken whatever the turn does."""
+    return [(aside, "status_of", lambda now: "awaiting_input")]
+
+
+@mutant("the model made")
+def aside_without_stubs():
+    """The request of an aside leaves out the calls that have no result."""
+    messages = transcript.Transcript.messages_for_aside
+
+    def without_stubs(self, message, stub):
+        return [each for each in messages(self, message, stub) if not (hasattr(each, "tool") and each.seq == 0)]
+
+    return [(transcript.Transcript, "messages_for_aside", without_stubs)]
 
 
 @mutant("does not come to rest")
@@ -432,6 +584,12 @@ def imported_calls_recovered_without_approval():
     return [(state, "_reset_imported_call", lambda call: replace(asked_again(call), imported=False))]
 
 
+@import_mutant("began on the word of a file")
+def imported_answer_trusted():
+    """A call of an imported log continues after an answer without an approval."""
+    return [(state, "_reset_imported_continuation", lambda call: call)]
+
+
 @import_mutant("without trust")
 def untrusted_import_left_open():
     """A conversation that was imported without trust continues."""
@@ -439,7 +597,141 @@ def untrusted_import_left_open():
     return [(state, "_apply_import", lambda now, event: replace(imported(now, event), closed=False))]
 
 
-def play_scenarios(examples, build=list, classics=CLASSICS, plots=scenario):
+DEPUTY_MUTANTS = {}
+
+
+def deputy_mutant(law):
+    """Register a mutant that only the scenarios with deputies can detect."""
+
+    def register(build):
+        DEPUTY_MUTANTS[build.__name__] = build, law
+        return build
+
+    return register
+
+
+@deputy_mutant("and was not its deputy")
+def lapsed_deputy_decides():
+    """A deputy decides after its period."""
+
+    async def for_ever(self):
+        return list((await runtime_deputies.read_state(self._store, runtime_deputies.DEPUTIES)).delegations)
+
+    return [(runtime_deputies.Deputies, "in_force", for_ever)]
+
+
+@deputy_mutant("and was not its deputy")
+def ended_deputy_decides():
+    """The end of a delegation is logged, and the delegation stays."""
+    evolve = state.evolve
+
+    def keep(now, event):
+        after = evolve(now, event)
+        return replace(after, delegations=now.delegations) if isinstance(event, DeputyEnded) else after
+
+    return [(module, "evolve", keep) for module in (draft, shared_grants)]
+
+
+@deputy_mutant("and was not its deputy")
+def end_in_another_process_not_seen():
+    """A process that has read the deputies once does not see that another process ended one."""
+    in_force = runtime_deputies.Deputies.in_force
+
+    async def cached(self):
+        if not self._cached[1]:
+            return await in_force(self)
+        return [one for one in self._cached[1] if self._now() < one.until]
+
+    return [(runtime_deputies.Deputies, "in_force", cached)]
+
+
+@deputy_mutant("and was not its deputy")
+def deputy_of_a_deputy_decides():
+    """A deputy's deputy stands in for the first principal."""
+
+    async def chains(self, deputy):
+        found, open_ids = {}, [deputy]
+        for one in open_ids:
+            for delegation in await self.in_force():
+                if delegation.deputy == one and delegation.principal.id not in (deputy, *found):
+                    found[delegation.principal.id] = delegation.principal
+                    open_ids.append(delegation.principal.id)
+        return list(found.values())
+
+    return [(runtime_deputies.Deputies, "represented_by", chains)]
+
+
+def judging(judge):
+    """Return patches that replace the check of the tool's declaration."""
+    return [(module, "decider_refusal", judge) for module in (resolution, resolve)]
+
+
+@deputy_mutant("requested it, and decides through")
+def requester_decides_for_another():
+    """The requester decides as the deputy of a principal who may decide."""
+    return judging(lambda entry, by, for_whom=None: decider_refusal(entry, for_whom or by))
+
+
+@deputy_mutant("requested it, and decides through")
+def requester_is_represented():
+    """The requester's deputy decides."""
+
+    def lenient(entry, by, for_whom=None):
+        open_entry = replace(entry, not_requester=False)
+        return decider_refusal(entry if by.id == entry.principal.id else open_entry, by, for_whom)
+
+    return judging(lenient)
+
+
+@deputy_mutant("has none of the roles")
+def deputy_needs_no_roles():
+    """A deputy may decide whatever the one represented may decide."""
+
+    def lenient(entry, by, for_whom=None):
+        deputy = for_whom is not None and for_whom.id != by.id
+        return decider_refusal(replace(entry, approver_roles=()) if deputy else entry, by, for_whom)
+
+    return judging(lenient)
+
+
+@deputy_mutant("has none of the roles")
+def represented_principal_not_logged():
+    """A deputy's decision is logged as its own."""
+    add_decision = resolution.add_decision
+
+    def alone(log, call_id, decision, by, judged=None, on_behalf_of=None):
+        add_decision(log, call_id, decision, by, judged)
+
+    return [(resolution, "add_decision", alone)]
+
+
+@deputy_mutant("votes a second time")
+def deputy_adds_a_vote():
+    """A deputy and the one represented count as two people."""
+    people = property(lambda self: {self.by.id})
+    return [(Vote, "people", people)]
+
+
+@deputy_mutant("votes a second time")
+def deputy_of_two_votes_twice():
+    """A deputy of two people votes for each of them."""
+    add_vote = wait.add_vote
+
+    def without_the_deputy(log, suspension, by, on_behalf_of):
+        call = log.require_turn().calls[suspension.call_id]
+        renamed = tuple(
+            replace(vote, by=vote.on_behalf_of, on_behalf_of=None) if vote.on_behalf_of else vote
+            for vote in call.wait.votes
+        )
+        turn = log.state.turn
+        calls = {**turn.calls, suspension.call_id: replace(call, wait=replace(call.wait, votes=renamed))}
+        log.state = replace(log.state, turn=replace(turn, calls=calls))
+        return add_vote(log, suspension, by, on_behalf_of)
+
+    return [(wait, "add_vote", without_the_deputy)]
+
+
+def play_scenarios(examples, build=list, classics=CLASSICS, plots: SearchStrategy[Any] = scenario):
     """Play the classic and many generated scenarios, each with new patches of the mutant."""
 
     def play(plot):
@@ -469,12 +761,21 @@ def test_the_import_scenarios_detect_every_import_mutant(name):
     print(f"{name}: {str(caught.value).splitlines()[0][:150]}")
 
 
+@pytest.mark.parametrize("name", DEPUTY_MUTANTS)
+def test_the_deputy_scenarios_detect_every_deputy_mutant(name):
+    """Each law of deputies can fail [B126]."""
+    build, law = DEPUTY_MUTANTS[name]
+    with pytest.raises(AssertionError, match=law) as caught:
+        play_scenarios(600, build, DEPUTISED, deputised)
+    print(f"{name}: {str(caught.value).splitlines()[0][:150]}")
+
+
 def test_the_scenarios_violate_no_law_without_a_mutant():
     play_scenarios(200)
 
 
 def test_every_name_that_a_mutant_patches_exists():
     """A mutant of a function that was renamed would prove nothing."""
-    for build, _ in [*MUTANTS.values(), *IMPORT_MUTANTS.values()]:
+    for build, _ in [*MUTANTS.values(), *IMPORT_MUTANTS.values(), *DEPUTY_MUTANTS.values()]:
         for target, attribute, _ in build():
             assert hasattr(target, attribute), f"{build.__name__}: {target} has no {attribute}"

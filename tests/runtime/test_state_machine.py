@@ -5,10 +5,14 @@ against laws that do not depend on the runtime (``chaos/laws``). ``HOLDFAST_EXAM
 ``test_mutants`` shows that the laws detect defects.
 """
 
+from collections import Counter
+
 import pytest
 import worlds
 from hypothesis import given
-from scenarios import CLASSICS, IMPORTS, RICH, importing, profile, scenario
+from scenarios import CLASSICS, DEPUTISED, IMPORTS, RICH, deputised, importing, profile, scenario
+
+from holdfast.core.events import CallResolved, VoteCast
 
 
 @pytest.mark.parametrize("number", range(len(CLASSICS)))
@@ -31,6 +35,23 @@ def test_the_laws_hold_in_every_import_scenario(number):
 @given(importing)
 def test_an_imported_call_runs_only_with_trust_and_a_new_approval(plot):
     """Approvals, runs and clients of an imported log start nothing here."""
+    worlds.play_scenario(plot)
+
+
+def test_the_laws_hold_in_every_deputy_scenario():
+    """Deputies decide for others, and for no one after their period [B126]."""
+    met = Counter[tuple[str, bool]]()
+    for plot in DEPUTISED:
+        for event in worlds.play_scenario(plot).events():
+            if isinstance(event, CallResolved | VoteCast) and event.by.id in worlds.PEOPLE:
+                met[event.type, event.on_behalf_of is not None] += 1
+    assert len(met) == 4, f"deputies decide and vote, and people in their own name: {met}"
+
+
+@profile(300)
+@given(deputised)
+def test_the_laws_hold_if_people_name_deputies_who_decide_for_them(plot):
+    """Whoever names whom, requests and decides, in two processes that are killed [B126]."""
     worlds.play_scenario(plot)
 
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import selectors
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import cache
 from typing import Any
 from unittest import mock
@@ -29,6 +30,7 @@ from holdfast import (
     ClientResult,
     Default,
     Deny,
+    Extend,
     Failed,
     Halt,
     Result,
@@ -38,18 +40,22 @@ from holdfast import (
     tool,
 )
 from holdfast.core import codec
+from holdfast.core.decide.deputies import DEPUTIES
 from holdfast.core.decide.draft import Draft
 from holdfast.core.decide.machine import decide_into
 from holdfast.core.decisions import Pending, Principal
 from holdfast.core.effects import owed
 from holdfast.core.events import (
+    AsideAnswered,
     AssistantSaid,
     CallStarted,
+    DeputyNamed,
     OutputRejected,
     TurnEnded,
     TurnStarted,
 )
 from holdfast.core.inputs import ImportConversation
+from holdfast.core.notice import notices_of
 from holdfast.core.state import State, evolve, pending_entries, status_of
 from holdfast.core.tool import fingerprint_of
 from holdfast.core.transcript import AssistantMessage, ToolResult
@@ -57,10 +63,10 @@ from holdfast.errors import HoldfastError, ModelError, Refused
 from holdfast.models.base import FinishPart, TextPart, ToolCallPart
 from holdfast.runtime import commit
 from holdfast.runtime.commit import build_append
-from holdfast.stores.base import GENESIS, hash_chain
+from holdfast.stores.base import GENESIS, ChannelRow, hash_chain
 from holdfast.stores.memory import MemoryStore
 
-OWNER_EVENTS = (TurnStarted, AssistantSaid, OutputRejected, CallStarted, TurnEnded)
+OWNER_EVENTS = (TurnStarted, AssistantSaid, OutputRejected, AsideAnswered, CallStarted, TurnEnded)
 CONVERSATION = "c"
 HOUR = 3600.0
 _pending = msgspec.json.Decoder(Pending)
@@ -118,7 +124,16 @@ async def perform_effect(name, n, call):
     definition = fingerprint_of(process.agent.tools.get(name).spec)
     at = world.length(call.conversation)
     done = Effect(
-        call.conversation, call.id, call.attempt, name, {"n": n}, at=at, definition=definition, plan=call.plan
+        call.conversation,
+        call.id,
+        call.attempt,
+        name,
+        {"n": n},
+        at=at,
+        definition=definition,
+        plan=call.plan,
+        answers=call.answers,
+        state=call.state,
     )
     world.ledger.append(done)
     await asyncio.sleep(0.003 * (n % 3))
@@ -170,6 +185,18 @@ async def asks(n: int, call: Call) -> object:
     return Ask("What now?", answer=int, expires=HOUR)
 
 
+def continuing_tool(name, **options):
+    """Return a tool that asks once or twice, and continues with each answer."""
+
+    async def handler(n: int, call: Call) -> object:
+        did = await perform_effect(name, n, call)
+        if len(call.answers) <= n % 2:
+            return Ask("And now?", answer=int, expires=HOUR, resume={"asked": len(call.answers) + 1, "n": n})
+        return did
+
+    return tool(name=name, description=f"Tool {name}.", **options)(handler)
+
+
 async def halts(n: int, call: Call) -> object:
     await perform_effect("halts", n, call)
     return Halt("handed_over", n)
@@ -197,7 +224,38 @@ TOOLS = [
     suspended_tool("gated_client", executor="client", approval="required", expires=HOUR),
     server_tool("manual", manual=True, expires=HOUR),
     server_tool("gated_manual", manual=True, approval="required", expires=HOUR),
+    with_preview(
+        server_tool(
+            "paired",
+            approval="required",
+            approvers=2,
+            recovery="redispatch",
+            expires=HOUR,
+            extend_limit=2 * HOUR,
+            remind=[HOUR - 30],
+            escalate_to=("boss",),
+            escalate_after=5.0,
+        )
+    ),
+    server_tool("audited", approval="required", approver_roles=("finance",), not_requester=True, expires=HOUR),
+    with_preview(
+        server_tool(
+            "audited_pair",
+            approval="required",
+            approvers=2,
+            approver_roles=("finance",),
+            not_requester=True,
+            recovery="redispatch",
+            expires=HOUR,
+            extend_limit=2 * HOUR,
+            escalate_to=("bob",),
+            escalate_after=1800.0,
+        )
+    ),
     tool(name="asks", description="Asks.")(asks),
+    continuing_tool("continues"),
+    continuing_tool("continues_once", recovery="fail"),
+    with_preview(continuing_tool("gated_continues", approval="required", expires=HOUR)),
     tool(name="halts", description="Halts.")(halts),
     tool(name="breaks", description="Breaks.", recovery="fail")(breaks),
 ]
@@ -228,12 +286,22 @@ TRUTHS = {
     "gated_client": Truth(always, runs=False),
     "manual": Truth(runs=False),
     "gated_manual": Truth(always, runs=False),
+    "paired": Truth(always, planned=True, approvers=2),
+    "audited": Truth(always, recovery="ask", roles=("finance",), not_requester=True),
+    "audited_pair": Truth(always, planned=True, approvers=2, roles=("finance",), not_requester=True),
     "asks": Truth(),
+    "continues": Truth(),
+    "continues_once": Truth(recovery="fail"),
+    "gated_continues": Truth(always, planned=True, recovery="ask"),
     "halts": Truth(),
     "breaks": Truth(recovery="fail"),
 }
-NAMES = (*TRUTHS, "nope", "!")
+AUDITED = ("audited", "audited_pair")
+"""The tools about which only certain people may decide. They have scenarios of their own."""
+NAMES = (*(name for name in TRUTHS if name not in AUDITED), "nope", "!")
 """The names that the model may call. There is no tool ``nope``; at ``!`` the model itself fails."""
+PEOPLE = {"ada": ("finance",), "cleo": ("finance",), "bob": (), "dan": ()}
+"""The people who request and decide more than once, with their roles. Every other operation has its own principal."""
 
 
 def approve_edited(entry):
@@ -251,6 +319,7 @@ DECISIONS = {
         lambda entry: Deny("no"),
         lambda entry: Deny("stop", stop=True),
         lambda entry: Approve(digest="something else"),
+        lambda entry: Extend(HOUR + 600.0 if entry.seq % 2 else "70m"),
     ),
     "elicitation": (lambda entry: Answer(7), lambda entry: Deny("no"), lambda entry: Answer("not a number")),
     "client_exec": (lambda entry: ClientResult(7), lambda entry: Failed("read_failed", "no signal")),
@@ -274,6 +343,8 @@ class WorldModel:
         world.check_request(request)
         script = world.script[(request.turn - 1) % len(world.script)]
         calls: Any = script[request.step - 1] if request.step <= len(script) else ()
+        if request.aside:
+            calls = [("auto", 1)]  # dropped: tools are off
         yield TextPart("one ")
         await asyncio.sleep(0.004)
         yield TextPart("two")
@@ -292,6 +363,11 @@ def agent_of_version(version):
     """Return the agent of this version of the code: the tools do the same, and their descriptions differ."""
     tools = [it.copy_with(description=f"Tool {it.spec.name}, version {version}.") for it in TOOLS] if version else TOOLS
     return Agent("a", model=MODEL, tools=tools, max_steps=3)
+
+
+def person_of(person, operation):
+    """Return the principal of one of the people; its claims name the operation, by which its events are found."""
+    return Principal(person, roles=PEOPLE[person], claims={"operation": operation})
 
 
 # --- processes ---
@@ -374,6 +450,10 @@ class KillableStore:
         return await self._inner.load(conversation)
 
 
+def allow_all(by, pending, decision):
+    return True
+
+
 class Process:
     """A process: a runtime and its running operations."""
 
@@ -381,7 +461,15 @@ class Process:
         self.world, self.dead, self.agent = world, False, agent
         agents = () if agent is None else (agent,)
         self.store: Any = KillableStore(self, inner, world.jitter)
-        self.rt = Runtime(*agents, store=self.store, clock=world.clock, scope=self.scope, parallel=world.parallel)
+        may_resolve = allow_all if world.rules else None
+        self.rt = Runtime(
+            *agents,
+            store=self.store,
+            clock=world.clock,
+            scope=self.scope,
+            parallel=world.parallel,
+            may_resolve=may_resolve,
+        )
         self.users = set()
         publish = self.rt._engine.bus.publish
 
@@ -435,10 +523,13 @@ class ErrorLogWatcher(logging.Handler):
 
 
 class World:
-    def __init__(self, script, jitter=(0,), second=True, parallel=64):
+    def __init__(self, script, jitter=(0,), second=True, parallel=64, rules=False):
         self.script, self.jitter, self.second, self.parallel = script, tuple(jitter), second, parallel
+        self.rules = rules
+        """Whether there is a rule ``may_resolve``, which allows everything: decisions are judged before the append."""
         self.root = MemoryStore()
         self.data = self.root._data
+        self.data.channels["desk"] = ChannelRow(name="desk", kinds=())  # it is never served: every row stays
         self.clock = Clock()
         self.plan = self.version = 0
         self.ledger, self.history, self.violations = [], [], []
@@ -508,6 +599,7 @@ class World:
         process = await self.ensure_process(index)
         self.count += 1
         entry = Operation(verb, f"{verb}{self.count}", **facts)
+        entry.invoked, entry.delegations = self.clock(), self.length(DEPUTIES)
         self.history.append(entry)
 
         async def run():
@@ -532,12 +624,15 @@ class World:
 
         await self.attempt(index, "send", work, text=text)
 
+    async def ask(self, index):
+        await self.send(index, "aside")
+
     def known_entries(self):
         """Return all pending entries so far, those that are still pending first."""
         found = self.data.conversations.get(CONVERSATION)
         now = [_pending.decode(row.body) for row in found.calls.values()] if found else []
         for entry in now:
-            self.past_entries[entry.call, entry.digest, entry.kind] = entry
+            self.past_entries[entry.id] = entry
         return now + [entry for entry in self.past_entries.values() if entry not in now]
 
     async def decide(self, index, which, flavour):
@@ -554,6 +649,49 @@ class World:
 
         verb = "resolve" if name == CONVERSATION else "resolve elsewhere"
         await self.attempt(index, verb, work, decisions={entry.call: decision})
+
+    # --- the same for people who act more than once, and their deputies ---
+
+    async def request(self, index, person):
+        """Send a message as one of the people, who is the requester of the turn."""
+        text = f"message {self.count}"
+
+        async def work(rt, by):
+            return (await rt.send(CONVERSATION, text, by=person_of(person, by), agent="a", when_busy="queue")).seq
+
+        await self.attempt(index, "send", work, text=text, person=person)
+
+    async def name(self, index, person, deputy, seconds):
+        """Name a deputy of a person."""
+
+        async def work(rt, by):
+            await rt.delegate(deputy, timedelta(seconds=seconds), by=person_of(person, by))
+
+        await self.attempt(index, "name", work)
+
+    async def end_deputy(self, index, which, person):
+        """End one of the delegations so far, as one of the people."""
+        named = [event.delegation for event in self.events(DEPUTIES) if isinstance(event, DeputyNamed)]
+        if named:
+
+            async def work(rt, by):
+                await rt.end_delegation(named[which % len(named)], by=person_of(person, by))
+
+            await self.attempt(index, "end", work)
+
+    async def decide_as(self, index, which, flavour, person):
+        """Decide as one of the people: in its own name or, where that is not enough, as a deputy."""
+        entries = self.known_entries()
+        if not entries:
+            return
+        entry = entries[which % len(entries)]
+        makers = DECISIONS[entry.kind]
+        decision = makers[flavour % len(makers)](entry)
+
+        async def work(rt, by):
+            return (await rt.resolve(CONVERSATION, entry.call, decision, by=person_of(person, by))).seq
+
+        await self.attempt(index, "resolve", work, decisions={entry.call: decision}, person=person)
 
     async def race(self, which, flavour):
         """Resolve the same entry at both processes at once."""
@@ -766,6 +904,16 @@ class World:
             self._check_copy(name)
         self._check_replies(events)
         laws.acknowledged(events, self.history)
+        laws.deputies(events, self.events(DEPUTIES), TRUTHS, PEOPLE, self.history)
+
+    def _check_outbox(self, events):
+        """Check that the outbox has exactly one row for each event that channels are told about [B116]."""
+        states = []
+        for event in events:
+            states.append(evolve(states[-1] if states else State(conversation=CONVERSATION), event))
+        expected = sorted(notices_of(State(conversation=CONVERSATION), events, states))
+        rows = [row for row in self.data.outbox.values() if row.conversation == CONVERSATION]
+        assert sorted((row.seq, row.kind) for row in rows) == expected, "the outbox differs from the log"
 
     async def _check_store(self, events):
         """Check that snapshot, indexes, hash chain and the states of the processes agree with the fold of the log."""
@@ -780,6 +928,7 @@ class World:
         assert listed == sorted(pending_entries(state), key=lambda e: e.call), "the pending index differs from the fold"
         assert (found.status, found.owes) == (status_of(state), bool(owed(state)))
         assert found.hashes == hash_chain(GENESIS, found.events)
+        self._check_outbox(events)
         for process in self.processes:
             if process is not None and not process.dead:
                 conv = await process.rt._engine.load_conversation(CONVERSATION)
@@ -794,7 +943,9 @@ class World:
         laws.gapless(events)
         laws.pairs(events)
         laws.turns(events)
-        laws.imported(events, [effect for effect in self.ledger if effect.conversation == name])
+        mine = [effect for effect in self.ledger if effect.conversation == name]
+        laws.imported(events, mine)
+        laws.continuations(events, mine)
         state = self.state(name=name)
         assert state.closed == (not events[len(self.copies[name])].trusted)
         if state.closed:
@@ -825,7 +976,13 @@ def play_scenario(scenario):
     """Play a scenario, check, bring it to its end, check again; return the world."""
 
     async def main():
-        world = World(scenario["script"], scenario["jitter"], scenario["second"], scenario["parallel"])
+        world = World(
+            scenario["script"],
+            scenario["jitter"],
+            scenario["second"],
+            scenario["parallel"],
+            scenario.get("rules", False),
+        )
         watcher = ErrorLogWatcher(world)
         logging.getLogger("holdfast").addHandler(watcher)
         try:

@@ -12,8 +12,8 @@ from typing import Any, cast
 from hypothesis import strategies as st
 
 from holdfast.errors import ToolError
-from holdfast.workspace.policy import PROGRAM_PATH, Mode, Policy
-from holdfast.workspace.rules import RuleSet
+from holdfast.workspace.policy.policy import PROGRAM_PATH, Mode, Policy
+from holdfast.workspace.policy.rules import RuleSet
 
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
 

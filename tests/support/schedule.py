@@ -11,15 +11,23 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 GROUPS = {
+    "types": ["test_types.py"],
     "chaos on SQLite": ["chaos/test_chaos.py"],
     "chaos on PostgreSQL": ["chaos/test_chaos_postgres.py", "stores/test_postgres_faults.py"],
-    "page 1": ["page/test_page.py", "page/test_page_cards.py", "page/test_page_client.py"],
+    "page 1": ["page/test_page.py", "page/test_page_cards.py"],
     "page 2": [
         "page/test_page_under_stress.py",
         "page/test_page_keyboard.py",
         "page/test_page_guard.py",
         "page/test_page_layout.py",
+    ],
+    "page 3": [
         "page/test_page_network.py",
+        "page/test_page_client.py",
+        "page/test_page_workspace.py",
+        "page/test_page_approvers.py",
+        "page/test_page_links.py",
+        "page/test_page_deputies.py",
     ],
     "documentation": ["docs/test_snippets.py", "docs/test_site.py"],
     "models": [
@@ -31,7 +39,6 @@ GROUPS = {
         "models/test_runtime_hosted.py",
         "models/test_strict_provider.py",
     ],
-    "types": ["test_types.py"],
     "bench": ["test_bench.py"],
     "state machine": ["runtime/test_state_machine.py"],
     "fuzzing": ["server/test_fuzz.py"],
@@ -42,6 +49,7 @@ GROUPS = {
         "stores/test_postgres_operations.py",
         "stores/test_postgres_notify.py",
         "stores/test_caches.py",
+        "channels/test_killed_processes.py",
     ],
     "commands on PostgreSQL": ["cli/test_cli_workers.py", "cli/test_cli_copy.py", "cli/test_cli_upkeep.py"],
 }

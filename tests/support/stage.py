@@ -1,8 +1,9 @@
 """A server with an agent for the tests of the page. The first word of a message selects the scene.
 
-``python stage.py STORE PORT [MOUNT [idle]]``: the cookie ``who`` names the user. Only the user NAME sees conversations
-whose id begins with ``private-NAME-``. With ``idle`` the server runs no agent. Some scenes wait for a cue: a file of
-that name next to the store. ``STAGE_HEARTBEAT`` in the environment sets the seconds between the heartbeats of streams.
+``python stage.py STORE PORT [MOUNT [idle]]``: the cookie ``who`` names the user; ROLES has the users with roles. Only
+the user NAME sees conversations whose id begins with ``private-NAME-``. With ``idle`` the server runs no agent. Some
+scenes wait for a cue: a file of that name next to the store. ``STAGE_HEARTBEAT`` in the environment sets the seconds
+between the heartbeats of streams.
 """
 
 # Tools that a person or a page answers have a return type and no body.
@@ -19,7 +20,7 @@ from msgspec import Meta
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from holdfast import Agent, Call, Result, Runtime, tool
+from holdfast import Agent, Ask, Call, Principal, Result, Runtime, tool
 from holdfast.cli.demo import choose_remedy, pick_file
 from holdfast.core.transcript import ToolResult, UserMessage
 from holdfast.models import FinishPart, HostedPart, ProviderPart, TextPart, ThinkingPart, ToolCallPart, Usage, UsagePart
@@ -149,6 +150,59 @@ async def ship(express: bool) -> str:
     return "shipped"
 
 
+paid: list[str] = []
+
+
+@tool(
+    approval="required",
+    prompt="Transfer {amount} EUR?",
+    risk="high",
+    approvers=2,
+    approver_roles=("finance",),
+    not_requester=True,
+    expires="2h",
+    extend_limit="3d",
+    remind=["1h"],
+    escalate_to=("boss",),
+    escalate_after="1h",
+)
+async def transfer(amount: float, call: Call) -> dict[str, Any]:
+    """Transfer money; two people from finance have to approve it."""
+    paid.append(call.key)
+    return {"runs": paid.count(call.key)}
+
+
+@tool(approval="required", prompt="Rent {vans} vans?", approvers=2)
+async def rent(vans: int) -> str:
+    """Rent vans at today's price."""
+    return "rented"
+
+
+@rent.preview
+async def _(vans: int, call: Call) -> str:
+    asked[call.key] = asked.get(call.key, 0) + 1
+    await asyncio.sleep(0.2)  # long enough for viewers to see that the call is no longer pending
+    return f"costs {70 + min(asked[call.key], 2)} EUR"
+
+
+@tool(approval="required", prompt="Publish the report?", approvers=2, expires="1h", extend_limit="90m")
+async def publish() -> str:
+    """Publish a report; two people have to approve it."""
+    return "published"
+
+
+@tool(
+    approval="required",
+    prompt="Close the shop?",
+    approver_roles=("finance",),
+    escalate_to=("boss",),
+    escalate_after="1s",
+)
+async def close_shop() -> str:
+    """Close the shop; it is escalated after a second."""
+    return "closed"
+
+
 class Card(msgspec.Struct, tag="card", tag_field="by"):
     last_four: Annotated[str, Meta(pattern="^[0-9]{4}$", description="The last four digits")]
 
@@ -209,6 +263,15 @@ async def count(to: int, call: Call, on_cue: bool = False) -> int:
     return to
 
 
+@tool(approval="required", prompt="May I move booking {number}?")
+async def rebook(number: int, call: Call) -> object:
+    """Move a booking, after two questions with the same choices."""
+    if len(call.answers) == 2:
+        return list(call.answers)
+    question = ("It costs 40 EUR. Go ahead?", "Shall I send an invoice?")[len(call.answers)]
+    return Ask(question, choices=["yes", "no"], resume={"fee": 40})
+
+
 @tool
 async def evil() -> Result:
     """What a hostile page might return."""
@@ -243,6 +306,7 @@ CALLS: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
         [("evil", {}), ("sign", {"contract": "pay \u202e0001\u202c to <script>window.pwned = 4</script>\u200b"})],
     ),
     "fail": ("", [("fail", {})]),
+    "rebook": ("", [("rebook", {"number": 7})]),
     "buy": ("", [("buy", {"lamps": 1})]),
     "label": ("", [("label", {})]),
     "pay": ("", [("pay", {"account": 9007199254740993, "amount": 10.0})]),
@@ -252,6 +316,10 @@ CALLS: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
     "essay": ("", [("essay", {})]),
     "twins": ("", [("sign", {"contract": "first"}), ("sign", {"contract": "second"})]),
     "crowd": ("", [("sign", {"contract": f"number {n}"}) for n in range(40)]),
+    "transfer": ("", [("transfer", {"amount": 900.0})]),
+    "rent": ("", [("rent", {"vans": 2})]),
+    "publish": ("", [("publish", {})]),
+    "close": ("", [("close_shop", {})]),
     "disguise": ("", [("folder", {"name": "out", "k" * 300: "rm -rf /", "log": {"before": "x", "after": DIFF}})]),
 }
 
@@ -262,7 +330,12 @@ class Player:
     name = "player"
 
     async def stream(self, request):
-        last = [n for n, message in enumerate(request.messages) if isinstance(message, UserMessage)][-1]
+        asked = [n for n, message in enumerate(request.messages) if isinstance(message, UserMessage)]
+        if request.aside:
+            yield TextPart(f"You asked: {request.messages[asked[-1]].text}")
+            yield FinishPart()
+            return
+        last = [n for n in asked if not request.messages[n].aside][-1]
         word = request.messages[last].text.split()[0].lower()
         results = [message for message in request.messages[last:] if isinstance(message, ToolResult)]
         if results:
@@ -318,6 +391,10 @@ agent = Agent(
         wipe,
         folder,
         ship,
+        transfer,
+        rent,
+        publish,
+        close_shop,
         book,
         choose_remedy,
         essay,
@@ -327,8 +404,21 @@ agent = Agent(
         count,
         evil,
         fail,
+        rebook,
     ],
 )
+
+
+ROLES = {"ada": ("finance",), "ben": ("finance",), "carl": ("clerk",), "ann": ("boss",)}
+
+
+def identify(request: Any) -> Principal | None:
+    who = request.cookies.get("who")
+    return Principal(who, roles=ROLES.get(who, ())) if who else None
+
+
+def may_grant(principal, pending, decision) -> bool:
+    return decision.scope == "conversation" or pending.risk != "high"
 
 
 def may_see(principal, conversation: str) -> bool:
@@ -338,7 +428,8 @@ def may_see(principal, conversation: str) -> bool:
 def main(store: str, port: int, mount: str = "", idle: str = "") -> None:
     streams.HEARTBEAT_SECONDS = float(os.environ.get("STAGE_HEARTBEAT", streams.HEARTBEAT_SECONDS))
     agents = [] if idle else [agent]
-    served = app(Runtime(*agents, store=store), auth=lambda request: request.cookies.get("who"), may_see=may_see)
+    runtime = Runtime(*agents, store=store, may_grant=may_grant)
+    served = app(runtime, auth=identify, may_see=may_see)
     host = Starlette(routes=[Mount(mount, served)]) if mount else None
     asyncio.run(serve(served, open_socket("127.0.0.1", port), lambda stop: print("ready", flush=True), host))
 

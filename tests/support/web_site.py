@@ -155,13 +155,14 @@ async def site(
     store: Any = "memory:",
     auth=None,
     may_resolve=None,
+    may_grant=None,
     clock=None,
     token: str | None = TOKEN,
     wrap=None,
     **options,
 ):
     """Run a server on loopback. ``wrap`` mounts the application in another one."""
-    runtime = Runtime(*agents, store=store, may_resolve=may_resolve, clock=clock, drain=0.5)
+    runtime = Runtime(*agents, store=store, may_resolve=may_resolve, may_grant=may_grant, clock=clock, drain=0.5)
     served = app(runtime, auth or TokenAuth(TOKEN, "ada"), **options)
     listening = open_socket("127.0.0.1", 0)
     base = f"http://127.0.0.1:{listening.getsockname()[1]}"

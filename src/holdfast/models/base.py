@@ -62,6 +62,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """The id of the principal that the turn runs for. A ``key`` function may choose the API key by it."""
     settings: dict[str, Any] = {}
     """The agent's settings: ``max_tokens``, ``temperature``, ``thinking`` and the provider's own."""
+    aside: bool = False
+    """The reply answers a message that was sent while calls wait. ``tools`` are only declared because the history has
+    calls: the model is not to call any, and calls in its reply are dropped."""
 
 
 class TextPart(msgspec.Struct, frozen=True, tag="text"):

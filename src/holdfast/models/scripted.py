@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from holdfast.core.events import Usage
-from holdfast.core.transcript import AssistantMessage
+from holdfast.core.transcript import AssistantMessage, Message, UserMessage
 from holdfast.errors import DeclarationError, ModelError
 from holdfast.models.base import (
     FinishPart,
@@ -77,7 +77,7 @@ class ScriptedModel:
     def _next_entry(self, request: Request) -> ScriptEntry:
         at = self._next
         if self._follow:
-            at = sum(isinstance(m, AssistantMessage) and not m.partial for m in request.messages)
+            at = sum(_counts_as_reply(message) for message in request.messages) - request.aside
         if at >= len(self._script):
             raise ModelError(
                 f"the script has {len(self._script)} entries, and reply {at + 1} was requested", kind="invalid_response"
@@ -120,6 +120,13 @@ class ScriptedModel:
         if usage is not None:
             yield UsagePart(usage)
         yield FinishPart("tool_calls" if calls else "stop")
+
+
+def _counts_as_reply(message: Message) -> bool:
+    """Return whether the message is a reply of the model, or quotes an aside and its answer."""
+    if isinstance(message, UserMessage):
+        return message.aside
+    return isinstance(message, AssistantMessage) and not message.partial
 
 
 def _split_words(text: str) -> list[str]:

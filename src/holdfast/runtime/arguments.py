@@ -6,12 +6,14 @@ import base64
 import secrets
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
+from datetime import datetime, timedelta
 from typing import Any, cast, get_args
 
-from holdfast.core.decisions import SYSTEM, Decision, Pending, Principal
+from holdfast.core.decisions import SYSTEM, Decision, Pending, Principal, split_suspension
 from holdfast.core.results import MESSAGE_LIMIT
 from holdfast.core.schema.validation import check_plain
 from holdfast.core.state import Status
+from holdfast.core.tool import parse_duration
 from holdfast.errors import DeclarationError, Invalid, TooLarge
 
 NAME_LIMIT = 200
@@ -87,6 +89,20 @@ def check_decisions(decisions: Mapping[str, Decision]) -> dict[str, Decision]:
     return {check_call_id(call): deepcopy(decision) for call, decision in decisions.items()}
 
 
+def split_names(decisions: Mapping[str, Decision]) -> tuple[dict[str, Decision], dict[str, int]]:
+    """Return decisions under CALL or CALL:SEQ by call, and the suspensions that were named, by call."""
+    by_call: dict[str, Decision] = {}
+    named: dict[str, int] = {}
+    for name, decision in decisions.items():
+        call, seq = split_suspension(name)
+        if call in by_call:
+            raise Invalid(f"two decisions about call {call!r}: give one")
+        by_call[call] = decision
+        if seq is not None:
+            named[call] = seq
+    return by_call, named
+
+
 def check_status(status: str | None) -> str | None:
     """Return the status to filter by; refuse an unknown one."""
     if status is not None and status not in STATUSES:
@@ -115,6 +131,19 @@ def check_conversation_ids(only: Iterable[str] | None) -> frozenset[str] | None:
     if isinstance(only, str) or not isinstance(only, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise DeclarationError(f"only is a list of conversations, not {only!r:.80}")
     return frozenset(check_conversation_id(name) for name in only)
+
+
+def until_time(until: str | float | timedelta | datetime, now: float) -> float:
+    """Return the end of a period in seconds since the epoch, from a time or a duration such as "14d"."""
+    if isinstance(until, datetime):
+        if until.tzinfo is None:
+            raise Invalid(f"`until` needs a time zone: {until.isoformat()} could be any of several times")
+        return until.timestamp()
+    if isinstance(until, str | timedelta):
+        return now + parse_duration(until)
+    if isinstance(until, bool) or not isinstance(until, int | float) or not 0 < until < 1e12:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise Invalid(f'`until` is a time, or a duration such as "14d", not {until!r:.80}')
+    return float(until)
 
 
 def check_count(n: int) -> int:

@@ -16,9 +16,11 @@ from holdfast.core import codec
 from holdfast.core.decide import gate
 from holdfast.core.decide.draft import Draft
 from holdfast.core.decide.machine import decide_into
-from holdfast.core.effects import CallModel, CloseTurn, Effect, RunPreview, RunTool, StartTurn, owed
-from holdfast.core.events import AnyEvent, CallSuspended, ErrorInfo
+from holdfast.core.effects import AnswerAside, CallModel, CloseTurn, Effect, RunPreview, RunTool, StartTurn, owed
+from holdfast.core.events import AnyEvent, AssistantSaid, CallStarted, ErrorInfo
 from holdfast.core.inputs import (
+    AsideRejected,
+    AsideReplied,
     BeginTurn,
     CallFinished,
     CallReconciled,
@@ -26,13 +28,16 @@ from holdfast.core.inputs import (
     ClaimCall,
     ClientGone,
     DeadlinePassed,
+    EndDeputy,
     EndTurn,
     ErrorOutcome,
     Input,
     ModelFailed,
     ModelHalted,
     ModelReplied,
+    NameDeputy,
     OpenConversation,
+    OwnerStarted,
     PreviewMade,
     RefuseResolution,
     ReplyRejected,
@@ -41,15 +46,18 @@ from holdfast.core.inputs import (
     SendMessage,
     SummaryMade,
     TimeLimitReached,
+    TimerDue,
 )
+from holdfast.core.notice import notices_of
 from holdfast.core.redaction import redact_exception
-from holdfast.core.state import State, open_suspensions, pending_of, status_of
+from holdfast.core.state import CallState, Grant, State, pending_of, shared_grants, status_of, waiting_calls
 from holdfast.core.tool import ToolSpec
 from holdfast.errors import HoldfastError, Refused, Stale
 from holdfast.runtime import tool_call
 from holdfast.runtime.services import RunContext
+from holdfast.runtime.shared_grants import split_grant_id
 from holdfast.runtime.tasks import Run, SlotNeed
-from holdfast.stores.base import Append, PendingRow
+from holdfast.stores.base import Append, GrantRow, PendingRow
 
 log = logging.getLogger("holdfast")
 
@@ -63,9 +71,12 @@ GUEST_INPUTS = (
     OpenConversation,
     RefuseResolution,
     DeadlinePassed,
+    TimerDue,
     ClientGone,
     CancelTurn,
     RevokeGrant,
+    NameDeputy,
+    EndDeputy,
     SummaryMade,
 )
 """Inputs that any process may append; all further ones need the lease."""
@@ -123,6 +134,8 @@ def fallback_report(input: Input, problem: Exception) -> Input | None:
         case ModelReplied() | ModelFailed() | ReplyRejected() | ModelHalted() | TimeLimitReached():
             error = ErrorInfo(kind="invalid_response", message=words)
             return ModelFailed(turn=input.turn, step=input.step, error=error)
+        case AsideReplied() | AsideRejected():
+            return AsideReplied(message=input.message, error=ErrorInfo(kind="invalid_response", message=words))
         case CallFinished():
             outcome = ErrorOutcome(error=ErrorInfo(kind="invalid_result", message=words))
             return CallFinished(call=input.call, attempt=input.attempt, outcome=outcome)
@@ -135,16 +148,20 @@ def fallback_report(input: Input, problem: Exception) -> Input | None:
             return None
 
 
-def build_append(before: State, draft: Draft, *, owes: bool, epoch: int | None, release: bool) -> Append:
+def build_append(
+    before: State, draft: Draft, *, owes: bool, epoch: int | None, release: bool, shared: bool = False
+) -> Append:
     """Return the append of a draft: its events, and the changes of the index rows that follow from them.
 
     owes:     work is owed after it
     epoch:    the lease epoch that the store checks; None: written without the lease
     release:  release the lease in the same write
+    shared:   the inputs came with grants of other conversations
     """
     after = draft.state
     # The index changes are the difference between the pending calls of two states, so the index cannot drift.
-    was, waits = open_suspensions(before), open_suspensions(after)
+    was, waits = waiting_calls(before), waiting_calls(after)
+    grants, revoked = _grant_changes(before, after)
     crossed = after.seq // SNAPSHOT_EVERY > before.seq // SNAPSHOT_EVERY
     return Append(
         conversation=after.conversation,
@@ -154,24 +171,72 @@ def build_append(before: State, draft: Draft, *, owes: bool, epoch: int | None, 
         agent=agent_of(after),
         owes=owes,
         at=draft.now,
-        opened=[pending_row(after, event) for call, event in waits.items() if was.get(call) is not event]
-        if waits
-        else [],
-        closed=[call for call, event in was.items() if waits.get(call) is not event] if was else [],
+        opened=[pending_row(after, call) for name, call in waits.items() if was.get(name) is not call],
+        closed=[name for name, call in was.items() if waits.get(name) is not call],
         artifacts=draft.artifacts,
+        grants=grants,
+        revoked=revoked,
+        relies=_relied_grants(draft) if shared else [],
         snapshot=codec.encode_state(after) if crossed else None,
         waiting=len(waits),
         epoch=epoch,
         release=release,
+        notices=notices_of(before, draft.events, draft.states),
     )
 
 
-def build_reindex(state: State, at: float, known: Iterable[str]) -> Append:
+def _relied_grants(draft: Draft) -> list[tuple[str, str]]:
+    """Return the grants of other conversations that stand in for approvals in these events."""
+    ids: set[str] = set()
+    for event in draft.events:
+        if isinstance(event, CallStarted) and event.grant is not None:
+            ids.add(event.grant)
+        elif isinstance(event, AssistantSaid):
+            ids.update(made.grant for made in event.calls if made.grant is not None)
+    return sorted(named for grant in ids if (named := split_grant_id(grant)) is not None)
+
+
+def shares_grants(items: Iterable[QueuedInput]) -> bool:
+    """Return whether one of the inputs came with grants of other conversations."""
+    return any(getattr(item.input, "shared", ()) for item in items)
+
+
+def drop_shared_grants(items: Iterable[QueuedInput]) -> None:
+    """Take the grants of other conversations from the inputs: one has just ended, so a person is asked instead."""
+    for item in items:
+        if isinstance(item.input, ModelReplied | ClaimCall | OwnerStarted | CallReconciled):
+            item.input = msgspec.structs.replace(item.input, shared=())
+
+
+def _grant_changes(before: State, after: State) -> tuple[list[GrantRow], list[str]]:
+    """Return the index rows of shared grants to write, and the ids of those to delete."""
+    if before.grants is after.grants and before.closed == after.closed:
+        return [], []
+    was = {grant.id: grant for grant in shared_grants(before)}
+    now = {grant.id: grant for grant in shared_grants(after)}
+    rows = [grant_row(after, grant) for key, grant in now.items() if was.get(key) is not grant]
+    return rows, [key for key in was if key not in now]
+
+
+def grant_row(state: State, grant: Grant) -> GrantRow:
+    """Return the index row of a shared grant."""
+    return GrantRow(
+        conversation=state.conversation,
+        grant=grant.id,
+        tool=grant.tool,
+        user=grant.user,
+        until=grant.until,
+        body=_encoder.encode(grant),
+    )
+
+
+def build_reindex(state: State, at: float, known: Iterable[str], granted: Iterable[str]) -> Append:
     """Return an append without events that rewrites all indexes and caches of a conversation from its state.
 
-    known:  the calls that have pending entries now
+    known:    the calls that have pending entries now
+    granted:  the shared grants that have index entries now
     """
-    waits = open_suspensions(state)
+    waits = waiting_calls(state)
     return Append(
         conversation=state.conversation,
         expected=state.seq,
@@ -180,8 +245,10 @@ def build_reindex(state: State, at: float, known: Iterable[str]) -> Append:
         agent=agent_of(state),
         owes=bool(owed(state)),
         at=at,
-        opened=[pending_row(state, event) for event in waits.values()],
+        opened=[pending_row(state, call) for call in waits.values()],
         closed=[call for call in known if call not in waits],
+        grants=[grant_row(state, grant) for grant in shared_grants(state)],
+        revoked=list(granted),
         snapshot=codec.encode_state(state),
         waiting=len(waits),
     )
@@ -192,15 +259,16 @@ def agent_of(state: State) -> str:
     return state.turn.agent if state.turn else state.queue[0].agent if state.queue else state.agent
 
 
-def pending_row(state: State, event: CallSuspended) -> PendingRow:
+def pending_row(state: State, call: CallState) -> PendingRow:
     """Return the index row of a pending call."""
-    due = event.deadline
-    if event.kind == "client_exec":
-        due = min(due, event.at + CLIENT_GRACE)
+    event = call.suspension
+    assert event is not None, "only a suspended call is pending"
+    entry = pending_of(state, event)
+    due = min(entry.due, event.at + CLIENT_GRACE) if event.kind == "client_exec" else entry.due
     return PendingRow(
         conversation=state.conversation,
         call=event.call_id,
-        body=_encoder.encode(pending_of(state, event)),
+        body=_encoder.encode(entry),
         due=due,
         deadline=event.deadline,
     )
@@ -278,7 +346,7 @@ def _next_move(conv: RunContext, state: State, effects: frozenset[Effect]) -> In
                         stopped=conv.handlers_in("idle", "stopped"),
                         abandoned=conv.handlers_in("running"),
                     )
-            case CallModel() | RunPreview() | RunTool():
+            case CallModel() | AnswerAside() | RunPreview() | RunTool():
                 break  # a turn is under way
     return None
 

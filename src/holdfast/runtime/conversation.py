@@ -20,17 +20,26 @@ from typing import Any
 
 from holdfast import telemetry
 from holdfast.core import codec
-from holdfast.core.effects import CallModel, CloseTurn, Effect, RunPreview, RunTool, StartTurn, owed
-from holdfast.core.events import AnyEvent, MessageReceived
+from holdfast.core.effects import AnswerAside, CallModel, CloseTurn, Effect, RunPreview, RunTool, StartTurn, owed
+from holdfast.core.events import AnyEvent, AsideAnswered, MessageReceived, OutputRejected
 from holdfast.core.inputs import Input, OwnerStarted
 from holdfast.core.live import StateChanged, live_of
 from holdfast.core.prompt.compaction import PromptRenderer
 from holdfast.core.prompt.history import History
-from holdfast.core.state import CallState, State, Status, evolve, status_of
-from holdfast.errors import Conflict, Fenced, Refused, StoreError
-from holdfast.runtime import model_call, tool_call
+from holdfast.core.state import CallState, Grant, State, Status, evolve, status_of
+from holdfast.errors import Conflict, Fenced, GrantEnded, Refused, StoreError
+from holdfast.runtime import aside_call, model_call, tool_call
 from holdfast.runtime.agent_definition import AgentDefinition
-from holdfast.runtime.commit import QueuedInput, any_refused, build_append, draft_inputs, reject_stale, release_slots
+from holdfast.runtime.commit import (
+    QueuedInput,
+    any_refused,
+    build_append,
+    draft_inputs,
+    drop_shared_grants,
+    reject_stale,
+    release_slots,
+    shares_grants,
+)
 from holdfast.runtime.event_log import rebuild_from_log
 from holdfast.runtime.live import PartialReply
 from holdfast.runtime.prompt import Window
@@ -319,7 +328,11 @@ class Conversation:
                     continue
                 self.epoch = epoch
                 self.reset_live_state(epoch)  # streamed text of the previous owner is not recorded by this one
-                started = OwnerStarted(epoch=epoch, definitions=tool_call.current_definitions(self))
+                started = OwnerStarted(
+                    epoch=epoch,
+                    definitions=tool_call.current_definitions(self),
+                    shared=await self._read_shared_grants(),
+                )
                 items.append(item := QueuedInput(started, self.services.loop.create_future(), epoch))
                 await self._commit([item])
         except BaseException as failure:
@@ -334,6 +347,14 @@ class Conversation:
             self._unreleased, self._granted_epoch = self._granted_epoch, None  # there was no work for it
             await self._release_lease()
         self._reconcile()
+
+    async def _read_shared_grants(self) -> tuple[Grant, ...]:
+        """Read the grants of other conversations that interrupted calls ran under: they may have ended meanwhile."""
+        turn = self.state.turn
+        calls = turn.calls.values() if turn else ()
+        return await tool_call.find_shared_grants(
+            self, (call for call in calls if call.phase == "running" and call.grant is not None)
+        )
 
     async def _acquire_lease(self) -> bool:
         """Claim the lease unless it was granted. Return False if a live owner has it, or no place is free."""
@@ -368,8 +389,13 @@ class Conversation:
             release = owner and not self._can_run(draft.state)
             try:
                 owes = bool(self.owed(draft.state))
-                append = build_append(self.state, draft, owes=owes, epoch=epoch, release=release)
+                shared = shares_grants(items)
+                append = build_append(self.state, draft, owes=owes, epoch=epoch, release=release, shared=shared)
                 await self.services.store.append(append)
+            except GrantEnded:
+                release_slots(self, held)
+                drop_shared_grants(items)
+                continue
             except Conflict:
                 release_slots(self, held)
                 if not await self._catch_up_or_reload(owner=owner):
@@ -490,6 +516,12 @@ class Conversation:
             self.partial = PartialReply()
             self.progress.clear()
             self.handlers.clear()
+        else:
+            for event in events:
+                if type(event) is AsideAnswered:
+                    self.partial = PartialReply(ended_id=event.id)
+                elif type(event) is OutputRejected:  # of an aside: that of a step is another step
+                    self.partial = PartialReply()
         bus = self.services.bus
         if bus.has_readers(self.name):
             for event, state in zip(events, states, strict=True):
@@ -534,11 +566,14 @@ class Conversation:
         if len(effects) > 1:  # in call order
             calls = [call_id for call_id, call in turn.calls.items() if call.phase in ("ready", "running")]
             wanted = [effect for call_id in calls for effect in (RunPreview(call_id), RunTool(call_id))]
+            wanted += [effect for effect in effects if type(effect) is AnswerAside]
         for effect in wanted:
             if effect in effects and effect not in self.tasks:
                 match effect:
                     case CallModel():
                         self._start(effect, model_call.call_model)
+                    case AnswerAside():
+                        self._start(effect, aside_call.answer_aside)
                     case RunPreview():
                         self._start(effect, tool_call.run_preview)
                     case RunTool():

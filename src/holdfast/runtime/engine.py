@@ -11,35 +11,42 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 from weakref import WeakValueDictionary
 
 from holdfast import telemetry
 from holdfast.core.decisions import Accepted, Decision, Pending, Principal
-from holdfast.core.events import AnyEvent, CallResolved, CallSuspended
+from holdfast.core.events import AnyEvent, CallResolved, CallSuspended, DeadlineExtended, VoteCast
 from holdfast.core.inputs import Input
 from holdfast.core.live import AnyLive
+from holdfast.core.notice import Channel
 from holdfast.core.state import State
 from holdfast.errors import DeclarationError, Invalid, NotFound, StoreError
 from holdfast.runtime import gc_tuning
 from holdfast.runtime.agent_definition import AGENT_NAME, AgentDefinition
-from holdfast.runtime.arguments import check_conversation_id, check_conversation_ids, check_decisions
+from holdfast.runtime.arguments import check_conversation_id, check_conversation_ids, check_decisions, split_names
 from holdfast.runtime.clients import Clients
 from holdfast.runtime.conversation import Conversation
+from holdfast.runtime.deputies import Deputies
 from holdfast.runtime.event_log import read_events
 from holdfast.runtime.inbox import Expiry, PendingFeed, PendingIndex
 from holdfast.runtime.live import Bus, LiveSource, Relay
+from holdfast.runtime.outbox import Outbox, check_channels
 from holdfast.runtime.prompt import Summaries
 from holdfast.runtime.resolve import Rights, resolve_calls
 from holdfast.runtime.services import RunContext
+from holdfast.runtime.shared_grants import SharedGrants
 from holdfast.runtime.takeover import StoreFaults, StoreWatcher
 from holdfast.runtime.tasks import Slots
 from holdfast.stores.base import LogStore
 from holdfast.tools.protected import protect
 
 log = logging.getLogger("holdfast")
+
+READ_BATCH = 200
+"""Events per read when a log is searched backwards."""
 
 Scope = Callable[[Principal], AbstractAsyncContextManager[Any]]
 TAKEOVER_BATCH = 100
@@ -72,6 +79,7 @@ class Engine:
         drain: float,
         max_conversations: int | None,
         tune_gc: bool,
+        channels: Sequence[Channel] = (),
     ):
         self.agents: dict[str, AgentDefinition] = {}
         for agent in agents:
@@ -82,6 +90,8 @@ class Engine:
             self.agents[agent.name] = agent
         self.store, self.now, self.expires, self.slots = store, now, expires, slots
         self.rights = rights
+        self.shared_grants = SharedGrants(store, now)
+        self.deputies = rights.deputies = Deputies(store, now)
         self.closing = True
         """True before ``start`` and from ``close`` on: no new work begins."""
         self._scope = scope
@@ -118,6 +128,8 @@ class Engine:
             submit_input=self.submit_input,
             check_client=self.clients.check_presence,
         )
+        self.channels = check_channels(channels)
+        self._outbox = Outbox(self.channels, store, self.faults, now=now, manual=manual, load_state=self._load_state)
         self._store_watcher = StoreWatcher(
             store,
             self.faults,
@@ -149,6 +161,8 @@ class Engine:
             loop.create_task(self.relay.run(), name="holdfast:relay"),
             loop.create_task(self._expiry.run(), name="holdfast:expiry"),
         ]
+        if self.channels:
+            await self._outbox.start()
 
     async def close(self) -> None:
         """Close, and wait until that is done. A caller that is cancelled does not interrupt it."""
@@ -163,6 +177,7 @@ class Engine:
     async def _close(self) -> None:
         await self.clients.close()
         await self.summaries.close(self._drain)
+        await self._outbox.close(self._drain)
         self.closing = True
         for task in self._background:
             task.cancel()
@@ -213,7 +228,13 @@ class Engine:
     def tasks(self) -> list[asyncio.Task[None]]:
         """Return all tasks of this runtime."""
         of_conversations = [task for conv in self._conversations.values() for task in conv.all_tasks()]
-        return [*self._background, *self.clients.tasks(), *self.summaries.tasks(), *of_conversations]
+        return [
+            *self._background,
+            *self._outbox.tasks(),
+            *self.clients.tasks(),
+            *self.summaries.tasks(),
+            *of_conversations,
+        ]
 
     def count_running_calls(self) -> int:
         """Return how many calls run in this process."""
@@ -257,6 +278,9 @@ class Engine:
             raise conversation_not_found(name)
         return conv
 
+    async def _load_state(self, name: str) -> State:
+        return (await self.load_conversation(name)).state
+
     def owned_conversation(self, name: str) -> Conversation | None:
         """Return the conversation if this process holds its lease."""
         conv = self._active.get(name)
@@ -268,22 +292,34 @@ class Engine:
 
     async def submit_decisions(self, conversation: str, decisions: Mapping[str, Decision], by: Principal) -> Accepted:
         """Record these decisions, all or none."""
-        checked = check_decisions(decisions)
+        checked, named = split_names(check_decisions(decisions))
         conv = self.conversation(check_conversation_id(conversation))
         # A cached state is enough: it is brought up to date before a refusal, and an append on an old one conflicts.
         traced = telemetry.is_enabled()
-        if self.rights.has_rules or traced:
+        if self.rights.must_judge(checked.values()) or traced:
             await conv.ensure_latest()
         elif not conv.loaded:
             await conv.load()
         turn = conv.state.turn
-        events = await resolve_calls(self.rights, conv, checked, by)
+        events = await resolve_calls(self.rights, conv, checked, by, named)
         if traced and turn is not None:
             telemetry.link_turn(conv.name, turn)
         for event in reversed(events):
-            if type(event) is CallResolved:
+            if type(event) is CallResolved or type(event) is DeadlineExtended:
                 return Accepted(event.seq)
-        raise AssertionError("each decision is an event of its own")
+            if type(event) is VoteCast:
+                return Accepted(event.seq, missing=event.missing)
+        return await self._find_vote(conv, checked, by)
+
+    async def _find_vote(self, conv: Conversation, decisions: Mapping[str, Decision], by: Principal) -> Accepted:
+        """Return the receipt of a vote that the principal had cast before: the decision added no event."""
+        end = conv.state.seq
+        while end > 0:
+            for event in reversed(await read_events(self.store, conv.name, max(end - READ_BATCH, 0), end + 1)):
+                if isinstance(event, VoteCast) and event.call_id in decisions and event.by.id == by.id:
+                    return Accepted(event.seq, missing=event.missing)
+            end -= READ_BATCH
+        raise AssertionError("each other decision is an event of its own")
 
     async def history(
         self, conversation: str, after: int = 0, before: int | None = None, limit: int | None = None
@@ -349,9 +385,10 @@ class Engine:
         """Notify the inbox and the summaries of events that this process has appended."""
         self.pending_feed.notify(conv.name)
         for event in events:
-            if type(event) is CallSuspended:
+            if isinstance(event, CallSuspended | DeadlineExtended):
                 self._expiry.wake()
                 break
+        self._outbox.wake()
         self.summaries.on_append(conv, events, by)
 
     def on_loop_start(self, conversation: str) -> None:
@@ -398,6 +435,7 @@ class Engine:
     async def on_remote_commit(self) -> None:
         """Wake the active and the viewed conversations that another process has appended to."""
         self.pending_feed.notify(None)
+        self._outbox.wake()
         known = {name: self.conversation(name) for name in {*self._active, *self.bus.topics()}}
         if known:
             heads = await self.store.heads(list(known))

@@ -1,7 +1,7 @@
 """Read a conversation's log, and rebuild from it the caches that a store keeps beside it.
 
-The caches are snapshots, pending entries and conversation rows. They have checksums; a cache that fails its checksum is
-replaced by one that is computed from the log.
+The caches are snapshots, pending entries, conversation rows and the index of shared grants. All but the last have
+checksums; a cache that fails its checksum is replaced by one that is computed from the log.
 """
 
 from __future__ import annotations
@@ -79,8 +79,9 @@ async def rebuild_from_log(store: LogStore, conversation: str, why: str, *, expe
             return None
         state = await fold_log(store, state, row.seq)
         known = [entry.call for entry in await store.pending(conversation)]
+        granted = [entry.grant for entry in await store.list_shared_grants(conversation)]
         try:
-            await store.append(build_reindex(state, row.updated, known))
+            await store.append(build_reindex(state, row.updated, known, granted))
         except Conflict:
             continue
         except StoreError as failure:

@@ -15,7 +15,7 @@ from contextlib import suppress
 import msgspec
 
 from holdfast.core.decisions import Pending
-from holdfast.core.inputs import DeadlinePassed, Input
+from holdfast.core.inputs import DeadlinePassed, Input, TimerDue
 from holdfast.core.state import State, pending_entries
 from holdfast.errors import Refused, StoreError
 from holdfast.runtime.event_log import fold_log, rebuild_from_log
@@ -223,7 +223,7 @@ class PendingFeed:
 
 
 class Expiry:
-    """Expires pending calls at their deadlines, and checks whether client calls still have a client.
+    """Reminds of pending calls, escalates and expires them, and checks whether client calls still have a client.
 
     now:           the runtime's clock
     manual:        the application controls that clock
@@ -316,5 +316,7 @@ class Expiry:
             await self._submit_input(row.conversation, DeadlinePassed(call=row.call))
         elif entry.kind == "client_exec":
             await self._check_client(entry)
+        elif self._now() >= entry.due:
+            await self._submit_input(row.conversation, TimerDue(call=row.call))
         else:
-            await self._store.postpone(row.conversation, row.call, entry.deadline)
+            await self._store.postpone(row.conversation, row.call, entry.due)

@@ -38,6 +38,8 @@ class PartialReply(msgspec.Struct, eq=False):
     streaming: bool = False
     epoch: int = 0
     """The lease epoch of the owner that streams it. The next owner starts the reply again."""
+    ended_id: str = ""
+    """The id of an answer to an aside that is complete: pieces of it that come late are dropped."""
 
 
 class LiveSource(Protocol):
@@ -298,6 +300,8 @@ class Relay:
 
     def _apply_piece(self, conv: LiveConversation, message_id: str, kind: str, n: int, text: str) -> bool:
         """Add the n-th piece of a reply. Return False if an earlier piece is missing."""
+        if message_id == conv.partial.ended_id:
+            return True
         partial = _partial_for(conv, message_id)
         pieces: list[str] = getattr(partial, kind)
         if n == len(pieces) + 1:

@@ -17,7 +17,8 @@ from holdfast.core.effects import CallModel
 from holdfast.core.events import Attempt, ErrorInfo, Verdict
 from holdfast.core.inputs import HaltOutcome, ModelFailed, ModelHalted, ModelReplied, ReplyRejected, TimeLimitReached
 from holdfast.core.live import Retrying
-from holdfast.core.prompt.compaction import RenderedPrompt
+from holdfast.core.prompt.compaction import PromptRenderer, RenderedPrompt
+from holdfast.core.prompt.history import History
 from holdfast.core.redaction import redact_exception
 from holdfast.core.state import TurnState
 from holdfast.errors import HoldfastError, ModelError, Stale
@@ -41,11 +42,31 @@ async def call_model(conv: RunContext, effect: CallModel, run: Run) -> None:
     if turn is None:
         return
     agent = conv.services.agents[turn.agent]
-    call = ModelCall(conv, effect, turn, agent)
-    with telemetry.model_call_span(conv.name, turn, effect.step, _model_name(agent.model)) as span:
+    report = await make_call(conv, ModelCall(conv, effect, turn, agent), turn, effect.step, agent)
+    if isinstance(report, ModelReplied):
+        report = await _add_shared_grants(conv, report, turn, agent)
+    await conv.report(report, run)
+
+
+async def make_call(
+    conv: RunContext, call: ModelCall, turn: TurnState, step: int, agent: AgentDefinition
+) -> ModelReport:
+    """Make a call in its span, within the turn's time limit; return its report."""
+    with telemetry.model_call_span(conv.name, turn, step, _model_name(agent.model)) as span:
         report = await _run_within_limit(conv, call, span)
         span.record_report(report, call.finish_reason)
-    await conv.report(report, run)
+    return report
+
+
+async def _add_shared_grants(
+    conv: RunContext, report: ModelReplied, turn: TurnState, agent: AgentDefinition
+) -> ModelReplied:
+    """Return the reply with the grants of other conversations that may cover its calls."""
+    specs = agent.tools.specs
+    gated = {call.tool for call in report.calls if call.tool in specs and specs[call.tool].gate == "required"}
+    if not gated:
+        return report
+    return msgspec.structs.replace(report, shared=await conv.services.shared_grants.find(conv.name, turn.by.id, gated))
 
 
 async def _run_within_limit(conv: RunContext, call: ModelCall, span: telemetry.ModelCallSpan) -> ModelReport:
@@ -99,9 +120,8 @@ class ModelCall:
 
     async def make_report(self, span: telemetry.ModelCallSpan) -> ModelReport:
         """Send the request and return the report of the reply; raise an error if no model answers."""
-        turn, agent = self._turn, self._agent
-        output = turn.output if turn.output is not None else agent.output
-        draft = output is not None and agent.output_mode == "separate" and bool(agent.offers) and not turn.drafted
+        agent = self._agent
+        output, draft = self._wanted_output()
         models = open_models(agent)
         rendered = await self._render_history(models)
         prepared = await run_before_model(
@@ -157,15 +177,30 @@ class ModelCall:
             record=self._sent[1],
         )
 
+    def _wanted_output(self) -> tuple[Any, bool]:
+        """Return the schema of the structured answer, or None, and whether this reply is only a draft before it."""
+        turn, agent = self._turn, self._agent
+        output = turn.output if turn.output is not None else agent.output
+        draft = output is not None and agent.output_mode == "separate" and bool(agent.offers) and not turn.drafted
+        return output, draft
+
+    def _prompts(self) -> tuple[str, ...]:
+        """Return the texts that the runtime adds at the end of the request."""
+        return (FINAL_ANSWER_PROMPT,) if self._turn.drafted else ()
+
     async def _render_history(self, models: list[Model]) -> RenderedPrompt:
+        capacity = await smallest_window(models)
+        return self._render(await self._conv.history(self._agent), self._conv.rendering, capacity)
+
+    def _render(self, history: History, rendering: PromptRenderer, capacity: int | None) -> RenderedPrompt:
         agent = self._agent
         return render_messages(
-            await self._conv.history(agent),
-            self._conv.rendering,
+            history,
+            rendering,
             instructions=agent.instructions,
             tools=agent.weight,
             tail=agent.context.reserve if agent.hooks.at("before_model") else 0,
-            capacity=await smallest_window(models),
+            capacity=capacity,
         )
 
     def _build_request(self, rendered: RenderedPrompt, output: Any) -> Request:
@@ -177,7 +212,7 @@ class ModelCall:
             messages=rendered.messages,
             tools=self._agent.offers,
             output=output,
-            injected=(FINAL_ANSWER_PROMPT,) if self._turn.drafted else (),
+            injected=self._prompts(),
             principal=self._turn.by.id,
             settings=self._agent.settings,
         )
@@ -188,7 +223,7 @@ class ModelCall:
             return {"estimate": rendered.report.estimate}  # to calibrate the estimate by the provider's count
         request = prepared.request
         changed = None if request.messages is rendered.messages else request.messages
-        injected = (*(("holdfast", text) for text in (FINAL_ANSWER_PROMPT,) if self._turn.drafted), *prepared.injected)
+        injected = (*(("holdfast", text) for text in self._prompts()), *prepared.injected)
         return msgspec.to_builtins(rendered.report.as_sent(injected, changed))
 
     def _halt_report(

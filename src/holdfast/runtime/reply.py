@@ -39,8 +39,16 @@ from holdfast.runtime.user_code import describe_value
 class Reply:
     """One reply of a model. ``add_part`` each part of the stream, then ``complete`` it."""
 
-    def __init__(self, conv: RunContext, message: str, hooks: Hooks, earlier: tuple[Attempt, ...] = ()):
-        self._conv, self._message = conv, message
+    def __init__(
+        self,
+        conv: RunContext,
+        message: str,
+        hooks: Hooks,
+        earlier: tuple[Attempt, ...] = (),
+        *,
+        shows_calls: bool = True,
+    ):
+        self._conv, self._message, self._shows_calls = conv, message, shows_calls
         self._stream = StreamHooks(hooks)
         self._pieces: dict[int, list[ToolCallPart]] = {}
         self._earlier = earlier
@@ -147,7 +155,7 @@ class Reply:
         if not isinstance(part.index, int):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ModelError(f"a call's index is a number, not {part.index!r:.80}", kind="invalid_response")
         self._pieces.setdefault(part.index, []).append(part)
-        if self._has_viewers():
+        if self._shows_calls and self._has_viewers():
             text = part.args if isinstance(part.args, str) else _args_text(part.args)
             self._publish(
                 ToolArgsDelta(

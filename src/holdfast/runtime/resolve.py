@@ -17,22 +17,34 @@ from msgspec.structs import replace
 
 from holdfast.core.decide.resolution import check_edit, judgement_key, with_edited_args
 from holdfast.core.decisions import (
+    GRANT_SCOPES,
     PAST_TENSE,
     Approve,
     Decision,
     Deny,
     Detached,
     Expired,
+    GrantScope,
     Pending,
     Previewed,
     Principal,
+    Remember,
+    decider_refusal,
 )
-from holdfast.core.events import AnyEvent, AssistantSaid, CallResolved, CallReturned, ResolutionRefused
+from holdfast.core.events import (
+    AnyEvent,
+    AssistantSaid,
+    CallResolved,
+    CallReturned,
+    CallSuspended,
+    ResolutionRefused,
+)
 from holdfast.core.inputs import Input, PreviewMade, RefuseResolution, Resolve
 from holdfast.core.json_values import sorted_json
 from holdfast.core.state import CallState, pending_entries
 from holdfast.errors import DeclarationError, Invalid, NotAllowed, Stale, ToolError
 from holdfast.runtime import tool_call
+from holdfast.runtime.deputies import Deputies
 from holdfast.runtime.event_log import read_events
 from holdfast.runtime.services import RunContext
 
@@ -49,20 +61,41 @@ R = TypeVar("R")
 
 
 class Rights:
-    """The rules of one runtime. Without any, every caller may decide everything.
+    """The rules of one runtime. Without any, every caller may decide everything, with one exception.
 
     may_resolve:  may the principal take this decision?
-    may_grant:    may the principal have this approval remembered (``remember="args"`` or ``"tool"``)?
+    may_grant:    may the principal have this approval remembered (``decision.remember``), and where (``.scope``)?
+
+    The exception: a grant for a high-risk tool that reaches beyond its conversation always needs ``may_grant``.
     """
 
     def __init__(self, may_resolve: Rule | None = None, may_grant: Rule | None = None):
         self._may_resolve = check_rule("may_resolve", may_resolve)
         self._may_grant = check_rule("may_grant", may_grant)
+        self.deputies: Deputies | None = None
+        """Set by the engine, which has the store."""
 
     @property
     def has_rules(self) -> bool:
         """Whether there is a rule to ask."""
         return self._may_resolve is not None or self._may_grant is not None
+
+    @property
+    def has_grant_rule(self) -> bool:
+        """Whether ``may_grant`` is given."""
+        return self._may_grant is not None
+
+    def must_judge(self, decisions: Iterable[Decision]) -> bool:
+        """Whether one of these decisions needs to be judged before it is recorded."""
+        return self.has_rules or any(isinstance(one, Approve) and one.scope != "conversation" for one in decisions)
+
+    def grant_scopes(self, entry: Pending) -> tuple[GrantScope, ...]:
+        """Return the scopes that an approver can be offered. Whether a principal may use one is judged later."""
+        if entry.kind != "approval":
+            return ()
+        if self._may_grant is not None or (self._may_resolve is None and entry.risk != "high"):
+            return GRANT_SCOPES
+        return ("conversation",)
 
     async def refusal(self, by: Principal, entry: Pending, decision: Decision) -> str | None:
         """Return why the principal may not take this decision, or None if the principal may."""
@@ -74,10 +107,41 @@ class Rights:
             return await self._grant_refusal(by, entry, decision)
         return None
 
+    async def acting_principals(self, by: Principal) -> list[Principal]:
+        """Return the principals in whose name this one may decide now: itself, then those it is a deputy of."""
+        represented = await self.deputies.represented_by(by.id) if self.deputies is not None else []
+        return [by, *represented]
+
+    async def authorize(
+        self, by: Principal, entry: Pending, decision: Decision, *, ends_turn: bool = False
+    ) -> tuple[str | None, Principal | None]:
+        """Return (refusal, None), or (None, the principal for whom ``by`` decides as a deputy; None: for itself).
+
+        The tool's declaration and the rules judge the principal first, and then each principal that it is a deputy of.
+        The declaration says who decides about a call, not who may end its turn (``ends_turn``).
+        """
+        reasons: list[str] = []
+        for acting in await self.acting_principals(by):
+            reason = None if ends_turn else decider_refusal(entry, by, acting)
+            if acting is not by and any(acting.id in vote.people for vote in entry.votes):
+                reason = reason or f"{acting.id} has approved this call of {entry.tool} already"
+            reason = reason or await self.refusal(acting, entry, decision)
+            if reason is None:
+                return None, None if acting is by else acting
+            reasons.append(reason)
+        return reasons[0], None
+
     async def _grant_refusal(self, by: Principal, entry: Pending, decision: Approve) -> str | None:
         if self._may_grant is not None:
             action = f"have an approval of {entry.tool} remembered"
             return await _ask_rule("may_grant", self._may_grant, by, entry, decision, action)
+        beyond = decision.scope in GRANT_SCOPES and decision.scope != "conversation"  # an unknown one is refused later
+        if beyond and decision.scope not in self.grant_scopes(entry):
+            why = f"{entry.tool} has a high risk" if self._may_resolve is None else "there is a may_resolve"
+            return (
+                f"{by.id} may not have approvals of {entry.tool} remembered beyond this conversation: {why}, so "
+                f'scope="{decision.scope}" needs Runtime(may_grant=...); approve with scope="conversation"'
+            )
         # may_resolve has judged these arguments only, not the ones that a later call may have: see decision 0022.
         if self._may_resolve is None or decision.remember == "args":
             return None
@@ -123,21 +187,52 @@ def check_rule(name: str, rule: Any) -> Any:
 
 
 async def resolve_calls(
-    rights: Rights, conv: RunContext, decisions: dict[str, Decision], by: Principal
+    rights: Rights,
+    conv: RunContext,
+    decisions: dict[str, Decision],
+    by: Principal,
+    suspensions: dict[str, int],
 ) -> list[AnyEvent]:
-    """Record these decisions, all or none. Stale names the principal that was first, even if that was long ago."""
+    """Record these decisions, all or none. Stale names the principal that was first, even if that was long ago.
+
+    suspensions:  the suspension that each decision is about, where the caller named one (CALL:SEQ)
+    """
+    restricted = False
     try:
         while True:
-            judged, plans = await _authorize_decisions(rights, conv, decisions, by) if rights.has_rules else (None, {})
+            judged, plans, acting = None, {}, {}
+            if restricted or rights.must_judge(decisions.values()):
+                judged, plans, acting = await _authorize_decisions(rights, conv, decisions, by)
             try:
-                return await conv.submit_input(Resolve(decisions=decisions, by=by, judged=judged, plans=plans))
+                return await conv.submit_input(
+                    Resolve(
+                        decisions=decisions,
+                        by=by,
+                        judged=judged,
+                        plans=plans,
+                        suspensions=suspensions,
+                        on_behalf_of=acting,
+                    )
+                )
+            except NotAllowed as refused:
+                if judged is not None or "call" not in refused.details:
+                    raise
+                restricted = True  # the tool's declaration refuses the principal, who may be a deputy of another
             except Stale:
                 # The state may have been outdated: then the rules have to judge the calls that are pending now.
                 if judged is None or judged == _digests_by_call(
                     entry for entry, _ in _affected_calls(conv, decisions).values()
                 ):
                     raise
+    except NotAllowed as refused:
+        call = refused.details.get("call")
+        if call is None:
+            raise  # a rule of the application refused it, which is logged, or the conversation is read-only
+        decision = type(decisions[call]).__name__
+        raise await _logged_refusal(conv, by, call, decision, refused.message) from None
     except Stale as stale:
+        if stale.reason == "superseded" and suspensions:
+            raise await _explain_superseded(conv, suspensions, stale) from None
         if stale.reason != "unknown":
             raise
         if conv.state.seq == 0:
@@ -151,23 +246,26 @@ async def end_turn(
     by: Principal,
     verb: str,
     reason: str | None,
-    make: Callable[[dict[str, str] | None], Input],
+    make: Callable[[dict[str, str] | None, Principal | None], Input],
 ) -> list[AnyEvent]:
     """End the open turn. Raise NotAllowed if the principal may not deny every pending call in it.
 
     verb:  the name of a refused attempt in the log: "Cancel" or "Interrupt"
-    make:  makes the input to submit, from the judged digests by call (None: there is no rule to ask)
+    make:  makes the input to submit, from the judged digests by call (None: there is no rule to ask) and the
+           principal for whom ``by`` acts as a deputy
     """
     denial = Deny(reason or "", stop=True)
     while True:
         judged: dict[str, str] | None = None
+        represented: Principal | None = None
         if rights.has_rules:
             waiting = pending_entries(conv.state)
             judged = _digests_by_call(waiting)
             for entry in waiting:
-                await _require_permission(rights, conv, by, entry, denial, verb)
+                allowed = await _require_permission(rights, conv, by, entry, denial, verb, ends_turn=True)
+                represented = allowed or represented
         try:
-            return await conv.submit_input(make(judged))
+            return await conv.submit_input(make(judged, represented))
         except Stale:
             if judged is None or judged == _digests_by_call(pending_entries(conv.state)):
                 raise
@@ -190,17 +288,23 @@ def _digests_by_call(entries: Iterable[Pending]) -> dict[str, str]:
 
 async def _authorize_decisions(
     rights: Rights, conv: RunContext, decisions: Mapping[str, Decision], by: Principal
-) -> tuple[dict[str, str], dict[str, str]]:
+) -> tuple[dict[str, str], dict[str, str], dict[str, Principal]]:
     """Raise NotAllowed unless the principal may take each decision; return the digests that were judged.
 
     The first dictionary has the digest of each pending call. The second has, for each edit, the digest of the edited
-    call with its plan. The approval is bound to it: a plan other than the judged one does not run.
+    call with its plan. The approval is bound to it: a plan other than the judged one does not run. The third has the
+    principals for whom ``by`` decides as a deputy.
     """
     affected = _affected_calls(conv, decisions)
     plans: dict[str, str] = {}
+    acting: dict[str, Principal] = {}
     for entry, decision in affected.values():
         effective = await _effective_entry(conv, entry, decision)
-        await _require_permission(rights, conv, by, effective, decision, type(decision).__name__)
+        represented = await _require_permission(
+            rights, conv, by, effective, decision, type(decision).__name__, ends_turn=entry.call not in decisions
+        )
+        if represented is not None:
+            acting[entry.call] = represented
         if effective is not entry and entry.agent in conv.services.agents:  # without the agent no plan can be made here
             plans[entry.call] = effective.digest
             if isinstance(decision, Approve) and decision.digest not in (None, entry.digest, effective.digest):
@@ -209,19 +313,58 @@ async def _authorize_decisions(
                     "plan; read the pending call again",
                     reason="superseded",
                 )
-    return _digests_by_call(entry for entry, _ in affected.values()), plans
+    return _digests_by_call(entry for entry, _ in affected.values()), plans, acting
 
 
 async def _require_permission(
-    rights: Rights, conv: RunContext, by: Principal, entry: Pending, decision: Decision, verb: str
-) -> None:
-    """Raise NotAllowed, and log the attempt, unless the principal may take this decision."""
-    reason = await rights.refusal(by, entry, decision)
+    rights: Rights,
+    conv: RunContext,
+    by: Principal,
+    entry: Pending,
+    decision: Decision,
+    verb: str,
+    *,
+    ends_turn: bool = False,
+) -> Principal | None:
+    """Raise NotAllowed, and log the attempt, unless the principal may take this decision.
+
+    Return the principal for whom it decides as a deputy, or None.
+    """
+    reason, represented = await rights.authorize(by, entry, decision, ends_turn=ends_turn)
     if reason is not None:
-        refused = RefuseResolution(call=entry.call, decision=verb, by=by, reason=reason)
-        logged = await _log_refusal(conv, refused)
-        note = "the attempt was logged" if logged else f"attempts after the {MAX_LOGGED_REFUSALS}th are not logged"
-        raise NotAllowed(f"{reason} (call {entry.call}); it is still pending, and {note}")
+        raise await _logged_refusal(conv, by, entry.call, verb, reason)
+    return represented
+
+
+async def _logged_refusal(conv: RunContext, by: Principal, call: str, verb: str, reason: str) -> NotAllowed:
+    """Log a refused attempt; return the error for its caller."""
+    logged = await _log_refusal(conv, RefuseResolution(call=call, decision=verb, by=by, reason=reason))
+    note = "the attempt was logged" if logged else f"attempts after the {MAX_LOGGED_REFUSALS}th are not logged"
+    return NotAllowed(f"{reason} (call {call}); it is still pending, and {note}")
+
+
+SHOWN_FIELDS = ("kind", "prompt", "args", "preview", "preview_error", "choices", "fingerprint")
+"""The fields of a suspension that a person decides by."""
+
+
+async def _explain_superseded(conv: RunContext, suspensions: Mapping[str, int], stale: Stale) -> Stale:
+    """Return the error with what changed between the suspension that the caller named and the current one."""
+    for call_id, seq in suspensions.items():
+        call = conv.find_call(call_id)
+        now = call.suspension if call is not None else None
+        if now is None or now.seq == seq:
+            continue
+        found = await read_events(conv.services.store, conv.name, after=seq - 1, before=seq + 1)
+        match found:
+            case [CallSuspended(call_id=then_id) as then] if then_id == call_id:
+                changed = [name for name in SHOWN_FIELDS if getattr(then, name) != getattr(now, name)]
+                words = f" (changed: {', '.join(changed)})" if changed else ""
+                return Stale(
+                    f"{stale.message}{words}", reason="superseded", details={**stale.details, "changed": changed}
+                )
+            case _:
+                return Stale(f"call {call_id!r} never waited as {call_id}:{seq}", reason="unknown")
+    return stale
 
 
 async def _effective_entry(conv: RunContext, entry: Pending, decision: Decision) -> Pending:
@@ -238,6 +381,20 @@ async def _effective_entry(conv: RunContext, entry: Pending, decision: Decision)
     return with_edited_args(entry, call, decision.args, await _plan_edit(conv, call, decision.args))
 
 
+async def allowed_scopes(
+    rights: Rights, conv: RunContext, call_id: str, by: Principal
+) -> dict[Remember, tuple[GrantScope, ...]]:
+    """Return where the principal may have the approval of a pending call remembered, by what is remembered."""
+    entry = next((entry for entry in pending_entries(conv.state) if entry.call == call_id), None)
+    if entry is None:
+        raise Stale(f"no call {call_id!r} waits in conversation {conv.name!r}", reason="unknown")
+    found: dict[Remember, tuple[GrantScope, ...]] = {}
+    for remember in ("args", "tool") if entry.kind == "approval" else ():
+        decisions = [Approve(remember=remember, scope=scope) for scope in GRANT_SCOPES]
+        found[remember] = tuple([one.scope for one in decisions if (await rights.authorize(by, entry, one))[0] is None])
+    return found
+
+
 async def preview_edit(
     rights: Rights, conv: RunContext, call_id: str, args: dict[str, Any], by: Principal
 ) -> Previewed:
@@ -251,7 +408,7 @@ async def preview_edit(
     check_edit(entry, args, f"arguments of {entry.tool}")
     plan = await _plan_edit(conv, call, args)
     effective = with_edited_args(entry, call, args, plan)
-    reason = await rights.refusal(by, effective, Approve(args=args))
+    reason, _ = await rights.authorize(by, effective, Approve(args=args))
     if reason is not None:
         raise NotAllowed(f"{reason} (call {call_id})")
     if plan.error is not None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from datetime import timedelta
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, Generic, NoReturn, Self, TypedDict, TypeVar, Unpack, cast, overload
 
 import msgspec
 
-from holdfast.core.decisions import Accepted, Approve, Decision, Pending, Previewed, Principal
-from holdfast.core.events import AnyEvent, CallReturned, MessageReceived, Mode
-from holdfast.core.inputs import CancelTurn, OpenConversation, RevokeGrant, SendMessage, WhenBusy
+from holdfast.core.decide.deputies import DEPUTIES
+from holdfast.core.decisions import Accepted, Approve, Decision, GrantScope, Pending, Previewed, Principal, Remember
+from holdfast.core.events import AnyEvent, CallReturned, DeputyNamed, MessageReceived, Mode
+from holdfast.core.inputs import CancelTurn, EndDeputy, NameDeputy, OpenConversation, RevokeGrant, SendMessage, WhenBusy
 from holdfast.core.live import AnyLive, Snapshot
+from holdfast.core.notice import Channel
 from holdfast.core.schema.validation import check_plain, check_plain_no_nul, validate_value
-from holdfast.core.state import Grant, State
+from holdfast.core.state import Delegation, Grant, State
 from holdfast.core.tool import DEFAULT_EXPIRY, parse_duration
 from holdfast.core.turn_result import OutputT, TurnResult
 from holdfast.errors import DeclarationError, Invalid, NotFound, Stale, ToolError
@@ -32,13 +34,15 @@ from holdfast.runtime.arguments import (
     check_status,
     check_tool_names,
     new_id,
+    until_time,
 )
 from holdfast.runtime.artifacts import read_artifact
 from holdfast.runtime.clients import Client
 from holdfast.runtime.engine import Engine, Scope
 from holdfast.runtime.event_log import read_rows
 from holdfast.runtime.inbox import PendingChanges
-from holdfast.runtime.resolve import Rights, Rule, end_turn, preview_edit
+from holdfast.runtime.resolve import Rights, Rule, allowed_scopes, end_turn, preview_edit
+from holdfast.runtime.shared_grants import split_grant_id
 from holdfast.runtime.tasks import DEFAULT_PARALLEL, DEFAULT_THREADS, Slots
 from holdfast.runtime.turn import Turn, find_latest_turn, stream_turn
 from holdfast.runtime.view import follow_events, is_at_rest, take_snapshot, wait_until
@@ -94,8 +98,9 @@ class Runtime(Generic[OutputT]):
     may_resolve:   a function of (principal, pending, decision) that returns whether the principal may take this
                    decision. For edited arguments, ``pending`` is the edited call: its arguments, plan and digest
     may_grant:     a function of (principal, pending, decision) that returns whether the principal may have this
-                   approval remembered. If only ``may_resolve`` is given, it decides about remember="args", and
-                   remember="tool" is refused
+                   approval remembered; ``decision.scope`` says where. If only ``may_resolve`` is given, it decides
+                   about remember="args" for one conversation, and remember="tool" and other scopes are refused. For
+                   a high-risk tool, scopes beyond one conversation always need ``may_grant``
     clock:         a function that returns seconds since the epoch; for tests
     expires:       how long a call stays pending if its tool sets no limit
     parallel:      how many handlers run at once, in all conversations together; further ones wait
@@ -108,6 +113,8 @@ class Runtime(Generic[OutputT]):
                    next owner, as after a crash
     tune_gc:       run Python's garbage collector less often while the runtime is open, unless the application has set
                    its own threshold
+    channels:      how people and programs are told about pending calls and decisions, such as ``Webhook(...)`` and
+                   ``Mail(...)`` of ``holdfast.channels``
     """
 
     def __init__(
@@ -126,6 +133,7 @@ class Runtime(Generic[OutputT]):
         drain: float = 10.0,
         max_conversations: int | None = None,
         tune_gc: bool = True,
+        channels: Sequence[Channel] = (),
     ):
         opened = open_store(store) if isinstance(store, str) else store
         if not hasattr(opened, "append"):
@@ -147,6 +155,7 @@ class Runtime(Generic[OutputT]):
             drain=check_drain(drain),
             max_conversations=None if max_conversations is None else check_count(max_conversations),
             tune_gc=tune_gc,
+            channels=channels,
         )
         self._watches: set[Watch] = set()
 
@@ -156,9 +165,19 @@ class Runtime(Generic[OutputT]):
         return self._engine.agents
 
     @property
+    def channels(self) -> tuple[Channel, ...]:
+        """The channels that this process delivers notices to."""
+        return self._engine.channels
+
+    @property
     def store(self) -> LogStore:
         """The store that the runtime uses."""
         return self._engine.store
+
+    @property
+    def has_grant_rule(self) -> bool:
+        """Whether ``may_grant`` is given."""
+        return self._engine.rights.has_grant_rule
 
     @property
     def is_open(self) -> bool:
@@ -292,7 +311,8 @@ class Runtime(Generic[OutputT]):
 
         It takes the options of ``send``. A turn that failed raises nothing: look at ``result.reason``, or call
         ``result.raise_for_reason()``. If ``result.waiting`` is true, take the decisions with ``resolve``, and get the
-        turn's next result with ``wait``.
+        turn's next result with ``wait``. With when_busy="aside", the result's text is the answer to the aside, and its
+        ``pending`` are the calls that keep waiting.
         """
         turn = await self.send(conversation or new_id(), text, output=output, **options)
         return await turn.result(timeout)
@@ -380,15 +400,17 @@ class Runtime(Generic[OutputT]):
         conversation:  its id; a new conversation is created if there is none
         by:            the principal that sends the message; the turn runs on its behalf
         agent:         the agent that runs this turn; by default the conversation's own
-        when_busy:     if a turn is open: "refuse" raises Busy, "queue" runs after it, "interrupt" cancels it
+        when_busy:     if a turn is open: "refuse" raises Busy, "queue" runs after it, "interrupt" cancels it. With
+                       "aside" the model answers at once, without tools, while the turn keeps waiting for decisions;
+                       it raises Busy while the turn is at work
         mode:          "auto", or "manual": no tool runs here, and each call waits until its result is submitted
         output:        the type (or JSON Schema) of the turn's structured output, if not the agent's own
 
         Raises NotAllowed for "interrupt" if ``may_resolve`` does not let the principal deny every pending call.
         """
         check_message(text)
-        if when_busy not in ("refuse", "queue", "interrupt"):
-            raise Invalid(f'when_busy must be "refuse", "queue" or "interrupt", not {when_busy!r}')
+        if when_busy not in ("refuse", "queue", "interrupt", "aside"):
+            raise Invalid(f'when_busy must be "refuse", "queue", "interrupt" or "aside", not {when_busy!r}')
         if mode not in (None, "auto", "manual"):
             raise Invalid(f'mode must be "auto" or "manual", not {mode!r}')
         conv = self._engine.conversation(check_conversation_id(conversation))
@@ -413,12 +435,12 @@ class Runtime(Generic[OutputT]):
                 message.by,
                 "Interrupt",
                 None,
-                lambda judged: msgspec.structs.replace(message, judged=judged),
+                lambda judged, represented: msgspec.structs.replace(message, judged=judged, on_behalf_of=represented),
             )
         else:
             events = await self._engine.submit_input(conv.name, message)
         received = next(event for event in events if isinstance(event, MessageReceived))
-        return Turn(self._engine, conversation, received.seq, output)
+        return Turn(self._engine, conversation, received.seq, output, aside=received.aside)
 
     @overload
     async def resolve(self, pending: Pending, decision: Decision, /, *, by: str | Principal = "user") -> Accepted: ...
@@ -436,8 +458,12 @@ class Runtime(Generic[OutputT]):
     ) -> Accepted:
         """Decide a pending call. The decision is durable when this returns, and the turn then continues by itself.
 
-        Give the Pending, or the ids of the conversation and the call. An Approve of a Pending is bound to what that
-        Pending shows: it is refused as superseded if the call has changed since.
+        Give the Pending, or the ids of the conversation and the call. One call can wait several times: CALL:SEQ
+        (``pending.id``) names one of its suspensions, and a decision about an earlier one is refused as superseded. A
+        bare CALL means the current one. An Approve of a Pending is also bound to what that Pending shows.
+
+        A call that needs several approvers stays pending until the last of them has approved; ``Accepted.missing``
+        says how many are left.
 
         Raises Stale if the call is no longer pending or has changed, and NotAllowed if ``may_resolve`` refuses.
         """
@@ -450,7 +476,8 @@ class Runtime(Generic[OutputT]):
             chosen = call
             if isinstance(chosen, Approve) and chosen.digest is None:
                 chosen = msgspec.structs.replace(chosen, digest=pending.digest)
-            return await self.resolve(pending.conversation, pending.call, chosen, by=by)
+            name = pending.id if pending.seq else pending.call
+            return await self.resolve(pending.conversation, name, chosen, by=by)
         if decision is None:
             raise Invalid("resolve takes (pending, decision) or (conversation, call, decision)")
         decisions = {check_call_id(cast("str", call)): decision}
@@ -473,15 +500,61 @@ class Runtime(Generic[OutputT]):
         check_plain_no_nul(reason, "reason")
         principal = check_caller(by)
 
-        def make_cancel(judged: dict[str, str] | None) -> CancelTurn:
-            return CancelTurn(by=principal, reason=reason, judged=judged)
+        def make_cancel(judged: dict[str, str] | None, represented: Principal | None) -> CancelTurn:
+            return CancelTurn(by=principal, reason=reason, judged=judged, on_behalf_of=represented)
 
         return bool(await end_turn(self._engine.rights, conv, principal, "Cancel", reason, make_cancel))
 
-    async def revoke(self, conversation: str, grant: str, by: str | Principal = "user") -> None:
-        """Revoke a remembered approval by the id of its grant; see ``grants``."""
+    async def revoke(self, conversation: str, grant: str | None = None, by: str | Principal = "user") -> None:
+        """Revoke a remembered approval: ``revoke(conversation, "g11")``, or ``revoke("CONVERSATION/g11")``.
+
+        A call that starts afterwards is not covered by it, in whichever conversation; see ``grants`` for the ids.
+        """
+        name, short = split_grant_id(grant if grant is not None else conversation) or (conversation, grant)
+        if short is None:
+            raise Invalid(f"{conversation!r:.80} names no grant: give CONVERSATION/GRANT, or the two separately")
+        if grant is not None and name != conversation:
+            raise Invalid(f"grant {grant!r:.80} is not one of conversation {conversation!r:.80}")
+        conv = await self._engine.load_conversation(name)
+        await self._engine.submit_input(conv.name, RevokeGrant(grant=short, by=check_caller(by)))
+
+    async def delegate(self, to: str, until: str | float | timedelta | datetime, *, by: str | Principal) -> Delegation:
+        """Name a deputy of ``by``: during the period, ``to`` may decide what ``by`` may decide.
+
+        to:     the deputy's id
+        until:  when it ends: a time (with a time zone, or seconds since the epoch), or how long it lasts ("14d")
+        by:     the principal who is represented, with its roles: the rules judge these roles later
+
+        ``may_resolve`` and ``may_grant`` judge the deputy first, and then the principal. The events of a deputy's
+        decision have both. A deputy cannot pass this on, and it ends by itself.
+        """
+        principal, now = check_caller(by), self.now()
+        end = until_time(until, now)
+        named = NameDeputy(to=check_caller(to).id, until=end, by=principal)
+        events = await self._engine.submit_input(DEPUTIES, named)
+        event = next(event for event in events if isinstance(event, DeputyNamed))
+        return Delegation(id=event.delegation, principal=event.by, deputy=event.deputy, until=event.until, at=event.at)
+
+    async def deputies(self) -> list[Delegation]:
+        """Return the deputies of this store: who decides for whom now, and until when."""
+        self._engine.check_loop()
+        return await self._engine.deputies.in_force()
+
+    async def end_delegation(self, delegation: str, *, by: str | Principal) -> None:
+        """End a delegation before its time, by its id; see ``deputies``. ``by`` is the principal or the deputy."""
+        await self._engine.submit_input(DEPUTIES, EndDeputy(delegation=delegation, by=check_caller(by)))
+
+    async def grant_scopes(
+        self, conversation: str, call: str, by: str | Principal = "user"
+    ) -> dict[Remember, tuple[GrantScope, ...]]:
+        """Return where the principal may have an approval of a pending call remembered.
+
+        The result has the allowed scopes for each value of ``remember``, such as ``{"args": ("conversation", "user"),
+        "tool": ("conversation",)}``, so that a page offers only those. It is empty for a call that waits for
+        something else than an approval.
+        """
         conv = await self._engine.load_conversation(conversation)
-        await self._engine.submit_input(conv.name, RevokeGrant(grant=grant, by=check_caller(by)))
+        return await allowed_scopes(self._engine.rights, conv, check_call_id(call), check_caller(by))
 
     async def preview(
         self, conversation: str, call: str, args: dict[str, Any], by: str | Principal = "user"
@@ -609,15 +682,25 @@ class Runtime(Generic[OutputT]):
         cursor:  only those after this conversation
         """
         self._engine.check_loop()
+        # One more, in case the log of deputies is among them: a page that is not full is the last one.
+        found = await read_rows(self.store, check_status(status), cursor, limit + 1, newest=newest)
+        rows = [row for row in found if row.conversation != DEPUTIES]
         return [
             ConversationInfo(
                 conversation=row.conversation, state=row.status, agent=row.agent, seq=row.seq, updated=row.updated
             )
-            for row in await read_rows(self.store, check_status(status), cursor, limit, newest=newest)
+            for row in rows[:limit]
         ]
 
-    async def grants(self, conversation: str) -> list[Grant]:
-        """Return the remembered approvals of a conversation that are in force."""
+    async def grants(self, conversation: str | None = None) -> list[Grant]:
+        """Return the remembered approvals that are in force.
+
+        conversation:  those that were given in it, whichever their scope; without one, those of the whole store that
+                       reach beyond their conversation, with ids such as ``CONVERSATION/g11``
+        """
+        if conversation is None:
+            self._engine.check_loop()
+            return await self._engine.shared_grants.list_all()
         now = self._engine.now()
         state = await self.load_state(conversation)
         return [grant for grant in state.grants if grant.until is None or now < grant.until]

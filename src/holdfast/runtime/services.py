@@ -22,6 +22,7 @@ from holdfast.core.prompt.history import History
 from holdfast.core.state import CallState, State
 from holdfast.runtime.agent_definition import AgentDefinition
 from holdfast.runtime.live import Bus, LiveSource, PartialReply
+from holdfast.runtime.shared_grants import SharedGrants
 from holdfast.runtime.tasks import HandlerRun, HandlerState, Run, Slots, Tasks
 from holdfast.stores.base import LogStore
 
@@ -40,6 +41,11 @@ class Services(Protocol):
     @property
     def slots(self) -> Slots:
         """Limits how many handlers run at once."""
+        ...
+
+    @property
+    def shared_grants(self) -> SharedGrants:
+        """The grants that reach beyond their conversation."""
         ...
 
     @property

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -37,8 +37,9 @@ from holdfast.core.inputs import (
     ValueOutcome,
 )
 from holdfast.core.live import ToolProgress
+from holdfast.core.results import INLINE_LIMIT
 from holdfast.core.schema.validation import compile_schema, schema_of, validate_value
-from holdfast.core.state import CallState, State, TurnState
+from holdfast.core.state import CallState, Grant, State, TurnState
 from holdfast.core.tool import (
     RECOVERIES,
     Allow,
@@ -176,9 +177,14 @@ async def _claim_call(conv: RunContext, call: CallState, epoch: int) -> CallStat
         verdicts = (*verdicts, *judged.verdicts)
         ruling = replace(ruling, refused=judged.refused, halt=judged.halt)
     current = current_definition(conv, call)
-    lapsed = gate.permission_lapsed(conv.state, call, conv.services.now(), current)
+    shared: tuple[Grant, ...] = ()
+    if call.grant is not None or (required and not fresh and not call.imported):
+        shared = await find_shared_grants(conv, (call,))
+    lapsed = gate.permission_lapsed(conv.state, call, conv.services.now(), current, shared)
     planned: PreviewMade | None = None
-    if call.made.planned and ruling.refused is None and (gate.needs_plan(call) or required or lapsed):
+    # A call that continues is shown with the plan that it has: a new one would be made for a call that has begun.
+    asks = (required or lapsed) and not call.continuing
+    if call.made.planned and ruling.refused is None and (gate.needs_plan(call) or asks):
         planned = await make_plan(conv, call)
     if conv.services.closing:
         return None  # the process closes: start nothing that it would interrupt
@@ -193,6 +199,7 @@ async def _claim_call(conv: RunContext, call: CallState, epoch: int) -> CallStat
         verdicts=verdicts,
         plan=planned,
         definition=current,
+        shared=shared,
     )
     try:
         await conv.submit_input(claim, epoch=epoch)
@@ -200,6 +207,13 @@ async def _claim_call(conv: RunContext, call: CallState, epoch: int) -> CallStat
         return None
     claimed = conv.find_call(call.made.id)
     return claimed if claimed is not None and claimed.phase == "running" and claimed.epoch == epoch else None
+
+
+async def find_shared_grants(conv: RunContext, calls: Iterable[CallState]) -> tuple[Grant, ...]:
+    """Read the grants of other conversations that may cover these calls now."""
+    turn = conv.state.turn
+    tools = {call.made.tool for call in calls}
+    return await conv.services.shared_grants.find(conv.name, turn.by.id, tools) if turn and tools else ()
 
 
 async def _run_before_hooks(conv: RunContext, call: CallState) -> Ruling:
@@ -406,6 +420,7 @@ async def _run_reconciler(conv: RunContext, call: CallState, run: Run) -> None:
         verdicts=verdicts,
         kept=tuple(kept),
         definition=current_definition(conv, call),
+        shared=await find_shared_grants(conv, (call,)) if call.grant is not None else (),
     )
     await conv.report(found, run)
 
@@ -543,6 +558,8 @@ def _make_call(
         scope=scope,
         approver=call.approver,
         plan=None if dry_run else _plan_of(conv, call),
+        answers=_copy_json(call.answers) if call.answers else (),
+        state=None if call.state is None else _copy_json(call.state),
         sink=sink,
         reader=lambda sha256: read_artifact(conv.services.store, conv.name, sha256),
     )
@@ -550,11 +567,16 @@ def _make_call(
 
 
 def _plan_of(conv: RunContext, call: CallState) -> Any:
-    """Return a copy of the plan that the run is bound to, so that the handler cannot change the state."""
+    """Return a copy of the plan that the run is bound to."""
     tool = _find_tool(conv, call)
     if call.plan is None or tool is None or tool.planner is None:  # an imported call has a plan without a preview
         return None
-    return msgspec.json.decode(msgspec.json.encode(call.plan))
+    return _copy_json(call.plan)
+
+
+def _copy_json(value: Any) -> Any:
+    """Return a copy, so that the handler cannot change the conversation's state."""
+    return msgspec.json.decode(msgspec.json.encode(value))
 
 
 def _on_loop(loop: asyncio.AbstractEventLoop) -> bool:
@@ -680,7 +702,24 @@ def _to_asked(ask: Ask) -> QuestionOutcome:
     question = to_plain_json(ask.question, "question")
     if not isinstance(question, str) or not question.strip():
         raise invalid_result("Ask needs a question")
-    return QuestionOutcome(question=question, schema=schema, choices=choices, expires=ask.expires)
+    return QuestionOutcome(
+        question=question,
+        schema=schema,
+        choices=choices,
+        expires=ask.expires,
+        continues=ask.continues,
+        state=_to_state(ask.resume) if ask.continues else None,
+    )
+
+
+def _to_state(value: Any) -> Any:
+    """Return what the handler passes to its next run as plain JSON; raise Invalid if it cannot be logged."""
+    state = to_plain_json(value, "state of Ask(resume=...)")
+    size = len(msgspec.json.encode(state))
+    if size > INLINE_LIMIT:
+        message = f"the state of Ask(resume=...) has {size} bytes; the limit is {INLINE_LIMIT}: use call.keep for more"
+        raise invalid_result(message, "too_large")
+    return state
 
 
 def _error_info(error: HoldfastError) -> ErrorInfo:

@@ -6,12 +6,23 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Generic
 
+from holdfast.core.decide.aside import make_aside_id
 from holdfast.core.events import TurnStarted
-from holdfast.core.live import AnyLive, Cancelled, TurnBegan, TurnCompleted, TurnFailed
+from holdfast.core.live import (
+    AnyLive,
+    Cancelled,
+    MessageCompleted,
+    TextDelta,
+    ThinkingDelta,
+    TurnBegan,
+    TurnCompleted,
+    TurnFailed,
+)
 from holdfast.core.schema.validation import converter_of
 from holdfast.core.state import State, pending_entries
 from holdfast.core.turn_result import OutputT, TurnFold, TurnResult
 from holdfast.errors import Backpressure, Invalid
+from holdfast.runtime.conversation import Conversation
 from holdfast.runtime.engine import Engine
 from holdfast.runtime.event_log import read_pages
 from holdfast.runtime.live import Subscription
@@ -21,13 +32,15 @@ from holdfast.runtime.view import is_at_rest, wait_until
 class Turn(Generic[OutputT]):
     """A handle on the turn that answers one message; ``Runtime.send`` returns it once the message is in the log."""
 
-    def __init__(self, engine: Engine, conversation: str, seq: int, output: Any = None):
+    def __init__(self, engine: Engine, conversation: str, seq: int, output: Any = None, *, aside: bool = False):
         self._engine = engine
         self._output = output
         self.conversation = conversation
         """The conversation's id."""
         self.seq = seq
         """The message's sequence number."""
+        self.aside = aside
+        """Whether the message is an aside, answered while the open turn waits: the handle is about its answer."""
 
     def __repr__(self) -> str:
         return f"Turn({self.conversation!r}, message {self.seq})"
@@ -65,9 +78,7 @@ class Turn(Generic[OutputT]):
             ) from None
 
     def _has_ended(self, state: State) -> bool:
-        is_open = state.turn is not None and state.turn.message == self.seq
-        is_queued = any(queued.message == self.seq for queued in state.queue)
-        return state.seq >= self.seq and not is_open and not is_queued
+        return _is_settled(state, self.seq)
 
     def _can_report(self, state: State) -> bool:
         return is_at_rest(state) or self._has_ended(state)
@@ -98,6 +109,11 @@ async def stream_turn(
 ) -> AsyncIterator[AnyLive | TurnResult[OutputT]]:
     """Yield a turn's live events and then its result; see ``Turn.stream``. The reader may already hold some events."""
     conv = await engine.load_conversation(turn.conversation)
+    if turn.aside:
+        async for item in _stream_aside(turn, reader, conv):
+            yield item
+        yield await turn.result()
+        return
     state = conv.state
     number = state.turn.number if state.turn and state.turn.message == turn.seq else None
     over = False
@@ -118,6 +134,26 @@ async def stream_turn(
         if number is not None:
             yield item
     yield await turn.result()
+
+
+async def _stream_aside(turn: Turn[Any], reader: Subscription, conv: Conversation) -> AsyncIterator[AnyLive]:
+    """Yield the pieces of the answer to an aside, and no event of the turn that waits meanwhile."""
+    own = make_aside_id(turn.seq).rpartition(".")[0]
+    while not _is_settled(conv.state, turn.seq) or not reader.is_empty:
+        try:
+            item = await reader.next()
+        except Backpressure:
+            return
+        if isinstance(item, TextDelta | ThinkingDelta | MessageCompleted) and item.message_id.startswith(f"{own}."):
+            yield item
+
+
+def _is_settled(state: State, message: int) -> bool:
+    """Return whether the message's turn has ended, or its aside has an answer, in this state of the conversation."""
+    turn = state.turn
+    is_open = turn is not None and (turn.message == message or any(aside.message == message for aside in turn.asides))
+    is_queued = any(queued.message == message for queued in state.queue)
+    return state.seq >= message and not is_open and not is_queued
 
 
 def _keep(value: Any) -> Any:

@@ -49,6 +49,7 @@ async def take_snapshot(engine: Engine, conversation: str) -> Snapshot:
         seq=state.seq,
         agent=turn.agent if turn else state.agent,
         queued=len(state.queue),
+        asides=len(turn.asides) if turn else 0,
         reason=last.reason if last and turn is None else None,
         error=last.error if last and turn is None else None,
     )

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 Key = str | Callable[[Request], str | Awaitable[str | None] | None]
 
+_CHOICE_COVERS_NATIVE = ("anthropic", "openai")
+"""Providers whose ``tool_choice`` also turns off the tools that they run themselves. There these stay declared, because
+the history may have their calls."""
 MAX_CLIENTS = 64
 """How many clients, one per key, a model caches. LRU eviction."""
 MAX_PAUSES = 10
@@ -156,6 +159,10 @@ class ProviderModel:
             settings = _without_extended_thinking(settings, model)
         own = [offer for offer in request.tools if not offer.provider]
         native = to_native_tools((offer for offer in request.tools if offer.provider), model, self.provider)
+        if request.aside:
+            settings["tool_choice"] = "none"
+            if self.provider not in _CHOICE_COVERS_NATIVE:
+                native = []
         output: StructuredOutput | None = None
         output_parameters: dict[str, Any] = {}
         if request.output is not None:
