@@ -77,7 +77,7 @@ def escape(value: Any) -> Any:
         case dict():
             return {key: escape(each) for key, each in value.items()}
         case list() | tuple():
-            return [escape(each) for each in value]
+            return type(value)(escape(each) for each in value)  # pytest's reports need their tuples
         case _:
             return value
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.workspace.sandbox import find_sandbox
+from holdfast.workspace.sandbox.probe import find_sandbox
 
 ROOT = Path(__file__).parent.parent
 

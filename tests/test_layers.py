@@ -31,6 +31,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "workspace": ("workspace", "core", "tools", "errors", "telemetry"),
     "server": (
         "server",
+        "channels",
         "runtime",
         "core",
         "tools",
@@ -40,6 +41,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "telemetry",
         "urls",
     ),
+    "channels": ("channels", "runtime", "core", "errors", "telemetry"),
     "bridges": ("bridges", "runtime", "core", "tools", "errors", "telemetry"),
     "cli": (
         "cli",

@@ -11,14 +11,14 @@ from types import ModuleType
 import pytest
 
 import holdfast
-from holdfast import blocking, events, hooks, models
+from holdfast import blocking, channels, events, hooks, models
 
 PUBLIC = [
     "Accepted", "Agent", "Allow", "Answer", "Approve", "Artifact", "Ask", "Busy", "Call", "ClientResult", "Context",
-    "Decision", "Default", "Deny", "Failed", "Halt", "HoldfastError", "Invalid", "Limits", "NotAllowed", "NotFound",
-    "Pending", "Previewed", "Principal", "RequireApproval", "Result", "Retention", "Retry", "Runtime", "ScriptedModel",
-    "Snapshot", "Stale", "Submit", "Tool", "ToolCall", "ToolError", "Toolset", "Turn", "TurnError", "TurnResult",
-    "provider_tool", "tool",
+    "Decision", "Default", "Deny", "Extend", "Failed", "Halt", "HoldfastError", "Invalid", "Limits", "NotAllowed",
+    "NotFound", "Pending", "Previewed", "Principal", "RequireApproval", "Result", "Retention", "Retry", "Runtime",
+    "ScriptedModel", "Snapshot", "Stale", "Submit", "Tool", "ToolCall", "ToolError", "Toolset", "Turn", "TurnError",
+    "TurnResult", "provider_tool", "tool",
 ]  # fmt: skip
 
 
@@ -35,7 +35,7 @@ def test_every_public_name_has_a_docstring() -> None:
         assert (getattr(holdfast, name).__doc__ or "").strip(), f"{name} has no docstring"
 
 
-@pytest.mark.parametrize("module", [blocking, events, hooks, models])
+@pytest.mark.parametrize("module", [blocking, channels, events, hooks, models])
 def test_a_public_module_is_sorted_documented_and_exports_every_member_of_its_unions(module: ModuleType) -> None:
     assert (module.__doc__ or "").strip()
     assert sorted(module.__all__) == module.__all__
@@ -53,10 +53,11 @@ def test_a_public_module_is_sorted_documented_and_exports_every_member_of_its_un
     [
         (
             holdfast.Runtime,
-            "agents artifact attach_client backup call_result cancel close conversations count_running_calls dry_run "
-            "events find_client grants history is_open kill load_state now open owners pending pending_changes "
-            "pending_pages preview resolve resolve_many revoke run send skip_drain snapshot start store stream "
-            "unfinished_states wait watch",
+            "agents artifact attach_client backup call_result cancel channels close conversations count_running_calls "
+            "delegate deputies dry_run end_delegation events find_client grant_scopes grants has_grant_rule "
+            "history is_open kill load_state now open owners pending pending_changes pending_pages preview "
+            "resolve resolve_many revoke run send skip_drain snapshot start store stream unfinished_states wait "
+            "watch",
         ),
         (holdfast.Agent, "from_json run run_sync to_json"),
         (holdfast.Turn, "final_result result stream"),

@@ -20,7 +20,7 @@ import functools
 import inspect
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import (
     Any,
@@ -39,6 +39,7 @@ from typing import (
 
 from holdfast.core.decisions import Accepted, Decision, Pending, Principal
 from holdfast.core.live import AnyLive
+from holdfast.core.notice import Channel
 from holdfast.core.state import State
 from holdfast.core.turn_result import OutputT, TurnResult
 from holdfast.errors import Invalid
@@ -391,6 +392,7 @@ class RuntimeOptions(TypedDict, total=False):
     drain: float
     max_conversations: int | None
     tune_gc: bool
+    channels: Sequence[Channel]
 
 
 class Runtime(_Facade, Generic[OutputT]):
@@ -462,9 +464,19 @@ class Runtime(_Facade, Generic[OutputT]):
         return self._wrapped.agents
 
     @property
+    def channels(self) -> tuple[Channel, ...]:
+        """The channels that this process delivers notices to."""
+        return self._wrapped.channels
+
+    @property
     def store(self) -> LogStore:
         """The store that the runtime uses. Its own methods are async, and belong to the runtime's thread."""
         return self._wrapped.store
+
+    @property
+    def has_grant_rule(self) -> bool:
+        """Whether ``may_grant`` is given."""
+        return self._wrapped.has_grant_rule
 
     @property
     def is_open(self) -> bool:
@@ -600,6 +612,10 @@ class Runtime(_Facade, Generic[OutputT]):
     pending_changes = _stream_verb(AsyncRuntime.pending_changes)
     conversations = _verb(AsyncRuntime.conversations)
     grants = _verb(AsyncRuntime.grants)
+    grant_scopes = _verb(AsyncRuntime.grant_scopes)
+    deputies = _verb(AsyncRuntime.deputies)
+    delegate = _verb(AsyncRuntime.delegate)
+    end_delegation = _verb(AsyncRuntime.end_delegation)
     call_result = _verb(AsyncRuntime.call_result)
     owners = _verb(AsyncRuntime.owners)
     backup = _verb(AsyncRuntime.backup)

@@ -16,7 +16,8 @@ The tree::
     │   ├── StoreNewer               written by a newer version of Holdfast
     │   ├── StoreDamaged             the stored data is corrupt
     │   ├── Conflict                 the log has moved on (compare-and-append lost); reload and decide again
-    │   └── Fenced                   this owner's lease has ended; another owner runs the conversation
+    │   ├── Fenced                   this owner's lease has ended; another owner runs the conversation
+    │   └── GrantEnded               a shared grant that an append relies on was revoked a moment ago
     ├── ModelError                   a model provider failed
     ├── TurnError                    a turn did not complete; raised by ``TurnResult.raise_for_reason``
     └── ToolError                    raised by handlers: the call's error result
@@ -37,6 +38,7 @@ __all__ = [
     "Conflict",
     "DeclarationError",
     "Fenced",
+    "GrantEnded",
     "HoldfastError",
     "Invalid",
     "ModelError",
@@ -275,6 +277,18 @@ class Fenced(StoreError):
             details={"epoch": epoch, "actual": actual},
         )
         self.epoch, self.actual = epoch, actual
+
+
+class GrantEnded(StoreError):
+    """An append relies on a shared grant that is no longer in the index: it was revoked a moment ago."""
+
+    kind = "conflict"
+
+    def __init__(self, conversation: str, grants: list[str]):
+        super().__init__(
+            f"conversation {conversation!r} relies on a grant that has ended: {', '.join(grants)}",
+            details={"grants": grants},
+        )
 
 
 class ModelError(HoldfastError):

@@ -132,6 +132,7 @@ def agent(name, *script, tools):
 
 REFUND = ToolCall("refund", {"order": 1, "amount": 2.5})
 gated = agent("gated", [REFUND], last, tools=[refund])
+explaining = agent("explaining", [REFUND], "It came late.", "It was broken.", "Refunded.", tools=[refund])
 wiping = agent("wiping", [ToolCall("wipe", {"disk": "sda"}), ToolCall("wipe", {"disk": "sdb"})], last, tools=[wipe])
 twice = agent("twice", [REFUND, REFUND], last, tools=[refund])
 printing = agent("printing", [ToolCall("announce")], last, tools=[announce])

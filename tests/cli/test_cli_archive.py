@@ -181,6 +181,28 @@ def test_the_arguments_that_a_grant_compares_are_shown(desk):
     assert f"bash with {shown}, given by user" in desk("import", "c.jsonl", "--trust", *OTHER).out
 
 
+def test_a_grant_beyond_the_conversation_is_imported_only_if_it_is_named(desk):
+    """Without --grant it is listed and dropped; a copy of the store keeps it [B115]."""
+    [entry] = desk.run_until_rest("c", agents.gated)
+    assert desk("approve", f"c/{entry.call}", "--remember", "tool", "--scope", "everyone", "--by", "boss").code == 0
+    [grant] = desk("grants", "--shared", "--json").objects
+    assert desk("export", "c", "c.jsonl").code == 0
+    assert_refused(desk("import", "c.jsonl", "--grant", grant["id"], *OTHER), 2, "--grant goes with --trust")
+    assert_refused(desk("import", "c.jsonl", "--trust", "--grant", "g99", *OTHER), 2, "no such grant")
+    listed = desk("import", "c.jsonl", "--as", "read", *OTHER)
+    assert f"--trust --grant {grant['id']}" in listed.out
+    dropped = desk("import", "c.jsonl", "--as", "dropped", "--trust", *OTHER)
+    assert "does not hold for everyone here" in dropped.out
+    assert desk("grants", "--shared", "--json", *OTHER).objects == []
+    kept = desk("import", "c.jsonl", "--as", "kept", "--trust", "--grant", grant["id"], *OTHER)
+    assert "holds for everyone from now on" in kept.out, kept.err
+    [here] = desk("grants", "--shared", "--json", *OTHER).objects
+    assert (here["conversation"], here["id"]) == ("kept", grant["id"])
+    assert desk("copy", "sqlite:///holdfast.db", "sqlite:///copy.db").code == 0
+    [copied] = desk("grants", "--shared", "--json", "--store", "sqlite:///copy.db").objects
+    assert (copied["conversation"], copied["id"]) == ("c", grant["id"])
+
+
 def test_trust_can_be_given_later_with_the_same_file_and_with_no_other(desk):
     run_and_export(desk, "c", agents.gated)
     run_and_export(desk, "b", agents.gated, "b.jsonl")

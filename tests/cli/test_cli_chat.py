@@ -94,6 +94,35 @@ def test_a_call_is_approved_in_the_chat_after_its_reasons_were_shown(start_chat)
     assert chat.exit() == 0
 
 
+def test_a_question_about_a_waiting_call_is_answered_before_the_decision(start_chat):
+    """The card is shown again after the answer; a message at the prompt asks, too [B120]."""
+    chat = start_chat("explaining")
+    chat.send_line("hi")
+    chat.expect("pending: ")
+    chat.send_line("/ask")
+    chat.expect("needs a question")
+    chat.expect("pending: ")
+    chat.send_line("/ask Why this amount?")
+    chat.expect("explaining: It came late.")
+    chat.expect("Give 2.5 back?")
+    chat.expect("pending: ")
+    chat.send_line("l")
+    chat.expect("> ")
+    chat.send_line("And why at all?")
+    chat.expect("explaining: It was broken.")
+    chat.expect("> ")
+    chat.send_line("")
+    chat.expect("Give 2.5 back?")
+    chat.expect("pending: ")
+    chat.send_line("a")
+    chat.expect("approved by ada")
+    chat.expect("turn completed")
+    chat.expect("> ")
+    assert chat.exit() == 0
+    types = chat.event_types()
+    assert (types.count("AsideAnswered"), types.count("TurnEnded"), types.count("CallReturned")) == (2, 1, 1)
+
+
 def test_a_call_is_denied_in_the_chat_with_a_reason(start_chat):
     chat = start_chat("gated")
     chat.send_line("hi")

@@ -12,7 +12,9 @@ from terminal import DESK, assert_refused, environment, until
 from test_cli_verify import change_database, make_reader
 
 from holdfast import Agent, Runtime, ScriptedModel
+from holdfast.testing.store_contract import make_append, make_channel
 
+OPENED = b'{"type":"ConversationOpened","seq":1,"at":1.0,"by":{"id":"user"},"v":1,"agent":"agent"}'
 WAYS = [("sqlite", "postgres"), ("postgres", "sqlite")]
 ways = pytest.mark.parametrize(("one", "other"), WAYS)
 
@@ -72,6 +74,31 @@ def test_copy_keeps_every_byte_every_artifact_and_every_pending_call(desk, one, 
     again = desk("copy", source, target)
     assert (again.code, again.out.splitlines()[1:]) == (0, ["already there: 7"])
     assert again.out.startswith("copied 0 conversations (0 events)")
+
+
+@ways
+def test_copy_leaves_channels_and_undelivered_notices_in_the_source_and_tells_the_target_nothing(desk, one, other):
+    """They are still delivered from there; the people behind the target's channels get no old messages [B116]."""
+    source, target = make_urls(desk, one, other)
+    run_until_rest(source, "plain", agents.plain)
+
+    async def leave_notice(rt):
+        await rt.store.put_channel(make_channel("mail"))
+        await rt.store.append(make_append("noted", 0, OPENED, notices=[(1, "suspended")]))
+
+    async def register(rt):
+        await rt.store.put_channel(make_channel("slack"))
+
+    async def look(rt):
+        return [channel.name for channel in await rt.store.channels()], [row.id for row in await rt.store.outbox()]
+
+    ask(source, leave_notice)
+    ask(target, register)
+    result = desk("copy", source, target)
+    assert result.code == 0, result.err
+    assert "undelivered notices stay in" in result.out
+    assert ask(source, look) == (["mail"], ["noted/1/mail"])
+    assert ask(target, look) == (["slack"], [])
 
 
 @ways

@@ -174,7 +174,7 @@ def test_edited_arguments_a_reason_and_a_grant_are_recorded_in_the_log(desk):
     assert (desk.path / "ledger").read_text() == "refund 1 1.0\n"
     events = desk.log("c")
     assert next(e for e in events if e["type"] == "CallResolved")["by"] == {"id": "boss"}
-    assert next(e for e in events if e["type"] == "GrantGiven")["scope"] == "tool"
+    assert next(e for e in events if e["type"] == "GrantGiven")["remember"] == "tool"
 
 
 def test_an_approval_with_another_digest_is_refused(desk):

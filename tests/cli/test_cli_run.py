@@ -83,6 +83,18 @@ def test_a_message_to_a_busy_conversation_exits_with_3_unless_it_is_queued(desk)
     assert len([e for e in desk.log("c") if e["type"] == "MessageReceived"]) == 2
 
 
+def test_a_run_asks_aside_while_a_call_waits(desk):
+    """The answer ends the command; the call still waits. `log` and `replay` show the aside [B120]."""
+    desk.run_until_rest("c", agents.explaining)
+    asked = desk("run", f"{DESK}:explaining", "Why?", "--conversation", "c", "--when-busy", "aside")
+    assert (asked.code, "explaining: It came late." in asked.out) == (0, True)
+    assert len(desk("pending", "--json").objects) == 1
+    shown = desk("log", "c").out
+    assert "asked aside: Why?" in shown
+    assert "answered: It came late." in shown
+    assert "explaining: It came late." in desk("replay", "c").out
+
+
 def test_the_busy_error_says_how_to_finish_a_turn_that_no_process_runs(desk):
     """B13"""
     [entry] = desk.run_until_rest("c", agents.gated)

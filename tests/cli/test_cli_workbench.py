@@ -15,10 +15,10 @@ from test_cli_verify import change_database
 from holdfast.cli.commands.doctor import HealthChecks, describe_sandbox
 from holdfast.errors import ToolError, install_command
 from holdfast.models.providers.names import PROVIDERS
-from holdfast.workspace.bubblewrap import Bubblewrap
-from holdfast.workspace.landlock import Landlock
-from holdfast.workspace.launch import Confinement, Sandbox
-from holdfast.workspace.sandbox import find_sandbox
+from holdfast.workspace.sandbox.base import Confinement, Sandbox
+from holdfast.workspace.sandbox.bubblewrap import Bubblewrap
+from holdfast.workspace.sandbox.landlock import Landlock
+from holdfast.workspace.sandbox.probe import find_sandbox
 
 SHOP = "holdfast.cli.demo:agent"
 
@@ -70,13 +70,54 @@ def test_the_demo_refunds_at_most_what_was_paid(desk, amount):
     assert whole.objects[0]["keeps"] == "0.00 EUR of 59.85 EUR"
 
 
+def test_a_grant_for_everyone_is_given_listed_and_revoked(desk):
+    """Commands name it CONVERSATION/GRANT [B115]."""
+    [entry] = desk.run_until_rest("c", agents.gated)
+    assert_refused(desk("approve", f"c/{entry.call}", "--scope", "everyone"), 2, "--scope goes with --remember")
+    given = desk("approve", f"c/{entry.call}", "--remember", "tool", "--scope", "everyone", "--by", "boss")
+    assert given.code == 0, given.err
+    assert "any arguments, everyone" in desk("grants", "--shared").out
+    [grant] = desk("grants", "--shared", "--json").objects
+    assert (grant["conversation"], grant["scope"], grant["remember"]) == ("c", "everyone", "tool")
+    assert_refused(desk("grants", "c", "--shared"), 2, "without CONVERSATION")
+    assert_refused(desk("revoke", grant["id"]), 2, "CONVERSATION/GRANT")
+    assert f"revoked {grant['id']}: refund asks again for everyone" in desk("revoke", f"c/{grant['id']}").out
+    assert desk("grants", "--shared", "--json").objects == []
+    assert "for everyone" in desk("log", "c").out
+
+
+def test_a_deputy_is_named_listed_and_ended(desk):
+    """The log of deputies is checked and shown, and is in no list of conversations [B126]."""
+    desk.run_until_rest("c", agents.gated)
+    assert "nobody has a deputy" in desk("deputies").out
+    named = desk("deputies", "name", "bob", "--for", "14d", "--by", "ada", "--role", "finance")
+    assert "bob decides for ada until" in named.out, named.err
+    [one] = desk("deputies", "--json").objects
+    assert (one["id"], one["deputy"], one["principal"]) == ("d2", "bob", {"id": "ada", "roles": ["finance"]})
+    assert "bob" in desk("deputies").out
+    assert "holdfast:deputies" not in desk("log").out
+    assert "bob decides for ada" in desk("log", "holdfast:deputies").out
+    assert desk("verify").code == 0
+    assert "holdfast:deputies" in desk("verify").out
+    assert_refused(desk("deputies", "end", "d2", "--by", "eve"), 5, "ada named bob")
+    assert desk("deputies", "end", "d2", "--by", "ada").code == 0
+    assert_refused(desk("deputies", "end", "d2", "--by", "ada"), 3, "[stale]")
+    assert_refused(desk("deputies", "name", "bob"), 2, "--for")
+    assert_refused(desk("deputies", "--for", "1h"), 2, "name DEPUTY")
+
+
 def test_grants_are_listed_and_revoked(desk):
     [entry] = desk.run_until_rest("c", agents.gated)
     assert "no approval" in desk("grants").out
     desk.run_until_rest("d", agents.gated)
     assert desk("approve", f"c/{entry.call}", "--remember", "tool", "--for", "1h", "--by", "boss").code == 0
     [grant] = desk("grants", "--json").objects
-    assert (grant["conversation"], grant["tool"], grant["scope"], grant["by"]["id"]) == ("c", "refund", "tool", "boss")
+    assert (grant["conversation"], grant["tool"], grant["remember"], grant["by"]["id"]) == (
+        "c",
+        "refund",
+        "tool",
+        "boss",
+    )
     assert grant["id"] in desk("grants", "c").out
     assert desk("grants", "d", "--json").objects == []
     assert_refused(desk("grants", "nope"), 3, "[not_found]")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, Request, expect
+from playwright.sync_api import Page, Request, Route, expect
 from support.browser import Demo, Stage, Visitor, begin, read_and_click, read_card, register, say, select, until
 
 import holdfast.server
@@ -76,6 +76,43 @@ def test_a_reply_streams_and_can_be_stopped_and_the_next_message_is_queued_or_in
     expect(page.get_by_text("You said: never mind")).to_be_visible()
 
 
+def test_a_question_about_a_waiting_call_is_answered_and_the_card_stays(visit, stage: Stage):
+    """Enter asks, while the card waits; Queue and Interrupt are still offered [B120]."""
+    conversation = stage.conversation("refund")
+    page = visit().page(f"c/{conversation}")
+    expect(page.locator("holdfast-approval .card")).to_be_visible()
+    box = page.get_by_label("Message", exact=True)
+    box.fill("why so much?")
+    for name in ("Interrupt", "Queue", "Ask"):
+        expect(page.get_by_role("button", name=name, exact=True)).to_be_visible()
+    box.press("Enter")
+    expect(page.get_by_text("You asked: why so much?")).to_be_visible()
+    expect(page.get_by_text("asked while this waits")).to_be_visible()
+    expect(page.locator("holdfast-approval .card")).to_be_visible()
+    page.reload()
+    expect(page.get_by_text("You asked: why so much?")).to_be_visible()
+    expect(page.locator("holdfast-approval .approve")).to_be_enabled()
+    page.locator("holdfast-approval .approve").click()
+    expect(page.get_by_text("Done: refund went well.")).to_be_visible()
+    types = [event["type"] for event in stage.log(conversation)]
+    assert (types.count("AsideAnswered"), types.count("TurnEnded")) == (1, 1)
+
+
+def test_a_message_sent_while_the_view_still_opens_is_a_question_to_a_waiting_turn(visit, stage: Stage):
+    name = stage.conversation("refund")
+    stage.pending_call(name)
+    page = visit().page("inbox")
+    held: list[Route] = []
+    page.route("**/log?*before=*", lambda route: held.append(route))  # the view opens when its log has been read
+    page.goto(f"{stage.url}#/c/{name}")
+    say(page, "why so much?")
+    until(page, lambda: any(event["type"] == "AsideAnswered" for event in stage.log(name)))
+    expect(page.get_by_text("Opening…")).to_be_visible()
+    assert held
+    page.unroute("**/log?*before=*")  # lets them through
+    expect(page.get_by_text("You asked: why so much?")).to_be_visible()
+
+
 def test_a_draft_is_kept_over_a_reload(visit, stage: Stage):
     page = visit().page(f"c/{stage.conversation('hello')}")
     page.get_by_label("Message", exact=True).fill("half a thought")
@@ -123,6 +160,26 @@ def test_thinking_is_collapsed_and_provider_tools_are_marked(visit, stage: Stage
     page.get_by_text("Thinking", exact=True).click()
     expect(page.locator(".thinking p")).to_contain_text("The customer asks about tea")
     expect(page.locator(".tool.ok", has_text="web_search").locator(".chip")).to_have_text("provider")
+
+
+def test_a_provider_tool_is_shown_once_when_the_end_of_its_reply_was_read_from_a_snapshot(visit, stage: Stage):
+    visitor = visit()
+    page = visitor.page(f"c/{stage.conversation('think')}")
+    chips = page.locator(".tool.ok", has_text="web_search").locator(".chip")
+    expect(page.get_by_text("Writing…")).to_have_count(0)
+    expect(chips).to_have_count(1)
+    # The call as the stream reported it: its reply ended while the page was not connected.
+    page.evaluate("""() => {
+        const chat = document.querySelector('holdfast-chat');
+        const call = { id: 'h', tool: 'web_search', args: {}, executor: 'provider', phase: 'done', ok: true };
+        chat.live.hosted = [{ ...call, decisions: [] }];
+        chat.requestUpdate();
+    }""")
+    expect(chips).to_have_count(2)
+    visitor.context.set_offline(True)
+    expect(page.get_by_text("The server cannot be reached")).to_be_visible()
+    visitor.context.set_offline(False)
+    expect(chips).to_have_count(1)
 
 
 def test_earlier_messages_are_loaded_by_a_button(visit, stage: Stage):
@@ -242,6 +299,33 @@ def test_a_remembered_approval_needs_no_second_one(visit, stage: Stage):
     assert [event["type"] for event in stage.log(conversation)].count("CallResolved") == 1
 
 
+def test_an_approval_is_remembered_for_everyone_where_the_server_offers_it(visit, stage: Stage):
+    """The card offers the scopes that the server allows: for a high risk only this conversation [B115]."""
+    page = visit().page(f"c/{stage.conversation('refund')}")
+    page.get_by_label("Remember").select_option("tool")
+    expect(page.locator(".remember", has_text="in this conversation")).to_be_visible()
+    expect(page.get_by_label("where")).to_have_count(0)
+    page = visit().page(f"c/{stage.conversation('sign')}")
+    page.get_by_label("Remember").select_option("tool")
+    page.get_by_label("where").select_option("everyone")
+    read_and_click(page.locator("holdfast-approval .approve"))
+    expect(page.get_by_text("in every conversation, for everyone, from now on")).to_be_visible()
+    try:
+        page = visit().page(f"c/{stage.conversation('sign')}")
+        expect(page.get_by_text("Done: sign went well.")).to_be_visible()
+        page.get_by_role("button", name="1 remembered").click()
+        listed = page.get_by_role("dialog", name="Remembered approvals")
+        expect(listed.locator("li")).to_contain_text("in every conversation, for everyone")
+        listed.get_by_role("button", name="Revoke").click()
+        expect(listed.get_by_text("No approval is remembered")).to_be_visible()
+    finally:
+        for grant in stage.ask("GET", "grants")["grants"]:
+            conversation, name = grant["id"].rsplit("/", 1)
+            stage.ask("DELETE", f"grants/{conversation}/{name}")
+    page = visit().page(f"c/{stage.conversation('sign')}")
+    expect(page.locator("holdfast-approval .approve")).to_be_visible()
+
+
 def test_a_remembered_approval_is_listed_and_after_its_revocation_the_tool_asks_again(visit, stage: Stage):
     conversation = stage.conversation("refund")
     page = visit().page(f"c/{conversation}")
@@ -327,6 +411,28 @@ def test_a_card_counts_down_and_says_what_happens_at_zero(visit, stage: Stage):
 
 
 # --- questions ---
+
+
+def test_the_second_question_of_a_call_is_a_new_card_and_the_call_has_one_result(visit, stage: Stage):
+    """A call that continues asks again on a card without the first answer, and ends with one result [B108]."""
+    conversation = stage.conversation("rebook")
+    page = visit(viewport={"width": 1200, "height": 860}).page(f"c/{conversation}")
+    read_and_click(page.get_by_role("button", name="Approve once"))
+    card = page.locator("holdfast-question")
+    for question, answer in (("It costs 40 EUR. Go ahead?", "yes"), ("Shall I send an invoice?", "no")):
+        expect(card.get_by_role("heading", name=question)).to_be_visible()
+        expect(card.get_by_role("radio", checked=True)).to_have_count(0)
+        expect(card.get_by_role("alert")).to_have_count(0)
+        card.get_by_role("radio", name=answer).check()
+        read_and_click(card.get_by_role("button", name="Send the answer"))
+    expect(page.get_by_text("Done: rebook went well.")).to_be_visible()
+    log = stage.log(conversation)
+    assert [event["value"] for event in log if event["type"] == "CallReturned"] == [["yes", "no"]]
+    assert [event["kind"] for event in log if event["type"] == "CallSuspended"] == [
+        "approval",
+        "elicitation",
+        "elicitation",
+    ]
 
 
 def test_an_invalid_answer_shows_errors_next_to_its_fields_and_a_valid_one_is_accepted(visit, stage: Stage):

@@ -365,7 +365,7 @@ def test_shortcuts_work_again_after_typing_into_the_filter_and_sending_a_message
     expect(page.get_by_label("Filter")).to_have_value(name)  # the list is still filtered
     page.goto(f"{stage.url}#/c/{name}")
     say(page, "and another thing")
-    expect(page.locator(".said.queued")).to_be_visible()
+    expect(page.get_by_text("You asked: and another thing")).to_be_visible()
     page.go_back()
     expect(page.locator(".row").first).to_be_visible()
     press(page, "j")

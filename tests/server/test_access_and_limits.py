@@ -112,7 +112,12 @@ async def test_auth_may_be_any_function_and_refuses_with_none_or_not_allowed():
                 return name
 
     async with site(desk("x"), auth=auth) as s:
-        assert await s.get("/api/me", headers={"x-user": "bo"}) == {"principal": "bo", "agents": ["desk"]}
+        assert await s.get("/api/me", headers={"x-user": "bo"}) == {
+            "principal": "bo",
+            "roles": [],
+            "deputy_of": [],
+            "agents": ["desk"],
+        }
         await s.get("/api/me", 401, headers={"x-user": "eve"})
         await s.get("/api/me", 401)
 

@@ -6,9 +6,10 @@ import re
 from itertools import chain
 
 import pytest
+from support.async_tests import until
 from support.web_site import desk, locate, refund_agent, site
 
-from holdfast import Agent, Call, Principal, Runtime, ScriptedModel, ToolCall, tool
+from holdfast import Agent, Ask, Call, Principal, Runtime, ScriptedModel, ToolCall, tool
 from holdfast.models import FinishPart, TextPart
 from holdfast.server import routes
 from holdfast.testing import ManualClock
@@ -114,6 +115,22 @@ async def test_a_message_to_a_busy_conversation_is_409_unless_it_is_queued():
         assert problem["kind"] == "busy"
         await s.post(f"{C}/messages", {"text": "more", "when_busy": "queue"}, 202)
         assert (await s.get(C))["queued"] == 1
+
+
+async def test_a_message_sent_aside_is_answered_while_the_call_waits():
+    """The snapshot shows the question and the answer; an unknown word is refused [B120]."""
+    async with site(refund_agent()) as s:
+        await s.begin()
+        await s.pending()
+        sent = await s.post(f"{C}/messages", {"text": "Why?", "when_busy": "aside"}, 202)
+        await s.runtime.wait("c")
+        shown = await s.get(C)
+        assert [message["text"] for message in shown["messages"][-2:]] == ["Why?", "done"]
+        assert shown["messages"][-2]["aside"] is True
+        assert (shown["state"], shown["asides"], len(shown["pending"])) == ("awaiting_input", 0, 1)
+        log = (await s.get(f"{C}/log"))["events"]
+        assert (log[-1]["type"], log[-1]["message"]) == ("AsideAnswered", sent["seq"])
+        await s.post(f"{C}/messages", {"text": "Why?", "when_busy": "now"}, 422)
 
 
 async def test_a_page_of_the_log_is_bounded_in_bytes_and_has_at_least_one_event(monkeypatch):
@@ -329,11 +346,57 @@ async def test_grants_are_listed_and_revoked():
         await s.post(f"{C}/calls/{entry['call']}/resolve", approval(entry, remember="tool"))
         await s.idle()
         [grant] = (await s.get("/api/grants", params={"conversation": "c"}))["grants"]
-        assert (grant["tool"], grant["scope"], grant["by"]["id"]) == ("refund", "tool", "ada")
+        assert (grant["tool"], grant["remember"], grant["by"]["id"]) == ("refund", "tool", "ada")
         await s.delete(f"/api/grants/c/{grant['id']}")
         assert (await s.get("/api/grants", params={"conversation": "c"}))["grants"] == []
         await s.delete(f"/api/grants/c/{grant['id']}", 404)
-        await s.get("/api/grants", 422)
+        await s.get("/api/grants", 422, params={"of": "c"})
+
+
+async def test_a_grant_beyond_the_conversation_is_offered_given_listed_and_revoked():
+    """The caller is told which scopes may be chosen; the list of the whole store has CONVERSATION/ID [B115]."""
+    async with site(refund_agent(), may_grant=lambda by, pending, decision: True) as s:
+        await s.begin()
+        [entry] = await s.pending()
+        call = f"{C}/calls/{entry['call']}"
+        every = ["conversation", "user", "everyone"]
+        assert await s.get(f"{call}/scopes") == {"args": every, "tool": every}
+        await s.post(f"{call}/resolve", approval(entry, remember="tool", scope="everyone"))
+        await s.idle()
+        [grant] = (await s.get("/api/grants"))["grants"]
+        assert grant["id"].startswith("c/g")
+        assert (grant["scope"], grant["remember"]) == ("everyone", "tool")
+        await s.delete(f"/api/grants/c/{grant['id'].removeprefix('c/')}")
+        assert (await s.get("/api/grants"))["grants"] == []
+        await s.get(f"{call}/scopes", 404)
+
+
+async def test_a_caller_who_does_not_see_everything_may_not_have_an_approval_remembered_everywhere():
+    """may_see without may_grant: a grant would reach conversations that the caller may not see [B115]."""
+    async with site(refund_agent(), may_see=lambda by, conversation: conversation == "c") as s:
+        await s.begin()
+        [entry] = await s.pending()
+        call = f"{C}/calls/{entry['call']}"
+        assert await s.get(f"{call}/scopes") == {"args": ["conversation"], "tool": ["conversation"]}
+        for scope in ("user", "everyone"):
+            problem = await s.post(f"{call}/resolve", approval(entry, remember="args", scope=scope), 403)
+            assert "may_grant" in problem["detail"]
+        await s.post(f"{call}/resolve", approval(entry, remember="args"))
+
+
+async def test_a_deputy_is_named_listed_and_ended():
+    """The caller names its own deputy; the log of deputies is not a conversation over HTTP [B126]."""
+    async with site(refund_agent()) as s:
+        named = await s.post("/api/deputies", {"to": "bob", "duration": "1h"}, 201)
+        assert (named["principal"]["id"], named["deputy"]) == ("ada", "bob")
+        assert (await s.get("/api/deputies"))["delegations"] == [named]
+        for wrong in ({"to": "bob"}, {"to": "bob", "until": 1.0}, {"to": "ada", "duration": "1h"}, {"duration": "1h"}):
+            await s.post("/api/deputies", wrong, 422)
+        await s.get("/api/conversations/holdfast:deputies", 404)
+        assert (await s.get("/api/conversations"))["conversations"] == []
+        await s.delete(f"/api/deputies/{named['id']}")
+        await s.delete(f"/api/deputies/{named['id']}", 404)
+        assert (await s.get("/api/deputies"))["delegations"] == []
 
 
 def locating_agent():
@@ -429,9 +492,10 @@ async def test_unknown_resources_are_404_a_duplicate_id_is_409_and_invalid_reque
         assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
 
 
-async def test_me_names_the_principal_and_the_agents_and_health_is_ok():
+async def test_me_names_the_principal_with_its_roles_and_the_agents_and_health_is_ok():
     async with site(desk("hello"), auth=lambda request: Principal("ada", roles=("desk",))) as s:
-        assert await s.get("/api/me") == {"principal": "ada", "agents": ["desk"]}
+        me = {"principal": "ada", "roles": ["desk"], "deputy_of": [], "agents": ["desk"]}
+        assert await s.get("/api/me") == me
         assert await s.get("/api/health") == {"status": "ok"}
 
 
@@ -608,6 +672,38 @@ async def test_the_claims_of_a_principal_are_logged_but_never_sent_to_a_viewer()
         assert (await s.runtime.history("c"))[0].by.claims == secret["claims"]  # the log has them
 
 
+async def test_the_claims_of_people_who_vote_or_are_represented_are_never_sent_to_a_viewer():
+    def auth(request):
+        name = request.headers.get("x-who", "eve")
+        return Principal(name, ("finance",) if name in ("ada", "bo") else (), {"access_token": "a-secret"})
+
+    @tool(approval="required", approvers=3, approver_roles=("finance",))
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    agent = Agent("desk", model=ScriptedModel([[ToolCall("pay", {})], "done"]), tools=[pay])
+    async with site(agent, auth=auth) as s:
+        await s.post("/api/deputies", {"to": "carl", "duration": "1d"}, 201, headers={"x-who": "ada"})
+        await s.begin("c")
+        [entry] = await s.pending()
+        async with s.events("/api/pending/events") as inbox, s.events(f"{C}/events") as live:
+            received = [await inbox.next()]
+            for who in ("carl", "bo"):
+                approve = {"decision": {"type": "approve", "digest": entry["digest"]}}
+                await s.post(f"{C}/calls/{entry['call']}/resolve", approve, headers={"x-who": who})
+                received += [await inbox.next(), *await live.until("VoteCast")]
+            [entry] = await s.pending()
+            received += [entry, await s.get(C), await s.get(f"{C}/log"), await s.get("/api/deputies")]
+            received += [await s.get("/api/me", headers={"x-who": "carl"})]
+        assert [(vote["by"]["id"], vote["on_behalf_of"]) for vote in entry["votes"]] == [
+            ("carl", {"id": "ada", "roles": ["finance"]}),
+            ("bo", None),
+        ]
+        assert received[-1]["deputy_of"] == [{"id": "ada", "roles": ["finance"]}]
+        assert "a-secret" not in json.dumps(received)
+
+
 async def test_a_conversation_of_another_principal_looks_like_one_that_does_not_exist():
     from holdfast.server import OpenedBy
 
@@ -709,7 +805,7 @@ async def test_a_misspelt_field_or_type_in_a_decision_is_422_and_decides_nothing
         for decision, message_part in (
             ({"type": "approve", "digest": digest, "arguments": {"amount": 1}}, f"{unknown} `arguments`"),
             ({"type": "deny", "reson": "no"}, f"{unknown} `reson`"),
-            ({"type": "deny", "reson": "no"}, "approve: args, digest, remember, duration; deny: reason, stop;"),
+            ({"type": "deny", "reson": "no"}, "approve: args, digest, remember, duration, scope; deny: reason, stop;"),
             ({"type": "aprove", "digest": digest}, words),
             ({"type": "approve", "digest": digest, "remember": "ever"}, "one of args, tool"),
         ):
@@ -907,3 +1003,37 @@ def test_only_images_in_which_nothing_runs_are_shown_by_a_browser(media_type, sh
 def test_a_media_type_of_an_imported_log_cannot_add_a_header():
     wrong = routes.Download(b"", "text/plain\r\nset-cookie: a=b", "x")
     assert wrong.headers["content-type"] == "application/octet-stream"
+
+
+async def test_a_late_answer_does_not_get_the_receipt_of_an_earlier_question():
+    """The same answer to another question of the call is no repetition of it [B107]."""
+
+    @tool
+    async def plan(call: Call) -> object:
+        """Ask twice."""
+        if len(call.answers) < 2:
+            return Ask(f"Question {len(call.answers)}?", choices=["yes", "no"], resume=None)
+        return list(call.answers)
+
+    desk = Agent("desk", model=ScriptedModel([[ToolCall("plan")], "done"], follow=True), tools=[plan])
+    async with site(desk, auth=lambda request: request.headers.get("x-who")) as s:
+        s.http.headers["x-who"] = "ada"
+        await s.begin()
+        (first,) = await s.pending(1)
+        yes, no = ({"decision": {"type": "answer", "value": value}} for value in ("yes", "no"))
+        path = f"/api/conversations/c/calls/{first['call']}"
+        accepted = await s.http.post(f"{path}:{first['seq']}/resolve", json=yes)
+        assert accepted.status_code == 200
+
+        async def second_question():
+            return [entry for entry in await s.pending() if entry["seq"] != first["seq"]]
+
+        await until(second_question)
+        (second,) = await second_question()
+        bob = await s.http.post(f"{path}:{second['seq']}/resolve", json=no, headers={"x-who": "bob"})
+        assert bob.status_code == 200
+        late = await s.http.post(f"{path}:{second['seq']}/resolve", json=yes)
+        assert late.status_code == 409
+        assert "bob" in late.text
+        again = await s.http.post(f"{path}:{first['seq']}/resolve", json=yes)
+        assert (again.status_code, again.json()) == (200, accepted.json())

@@ -387,3 +387,25 @@ def test_holdfast_does_not_import_the_kit_and_the_kit_does_not_import_pytest():
         "assert holdfast.testing.StoreContract.__name__ == 'StoreContract' and 'pytest' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_tool_that_asks_and_continues_is_killed_at_every_append_and_loses_no_answer():
+    """The run that asks counts as no effect; the one after the answer is recovered as declared [B108]."""
+    bank = []
+
+    @tool(recovery="fail")
+    async def rebook(n: int, call: Call) -> object:
+        """Rebook it."""
+        if not call.answers:
+            return Ask("Sure?", choices=["yes", "no"], resume={"fee": 40})
+        bank.append((call.key, call.answers, call.state))
+        return [*call.answers, call.state["fee"]]
+
+    report = crash_everywhere(lambda: agent(rebook), "go", decisions={"rebook": Answer("yes")})
+    report.check()
+    rebooked = report.tools["rebook"]
+    assert set(rebooked.effects) == {0, 1}
+    assert set(rebooked.outcomes) == {"ok", "interrupted"}
+    assert ("CallResolved",) in {crash.events for crash in report.crashes}
+    assert {(answers, state["fee"]) for _, answers, state in bank} == {(("yes",), 40)}
+    assert len({key for key, _, _ in bank}) == len(bank)

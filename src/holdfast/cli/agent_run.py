@@ -16,6 +16,7 @@ from holdfast.cli.output import EXIT_WAITING
 from holdfast.cli.render.console import Screen, make_console
 from holdfast.cli.render.turn import TurnView
 from holdfast.core.decide.machine import read_only_error
+from holdfast.core.decisions import Principal
 from holdfast.core.state import CallState, State
 from holdfast.errors import Invalid
 from holdfast.runtime.runtime import Runtime
@@ -36,7 +37,7 @@ class AgentRun:
 
     chosen: ChosenAgent
     store: str
-    by: str
+    by: str | Principal
     wait: float | None
     """Seconds to wait for answers; None means without a limit."""
     conversation: str | None = None

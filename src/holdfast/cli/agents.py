@@ -7,14 +7,16 @@ import importlib.util
 import os
 import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any, cast
 
+from holdfast.core.notice import Channel
 from holdfast.core.redaction import redact_exception
-from holdfast.errors import HoldfastError, Invalid, ModelError
+from holdfast.errors import DeclarationError, HoldfastError, Invalid, ModelError
 from holdfast.models.providers import names
 from holdfast.runtime.agent import Agent
+from holdfast.runtime.outbox import check_channels
 
 SPEC_HINT = 'give it as MODULE:AGENT, such as "hello:agent", "package.module:agent" or "path/file.py:agent"'
 SPEC_PATTERN = re.compile(r"[\w./~-]+:[A-Za-z_][\w.]*")
@@ -32,6 +34,8 @@ class ChosenAgent:
     """The words that name it on the command line."""
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
     """The metadata of a new conversation, from which later commands learn how to name the agent."""
+    channels: tuple[Channel, ...] = ()
+    """The list ``channels`` of the agent's module, if it has one."""
 
 
 def choose_agent(
@@ -46,9 +50,11 @@ def choose_agent(
     if spec is not None:
         if instructions is not None:
             raise Invalid("--instructions goes with --model alone: an agent of a module has its own")
-        chosen = ChosenAgent(load_agent(spec), (spec, *other), {"module": spec})
+        chosen = ChosenAgent(load_agent(spec), (spec, *other), {"module": spec}, load_channels(spec))
         if model is not None:
-            chosen = ChosenAgent(_with_model(chosen.agent, model), chosen.words, {**chosen.metadata, "model": model})
+            chosen = replace(
+                chosen, agent=_with_model(chosen.agent, model), metadata={**chosen.metadata, "model": model}
+            )
     elif model is not None:
         names.parse_model_name(model)  # raises ModelError: the command is wrong, not an agent's declaration
         words = other if instructions is None else (*other, "--instructions", instructions)
@@ -104,7 +110,7 @@ def load_agent(spec: str) -> Agent:
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
-    module = _import_file(where) if where.endswith(".py") or os.sep in where else _import_module(where)
+    module = _load_module(where)
     found: Any = module
     for part in name.split("."):
         try:
@@ -114,6 +120,22 @@ def load_agent(spec: str) -> Agent:
     if not isinstance(found, Agent):
         raise Invalid(f"{spec} is not an Agent but {_with_article(found)}; {_agents(module)}")
     return cast("Agent", found)
+
+
+def load_channels(spec: str) -> tuple[Channel, ...]:
+    """Return the list ``channels`` of an agent's module; an empty one if it has none."""
+    where = spec.rpartition(":")[0]
+    found: Any = getattr(_load_module(where), "channels", ())
+    if not isinstance(found, list | tuple):
+        return ()  # another thing that is called so, such as a submodule
+    try:
+        return check_channels(cast("list[Channel]", found))
+    except DeclarationError as problem:
+        raise Invalid(f"{where}: {problem.message}") from None
+
+
+def _load_module(where: str) -> ModuleType:
+    return _import_file(where) if where.endswith(".py") or os.sep in where else _import_module(where)
 
 
 def _import_module(name: str) -> ModuleType:

@@ -28,12 +28,20 @@ if TYPE_CHECKING:
     from holdfast.cli.prompt import Prompt
 
 JSON = dict[str, Any]
-COMMANDS = ("/deny ", "/why", "/leave")
+COMMANDS = ("/deny ", "/why", "/leave", "/ask ")
 """The commands at a question, as Tab completes them."""
 
 
 class LeftPending(Exception):
     """The user leaves the call pending."""
+
+
+class AskedAside(Exception):
+    """The user asks the agent something before the decision."""
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self.text = text
 
 
 class Dialogue:
@@ -45,7 +53,8 @@ class Dialogue:
     async def ask_decision(self, entry: Pending) -> Decision:
         """Return the user's decision.
 
-        Raises LeftPending if there is none, EOFError at the end of input, KeyboardInterrupt after Ctrl-C.
+        Raises LeftPending if there is none, AskedAside if the user asks the agent something first, EOFError at the end
+        of input, KeyboardInterrupt after Ctrl-C.
         """
         width = min(self._screen.out.width, CARD_WIDTH)
         self._screen.end_line()
@@ -73,8 +82,11 @@ class Dialogue:
     async def _ask_choice(self, entry: Pending, **words: str) -> str:
         """Return one of the offered letters; (w)hy and (l)eave are always offered, and handled here."""
         words |= {"w": "(w)hy am I asked", "l": "(l)eave it pending"}
+        *offers, last = words.values()
         while True:
-            reply = (await self._read_line(f"{', '.join(words.values())}: ")).lower()
+            typed = await self._read_line(f"{', '.join([*offers, '/ask TEXT', last])}: ")
+            _check_aside(typed)
+            reply = typed.lower()
             if reply[:1] in words and (
                 len(reply) == 1 or words[reply[0]].replace("(", "").replace(")", "").startswith(reply)
             ):
@@ -86,13 +98,15 @@ class Dialogue:
                         raise LeftPending
                     case letter:
                         return letter
-            self._screen.print_line((f"  type one of {', '.join(words)}", "dim"))
+            self._screen.print_line((f"  type one of {', '.join(words)}, or /ask and a question", "dim"))
 
     # --- approvals ---
 
     async def _ask_approval(self, entry: Pending) -> Decision | None:
         if entry.recovery:
             words = {"a": "(a)pprove: run it again", "s": "(s)ubmit what it returned", "d": "(d)eny"}
+        elif entry.continues:
+            words = {"a": "(a)pprove: it continues", "d": "(d)eny"}
         else:
             words = {"a": "(a)pprove", "e": "(e)dit", "d": "(d)eny"}
         match await self._ask_choice(entry, **words):
@@ -167,9 +181,9 @@ class Dialogue:
         plain = resolve_reference(entry.schema, entry.schema)
         form = known is None and plain.get("type") == "object" and isinstance(plain.get("properties"), dict)
         if form:
-            self._screen.print_line(("  /deny REASON, /why and /leave work at every field", "dim"))
+            self._screen.print_line(("  /deny REASON, /ask TEXT, /why and /leave work at every field", "dim"))
             return await self._ask_fields(entry, plain)
-        reply = await self._read_answer(entry, "your answer (or /deny REASON, /why, /leave): ", known or ())
+        reply = await self._read_answer(entry, "your answer (or /deny REASON, /ask TEXT, /why, /leave): ", known or ())
         if not isinstance(reply, str):
             return reply
         if known is not None:
@@ -201,6 +215,7 @@ class Dialogue:
         """Return the typed text, a Deny after /deny, or None after /why. Tab completes these values."""
         words = [word for word in map(value_text, values) if word == escape_control_characters(word)]
         text = await self._read_line(question, [*words, *COMMANDS])
+        _check_aside(text)
         word, _, rest = text.partition(" ")
         match word:
             case "/deny":
@@ -228,6 +243,15 @@ class Dialogue:
                 break
         say(("  because  ", "dim"), _suspension_reason(entry))
         say(("  digest   ", "dim"), entry.digest)
+
+
+def _check_aside(typed: str) -> None:
+    """Raise AskedAside for /ask and a question."""
+    word, _, rest = typed.partition(" ")
+    if word == "/ask":
+        if not rest.strip():
+            raise Invalid("/ask needs a question: /ask why this amount?")
+        raise AskedAside(rest.strip())
 
 
 def _suspension_reason(entry: Pending) -> str:

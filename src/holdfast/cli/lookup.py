@@ -10,17 +10,17 @@ from typing import NamedTuple
 from holdfast.cli.agents import SPEC_PATTERN
 from holdfast.cli.command_lines import CommandWriter
 from holdfast.cli.render.text import ellipsize, escape_control_characters
-from holdfast.core.decisions import Pending
+from holdfast.core.decisions import Pending, split_suspension
 from holdfast.core.events import ConversationOpened
 from holdfast.errors import Invalid, Stale
 from holdfast.runtime.runtime import ConversationInfo, Runtime
 from holdfast.stores.base import OwnerRow
 
 VERBS = {
-    "approval": ("approve", "deny"),
-    "elicitation": ("answer", "deny"),
+    "approval": ("approve", "deny", "extend"),
+    "elicitation": ("answer", "deny", "extend"),
     "client_exec": ("submit",),
-    "manual": ("submit",),
+    "manual": ("submit", "extend"),
 }
 MAX_LISTED = 8
 PICKUP_SECONDS = 1.0
@@ -31,14 +31,18 @@ POLL_SECONDS = 0.05
 class FoundCall(NamedTuple):
     conversation: str
     call: str
+    """CALL, or CALL:SEQ if a suspension was named."""
     entry: Pending | None
     """None if the call is not pending: the runtime then explains why."""
 
 
 async def find_call(rt: Runtime, given: str, verb: str) -> FoundCall:
-    """Return the call that ``[CONVERSATION/]PREFIX`` names. Ambiguous and unknown names are refused here; the runtime
-    refuses stale calls."""
-    conversation, _, prefix = given.rpartition("/")
+    """Return the call that ``[CONVERSATION/]PREFIX`` names, or the suspension of a call (``PREFIX:SEQ``).
+
+    Ambiguous and unknown names are refused here; the runtime refuses stale calls.
+    """
+    conversation, _, last = given.rpartition("/")
+    prefix, seq = split_suspension(last)
     if not prefix:
         raise Invalid(f"{given!r} names no call: give [CONVERSATION/]CALL, or the beginning of a call's id")
     waiting = await rt.pending(conversation or None)
@@ -57,7 +61,8 @@ async def find_call(rt: Runtime, given: str, verb: str) -> FoundCall:
         if verb not in allowed:
             ways = " or ".join(f"`holdfast {command}`" for command in allowed)
             raise Invalid(f"{entry.tool} ({entry.call}) waits for {_awaited_noun(entry.kind)}: use {ways}")
-        return FoundCall(entry.conversation, entry.call, entry)
+        named = entry.call if seq is None else f"{entry.call}:{seq}"
+        return FoundCall(entry.conversation, named, entry)
     if not conversation:
         conversation = await _find_in_logs(rt, prefix) or ""
     if not conversation:
@@ -65,7 +70,7 @@ async def find_call(rt: Runtime, given: str, verb: str) -> FoundCall:
             f"no call {ellipsize(prefix, 80)!r} waits, or ever did; `holdfast pending` lists the pending calls",
             reason="unknown",
         )
-    return FoundCall(conversation, prefix, None)
+    return FoundCall(conversation, prefix if seq is None else f"{prefix}:{seq}", None)
 
 
 def _awaited_noun(kind: str) -> str:
@@ -104,7 +109,12 @@ async def print_next_steps(
 
     ``owners`` are the processes that had the store open before the decision.
     """
-    left = [entry for entry in await rt.pending(found.conversation) if entry.call != found.call]
+    waiting = await rt.pending(found.conversation)
+    own = next((entry for entry in waiting if found.entry is not None and entry.id == found.entry.id), None)
+    if own is not None and own.votes and own.missing:
+        say(f"{own.missing} more {'person' if own.missing == 1 else 'people'} must approve it before it runs")
+        return
+    left = [entry for entry in waiting if entry is not own]
     if left:
         count = f"{len(left)} more answer{'s' if len(left) > 1 else ''}"
         names = ", ".join(f"{entry.tool} {entry.call}" for entry in left[:MAX_LISTED])

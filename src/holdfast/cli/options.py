@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from click.shell_completion import CompletionItem
 from holdfast.cli.command_lines import DEFAULT_STORE
 from holdfast.cli.environment import decode_argument, login_name
 from holdfast.cli.output import is_terminal
+from holdfast.core.decisions import Principal
 
 MAX_INTEGER = 2**53
 F = TypeVar("F", bound=Callable[..., Any])
@@ -55,6 +56,13 @@ def store_option(command: F) -> F:
 
 
 by_option = click.option("--by", metavar="NAME", help="Your name in the log [default: your login name].")
+role_option = click.option(
+    "--role",
+    "roles",
+    multiple=True,
+    metavar="ROLE",
+    help="A role of yours, for a tool that asks for one. Who can open the store is trusted with it.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line, nothing else.")
 after_option = click.option(
     "--after", type=Whole(0, MAX_INTEGER), default=0, metavar="N", help="Only events after this one."
@@ -132,6 +140,11 @@ def store_url(given: str | None, default: str = DEFAULT_STORE) -> str:
 
 def by_or_login(by: str | None) -> str:
     return login_name() if by is None else by
+
+
+def principal_of(by: str | None, roles: Sequence[str]) -> Principal:
+    """Return the principal of a command, with the roles that were given."""
+    return Principal(by_or_login(by), tuple(roles))
 
 
 def wait_seconds(wait: float | None, no_wait: bool) -> float | None:

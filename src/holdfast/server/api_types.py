@@ -10,12 +10,12 @@ import msgspec
 import msgspec.inspect
 
 from holdfast.core import codec
-from holdfast.core.decisions import Accepted, Decision, Pending, Principal
-from holdfast.core.events import VERSION, AnyEvent, Mode
+from holdfast.core.decisions import Accepted, Decision, GrantScope, Pending, Principal, Vote
+from holdfast.core.events import AnyEvent, CallResolved, CancelRequested, DeadlineExtended, Mode, VoteCast
 from holdfast.core.inputs import WhenBusy
 from holdfast.core.json_values import refuse_duplicate_keys
 from holdfast.core.live import AnyLive, LiveEvent, Snapshot, Suspended
-from holdfast.core.state import Grant, Status
+from holdfast.core.state import Delegation, Grant, Status
 from holdfast.errors import Invalid
 from holdfast.runtime.runtime import ConversationInfo
 from holdfast.server.problems import Problem
@@ -167,7 +167,7 @@ class PendingQuery(StrictRequest, frozen=True, kw_only=True):
 
 
 class GrantsQuery(StrictRequest, frozen=True, kw_only=True):
-    conversation: Name
+    conversation: Name | None = None
 
 
 # --- responses ---
@@ -248,6 +248,8 @@ class BatchResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     call: str
     status: Literal["accepted"] | None = None
     seq: int | None = None
+    missing: int = 0
+    """How many more people must approve the call before it runs."""
     problem: Problem | None = None
 
 
@@ -259,12 +261,37 @@ class Grants(msgspec.Struct, frozen=True):
     grants: list[Grant]
 
 
+class NewDelegation(StrictRequest, frozen=True, kw_only=True):
+    to: Name
+    until: float | None = None
+    """When it ends, in seconds since the epoch."""
+    duration: str | float | None = None
+    """Instead of ``until``: how long it lasts, such as ``14d``."""
+
+
+class Delegations(msgspec.Struct, frozen=True):
+    delegations: list[Delegation]
+
+
+class OfferedScopes(msgspec.Struct, frozen=True):
+    """Where the caller may have an approval remembered."""
+
+    args: tuple[GrantScope, ...] = ()
+    """For remember="args"."""
+    tool: tuple[GrantScope, ...] = ()
+    """For remember="tool"."""
+
+
 class Health(msgspec.Struct, frozen=True):
     status: Literal["ok"] = "ok"
 
 
 class Me(msgspec.Struct, frozen=True):
     principal: str
+    roles: tuple[str, ...]
+    """The principal's roles, which a tool's ``approver_roles`` and ``escalate_to`` may name."""
+    deputy_of: list[Principal]
+    """The principals for whom the caller may decide now, as their deputy."""
     agents: list[str]
     """The agents that run here."""
 
@@ -363,7 +390,7 @@ def _flatten_types(types: Sequence[msgspec.inspect.Type]) -> list[msgspec.inspec
 class _EventHead(msgspec.Struct):
     type: str
     seq: int
-    v: int = VERSION
+    v: int
 
 
 _head_decoder = msgspec.json.Decoder(_EventHead)
@@ -377,7 +404,8 @@ def encode_frame(name: str, data: bytes, seq: int | None = None) -> bytes:
 
 def public_body(body: bytes) -> bytes:
     """Return a stored event as it is sent: unchanged, unless it is of an older version or contains claims."""
-    unchanged = _head_decoder.decode(body).v == VERSION and b'"claims"' not in body
+    head = _head_decoder.decode(body)
+    unchanged = head.v == codec.VERSIONS.get(head.type) and b'"claims"' not in body
     return body if unchanged else _encoder.encode(_public_event(codec.decode_event(body)))
 
 
@@ -395,25 +423,42 @@ def live_frame(event: AnyEvent | AnyLive) -> bytes:
 # --- principals: the claims of a sign-in are never sent to viewers ---
 
 
-def _without_claims(principal: Principal) -> Principal:
+def public_principal(principal: Principal) -> Principal:
+    """Return a principal as it is sent."""
     return Principal(principal.id, principal.roles)
 
 
 def _public_event(event: AnyEvent | AnyLive) -> AnyEvent | AnyLive:
     if isinstance(event, Suspended):
         return msgspec.structs.replace(event, pending=public_pending(event.pending))
-    if isinstance(event, LiveEvent) or not event.by.claims:
+    if isinstance(event, LiveEvent):
         return event
-    return msgspec.structs.replace(event, by=_without_claims(event.by))
+    if (
+        isinstance(event, CallResolved | CancelRequested | VoteCast | DeadlineExtended)
+        and event.on_behalf_of is not None
+    ):
+        event = msgspec.structs.replace(event, on_behalf_of=public_principal(event.on_behalf_of))
+    return msgspec.structs.replace(event, by=public_principal(event.by)) if event.by.claims else event
 
 
 def public_pending(pending: Pending) -> Pending:
     """Return a pending call as it is sent."""
-    if not pending.principal.claims:
+    if not pending.principal.claims and not pending.votes:
         return pending
-    return msgspec.structs.replace(pending, principal=_without_claims(pending.principal))
+    votes = tuple(_public_vote(vote) for vote in pending.votes)
+    return msgspec.structs.replace(pending, principal=public_principal(pending.principal), votes=votes)
+
+
+def _public_vote(vote: Vote) -> Vote:
+    represented = None if vote.on_behalf_of is None else public_principal(vote.on_behalf_of)
+    return msgspec.structs.replace(vote, by=public_principal(vote.by), on_behalf_of=represented)
+
+
+def public_delegation(delegation: Delegation) -> Delegation:
+    """Return a delegation as it is sent."""
+    return msgspec.structs.replace(delegation, principal=public_principal(delegation.principal))
 
 
 def public_grant(grant: Grant) -> Grant:
     """Return a remembered approval as it is sent."""
-    return msgspec.structs.replace(grant, by=_without_claims(grant.by)) if grant.by.claims else grant
+    return msgspec.structs.replace(grant, by=public_principal(grant.by)) if grant.by.claims else grant

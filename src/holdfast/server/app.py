@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
+from holdfast.channels.links import Links
 from holdfast.core.redaction import redact_secrets
 from holdfast.runtime.runtime import Runtime
 from holdfast.server import api_types, openapi
@@ -29,6 +29,7 @@ from holdfast.server.limits import (
     OverBudget,
     PrincipalSlots,
     over_budget_problem,
+    read_body,
 )
 from holdfast.server.middleware import (
     PRINCIPAL,
@@ -41,13 +42,12 @@ from holdfast.server.middleware import (
     problem_response,
 )
 from holdfast.server.problems import HTTPProblem, headers_of, unavailable
+from holdfast.server.public_routes import PublicRoutes, find_links
 from holdfast.server.routes import ENDPOINTS, Download, Endpoint, RequestContext
 from holdfast.server.static_files import SHEET_HEADERS, PageFiles, render_error_page, render_sign_in
 from holdfast.server.streams import Hub, Stream
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-BODY_SECONDS = 30.0
-"""A request body that takes longer to arrive is refused."""
 JSON_HEADERS = {"content-type": "application/json"}
 
 
@@ -62,6 +62,7 @@ class App:
         origins: Origins,
         limits: Limits,
         files: PageFiles,
+        links: Sequence[Links] = (),
     ):
         self.runtime, self.auth = runtime, auth
         self._hub = Hub(runtime)
@@ -79,8 +80,12 @@ class App:
             redirect_slashes=False,
             default=_refuse_unknown,
         )
+        public = PublicRoutes(runtime, links, files, limits)
         self._router = Router(
             [
+                EncodedPathRoute("/l/assets/{path:path}", public.show_asset),
+                EncodedPathRoute("/l/{token}", public.open_link, methods=["GET", "POST"]),
+                EncodedPathRoute("/channels/{name}", public.receive, methods=["POST"]),
                 EncodedPathRoute("/errors", _show_error_page),
                 EncodedPathRoute("/errors/{path:path}", _show_error_page),
             ],
@@ -259,27 +264,7 @@ async def _read_json(request: Request, limit: int) -> bytes:
     """Return the request's body, which must be JSON within the limit; a larger one is refused before it is read."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HTTPProblem(415, "invalid_args", "send JSON with the content type application/json")
-    announced = request.headers.get("content-length", "")
-    if announced.isdigit() and int(announced) > limit:
-        raise _too_large(limit)
-    chunks: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for chunk in request.stream():
-                chunks.append(chunk)
-                size += len(chunk)
-                if size > limit:
-                    raise _too_large(limit)
-    except TimeoutError:
-        raise HTTPProblem(408, "timeout", f"the body took longer than {BODY_SECONDS:.0f} seconds") from None
-    except ClientDisconnect:
-        raise HTTPProblem(400, "invalid_args", "the body ended too early") from None
-    return b"".join(chunks)
-
-
-def _too_large(limit: int) -> HTTPProblem:
-    return HTTPProblem(413, "too_large", f"the body is larger than the limit of {limit} bytes")
+    return await read_body(request, limit)
 
 
 def app(
@@ -291,6 +276,7 @@ def app(
     origins: Iterable[str] = (),
     limits: Limits | None = None,
     ui: str | os.PathLike[str] | None = None,
+    links: Links | None = None,
 ) -> App:
     """Return an ASGI application that serves the HTTP API and the page of a runtime.
 
@@ -301,6 +287,10 @@ def app(
     origins:  other origins with pages that may read and write (CORS), such as "https://desk.example"
     limits:   upper bounds on concurrent work
     ui:       a directory with files that replace the packaged ones
+    links:    signed links to serve under /l/, in addition to those of the runtime's channels; the host of their
+              ``base_url`` is served, too
     """
     own = () if ui is None else (ui,)
-    return App(runtime, auth or TokenAuth(), may_see, Origins(hosts, origins), limits or Limits(), PageFiles(*own))
+    known = find_links(runtime.channels, links)
+    served = Origins((*hosts, *(each.host for each in known)), origins)
+    return App(runtime, auth or TokenAuth(), may_see, served, limits or Limits(), PageFiles(*own), known)

@@ -7,6 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -17,6 +18,8 @@ CHUNK_BYTES = 16 * 1024
 STALL_SECONDS = 30.0
 """A connection that does not accept one chunk within this time is given up."""
 RETRY_SECONDS = "5"
+BODY_SECONDS = 30.0
+"""A request body that takes longer to arrive is refused."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,34 @@ def over_budget_problem() -> HTTPProblem:
 
 def _too_many_problem(detail: str) -> HTTPProblem:
     return HTTPProblem(429, "backpressure", detail, {"retry-after": RETRY_SECONDS})
+
+
+# --- bodies ---
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """Return the request's body; a larger one than the limit is refused before it is read."""
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > limit:
+        raise _too_large(limit)
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > limit:
+                    raise _too_large(limit)
+    except TimeoutError:
+        raise HTTPProblem(408, "timeout", f"the body took longer than {BODY_SECONDS:.0f} seconds") from None
+    except ClientDisconnect:
+        raise HTTPProblem(400, "invalid_args", "the body ended too early") from None
+    return b"".join(chunks)
+
+
+def _too_large(limit: int) -> HTTPProblem:
+    return HTTPProblem(413, "too_large", f"the body is larger than the limit of {limit} bytes")
 
 
 # --- slow readers ---

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -14,18 +15,21 @@ from urllib.parse import quote
 import msgspec
 from starlette.requests import Request
 
-from holdfast.core.decisions import Accepted, Approve, Decision, Previewed, Principal
-from holdfast.core.events import AssistantSaid, CallResolved
+from holdfast.core.decide.deputies import DEPUTIES
+from holdfast.core.decisions import Accepted, Approve, Decision, Previewed, Principal, split_suspension
+from holdfast.core.events import AssistantSaid, CallResolved, CallSuspended, VoteCast
 from holdfast.core.images import IMAGE_TYPES
 from holdfast.core.results import ANSWER_LIMIT, MESSAGE_LIMIT
 from holdfast.core.schema.validation import check_plain
-from holdfast.core.tool import MEDIA_TYPE
-from holdfast.errors import Invalid, NotFound, Stale, StoreError
+from holdfast.core.state import Delegation, Grant
+from holdfast.core.tool import MEDIA_TYPE, parse_duration
+from holdfast.errors import Invalid, NotAllowed, NotFound, Stale, StoreError
 from holdfast.runtime.arguments import check_conversation_id, new_id
 from holdfast.runtime.artifacts import find_artifact, load_artifact
 from holdfast.runtime.clients import HEARTBEAT_SECONDS, PRESENCE_SECONDS, Client, stored_name
 from holdfast.runtime.resolve import gather_by_conversation
 from holdfast.runtime.runtime import ConversationInfo, Runtime
+from holdfast.runtime.shared_grants import split_grant_id
 from holdfast.server import api_types
 from holdfast.server.auth import Auth, MaySee, identify
 from holdfast.server.limits import CHUNK_BYTES, OverBudget
@@ -77,6 +81,8 @@ class RequestContext:
     async def check_visible(self, conversation: str) -> str:
         """Return the conversation's id; raise NotFound if the principal may not see it."""
         check_conversation_id(conversation)
+        if conversation == DEPUTIES:  # a log of the whole store, which has its own routes
+            raise NotFound(f"no conversation {conversation!r}")
         if self.may_see is not None and not await self.can_see(conversation):
             raise NotFound(f"no conversation {conversation!r}")
         return conversation
@@ -344,6 +350,11 @@ async def resolve_call(context: RequestContext) -> Accepted:
 async def _resolve_or_repeat(context: RequestContext, conversation: str, call: str, decision: Decision) -> Accepted:
     if context.may_see is not None:
         await context.check_visible(conversation)
+        if isinstance(decision, Approve) and decision.scope != "conversation" and not context.runtime.has_grant_rule:
+            raise NotAllowed(
+                f"{context.by.id} does not see every conversation, and this approval would be remembered beyond this "
+                f'one: scope="{decision.scope}" needs Runtime(may_grant=...); approve with scope="conversation"'
+            )
     try:
         return await context.runtime.resolve(conversation, call, decision, by=context.by)
     except Stale as stale:
@@ -357,14 +368,26 @@ async def _resolve_or_repeat(context: RequestContext, conversation: str, call: s
 
 
 async def _find_repeat(context: RequestContext, conversation: str, call: str, decision: Decision) -> Accepted | None:
-    """Return the outcome of an equal decision by the same principal: a client retries after a lost response."""
+    """Return the outcome of an equal decision by the same principal: a client retries after a lost response.
+
+    It must be about the same suspension of the call: the one that the request names, or the latest.
+    """
+    call, seq = split_suspension(call)
+    found: Accepted | None = None
     end = (await context.load_row(conversation)).seq
     while end > 0:
         for event in reversed(await context.runtime.history(conversation, max(end - READ_BATCH, 0), end + 1)):
             match event:
                 case CallResolved() if event.call_id == call:
                     if event.by.id == context.by.id and event.decision == decision:
-                        return Accepted(event.seq)
+                        found = found or Accepted(event.seq)
+                case VoteCast() if event.call_id == call and event.by.id == context.by.id:
+                    if isinstance(decision, Approve) and decision.digest == event.digest:
+                        found = found or Accepted(event.seq, missing=event.missing)
+                case CallSuspended() if event.call_id == call:
+                    if seq is None or event.seq == seq:
+                        return found
+                    found = None
                 case AssistantSaid() if any(made.id == call for made in event.calls):
                     return None
                 case _:
@@ -386,7 +409,7 @@ async def resolve_batch(context: RequestContext) -> api_types.BatchResults:
     places: dict[tuple[str, str], int] = {}
     given: list[tuple[str, str, Decision]] = []
     for n, item in enumerate(batch.decisions):
-        first = places.setdefault((item.conversation, item.call), n)
+        first = places.setdefault((item.conversation, split_suspension(item.call)[0]), n)
         if first != n:
             raise Invalid(f"decisions[{n}] decides the same call as decisions[{first}]")
         try:
@@ -403,7 +426,9 @@ async def _resolve_item(context: RequestContext, item: tuple[str, str, Decision]
     except Exception as error:  # the rest of the batch is still decided
         problem = problem_of(error, context.request.scope)
         return api_types.BatchResult(conversation=conversation, call=call, problem=problem)
-    return api_types.BatchResult(conversation=conversation, call=call, status=done.status, seq=done.seq)
+    return api_types.BatchResult(
+        conversation=conversation, call=call, status=done.status, seq=done.seq, missing=done.missing
+    )
 
 
 async def preview_call(context: RequestContext) -> Previewed:
@@ -469,13 +494,58 @@ async def stream_pending(context: RequestContext) -> StreamRunner:
 
 
 async def list_grants(context: RequestContext) -> api_types.Grants:
-    """List the remembered approvals of a conversation."""
-    grants = await context.runtime.grants(await context.check_visible(context.query.conversation))
+    """List the remembered approvals of a conversation; without one, those that reach beyond their conversation.
+
+    Of the latter, the caller is shown those of conversations that the caller may see, and those that hold for the
+    caller's own turns. Their ids are ``CONVERSATION/ID``.
+    """
+    name = context.query.conversation
+    if name is not None:
+        grants = await context.runtime.grants(await context.check_visible(name))
+    else:
+        grants = [grant for grant in await context.runtime.grants() if await _may_see_grant(context, grant)]
     return api_types.Grants([api_types.public_grant(grant) for grant in grants])
 
 
+async def _may_see_grant(context: RequestContext, grant: Grant) -> bool:
+    named = split_grant_id(grant.id)
+    return grant.user == context.by.id or (named is not None and await context.can_see(named[0]))
+
+
+async def list_deputies(context: RequestContext) -> api_types.Delegations:
+    """List who decides for whom now. A caller who does not see every conversation is shown the own delegations."""
+    found = await context.runtime.deputies()
+    if context.may_see is not None:
+        found = [one for one in found if context.by.id in (one.principal.id, one.deputy)]
+    return api_types.Delegations([api_types.public_delegation(one) for one in found])
+
+
+async def name_deputy(context: RequestContext) -> Delegation:
+    """Name a deputy of the caller: until the end of the period, the deputy may decide what the caller may decide."""
+    new: api_types.NewDelegation = context.body
+    if (new.until is None) == (new.duration is None):
+        raise Invalid("give the end of the period once: as `until` or as `duration`")
+    until = new.until if new.duration is None else timedelta(seconds=parse_duration(new.duration))
+    assert until is not None
+    return api_types.public_delegation(await context.runtime.delegate(new.to, until, by=context.by))
+
+
+async def end_delegation(context: RequestContext) -> None:
+    """End a delegation before its time. The caller is the principal or the deputy."""
+    await context.runtime.end_delegation(context.path["delegation"], by=context.by)
+
+
+async def list_scopes(context: RequestContext) -> api_types.OfferedScopes:
+    """Show where the caller may have an approval of the pending call remembered, so that a page offers only that."""
+    name = await context.check_exists(context.conversation)
+    found = await context.runtime.grant_scopes(name, context.path["call"], by=context.by)
+    if context.may_see is not None and not context.runtime.has_grant_rule:
+        found = {remember: scopes[:1] for remember, scopes in found.items() if scopes[:1] == ("conversation",)}
+    return api_types.OfferedScopes(args=found.get("args", ()), tool=found.get("tool", ()))
+
+
 async def revoke_grant(context: RequestContext) -> None:
-    """Revoke a remembered approval."""
+    """Revoke a remembered approval by the conversation that it was given in and its id there."""
     conversation = await context.check_visible(context.conversation)
     await context.runtime.revoke(conversation, context.path["grant"], by=context.by)
 
@@ -551,9 +621,16 @@ async def check_health(context: RequestContext) -> api_types.Health:
     return api_types.Health()
 
 
+async def describe_me(runtime: Runtime, by: Principal) -> api_types.Me:
+    """Return what a page has to know about its principal to foresee which decisions are refused."""
+    deputy_of = {one.principal.id: one.principal for one in await runtime.deputies() if one.deputy == by.id}
+    represented = [api_types.public_principal(each) for each in deputy_of.values()]
+    return api_types.Me(by.id, by.roles, represented, list(runtime.agents))
+
+
 async def show_me(context: RequestContext) -> api_types.Me:
-    """Show the authenticated principal, and the agents that run here."""
-    return api_types.Me(context.by.id, list(context.runtime.agents))
+    """Show the authenticated principal, those for whom it decides as a deputy, and the agents that run here."""
+    return await describe_me(context.runtime, context.by)
 
 
 CONVERSATION = "/api/conversations/{conversation}"
@@ -589,6 +666,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", CONVERSATION + "/events", query=api_types.FollowQuery, stream=stream_events),
     Endpoint("POST", CALL + "/resolve", resolve_call, Accepted, api_types.ResolveRequest, body_limit=ANSWER_BYTES),
     Endpoint("POST", CALL + "/preview", preview_call, Previewed, api_types.PreviewRequest, body_limit=ANSWER_BYTES),
+    Endpoint("GET", CALL + "/scopes", list_scopes, api_types.OfferedScopes),
     Endpoint("POST", CALL + "/progress", report_progress, None, api_types.ProgressRequest, status=204),
     Endpoint("POST", CALL + "/lease", lease_call, api_types.LeaseOutcome, api_types.LeaseRequest),
     Endpoint("POST", CLIENTS, announce_client, api_types.AnnouncedClient, api_types.AnnounceRequest),
@@ -606,6 +684,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     ),
     Endpoint("GET", "/api/grants", list_grants, api_types.Grants, query=api_types.GrantsQuery),
     Endpoint("DELETE", "/api/grants/{conversation}/{grant}", revoke_grant, None, status=204),
+    Endpoint("GET", "/api/deputies", list_deputies, api_types.Delegations),
+    Endpoint("POST", "/api/deputies", name_deputy, Delegation, api_types.NewDelegation, status=201),
+    Endpoint("DELETE", "/api/deputies/{delegation}", end_delegation, None, status=204),
     Endpoint("GET", "/api/health", check_health, api_types.Health),
     Endpoint("GET", "/api/me", show_me, api_types.Me),
 )

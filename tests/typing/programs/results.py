@@ -64,6 +64,7 @@ async def run_runtime() -> None:
         result = await rt.run("A lamp, please", conversation="c", by="ann", timeout=5)
         assert_type(result.output, Order)
         turn = await rt.send("c", "Another one", when_busy="queue")
+        assert_type((await rt.run("Why?", conversation="c", when_busy="aside")).text, str)
         assert_type((await turn.result()).output, Order)
         assert_type((await rt.run("total?", output=Invoice)).output, Invoice)
         for pending in result.pending:

@@ -13,24 +13,24 @@ from operator import attrgetter
 from typing import Any
 
 import click
-from msgspec.structs import replace
 
 from holdfast.cli.command_lines import DIGEST_CHARS, CommandWriter
 from holdfast.cli.commands.decide import run_decision
 from holdfast.cli.lookup import MAX_LISTED, describe_unattended
 from holdfast.cli.options import (
     by_option,
-    by_or_login,
     example,
     optional_call_argument,
+    principal_of,
     resume_option,
+    role_option,
     store_option,
     store_url,
 )
 from holdfast.cli.output import print_text
 from holdfast.cli.render.text import ellipsize, escape_control_characters, pluralize, value_text
 from holdfast.cli.store import is_store_missing, no_store_error
-from holdfast.core.decisions import Approve, Decision, Pending
+from holdfast.core.decisions import GRANT_SCOPES, Approve, Decision, Pending, Principal
 from holdfast.core.json_values import parse_strict_object
 from holdfast.errors import HoldfastError, Invalid, NotFound, Stale
 from holdfast.runtime.resolve import gather_by_conversation
@@ -53,7 +53,14 @@ Matches = dict[str, list[str]]
 @optional_call_argument
 @click.option("--args", metavar="JSON", help="Approve the call with these arguments instead.")
 @click.option("--digest", metavar="D", help="Approve only if the plan still has this digest (16 characters or more).")
-@click.option("--remember", type=click.Choice(["args", "tool"]), help="Do not ask again in this conversation.")
+@click.option(
+    "--remember", type=click.Choice(["args", "tool"]), help="Do not ask again for these arguments, or at all."
+)
+@click.option(
+    "--scope",
+    type=click.Choice(GRANT_SCOPES),
+    help="With --remember: where. In this conversation (the default), in all turns of its user, or for everyone.",
+)
 @click.option("--for", "duration", metavar="DURATION", help='With --remember: for how long, such as "1h".')
 @click.option(
     "--match",
@@ -66,6 +73,7 @@ Matches = dict[str, list[str]]
 @click.option("--dry-run", is_flag=True, help="With --match: only list them.")
 @click.option("--yes", is_flag=True, help="With --match: do not ask.")
 @by_option
+@role_option
 @resume_option
 @store_option
 def approve(
@@ -73,26 +81,31 @@ def approve(
     args: str | None,
     digest: str | None,
     remember: Any,
+    scope: Any,
     duration: str | None,
     pairs: tuple[str, ...],
     dry_run: bool,
     yes: bool,
     by: str | None,
+    roles: tuple[str, ...],
     resume: str | None,
     store: str | None,
 ) -> int:
-    """Approve a call. CALL is [CONVERSATION/]ID, or the beginning of an ID."""
+    """Approve a call. CALL is [CONVERSATION/]ID, or the beginning of an ID; ID:SEQ names one of its suspensions."""
 
     if args is not None and not args.strip():
         raise Invalid("--args: not valid JSON: it is empty")
     if duration is not None and remember is None:
         raise Invalid("--for goes with --remember args or --remember tool")
+    if scope is not None and remember is None:
+        raise Invalid("--scope goes with --remember args or --remember tool")
+    scope = scope or "conversation"
     if pairs:
         if call is not None or args is not None or digest is not None or resume is not None:
             raise Invalid("--match stands alone: without CALL, --args, --digest and --resume")
-        matches, decision = parse_matches(pairs), Approve(remember=remember, duration=duration)
+        matches, decision = parse_matches(pairs), Approve(remember=remember, duration=duration, scope=scope)
         return asyncio.run(
-            approve_matching(store_url(store), matches, decision, by_or_login(by), dry_run=dry_run, yes=yes)
+            approve_matching(store_url(store), matches, decision, principal_of(by, roles), dry_run=dry_run, yes=yes)
         )
     if call is None:
         raise Invalid("give the CALL to approve, as `holdfast pending` shows it, or --match")
@@ -112,9 +125,9 @@ def approve(
                     reason="superseded",
                 )
             whole = entry.digest if shown else digest  # may be the digest of the plan for the edited arguments
-        return Approve(args=edited, digest=whole, remember=remember, duration=duration)
+        return Approve(args=edited, digest=whole, remember=remember, duration=duration, scope=scope)
 
-    return run_decision(call, "approve", make, by, resume, store)
+    return run_decision(call, "approve", make, principal_of(by, roles), resume, store)
 
 
 def parse_matches(pairs: Iterable[str]) -> Matches:
@@ -139,7 +152,9 @@ def _entry_matches(entry: Pending, matches: Matches) -> bool:
     return all(any(fnmatchcase(own[key], value) for value in values) for key, values in matches.items())
 
 
-async def approve_matching(url: str, matches: Matches, decision: Approve, by: str, *, dry_run: bool, yes: bool) -> int:
+async def approve_matching(
+    url: str, matches: Matches, decision: Approve, by: Principal, *, dry_run: bool, yes: bool
+) -> int:
     """List the matching calls, confirm, approve each; return the highest exit code."""
     if await is_store_missing(url):
         raise no_store_error(url, ", so nothing matches")
@@ -164,13 +179,14 @@ async def approve_matching(url: str, matches: Matches, decision: Approve, by: st
         async def approve_one(entry: Pending) -> tuple[int, str]:
             where = f"{entry.tool} ({entry.conversation}/{entry.call})"
             try:
-                await rt.resolve(entry.conversation, entry.call, replace(decision, digest=entry.digest), by=by)
+                done = await rt.resolve(entry, decision, by=by)
             except HoldfastError as refusal:
                 return (
                     refusal.exit_code,
                     f"{where} not approved: [{refusal.kind}] {escape_control_characters(refusal.message)}",
                 )
-            return 0, f"{where} approved by {by}"
+            more = f"; {pluralize(done.missing, 'more approval')} needed" if done.missing else ""
+            return 0, f"{where} approved by {by}{more}"
 
         codes: list[int] = []
         for start in range(0, len(entries), BATCH_SIZE):

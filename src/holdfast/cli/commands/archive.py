@@ -13,7 +13,7 @@ from holdfast.cli.command_lines import CommandWriter
 from holdfast.cli.log_check import check_log
 from holdfast.cli.options import by_option, by_or_login, conversation_argument, example, store_option, store_url
 from holdfast.cli.output import print_raw_lines, print_text
-from holdfast.cli.render.text import describe_coverage
+from holdfast.cli.render.text import describe_coverage, describe_scope
 from holdfast.cli.store import connect_to_store, is_store_missing, not_found_error
 from holdfast.core import codec
 from holdfast.core.decide.draft import Draft
@@ -21,7 +21,7 @@ from holdfast.core.decide.machine import decide_into
 from holdfast.core.decisions import Principal
 from holdfast.core.effects import owed
 from holdfast.core.inputs import ImportConversation
-from holdfast.core.state import State, evolve, pending_entries
+from holdfast.core.state import Grant, State, evolve, pending_entries, shared_grants
 from holdfast.errors import Conflict, Invalid, NotFound, StoreDamaged
 from holdfast.runtime.arguments import check_conversation_id
 from holdfast.runtime.commit import build_append
@@ -53,9 +53,16 @@ def export(conversation: str, file: str, force: bool, store: str | None) -> int:
 @click.argument("file", type=click.Path())
 @click.option("--as", "name", metavar="NAME", help="The name of the conversation here [default: its old name].")
 @click.option("--trust", is_flag=True, help="Let it continue here: you vouch for the content of the file.")
+@click.option(
+    "--grant",
+    "kept",
+    multiple=True,
+    metavar="GRANT",
+    help="With --trust: let this grant, which reaches beyond its conversation, hold here, too.",
+)
 @by_option
 @store_option
-def import_(file: str, name: str | None, trust: bool, by: str | None, store: str | None) -> int:
+def import_(file: str, name: str | None, trust: bool, kept: tuple[str, ...], by: str | None, store: str | None) -> int:
     """Read a conversation from a file that export wrote.
 
     The import is atomic: a line that is damaged, out of order or of a newer version is refused by its number,
@@ -64,9 +71,12 @@ def import_(file: str, name: str | None, trust: bool, by: str | None, store: str
     Such a file can be forged, approvals included. So an imported conversation can be read, and nothing of it runs. With
     --trust (also later, with the same file) it continues as soon as a process runs its agent: do not let it continue in
     both places. Calls that had not started ask for approval again here, and calls that were running ask before they
-    run again; remembered approvals stay valid. All of these are listed.
+    run again; remembered approvals stay valid. All of these are listed. Remembered approvals that reach beyond the
+    conversation would let calls of other conversations run: those that are not named with --grant are dropped.
     """
-    return asyncio.run(import_conversation(store_url(store), file, name, trust=trust, by=by_or_login(by)))
+    if kept and not trust:
+        raise Invalid("--grant goes with --trust: without it nothing of the file holds here")
+    return asyncio.run(import_conversation(store_url(store), file, name, trust=trust, by=by_or_login(by), kept=kept))
 
 
 async def export_conversation(url: str, conversation: str, path: str, *, force: bool) -> int:
@@ -99,7 +109,9 @@ def _check_target(path: str, force: bool) -> None:
         raise Invalid(f"{path!r} is there already; --force replaces it", kind="write_failed")
 
 
-async def import_conversation(url: str, path: str, name: str | None, *, trust: bool, by: str) -> int:
+async def import_conversation(
+    url: str, path: str, name: str | None, *, trust: bool, by: str, kept: tuple[str, ...] = ()
+) -> int:
     """Import a file with one append, together with the indexes that its log implies.
 
     The importer's own ConversationImported follows the last event of the file, so that the file itself cannot
@@ -112,7 +124,12 @@ async def import_conversation(url: str, path: str, name: str | None, *, trust: b
     state = reduce(evolve, archive.events, State(conversation=conversation))
     if not state.agent:
         raise StoreDamaged(f"{archive.path}: no event says which agent the conversation is with")
-    mark = ImportConversation(by=Principal(by), trusted=trust, origin=archive.name)
+    shared = {grant.id for grant in state.grants if grant.scope != "conversation"}
+    for grant in kept:
+        if grant not in shared:
+            known = ", ".join(sorted(shared)) or "none"
+            raise Invalid(f"--grant {grant}: the file has no such grant beyond its conversation; it has: {known}")
+    mark = ImportConversation(by=Principal(by), trusted=trust, origin=archive.name, grants=kept)
     async with connect_to_store(url) as store:
         row = await store.row(conversation)
         if row is not None:
@@ -161,6 +178,7 @@ def _print_import(archive: Archive, before: State, state: State, url: str) -> No
         print_text(
             "without trust: it can be read, and nothing of it runs; to continue it, import the file with --trust"
         )
+        _print_shared_grants(before, state)
         return
     _print_taken_over(before, state)
     if waiting := len(pending_entries(state)):
@@ -168,6 +186,19 @@ def _print_import(archive: Archive, before: State, state: State, url: str) -> No
         print_text(f"it waits for {count}: {CommandWriter(url).pending_command(state.conversation)}")
     elif owed(state):
         print_text(f"its turn is open: a process that runs agent {state.agent} on this store continues it")
+
+
+def _describe_grant(grant: Grant) -> str:
+    return f"grant {grant.id}: {grant.tool} with {describe_coverage(grant)}, given by {grant.by.id}"
+
+
+def _print_shared_grants(before: State, state: State) -> None:
+    """Print the file's grants beyond one conversation that do not hold here."""
+    held = {grant.id for grant in shared_grants(state)}
+    for grant in before.grants:
+        if grant.scope != "conversation" and grant.id not in held:
+            then = f"--trust --grant {grant.id} lets it hold here" if state.closed else "it was not named with --grant"
+            print_text(f"  {_describe_grant(grant)}: does not hold for {describe_scope(grant)} here ({then})")
 
 
 def _print_taken_over(before: State, state: State) -> None:
@@ -183,7 +214,8 @@ def _print_taken_over(before: State, state: State) -> None:
             then = "has not started, and is asked about again here"
         print_text(f"  {call.made.tool} ({call_id}){how}: {then}")
     for grant in state.grants:
-        covers = describe_coverage(grant)
-        print_text(f"  grant {grant.id}: {grant.tool} with {covers}, given by {grant.by.id}: holds here from now on")
+        where = "here" if grant.scope == "conversation" else f"for {describe_scope(grant)}"
+        print_text(f"  {_describe_grant(grant)}: holds {where} from now on")
+    _print_shared_grants(before, state)
     for queued in state.queue:
         print_text(f"  the message of {queued.by.id} (event {queued.message}) is answered next")

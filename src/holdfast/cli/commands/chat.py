@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import Any
 
 import click
 
 from holdfast.cli.agent_run import AgentRun, has_open_turn, run_agent
 from holdfast.cli.agents import choose_agent
 from holdfast.cli.command_lines import MEMORY_STORE
-from holdfast.cli.dialogue import Dialogue, LeftPending
+from holdfast.cli.dialogue import AskedAside, Dialogue, LeftPending
 from holdfast.cli.options import (
     by_option,
     by_or_login,
@@ -27,10 +28,12 @@ from holdfast.cli.render.turn import TurnView
 from holdfast.cli.values import check_message
 from holdfast.core.decisions import Pending
 from holdfast.core.events import AnyEvent, MessageReceived
-from holdfast.core.state import State
-from holdfast.errors import HoldfastError, Invalid, NotFound
+from holdfast.core.inputs import WhenBusy
+from holdfast.core.state import State, status_of
+from holdfast.errors import Busy, HoldfastError, Invalid, NotFound
 from holdfast.runtime.arguments import new_id
 from holdfast.runtime.runtime import Runtime
+from holdfast.runtime.turn import Turn
 
 PROMPT = "> "
 
@@ -58,7 +61,8 @@ def chat(
 ) -> int:
     """Talk to an agent or a model, and decide its calls right there.
 
-    Ctrl-C cancels the turn, a second Ctrl-C exits; Ctrl-D exits. Calls that you leave pending are not lost.
+    Ctrl-C cancels the turn, a second Ctrl-C exits; Ctrl-D exits. Calls that you leave pending are not lost. While a
+    call waits for you, /ask TEXT asks the agent about it, and so does a message after you left it pending.
     """
     check_terminal()
     job = AgentRun(choose_agent(spec, model, instructions), store_url(store), by_or_login(by), 0.0, conversation)
@@ -137,17 +141,44 @@ class Chat:
         view.mute = text
         try:
             await view.wait_until_ready()  # so that the view misses no part of the reply
-            message = check_message(text)
-            sent = await self._rt.send(
-                self._name, message, by=self._job.by, agent=self._job.agent.name, when_busy="queue"
-            )
+            waits = status_of(state) == "awaiting_input"
+            sent = await (self._send_aside_or_queue(text) if waits else self._send(text, "queue"))
         except HoldfastError as refusal:
             await view.close()
             self._dialogue.print_refusal(refusal)
             return True
+        if sent.aside:
+            await view.wait_for_turn(sent.seq)
+            return True
         if state.turn is not None:
             self._screen.print_line(("it is answered when the open turn has ended", "dim"))
         return await self._follow_turn(view, sent.seq)
+
+    async def _send(self, text: str, when_busy: WhenBusy) -> Turn[Any]:
+        return await self._rt.send(
+            self._name, check_message(text), by=self._job.by, agent=self._job.agent.name, when_busy=when_busy
+        )
+
+    async def _send_aside_or_queue(self, text: str) -> Turn[Any]:
+        """Ask while the turn waits; if it has begun to work, or has no budget left, answer after it."""
+        try:
+            return await self._send(text, "aside")
+        except Busy:
+            return await self._send(text, "queue")
+
+    async def _ask_aside(self, state: State, text: str) -> State:
+        """Send an aside and print its answer; return the state up to which events are printed."""
+        view = self._view(state)
+        view.mute = text
+        try:
+            await view.wait_until_ready()
+            sent = await self._send(text, "aside")
+        except HoldfastError as refusal:
+            await view.close()
+            self._dialogue.print_refusal(refusal)
+        else:
+            await view.wait_for_turn(sent.seq)
+        return view.state
 
     async def _follow_turn(self, view: ChatView, message: int) -> bool:
         """Follow a turn to its end, asking about its calls, or until they are left pending.
@@ -159,7 +190,7 @@ class Chat:
         try:
             while await view.wait_for_turn(message) == EXIT_WAITING:
                 before = await self._load_state()
-                waiting = [entry for entry in await self._rt.pending(self._name) if entry.call not in left]
+                waiting = [entry for entry in await self._rt.pending(self._name) if entry.id not in left]
                 if not waiting and left:
                     self._screen.print_line(("left pending; Enter asks again, or answer it from elsewhere:", "dim"))
                     self._screen.print_line(f"    {self._job.commands.pending_command(self._name)}")
@@ -167,8 +198,10 @@ class Chat:
                 try:
                     if waiting:
                         await self._ask_and_resolve(waiting[0])
+                except AskedAside as asked:
+                    before = await self._ask_aside(before, asked.text)
                 except LeftPending:
-                    left.add(waiting[0].call)
+                    left.add(waiting[0].id)
                 except EOFError:
                     return False
                 except KeyboardInterrupt:

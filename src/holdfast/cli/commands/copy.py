@@ -4,6 +4,9 @@ Each conversation is copied up to its last event at the start of the copy, and c
 one is copied in parts; until the last part it owes nothing and has no pending calls, so that no worker on the target
 runs half of a log. A log that the target has already is left alone, a prefix of it is continued, and a different log is
 never touched.
+
+Channels and undelivered notices stay in the source, where they can still be delivered: copied events are not told to
+the channels of the target, whose people would get every old message again.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ def copy(source: str, target: str) -> int:
     Logs are copied byte for byte, with artifacts and pending calls; each is checked against its hash chain. Run it
     again after an interruption, or to catch up: existing events are not copied twice, and a different log of the same
     name is never changed. Unlike an import it trusts the source, approvals included, because write access to
-    a store includes the right to decide its calls.
+    a store includes the right to decide its calls. Channels and undelivered notices stay where they are.
     """
     return asyncio.run(copy_store(source, target))
 
@@ -70,6 +73,8 @@ class Tally:
     """The target's log is longer."""
     moved: list[str] = field(default_factory=list[str])
     """Events were appended during the copy, in either store."""
+    undelivered: bool = False
+    """The source has notices that no channel has delivered."""
 
 
 @dataclass
@@ -88,7 +93,10 @@ async def copy_store(source: str, target: str) -> int:
         await _check_idle(ours, theirs, target)
         tally = await _copy_conversations(ours, theirs)
         await _find_changed(ours, theirs, tally)
+        tally.undelivered = bool(await ours.outbox(limit=1))
     _print_report(tally, target)
+    if tally.undelivered:
+        print_text(f"undelivered notices stay in {display_url(source)}: let a process with its channels deliver them")
     if tally.other:
         refusal = Conflict(tally.other[0], expected=0, actual=0)
         refusal.message = (
@@ -191,15 +199,18 @@ async def _append_rest(ours: LogStore, theirs: LogStore, row: ConversationRow, a
     name = row.conversation
     state = State(conversation=name)
     waited = [entry.call for entry in await theirs.pending(name)] if after else []
+    granted = [grant.grant for grant in await theirs.list_shared_grants(name)] if after else []
     async for part in _parts(ours, row, after):
         state = reduce(evolve, part.events, state)
         if state.seq <= after:
             continue
         new = part.bodies[-(state.seq - after) :]
         append = append_from_log(state, new, part.artifacts, at=row.updated)
-        append = msgspec.structs.replace(append, expected=state.seq - len(new), closed=waited)
+        append = msgspec.structs.replace(
+            append, expected=state.seq - len(new), closed=waited, revoked=granted, notices=[]
+        )
         if state.seq < row.seq:
-            append = msgspec.structs.replace(append, owes=False, opened=[], waiting=None)
+            append = msgspec.structs.replace(append, owes=False, opened=[], grants=[], waiting=None)
         await theirs.append(append)
         tally.events += len(new)
         tally.artifacts += len(part.artifacts)

@@ -1,4 +1,4 @@
-"""``holdfast deny``, ``answer``, ``submit`` and ``cancel``: decide one pending call, or end a turn."""
+"""``holdfast deny``, ``answer``, ``submit``, ``extend`` and ``cancel``: decide one pending call, or end a turn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from holdfast.cli.options import (
     call_argument,
     conversation_argument,
     example,
+    principal_of,
     resume_option,
+    role_option,
     store_option,
     store_url,
     wait_seconds,
@@ -31,7 +33,7 @@ from holdfast.cli.render.event import describe_decision
 from holdfast.cli.render.turn import TurnView
 from holdfast.cli.store import is_store_missing, no_store_error, not_found_error
 from holdfast.cli.values import from_pairs, parse_value, read_json
-from holdfast.core.decisions import Answer, ClientResult, Decision, Deny, Failed, Pending, Submit
+from holdfast.core.decisions import Answer, ClientResult, Decision, Deny, Extend, Failed, Pending, Principal, Submit
 from holdfast.core.events import TurnEnded
 from holdfast.core.json_values import parse_strict_json
 from holdfast.errors import Invalid, NotFound
@@ -45,11 +47,34 @@ MakeDecision = Callable[[Pending | None], Decision]
 @click.option("--reason", metavar="TEXT", default="", help="The reason, which the model sees.")
 @click.option("--stop", is_flag=True, help="End the turn instead of letting the model continue.")
 @by_option
+@role_option
 @resume_option
 @store_option
-def deny(call: str, reason: str, stop: bool, by: str | None, resume: str | None, store: str | None) -> int:
+def deny(
+    call: str,
+    reason: str,
+    stop: bool,
+    by: str | None,
+    roles: tuple[str, ...],
+    resume: str | None,
+    store: str | None,
+) -> int:
     """Deny a call; the model sees the reason and continues."""
-    return run_decision(call, "deny", lambda _: Deny(reason, stop), by, resume, store)
+    return run_decision(call, "deny", lambda _: Deny(reason, stop), principal_of(by, roles), resume, store)
+
+
+@click.command(epilog=example("holdfast extend dmfjs2 2d", "holdfast extend dmfjs2 1h --role finance"))
+@call_argument
+@click.argument("duration", metavar="DURATION")
+@by_option
+@role_option
+@store_option
+def extend(call: str, duration: str, by: str | None, roles: tuple[str, ...], store: str | None) -> int:
+    """Give a pending call more time: DURATION from now, such as "2d".
+
+    A tool limits how long its calls can be extended in all; the default is 30 days.
+    """
+    return run_decision(call, "extend", lambda _: Extend(duration), principal_of(by, roles), None, store)
 
 
 @click.command(
@@ -65,6 +90,7 @@ def deny(call: str, reason: str, stop: bool, by: str | None, resume: str | None,
 @click.option("--json", "text", metavar="J", help="The answer as JSON.")
 @click.option("--file", "path", metavar="PATH", help='The answer as JSON from a file; "-": standard input.')
 @by_option
+@role_option
 @resume_option
 @store_option
 def answer(
@@ -74,6 +100,7 @@ def answer(
     text: str | None,
     path: str | None,
     by: str | None,
+    roles: tuple[str, ...],
     resume: str | None,
     store: str | None,
 ) -> int:
@@ -92,7 +119,7 @@ def answer(
             return Answer(parse_value(value, schema, "answer", entry.choices if entry else None))
         return Answer(from_pairs(pairs, schema, "answer") if pairs else ready)
 
-    return run_decision(call, "answer", make, by, resume, store)
+    return run_decision(call, "answer", make, principal_of(by, roles), resume, store)
 
 
 @click.command(
@@ -107,6 +134,7 @@ def answer(
 @click.option("--error", "kind", metavar="KIND", help="Report a failure of this kind, such as command_failed.")
 @click.option("--message", metavar="TEXT", help="The error message; goes with --error.")
 @by_option
+@role_option
 @resume_option
 @store_option
 def submit(
@@ -116,6 +144,7 @@ def submit(
     kind: str | None,
     message: str | None,
     by: str | None,
+    roles: tuple[str, ...],
     resume: str | None,
     store: str | None,
 ) -> int:
@@ -135,7 +164,7 @@ def submit(
             return failed
         return ClientResult(ready) if entry is not None and entry.kind == "client_exec" else Submit(ready)
 
-    return run_decision(call, "submit", make, by, resume, store)
+    return run_decision(call, "submit", make, principal_of(by, roles), resume, store)
 
 
 @click.command(epilog=example('holdfast cancel support --reason "asked twice"'))
@@ -169,23 +198,21 @@ def _read_json_option(text: str | None, path: str | None, *, value: bool = False
     return read_json(path, "--file") if path is not None else None
 
 
-def run_decision(
-    call: str, verb: str, make: MakeDecision, by: str | None, resume: str | None, store: str | None
-) -> int:
+def run_decision(call: str, verb: str, make: MakeDecision, by: Principal, resume: str | None, store: str | None) -> int:
     """Record one decision; with ``resume``, also run the agent until the turn ends."""
-    url, name = store_url(store), by_or_login(by)
+    url = store_url(store)
     model: str | None = click.get_current_context().meta.get(MODEL_KEY)
     if resume is None and model is not None:
         raise Invalid("--model goes with --resume: a decision alone uses no model")
     if asyncio.run(is_store_missing(url)):
         raise no_store_error(url, ", so nothing waits in it")
     if resume is None:
-        return asyncio.run(record_decision(url, call, verb, make, name))
-    job = AgentRun(choose_agent(resume, model), url, name, wait_seconds(None, False))
+        return asyncio.run(record_decision(url, call, verb, make, by))
+    job = AgentRun(choose_agent(resume, model), url, by, wait_seconds(None, False))
     return run_job(job, resolve_and_continue(job, call, verb, make))
 
 
-async def record_decision(url: str, call: str, verb: str, make: MakeDecision, by: str) -> int:
+async def record_decision(url: str, call: str, verb: str, make: MakeDecision, by: Principal) -> int:
     """Record a decision and print which process continues."""
     async with Runtime(store=url) as rt:
         found = await find_call(rt, call, verb)
@@ -194,7 +221,8 @@ async def record_decision(url: str, call: str, verb: str, make: MakeDecision, by
         await rt.resolve(found.conversation, found.call, decision, by=by)
         tool = found.entry.tool if found.entry else found.call
         print_text(f"{tool} ({found.conversation}/{found.call}) {describe_decision(decision)} by {by}")
-        await print_next_steps(rt, found, owners, CommandWriter(url), print_text)
+        if not isinstance(decision, Extend):
+            await print_next_steps(rt, found, owners, CommandWriter(url), print_text)
     return 0
 
 

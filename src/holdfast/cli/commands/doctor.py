@@ -35,7 +35,7 @@ from holdfast.models.providers import names
 from holdfast.stores.base import Location, LogStore
 from holdfast.stores.maintenance import DatabaseHealth, MigrationPlan
 from holdfast.workspace.ripgrep import find_ripgrep
-from holdfast.workspace.sandbox import Sandbox, find_sandbox
+from holdfast.workspace.sandbox.probe import Sandbox, find_sandbox
 
 SQLITE = (3, 51, 3)
 """The oldest version that this package requires."""

@@ -54,10 +54,10 @@ from holdfast.runtime.runtime import Runtime
 @click.option("--no-wait", is_flag=True, help="The same as --wait 0.")
 @click.option(
     "--when-busy",
-    type=click.Choice(["refuse", "queue", "interrupt"]),
+    type=click.Choice(["refuse", "queue", "interrupt", "aside"]),
     default="refuse",
     show_default=True,
-    help="What to do if a turn is already in progress.",
+    help="What to do if a turn is already in progress; aside: ask while it waits for an answer.",
 )
 @click.option("--mode", type=click.Choice(["auto", "manual"]), help="manual: run no tool, every call waits for you.")
 @store_option
@@ -108,8 +108,10 @@ async def send_message(job: AgentRun, text: str, **options: Any) -> int:
         try:
             await view.wait_until_ready()
             turn = await rt.send(name, text, by=job.by, agent=job.agent.name, **options)
-        except Busy:
+        except Busy as refusal:
             await view.close()
+            if options["when_busy"] == "aside" and refusal.kind != "busy":
+                raise  # it says which limit is reached
             raise await _busy_error(job, rt, name) from None
         except BaseException:
             await view.close()
@@ -122,7 +124,10 @@ async def _busy_error(job: AgentRun, rt: Runtime, name: str) -> Busy:
     waiting = len(await rt.pending(name))
     if waiting:
         answers = "1 answer is awaited" if waiting == 1 else f"{waiting} answers are awaited"
-        first = f"{answers}; give {'it' if waiting == 1 else 'them'} first ({job.commands.pending_command(name)})"
+        first = (
+            f"{answers}; give {'it' if waiting == 1 else 'them'} first ({job.commands.pending_command(name)}), "
+            "or ask meanwhile with --when-busy aside"
+        )
     elif await list_unattended(rt, name):
         command = job.commands.continue_command(await agent_words(rt, name), name)
         first = f"no process runs it: finish it first ({command})"

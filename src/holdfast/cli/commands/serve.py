@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.util import find_spec
 from ipaddress import ip_address
 
@@ -30,6 +30,7 @@ from holdfast.cli.options import (
 )
 from holdfast.cli.server_token import TOKEN_VARIABLE, token_for
 from holdfast.cli.store import retry_until_reachable, watch_store
+from holdfast.core.notice import Channel
 from holdfast.errors import Invalid, install_command
 from holdfast.runtime.agent import Agent
 from holdfast.runtime.runtime import Runtime
@@ -108,11 +109,14 @@ def serve(
     your state directory (~/.local/state/holdfast), so that open pages reconnect after a restart; $HOLDFAST_TOKEN sets
     another. With --no-run, workers run the agent. The server then needs MODULE:AGENT only to open new conversations,
     and not the key of its model. Leave it out to only show existing conversations and decide their calls.
+
+    A list `channels` in the agent's module (webhooks, mail, Slack) is used, too: see "Reach people".
     """
     check_installed()
     alone = no_run and spec is None and model is None
+    chosen = None if alone else choose_agent(spec, model, instructions, runs=not no_run)
     return start_server(
-        None if alone else choose_agent(spec, model, instructions, runs=not no_run).agent,
+        chosen.agent if chosen else None,
         store_url(store),
         by_or_login(by),
         host=host,
@@ -121,6 +125,7 @@ def serve(
         origins=origins,
         open_page=open_page,
         runs=not no_run,
+        channels=chosen.channels if chosen else (),
     )
 
 
@@ -143,6 +148,7 @@ def start_server(
     origins: tuple[str, ...] = (),
     open_page: bool = False,
     runs: bool = True,
+    channels: Sequence[Channel] = (),
     begin: Callable[[Runtime], Awaitable[str]] | None = None,
 ) -> int:
     """Serve this agent until a signal stops it.
@@ -160,7 +166,9 @@ def start_server(
     auth = TokenAuth(token.value, by)
 
     def make_app() -> App:
-        runtime = Runtime(*([] if agent is None else [agent]), store=store, only=None if runs else ())
+        runtime = Runtime(
+            *([] if agent is None else [agent]), store=store, only=None if runs else (), channels=channels
+        )
         return app(runtime, auth, hosts=(*LOOPBACK, host, *names), origins=origins, ui=OWN_DIRECTORY)
 
     make_app()  # an invalid configuration is refused before the port is taken

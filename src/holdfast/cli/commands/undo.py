@@ -31,9 +31,9 @@ from holdfast.runtime.arguments import check_conversation_id
 from holdfast.stores.base import LogStore
 from holdfast.tools.protected import protect
 from holdfast.urls import display_url
-from holdfast.workspace.changes import Change
-from holdfast.workspace.root import Root
-from holdfast.workspace.undo import (
+from holdfast.workspace.files.changes import Change
+from holdfast.workspace.files.root import Root
+from holdfast.workspace.files.undo import (
     FileChanged,
     Undo,
     choose_root,

@@ -19,6 +19,7 @@ from holdfast.cli.output import print_json_lines, print_text, try_print
 from holdfast.cli.render.console import make_console
 from holdfast.cli.render.text import escape_control_characters, format_duration, pluralize
 from holdfast.cli.store import connect_to_store, is_store_missing, no_store_error, retry_until_reachable, watch_store
+from holdfast.core.notice import Channel
 from holdfast.errors import Invalid
 from holdfast.runtime import gc_tuning
 from holdfast.runtime.agent import Agent
@@ -56,10 +57,12 @@ def worker(specs: tuple[str, ...], max_conversations: int | None, drain: float, 
     Start as many workers as you like: with SQLite on one machine, with PostgreSQL on any number. Each conversation is
     run by one worker, and if it dies, another takes over. SIGTERM (or Ctrl-C) stops a worker gracefully: it starts
     nothing new, running tools have --drain seconds, and the other workers take over at once; a second signal does not
-    wait.
+    wait. Notices go to the list `channels` of the agents' modules.
     """
-    agents = [choose_agent(spec).agent for spec in specs]
-    return asyncio.run(run_worker(agents, store_url(store), max_conversations, drain))
+    chosen = [choose_agent(spec) for spec in specs]
+    channels = {id(channel): channel for each in chosen for channel in each.channels}
+    agents = [each.agent for each in chosen]
+    return asyncio.run(run_worker(agents, store_url(store), max_conversations, drain, tuple(channels.values())))
 
 
 @click.command(epilog=example("holdfast workers", "holdfast workers --json | jq 'select(.alive)'"))
@@ -73,13 +76,19 @@ def workers(as_json: bool, store: str | None) -> int:
     return asyncio.run(list_workers(store_url(store), as_json))
 
 
-async def run_worker(agents: Sequence[Agent], url: str, max_conversations: int | None, drain: float) -> int:
+async def run_worker(
+    agents: Sequence[Agent],
+    url: str,
+    max_conversations: int | None,
+    drain: float,
+    channels: Sequence[Channel] = (),
+) -> int:
     if url == MEMORY_STORE:
         raise Invalid("a worker shares its store with other processes, which cannot see one in memory: give --store")
     stopped = asyncio.Event()
 
     async def start_runtime() -> Runtime:
-        runtime = Runtime(*agents, store=url, max_conversations=max_conversations, drain=drain)
+        runtime = Runtime(*agents, store=url, max_conversations=max_conversations, drain=drain, channels=channels)
         await runtime.start()
         return runtime
 

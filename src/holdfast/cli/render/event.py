@@ -13,16 +13,32 @@ from holdfast.cli.render.console import DETAIL_CHARS
 from holdfast.cli.render.text import (
     describe_coverage,
     describe_finish,
+    describe_scope,
     ellipsize,
     escape_control_characters,
+    format_duration,
     format_time,
     value_text,
 )
 from holdfast.cli.render.workspace import Line, checklist_lines, describe_image
-from holdfast.core.decisions import Answer, Approve, ClientResult, Deny, Detached, Expired, Failed, Recorded, Submit
+from holdfast.core.decisions import (
+    Answer,
+    Approve,
+    ClientResult,
+    Decision,
+    Deny,
+    Detached,
+    Expired,
+    Extend,
+    Failed,
+    Recorded,
+    Submit,
+)
 from holdfast.core.events import (
     AnyEvent,
+    AsideAnswered,
     AssistantSaid,
+    CallEscalated,
     CallResolved,
     CallReturned,
     CallStarted,
@@ -30,14 +46,19 @@ from holdfast.core.events import (
     CancelRequested,
     ConversationImported,
     ConversationOpened,
+    DeadlineExtended,
+    DeputyEnded,
+    DeputyNamed,
     GrantGiven,
     GrantRevoked,
     HistorySummarised,
     MessageReceived,
     OutputRejected,
+    ReminderDue,
     ResolutionRefused,
     TurnEnded,
     TurnStarted,
+    VoteCast,
 )
 from holdfast.core.transcript import AssistantMessage, Message, ToolResult, UserMessage
 from holdfast.runtime.runtime import ConversationInfo
@@ -75,6 +96,14 @@ def describe_event(event: AnyEvent, tools: Mapping[str, str]) -> str:
     match event:
         case ConversationOpened():
             return f"opened for agent {event.agent}"
+        case MessageReceived(aside=True):
+            return f"asked aside: {ellipsize(event.text, MAX_CHARS)}"
+        case AsideAnswered():
+            why = f"[{event.error.kind}] {event.error.message}" if event.error else ""
+            words = [ellipsize(event.text, MAX_CHARS)] if event.text else []
+            return (
+                f"aside {event.message} {'failed' if why else 'answered'}: {' — '.join([*words, *filter(None, [why])])}"
+            )
         case MessageReceived():
             return f"said: {ellipsize(event.text, MAX_CHARS)}"
         case TurnStarted():
@@ -84,21 +113,39 @@ def describe_event(event: AnyEvent, tools: Mapping[str, str]) -> str:
             words = [ellipsize(event.text, MAX_CHARS)] if event.text else []
             words += [f"calls {calls}"] if calls else []
             return f"assistant{f' ({early})' if (early := describe_finish(event)) else ''}: {' — '.join(words)}"
+        case OutputRejected(aside=int()):
+            return f"answer to aside {event.aside} rejected: {event.message}"
         case OutputRejected():
             return f"answer rejected: {event.message}"
         case CallSuspended():
             return f"{call} waits: {event.kind}: {event.prompt}"
+        case VoteCast():
+            left = f"; {event.missing} more must approve" if event.missing else ""
+            return f"{call} approved by {event.by.id}{left}"
+        case DeadlineExtended():
+            return f"{call} extended to {format_time(event.until)} by {event.by.id}"
+        case ReminderDue():
+            return f"{call} reminder: {format_duration(event.before)} left"
+        case CallEscalated():
+            return f"{call} escalated to {', '.join(event.to)}"
         case CallResolved():
             return f"{call} {describe_resolution(event)}"
         case CallStarted():
-            return f"{call} started, attempt {event.attempt}" + (" (granted)" if event.grant else "")
+            return f"{call} started, attempt {event.attempt}" + (
+                f" (granted: {event.grant})"
+                if event.grant and "/" in event.grant
+                else " (granted)"
+                if event.grant
+                else ""
+            )
         case CallReturned():
             if event.error is not None:
                 return f"{call} failed: [{event.error.kind}] {event.error.message}"
             images = "".join(f", {describe_image(image)}" for image in event.images)
             return f"{call} returned {ellipsize(value_text(event.value), MAX_CHARS)}{images}"
         case CancelRequested():
-            return f"turn {event.turn} cancelled" + (f": {event.reason}" if event.reason else "")
+            deputy = f" for {event.on_behalf_of.id}" if event.on_behalf_of else ""
+            return f"turn {event.turn} cancelled{deputy}" + (f": {event.reason}" if event.reason else "")
         case HistorySummarised():
             return f"history up to {event.upto} summarised"
         case TurnEnded():
@@ -107,7 +154,8 @@ def describe_event(event: AnyEvent, tools: Mapping[str, str]) -> str:
             return f"turn {event.turn} ended: {event.reason}{why or value}"
         case GrantGiven():
             covered = f", {describe_coverage(event)}" if event.compares else ""
-            return f"{call} allowed from now on ({event.scope}{covered}), grant {event.grant}"
+            where = f", for {describe_scope(event)}" if event.scope != "conversation" else ""
+            return f"{call} allowed from now on ({event.remember}{covered}{where}), grant {event.grant}"
         case GrantRevoked():
             return f"grant {event.grant} revoked"
         case ResolutionRefused():
@@ -115,6 +163,11 @@ def describe_event(event: AnyEvent, tools: Mapping[str, str]) -> str:
         case ConversationImported():
             then = "it may go on here" if event.trusted else "without trust: nothing of it runs"
             return f"imported from {event.origin or 'a file'}; {then}"
+        case DeputyNamed():
+            until = format_time(event.until)
+            return f"{event.deputy} decides for {event.by.id} until {until}, delegation {event.delegation}"
+        case DeputyEnded():
+            return f"delegation {event.delegation} ended"
         case _:
             assert_never(event)
 
@@ -139,15 +192,19 @@ def print_conversations(out: Console, infos: list[ConversationInfo]) -> None:
 
 def describe_resolution(event: CallResolved) -> str:
     """Describe a decision and its principal."""
-    return (
-        f"{describe_decision(event.decision)} by {event.by.id}"
-        if event.by.id != "system"
-        else describe_decision(event.decision)
-    )
+    words = describe_decision(event.decision)
+    return words if event.by.id == "system" else f"{words} by {describe_decider(event)}"
 
 
-def describe_decision(decision: Recorded) -> str:
+def describe_decider(event: CallResolved | CancelRequested) -> str:
+    """Return who decided, and for whom, if it was a deputy."""
+    return event.by.id if event.on_behalf_of is None else f"{event.by.id} for {event.on_behalf_of.id}"
+
+
+def describe_decision(decision: Recorded | Decision) -> str:
     match decision:
+        case Extend(until=until):
+            return f"extended by {until}" if isinstance(until, str) else f"extended to {format_time(until)}"
         case Approve(args=None):
             return "approved"
         case Approve(args=args):

@@ -15,7 +15,7 @@ import msgspec
 from holdfast.cli.agents import model_name
 from holdfast.cli.render.console import Screen
 from holdfast.cli.render.text import describe_finish, ellipsize, value_text
-from holdfast.core.events import AssistantSaid
+from holdfast.core.events import AsideAnswered, AssistantSaid
 from holdfast.core.live import (
     AnyLive,
     Retrying,
@@ -82,11 +82,16 @@ class LiveOutput:
 
     def print_reply(self, event: AssistantSaid) -> None:
         """Print the rest of a complete reply: the part that was not printed from live events."""
-        printed = self._printed.pop(event.id, "")
         self._written = {key: progress for key, progress in self._written.items() if key[0] != event.id}
+        self._print_rest(event)
+        if event.partial or event.finish:
+            self._print_dim(f"  ({describe_finish(event)})")
+
+    def _print_rest(self, event: AssistantSaid | AsideAnswered) -> None:
+        printed = self._printed.pop(event.id, "")
         self._model = ""
         self._print_thought(event.id, event.thinking)
-        if event.structured and not printed:
+        if isinstance(event, AssistantSaid) and event.structured and not printed:
             self._speak()
             self._screen.print_block(_format_json(event.text, pretty=self._screen.out.is_terminal))
         elif event.text != printed:
@@ -96,8 +101,12 @@ class LiveOutput:
             self._screen.stream(event.text[len(printed) :])
         self._screen.end_line()
         self._open = None
-        if event.partial or event.finish:
-            self._print_dim(f"  ({describe_finish(event)})")
+
+    def print_aside(self, event: AsideAnswered) -> None:
+        """Print the rest of the answer to an aside, or why there is none."""
+        self._print_rest(event)
+        if event.error is not None:
+            self._print_entry(("  ✗ ", "red"), f"not answered: [{event.error.kind}] {event.error.message}")
 
     def start_timer(self, call: str, tool: str) -> None:
         """Print notices that a tool is running, at doubling intervals, until it returns."""

@@ -56,13 +56,20 @@ def value_text(value: Any) -> str:
 
 def describe_coverage(grant: Grant | GrantGiven) -> str:
     """Return the arguments that a remembered approval covers, such as ``command="git status"``; it is escaped."""
-    if grant.scope == "tool":
+    if grant.remember == "tool":
         return "any arguments"
     if not grant.compares:
         return "these arguments"
     given = grant.args or {}
     words = [f"{name}={value_json(given[name])}" if name in given else f"no {name}" for name in grant.compares]
     return escape_control_characters(ellipsize(", ".join(words), 200))
+
+
+def describe_scope(grant: Grant | GrantGiven) -> str:
+    """Return where a remembered approval holds; it is escaped."""
+    if grant.scope == "user":
+        return escape_control_characters(f"turns of {grant.user}")
+    return "everyone" if grant.scope == "everyone" else "this conversation"
 
 
 def value_json(value: Any) -> str:

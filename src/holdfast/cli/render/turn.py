@@ -11,30 +11,35 @@ import asyncio
 from holdfast.cli.output import EXIT_WAITING
 from holdfast.cli.render.card import print_card
 from holdfast.cli.render.console import Screen
-from holdfast.cli.render.event import describe_resolution
+from holdfast.cli.render.event import describe_decider, describe_event, describe_resolution
 from holdfast.cli.render.stream import LiveOutput
-from holdfast.cli.render.text import describe_coverage, ellipsize, value_text
+from holdfast.cli.render.text import describe_coverage, describe_scope, ellipsize, value_text
 from holdfast.cli.render.usage import TurnUsage
 from holdfast.cli.render.workspace import Line, checklist_lines, describe_image, result_lines
 from holdfast.core.effects import owed
 from holdfast.core.events import (
     AnyEvent,
+    AsideAnswered,
     AssistantSaid,
+    CallEscalated,
     CallResolved,
     CallReturned,
     CallStarted,
     CallSuspended,
     CancelRequested,
+    DeadlineExtended,
     Event,
     GrantGiven,
     MessageReceived,
     OutputRejected,
+    ReminderDue,
     ResolutionRefused,
     TurnEnded,
     TurnStarted,
+    VoteCast,
 )
 from holdfast.core.live import AnyLive
-from holdfast.core.state import State, evolve, pending_entries
+from holdfast.core.state import State, continues, evolve, pending_entries
 from holdfast.errors import Backpressure
 from holdfast.runtime.agent_definition import AgentDefinition
 from holdfast.runtime.runtime import Runtime
@@ -73,10 +78,13 @@ class TurnView:
         if state.turn is not None:
             self._numbers[state.turn.message] = state.turn.number
         self._ended: dict[int, TurnEnded] = {}
+        self._answers: dict[int, AsideAnswered] = {}
+        """aside -> its answer"""
         calls = state.turn.calls if state.turn else {}
         self._tools = {call_id: call.made.tool for call_id, call in calls.items()}
         """call -> tool"""
         self._asked = set(calls if since is None else ())
+        self._continuing = {call_id for call_id, call in calls.items() if continues(call)}
         self._live = LiveOutput(screen, self._print_line, self._print_speaker, self._answering_agent)
         self._usage = TurnUsage()
         self._checklist: list[Line] | None = None
@@ -86,6 +94,11 @@ class TurnView:
         self.ended: TurnEnded | None = None
         self._outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._task = asyncio.get_running_loop().create_task(self._consume())
+
+    @property
+    def state(self) -> State:
+        """The state after the last event that was printed."""
+        return self._state
 
     async def wait_until_ready(self) -> None:
         """Wait until the view has read the log, so that it misses no later event."""
@@ -149,6 +162,9 @@ class TurnView:
             self.ended = self._ended[number]
             self._outcome.set_result(0 if self.ended.reason == "completed" or self.ended.halted else 1)
             return
+        if (answer := self._answers.get(self._message)) is not None:
+            self._outcome.set_result(1 if answer.error else 0)
+            return
         self._resting = not owed(self._state) and bool(pending_entries(self._state))
         if not self._resting:
             self._announced = False
@@ -195,6 +211,10 @@ class TurnView:
                 self._numbers[event.message] = event.turn
             case AssistantSaid():
                 self._show_reply(event)
+            case AsideAnswered():
+                self._usage.add(event.attempts)
+                self._answers[event.message] = event
+                self._live.print_aside(event)
             case OutputRejected():
                 self._usage.add(event.attempts)
                 self._print_dim("  reply rejected: ", event.message)
@@ -202,13 +222,19 @@ class TurnView:
                 if event.seq > self._start:
                     self._live.start_timer(event.call_id, self._tools.get(event.call_id, event.call_id))
                 if event.attempt > 1 or event.call_id in self._asked:
-                    again = f" again (attempt {event.attempt})" if event.attempt > 1 else ""
-                    self._print_dim(f"  … {self._tools.get(event.call_id, event.call_id)} runs{again}")
+                    again = f"runs again (attempt {event.attempt})" if event.attempt > 1 else "runs"
+                    verb = "continues" if event.call_id in self._continuing else again
+                    self._print_dim(f"  … {self._tools.get(event.call_id, event.call_id)} {verb}")
+                self._continuing.discard(event.call_id)
             case CallSuspended():
                 self._asked.add(event.call_id)
+                if event.continues:
+                    self._continuing.add(event.call_id)  # its next run continues it
                 self._tools.setdefault(event.call_id, event.tool)
                 if event.seq > self._start:
                     await self._print_card(event.call_id)
+            case VoteCast() | DeadlineExtended() | ReminderDue() | CallEscalated():
+                self._print_dim(f"  {describe_event(event, self._tools)}")
             case CallResolved():
                 self._print_line(
                     ("  ● ", "cyan"), f"{self._tools.get(event.call_id, event.call_id)} {describe_resolution(event)}"
@@ -218,11 +244,14 @@ class TurnView:
                 self._show_result(event)
             case GrantGiven():
                 covered = describe_coverage(event)
-                self._print_dim(f"  {event.by.id} allowed {event.tool} with {covered} in this conversation from now on")
+                where = "in this conversation" if event.scope == "conversation" else f"for {describe_scope(event)}"
+                self._print_dim(f"  {event.by.id} allowed {event.tool} with {covered} {where} from now on")
             case ResolutionRefused():
                 self._print_dim(f"  refused: {event.reason}")
             case CancelRequested():
-                self._print_dim(f"  {event.by.id} cancelled the turn", f": {event.reason}" if event.reason else "")
+                self._print_dim(
+                    f"  {describe_decider(event)} cancelled the turn", f": {event.reason}" if event.reason else ""
+                )
             case TurnEnded():
                 self._ended[event.turn] = event
                 self._show_turn_end(event)

@@ -54,6 +54,8 @@ export class Client extends EventTarget {
   #approved = new Set(); // calls that were approved here
   #gone = false; // the page was left; the browser may restore it from its cache
   principal = null; // the id of the principal of this page, once it is known
+  roles = []; // the principal's roles
+  deputyOf = []; // the principals, {id, roles}, for whom it decides as a deputy
   connection = "connecting"; // "connecting" | "online" | "offline" | "refused"
 
   constructor({ base = document.baseURI, limits = {} } = {}) {
@@ -73,7 +75,7 @@ export class Client extends EventTarget {
 
   // --- requests ---
 
-  me = () => this.request("GET", "me");
+  me = () => this.request("GET", "me").then((me) => this.#identify(me));
   conversations = ({ status, order, cursor, limit = 100 } = {}) => this.request("GET", `conversations?${query({ status, order, cursor, limit })}`);
   snapshot = (id) => this.request("GET", `conversations/${enc(id)}`);
   worker = (id) => this.request("GET", `conversations/${enc(id)}/worker`);
@@ -81,12 +83,26 @@ export class Client extends EventTarget {
   send = (id, text, options = {}) => this.request("POST", `conversations/${enc(id)}/messages`, { text, ...options });
   cancel = (id, reason) => this.request("POST", `conversations/${enc(id)}/cancel`, reason ? { reason } : {});
   log = (id, range) => this.request("GET", `conversations/${enc(id)}/log?${query(range)}`).then((reply) => reply.events);
-  resolve = ({ conversation, call }, decision) => this.#decide([{ conversation, call, decision }], `conversations/${enc(conversation)}/calls/${enc(call)}/resolve`, { decision });
+  resolve = (pending, decision) => this.#decide([{ ...pending, decision }], `conversations/${enc(pending.conversation)}/calls/${enc(nameOf(pending))}/resolve`, { decision });
   preview = ({ conversation, call }, args) => this.request("POST", `conversations/${enc(conversation)}/calls/${enc(call)}/preview`, { args }, { limit: this.limits.preview });
-  resolveAll = (decisions) => this.#decide(decisions, "pending/resolve", { decisions }).then((reply) => reply.results);
-  grants = (conversation) => this.request("GET", `grants?${query({ conversation })}`).then((reply) => reply.grants);
+  scopes = ({ conversation, call }) => this.request("GET", `conversations/${enc(conversation)}/calls/${enc(call)}/scopes`);
+  /** Return the remembered approvals of a conversation; without one, all that reach beyond their conversation. */
+  grants = (conversation) => this.request("GET", conversation === undefined ? "grants" : `grants?${query({ conversation })}`).then((reply) => reply.grants);
   artifactAddress = (conversation, sha256) => new URL(`conversations/${enc(conversation)}/artifacts/${enc(sha256)}`, this.base).href;
   revoke = (conversation, grant) => this.request("DELETE", `grants/${enc(conversation)}/${enc(grant)}`);
+  deputies = () => this.request("GET", "deputies").then((reply) => reply.delegations);
+  /** Name a deputy of this principal: {to, duration: "14d"} or {to, until: seconds since the epoch}. */
+  nameDeputy = (named) => this.request("POST", "deputies", named);
+  endDelegation = (id) => this.request("DELETE", `deputies/${enc(id)}`);
+  /** Return whether a card offers this: "approve", "edit", "remember", "deny", "stop", "extend", "submit". A signed link may allow less. */
+  allows = () => true;
+
+  /** Decide several calls: [{conversation, call, seq, decision}]. Return the results, in this order. */
+  async resolveAll(all) {
+    const decisions = all.map(({ decision, ...pending }) => ({ conversation: pending.conversation, call: nameOf(pending), decision }));
+    const { results } = await this.#decide(all, "pending/resolve", { decisions });
+    return results.map((result, n) => ({ ...result, call: all[n].call }));
+  }
 
   /** Return the text of an artifact: what a tool kept, or a result that is too large for the log. */
   artifact(conversation, sha256) {
@@ -131,6 +147,11 @@ export class Client extends EventTarget {
     const reply = await this.fetch(path, { method, signal, ...init }).catch(late);
     const text = await reply.text().catch(() => late(new Problem({ kind: "unreachable", detail: "the connection was lost" })));
     return { reply, text };
+  }
+
+  #identify(me) {
+    Object.assign(this, { principal: me.principal, roles: me.roles ?? [], deputyOf: me.deputy_of ?? [] });
+    return me;
   }
 
   #decide(decisions, path, body) {
@@ -336,7 +357,7 @@ export class Conversation extends View {
   live = null; // the reply in progress: {id, epoch, text, thinking, drafts: [{tool, text}], n, m}
   hosted = []; // calls that the provider runs, of the reply in progress
   usage = {};
-  grants = []; // remembered approvals
+  grants = []; // remembered approvals: its own, and those of others that reach further (with ids CONVERSATION/ID)
   retrying = null;
   unclaimed = null; // while no worker runs it: the number of workers that could
   problem = null;
@@ -439,7 +460,7 @@ export class Conversation extends View {
       this.#findChecklist().catch(() => {}); // the next one that is written is shown
     }
     this.#live(snapshot);
-    this.#readGrants();
+    this.readGrants();
     this.changed();
   }
 
@@ -456,9 +477,10 @@ export class Conversation extends View {
     this.changed();
   }
 
-  #readGrants() {
-    this.client.grants(this.id).then((grants) => {
-      this.grants = grants;
+  /** Read the remembered approvals again: another conversation's log says when one of its own ends. */
+  readGrants() {
+    Promise.all([this.client.grants(this.id), this.client.grants()]).then(([own, shared]) => {
+      this.grants = [...own, ...shared.filter(({ id }) => id.slice(0, id.lastIndexOf("/")) !== this.id)];
       this.changed();
     }, () => {}); // the next refresh reads them again
   }
@@ -483,10 +505,11 @@ export class Conversation extends View {
     this.live = (snapshot.partial || snapshot.thinking) && !this.view.seen.has(snapshot.message_id)
       ? { id: snapshot.message_id, epoch: snapshot.epoch, text: snapshot.partial, thinking: snapshot.thinking, drafts: [], n: snapshot.partial_n, m: snapshot.thinking_n }
       : null;
+    if (!this.live) this.hosted = []; // the reply that they belonged to is complete
     if (snapshot.seq <= this.seq)
       for (const pending of snapshot.pending) {
         const call = callOf(this.view, { call_id: pending.call, tool: pending.tool });
-        Object.assign(call, { pending: { before: call.pending?.before, ...pending }, phase: "waiting" });
+        Object.assign(call, { pending: { before: call.pending?.before, remind: call.pending?.remind, ...pending }, phase: "waiting" });
       }
     for (const flying of snapshot.in_flight) {
       const call = this.view.calls.get(flying.call_id);
@@ -520,7 +543,7 @@ export class Conversation extends View {
       this.#events.push(data);
       apply(this.view, data);
       if (data.seq > this.#liveFrom) this.#news(data);
-      if (data.type.startsWith("Grant")) this.#readGrants();
+      if (data.type.startsWith("Grant")) this.readGrants();
       if (data.type === "CallSuspended") this.dispatchEvent(new CustomEvent("suspended", { detail: this.view.calls.get(data.call_id).pending }));
     } else this.#lively(data);
     this.#quiet();
@@ -530,7 +553,7 @@ export class Conversation extends View {
   // Apply an event that is newer than the snapshot.
   #news({ type, attempts = [] }) {
     if (type === "TurnEnded" || (type === "MessageReceived" && this.idle)) this.state = this.view.queue.length ? "preparing" : "idle";
-    if (["AssistantSaid", "TurnEnded", "OutputRejected"].includes(type)) Object.assign(this, { live: null, hosted: [], retrying: null });
+    if (["AssistantSaid", "AsideAnswered", "TurnEnded", "OutputRejected"].includes(type)) Object.assign(this, { live: null, hosted: [], retrying: null });
     for (const { usage } of attempts)
       for (const [name, n] of Object.entries(usage ?? {})) if (n !== null) this.usage[name] = (this.usage[name] ?? 0) + n;
   }
@@ -608,7 +631,7 @@ export class Inbox extends View {
     const who = async () => (await client.me()).principal;
     for (;;) {
       try {
-        const me = (client.principal = await who());
+        const me = await who();
         client.connected("online");
         await this.#share(client, `holdfast ${client.base} ${me}`, async () => (await who()) === me);
       } catch (problem) {
@@ -811,6 +834,8 @@ class Attachment {
 }
 
 export const keyOf = ({ conversation, call }) => `${conversation}/${call}`;
+/** Return the name of a suspension, CALL:SEQ: a decision under it is for nothing that came later. */
+export const nameOf = ({ call, seq }) => (seq ? `${call}:${seq}` : call);
 const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 const enc = encodeURIComponent;
 const query = (values) => new URLSearchParams(Object.entries(values).filter(([, value]) => value !== undefined && value !== null));

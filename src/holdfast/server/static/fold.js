@@ -6,7 +6,7 @@
 // view.turn    the open turn, or null
 // view.checklist  the agent's latest checklist: [{content, status, priority}], or null
 
-import { coverage, isChecklist, isObject, when } from "./text.js";
+import { actor, coverage, reach, isChecklist, isObject, listed, people, when } from "./text.js";
 
 export function emptyView(conversation) {
   return { conversation, items: [], calls: new Map(), queue: [], turn: null, checklist: null, agent: "", seen: new Set(), title: "" };
@@ -22,6 +22,10 @@ export function apply(view, event) {
       view.agent = event.agent;
       break;
     case "MessageReceived":
+      if (event.aside) {
+        view.items.push({ key: `m${event.seq}`, kind: "user", seq: event.seq, text: event.text, by: event.by.id, at: event.at, aside: "asked while this waits" });
+        break;
+      }
       view.title ||= event.text;
       view.queue.push({ key: `m${event.seq}`, kind: "user", seq: event.seq, text: event.text, by: event.by.id, at: event.at });
       break;
@@ -36,6 +40,12 @@ export function apply(view, event) {
     case "AssistantSaid":
       addReply(view, event);
       break;
+    case "AsideAnswered":
+      view.seen.add(event.id);
+      if (event.text || event.thinking)
+        view.items.push({ key: event.id, kind: "assistant", seq: event.seq, at: event.at, text: event.text ?? "", thinking: event.thinking ?? "", partial: Boolean(event.error), calls: [], hosted: [] });
+      if (event.error) note(`The question was not answered: ${event.error.message}`, event.error.kind === "cancelled" ? "info" : "bad", event.error.kind);
+      break;
     case "OutputRejected":
       note("A reply was rejected; the model was asked again.", "warn", event.message);
       break;
@@ -44,9 +54,12 @@ export function apply(view, event) {
       const { seq, at, by, v, type, call_id, ...shown } = event;
       call.phase = "waiting";
       call.pending = {
-        preview: null, preview_error: null, schema: null, choices: null, on_expiry: "error", risk: "low", recovery: false, reason: null,
-        ...shown, conversation: view.conversation, call: call_id, since: at, agent: view.agent, principal: view.turn?.by ?? null,
+        preview: null, preview_error: null, schema: null, choices: null, on_expiry: "error", risk: "low", recovery: false, reason: null, continues: false,
+        approvers: 1, approver_roles: [], not_requester: false, escalate_to: [], escalate_at: null, escalated_to: [], voided: [], extend_until: null, remind: [],
+        ...shown, conversation: view.conversation, call: call_id, seq, since: at, votes: [], agent: view.agent, principal: view.turn?.by ?? null,
       };
+      call.pending.next_reminder = nextReminder(call.pending, at);
+      if (event.voided?.length) call.decisions = call.decisions.map((each) => (each.type === "approve" ? { ...each, voided: true } : each));
       call.args = event.args;
       if (call.asked?.kind === event.kind && call.asked.digest !== event.digest) call.pending.before = call.asked;
       call.asked = call.pending;
@@ -54,11 +67,30 @@ export function apply(view, event) {
     }
     case "CallResolved": {
       const call = callOf(view, event);
-      call.decisions = [...call.decisions, { by: event.by.id, at: event.at, kind: event.kind, ...event.decision }];
+      call.decisions = [...call.decisions, { by: actor(event), at: event.at, kind: event.kind, ...event.decision }];
+      if (event.decision.type === "answer" && call.asked?.continues) call.continued = (call.continued ?? 0) + 1;
       call.pending = null;
       call.phase = "ready";
       break;
     }
+    case "VoteCast":
+      // The last vote is followed by its CallResolved.
+      change(view, event, ({ votes }) => ({ votes: [...votes, { by: event.by, on_behalf_of: event.on_behalf_of, at: event.at, seq: event.seq }] }), ({ decisions }) =>
+        event.missing ? { decisions: [...decisions, { by: actor(event), at: event.at, kind: "approval", type: "approve" }] } : {});
+      note(`${actor(event)} approved ${toolOf(view, event)}${event.missing ? `; ${people(event.missing, "more approver")} ${event.missing > 1 ? "are" : "is"} needed` : ", as the last approver that was needed"}.`);
+      break;
+    case "DeadlineExtended":
+      change(view, event, (pending) => ({ deadline: event.until, next_reminder: nextReminder({ ...pending, deadline: event.until }, event.at) }));
+      note(`${actor(event)} gave ${toolOf(view, event)} more time: it expires ${when(event.until)}.`);
+      break;
+    case "ReminderDue":
+      change(view, event, (pending) => ({ next_reminder: nextReminder(pending, pending.deadline - event.before) }));
+      note(`Reminder: ${toolOf(view, event)} is still waiting.`);
+      break;
+    case "CallEscalated":
+      change(view, event, () => ({ escalate_at: null, escalated_to: event.to }));
+      note(`${toolOf(view, event)} has waited for long, so it was escalated to ${listed(event.to)}.`);
+      break;
     case "CallStarted": {
       const call = callOf(view, event);
       Object.assign(call, { phase: "running", started: event.at, attempt: event.attempt, pending: null, grant: event.grant ?? call.grant });
@@ -74,7 +106,7 @@ export function apply(view, event) {
       break;
     }
     case "CancelRequested":
-      note(`Stopped by ${event.by.id}${event.reason ? `: ${event.reason}` : ""}.`);
+      note(`Stopped by ${actor(event)}${event.reason ? `: ${event.reason}` : ""}.`);
       break;
     case "HistorySummarised":
       note("Beyond this point the model sees a summary of what came before. Nothing was deleted.", "info", event.text);
@@ -88,7 +120,7 @@ export function apply(view, event) {
       else if (event.halted) note(`The turn was halted: ${event.reason}`, "warn");
       break;
     case "GrantGiven":
-      note(`${event.by.id} allowed ${event.tool} with ${coverage(event)} from now on${event.until ? `, until ${when(event.until)}` : ""}.`);
+      note(`${event.by.id} allowed ${event.tool} with ${coverage(event)}${reach(event) && ` ${reach(event)},`} from now on${event.until ? `, until ${when(event.until)}` : ""}.`);
       break;
     case "GrantRevoked":
       note(`${event.by.id} revoked a remembered approval.`);
@@ -101,6 +133,18 @@ export function apply(view, event) {
       note(event.trusted ? `${event.by.id} imported this conversation from a file.` : `${event.by.id} imported this conversation from an untrusted file: it is read-only.`, event.trusted ? "info" : "warn");
   }
 }
+
+// Change the suspension that an event is about, if it is loaded. Cards compare the objects, so each change is a new one.
+function change(view, { call_id, suspension }, fields, ofCall = () => ({})) {
+  const call = view.calls.get(call_id);
+  if (call) Object.assign(call, ofCall(call));
+  if (call?.pending?.seq === suspension) call.pending = { ...call.pending, ...fields(call.pending) };
+}
+
+const toolOf = (view, { call_id }) => view.calls.get(call_id)?.tool || "a call";
+
+/** Return when the next reminder after this time is due, or null. */
+const nextReminder = ({ deadline, remind }, after) => (remind ?? []).map((before) => deadline - before).filter((at) => at > after).sort((a, b) => a - b)[0] ?? null;
 
 /** Return the checklist that an event records: the data of the tool update_plan. Undefined if there is none. */
 export function checklistOf({ type, ok, data }) {

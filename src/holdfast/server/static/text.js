@@ -153,6 +153,21 @@ export function duration(seconds) {
 /** Return a date and time in the browser's format. */
 export const when = (at) => new Date(at * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
 
+/** Return the time of day, and the date if it is not today's. */
+export function moment(at, now) {
+  const [then, today] = [at, now].map((seconds) => new Date(seconds * 1000));
+  return then.toDateString() === today.toDateString() ? then.toLocaleTimeString(undefined, { timeStyle: "short" }) : when(at);
+}
+
+/** "ada", "ada and bob", "ada, bob and carl". */
+export const listed = (names, word = "and") => (names.length > 1 ? `${names.slice(0, -1).join(", ")} ${word} ` : "") + (names.at(-1) ?? "");
+
+/** Return who did what an event says: "ben", or "ben for ada" if ben is a deputy. */
+export const actor = ({ by, on_behalf_of: other }) => (other ? `${by.id} for ${other.id}` : by.id);
+
+/** "one more approver", "2 more approvers". */
+export const people = (n, what) => (n === 1 ? `one ${what}` : `${n} ${what}s`);
+
 /** Return the age of a time: "now", "4 min", "3 h", or a date. */
 export function ago(at, now) {
   const s = now - at;
@@ -163,16 +178,21 @@ export function ago(at, now) {
 }
 
 /** Describe a decision with its principal and reason. */
-export function outcome({ type, args, reason }, by) {
-  const words = { approve: args ? "approved as edited" : "approved", deny: "denied", answer: "answered", client_result: "run in a browser", submit: "done manually", failed: "reported as failed", expired: "expired: nobody answered in time", detached: "no open page could run it" };
+export function outcome({ type, args, reason, voided }, by) {
+  const words = { approve: voided ? "an earlier plan was approved" : args ? "approved as edited" : "approved", deny: "denied", answer: "answered", client_result: "run in a browser", submit: "done manually", failed: "reported as failed", expired: "expired: nobody answered in time", detached: "no open page could run it" };
   return `${words[type] ?? type}${by === "system" ? "" : ` by ${by}`}${reason ? `: ${reason}` : ""}`;
 }
 
 /** Describe the arguments that a remembered approval covers. */
-export function coverage({ scope, compares, args }) {
-  if (scope !== "args") return "any arguments";
+export function coverage({ remember, compares, args }) {
+  if (remember !== "args") return "any arguments";
   if (!compares?.length) return "the same arguments";
   return compares.map((name) => (name in (args ?? {}) ? `${name} ${json(args[name], 0)}` : `no ${name}`)).join(", ");
+}
+
+/** Describe where a remembered approval holds; "" if in its own conversation only. */
+export function reach({ scope, user }) {
+  return { user: `in every conversation of ${user}`, everyone: "in every conversation, for everyone" }[scope] ?? "";
 }
 
 /** Describe the effect of an expiry. */

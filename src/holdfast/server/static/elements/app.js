@@ -1,11 +1,12 @@
 // <holdfast-app>: the page: the list of conversations, and the open conversation or the inbox.
 //   properties  client: Client
-// The fragment of the address is the route: #/inbox, #/c/CONVERSATION.
+// The fragment of the address is the route: #/inbox, #/deputies, #/c/CONVERSATION.
 import { Element, html, nothing, shown } from "./base.js";
 import { repeat } from "lit/directives/repeat.js";
 import { ago } from "../text.js";
 import { spoken, aloud } from "./chat.js";
 import "./inbox.js";
+import "./deputies.js";
 
 const REFRESH = 10_000; // milliseconds
 const NAMED = 20; // conversations per load for which the first message is read
@@ -29,7 +30,7 @@ class App extends Element {
   connectedCallback() {
     super.connectedCallback();
     this.watch(window, "hashchange", () => this.#go());
-    const look = () => document.visibilityState === "visible" && this.#load();
+    const look = () => document.visibilityState === "visible" && (this.#identify(), this.#load());
     this.watch(document, "visibilitychange", look);
     this.tick(REFRESH, look);
     this.watch(this, "titled", ({ detail }) => this.#titled(detail));
@@ -45,7 +46,7 @@ class App extends Element {
     });
     this.watch(inbox, "added", ({ detail }) => detail.conversation !== this.route.id && (this.spoken = spoken(this.spoken, `Waiting: ${detail.prompt || detail.tool}`))); // the open conversation announces its own
     const online = () => {
-      this.client.me().then(({ principal }) => (this.me = principal), () => {});
+      this.#identify();
       this.#load();
     };
     this.watch(this.client, "connection", () => {
@@ -60,9 +61,14 @@ class App extends Element {
     if (now.has("drawer") && (this.drawer || now.get("drawer"))) this.querySelector(this.drawer ? ".side .link" : ".menu").focus();
   }
 
+  // Roles and delegations change: cards say who may decide.
+  #identify() {
+    this.client?.me().then(({ principal }) => (this.me = principal), () => {});
+  }
+
   #go() {
     const [, place, id] = location.hash.split("/");
-    this.route = place === "c" && id ? { place: "chat", id: decoded(id) } : { place: place === "inbox" ? "inbox" : "home" };
+    this.route = place === "c" && id ? { place: "chat", id: decoded(id) } : { place: ["inbox", "deputies"].includes(place) ? place : "home" };
     this.drawer = false;
   }
 
@@ -153,14 +159,15 @@ class App extends Element {
           <span class="dot ${each.state}" title=${each.state.replace("_", " ")}></span><span class="name">${shown(this.titles.get(each.conversation) ?? each.conversation)}<small>${shown(each.agent)} · ${ago(each.updated, this.client.now())}</small></span>
           ${counts.has(each.conversation) ? html`<span class="badge">${counts.get(each.conversation)}<span class="sr"> waiting</span></span>` : nothing}</a></li>`)}</ul>
         ${this.more ? html`<button type="button" class="quiet" @click=${() => { this.most += MOST; this.#load(); }}>More</button>` : nothing}
-        ${this.me ? html`<p class="me">You are <b>${shown(this.me)}</b></p>` : nothing}
+        ${this.me ? html`<p class="me">You are <b>${shown(this.me)}</b> <a href="#/deputies" aria-current=${place === "deputies" ? "page" : nothing}>Deputies</a></p>` : nothing}
       </nav>
       <main>
         <div class="top"><button type="button" class="quiet menu" aria-label="Conversations" aria-expanded=${Boolean(this.drawer)} @click=${() => (this.drawer = !this.drawer)}>☰</button>
-          <h2>${place === "inbox" ? "Inbox" : id ? shown(this.titles.get(id) ?? id) : "Holdfast"}</h2>
+          <h2>${place === "inbox" ? "Inbox" : place === "deputies" ? "Deputies" : id ? shown(this.titles.get(id) ?? id) : "Holdfast"}</h2>
           ${waiting.length && place !== "inbox" ? html`<a class="pill strong" href="#/inbox">${waiting.length} waiting</a>` : nothing}</div>
         ${this.#connection()}
         ${place === "inbox" ? html`<holdfast-inbox .client=${this.client} .titles=${this.titles}></holdfast-inbox>`
+          : place === "deputies" ? html`<holdfast-deputies .client=${this.client}></holdfast-deputies>`
           : id ? html`<holdfast-chat .client=${this.client} .conversation=${id}></holdfast-chat>`
           : html`<div class="empty"><h2>Welcome</h2><p>Open a conversation, or start a new one.</p><button type="button" class="primary" @click=${this.#new}>New conversation</button></div>`}
       </main></div>`;

@@ -1,9 +1,10 @@
 // <holdfast-approval>: one call that waits for an approval.
 //   properties  client: Client   pending: Pending   mode: "" | "edit" | "deny" | "result"   place: boolean (show the conversation), or its title
-//   events      decided, with detail {pending, decision, seq}    refused, with detail {pending, problem}
+//   events      decided, with detail {pending, decision, seq, missing}    refused, with detail {pending, problem}    extended, with detail {pending, until, seq}
 // Approve never gets the focus automatically. For 700 ms after the card has appeared, changed or moved, presses are
 // ignored; the title and the whole content must have been seen (guard.js). A decision carries the digest of the preview.
 import { Card, html, nothing, shown, value, table, raw, jsonDiff, plainPreview, warnings, lost } from "./base.js";
+import { several, missing, hasVoted, barred, deciders } from "./votes.js";
 import { UNLOADED } from "../guard.js";
 import { TEXT, adrift } from "../writing.js";
 import { keyOf } from "../client.js";
@@ -16,7 +17,7 @@ const PREVIEW_AFTER = 300; // milliseconds without typing before edited argument
 class Approval extends Card {
   static properties = {
     mode: { type: String }, asJson: { state: true },
-    edited: { state: true }, plan: { state: true }, planProblem: { state: true }, remember: { state: true }, span: { state: true },
+    edited: { state: true }, plan: { state: true }, planProblem: { state: true }, remember: { state: true }, span: { state: true }, scope: { state: true }, offered: { state: true },
     reason: { state: true },
   };
 
@@ -36,8 +37,22 @@ class Approval extends Card {
     const { pending } = this;
     clearTimeout(this.trying);
     this.before = pending.before ?? (old && keyOf(old) === keyOf(pending) && old.digest !== pending.digest ? old : null);
-    Object.assign(this, { edited: null, plan: null, planProblem: null, remember: "", span: "", reason: "" });
+    Object.assign(this, { edited: null, plan: null, planProblem: null, remember: "", span: "", scope: "conversation", offered: null, reason: "" });
     if (old) this.mode = "";
+    this.kept = "";
+  }
+
+  get typed() {
+    const { mode, reason, edited, remember, span, pending } = this;
+    return { mode, reason, edited, remember, span, schema: pending.schema, result: mode === "result" ? this.form?.value : undefined };
+  }
+
+  restore({ mode, schema, result, ...typed }) {
+    if (!mode || this.mode || (mode === "edit" && (!same(schema, this.pending.schema) || !this.mayEdit)) || (mode === "result" && !this.pending.recovery)) return;
+    const { activeElement } = document;
+    this.quiet = activeElement !== document.body && !this.contains(activeElement); // the person is busy elsewhere in the page
+    Object.assign(this, { mode, ...typed, kept: "what you wrote is kept" });
+    if (mode === "result") this.updateComplete.then(() => (this.form.value = result));
   }
 
   willUpdate(now) {
@@ -55,6 +70,9 @@ class Approval extends Card {
   updated(now) {
     super.updated(now);
     if (now.has("mode")) {
+      const { quiet } = this;
+      this.quiet = false;
+      if (quiet) return;
       if (this.mode === "deny") this.querySelector("input.reason")?.focus();
       if (this.editing) this.form?.updateComplete.then(() => this.querySelector("holdfast-form input, holdfast-form textarea, holdfast-form select")?.focus());
     }
@@ -64,9 +82,22 @@ class Approval extends Card {
     return [...this.heading, this.querySelector(".content")].filter(Boolean);
   }
 
-  // An interrupted call runs again unchanged, or not at all.
+  // A call that has begun runs again or continues unchanged, or not at all. Several approvers approve the same.
+  get mayEdit() {
+    return Boolean(this.pending) && !this.pending.recovery && !this.pending.continues && !several(this.pending);
+  }
+
   get editing() {
-    return this.mode === "edit" && !this.pending?.recovery;
+    return this.mode === "edit" && this.mayEdit;
+  }
+
+  // Whether this principal has approved, and others have to. The receipt may arrive before the event.
+  get voted() {
+    return several(this.pending) && (this.given !== null || hasVoted(this.pending, this.client.principal));
+  }
+
+  get refused() {
+    return Boolean(barred(this.pending, this.client));
   }
 
   get form() {
@@ -74,7 +105,7 @@ class Approval extends Card {
   }
 
   get mayApprove() {
-    return !this.off && !this.problem?.final && this.settled;
+    return !this.off && !this.problem?.final && this.settled && !this.voted && !this.refused;
   }
 
   get changes() {
@@ -105,7 +136,8 @@ class Approval extends Card {
   }
 
   #enter(mode) {
-    if (this.press()) this.mode = mode;
+    if (this.refused || (mode === "edit" && !this.mayEdit) || !this.press()) return;
+    this.mode = mode;
   }
 
   #leave() {
@@ -141,7 +173,22 @@ class Approval extends Card {
       : { type: "approve", digest: this.pending.digest };
     if (this.remember) decision.remember = this.remember;
     if (this.remember && this.span) decision.duration = this.span;
+    if (this.remember && this.#scopes.includes(this.scope) && this.scope !== "conversation") decision.scope = this.scope;
     this.decide(decision);
+  }
+
+  // The scopes that the server lets this person choose from; until it has answered, this conversation only.
+  get #scopes() {
+    return this.offered?.[this.remember] ?? ["conversation"];
+  }
+
+  #choose(remember) {
+    this.remember = remember;
+    if (!remember || this.offered) return;
+    const { pending } = this;
+    this.client.scopes(pending).then((offered) => {
+      if (this.pending.digest === pending.digest) this.offered = offered;
+    }, () => {}); // the approval can still be remembered in this conversation
   }
 
   #deny(stop) {
@@ -155,6 +202,7 @@ class Approval extends Card {
       <div class="facts">
         ${this.about(html`<span class="chip risk ${pending.risk}">${pending.risk} risk</span>`)}
         ${warnings(this.changes ? { ...pending, preview_error: null } : pending)}
+        ${deciders(pending, this.client)}
         ${this.changes ? html`<p class="notice warn">The title above still shows the original values.</p>` : nothing}
         ${this.before ? html`<p class="notice warn" role="status">The effect of this call has changed since it was first shown. Please read it again.${adrift() ? " Your typing is ignored; press Esc to continue." : nothing}</p>` : nothing}
       </div>
@@ -192,20 +240,41 @@ class Approval extends Card {
   }
 
   #actions() {
-    const { pending, off } = this, held = this.held();
+    const { pending, off, voted } = this, held = this.held();
+    if (this.refused) return nothing;
     return html`<div class="actions">
       <button type="button" class="primary approve" ?disabled=${!this.mayApprove} aria-disabled=${this.held(this.parts)} @click=${this.#approve}>
-        ${this.label("approve", html`${this.changes ? "Approve as edited" : pending.recovery ? "Run it again" : this.remember ? "Approve" : "Approve once"}${this.remember ? " and remember" : nothing}`)}</button>
+        ${this.label("approve", voted ? `${this.#voter}; ${this.#needed} needed` : several(pending) && !pending.recovery ? "Approve" : html`${this.changes ? "Approve as edited" : pending.recovery ? "Run it again" : this.remember ? "Approve" : "Approve once"}${this.remember ? " and remember" : nothing}`)}</button>
       ${this.editing ? html`<button type="button" class="back" @click=${this.#leave}>Back</button>`
-        : pending.recovery ? html`<button type="button" ?disabled=${off} aria-disabled=${held} @click=${() => this.#enter("result")}>Enter its result</button>` : html`<button type="button" class="edit" ?disabled=${off} aria-disabled=${held} @click=${() => this.#enter("edit")}>Edit</button>`}
+        : pending.recovery ? html`<button type="button" ?disabled=${off} aria-disabled=${held} @click=${() => this.#enter("result")}>Enter its result</button>` : !this.mayEdit ? nothing : html`<button type="button" class="edit" ?disabled=${off} aria-disabled=${held} @click=${() => this.#enter("edit")}>Edit</button>`}
       <button type="button" class="deny" ?disabled=${off} aria-disabled=${held} @click=${() => this.#enter("deny")}>Deny</button>
-      <label class="remember"><span>Remember</span> <select .value=${this.remember} @change=${(event) => (this.remember = event.target.value)}>
+      ${several(pending) ? nothing : html`<label class="remember"><span>Remember</span> <select .value=${this.remember} @change=${(event) => this.#choose(event.target.value)}>
         <option value="">no, only this once</option>
-        <option value="args">${pending.remember?.length ? `the same ${shown(pending.remember.join(", "))}` : "these arguments"}, in this conversation</option>
-        <option value="tool">any ${spelled(pending.tool)}, in this conversation</option></select></label>
+        <option value="args">${pending.remember?.length ? `the same ${shown(pending.remember.join(", "))}` : "these arguments"}</option>
+        <option value="tool">any ${spelled(pending.tool)}</option></select></label>`}
       ${this.remember ? html`<label class="remember"><span>for</span> <select .value=${this.span} @change=${(event) => (this.span = event.target.value)}>
-        <option value="">until revoked</option><option value="1h">one hour</option><option value="1d">one day</option></select></label>` : nothing}
+        <option value="">until revoked</option><option value="1h">one hour</option><option value="1d">one day</option></select></label>
+        ${this.#where()}` : nothing}
     </div>`;
+  }
+
+  get #voter() {
+    const { principal } = this.client;
+    const vote = this.pending.votes.find(({ on_behalf_of: other }) => other?.id === principal);
+    return vote ? `${spelled(vote.by.id)} approved for you` : "You approved";
+  }
+
+  get #needed() {
+    const { pending, given } = this;
+    return `${hasVoted(pending, this.client.principal) ? missing(pending) : given} more`;
+  }
+
+  #where() {
+    const words = { conversation: "in this conversation", user: `in every conversation of ${spelled(this.pending.principal.id)}`, everyone: "in every conversation, for everyone" };
+    const scopes = this.#scopes, chosen = scopes.includes(this.scope) ? this.scope : "conversation";
+    return scopes.length < 2 ? html`<span class="remember">${words.conversation}</span>`
+      : html`<label class="remember"><span>where</span> <select .value=${chosen} @change=${(event) => (this.scope = event.target.value)}>
+        ${scopes.map((scope) => html`<option value=${scope} ?selected=${scope === chosen}>${words[scope]}</option>`)}</select></label>`;
   }
 
   // The interrupted call took effect, and the person enters its result.

@@ -83,8 +83,10 @@ class Chat extends Element {
     keep(this.#key, text);
   }
 
-  async #send(when_busy) {
-    const { conversation, draft } = this;
+  // While the turn waits for a decision, a message is a question about it, unless the person chose otherwise: it is
+  // answered, and the turn keeps waiting. A view that is still opening asks the server for the state.
+  async #send(chosen) {
+    const { conversation, draft, live } = this;
     const key = this.#key;
     if (!draft.trim() || this.sending.has(key)) return;
     this.sending.add(key);
@@ -92,7 +94,9 @@ class Chat extends Element {
     this.problem = null;
     this.#toEnd();
     try {
-      await this.client.send(conversation, draft.trim(), this.live.idle ? { when_busy: "queue" } : { when_busy });
+      const { state } = live.ready ? live : await this.client.snapshot(conversation);
+      const when_busy = state === "idle" ? "queue" : chosen ?? (state === "awaiting_input" ? "aside" : "queue");
+      await this.client.send(conversation, draft.trim(), { when_busy });
       // Text typed meanwhile, here, in another conversation or in another tab, is kept.
       const rest = (written) => (written.startsWith(draft) ? written.slice(draft.length).trimStart() : written);
       if (key === this.#key) this.draft = rest(this.draft);
@@ -256,17 +260,18 @@ class Chat extends Element {
       <div class="below">
         ${this.problem ? html`<p class="notice bad" role="alert">${unanswered(this.problem) ? "Not confirmed: " : nothing}${shown(this.problem.message)}</p>` : nothing}
         ${this.#plan(view.checklist, waiting.length)}
-        <form class="composer" @submit=${(event) => { event.preventDefault(); this.#send("queue"); }}>
-          <textarea rows="1" aria-label="Message" placeholder=${it.idle ? "Write a message" : "Write the next message"} .value=${this.draft ?? ""}
+        <form class="composer" @submit=${(event) => { event.preventDefault(); this.#send(); }}>
+          <textarea rows="1" aria-label="Message" placeholder=${it.idle || !it.ready ? "Write a message" : this.#asks ? "Ask about it, or write the next message" : "Write the next message"} .value=${this.draft ?? ""}
             @input=${(event) => this.#write(event.target.value)} @keydown=${this.#typed}></textarea>
           <div class="buttons"><span class="status" role="status">${this.#status()}</span>
             ${waiting.length ? html`<button type="button" class="quiet jump" @click=${this.#jump}>Next waiting (${waiting.length})</button>` : nothing}
-            <holdfast-grants .client=${this.client} .conversation=${this.conversation} .grants=${it.grants} @closed=${() => document.activeElement === document.body && this.#focus()}></holdfast-grants>
+            <holdfast-grants .client=${this.client} .conversation=${this.conversation} .grants=${it.grants} @revoked=${() => it.readGrants()} @closed=${() => document.activeElement === document.body && this.#focus()}></holdfast-grants>
             <span class="usage">${usage(it.usage)}</span>
             ${it.idle || !it.ready ? nothing : html`<button type="button" class="stop" @click=${this.#stop}>Stop</button>`}
             ${this.sending.has(this.#key) ? html`<button class="primary" aria-disabled="true">Sending…</button>`
-              : it.idle ? html`<button class="primary" ?disabled=${!this.draft?.trim()}>Send</button>`
-              : this.draft?.trim() ? html`<button type="button" @click=${() => this.#send("interrupt")}>Interrupt</button><button class="primary">Queue</button>` : nothing}</div>
+              : it.idle || !it.ready ? html`<button class="primary" ?disabled=${!this.draft?.trim()}>Send</button>`
+              : this.draft?.trim() ? html`<button type="button" @click=${() => this.#send("interrupt")}>Interrupt</button>${
+                this.#asks ? html`<button type="button" @click=${() => this.#send("queue")}>Queue</button><button class="primary">Ask</button>` : html`<button class="primary">Queue</button>`}` : nothing}</div>
         </form></div>`;
   }
 
@@ -297,7 +302,11 @@ class Chat extends Element {
   #typed(event) {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
-    this.#send("queue");
+    this.#send();
+  }
+
+  get #asks() {
+    return this.live.state === "awaiting_input";
   }
 
   #toEnd() {
@@ -311,7 +320,7 @@ class Chat extends Element {
 
   #item(item) {
     if (item.kind === "note") return html`<div class="note ${item.tone}"><p>${shown(item.text)}</p>${item.details ? html`<details><summary>Details</summary><p>${shown(item.details)}</p></details>` : nothing}</div>`;
-    if (item.kind === "user") return html`<div class="said user"><p class="words">${shown(item.text)}</p><p class="meta">${shown(item.by)}</p></div>`;
+    if (item.kind === "user") return html`<div class="said user"><p class="words">${shown(item.text)}</p><p class="meta">${shown(item.by)}${item.aside ? `, ${item.aside}` : nothing}</p></div>`;
     return html`<div class="said assistant">${this.#thought(item.thinking, false)}
       ${item.hosted.map((call) => html`<holdfast-tool .client=${this.client} .conversation=${this.conversation} .call=${call}></holdfast-tool>`)}
       ${item.text ? html`<holdfast-markdown .text=${item.text}></holdfast-markdown>` : nothing}

@@ -2,13 +2,13 @@
 //   properties  client: Client   conversation: string (its id)   grants: [Grant], as a Conversation has them
 //   events      revoked, with detail {conversation, grant}    closed, when its dialog closes
 import { Element, html, nothing, shown } from "./base.js";
-import { coverage, when } from "../text.js";
+import { coverage, reach, when } from "../text.js";
 
 class Grants extends Element {
   static properties = { client: {}, conversation: {}, grants: {}, open: { state: true }, problem: { state: true } };
 
-  async #revoke(grant) {
-    const { conversation } = this;
+  async #revoke(id) {
+    const cut = id.lastIndexOf("/"), conversation = cut < 0 ? this.conversation : id.slice(0, cut), grant = id.slice(cut + 1);
     this.problem = null;
     this.querySelector("dialog").focus(); // the pressed row disappears: a second press must not hit the next one
     try {
@@ -35,9 +35,9 @@ class Grants extends Element {
     };
     return html`<button type="button" class="quiet" @click=${() => (this.open = true)}>${grants.length} remembered</button>
       ${this.open ? html`<dialog class="grants" tabindex="-1" aria-label="Remembered approvals" @close=${close}><h2>Remembered approvals</h2>
-        <p class="about">${grants.length ? "In this conversation, these calls run without asking." : "No approval is remembered. The next call asks again."}</p>
+        <p class="about">${grants.length ? "These calls run without asking: in this conversation, or further where it says so." : "No approval is remembered. The next call asks again."}</p>
         <ul class="rows">${grants.map(({ id, tool, by, at, until, ...grant }) => html`<li class="bar">
-          <span class="grow"><code>${shown(tool)}</code> with ${shown(coverage(grant))}
+          <span class="grow"><code>${shown(tool)}</code> with ${shown(coverage(grant))}${reach(grant) ? html` <b class="reach">${shown(reach(grant))}</b>` : nothing}
             <small class="about">allowed by <b>${shown(by.id)}</b> on ${when(at)}${until ? `, until ${when(until)}` : ""}</small></span>
           <button type="button" class="danger outline" @click=${() => this.#revoke(id)}>Revoke</button></li>`)}</ul>
         ${this.problem ? html`<p class="notice bad" role="alert">${shown(this.problem.message)}</p>` : nothing}

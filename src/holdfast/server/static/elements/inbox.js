@@ -4,9 +4,10 @@
 // Unseen calls cannot be approved: on a closed row, the key a opens the card; a batch shows every call in full. A row that
 // has just moved cannot be selected with the pointer (guard.js). Keys that decide act on the focused row or card.
 import { Element, html, nothing, shown, named, table, value, plainPreview, warnings } from "./base.js";
+import { several, hasVoted, barred, tally, deciders, summary } from "./votes.js";
 import { Guard, sampleAll, UNLOADED } from "../guard.js";
 import { repeat } from "lit/directives/repeat.js";
-import { duration, outcome, brief, spelled } from "../text.js";
+import { actor, duration, outcome, brief, people, spelled } from "../text.js";
 import { Problem, keyOf } from "../client.js";
 import { TEXT, FIELD, adrift } from "../writing.js";
 import "./approval.js";
@@ -61,7 +62,7 @@ class InboxView extends Element {
       const { seq } = await this.client.snapshot(entry.conversation);
       const events = await this.client.log(entry.conversation, { before: seq + 1, limit: 100, last: true });
       const found = events.findLast((event) => event.type === "CallResolved" && event.call_id === entry.call);
-      const text = found ? outcome(found.decision, found.by.id) : "cancelled";
+      const text = found ? outcome(found.decision, actor(found)) : "cancelled";
       if (this.gone && this.shownOpen === entry) Object.assign(this, { gone: `${text[0].toUpperCase()}${text.slice(1)}.`, mine: found?.by.id === this.client.principal });
     } catch {
       // the notice is shown already
@@ -148,11 +149,13 @@ class InboxView extends Element {
   }
 
   #choose(entry) {
-    if (entry.kind !== "approval" || !this.client.inbox.get(entry)) return;
+    if (!this.#selectable(entry) || !this.client.inbox.get(entry)) return;
     const chosen = new Set(this.chosen);
     if (!chosen.delete(keyOf(entry))) chosen.add(keyOf(entry));
     this.chosen = chosen;
   }
+
+  #selectable = (entry) => entry.kind === "approval" && !barred(entry, this.client);
 
   async #show(entry, mode = "") {
     if (entry) this.at = keyOf(entry);
@@ -164,7 +167,7 @@ class InboxView extends Element {
     const { card } = this;
     if (card) card.mode = "";
     await card?.updateComplete;
-    if (card && mode && entry.kind === "approval" && !(mode === "edit" && entry.recovery)) card.mode = mode;
+    if (card && mode && entry.kind === "approval" && !card.refused && (mode !== "edit" || card.mayEdit)) card.mode = mode;
     else this.#focus(card ? ".row.at .card" : ".row.at .head");
     const row = this.querySelector(".row.at");
     row?.scrollIntoView({ block: row.offsetHeight > this.clientHeight ? "start" : "nearest" }); // show the beginning of a tall row
@@ -230,7 +233,7 @@ class InboxView extends Element {
 
   async #decide(decision) {
     if (this.results || this.sending || this.#dialog.unseen() || !this.#dialog.steady()) return;
-    const decisions = this.batch.map((entry) => ({ conversation: entry.conversation, call: entry.call, decision: decision(entry) }));
+    const decisions = this.batch.map((entry) => ({ ...entry, decision: decision(entry) }));
     this.querySelector("dialog.batch").focus(); // a disabled button would lose the focus
     this.sending = decisions[0].decision.type;
     this.refused = null;
@@ -238,7 +241,7 @@ class InboxView extends Element {
       const results = await this.client.resolveAll(decisions);
       if (results.every(({ problem }) => problem?.status === 503)) throw new Problem(results[0].problem);
       this.results = new Map(results.map((result) => [keyOf(result), result]));
-      if (this.results.size && [...this.results.values()].every((result) => !result.problem)) Object.assign(this, { batch: null, chosen: new Set(), done: `${decisions.length} ${decisions[0].decision.type === "deny" ? "denied" : "approved"}.` });
+      if (this.results.size && [...this.results.values()].every((result) => !result.problem)) Object.assign(this, { batch: null, chosen: new Set(), done: summary(results, decisions[0].decision.type === "deny") });
     } catch (problem) {
       this.refused = problem;
     }
@@ -267,10 +270,10 @@ class InboxView extends Element {
     const open = key === this.open;
     const left = entry.deadline - this.client.now();
     return html`<li class="row ${key === this.at ? "at" : ""} ${open ? "open" : ""}" @focusin=${() => (this.at = key)}>
-      <div class="bar">${entry.kind === "approval" ? html`<input type="checkbox" aria-disabled="true" aria-label="Select ${spelled(entry.tool)}" .checked=${this.chosen.has(key)} ?disabled=${open && this.gone} @click=${this.#pressed} @change=${() => this.#choose(entry)}>` : html`<span class="nobox"></span>`}
+      <div class="bar">${this.#selectable(entry) ? html`<input type="checkbox" aria-disabled="true" aria-label="Select ${spelled(entry.tool)}" .checked=${this.chosen.has(key)} ?disabled=${open && this.gone} @click=${this.#pressed} @change=${() => this.#choose(entry)}>` : html`<span class="nobox"></span>`}
         <button type="button" class="head" aria-expanded=${open} @click=${() => this.#show(open ? null : entry)}>
           <span class="what">${shown(entry.prompt || entry.tool)}</span>
-          <span class="where">${{ approval: html`<span class="chip risk ${entry.risk}">${entry.risk}</span>`, elicitation: html`<span class="chip">question</span>`, manual: html`<span class="chip">manual</span>`, client_exec: html`<span class="chip">browser</span>` }[entry.kind]}
+          <span class="where">${{ approval: html`<span class="chip risk ${entry.risk}">${entry.risk}</span>${several(entry) ? html` <span class="chip ${hasVoted(entry, this.client.principal) ? "good" : ""}">${tally(entry)}${hasVoted(entry, this.client.principal) ? ", also by you" : nothing}</span>` : nothing}${barred(entry, this.client) ? html` <span class="chip">another person decides</span>` : nothing}`, elicitation: html`<span class="chip">question</span>`, manual: html`<span class="chip">manual</span>`, client_exec: html`<span class="chip">browser</span>` }[entry.kind]}
             ${shown(entry.tool)} · ${shown(entry.principal?.id ?? "")} · ${named(entry.conversation, this.#title(entry))}</span>
           <time class=${left < 60 ? "soon" : ""}>${left > 0 ? duration(Math.ceil(left)) : "expired"}</time></button></div>
       ${open ? this.gone ? html`<p class="notice stale ${this.mine ? "good" : ""}" role="status" tabindex="-1">${shown(this.gone)}${adrift() ? " Your typing is ignored; press Esc to continue." : nothing}</p>`
@@ -286,9 +289,9 @@ class InboxView extends Element {
     return html`<dialog class="batch" tabindex="-1" aria-label="Review ${n} requests" @close=${() => (this.batch = null)} @loaded=${() => this.requestUpdate()}><h2>Review ${n} requests</h2>
       <div class="content" tabindex="0" role="group" aria-label="All requests in full"><div>${this.batch.map((entry) => {
         const result = this.results?.get(keyOf(entry));
-        return html`<section class="entry"><h3>${shown(entry.prompt || entry.tool)}</h3><p class="about"><span class="chip risk ${entry.risk}">${entry.risk} risk</span> <code>${shown(entry.tool)}</code> for <b>${shown(entry.principal?.id ?? "")}</b> in ${named(entry.conversation, this.#title(entry))}</p>${warnings(entry)}
+        return html`<section class="entry"><h3>${shown(entry.prompt || entry.tool)}</h3><p class="about"><span class="chip risk ${entry.risk}">${entry.risk} risk</span> <code>${shown(entry.tool)}</code> for <b>${shown(entry.principal?.id ?? "")}</b> in ${named(entry.conversation, this.#title(entry))}</p>${warnings(entry)}${deciders(entry, this.client)}
           ${plainPreview(entry) ? nothing : html`<h4>What would happen</h4>${value(entry.preview, { client: this.client, conversation: entry.conversation })}`}<h4>Arguments</h4>${table(entry.args)}
-          ${result ? html`<p class="notice ${result.problem ? "bad" : "good"}">${result.problem ? shown(result.problem.detail ?? result.problem.title) : "Accepted."}</p>` : nothing}</section>`;
+          ${result ? html`<p class="notice ${result.problem ? "bad" : "good"}">${result.problem ? shown(result.problem.detail ?? result.problem.title) : result.missing ? `Accepted; it waits for ${people(result.missing, "more approver")}.` : "Accepted."}</p>` : nothing}</section>`;
       })}</div></div>
       ${this.refused ? html`<p class="notice bad" role="alert">${shown(this.refused.message)}: ${(this.refused.status > 0 && this.refused.status < 500) || this.refused.status === 503 ? "nothing was decided." : "the outcome is unknown. The inbox shows the calls that are still waiting."}</p>` : nothing}
       <div class="actions"><button type="button" class="primary" ?disabled=${off} aria-disabled=${held} @click=${() => this.#decide((entry) => ({ type: "approve", digest: entry.digest }))}>${label("approve", `Approve ${n}`)}</button>

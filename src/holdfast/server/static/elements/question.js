@@ -1,7 +1,8 @@
 // <holdfast-question>: a question to a person, a manual task, or a call that waits for a browser.
 //   properties  client: Client   pending: Pending (kind elicitation, manual or client_exec)   place: as in holdfast-approval
-//   events      decided, with detail {pending, decision, seq}    refused, with detail {pending, problem}
+//   events      decided, with detail {pending, decision, seq, missing}    refused, with detail {pending, problem}    extended, with detail {pending, until, seq}
 import { Card, html, nothing, shown, table } from "./base.js";
+import { deciders } from "./votes.js";
 import { same, brief, spelled } from "../text.js";
 import "./form.js";
 
@@ -9,8 +10,25 @@ class Question extends Card {
   static properties = { answer: { state: true }, declining: { state: true } };
 
   renew() {
-    Object.assign(this, { answer: undefined, declining: false });
+    Object.assign(this, { answer: undefined, declining: false, kept: "" });
     this.querySelector("holdfast-form")?.reset();
+  }
+
+  get typed() {
+    const { answer, declining, pending } = this;
+    return { answer, declining, value: this.querySelector("holdfast-form")?.value, reason: this.querySelector("input.reason")?.value, schema: pending.schema, choices: pending.choices };
+  }
+
+  // An answer to another question is shown, but is not entered: it may mean something else there.
+  restore({ answer, declining, value, reason, schema, choices }) {
+    const { pending } = this;
+    if (!same(schema, pending.schema) || !same(choices, pending.choices)) return (this.kept = `you wrote: ${brief(reason ?? answer ?? value ?? "")}`);
+    Object.assign(this, { answer, declining, kept: "what you wrote is kept" });
+    this.updateComplete.then(() => {
+      const form = this.querySelector("holdfast-form"), why = this.querySelector("input.reason");
+      if (form) form.value = value;
+      if (why) why.value = reason;
+    });
   }
 
   willUpdate(changed) {
@@ -44,7 +62,7 @@ class Question extends Card {
     const byHand = pending.kind === "manual";
     return html`<article class="card question ${pending.kind}" tabindex="-1" aria-label="Question: ${spelled(pending.prompt || pending.tool)}">
       <header><h3>${shown(pending.prompt || (pending.kind === "client_exec" ? `${pending.tool} runs in a browser` : `${pending.tool}: please answer`))}</h3></header>
-      <div class="facts">${this.about(html`<span class="chip">${{ elicitation: "question", manual: "manual", client_exec: "browser" }[pending.kind]}</span>`)}</div>
+      <div class="facts">${this.about(html`<span class="chip">${{ elicitation: "question", manual: "manual", client_exec: "browser" }[pending.kind]}</span>`)}${deciders(pending, this.client)}</div>
       ${Object.keys(pending.args ?? {}).length ? html`<details class="given" ?open=${byHand}><summary>Details</summary>${table(pending.args)}</details>` : nothing}
       ${pending.kind === "client_exec" ? this.#browser() : this.problem?.final ? this.refusal() : this.declining ? this.#refusing() : html`<form @submit=${this.#send} novalidate>
         ${pending.choices ? this.#choices() : html`<holdfast-form label=${byHand ? "Result" : "Answer"} .schema=${pending.schema ?? {}} .problems=${this.problem?.details.problems ?? []} @edited=${(event) => { event.stopPropagation(); this.problem = null; }}></holdfast-form>`}

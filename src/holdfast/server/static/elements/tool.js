@@ -24,7 +24,7 @@ class Tool extends Element {
   get status() {
     const { call } = this;
     if (this.draft !== undefined) return ["writing", "arguments…"];
-    if (call.phase === "running") return ["running", `running ${duration(Math.max(0, this.client.now() - call.started))}${call.attempt > 1 ? `, attempt ${call.attempt}` : ""}`];
+    if (call.phase === "running") return ["running", `running ${duration(Math.max(0, this.client.now() - call.started))}${call.attempt - (call.continued ?? 0) > 1 ? `, attempt ${call.attempt}` : ""}`];
     if (call.phase === "waiting") return ["waiting", { approval: "waits for approval", elicitation: "waits for an answer", client_exec: "waits for a page", manual: "waits to be done manually" }[call.pending?.kind] ?? "waiting"];
     if (call.phase !== "done") return ["ready", "about to run"];
     if (call.ok) return ["ok", call.started && call.ended ? duration(call.ended - call.started) : "done"];

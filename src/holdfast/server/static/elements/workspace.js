@@ -135,7 +135,7 @@ function sandbox(it) {
 
 const sandboxFacts = (it, source) => html`<div class="command">${sandbox(it)}${others(it, ["sandbox", "guarantees", "guarantees_in_words"], source)}</div>`;
 
-const RESULT = ["ok", "exit_code", "output", "output_bytes", "cut", "artifact", "encoding", "protected_changed"];
+const RESULT = ["ok", "exit_code", "output", "output_bytes", "cut", "artifact", "encoding", "protected_changed", "quarantined", "quarantine_note"];
 const CUT = /\n\[\.\.\. (\d+) bytes omitted \.\.\.\]\n/;
 
 function commandResult(it, source) {
@@ -147,7 +147,8 @@ function commandResult(it, source) {
     ${isArtifact(it.artifact) ? artifact(it.artifact, source, { what: "output", head: output, cut: short }) : output ? short : nothing}
     ${it.encoding ? html`<p class="notice warn">${shown(String(it.encoding))}</p>` : nothing}
     ${it.protected_changed?.length ? html`<div class="notice bad">Protected paths were changed: ${value(it.protected_changed)}</div>` : nothing}
-    ${others(it, [...RESULT.slice(0, 5), ...(isArtifact(it.artifact) ? ["artifact"] : []), "encoding", "protected_changed"], source)}</div>`;
+    ${it.quarantined ? html`<div class="notice warn">Protected paths that the command made were renamed: ${value(it.quarantined)}</div>` : nothing}
+    ${others(it, [...RESULT.slice(0, 5), ...(isArtifact(it.artifact) ? ["artifact"] : []), ...RESULT.slice(6)], source)}</div>`;
 }
 
 // --- the checklist ---
