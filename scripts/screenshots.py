@@ -39,6 +39,17 @@ def review_batch(page: Page) -> None:
     page.get_by_role("button", name="Review").click()
 
 
+def offer_more_time(page: Page) -> None:
+    page.get_by_role("button", name="More time").click()
+
+
+def approve_as(stage: Stage, conversation: str, *people: str) -> None:
+    call = stage.pending_call(conversation)
+    for who in people:
+        decision = {"type": "approve", "digest": call["digest"]}
+        stage.ask("POST", f"conversations/{conversation}/calls/{call['call']}/resolve", {"decision": decision}, who)
+
+
 def unfold_thinking(page: Page) -> None:
     page.get_by_text("Thinking", exact=True).click()
 
@@ -67,8 +78,15 @@ def main(folder: Path) -> None:
         stage.start()
         try:
             talks = {
-                word: stage.conversation(word) for word in ("refund", "patch", "book", "sign", "evil", "think", "fail")
+                word: stage.conversation(word)
+                for word in (
+                    *("refund", "patch", "book", "sign", "evil", "think", "fail"),
+                    *("publish", "transfer", "rent"),
+                )
             }
+            approve_as(stage, talks["publish"], "ada")
+            approve_as(stage, talks["transfer"], "ben")
+            approve_as(stage, talks["rent"], "ada", "ben")
             kept = stage.pending_call(stage.conversation("refund", name="kept"))
             decision = {"type": "approve", "digest": kept["digest"], "remember": "tool", "duration": "1d"}
             stage.ask("POST", f"conversations/kept/calls/{kept['call']}/resolve", {"decision": decision})
@@ -78,6 +96,9 @@ def main(folder: Path) -> None:
                 "chat": (f"c/{talks['refund']}", None),
                 "edit": (f"c/{talks['refund']}", edit_arguments),
                 "diff": (f"c/{talks['patch']}", None),
+                "votes": (f"c/{talks['publish']}", offer_more_time),
+                "requester": (f"c/{talks['transfer']}", None),
+                "asked-again": (f"c/{talks['rent']}", None),
                 "question": (f"c/{talks['book']}", answer_question),
                 "long": (f"c/{talks['sign']}", None),
                 "hostile": (f"c/{talks['evil']}", None),
