@@ -53,10 +53,10 @@ from holdfast.core.redaction import redact_exception
 from holdfast.core.state import CallState, Grant, State, pending_of, shared_grants, status_of, waiting_calls
 from holdfast.core.tool import ToolSpec
 from holdfast.errors import HoldfastError, Refused, Stale
-from holdfast.runtime import tool_call
+from holdfast.runtime.pending_calls.shared_grants import split_grant_id
 from holdfast.runtime.services import RunContext
-from holdfast.runtime.shared_grants import split_grant_id
-from holdfast.runtime.tasks import Run, SlotNeed
+from holdfast.runtime.steps import tool_call
+from holdfast.runtime.steps.tasks import Run, SlotNeed
 from holdfast.stores.base import Append, GrantRow, PendingRow
 
 log = logging.getLogger("holdfast")
