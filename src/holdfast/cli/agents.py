@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from holdfast.core.notice import Channel
-from holdfast.core.redaction import redact_exception
+from holdfast.core.text.redaction import redact_exception
 from holdfast.errors import DeclarationError, HoldfastError, Invalid, ModelError
 from holdfast.models.providers import names
 from holdfast.runtime.agent import Agent

@@ -49,8 +49,8 @@ from holdfast.core.inputs import (
     TimerDue,
 )
 from holdfast.core.notice import notices_of
-from holdfast.core.redaction import redact_exception
 from holdfast.core.state import CallState, Grant, State, pending_of, shared_grants, status_of, waiting_calls
+from holdfast.core.text.redaction import redact_exception
 from holdfast.core.tool import ToolSpec
 from holdfast.errors import HoldfastError, Refused, Stale
 from holdfast.runtime.pending_calls.shared_grants import split_grant_id

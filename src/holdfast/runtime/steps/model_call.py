@@ -22,8 +22,8 @@ from holdfast.core.live import Retrying
 from holdfast.core.prompt.compaction import PromptRenderer, RenderedPrompt
 from holdfast.core.prompt.history import History
 from holdfast.core.prompt.images import NamedImage, find_images
-from holdfast.core.redaction import redact_exception
 from holdfast.core.state import TurnState
+from holdfast.core.text.redaction import redact_exception
 from holdfast.errors import HoldfastError, ModelError, Stale, StoreDamaged
 from holdfast.models.base import Model, Request, RequestImage
 from holdfast.runtime.agent_definition import AgentDefinition, open_models, smallest_window
