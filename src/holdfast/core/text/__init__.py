@@ -1,1 +1,1 @@
-"""Text for readers: secrets are removed from it, hidden characters are found in it, cards are built of it."""
+"""Text for readers: removal of secrets, hidden characters, and the cards that notebooks show."""
