@@ -113,7 +113,7 @@ class _ProbeRoot:
     def __init__(self, path: Path):
         self.path = path
 
-    def protected_paths(self) -> list[str]:
+    def protected_paths(self, unsearched: list[str] | None = None) -> list[str]:
         return []
 
     def is_secret(self, path: str) -> bool:
