@@ -336,7 +336,7 @@ def test_guarantees_are_stated_in_words() -> None:
 
 async def test_a_workspace_at_the_top_is_refused(tmp_path: Path) -> None:
     world = World(Path("/"), find_sandbox("required"))
-    with pytest.raises(ToolError, match="would hold nothing"):
+    with pytest.raises(ToolError, match="could protect nothing"):
         await world.run("true")
 
 
@@ -694,7 +694,7 @@ async def test_very_many_renamed_paths_are_counted(tmp_path: Path) -> None:
     result = await real_world(tmp_path).run("for n in $(seq 150); do mkdir d$n; echo x > d$n/.env; done")
     assert len(result["quarantined"]) == 100
     assert "(150 in all)" in result["quarantine_note"]
-    assert not list(tmp_path.glob("*/.env"))
+    assert not any(".env" in names for _, _, names in os.walk(tmp_path))
 
 
 def test_too_many_protected_paths_are_refused_and_nothing_stays_open(tmp_path: Path) -> None:

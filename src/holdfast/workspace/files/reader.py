@@ -89,7 +89,8 @@ def preview_read(ws: FileWorkspace, args: dict[str, Any]) -> dict[str, Any]:
     path = ws.root.normalise(args["path"])
     fd, real = ws.root.open_real(path)
     try:
-        return {"path": path, "bytes": os.fstat(fd).st_size} | ({"leads_to": storable_text(real)} if real != path else {})
+        link = {"leads_to": storable_text(real)} if real != path else {}
+        return {"path": path, "bytes": os.fstat(fd).st_size} | link
     finally:
         os.close(fd)
 

@@ -421,10 +421,10 @@ class Root:
             message = f"there is no {path!r} in the workspace: check the path with list or glob"
             raise ToolError("not_found", message, {"path": path}) from error
         if code == errno.ENOTDIR:
-            message = f"{path!r} cannot be made: a part of the path is a file, not a directory. Choose another path"
+            message = f"{path!r} cannot be created: a part of the path is a file, not a directory. Choose another path"
             raise ToolError(kind, message, {"path": path}) from error
         if code == errno.ENAMETOOLONG or not isinstance(error, OSError):
-            raise ToolError("invalid_args", f"{path[:80]!r}... is no usable path: {error}", {}) from error
+            raise ToolError("invalid_args", f"{path[:80]!r}... is not a usable path: {error}", {}) from error
         message = f"{path!r}: {os.strerror(error.errno) if error.errno else error}"
         raise ToolError(kind, message, {"path": path, "errno": errno.errorcode.get(error.errno or 0, "")}) from error
 
@@ -457,11 +457,11 @@ def _refuse_bad_text(path: str) -> None:
     if "\0" in path:
         raise ToolError("invalid_args", "the path contains a NUL character: no file can have such a name")
     if len(path) > MAX_PATH:
-        raise ToolError("invalid_args", f"the path is longer than {MAX_PATH} characters")
+        raise ToolError("invalid_args", f"the path is longer than {MAX_PATH} characters: give a shorter one")
     try:
         os.fsencode(path)
     except UnicodeEncodeError as error:
-        raise ToolError("invalid_args", f"the path is no text: {error}") from error
+        raise ToolError("invalid_args", f"the path is not valid text: {error}") from error
 
 
 def _refuse_windows_names(parts: list[str], path: str) -> None:

@@ -124,8 +124,8 @@ class Covers:
             if not path.endswith(JOURNAL) and not os.path.lexists(self._root / path):
                 raise ToolError(
                     "resource_missing",
-                    f"{path!r} belongs to the store or the server and is missing, so that a command could make it. "
-                    "Nothing was run: ask the user to keep the store outside of the workspace",
+                    f"{path!r} belongs to the store or the server and does not exist, so a command could create it. "
+                    "Nothing was run: ask the user to move the store out of the workspace",
                     {"path": path},
                 )
 

@@ -238,8 +238,8 @@ class Shell:
         if ended.timed_out:
             raise ToolError(
                 "timeout",
-                f"the command was killed after {command.seconds:g} s, with everything that it had started; what it did "
-                "until then stays. Its output is in the details. Give a longer timeout (at most "
+                f"the command was killed after {command.seconds:g} s, with everything that it had started; what it had "
+                "changed by then stays changed. Its output is in the details. Give a longer timeout (at most "
                 f"{self._ws.limits.max_command_seconds:g} s), or do less in one call",
                 facts,
             )
