@@ -242,7 +242,8 @@ def _command_lines(result: Object, width: int) -> list[Line]:
         lines.append([(f"    … {pluralize(hidden, 'earlier line')}", "dim italic")])
     for line in output[-OUTPUT_LINES:]:
         lines.append([(f"    {ellipsize(line, width)}", "dim")])
-    lines += [[(f"    ! {ellipsize(warning, width)}", "yellow")] for warning in _protected_warnings(result)]
+    for warning in _protected_warnings(result):
+        lines.append([(f"    ! {ellipsize(warning, width)}", "yellow")])
     if (artifact := _read_artifact(result.get("artifact"))) is not None:
         note = f"    the whole output has {format_bytes(artifact['size'])}; the page shows it: holdfast serve --no-run"
         lines.append([(note, "dim italic")])
