@@ -206,6 +206,16 @@ async def test_a_recipient_that_the_server_refuses_for_good_is_not_tried_again()
         assert box.raw == []
 
 
+@pytest.mark.parametrize("order", [("nobody", "ann"), ("ann", "nobody")])
+async def test_a_recipient_that_the_server_refuses_does_not_keep_the_others_from_getting_their_mail(order):
+    to = {name: f"{name}@example.org" for name in order}
+    async with Mailbox() as box:
+        channel = Mail("127.0.0.1", box.port, sender=SENDER, to=to, starttls=False)
+        with pytest.raises(Undeliverable, match=r"nobody@example.org \(550\)"):
+            await channel.send(await a_notice())
+        assert len(box.raw) == 1
+
+
 async def a_notice():
     notices = Recorder(kinds=("suspended",))
     async with Runtime(refund_agent(), channels=[notices]) as rt:
