@@ -24,6 +24,7 @@ from holdfast.core.html_card import Html
 from holdfast.core.notice import OPEN_KINDS, Notice, NoticeKind, Routing, TryLater, Undeliverable
 from holdfast.errors import DeclarationError
 
+KINDS: tuple[NoticeKind, ...] = (*OPEN_KINDS, "extended")
 SECONDS = 30.0
 """Time limit of each exchange with the server."""
 MAX_TEXT = 4000
@@ -47,7 +48,8 @@ class Mail:
     tls:         encrypt the connection from the beginning (port 465)
     login:       (user, password)
     name:        names the channel in the store
-    kinds:       the kinds of notices to send; by default those that ask for a decision
+    kinds:       the kinds of notices to send; by default those that ask for a decision, and that its deadline was
+                 extended, since the earlier links end at the earlier deadline
     route:       which notices, and when
     """
 
@@ -63,7 +65,7 @@ class Mail:
         tls: bool = False,
         login: tuple[str, str] | None = None,
         name: str = "mail",
-        kinds: Sequence[NoticeKind] = OPEN_KINDS,
+        kinds: Sequence[NoticeKind] = KINDS,
         route: Routing | None = None,
         timeout: float = SECONDS,
     ):
@@ -85,7 +87,7 @@ class Mail:
 
     async def send_many(self, notices: list[Notice]) -> None:
         """Send these notices as one mail to each recipient."""
-        current = [notice for notice in notices if notice.pending is not None or notice.kind not in OPEN_KINDS]
+        current = [notice for notice in notices if notice.pending is not None or notice.kind not in KINDS]
         if current:
             messages = [self.compose(current, principal) for principal in self._to]
             await asyncio.to_thread(self._deliver, messages)

@@ -358,7 +358,7 @@ def describe_deciders(entry: Pending, when: Callable[[float], str]) -> list[str]
     if entry.escalated_to:
         lines.append(f"Escalated to {_join(entry.escalated_to)}, who may decide as well.")
     elif entry.escalate_at is not None and entry.escalate_to:
-        lines.append(f"{when(entry.escalate_at)} {_join(entry.escalate_to)} may decide as well.")
+        lines.append(f"{when(entry.escalate_at)}, {_join(entry.escalate_to)} may decide as well.")
     return lines
 
 

@@ -112,7 +112,7 @@ def format_time(at: float) -> str:
 
 def format_start(at: float) -> str:
     """Return the beginning of a sentence about something that starts at this time."""
-    return f"From {format_time(at)} on"
+    return f"From {format_time(at)}"
 
 
 def _value_text(value: Any) -> str:

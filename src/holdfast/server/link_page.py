@@ -24,7 +24,7 @@ HEADERS = {
     "content-security-policy": content_policy().replace("form-action 'none'", "form-action 'self'"),
 }
 MAX_DEPTH = 4
-ON_EXPIRY = {"error": "the model is told so", "deny": "it counts as denied", "halt": "the turn ends"}
+ON_EXPIRY = {"error": "the agent is told that nobody answered", "deny": "it counts as denied", "halt": "the turn ends"}
 
 
 def render_card(link: OpenedLink, pending: Pending, problem: str = "", refusal: str | None = None) -> bytes:
@@ -37,6 +37,7 @@ def render_card(link: OpenedLink, pending: Pending, problem: str = "", refusal: 
     kind = "approval" if pending.kind == "approval" else f"question {pending.kind}"
     chip = f"{pending.risk} risk" if pending.kind == "approval" else {"manual": "manual"}.get(pending.kind, "question")
     alert = f'<p class="notice bad" role="alert">{text(problem)}</p>' if problem else ""
+    role = "You decide as" if refusal is None else "This link is for"
     body = (
         f'<article class="card {kind} risk-{pending.risk}" aria-labelledby="title">'
         f'<header><h1 id="title">{text(prompt)}</h1></header>'
@@ -49,7 +50,7 @@ def render_card(link: OpenedLink, pending: Pending, problem: str = "", refusal: 
         f"{_actions(link, pending) if refusal is None else _not_allowed(refusal)}"
         f"<footer><span>Expires {text(_until(pending.deadline))} ({text(format_time(pending.deadline))}). After that "
         f"{ON_EXPIRY.get(str(pending.on_expiry), 'its declared result is used')}.</span>"
-        f"<span>You decide as <b>{text(link.audience)}</b>.</span></footer></article>"
+        f"<span>{role} <b>{text(link.audience)}</b>.</span></footer></article>"
     )
     return _page(prompt, body)
 
@@ -235,6 +236,6 @@ def _until(deadline: float) -> str:
     left = max(0.0, deadline - time.time())
     for size, word in ((86400, "day"), (3600, "hour"), (60, "minute")):
         if left >= size:
-            count = int(left // size)
+            count = round(left / size)
             return f"in {count} {word}{'s' if count > 1 else ''}"
     return "in less than a minute"

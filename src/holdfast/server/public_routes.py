@@ -191,7 +191,8 @@ def _accepted(request: Request, tag: str, done: Accepted) -> Response:
     if not _reads_html(request):
         return BoundedResponse(msgspec.json.encode(done), headers={"content-type": "application/json"})
     words = {"approve": "Approved", "deny": "Denied", "answer": "Answered", "submit": "Submitted", "failed": "Reported"}
-    left = f" {done.missing} more must approve before it runs." if done.missing else ""
+    people = "person" if done.missing == 1 else "people"
+    left = f" {done.missing} more {people} must approve before it runs." if done.missing else ""
     return _page(link_page.render_message(words[tag], f"Your decision is recorded.{left} You can close this page."))
 
 
