@@ -1,0 +1,1 @@
+"""Bridges: other protocols that drive conversations or answer their calls."""
