@@ -42,7 +42,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "urls",
     ),
     "channels": ("channels", "runtime", "core", "errors", "telemetry"),
-    "bridges": ("bridges", "runtime", "core", "tools", "errors", "telemetry"),
+    "bridges": ("bridges", "channels", "runtime", "core", "tools", "models.base", "errors", "telemetry"),
     "cli": (
         "cli",
         "runtime",
@@ -51,6 +51,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "stores",
         "models",
         "server",
+        "channels",
+        "bridges",
         "workspace",
         "errors",
         "telemetry",

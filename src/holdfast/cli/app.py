@@ -27,7 +27,7 @@ Exit codes:
 
 """
 SECTIONS = {
-    "Run": {"run": "run", "chat": "chat", "serve": "serve", "worker": "worker", "demo": "demo"},
+    "Run": {"run": "run", "chat": "chat", "serve": "serve", "worker": "worker", "mcp": "mcp", "demo": "demo"},
     "Answer": {
         "pending": "pending_list",
         "approve": "approve",
