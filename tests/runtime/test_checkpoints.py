@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
-from support.revival import kill
+from support.revival import kill, life
 from support.runtimes import agent, of
 
-from holdfast import Ask, Call, Continue, Deny, Result, Runtime, ToolCall, tool
+from holdfast import Ask, Call, Continue, Deny, Result, Runtime, ScriptedModel, ToolCall, tool
 from holdfast.core.decide import gate
 from holdfast.core.events import CallResolved, CallReturned, CallStarted, CallSuspended
 from holdfast.errors import DeclarationError
@@ -53,17 +53,16 @@ async def test_a_killed_run_gets_the_state_of_its_checkpoint_again() -> None:
                 await asyncio.Event().wait()
             return "finished"
 
-        return agent([START, "done"], job)
+        return agent(ScriptedModel([START, "done"], follow=True), job)
 
     async def reconcile(args: dict, call: Call) -> object:
         return "redispatch" if call.state == {"job": "j1"} else Result("lost")
 
-    first = Runtime(make(True), store=store)
-    await first.start()
-    await first.send("c", "go")
-    await waiting.wait()
-    await kill(first)
-    async with Runtime(make(False), store=store) as rt:
+    async with life(make(True), store=store.sibling()) as rt:
+        await rt.send("c", "go")
+        await waiting.wait()
+        await kill(rt)
+    async with Runtime(make(False), store=store.sibling()) as rt:
         result = await rt.wait("c")
         assert await rt.call_result("c", of(await rt.history("c"), CallReturned)[0].call_id) == "finished"
     assert result.text == "done"

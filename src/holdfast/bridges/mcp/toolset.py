@@ -97,7 +97,7 @@ class MCP(ToolSource):
         cwd: str | Path | None = None,
         roots: Sequence[str | Path] = (),
         timeout: Duration = "5m",
-        connect_timeout: Duration = "15s",
+        connect_timeout: Duration = "30s",
         max_bytes: int = 16 * 1024 * 1024,
         mode: Literal["auto", "legacy", "2026-07-28"] = "auto",
         sampling: None = None,
