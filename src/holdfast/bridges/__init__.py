@@ -1,1 +1,1 @@
-"""Bridges to other protocols, one file or package each. They use the public verbs of ``Runtime`` and the tool API."""
+"""Bridges: other protocols that drive conversations or answer their calls."""

@@ -8,6 +8,7 @@ file and, on Linux, the environment that the process was started with (/proc/PID
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 import secrets
 import stat
@@ -58,6 +59,14 @@ def token_for(store: str) -> Token:
     except OSError:
         return Token(made, False)  # not writable: the server prints that the token changes at each start
     return Token(made, True, path)
+
+
+def derive_key(token: str, purpose: str) -> bytes:
+    """Return a key of 32 bytes that the token's owner can make again, also after a restart.
+
+    Keys for different purposes differ, and none of them reveals the token or another one.
+    """
+    return hmac.new(token.encode(), f"holdfast {purpose} 1".encode(), hashlib.sha256).digest()
 
 
 def token_file(database: str) -> Path:

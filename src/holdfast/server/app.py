@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Protocol
 
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -51,6 +52,18 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 JSON_HEADERS = {"content-type": "application/json"}
 
 
+class Mounted(Protocol):
+    """An ASGI application that is served below ours, such as a bridge to another protocol."""
+
+    def run(self) -> AbstractAsyncContextManager[None]:
+        """Return the context in which it serves."""
+        ...
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request of an authenticated principal, which is in the scope."""
+        ...
+
+
 class App:
     """The ASGI application, made by ``app()``."""
 
@@ -63,8 +76,10 @@ class App:
         limits: Limits,
         files: PageFiles,
         links: Sequence[Links] = (),
+        mounts: Mapping[str, Mounted] | None = None,
     ):
         self.runtime, self.auth = runtime, auth
+        self._mounts = dict(mounts or {})
         self._hub = Hub(runtime)
         self._document: bytes | None = None
         self._files = files
@@ -74,6 +89,7 @@ class App:
             [
                 EncodedPathRoute("/api/openapi.json", self._show_openapi),
                 *(EncodedPathRoute(path, _PathHandler(api, path)) for path in paths),
+                *(EncodedPathRoute(path, mounted) for path, mounted in self._mounts.items()),
                 EncodedPathRoute("/", self._show_page),
                 EncodedPathRoute("/static/{path:path}", self._show_page),
             ],
@@ -116,6 +132,14 @@ class App:
             await self._router(scope, receive, send)
 
     @asynccontextmanager
+    async def run_mounts(self) -> AsyncGenerator[None]:
+        """Let the mounted applications serve."""
+        async with AsyncExitStack() as stack:
+            for mounted in self._mounts.values():
+                await stack.enter_async_context(mounted.run())
+            yield
+
+    @asynccontextmanager
     async def _lifespan(self, _: object) -> AsyncGenerator[None]:
         """Start and close the runtime, unless the caller has started it. A mounted application gets no lifespan."""
         owns_runtime = not self.runtime.is_open
@@ -124,8 +148,9 @@ class App:
                 await self.runtime.start()
             except Exception as failure:
                 raise RuntimeError(redact_secrets(str(failure))) from None
-        yield
-        self.close_streams()
+        async with self.run_mounts():
+            yield
+            self.close_streams()
         if owns_runtime:
             await self.runtime.close()
 
@@ -277,6 +302,7 @@ def app(
     limits: Limits | None = None,
     ui: str | os.PathLike[str] | None = None,
     links: Links | None = None,
+    mounts: Mapping[str, Mounted] | None = None,
 ) -> App:
     """Return an ASGI application that serves the HTTP API and the page of a runtime.
 
@@ -289,8 +315,9 @@ def app(
     ui:       a directory with files that replace the packaged ones
     links:    signed links to serve under /l/, in addition to those of the runtime's channels; the host of their
               ``base_url`` is served, too
+    mounts:   path -> a further application for authenticated requests: ``{"/mcp": AgentServer(...).http()}``
     """
     own = () if ui is None else (ui,)
     known = find_links(runtime.channels, links)
     served = Origins((*hosts, *(each.host for each in known)), origins)
-    return App(runtime, auth or TokenAuth(), may_see, served, limits or Limits(), PageFiles(*own), known)
+    return App(runtime, auth or TokenAuth(), may_see, served, limits or Limits(), PageFiles(*own), known, mounts)

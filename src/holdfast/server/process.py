@@ -259,8 +259,9 @@ async def serve(app: App, listening: socket.socket, ready: Callable[[Stop], None
             await app.runtime.start()
         try:
             gc_tuning.tune_process()
-            ready(stop)
-            await server.serve([listening])
+            async with app.run_mounts():
+                ready(stop)
+                await server.serve([listening])
         finally:
             await app.runtime.close()
 

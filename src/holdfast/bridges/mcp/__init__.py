@@ -1,4 +1,4 @@
-"""The bridge to the Model Context Protocol (MCP), on the official SDK: ``pip install 'holdfast[mcp]'``.
+"""The Model Context Protocol (MCP), in both directions, on the official SDK: ``pip install 'holdfast[mcp]'``.
 
 The client side gives an agent the tools of MCP servers: ``Agent(tools=[MCP("https://...", name="crm")])``.
 
@@ -12,6 +12,8 @@ The client side gives an agent the tools of MCP servers: ``Agent(tools=[MCP("htt
     stdio.py        the transport to a program's standard input and output
     watchdog.py     a program of its own: ends the server's processes when its starter dies
     config.py       targets from the command line and from ``.mcp.json``
+
+The server side (``server.py`` and the modules named after it) offers an agent to MCP clients.
 """
 
 from holdfast.bridges.mcp.toolset import MCP

@@ -8,9 +8,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.util import find_spec
 from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -28,14 +29,19 @@ from holdfast.cli.options import (
     store_option,
     store_url,
 )
-from holdfast.cli.server_token import TOKEN_VARIABLE, token_for
+from holdfast.cli.server_token import TOKEN_VARIABLE, derive_key, token_for
 from holdfast.cli.store import retry_until_reachable, watch_store
 from holdfast.core.notice import Channel
 from holdfast.errors import Invalid, install_command
 from holdfast.runtime.agent import Agent
+from holdfast.runtime.agent_definition import AgentDefinition
 from holdfast.runtime.runtime import Runtime
 from holdfast.tools.protected import protect
 from holdfast.urls import display_url
+
+if TYPE_CHECKING:  # the server's packages are an extra
+    from holdfast.channels.links import Links
+    from holdfast.server.app import Mounted
 
 HOST = "127.0.0.1"
 WILDCARD_HOSTS = ("0.0.0.0", "::")
@@ -150,12 +156,19 @@ def start_server(
     runs: bool = True,
     channels: Sequence[Channel] = (),
     begin: Callable[[Runtime], Awaitable[str]] | None = None,
+    beside: Sequence[AgentDefinition[Any]] = (),
+    mount: Callable[[Runtime, Links, str], Mapping[str, Mounted]] | None = None,
+    base_url: str | None = None,
 ) -> int:
     """Serve this agent until a signal stops it.
 
-    port:   None means the default port, or a free one if that is in use
-    begin:  called first; returns the conversation at which the page opens
+    port:      None means the default port, or a free one if that is in use
+    begin:     called first; returns the conversation at which the page opens
+    beside:    further agents that run here
+    mount:     returns applications to serve beside the page, from the runtime, the signed links and the token
+    base_url:  the address of this server for its users, if a proxy gives it another one
     """
+    from holdfast.channels.links import Links
     from holdfast.server import process
     from holdfast.server.app import LOOPBACK, App, app
     from holdfast.server.auth import TokenAuth
@@ -165,26 +178,38 @@ def start_server(
     token = token_for(store)
     auth = TokenAuth(token.value, by)
 
-    def make_app() -> App:
+    def make_app(address: str) -> App:
+        links = Links(derive_key(auth.token, "links"), base_url or address.partition("/?")[0])
         runtime = Runtime(
-            *([] if agent is None else [agent]), store=store, only=None if runs else (), channels=channels
+            *([] if agent is None else [agent]), *beside, store=store, only=None if runs else (), channels=channels
         )
-        return app(runtime, auth, hosts=(*LOOPBACK, host, *names), origins=origins, ui=OWN_DIRECTORY)
+        return app(
+            runtime,
+            auth,
+            hosts=(*LOOPBACK, host, *names),
+            origins=origins,
+            ui=OWN_DIRECTORY,
+            links=links,
+            mounts=mount(runtime, links, auth.token) if mount else None,
+        )
 
-    make_app()  # an invalid configuration is refused before the port is taken
+    make_app(page_address(host, PORT, ""))  # an invalid configuration is refused before the port is taken
     listening = _listen_default(host) if port is None else process.open_socket(host, port)
     address = page_address(host, listening.getsockname()[1], auth.token)
 
     tasks: list[asyncio.Task[None]] = []
 
     async def start_app() -> App:
-        desk = make_app()
+        desk = make_app(address)
         await desk.runtime.start()
         return desk
 
     async def show(runtime: Runtime) -> None:
         shown = f"{address}#/c/{await begin(runtime)}" if begin is not None else address
         click.echo(f"{agent.name if agent else display_url(store)} is served at {shown}")
+        if mount is not None:
+            where = address.partition("/?")[0]
+            click.echo(f"MCP clients connect to {where}/mcp with the header: Authorization: Bearer {auth.token}")
         for line in network_notes(host, listening.getsockname()[1], names):
             click.echo(line)
         if store != MEMORY_STORE and not token.lasting:

@@ -1,0 +1,170 @@
+"""The conversations of the MCP server: each call of a tool over MCP is one, and is logged like any call of an agent."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Literal
+
+import msgspec
+
+from holdfast.core.decisions import Pending, Principal
+from holdfast.core.events import AnyEvent, CallReturned, TurnEnded, TurnStarted
+from holdfast.core.live import ToolProgress
+from holdfast.core.transcript import UserMessage
+from holdfast.core.turn_result import TurnFold, TurnResult
+from holdfast.errors import DeclarationError, ModelError
+from holdfast.models.base import FinishPart, Request, StreamPart, TextPart, ToolCallPart
+from holdfast.runtime.agent_definition import AgentDefinition
+from holdfast.runtime.runtime import Runtime
+
+SUFFIX = ".mcp"
+"""The end of the name of the agent that makes the calls of MCP clients."""
+MAX_NAME = 64 - len(SUFFIX)
+Report = Callable[[Any], Awaitable[None]]
+"""Receives the payload of each progress report."""
+
+
+class DirectModel:
+    """The model of a direct agent: it makes the call that the message names, and ends the turn when it has returned."""
+
+    name = "mcp"
+
+    async def stream(self, request: Request) -> AsyncIterator[StreamPart]:
+        last = request.messages[-1]
+        if isinstance(last, UserMessage) and not request.aside:
+            tool, _, args = last.text.partition(" ")
+            if not args:
+                raise ModelError("this conversation runs one call of an MCP client", kind="invalid_response")
+            yield ToolCallPart(0, None, tool, args)
+            yield FinishPart("tool_calls")
+        else:
+            yield TextPart("The call has returned.")
+            yield FinishPart()
+
+
+def direct_agent(agent: AgentDefinition[Any]) -> AgentDefinition[Any]:
+    """Return the agent that runs the calls of MCP clients: the tools and hooks of ``agent``, without its model.
+
+    A runtime that serves MCP has both agents. The direct one never asks a model, so a call costs no tokens.
+    """
+    if len(agent.name) > MAX_NAME:
+        raise DeclarationError(f"agent {agent.name!r}: to be served over MCP, a name has at most {MAX_NAME} characters")
+    direct = copy.copy(agent)
+    direct.name, direct.model, direct.fallbacks = f"{agent.name}{SUFFIX}", DirectModel(), ()
+    direct.instructions, direct.output, direct.output_type = "", None, None
+    direct.max_steps = 2
+    return direct
+
+
+class Exchange(msgspec.Struct, frozen=True, array_like=True):
+    """What one MCP request is about. Inside ``requestState`` it leaves the server, sealed, and comes back."""
+
+    kind: Literal["tool", "ask", "decide"]
+    """A call of a tool, a message to the agent, or a decision about a waiting call."""
+    conversation: str
+    message: int = 0
+    """The sequence number of the message that began the turn; 0 for a decision."""
+    asked: dict[str, tuple[str, str]] = {}
+    """The suspensions that the client was asked about: key -> (CALL:SEQ, digest)."""
+
+
+async def start_call(
+    runtime: Runtime[Any], agent: str, tool: str, args: dict[str, Any], by: Principal, report: Report
+) -> Exchange:
+    """Run a call in a conversation of its own, until it has returned or needs a decision."""
+    text = f"{tool} {msgspec.json.encode(args).decode()}"
+    name = await runtime.open(agent=agent, by=by, metadata={"mcp": {"tool": tool}})
+    return await _send(runtime, "tool", name, text, by, agent, report)
+
+
+async def start_turn(
+    runtime: Runtime[Any], agent: str, conversation: str | None, text: str, by: Principal, report: Report
+) -> Exchange:
+    """Send a message to the agent, and return once its turn has ended or needs a decision."""
+    name = conversation or await runtime.open(agent=agent, by=by, metadata={"mcp": {}})
+    return await _send(runtime, "ask", name, text, by, agent, report)
+
+
+async def _send(
+    runtime: Runtime[Any],
+    kind: Literal["tool", "ask"],
+    conversation: str,
+    text: str,
+    by: Principal,
+    agent: str,
+    report: Report,
+) -> Exchange:
+    number: int | None = None
+    async for item in runtime.stream(text, conversation=conversation, by=by, agent=agent):
+        if isinstance(item, TurnResult):
+            number = item.turn
+        elif isinstance(item, ToolProgress):
+            await report(item.payload)
+    for event in reversed(await runtime.history(conversation)):
+        if isinstance(event, TurnStarted) and event.turn == number:
+            return Exchange(kind, conversation, event.message)
+    raise ModelError("the message was not answered", kind="invalid_response")
+
+
+async def follow(runtime: Runtime[Any], exchange: Exchange, report: Report) -> None:
+    """Return once the turn has ended or needs a decision again."""
+    async for item in runtime.stream(conversation=exchange.conversation):
+        if isinstance(item, ToolProgress):
+            await report(item.payload)
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the turn of an exchange is."""
+
+    returned: CallReturned | None = None
+    """The result of the call, if the exchange is one."""
+    turn: TurnResult[Any] | None = None
+    """The result of a message's turn that has ended, or of a call's turn that ended without a result."""
+    pending: list[Pending]
+    """The calls that wait for a decision."""
+    call: str = ""
+    """The id of the call."""
+    began: float
+    changed: float
+    """When the turn began, and when its log last changed."""
+
+    @property
+    def over(self) -> bool:
+        """Whether there is a result."""
+        return self.returned is not None or self.turn is not None
+
+
+async def read_progress(runtime: Runtime[Any], exchange: Exchange) -> Progress:
+    """Return how far an exchange is, from the log alone: in any process, now or after a restart."""
+    events = await runtime.history(exchange.conversation, after=exchange.message - 1)
+    fold = TurnFold(exchange.message)
+    returned: CallReturned | None = None
+    for event in events:
+        if fold.ended is None:
+            fold.apply(event)
+        if isinstance(event, CallReturned) and returned is None:
+            returned = event
+    direct = exchange.kind == "tool"
+    ended = fold.ended is not None
+    pending = [] if ended else await runtime.pending(exchange.conversation)
+    result = fold.result(exchange.conversation, pending, None) if ended and not (direct and returned) else None
+    return Progress(
+        returned=returned if direct else None,
+        turn=result,
+        pending=[] if direct and returned else pending,
+        call=_call_of(events) if direct else "",
+        began=events[0].at,
+        changed=events[-1].at,
+    )
+
+
+def _call_of(events: list[AnyEvent]) -> str:
+    for event in events:
+        match event:
+            case TurnEnded():
+                return ""
+            case _:
+                for made in getattr(event, "calls", ()):
+                    return str(made.id)
+    return ""
