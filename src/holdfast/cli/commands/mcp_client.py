@@ -87,7 +87,7 @@ def _open_target(target: str, config: str | None, env: tuple[str, ...]) -> MCP:
         return servers[target]
     parsed = parse_target(target)
     variables = dict(word.partition("=")[::2] for word in env)
-    return MCP(parsed, env=variables if variables else None, name="mcp")
+    return MCP(parsed, env=variables if variables else None)
 
 
 async def _read_tools(server: MCP) -> None:
@@ -144,13 +144,13 @@ async def _call_tool(server: MCP, name: str, args: dict[str, Any], by: Principal
                 break
             state = outcome.state
         if isinstance(outcome, Ask):
-            print_text(f"the server asks: {escape_control_characters(outcome.question)}")
+            print_text(outcome.question)
             return EXIT_WAITING
         value = outcome.output if isinstance(outcome, Result) else outcome
         if as_json:
             print_json_lines([{"result": value}])
         else:
-            print_text(escape_control_characters(value if isinstance(value, str) else value_text(value)))
+            print_text(value if isinstance(value, str) else value_text(value))
     finally:
         await server.close()
     return 0
