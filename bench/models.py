@@ -31,7 +31,7 @@ from holdfast.core.prompt.history import History
 from holdfast.errors import install_command
 from holdfast.models.base import FinishPart, Request, StreamPart, TextPart
 from holdfast.models.providers import ProviderModel
-from holdfast.runtime.prompt import render_messages
+from holdfast.runtime.steps.prompt import render_messages
 from holdfast.stores.sqlite.store import SQLiteStore
 
 EXTRAS = ("anthropic", "openai")

@@ -9,7 +9,7 @@ import pytest
 import holdfast
 from holdfast import Agent, Call, Runtime, ScriptedModel, ToolCall, ToolError, tool
 from holdfast.core.events import CallReturned
-from holdfast.core.redaction import redact_exception, redact_secrets
+from holdfast.core.text.redaction import redact_exception, redact_secrets
 
 SOURCE = Path(holdfast.__file__).parent
 

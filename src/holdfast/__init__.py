@@ -26,8 +26,8 @@ from holdfast.core.turn_result import TurnResult
 from holdfast.errors import Busy, HoldfastError, Invalid, NotAllowed, NotFound, Stale, ToolError, TurnError
 from holdfast.models.scripted import ScriptedModel, ToolCall
 from holdfast.runtime.agent import Agent
-from holdfast.runtime.retry import Retry
 from holdfast.runtime.runtime import Runtime
+from holdfast.runtime.steps.retry import Retry
 from holdfast.runtime.turn import Turn
 from holdfast.tools.call import Call
 from holdfast.tools.declare import Tool, provider_tool, tool

@@ -44,9 +44,9 @@ from holdfast.core.state import State
 from holdfast.core.turn_result import OutputT, TurnResult
 from holdfast.errors import Invalid
 from holdfast.runtime.agent_definition import AgentDefinition
-from holdfast.runtime.clients import Client as AsyncClient
 from holdfast.runtime.engine import Scope
-from holdfast.runtime.resolve import Rule
+from holdfast.runtime.pending_calls.clients import Client as AsyncClient
+from holdfast.runtime.pending_calls.resolve import Rule
 from holdfast.runtime.runtime import Runtime as AsyncRuntime
 from holdfast.runtime.runtime import SendOptions
 from holdfast.runtime.turn import Turn as AsyncTurn

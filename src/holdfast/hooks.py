@@ -6,7 +6,7 @@ Hooks may also return ``Deny``, ``Halt``, ``Result`` and ``ToolError`` from ``ho
 
 from holdfast.core.inputs import CallWanted
 from holdfast.core.tool import RequireApproval
-from holdfast.runtime.hooks import (
+from holdfast.runtime.steps.hooks import (
     Edit,
     Hook,
     ModelReply,

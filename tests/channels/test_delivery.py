@@ -23,7 +23,7 @@ from holdfast import Agent, Answer, Approve, Deny, Principal, Runtime, ScriptedM
 from holdfast.channels import ReceiverGone, Route, TryLater, Undeliverable
 from holdfast.core.notice import NOTICE_KINDS
 from holdfast.errors import DeclarationError
-from holdfast.runtime import outbox
+from holdfast.runtime.pending_calls import outbox
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
 

@@ -19,7 +19,7 @@ from holdfast.channels import Links, Route, Slack
 from holdfast.channels import slack as slack_module
 from holdfast.errors import DeclarationError
 from holdfast.events import CallResolved, ResolutionRefused
-from holdfast.runtime import outbox
+from holdfast.runtime.pending_calls import outbox
 from holdfast.server import app
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock

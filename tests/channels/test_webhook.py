@@ -15,7 +15,7 @@ from holdfast import Approve, Principal, Runtime
 from holdfast.channels import ReceiverGone, Route, TryLater, Undeliverable, Webhook
 from holdfast.channels.webhook import is_public
 from holdfast.errors import DeclarationError
-from holdfast.runtime import outbox
+from holdfast.runtime.pending_calls import outbox
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
 

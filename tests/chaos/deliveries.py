@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from holdfast.core.notice import NOTICE_KINDS
-from holdfast.runtime import outbox
+from holdfast.runtime.pending_calls import outbox
 
 CHANNEL = "bell"
 FAULTS = ("refused", "cut before it was recorded", "cut after it was recorded", "no answer")

@@ -25,7 +25,7 @@ from holdfast.core.events import VoteCast
 from holdfast.errors import Stale, StoreError
 from holdfast.runtime import conversation
 from holdfast.runtime.conversation import Conversation
-from holdfast.runtime.tasks import Tasks
+from holdfast.runtime.steps.tasks import Tasks
 from holdfast.server import TokenAuth, api_types, app, process
 from holdfast.stores.postgres import PostgresStore, append, heartbeat, leases
 from holdfast.stores.postgres.connection import Link

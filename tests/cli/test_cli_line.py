@@ -16,7 +16,7 @@ import pyte
 import pytest
 from terminal import DESK, PATIENCE, environment
 
-from holdfast.cli.prompt import HISTORY_CHARS, HISTORY_ENTRIES, PromptHistory
+from holdfast.cli.input.prompt import HISTORY_CHARS, HISTORY_ENTRIES, PromptHistory
 
 UP, DOWN, RIGHT, LEFT, HOME, END, DELETE = "\x1b[A", "\x1b[B", "\x1b[C", "\x1b[D", "\x1b[H", "\x1b[F", "\x1b[3~"
 WORD_LEFT, WORD_RIGHT, BACK = "\x1b[1;5D", "\x1b[1;5C", "\x7f"

@@ -12,9 +12,9 @@ from terminal import DESK, environment
 
 from holdfast.cli.app import MODULES, cli
 from holdfast.cli.commands import pending_list
+from holdfast.cli.input.values import from_pairs, parse_value
 from holdfast.cli.render.text import escape_control_characters, escape_json, format_duration
-from holdfast.cli.values import from_pairs, parse_value
-from holdfast.runtime import inbox
+from holdfast.runtime.pending_calls import inbox
 
 
 def test_invisible_characters_are_escaped():

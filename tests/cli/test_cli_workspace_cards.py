@@ -82,8 +82,9 @@ def test_a_run_prints_the_exit_code_and_the_end_of_the_output(desk):
     assert result.code == 0, result.err
     assert "✓ bash  exit code 2\n    … 11 earlier lines\n    part 12\n" in result.out
     assert (
-        "    pay \\u202e0001\n    the whole output has 23 kB; the page shows it: holdfast serve --no-run\n"
-        in result.out
+        "    pay \\u202e0001\n    ! protected path changed: .git/hooks\n"
+        "    ! protected path created, and renamed: sub/.env.quarantined-1\n"
+        "    the whole output has 23 kB; the page shows it: holdfast serve --no-run\n" in result.out
     )
     assert "part 11\n" not in result.out
 

@@ -59,7 +59,9 @@ async def bash(command: str) -> Result:
     """Run a command."""
     lines = [f"part {n}" for n in range(1, 31)] + ["pay \u202e0001"]
     artifact = {"sha256": "f" * 64, "size": 23_400}
-    return Result({"ok": False, "exit_code": 2, "output": "\n".join(lines), "artifact": artifact})
+    facts: dict[str, Any] = {"ok": False, "exit_code": 2, "output": "\n".join(lines), "artifact": artifact}
+    facts |= {"protected_changed": [".git/hooks"], "quarantined": {"sub/.env": "sub/.env.quarantined-1"}}
+    return Result(facts)
 
 
 @bash.preview

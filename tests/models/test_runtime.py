@@ -22,7 +22,7 @@ from holdfast.core.live import Retrying
 from holdfast.hooks import on_stream
 from holdfast.models import Request, Thinking, ToolCall
 from holdfast.models.providers import ProviderModel
-from holdfast.runtime.prompt import encode_request
+from holdfast.runtime.steps.prompt import encode_request
 
 ROME, OSLO = ToolCall("weather", {"city": "Rome"}), ToolCall("weather", {"city": "Oslo"})
 ENDPOINT = {"anthropic": "", "openai": "/v1"}

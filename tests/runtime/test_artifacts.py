@@ -12,7 +12,8 @@ from holdfast import Agent, Approve, Ask, Call, NotFound, Result, Runtime, Scrip
 from holdfast import tool as declare
 from holdfast.core.events import CallReturned, CallStarted, CallSuspended
 from holdfast.core.results import RESULT_LIMIT
-from holdfast.runtime import artifacts, hooks
+from holdfast.runtime import artifacts
+from holdfast.runtime.steps import hooks
 from holdfast.stores.memory import MemoryStore
 
 

@@ -5,7 +5,7 @@ from operator import itemgetter
 
 import pytest
 
-from holdfast.runtime.resolve import gather_by_conversation
+from holdfast.runtime.pending_calls.resolve import gather_by_conversation
 
 DECISIONS = [("a", 1), ("b", 2), ("a", 3), ("c", 4)]
 

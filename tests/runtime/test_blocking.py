@@ -19,7 +19,7 @@ import holdfast
 from holdfast import Agent, Approve, Invalid, NotFound, ScriptedModel, ToolCall, TurnResult, blocking, tool
 from holdfast.core.live import TextDelta
 from holdfast.errors import StoreError
-from holdfast.runtime.clients import Client as AsyncClient
+from holdfast.runtime.pending_calls.clients import Client as AsyncClient
 from holdfast.runtime.watch import Watch as AsyncWatch
 
 

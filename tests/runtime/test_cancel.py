@@ -214,7 +214,7 @@ def test_a_call_that_ran_when_its_process_died_is_cancelled_with_an_unknown_outc
 
 def test_a_turn_ends_although_a_handler_keeps_ignoring_its_cancellation(monkeypatch):
     """After a grace period the call is abandoned [B59]."""
-    monkeypatch.setattr("holdfast.runtime.tasks.GRACE", 0.05)
+    monkeypatch.setattr("holdfast.runtime.steps.tasks.GRACE", 0.05)
 
     async def main():
         seen = Seen()

@@ -19,8 +19,8 @@ from holdfast.core.state import Queued, State
 from holdfast.core.tool import Retention
 from holdfast.errors import ModelError
 from holdfast.models.scripted import Hang, ScriptedModel, ToolCall
-from holdfast.runtime import prompt
-from holdfast.runtime.prompt import Window, load_history, render_messages, summarise, summary_due
+from holdfast.runtime.steps import prompt
+from holdfast.runtime.steps.prompt import Window, load_history, render_messages, summarise, summary_due
 from holdfast.stores.base import Append
 from holdfast.stores.memory import MemoryStore
 

@@ -11,7 +11,7 @@ from holdfast import Answer, Approve, Call, Default, Deny, Runtime, ScriptedMode
 from holdfast.core.decisions import Expired
 from holdfast.core.events import CallResolved, CallReturned, TurnEnded
 from holdfast.errors import StoreError
-from holdfast.runtime import inbox
+from holdfast.runtime.pending_calls import inbox
 from holdfast.stores.memory import MemoryStore
 
 

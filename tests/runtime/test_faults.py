@@ -51,10 +51,12 @@ from holdfast.core.schema.validation import call_digest
 from holdfast.errors import StoreError
 from holdfast.models.base import FinishPart, ProviderPart, TextPart, ToolCallPart, UsagePart
 from holdfast.models.scripted import Drip, Hang
-from holdfast.runtime import clients, engine, takeover, tool_call
+from holdfast.runtime import engine, takeover
 from holdfast.runtime.commit import CLIENT_GRACE
 from holdfast.runtime.conversation import WRITE_RETRIES
-from holdfast.runtime.inbox import RETRY_SECONDS
+from holdfast.runtime.pending_calls import clients
+from holdfast.runtime.pending_calls.inbox import RETRY_SECONDS
+from holdfast.runtime.steps import tool_call
 from holdfast.stores.memory import MemoryStore
 
 pytestmark = pytest.mark.virtual_time

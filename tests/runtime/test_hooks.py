@@ -44,8 +44,8 @@ from holdfast.hooks import (
     redact,
 )
 from holdfast.models import Request
-from holdfast.runtime.hook_runner import StreamHooks, run_after_model, run_before_model
-from holdfast.runtime.hooks import Hooks
+from holdfast.runtime.steps.hook_runner import StreamHooks, run_after_model, run_before_model
+from holdfast.runtime.steps.hooks import Hooks
 
 SECRET = "sk-9f8e7d6c5b4a"
 

@@ -15,7 +15,7 @@ from holdfast.core.transcript import AssistantMessage, UserMessage
 from holdfast.errors import DeclarationError, ModelError
 from holdfast.models.base import FinishPart, HostedPart, TextPart, ToolCallPart
 from holdfast.models.scripted import Drip, Hang, Thinking
-from holdfast.runtime.retry import Retry
+from holdfast.runtime.steps.retry import Retry
 
 FAST_RETRY = Retry(first=0.001, most=0.002)
 

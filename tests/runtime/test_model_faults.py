@@ -12,7 +12,7 @@ from holdfast.errors import DeclarationError, ModelError
 from holdfast.hooks import ToolOutcome, after_model, after_tool, before_tool
 from holdfast.models import FinishPart, TextPart
 from holdfast.models.scripted import Hang
-from holdfast.runtime.retry import Retry
+from holdfast.runtime.steps.retry import Retry
 from holdfast.stores.memory import MemoryStore
 
 SECRET = "the code is 4711"

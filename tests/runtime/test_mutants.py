@@ -21,8 +21,10 @@ from holdfast.core.decisions import Answer, Approve, Deny, Expired, Vote, decide
 from holdfast.core.events import DeputyEnded
 from holdfast.core.inputs import DeadlinePassed
 from holdfast.errors import Stale
-from holdfast.runtime import commit, conversation, inbox, resolve, shared_grants, tool_call
-from holdfast.runtime import deputies as runtime_deputies
+from holdfast.runtime import commit, conversation
+from holdfast.runtime.pending_calls import deputies as runtime_deputies
+from holdfast.runtime.pending_calls import inbox, resolve, shared_grants
+from holdfast.runtime.steps import tool_call
 from holdfast.stores.memory import MemoryStore
 
 MUTANTS = {}

@@ -35,7 +35,7 @@ from holdfast.core.state import Grant
 from holdfast.core.tool import annotations_of, fingerprint_of
 from holdfast.errors import Refused
 from holdfast.runtime import commit
-from holdfast.runtime.shared_grants import SharedGrants, full_grant_id, split_grant_id
+from holdfast.runtime.pending_calls.shared_grants import SharedGrants, full_grant_id, split_grant_id
 from holdfast.stores.base import GrantRow
 from holdfast.stores.memory import MemoryStore
 

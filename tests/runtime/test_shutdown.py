@@ -215,7 +215,7 @@ async def test_a_close_that_timed_out_continues_and_can_be_awaited_again(tmp_pat
 
 
 async def test_a_handler_that_outlives_its_runtime_ends_and_leaves_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.runtime.tasks.GRACE", 0.01)
+    monkeypatch.setattr("holdfast.runtime.steps.tasks.GRACE", 0.01)
     started, over = asyncio.Event(), asyncio.Event()
 
     @tool

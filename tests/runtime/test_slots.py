@@ -11,8 +11,9 @@ from support.runtimes import agent, lines_run
 
 from holdfast import Runtime, ScriptedModel, ToolCall, tool
 from holdfast.errors import DeclarationError
-from holdfast.runtime import gc_tuning, tasks
-from holdfast.runtime.tasks import Slots
+from holdfast.runtime import gc_tuning
+from holdfast.runtime.steps import tasks
+from holdfast.runtime.steps.tasks import Slots
 
 
 async def run_ready_tasks():

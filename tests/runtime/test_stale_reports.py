@@ -16,7 +16,7 @@ from holdfast import Agent, Call, Runtime, ScriptedModel, ToolCall, tool
 from holdfast.core.events import AssistantSaid, CallReturned, CallStarted
 from holdfast.errors import ModelError
 from holdfast.models.base import FinishPart, TextPart
-from holdfast.runtime.tasks import GRACE
+from holdfast.runtime.steps.tasks import GRACE
 
 
 class OutageStore(Fragile):

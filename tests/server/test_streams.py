@@ -13,7 +13,7 @@ from holdfast import Agent, Deny, Runtime
 from holdfast.core.live import ToolProgress
 from holdfast.errors import StoreError
 from holdfast.models import FinishPart, TextPart
-from holdfast.runtime import inbox
+from holdfast.runtime.pending_calls import inbox
 from holdfast.server import Limits, api_types, app, limits, routes, streams
 from holdfast.stores.memory import MemoryStore
 

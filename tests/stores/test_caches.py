@@ -15,7 +15,8 @@ from holdfast import Agent, Approve, Runtime, ScriptedModel, ToolCall, tool
 from holdfast.core import codec
 from holdfast.core.decisions import Expired
 from holdfast.core.state import Grant, State
-from holdfast.runtime import commit, event_log, inbox
+from holdfast.runtime import commit, event_log
+from holdfast.runtime.pending_calls import inbox
 from holdfast.stores.compression import compress_body, decompress_body
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite.store import SQLiteStore

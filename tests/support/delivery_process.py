@@ -12,7 +12,7 @@ from support.receivers import SECRET
 
 from holdfast import Runtime
 from holdfast.channels import Webhook
-from holdfast.runtime import outbox
+from holdfast.runtime.pending_calls import outbox
 from holdfast.urls import open_store
 
 

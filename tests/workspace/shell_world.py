@@ -74,7 +74,7 @@ class PlainRoot:
         except FileNotFoundError:
             return None
 
-    def protected_paths(self) -> list[str]:
+    def protected_paths(self, unsearched: list[str] | None = None) -> list[str]:
         return sorted({*self._protected, *self._secrets})
 
     def is_secret(self, path: str) -> bool:

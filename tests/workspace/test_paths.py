@@ -32,7 +32,7 @@ from holdfast.workspace.files.text import hash_content
 
 OPENS = int(os.environ.get("HOLDFAST_LINK_SWAPS", "20000"))
 """Opens against a link that another process swaps; `make chaos` takes more."""
-EXAMPLES = int(os.environ.get("HOLDFAST_PATH_EXAMPLES", "500"))
+EXAMPLES = int(os.environ.get("HOLDFAST_PATH_EXAMPLES", "2000"))
 
 
 @pytest.fixture(params=[*OPENERS])

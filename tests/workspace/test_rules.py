@@ -295,6 +295,9 @@ DENIED = [
     "'git push",
     "f() { git push; }; f",
     "g\u200bit push",
+    "git -C docs push",
+    "git -c user.name=x --no-pager push",
+    "cd x; git --git-dir x push",
 ]
 
 

@@ -9,14 +9,16 @@ import shutil
 import socket
 import stat
 import struct
+import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from shell_world import SECRET, Probe, World, make_root, user_number
+from shell_world import ENVIRONMENT, SECRET, Probe, World, give_to, make_root, python_for, run_as, user_number
 
 import holdfast.workspace.files.root as root_module
 import holdfast.workspace.sandbox.probe as sandbox_module
@@ -334,7 +336,7 @@ def test_guarantees_are_stated_in_words() -> None:
 
 async def test_a_workspace_at_the_top_is_refused(tmp_path: Path) -> None:
     world = World(Path("/"), find_sandbox("required"))
-    with pytest.raises(ToolError, match="would hold nothing"):
+    with pytest.raises(ToolError, match="could protect nothing"):
         await world.run("true")
 
 
@@ -345,7 +347,7 @@ class Root:
     def __init__(self, path: Path, protected: list[str]):
         self.path, self._protected = path, protected
 
-    def protected_paths(self) -> list[str]:
+    def protected_paths(self, unsearched: list[str] | None = None) -> list[str]:
         return self._protected
 
     def is_secret(self, path: str) -> bool:
@@ -638,12 +640,61 @@ async def test_a_workspace_too_large_to_search_is_refused(tmp_path: Path, monkey
     for number in range(15):
         (tmp_path / f"f{number}").touch()
     world = real_world(tmp_path)
-    result = await world.run("mkdir more; for n in 1 2 3 4 5 6; do touch more/$n; done")
-    assert result["protected_changed"] == ["(too many entries: not all were checked)"]
+    result = await world.run("mkdir more; for n in 1 2 3 4 5 6; do touch more/$n; done; echo x > more/.env")
+    assert list(result["quarantined"]) == ["more/.env"], "a command cannot hide it behind many files"
     with pytest.raises(ToolError, match="more than 20 entries") as caught:
         await world.run("true")
     assert caught.value.kind == "too_large"
     assert not any(name.startswith(".") for name in os.listdir(tmp_path))
+
+
+async def test_a_directory_too_deep_to_search_is_named_and_the_next_command_is_refused(tmp_path: Path) -> None:
+    """A path that is longer than the kernel takes cannot be opened, so nothing in it can be renamed [B92]."""
+    world, name = real_world(tmp_path), "n" * 200
+    result = await world.run(f"for n in $(seq 25); do mkdir {name}; cd {name}; done; echo x > .env")
+    (found,) = result["protected_changed"]
+    assert found == f"{name} (cannot be searched)"
+    with pytest.raises(ToolError, match="cannot be searched for protected paths") as caught:
+        await world.run("true")
+    assert caught.value.kind == "too_large"
+
+
+MANY_UNLISTABLE = """
+import os, resource, sys
+from holdfast.workspace.files.root import Root
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+os.chdir(sys.argv[1])
+for number in range(200):
+    os.mkdir(f"d{number}")
+    os.close(os.open(f"d{number}/.env", os.O_CREAT))
+    os.chmod(f"d{number}", 0)
+found = [path for path in Root(".").protected_paths() if path.endswith("/.env")]
+print(len(found), {os.stat(f"d{number}").st_mode & 0o777 for number in range(200)})
+"""
+
+
+def test_many_directories_that_cannot_be_listed_hide_nothing() -> None:
+    """Each needs a descriptor while it is searched: a command could use up those that the server may have [B92]."""
+    root, user = make_root(), user_number("nobody")
+    give_to(root, user)
+    command = [python_for(user), "-c", MANY_UNLISTABLE, str(root)]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, **run_as(user))
+    assert done.stdout == "200 {0}\n", done.stderr
+
+
+async def test_a_protected_path_whose_name_is_not_utf_8_is_in_the_result(tmp_path: Path) -> None:
+    """A result that cannot be stored would be lost, with the output and with what was renamed [B79]."""
+    result = await real_world(tmp_path).run("mkdir $'d\\xff'; echo x > $'d\\xff/.env'; echo done")
+    assert list(result["quarantined"]) == ["d\\xff/.env"]
+    assert msgspec.json.decode(msgspec.json.encode(result)) == result
+
+
+async def test_very_many_renamed_paths_are_counted(tmp_path: Path) -> None:
+    """The result stays short, whatever the command makes [B92]."""
+    result = await real_world(tmp_path).run("for n in $(seq 150); do mkdir d$n; echo x > d$n/.env; done")
+    assert len(result["quarantined"]) == 100
+    assert "(150 in all)" in result["quarantine_note"]
+    assert not any(".env" in names for _, _, names in os.walk(tmp_path))
 
 
 def test_too_many_protected_paths_are_refused_and_nothing_stays_open(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 from rich.console import Console
 from shell_world import Ruling, World
@@ -431,6 +432,22 @@ async def test_a_file_that_cannot_be_read_is_said_to_be_unbound(
     plan = await world.plan("cat run.sh")
     assert plan["files"] == {"run.sh": "cannot be read: not bound"}
     assert plan["not_bound"] == ["the content of run.sh: cannot be read"]
+
+
+@pytest.mark.parametrize("command", ["sh *.sh", "sh link", "sh run.sh $'\\ud800'*", "cat *.sh $'\\udcff'"])
+async def test_a_name_that_is_no_text_does_not_keep_a_plan_from_being_stored(tmp_path: Path, command: str) -> None:
+    """A plan that cannot be stored binds nothing: the approval would hold for any content of the script [B96]."""
+    raw = tmp_path / os.fsdecode(b"d\xff.sh")
+    raw.write_text("echo 1\n")
+    (tmp_path / "d\\xff.sh").write_text("echo written alike\n")
+    (tmp_path / "run.sh").write_text("echo 1\n")
+    (tmp_path / "link").symlink_to(raw.name)
+    world = World(tmp_path)
+    plan = await world.plan(command)
+    assert msgspec.json.decode(msgspec.json.encode(plan)) == plan
+    changed = tmp_path / ("run.sh" if "run.sh" in command else raw.name)
+    changed.write_text("echo 2\n")
+    assert (await world.plan(command))["files"] != plan["files"]
 
 
 async def test_the_files_of_a_plan_share_one_budget_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 
@@ -175,6 +176,42 @@ async def test_a_rule_file_in_the_workspace_is_protected(root):
         result = await rt.run("go")
         (returned,) = [e for e in await rt.history(result.conversation) if type(e).__name__ == "CallReturned"]
     assert returned.error.kind == "protected_path"
+
+
+async def test_a_link_in_the_workspace_to_the_rule_file_is_protected(root, tmp_path):
+    """Whoever replaces the link chooses the rules of the next start [B92]."""
+    (tmp_path / "rules.json").write_text("[]")
+    (root / "rules.json").symlink_to(tmp_path / "rules.json")
+    ws = Workspace(root, mode="auto", rules=root / "rules.json")
+    assert ws.root.is_protected("rules.json")
+    assert "rules.json" in ws.root.protected_paths()
+
+
+async def test_the_workspace_of_a_sub_agent_may_only_narrow(root):
+    """The stricter mode holds, an allow rule of the child changes nothing, a deny rule holds [B98, B99]."""
+    allow = {"tool": "write", "path": "a.txt", "effect": "allow"}
+    deny = {"tool": "edit", "path": "*.txt", "effect": "deny"}
+    parent = Workspace(root, mode="ask")
+    child = parent.narrow("auto", [allow, deny])
+    assert (child.mode, parent.mode) == ("ask", "ask")
+    write = ToolCall("write", {"path": "a.txt", "content": "x"})
+    edit = ToolCall("edit", {"path": "a.txt", "old": "one", "new": "x"})
+    async with Runtime(make_agent(child, edit, write)) as rt:
+        (waiting,) = (await rt.run("go")).pending
+    assert waiting.tool == "write", "the edit was denied, the write asks"
+    async with Runtime(make_agent(parent, edit)) as rt:
+        (waiting,) = (await rt.run("go")).pending
+    assert waiting.tool == "edit", "the parent is as it was"
+    with pytest.raises(DeclarationError, match="unknown mode"):
+        parent.narrow("yolo")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_workspace_whose_path_cannot_be_logged_is_refused(tmp_path):
+    """A change would be made, and its result could not be recorded [B76]."""
+    path = tmp_path / os.fsdecode(b"r\xff")
+    path.mkdir()
+    with pytest.raises(DeclarationError, match="not UTF-8"):
+        Workspace(path)
 
 
 async def test_a_search_leaves_out_what_a_rule_denies(root):

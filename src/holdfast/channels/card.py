@@ -9,10 +9,10 @@ from typing import Any, Literal, cast
 import msgspec
 
 from holdfast.core.decisions import Answer, Decision, Failed, Pending, Principal, Submit
-from holdfast.core.hidden_characters import is_hidden
-from holdfast.core.html_card import format_time
 from holdfast.core.notice import Notice
-from holdfast.core.redaction import redact_secrets
+from holdfast.core.text.hidden_characters import is_hidden
+from holdfast.core.text.html_card import format_time
+from holdfast.core.text.redaction import redact_secrets
 from holdfast.errors import DeclarationError, Invalid
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")

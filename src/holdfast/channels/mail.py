@@ -17,11 +17,11 @@ import msgspec
 
 from holdfast.channels import card
 from holdfast.channels.links import Links
-from holdfast.core import html_card
 from holdfast.core.decisions import KIND_LABELS
-from holdfast.core.hidden_characters import is_hidden
-from holdfast.core.html_card import Html
 from holdfast.core.notice import OPEN_KINDS, Notice, NoticeKind, Routing, TryLater, Undeliverable
+from holdfast.core.text import html_card
+from holdfast.core.text.hidden_characters import is_hidden
+from holdfast.core.text.html_card import Html
 from holdfast.errors import DeclarationError
 
 SECONDS = 30.0

@@ -18,9 +18,9 @@ from holdfast.channels import card
 from holdfast.channels.decide import find_pending, resolve_suspension
 from holdfast.channels.links import Links
 from holdfast.core.decisions import Approve, Decision, Deny, Pending, Principal
-from holdfast.core.html_card import format_time
 from holdfast.core.notice import OPEN_KINDS, Notice, NoticeKind, References, Routing, TryLater, Undeliverable
-from holdfast.core.redaction import redact_exception
+from holdfast.core.text.html_card import format_time
+from holdfast.core.text.redaction import redact_exception
 from holdfast.errors import DeclarationError, HoldfastError, Invalid, Stale, install_command
 from holdfast.runtime.runtime import Runtime
 

@@ -12,11 +12,11 @@ from types import ModuleType
 from typing import Any, cast
 
 from holdfast.core.notice import Channel
-from holdfast.core.redaction import redact_exception
+from holdfast.core.text.redaction import redact_exception
 from holdfast.errors import DeclarationError, HoldfastError, Invalid, ModelError
 from holdfast.models.providers import names
 from holdfast.runtime.agent import Agent
-from holdfast.runtime.outbox import check_channels
+from holdfast.runtime.pending_calls.outbox import check_channels
 
 SPEC_HINT = 'give it as MODULE:AGENT, such as "hello:agent", "package.module:agent" or "path/file.py:agent"'
 SPEC_PATTERN = re.compile(r"[\w./~-]+:[A-Za-z_][\w.]*")

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
+from holdfast.cli.input.values import JSON, resolve_reference
 from holdfast.cli.render.text import escape_control_characters, value_text
-from holdfast.cli.values import JSON, resolve_reference
 from holdfast.core.decisions import Pending
 
 DEFAULT_STORE = "sqlite:///holdfast.db"

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from holdfast.cli.render.text import escape_control_characters, escape_json
-from holdfast.core.redaction import redact_exception
+from holdfast.core.text.redaction import redact_exception
 from holdfast.errors import HoldfastError
 
 EXIT_FAILED = 1

@@ -271,7 +271,7 @@ class Pending(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     def _repr_html_(self) -> str:
         """Return a card for notebooks."""
-        from holdfast.core import html_card  # only notebooks need it
+        from holdfast.core.text import html_card  # only notebooks need it
 
         risk = f"{self.risk} risk"
         shows_more = self.kind == "approval" and self.preview != {"tool": self.tool, "args": self.args}

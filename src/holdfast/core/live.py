@@ -302,7 +302,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     def _repr_html_(self) -> str:
         """Return a card for notebooks."""
-        from holdfast.core import html_card  # only notebooks need it
+        from holdfast.core.text import html_card  # only notebooks need it
 
         waiting = {pending.call for pending in self.pending}
         running = [call for call in self.in_flight if call.call_id not in waiting]

@@ -73,7 +73,7 @@ class TurnResult(msgspec.Struct, Generic[OutputT], frozen=True, kw_only=True):
 
     def _repr_html_(self) -> str:
         """Return a card for notebooks."""
-        from holdfast.core import html_card  # only notebooks need it
+        from holdfast.core.text import html_card  # only notebooks need it
 
         return html_card.card(
             html_card.COLORS.get(self.reason, html_card.GREY),

@@ -15,9 +15,9 @@ from holdfast.core.turn_result import OutputT, TurnResult
 from holdfast.errors import Invalid
 from holdfast.models.base import Model
 from holdfast.runtime.agent_definition import AgentDefinition, OutputMode, RecordLevel
-from holdfast.runtime.hooks import Hook
-from holdfast.runtime.retry import Retry
 from holdfast.runtime.runtime import Runtime, T
+from holdfast.runtime.steps.hooks import Hook
+from holdfast.runtime.steps.retry import Retry
 from holdfast.stores.base import LogStore
 
 Approver = Callable[[Pending], Decision | Awaitable[Decision | None] | None]

@@ -16,8 +16,8 @@ from holdfast.core.tool import ToolSpec
 from holdfast.core.turn_result import OutputT
 from holdfast.errors import DeclarationError, Invalid, ModelError
 from holdfast.models.base import Model, ToolOffer
-from holdfast.runtime.hooks import Hook, Hooks
-from holdfast.runtime.retry import Retry
+from holdfast.runtime.steps.hooks import Hook, Hooks
+from holdfast.runtime.steps.retry import Retry
 from holdfast.tools.declare import Tool
 from holdfast.tools.toolset import HELP_TOOL, Toolset, ToolSource, add_help_tool, describe_for_model
 from holdfast.urls import check_model, open_model

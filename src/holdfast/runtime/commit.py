@@ -49,14 +49,14 @@ from holdfast.core.inputs import (
     TimerDue,
 )
 from holdfast.core.notice import notices_of
-from holdfast.core.redaction import redact_exception
 from holdfast.core.state import CallState, Grant, State, pending_of, shared_grants, status_of, waiting_calls
+from holdfast.core.text.redaction import redact_exception
 from holdfast.core.tool import ToolSpec
 from holdfast.errors import HoldfastError, Refused, Stale
-from holdfast.runtime import tool_call
+from holdfast.runtime.pending_calls.shared_grants import split_grant_id
 from holdfast.runtime.services import RunContext
-from holdfast.runtime.shared_grants import split_grant_id
-from holdfast.runtime.tasks import Run, SlotNeed
+from holdfast.runtime.steps import tool_call
+from holdfast.runtime.steps.tasks import Run, SlotNeed
 from holdfast.stores.base import Append, GrantRow, PendingRow
 
 log = logging.getLogger("holdfast")

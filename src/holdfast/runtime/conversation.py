@@ -28,7 +28,6 @@ from holdfast.core.prompt.compaction import PromptRenderer
 from holdfast.core.prompt.history import History
 from holdfast.core.state import CallState, Grant, State, Status, evolve, status_of
 from holdfast.errors import Conflict, Fenced, GrantEnded, Refused, StoreError
-from holdfast.runtime import aside_call, model_call, tool_call
 from holdfast.runtime.agent_definition import AgentDefinition
 from holdfast.runtime.commit import (
     QueuedInput,
@@ -42,9 +41,10 @@ from holdfast.runtime.commit import (
 )
 from holdfast.runtime.event_log import rebuild_from_log
 from holdfast.runtime.live import PartialReply
-from holdfast.runtime.prompt import Window
 from holdfast.runtime.services import RunContext, Services
-from holdfast.runtime.tasks import HandlerRun, HandlerState, Run, Tasks
+from holdfast.runtime.steps import aside_call, model_call, tool_call
+from holdfast.runtime.steps.prompt import Window
+from holdfast.runtime.steps.tasks import HandlerRun, HandlerState, Run, Tasks
 from holdfast.stores.base import LoadedConversation
 
 log = logging.getLogger("holdfast")

@@ -27,19 +27,19 @@ from holdfast.errors import DeclarationError, Invalid, NotFound, StoreError
 from holdfast.runtime import gc_tuning
 from holdfast.runtime.agent_definition import AGENT_NAME, AgentDefinition
 from holdfast.runtime.arguments import check_conversation_id, check_conversation_ids, check_decisions, split_names
-from holdfast.runtime.clients import Clients
 from holdfast.runtime.conversation import Conversation
-from holdfast.runtime.deputies import Deputies
 from holdfast.runtime.event_log import read_events
-from holdfast.runtime.inbox import Expiry, PendingFeed, PendingIndex
 from holdfast.runtime.live import Bus, LiveSource, Relay
-from holdfast.runtime.outbox import Outbox, check_channels
-from holdfast.runtime.prompt import Summaries
-from holdfast.runtime.resolve import Rights, resolve_calls
+from holdfast.runtime.pending_calls.clients import Clients
+from holdfast.runtime.pending_calls.deputies import Deputies
+from holdfast.runtime.pending_calls.inbox import Expiry, PendingFeed, PendingIndex
+from holdfast.runtime.pending_calls.outbox import Outbox, check_channels
+from holdfast.runtime.pending_calls.resolve import Rights, resolve_calls
+from holdfast.runtime.pending_calls.shared_grants import SharedGrants
 from holdfast.runtime.services import RunContext
-from holdfast.runtime.shared_grants import SharedGrants
+from holdfast.runtime.steps.prompt import Summaries
+from holdfast.runtime.steps.tasks import Slots
 from holdfast.runtime.takeover import StoreFaults, StoreWatcher
-from holdfast.runtime.tasks import Slots
 from holdfast.stores.base import LogStore
 from holdfast.tools.protected import protect
 from holdfast.tools.toolset import ToolSource

@@ -21,7 +21,6 @@ from holdfast.core.state import Delegation, Grant, State
 from holdfast.core.tool import DEFAULT_EXPIRY, parse_duration
 from holdfast.core.turn_result import OutputT, TurnResult
 from holdfast.errors import DeclarationError, Invalid, NotFound, Stale, ToolError
-from holdfast.runtime import tool_call
 from holdfast.runtime.agent_definition import AgentDefinition, output_schema
 from holdfast.runtime.arguments import (
     check_call_id,
@@ -37,13 +36,14 @@ from holdfast.runtime.arguments import (
     until_time,
 )
 from holdfast.runtime.artifacts import read_artifact
-from holdfast.runtime.clients import Client
 from holdfast.runtime.engine import Engine, Scope
 from holdfast.runtime.event_log import read_rows
-from holdfast.runtime.inbox import PendingChanges
-from holdfast.runtime.resolve import Rights, Rule, allowed_scopes, end_turn, preview_edit
-from holdfast.runtime.shared_grants import split_grant_id
-from holdfast.runtime.tasks import DEFAULT_PARALLEL, DEFAULT_THREADS, Slots
+from holdfast.runtime.pending_calls.clients import Client
+from holdfast.runtime.pending_calls.inbox import PendingChanges
+from holdfast.runtime.pending_calls.resolve import Rights, Rule, allowed_scopes, end_turn, preview_edit
+from holdfast.runtime.pending_calls.shared_grants import split_grant_id
+from holdfast.runtime.steps import tool_call
+from holdfast.runtime.steps.tasks import DEFAULT_PARALLEL, DEFAULT_THREADS, Slots
 from holdfast.runtime.turn import Turn, find_latest_turn, stream_turn
 from holdfast.runtime.view import follow_events, is_at_rest, take_snapshot, wait_until
 from holdfast.runtime.watch import Watch

@@ -22,8 +22,8 @@ from holdfast.core.prompt.history import History
 from holdfast.core.state import CallState, State
 from holdfast.runtime.agent_definition import AgentDefinition
 from holdfast.runtime.live import Bus, LiveSource, PartialReply
-from holdfast.runtime.shared_grants import SharedGrants
-from holdfast.runtime.tasks import HandlerRun, HandlerState, Run, Slots, Tasks
+from holdfast.runtime.pending_calls.shared_grants import SharedGrants
+from holdfast.runtime.steps.tasks import HandlerRun, HandlerState, Run, Slots, Tasks
 from holdfast.stores.base import LogStore
 
 

@@ -107,7 +107,7 @@ class Watch:
 
 def render_message(conversation: str, error: str) -> View:
     """Return a view without a snapshot: before the first one, or of an error."""
-    from holdfast.core import html_card  # only notebooks need it
+    from holdfast.core.text import html_card  # only notebooks need it
 
     color = html_card.RED if error else html_card.GREY
     head, text = html_card.heading(conversation, ""), html_card.paragraph(error, "error")

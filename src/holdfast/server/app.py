@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from holdfast.channels.links import Links
-from holdfast.core.redaction import redact_secrets
+from holdfast.core.text.redaction import redact_secrets
 from holdfast.runtime.runtime import Runtime
 from holdfast.server import api_types, openapi
 from holdfast.server.auth import SAFE_METHODS, Auth, MaySee, Origins, TokenAuth

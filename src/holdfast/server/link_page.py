@@ -12,8 +12,8 @@ import msgspec
 from holdfast.channels.card import Field, fields_of, shown_preview
 from holdfast.channels.links import OpenedLink
 from holdfast.core.decisions import Pending
-from holdfast.core.hidden_characters import is_hidden
-from holdfast.core.html_card import format_time
+from holdfast.core.text.hidden_characters import is_hidden
+from holdfast.core.text.html_card import format_time
 from holdfast.server.static_files import CONTENT_TYPES, content_policy
 
 HEADERS = {

@@ -26,10 +26,10 @@ from holdfast.core.tool import MEDIA_TYPE, parse_duration
 from holdfast.errors import Invalid, NotAllowed, NotFound, Stale, StoreError
 from holdfast.runtime.arguments import check_conversation_id, new_id
 from holdfast.runtime.artifacts import find_artifact, load_artifact
-from holdfast.runtime.clients import HEARTBEAT_SECONDS, PRESENCE_SECONDS, Client, stored_name
-from holdfast.runtime.resolve import gather_by_conversation
+from holdfast.runtime.pending_calls.clients import HEARTBEAT_SECONDS, PRESENCE_SECONDS, Client, stored_name
+from holdfast.runtime.pending_calls.resolve import gather_by_conversation
+from holdfast.runtime.pending_calls.shared_grants import split_grant_id
 from holdfast.runtime.runtime import ConversationInfo, Runtime
-from holdfast.runtime.shared_grants import split_grant_id
 from holdfast.server import api_types
 from holdfast.server.auth import Auth, MaySee, identify
 from holdfast.server.limits import CHUNK_BYTES, OverBudget

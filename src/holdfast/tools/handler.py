@@ -12,9 +12,9 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 import msgspec
 
-from holdfast.core.redaction import redact_secrets
 from holdfast.core.schema.from_types import annotations_of
 from holdfast.core.schema.validation import Binder, signature_schema, validate_value
+from holdfast.core.text.redaction import redact_secrets
 from holdfast.errors import DeclarationError, Invalid
 from holdfast.tools.call import Call
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -13,7 +14,7 @@ from holdfast.tools.call import Call
 from holdfast.tools.toolset import Toolset
 from holdfast.workspace.artifacts import artifact_tools
 from holdfast.workspace.checklist import checklist_tools
-from holdfast.workspace.files.root import Root
+from holdfast.workspace.files.root import Root, storable_text
 from holdfast.workspace.files.tools import Seen, file_tools
 from holdfast.workspace.limits import Limits
 from holdfast.workspace.policy.policy import Mode, Policy, Ruling
@@ -57,10 +58,11 @@ class Workspace:
         confinement: Confinement | None = None,
         limits: Limits | None = None,
     ):
-        if mode not in get_args(Mode):
-            raise DeclarationError(f"unknown mode {mode!r}: use one of {', '.join(map(repr, get_args(Mode)))}")
-        rule_file = _path_beneath(root, rules) if isinstance(rules, str | Path) else ()
+        _check_mode(mode)
+        rule_file = _paths_beneath(root, rules) if isinstance(rules, str | Path) else ()
         self.root = Root(root, protected=[*protected, *rule_file], allow_hard_links=allow_hard_links)
+        if (shown := storable_text(str(self.root.path))) != str(self.root.path):
+            raise DeclarationError(f"the path of the workspace is not UTF-8, so the log cannot name it: {shown}")
         self.mode: Mode = mode
         self.limits = limits or Limits()
         self.sandbox = find_sandbox(sandbox, network=network, settings=confinement)
@@ -83,6 +85,19 @@ class Workspace:
                 *checklist_tools(),
             )
         return self._tools
+
+    def narrow(self, mode: Mode | None = None, rules: Iterable[Mapping[str, Any]] | RuleSet = ()) -> Workspace:
+        """Return the same workspace for a sub-agent, which may do less and never more.
+
+        mode:   the sub-agent's mode; the stricter of the two holds
+        rules:  its rules; those that ask or deny are added, those that allow change nothing
+        """
+        _check_mode(mode or self.mode)
+        child = copy.copy(self)
+        child.policy = self.policy.narrow(mode, RuleSet.load(rules))
+        child.mode = child.policy.mode
+        child._tools = None
+        return child
 
     def approval(self, judge: Judge) -> Callable[[dict[str, Any], Call], Any]:
         """Return the approval function of a tool whose calls ``judge`` rules on.
@@ -110,7 +125,16 @@ class Workspace:
         return f"Workspace({str(self.root.path)!r}, mode={self.mode!r}, sandbox={self.sandbox.name!r})"
 
 
-def _path_beneath(root: str | Path, path: str | Path) -> tuple[str, ...]:
-    """Return the path relative to the root, if it is beneath it: no tool may change the rules that bind it."""
-    base, target = Path(root).resolve(), Path(path).resolve()
-    return (target.relative_to(base).as_posix(),) if target.is_relative_to(base) else ()
+def _check_mode(mode: str) -> None:
+    if mode not in get_args(Mode):
+        raise DeclarationError(f"unknown mode {mode!r}: use one of {', '.join(map(repr, get_args(Mode)))}")
+
+
+def _paths_beneath(root: str | Path, path: str | Path) -> list[str]:
+    """Return the path relative to the root, as given and with links resolved, as far as it is beneath the root.
+
+    No tool may change the rules that bind it, nor a link that leads to them.
+    """
+    base = Path(root).resolve()
+    given = Path(path).parent.resolve() / Path(path).name
+    return [each.relative_to(base).as_posix() for each in (given, given.resolve()) if each.is_relative_to(base)]

@@ -33,7 +33,7 @@ from holdfast.cli.store import is_store_missing, no_store_error
 from holdfast.core.decisions import GRANT_SCOPES, Approve, Decision, Pending, Principal
 from holdfast.core.json_values import parse_strict_object
 from holdfast.errors import HoldfastError, Invalid, NotFound, Stale
-from holdfast.runtime.resolve import gather_by_conversation
+from holdfast.runtime.pending_calls.resolve import gather_by_conversation
 from holdfast.runtime.runtime import Runtime
 
 KEYS = ("tool", "conversation", "agent", "risk", "for")

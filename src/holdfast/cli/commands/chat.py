@@ -11,7 +11,8 @@ import click
 from holdfast.cli.agent_run import AgentRun, has_open_turn, run_agent
 from holdfast.cli.agents import choose_agent
 from holdfast.cli.command_lines import MEMORY_STORE
-from holdfast.cli.dialogue import AskedAside, Dialogue, LeftPending
+from holdfast.cli.input.dialogue import AskedAside, Dialogue, LeftPending
+from holdfast.cli.input.values import check_message
 from holdfast.cli.options import (
     by_option,
     by_or_login,
@@ -25,7 +26,6 @@ from holdfast.cli.options import (
 )
 from holdfast.cli.output import EXIT_INTERRUPTED, EXIT_WAITING
 from holdfast.cli.render.turn import TurnView
-from holdfast.cli.values import check_message
 from holdfast.core.decisions import Pending
 from holdfast.core.events import AnyEvent, MessageReceived
 from holdfast.core.inputs import WhenBusy
@@ -92,7 +92,7 @@ class Chat:
     def __init__(self, job: AgentRun, rt: Runtime, name: str):
         self._job, self._rt, self._name = job, rt, name
         self._screen = job.make_screen()
-        from holdfast.cli.prompt import Prompt  # imports prompt_toolkit, which other commands do not need
+        from holdfast.cli.input.prompt import Prompt  # imports prompt_toolkit, which other commands do not need
 
         self._prompt = Prompt(self._screen, self._on_interrupt)
         self._dialogue = Dialogue(rt, self._screen, self._prompt)

@@ -13,6 +13,7 @@ import click
 from holdfast.cli.agent_run import AgentRun, print_ending, run_agent, run_job, wrong_agent_error
 from holdfast.cli.agents import choose_agent
 from holdfast.cli.command_lines import CommandWriter
+from holdfast.cli.input.values import from_pairs, parse_value, read_json
 from holdfast.cli.lookup import agent_words, find_call, print_next_steps
 from holdfast.cli.options import (
     MODEL_KEY,
@@ -32,7 +33,6 @@ from holdfast.cli.output import print_text
 from holdfast.cli.render.event import describe_decision
 from holdfast.cli.render.turn import TurnView
 from holdfast.cli.store import is_store_missing, no_store_error, not_found_error
-from holdfast.cli.values import from_pairs, parse_value, read_json
 from holdfast.core.decisions import Answer, ClientResult, Decision, Deny, Extend, Failed, Pending, Principal, Submit
 from holdfast.core.events import TurnEnded
 from holdfast.core.json_values import parse_strict_json

@@ -26,8 +26,8 @@ from holdfast.cli.render.text import describe_coverage, describe_scope, escape_c
 from holdfast.cli.store import is_store_missing, not_found_error
 from holdfast.core.state import Grant
 from holdfast.errors import Invalid
+from holdfast.runtime.pending_calls.shared_grants import full_grant_id, split_grant_id
 from holdfast.runtime.runtime import Runtime
-from holdfast.runtime.shared_grants import full_grant_id, split_grant_id
 
 
 @click.command(epilog=example("holdfast grants", "holdfast grants support", "holdfast grants --shared"))

@@ -16,6 +16,7 @@ from holdfast.cli.agent_run import (
     run_job,
 )
 from holdfast.cli.agents import SPEC_PATTERN, choose_agent
+from holdfast.cli.input.values import read_message
 from holdfast.cli.lookup import agent_words, list_conversations, list_unattended
 from holdfast.cli.options import (
     by_option,
@@ -31,7 +32,6 @@ from holdfast.cli.options import (
 )
 from holdfast.cli.output import EXIT_WAITING
 from holdfast.cli.render.turn import TurnView
-from holdfast.cli.values import read_message
 from holdfast.errors import Busy, NotFound
 from holdfast.runtime.arguments import new_id
 from holdfast.runtime.runtime import Runtime

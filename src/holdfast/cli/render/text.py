@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from holdfast.core.events import AssistantSaid, GrantGiven
-from holdfast.core.hidden_characters import is_hidden
 from holdfast.core.state import Grant
+from holdfast.core.text.hidden_characters import is_hidden
 
 
 class _Escapes(dict[int, str]):

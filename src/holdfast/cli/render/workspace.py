@@ -242,10 +242,22 @@ def _command_lines(result: Object, width: int) -> list[Line]:
         lines.append([(f"    … {pluralize(hidden, 'earlier line')}", "dim italic")])
     for line in output[-OUTPUT_LINES:]:
         lines.append([(f"    {ellipsize(line, width)}", "dim")])
+    for warning in _protected_warnings(result):
+        lines.append([(f"    ! {ellipsize(warning, width)}", "yellow")])
     if (artifact := _read_artifact(result.get("artifact"))) is not None:
         note = f"    the whole output has {format_bytes(artifact['size'])}; the page shows it: holdfast serve --no-run"
         lines.append([(note, "dim italic")])
     return lines
+
+
+def _protected_warnings(result: Object) -> list[str]:
+    """Return what a command did to protected paths, one line for each."""
+    changed, moved = result.get("protected_changed"), result.get("quarantined")
+    found = [
+        f"protected path changed: {path}" for path in cast("list[Any]", changed if isinstance(changed, list) else [])
+    ]
+    names = cast("Object", moved if isinstance(moved, dict) else {})
+    return found + [f"protected path created, and renamed: {new}" for new in names.values()]
 
 
 def _escape_block(value: Any) -> str:

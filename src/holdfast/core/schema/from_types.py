@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args
 import msgspec
 
 from holdfast.core.json_values import check_plain
-from holdfast.core.redaction import redact_secrets
 from holdfast.core.schema.docstrings import parse_docstring
+from holdfast.core.text.redaction import redact_secrets
 from holdfast.errors import DeclarationError, Invalid
 
 if TYPE_CHECKING:

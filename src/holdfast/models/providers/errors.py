@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from pydantic_ai import exceptions as theirs
 
-from holdfast.core.redaction import redact_secrets
+from holdfast.core.text.redaction import redact_secrets
 from holdfast.errors import ModelError
 
 _KINDS: tuple[tuple[type[Exception], str], ...] = (

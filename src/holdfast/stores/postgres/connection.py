@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
-from holdfast.core.redaction import redact_secrets
+from holdfast.core.text.redaction import redact_secrets
 from holdfast.stores.postgres.url import Address
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ import httpx
 import msgspec
 
 from holdfast.core.decisions import Principal
-from holdfast.core.redaction import REDACTED, redact_exception
+from holdfast.core.text.redaction import REDACTED, redact_exception
 from holdfast.errors import ToolError
 from holdfast.tools.call import Call
 from holdfast.tools.openapi.document import SAFE_METHODS, is_json

@@ -117,8 +117,8 @@ def refuse_unwritable(place: Place, root: Root) -> os.stat_result | None:
     if found.st_nlink > 1 and not root.allow_hard_links:
         raise ToolError(
             "write_failed",
-            f"{place.path!r} is a hard link: the file has {found.st_nlink} names, some maybe outside of the workspace. "
-            "Nothing was changed. Write to another path, or ask the user to allow hard links for this workspace",
+            f"{place.path!r} is a hard link: the file has {found.st_nlink} names, and some may be outside the "
+            "workspace. Nothing was changed. Write to another path, or ask the user to allow hard links",
             {"path": place.path, "links": found.st_nlink},
         )
     if not place.directory.may_write(place.name):

@@ -100,14 +100,15 @@ def load_state(root: Root, path: str, max_bytes: int) -> State:
     with place.directory as directory:
         found = refuse_unwritable(place, root)
         if not directory.may_write("."):
-            raise ToolError("write_failed", f"the directory of {name!r} is read-only", {"path": name})
+            message = f"the directory of {name!r} is read-only: choose another path"
+            raise ToolError("write_failed", message, {"path": name})
         if found is None:
             return State(name, place.path, None, None, None)
         if found.st_size > max_bytes:
             raise ToolError(
                 "too_large",
-                f"{name!r} has {found.st_size} bytes; files of more than {max_bytes} bytes are not changed by this "
-                "tool. Use a command",
+                f"{name!r} has {found.st_size} bytes; this tool changes files of up to {max_bytes} bytes. Use a "
+                "command instead",
                 {"path": name, "size": found.st_size, "limit": max_bytes},
             )
         try:
@@ -155,10 +156,12 @@ def _check_parents(root: Root, name: str, missing: ToolError) -> str:
             raise
         with found:
             if found.stat(last) is not None:  # it exists and cannot be opened: a link that leads nowhere
-                raise ToolError("write_failed", f"{name!r}: {last!r} is a link that leads nowhere", missing.details)
+                message = f"{name!r}: {last!r} is a link to a path that does not exist"
+                raise ToolError("write_failed", message, missing.details)
             root.refuse_protected(found.path_of(rest), name)
             if not found.may_write("."):
-                raise ToolError("write_failed", f"{above or '.'!r} is read-only: {name!r} cannot be made there")
+                message = f"{above or '.'!r} is read-only: {name!r} cannot be created in it. Choose another path"
+                raise ToolError("write_failed", message)
             return found.path_of(rest)
 
 

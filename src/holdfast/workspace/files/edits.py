@@ -180,7 +180,7 @@ def encode(value: str, name: str) -> bytes:
     try:
         return value.encode()
     except UnicodeEncodeError as error:
-        raise ToolError("invalid_args", f"{name} is no valid Unicode text: {error.reason} at {error.start}") from error
+        raise ToolError("invalid_args", f"{name} is not valid Unicode text: {error.reason} at {error.start}") from error
 
 
 # --- after a crash, without a plan ---

@@ -54,7 +54,7 @@ def parse_patch(text: str) -> list[FilePatch]:
     try:
         lines = [line.decode() for line in split_lines(text.encode())]
     except UnicodeError as error:
-        raise ToolError("invalid_args", f"the patch is no valid Unicode text: {error}") from error
+        raise ToolError("invalid_args", f"the patch is not valid Unicode text: {error}") from error
     first = next((number for number, line in enumerate(lines) if line.strip()), 0)
     parser: type[_Parser] = _V4A if lines and lines[first].rstrip() == BEGIN else _Unified
     found = parser(lines, first).parse()

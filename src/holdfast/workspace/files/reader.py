@@ -18,7 +18,7 @@ from holdfast.tools.declare import Tool
 from holdfast.tools.options import MOST_RESULT
 from holdfast.workspace.files import text
 from holdfast.workspace.files.contents import FileWorkspace
-from holdfast.workspace.files.root import CHUNK
+from holdfast.workspace.files.root import CHUNK, storable_text
 
 READ = """Read a file of the workspace: one page of lines, exactly as they are.
 
@@ -89,7 +89,8 @@ def preview_read(ws: FileWorkspace, args: dict[str, Any]) -> dict[str, Any]:
     path = ws.root.normalise(args["path"])
     fd, real = ws.root.open_real(path)
     try:
-        return {"path": path, "bytes": os.fstat(fd).st_size} | ({"leads_to": real} if real != path else {})
+        link = {"leads_to": storable_text(real)} if real != path else {}
+        return {"path": path, "bytes": os.fstat(fd).st_size} | link
     finally:
         os.close(fd)
 

@@ -15,7 +15,6 @@ import stat
 import sys
 import threading
 import unicodedata
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -74,11 +73,15 @@ SECRET = (".env*", *STORE_FILES)
 HARMLESS = re.compile(r"(?:.*/)?\.env\.(?:example|sample|template|dist)")
 """Templates that hold no secret: they may be read."""
 
+_HARMLESS_ERRORS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS)
+"""Of a directory that is gone, or that commands cannot list or change either: another user's."""
 MAX_PATH = 4096
 MAX_SCANNED = 200_000
 """Entries that ``protected_paths`` looks at; a workspace with more is refused, since the rest would be open."""
 CHUNK = 1024 * 1024
 WINDOWS = sys.platform == "win32"
+_RAW_BYTE = re.compile("[\udc80-\udcff]")
+"""How Python writes a byte of a name that is not UTF-8."""
 _DEVICE_NAMES = re.compile(r"(?i)(?:con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³]|conin\$|conout\$)(?:\..*)?")
 
 
@@ -311,52 +314,73 @@ class Root:
                 "protected_path",
                 f"{named} is protected in every mode: nothing was changed. Ask the user to change this file by hand, "
                 "or work without it",
-                {"path": path},
+                {"path": storable_text(path)},
             )
 
-    def protected_paths(self) -> list[str]:
+    def protected_paths(self, unsearched: list[str] | None = None) -> list[str]:
         """Return the protected paths: those that exist, and those of the top directory that could be made.
 
-        Raises ``too_large`` if the root has too many entries to look at all of them.
+        Raises ``too_large`` if the root has too many entries, or a directory that cannot be searched.
+
+        unsearched:  gets such directories, and nothing is raised: all the others are searched, however many there are
         """
         found = {
             pattern.strip("/") for pattern in (*PROTECTED, *self._added) if "*" not in pattern and "?" not in pattern
         }
         found |= {".env", *self._registered()}
-        found.update(self._scan_protected())
+        found.update(self._scan_protected(unsearched))
         return sorted(path for path in found if path)
 
-    def _scan_protected(self) -> Iterator[str]:
+    def _scan_protected(self, unsearched: list[str] | None) -> Iterator[str]:
         # First by the name alone, which is much faster: nothing above an entry is protected where the scan gets to.
         patterns = (*PROTECTED, *STORE_FILES, ".git", *self._added, *(f"{path}*" for path in self._registered()))
         names = _compile_patterns([_to_posix(pattern).rstrip("/").rpartition("/")[2] for pattern in patterns])
-        pending, seen = deque(["."]), 0
-        with contextlib.ExitStack() as allowed:
+        seen = 0
+        # Depth first: what a directory's owner was allowed ends once everything below it is searched, so that few
+        # descriptors are open at a time.
+        pending: list[str | contextlib.ExitStack] = ["."]
+        try:
             while pending:
-                above = pending.popleft()
+                above = pending.pop()
+                if isinstance(above, contextlib.ExitStack):
+                    above.close()
+                    continue
+                pending.append(allowed := contextlib.ExitStack())
                 is_repository = _comparable(above).rpartition("/")[2] == ".git"
                 if is_repository:
                     yield from (f"{above}/{name}" for name in REPOSITORY)
-                for entry in self._list_entries(above, allowed):
+                for entry in self._list_entries(above, allowed, unsearched):
                     seen += 1
-                    if seen > MAX_SCANNED:
+                    if seen > MAX_SCANNED and unsearched is None:
                         _refuse_size()
                     path = entry.name if above == "." else f"{above}/{entry.name}"
                     if names.search(_comparable(entry.name)) and self.is_protected(path):
                         yield path
                     elif entry.is_dir(follow_symlinks=False) and not is_repository:
                         pending.append(path)
+        finally:
+            for each in reversed(pending):
+                if isinstance(each, contextlib.ExitStack):
+                    each.close()
 
-    def _list_entries(self, path: str, allowed: contextlib.ExitStack) -> Iterator[os.DirEntry[str]]:
+    def _list_entries(
+        self, path: str, allowed: contextlib.ExitStack, unsearched: list[str] | None
+    ) -> Iterator[os.DirEntry[str]]:
         """Yield the entries of a directory. One that its owner may not list is listed all the same."""
         whole = self.path / path
-        if not WINDOWS and not os.access(whole, os.R_OK | os.X_OK):
-            with contextlib.suppress(OSError):
+        try:
+            if not WINDOWS and not os.access(whole, os.R_OK | os.X_OK):
                 fd = os.open(whole, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 allowed.callback(os.close, fd)
                 allowed.enter_context(allow_owner(fd))
-        with contextlib.suppress(OSError), os.scandir(whole) as entries:
-            yield from entries
+            with os.scandir(whole) as entries:
+                yield from entries
+        except OSError as error:
+            if error.errno in _HARMLESS_ERRORS:
+                return
+            if unsearched is None:
+                _refuse_unsearched(path, error)
+            unsearched.append(path)
 
     def _is_directory(self, path: str) -> bool:
         # A file named .git makes git read its configuration from elsewhere. The directory itself is not protected.
@@ -397,10 +421,10 @@ class Root:
             message = f"there is no {path!r} in the workspace: check the path with list or glob"
             raise ToolError("not_found", message, {"path": path}) from error
         if code == errno.ENOTDIR:
-            message = f"{path!r} cannot be made: a part of the path is a file, not a directory. Choose another path"
+            message = f"{path!r} cannot be created: a part of the path is a file, not a directory. Choose another path"
             raise ToolError(kind, message, {"path": path}) from error
         if code == errno.ENAMETOOLONG or not isinstance(error, OSError):
-            raise ToolError("invalid_args", f"{path[:80]!r}... is no usable path: {error}", {}) from error
+            raise ToolError("invalid_args", f"{path[:80]!r}... is not a usable path: {error}", {}) from error
         message = f"{path!r}: {os.strerror(error.errno) if error.errno else error}"
         raise ToolError(kind, message, {"path": path, "errno": errno.errorcode.get(error.errno or 0, "")}) from error
 
@@ -433,11 +457,11 @@ def _refuse_bad_text(path: str) -> None:
     if "\0" in path:
         raise ToolError("invalid_args", "the path contains a NUL character: no file can have such a name")
     if len(path) > MAX_PATH:
-        raise ToolError("invalid_args", f"the path is longer than {MAX_PATH} characters")
+        raise ToolError("invalid_args", f"the path is longer than {MAX_PATH} characters: give a shorter one")
     try:
         os.fsencode(path)
     except UnicodeEncodeError as error:
-        raise ToolError("invalid_args", f"the path is no text: {error}") from error
+        raise ToolError("invalid_args", f"the path is not valid text: {error}") from error
 
 
 def _refuse_windows_names(parts: list[str], path: str) -> None:
@@ -462,6 +486,15 @@ def _refuse_size() -> NoReturn:
     )
 
 
+def _refuse_unsearched(path: str, error: OSError) -> NoReturn:
+    raise ToolError(
+        "too_large",
+        f"{path[:80]!r} in the workspace cannot be searched for protected paths ({os.strerror(error.errno or 0)}). "
+        "Nothing was run: ask the user to remove this directory, or to choose another workspace",
+        {"path": storable_text(path[:MAX_PATH])},
+    )
+
+
 def _refuse_secret(path: str, real: str) -> NoReturn:
     raise ToolError(
         "protected_path",
@@ -469,6 +502,17 @@ def _refuse_secret(path: str, real: str) -> NoReturn:
         "shown to tools. Work without it, or ask the user for what you need from it",
         {"path": path},
     )
+
+
+def storable_text(text: str) -> str:
+    """Return a text that the log can hold: bytes of a name that are not UTF-8 become ``\\xNN``.
+
+    A plan that cannot be stored is no plan, and an approval without one is bound to nothing.
+    """
+    if text.isascii():
+        return text
+    escaped = _RAW_BYTE.sub(lambda found: f"\\x{ord(found[0]) - 0xDC00:02x}", text)
+    return escaped.encode("utf-8", "backslashreplace").decode()
 
 
 def _to_posix(path: str) -> str:

@@ -3,8 +3,8 @@
 Allow rules and the tables of harmless flags see only the literal words of the lexer. Ask and deny rules see more: a
 command that is not made of literal words is cut at everything that can separate commands, and the words behind a
 wrapper (``env``, ``timeout``, ``sh -c``) count as starts, too. This finds too much on purpose: a rule that denies
-``rm`` also denies ``echo "a; rm b"``. No parser of bash is used, because a deny rule must also hold for text that a
-parser refuses.
+``rm`` also denies ``echo "a; rm b" | cat``. No parser of bash is used, because a deny rule must also hold for text that
+a parser refuses.
 """
 
 from __future__ import annotations

@@ -51,6 +51,8 @@ TOOLS = ("read", "write", "edit", "apply_patch", "grep", "glob", "list")
 WRITERS = ("write", "edit", "apply_patch")
 """Ask and deny rules for ``write`` bind all of these. Allow rules do not: a patch can also delete and move files."""
 ONE, REST = "*", "**"
+MOST_OPTIONS = 32
+"""Words between a program and its subcommand that may be options and their values."""
 
 Token = str | tuple[str, ...]
 Example = str | tuple[str, ...]
@@ -220,14 +222,22 @@ def _match_start(argv: Sequence[Token], piece: Piece, at: int) -> bool:
     """Return whether the words of a piece match from a position on. The first token has been compared by name.
 
     Words that follow do not matter in shell text, where they may vanish (``$EMPTY``) or be a comment, and behind a
-    wrapper, where they may be its own (``find -exec CMD ;``).
+    wrapper, where they may be its own (``find -exec CMD ;``). Options of the program may stand before the other tokens,
+    with values that are not known here: ``git -C docs push``.
     """
     longer = argv[-1] == REST or piece.shell or at > 0
     tokens = argv[1:] if argv[-1] != REST else argv[1:-1]
-    left = len(piece.words) - at - 1
+    first = at + 1
+    has_options = first < len(piece.words) and piece.words[first].startswith("-")
+    places = range(first, min(len(piece.words), first + MOST_OPTIONS)) if has_options else (first,)
+    return any(_match_tokens(tokens, piece.words, place, longer=longer) for place in places)
+
+
+def _match_tokens(tokens: Sequence[Token], words: Sequence[str], place: int, *, longer: bool) -> bool:
+    left = len(words) - place
     if left < len(tokens) or (left > len(tokens) and not longer):
         return False
-    return all(_match_token(token, piece.words[at + 1 + index]) for index, token in enumerate(tokens))
+    return all(_match_token(token, words[place + index]) for index, token in enumerate(tokens))
 
 
 def _fold(path: str) -> str:

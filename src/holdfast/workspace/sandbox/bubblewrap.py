@@ -81,7 +81,7 @@ class Bubblewrap(Sandbox):
         if root.path == Path("/"):
             raise ToolError(
                 "command_failed",
-                "the workspace is / itself: a sandbox around it would hold nothing. Choose another directory",
+                "the workspace is the root directory /, so a sandbox could protect nothing. Choose another directory",
             )
         with contextlib.ExitStack() as undo:
             covers = Covers(root, writable, self._find_registered(str(root.path)))

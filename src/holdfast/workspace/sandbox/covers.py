@@ -12,7 +12,7 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +28,9 @@ STUB_MARK = stat.S_ISVTX
 
 JOURNAL = "-journal"
 """The end of the name of SQLite's rollback journal, which is played back into the database beside it."""
+LONGEST_SHOWN = 200
+"""Characters of a path that cannot be searched."""
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 KINDS = {stat.S_IFDIR: "directory", stat.S_IFREG: "file", stat.S_IFLNK: "link"}
 
 
@@ -121,8 +124,8 @@ class Covers:
             if not path.endswith(JOURNAL) and not os.path.lexists(self._root / path):
                 raise ToolError(
                     "resource_missing",
-                    f"{path!r} belongs to the store or the server and is missing, so that a command could make it. "
-                    "Nothing was run: ask the user to keep the store outside of the workspace",
+                    f"{path!r} belongs to the store or the server and does not exist, so a command could create it. "
+                    "Nothing was run: ask the user to move the store out of the workspace",
                     {"path": path},
                 )
 
@@ -248,22 +251,20 @@ class Covers:
                         changed.add(path)
                     elif (moved := quarantine(self._root, path)) is not None:
                         quarantined[path] = moved
-                        self._tell_others(path, moved)
                     elif _exists(self._root / path):
                         changed.add(path)
+                self._tell_others(quarantined)
         changed |= {path for path, before in self._watched.items() if _identity(self._root / path) != before}
         self._stubs.clear()
         return Released(sorted(changed - set(quarantined)), quarantined)
 
     def _find_new(self, problems: set[str]) -> set[str]:
-        """Return the protected paths that did not exist before the command."""
+        """Return the protected paths that did not exist before the command; note what could not be searched."""
         if self._before is None:
             return set()
-        try:
-            found = {*self._find_protected(), *self._stubs}
-        except ToolError:
-            problems.add("(too many entries: not all were checked)")
-            found = set(self._stubs)
+        unsearched: list[str] = []
+        found = {*self._find_protected(unsearched), *self._stubs}
+        problems |= {f"{path[:LONGEST_SHOWN]} (cannot be searched)" for path in unsearched}
         return {path for path in found - self._before if _exists(self._root / path)}
 
     def _may_rename(self, path: str) -> bool:
@@ -271,11 +272,12 @@ class Covers:
         covered = any(is_below(path, stub) for stub in self._stubs)
         return not covered and not is_store_file(path, self._registered)
 
-    def _tell_others(self, path: str, moved: str) -> None:
-        """Correct what running commands take for paths that were there before: no longer this one, but its new name."""
+    def _tell_others(self, quarantined: Mapping[str, str]) -> None:
+        """Correct what running commands take for paths that were there before: no longer these, but their new names."""
         for each in tuple(_running):
-            if each._root == self._root and each._before is not None:
-                each._before = {moved, *(known for known in each._before if not is_below(known, path))}
+            if quarantined and each._root == self._root and each._before is not None:
+                kept = (known for known in each._before if quarantined.keys().isdisjoint(_with_parents(known)))
+                each._before = {*quarantined.values(), *kept}
 
 
 class Stub(NamedTuple):
@@ -335,7 +337,7 @@ def _exists(path: Path) -> bool:
     try:
         fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
-        return error.errno == errno.EACCES
+        return error.errno not in _MISSING
     try:
         return not _is_stub(fd)
     finally:
@@ -347,8 +349,13 @@ def _is_there(path: Path) -> bool:
     try:
         os.lstat(path)
     except OSError as error:
-        return error.errno == errno.EACCES
+        return error.errno not in _MISSING
     return True
+
+
+def _with_parents(path: str) -> Iterator[str]:
+    parts = path.split("/")
+    return ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
 
 
 def _join(above: str, name: str) -> str:

@@ -72,14 +72,14 @@ def check_network(network: bool | Sequence[str]) -> bool:
         return network
     hosts = ", ".join(map(repr, network)) if not isinstance(network, str) else repr(network)
     raise DeclarationError(
-        f"network=[{hosts}] is refused: a list of hosts needs a filtering proxy, which there is none of yet. "
-        "Use network=False (no network) or network=True (all of the host's network, also its local services)"
+        f"network=[{hosts}] is refused: a list of hosts needs a filtering proxy, which Holdfast does not have yet. "
+        "Use network=False (no network) or network=True (the host's whole network, including its local services)"
     )
 
 
 def _refuse(choice: str, problem: str) -> Sandbox:
     raise DeclarationError(
-        f'sandbox="{choice}" cannot be met, so no command will run: {problem}', kind="resource_missing"
+        f'sandbox="{choice}" does not work here, so no command will run: {problem}', kind="resource_missing"
     )
 
 
@@ -113,7 +113,7 @@ class _ProbeRoot:
     def __init__(self, path: Path):
         self.path = path
 
-    def protected_paths(self) -> list[str]:
+    def protected_paths(self, unsearched: list[str] | None = None) -> list[str]:
         return []
 
     def is_secret(self, path: str) -> bool:

@@ -13,6 +13,7 @@ from itertools import islice
 import msgspec
 
 from holdfast.errors import ToolError
+from holdfast.workspace.files.root import storable_text
 from holdfast.workspace.policy.analysis import Analysis, analyse_command, analyse_words, program_name
 from holdfast.workspace.shell.command import Command, ShellRoot
 from holdfast.workspace.shell.programs import COMPUTING, IMPLICIT, PLAIN, RUNNERS, has_code
@@ -62,7 +63,7 @@ class Binder:
         self._look_everywhere()
         versions = self._hash_files()
         self._add_notes()
-        return _shorten(versions), list(self._notes)
+        return _shorten(versions), list(map(storable_text, self._notes))
 
     # --- what the command names ---
 
@@ -250,8 +251,10 @@ def _analyse(command: Command) -> Analysis:
 
 def _shorten(versions: dict[str, str]) -> dict[str, str]:
     """Return the versions by path; of very many, one hash for those that are not shown."""
-    ordered = sorted(versions.items())
-    shown = dict(ordered[:MOST_SHOWN])
+    ordered = [(storable_text(name), storable_text(version)) for name, version in sorted(versions.items())]
+    shown: dict[str, str] = {}
+    for name, version in ordered[:MOST_SHOWN]:  # two names may be written alike
+        shown[name] = f"{shown[name]}, {version}" if name in shown else version
     if rest := ordered[MOST_SHOWN:]:
         digest = hashlib.sha256(msgspec.json.encode(rest)).hexdigest()
         shown["..."] = f"{len(rest)} more files, compared by one hash: sha256:{digest}"

@@ -103,7 +103,7 @@ class CommandReader:
             raise ToolError("permission_denied", f"the command may not run: {ruling.reason}")
         if ruling.confined and not ws.sandbox.held(writable=False).write:
             raise ToolError(
-                "permission_denied", "the command may run only in a sandbox of level A, which there is none of"
+                "permission_denied", "the command may run only in a sandbox of level A, which is not in force"
             )
         seconds = min(float(args.get("timeout") or ws.limits.command_seconds), ws.limits.max_command_seconds)
         env = ws.sandbox.make_environment(ws.environment, ws.root.path)

@@ -37,6 +37,6 @@ def make_environment(
         extra = {name: server[name] for name in added if name in server}
     for name, value in extra.items():
         if not _NAME.fullmatch(name) or "\0" in value:
-            raise ToolError("invalid_args", f"{name!r} is no name of an environment variable")
+            raise ToolError("invalid_args", f"{name!r} is not a valid name or value of an environment variable")
         made[name] = value
     return made

@@ -62,6 +62,6 @@ class Slots:
     def _refuse(self, why: str) -> None:
         raise ToolError(
             "backpressure",
-            f"{self._limits.commands} commands run already, and {why}. Nothing was run: try again when one has ended, "
-            "or run fewer commands at once",
+            f"{self._limits.commands} commands are already running, and {why}. Nothing was run: try again when one has "
+            "ended, or run fewer commands at once",
         )

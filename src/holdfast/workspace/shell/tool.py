@@ -17,17 +17,18 @@ import msgspec
 from holdfast.core.tool import RequireApproval, Result
 from holdfast.errors import ToolError
 from holdfast.tools import Call, Tool
+from holdfast.workspace.files.root import storable_text
 from holdfast.workspace.limits import Limits
-from holdfast.workspace.sandbox.base import Launch
-from holdfast.workspace.shell.binder import Binder
+from holdfast.workspace.sandbox.base import Launch, Released
+from holdfast.workspace.shell.binder import MOST_SHOWN, Binder
 from holdfast.workspace.shell.command import Command, CommandReader, ShellWorkspace
 from holdfast.workspace.shell.output import Output
 from holdfast.workspace.shell.process import Exit, run_process
 from holdfast.workspace.shell.slots import Slots
 
 QUARANTINED = (
-    "these protected paths appeared while the command ran and were renamed, so that no program uses them. Work without "
-    "them, or ask the user to rename them back"
+    "appeared while the command ran and were renamed, so that no program uses them. Work without them, or ask the user "
+    "to rename them back"
 )
 REMEMBER = ("command", "cwd")
 """The arguments that "remember this command" compares."""
@@ -233,16 +234,12 @@ class Shell:
             facts["artifact"] = msgspec.to_builtins(artifact)
         if shown.replaced:
             facts["encoding"] = f"not UTF-8: {shown.replaced} bytes were replaced by U+FFFD"
-        if ended.released.changed:
-            facts["protected_changed"] = ended.released.changed
-        if ended.released.quarantined:
-            facts["quarantined"] = ended.released.quarantined
-            facts["quarantine_note"] = QUARANTINED
+        facts |= _describe_released(ended.released)
         if ended.timed_out:
             raise ToolError(
                 "timeout",
-                f"the command was killed after {command.seconds:g} s, with everything that it had started; what it did "
-                "until then stays. Its output is in the details. Give a longer timeout (at most "
+                f"the command was killed after {command.seconds:g} s, with everything that it had started; what it had "
+                "changed by then stays changed. Its output is in the details. Give a longer timeout (at most "
                 f"{self._ws.limits.max_command_seconds:g} s), or do less in one call",
                 facts,
             )
@@ -257,6 +254,19 @@ def _discard(made: asyncio.Future[tuple[Command, Launch]]) -> None:
     """Undo a launch that nobody waits for any more."""
     if not made.cancelled() and made.exception() is None:
         made.result()[1].discard()
+
+
+def _describe_released(released: Released) -> dict[str, Any]:
+    """Return what a result says about protected paths: the first ones by name, and the number of the others."""
+    facts: dict[str, Any] = {}
+    if changed := released.changed:
+        facts["protected_changed"] = [storable_text(path) for path in changed[:MOST_SHOWN]]
+        facts["protected_changed"] += [f"and {len(changed) - MOST_SHOWN} more"] if len(changed) > MOST_SHOWN else []
+    if moved := sorted(released.quarantined.items()):
+        facts["quarantined"] = {storable_text(old): storable_text(new) for old, new in moved[:MOST_SHOWN]}
+        more = f" ({len(moved)} in all)" if len(moved) > MOST_SHOWN else ""
+        facts["quarantine_note"] = f"these protected paths{more} {QUARANTINED}"
+    return facts
 
 
 def _place_in(root: Path, path: str) -> str | None:

@@ -147,7 +147,7 @@ function commandResult(it, source) {
     ${isArtifact(it.artifact) ? artifact(it.artifact, source, { what: "output", head: output, cut: short }) : output ? short : nothing}
     ${it.encoding ? html`<p class="notice warn">${shown(String(it.encoding))}</p>` : nothing}
     ${it.protected_changed?.length ? html`<div class="notice bad">Protected paths were changed: ${value(it.protected_changed)}</div>` : nothing}
-    ${it.quarantined ? html`<div class="notice warn">Protected paths that the command made were renamed: ${value(it.quarantined)}</div>` : nothing}
+    ${it.quarantined ? html`<div class="notice warn">The command created protected paths, which were renamed: ${value(it.quarantined)}</div>` : nothing}
     ${others(it, [...RESULT.slice(0, 5), ...(isArtifact(it.artifact) ? ["artifact"] : []), ...RESULT.slice(6)], source)}</div>`;
 }
 

@@ -55,11 +55,11 @@ from holdfast.core.tool import (
 )
 from holdfast.errors import HoldfastError, Invalid, Refused, StoreError, ToolError
 from holdfast.runtime.artifacts import read_artifact
-from holdfast.runtime.hook_runner import Ruling, run_after_tool, run_before_tool
-from holdfast.runtime.hooks import Hook, Point
 from holdfast.runtime.services import RunContext, Services
-from holdfast.runtime.tasks import HandlerRun, Run, SlotNeed
-from holdfast.runtime.user_code import (
+from holdfast.runtime.steps.hook_runner import Ruling, run_after_tool, run_before_tool
+from holdfast.runtime.steps.hooks import Hook, Point
+from holdfast.runtime.steps.tasks import HandlerRun, Run, SlotNeed
+from holdfast.runtime.steps.user_code import (
     HandlerDied,
     describe_exception,
     describe_value,

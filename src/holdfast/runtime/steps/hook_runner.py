@@ -28,8 +28,14 @@ from holdfast.core.schema.validation import check_plain, validate_value
 from holdfast.core.tool import Artifact, Halt, RequireApproval, Result
 from holdfast.errors import HoldfastError, Invalid, ToolError
 from holdfast.models.base import Request
-from holdfast.runtime.hooks import Edit, Hook, Hooks, ModelReply, Reject, ToolOutcome
-from holdfast.runtime.user_code import describe_exception, describe_value, run_in_thread, storable_text, to_plain_json
+from holdfast.runtime.steps.hooks import Edit, Hook, Hooks, ModelReply, Reject, ToolOutcome
+from holdfast.runtime.steps.user_code import (
+    describe_exception,
+    describe_value,
+    run_in_thread,
+    storable_text,
+    to_plain_json,
+)
 from holdfast.tools.call import Call
 
 log = logging.getLogger("holdfast")

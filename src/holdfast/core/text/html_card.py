@@ -14,7 +14,7 @@ from typing import Any, NewType, cast
 
 import msgspec
 
-from holdfast.core.hidden_characters import is_hidden
+from holdfast.core.text.hidden_characters import is_hidden
 
 Html = NewType("Html", str)
 """Markup that is safe to show."""

@@ -43,10 +43,10 @@ from holdfast.core.inputs import Input, PreviewMade, RefuseResolution, Resolve
 from holdfast.core.json_values import sorted_json
 from holdfast.core.state import CallState, pending_entries
 from holdfast.errors import DeclarationError, Invalid, NotAllowed, Stale, ToolError
-from holdfast.runtime import tool_call
-from holdfast.runtime.deputies import Deputies
 from holdfast.runtime.event_log import read_events
+from holdfast.runtime.pending_calls.deputies import Deputies
 from holdfast.runtime.services import RunContext
+from holdfast.runtime.steps import tool_call
 
 log = logging.getLogger("holdfast")
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, cast
 from rich.text import Text
 
 from holdfast.cli.command_lines import known_answers
+from holdfast.cli.input.values import from_pairs, parse_value, resolve_reference
 from holdfast.cli.render.card import CARD_WIDTH, describe_deadline, render_card
 from holdfast.cli.render.console import Screen
 from holdfast.cli.render.text import escape_control_characters, format_time, value_text
-from holdfast.cli.values import from_pairs, parse_value, resolve_reference
 from holdfast.core.decisions import Answer, Approve, ClientResult, Decision, Deny, Failed, Pending, Submit
 from holdfast.core.events import CallSuspended
 from holdfast.core.json_values import parse_strict_json, parse_strict_object
@@ -25,7 +25,7 @@ from holdfast.errors import Invalid
 from holdfast.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
-    from holdfast.cli.prompt import Prompt
+    from holdfast.cli.input.prompt import Prompt
 
 JSON = dict[str, Any]
 COMMANDS = ("/deny ", "/why", "/leave", "/ask ")

@@ -37,8 +37,8 @@ from holdfast.core.notice import (
     Undeliverable,
     make_notice,
 )
-from holdfast.core.redaction import redact_exception
 from holdfast.core.state import State
+from holdfast.core.text.redaction import redact_exception
 from holdfast.errors import DeclarationError, NotFound, StoreDamaged, StoreError
 from holdfast.runtime.event_log import read_events
 from holdfast.runtime.takeover import StoreFaults

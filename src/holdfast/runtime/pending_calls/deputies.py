@@ -7,7 +7,7 @@ from collections.abc import Callable
 from holdfast.core.decide.deputies import DEPUTIES
 from holdfast.core.decisions import Principal
 from holdfast.core.state import Delegation
-from holdfast.runtime.shared_grants import read_state
+from holdfast.runtime.pending_calls.shared_grants import read_state
 from holdfast.stores.base import LogStore
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.redaction import redact_exception, redact_secrets
 from holdfast.core.results import RESULT_LIMIT
 from holdfast.core.schema.validation import check_plain
+from holdfast.core.text.redaction import redact_exception, redact_secrets
 from holdfast.errors import Invalid
 
 

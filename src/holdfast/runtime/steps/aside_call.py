@@ -23,10 +23,10 @@ from holdfast.core.prompt.compaction import PromptRenderer, RenderedPrompt
 from holdfast.core.state import TurnState, waited_seconds
 from holdfast.models.base import Model, Request
 from holdfast.runtime.agent_definition import AgentDefinition, smallest_window
-from holdfast.runtime.model_call import ModelCall, ModelReport, make_call
-from holdfast.runtime.reply import Reply
 from holdfast.runtime.services import RunContext
-from holdfast.runtime.tasks import Run
+from holdfast.runtime.steps.model_call import ModelCall, ModelReport, make_call
+from holdfast.runtime.steps.reply import Reply
+from holdfast.runtime.steps.tasks import Run
 
 ONLY_CALLS_ERROR = ErrorInfo(
     kind="invalid_response", message="the model made tool calls instead of an answer; tools are off in an aside"

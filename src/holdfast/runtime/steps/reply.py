@@ -29,11 +29,11 @@ from holdfast.models.base import (
     ToolCallPart,
     UsagePart,
 )
-from holdfast.runtime.hook_runner import StreamHooks
-from holdfast.runtime.hooks import Hooks
 from holdfast.runtime.live import PartialReply
 from holdfast.runtime.services import RunContext
-from holdfast.runtime.user_code import describe_value
+from holdfast.runtime.steps.hook_runner import StreamHooks
+from holdfast.runtime.steps.hooks import Hooks
+from holdfast.runtime.steps.user_code import describe_value
 
 
 class Reply:

@@ -7,9 +7,11 @@ token there is no retry: the partial reply is kept and marked as cut off. The re
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast import telemetry
 from holdfast.core.decide.reply import make_message_id
@@ -19,21 +21,26 @@ from holdfast.core.inputs import HaltOutcome, ModelFailed, ModelHalted, ModelRep
 from holdfast.core.live import Retrying
 from holdfast.core.prompt.compaction import PromptRenderer, RenderedPrompt
 from holdfast.core.prompt.history import History
-from holdfast.core.redaction import redact_exception
+from holdfast.core.prompt.images import NamedImage, find_images
 from holdfast.core.state import TurnState
-from holdfast.errors import HoldfastError, ModelError, Stale
-from holdfast.models.base import Model, Request
+from holdfast.core.text.redaction import redact_exception
+from holdfast.errors import HoldfastError, ModelError, Stale, StoreDamaged
+from holdfast.models.base import Model, Request, RequestImage
 from holdfast.runtime.agent_definition import AgentDefinition, open_models, smallest_window
-from holdfast.runtime.hook_runner import PreparedRequest, run_after_model, run_before_model
-from holdfast.runtime.hooks import ModelReply
-from holdfast.runtime.images import load_images
-from holdfast.runtime.prompt import encode_request, render_messages
-from holdfast.runtime.reply import Reply, clean_text
 from holdfast.runtime.services import RunContext
-from holdfast.runtime.tasks import Run
+from holdfast.runtime.steps.hook_runner import PreparedRequest, run_after_model, run_before_model
+from holdfast.runtime.steps.hooks import ModelReply
+from holdfast.runtime.steps.prompt import encode_request, render_messages
+from holdfast.runtime.steps.reply import Reply, clean_text
+from holdfast.runtime.steps.tasks import Run
+from holdfast.stores.base import LogStore
+
+log = logging.getLogger("holdfast")
 
 ModelReport = ModelReplied | ModelFailed | ReplyRejected | ModelHalted | TimeLimitReached
 FINAL_ANSWER_PROMPT = "The tools are done. Now give the final answer: JSON that fits the schema, and nothing else."
+LEFT_OUT_NOTE = "newer images fill the request; make the call again to see it"
+MISSING_NOTE = "its content is missing from the store"
 
 
 async def call_model(conv: RunContext, effect: CallModel, run: Run) -> None:
@@ -66,7 +73,7 @@ async def _add_shared_grants(
     gated = {call.tool for call in report.calls if call.tool in specs and specs[call.tool].gate == "required"}
     if not gated:
         return report
-    return msgspec.structs.replace(report, shared=await conv.services.shared_grants.find(conv.name, turn.by.id, gated))
+    return replace(report, shared=await conv.services.shared_grants.find(conv.name, turn.by.id, gated))
 
 
 async def _run_within_limit(conv: RunContext, call: ModelCall, span: telemetry.ModelCallSpan) -> ModelReport:
@@ -309,6 +316,40 @@ class ModelCall:
             context=self._sent[0],
             record=self._sent[1],
         )
+
+
+async def load_images(store: LogStore, request: Request) -> Request:
+    """Return the request with the images that its results name; each content is read once.
+
+    An image whose content is missing or damaged is not sent: its note says so, and the conversation goes on.
+    """
+    named = find_images(request.messages)
+    if not named and not request.images:
+        return request
+    contents: dict[str, bytes | None] = {}
+    for image in named:
+        if image.shown and image.artifact.sha256 not in contents:
+            contents[image.artifact.sha256] = await _read_content(store, request.conversation, image)
+    return replace(request, images=tuple(_to_request_image(image, contents) for image in named))
+
+
+async def _read_content(store: LogStore, conversation: str, image: NamedImage) -> bytes | None:
+    sha256 = image.artifact.sha256
+    try:
+        content = await store.artifact(sha256)
+    except StoreDamaged as problem:
+        content = None
+        log.warning("conversation %s: image %s is damaged: %s", conversation, sha256, problem)
+    else:
+        if content is None:
+            log.warning("conversation %s: image %s is missing from the store", conversation, sha256)
+    return content
+
+
+def _to_request_image(image: NamedImage, contents: dict[str, bytes | None]) -> RequestImage:
+    content = contents.get(image.artifact.sha256) if image.shown else None
+    note = "" if content is not None else MISSING_NOTE if image.shown else LEFT_OUT_NOTE
+    return RequestImage(call=image.call, artifact=image.artifact, content=content, note=note)
 
 
 def _model_name(model: Any) -> str:

@@ -28,9 +28,9 @@ from holdfast.core.events import AnyEvent, Attempt, HistorySummarised, MessageRe
 from holdfast.core.inputs import SummaryMade
 from holdfast.core.prompt.compaction import PromptRenderer, RenderedPrompt, next_summary_end
 from holdfast.core.prompt.history import Context, History, estimate_tokens
-from holdfast.core.redaction import SECRETS
 from holdfast.core.results import truncate_text
 from holdfast.core.state import State
+from holdfast.core.text.redaction import SECRETS
 from holdfast.core.transcript import AssistantMessage, Message, ToolResult, Transcript, UserMessage
 from holdfast.errors import HoldfastError, ModelError
 from holdfast.models.base import FinishPart, Model, Request, TextPart, UsagePart

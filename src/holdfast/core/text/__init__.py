@@ -1,0 +1,1 @@
+"""Text for readers: removal of secrets, hidden characters, and the cards that notebooks show."""
