@@ -15,10 +15,10 @@ from holdfast import blocking, channels, events, hooks, models
 
 PUBLIC = [
     "Accepted", "Agent", "Allow", "Answer", "Approve", "Artifact", "Ask", "Busy", "Call", "ClientResult", "Context",
-    "Decision", "Default", "Deny", "Extend", "Failed", "Halt", "HoldfastError", "Invalid", "Limits", "NotAllowed",
-    "NotFound", "Pending", "Previewed", "Principal", "RequireApproval", "Result", "Retention", "Retry", "Runtime",
-    "ScriptedModel", "Snapshot", "Stale", "Submit", "Tool", "ToolCall", "ToolError", "Toolset", "Turn", "TurnError",
-    "TurnResult", "provider_tool", "tool",
+    "Continue", "Decision", "Default", "Deny", "Extend", "Failed", "Halt", "HoldfastError", "Invalid", "Limits",
+    "NotAllowed", "NotFound", "Pending", "Previewed", "Principal", "RequireApproval", "Result", "Retention", "Retry",
+    "Runtime", "ScriptedModel", "Snapshot", "Stale", "Submit", "Tool", "ToolCall", "ToolError", "Toolset", "Turn",
+    "TurnError", "TurnResult", "provider_tool", "tool",
 ]  # fmt: skip
 
 

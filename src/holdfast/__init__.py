@@ -21,7 +21,7 @@ from holdfast.core.decisions import (
 from holdfast.core.events import Limits
 from holdfast.core.live import Snapshot
 from holdfast.core.prompt.history import Context
-from holdfast.core.tool import Allow, Artifact, Ask, Default, Halt, RequireApproval, Result, Retention
+from holdfast.core.tool import Allow, Artifact, Ask, Continue, Default, Halt, RequireApproval, Result, Retention
 from holdfast.core.turn_result import TurnResult
 from holdfast.errors import Busy, HoldfastError, Invalid, NotAllowed, NotFound, Stale, ToolError, TurnError
 from holdfast.models.scripted import ScriptedModel, ToolCall
@@ -47,6 +47,7 @@ __all__ = [
     "Call",
     "ClientResult",
     "Context",
+    "Continue",
     "Decision",
     "Default",
     "Deny",

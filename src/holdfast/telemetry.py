@@ -29,6 +29,7 @@ import msgspec
 from holdfast.core.events import AnyEvent, CallResolved, CallReturned, ErrorInfo, TurnEnded, Usage
 from holdfast.core.inputs import (
     CallWanted,
+    ContinueOutcome,
     ErrorOutcome,
     HaltOutcome,
     ModelFailed,
@@ -289,8 +290,8 @@ class ToolCallSpan(SpanBlock):
             case ValueOutcome() | HaltOutcome():
                 if _captures_content():
                     span.set_attribute(TOOL_RESULT, _to_json(outcome.value))
-            case QuestionOutcome():
-                pass  # the suspension that follows has its own span
+            case QuestionOutcome() | ContinueOutcome():
+                pass  # the suspension or the run that follows has its own span
             case _:
                 assert_never(outcome)
 

@@ -405,8 +405,8 @@ def _check_delegation(event: Any, delegations: list[Any], operation: Operation |
 
 
 def attempts(events: list[Any], truths: Mapping[str, Truth]) -> None:
-    """Attempts count from 1. A later one continues the call after an answer, once for each answer; or it has a newer
-    owner, and the tool's recovery allows it."""
+    """Attempts count from 1. A later one continues the call: after an answer, once for each answer, or after a
+    checkpoint of its own owner. Or it has a newer owner, and the tool's recovery allows it."""
     tools = {made.id: made.tool for said in events if isinstance(said, AssistantSaid) for made in said.calls}
     last: dict[str, CallStarted] = {}
     agreed: dict[str, bool] = defaultdict(bool)
@@ -420,7 +420,10 @@ def attempts(events: list[Any], truths: Mapping[str, Truth]) -> None:
                 newest = event.epoch
                 before = last.get(event.call_id)
                 assert event.attempt == (before.attempt + 1 if before else 1), f"{event.seq}: attempt {event.attempt}"
-                if before is not None and event.call_id not in continuing:
+                if event.state is not None:
+                    assert before is not None, f"{event.seq}: {event.call_id} continues, and was never begun"
+                    assert event.epoch == before.epoch, f"{event.seq}: another owner took the checkpoint"
+                elif before is not None and event.call_id not in continuing:
                     recovery = truths[tools[event.call_id]].recovery
                     assert event.epoch > before.epoch, f"{event.seq}: its own owner started it again"
                     assert recovery != "fail", f"{event.seq}: {event.call_id} must not run again"
@@ -432,10 +435,19 @@ def attempts(events: list[Any], truths: Mapping[str, Truth]) -> None:
                 asked[event.call_id] = event
             case CallResolved() if isinstance(event.decision, Approve):
                 agreed[event.call_id] = True
-            case CallResolved() if isinstance(event.decision, Answer) and asked[event.call_id].continues:
+            case CallResolved() if lets_continue(event, asked):
                 continuing.add(event.call_id)
             case _:
                 pass
+
+
+def lets_continue(event: CallResolved, asked: Mapping[str, CallSuspended]) -> bool:
+    """Whether the handler runs again after this decision about its question."""
+    question = asked[event.call_id]
+    if not question.continues:
+        return False
+    denied = isinstance(event.decision, Deny) and not event.decision.stop and question.denial_continues
+    return denied or isinstance(event.decision, Answer)
 
 
 @dataclass
@@ -481,7 +493,7 @@ def gates(events: list[Any], truths: Mapping[str, Truth]) -> dict[str, Leave]:
                     stopped.add(event.call_id)
                 elif event.kind == "approval" and not event.recovery:
                     leave.pop(event.call_id, None)  # suspended again: an earlier approval does not count
-            case CallResolved(decision=Answer()) if asked[event.call_id].continues:
+            case CallResolved() if lets_continue(event, asked):
                 if event.call_id in leave and leave[event.call_id].granted:
                     renewed.add(event.call_id)
             case CallResolved(decision=Approve() as yes):
@@ -540,7 +552,7 @@ def outcomes(events: list[Any], truths: Mapping[str, Truth]) -> None:
         match event:
             case TurnStarted():
                 halting = False
-            case CallResolved(decision=Answer()) if asked[event.call_id].continues:
+            case CallResolved() if lets_continue(event, asked):
                 resumes.add(event.call_id)
             case CallResolved():
                 decided[event.call_id] = event.decision
@@ -585,7 +597,8 @@ def outcomes(events: list[Any], truths: Mapping[str, Truth]) -> None:
 
 
 def continuations(events: list[Any], effects: Iterable[Effect]) -> None:
-    """A run gets all answers to the call's questions so far, and the state that came with the last of them.
+    """A run gets all answers to the call's questions so far, and the state that came with the last of them or with a
+    later checkpoint.
 
     A call that waits to continue is not interrupted, and it has asked at most 20 questions.
     """
@@ -621,9 +634,12 @@ def runs_of(events: list[Any]) -> dict[tuple[str, int], tuple[tuple[Any, ...], A
         match event:
             case CallSuspended():
                 asked[event.call_id] = event
-            case CallResolved(decision=Answer(value=value)) if asked[event.call_id].continues:
+            case CallResolved() if lets_continue(event, asked):
+                value = event.decision.value if isinstance(event.decision, Answer) else None
                 known[event.call_id] = ((*known[event.call_id][0], value), asked[event.call_id].state)
             case CallStarted():
+                if event.state is not None:
+                    known[event.call_id] = (known[event.call_id][0], event.state)
                 found[event.call_id, event.attempt] = known[event.call_id]
             case _:
                 pass

@@ -44,6 +44,7 @@ from holdfast.core.inputs import (
     CancelTurn,
     ClaimCall,
     ClientGone,
+    ContinueOutcome,
     DeadlinePassed,
     EndTurn,
     ErrorOutcome,
@@ -851,6 +852,27 @@ def continued(s: Scene) -> None:
     s.end()
 
 
+def checkpoints(s: Scene) -> None:
+    """Handlers that pass a state to their next run, killed after it; and denied questions after which they continue."""
+    s.turn("look", "asked", "once")
+    kept = Kept(Artifact("a" * 64, 3, "text/plain", "job.txt"), b"job")
+    s.claim("look")
+    s.finish("look", ContinueOutcome(state={"job": "j1"}), kept=(kept,))
+    s.run("asked", ContinueOutcome(state=["j2", None]))
+    s.run("once", _ask("Sure?", {"job": "j3"}, denial_continues=True))
+    s.decide("once", Deny("not now"), by=ADA)
+    s.wake()
+    s.finish("look", _ask("Which?", {"job": "j1", "round": 1}, denial_continues=True))
+    s.decide("asked", Approve())
+    s.run("asked")
+    s.claim("once")
+    s.finish("once", _ask("And now?", 2, denial_continues=True))
+    s.decide("once", Answer(1), by=ADA)
+    s.run("once")
+    s.decide("look", Deny("", stop=True))
+    s.tell(EndTurn())
+
+
 def shared(s: Scene) -> None:
     """Grants beyond the conversation: given here, given elsewhere, ended between reply and claim, and imported."""
     elsewhere = Grant(
@@ -986,6 +1008,7 @@ SCENES: dict[str, Callable[[Scene], None]] = {
     "images": images,
     "approvers": approvers,
     "continued": continued,
+    "checkpoints": checkpoints,
     "shared": shared,
     "deputies": deputies,
     "represented": represented,

@@ -17,7 +17,7 @@ from scenarios import CLASSICS, DEPUTISED, IMPORTS, deputised, hunting, importin
 
 from holdfast.core import effects, state, transcript
 from holdfast.core.decide import aside, draft, gate, machine, reply, resolution, wait
-from holdfast.core.decisions import Approve, Deny, Expired, Vote, decider_refusal
+from holdfast.core.decisions import Answer, Approve, Deny, Expired, Vote, decider_refusal
 from holdfast.core.events import DeputyEnded
 from holdfast.core.inputs import DeadlinePassed
 from holdfast.errors import Stale
@@ -429,6 +429,23 @@ def continuation_forgets_its_answers():
 def continuation_loses_its_state():
     """A call continues without what its handler passed to itself."""
     return answering(lambda call, event, after: replace(after, state=None))
+
+
+@mutant("other answers or another state")
+def checkpoint_that_is_lost():
+    """A handler's next run does not get the state that the run before passed on with ``Continue``."""
+    started = state._apply_start
+    return [(state, "_apply_start", lambda call, event: replace(started(call, event), state=call.state))]
+
+
+@mutant("after a denial|a result of a call that was to continue")
+def denial_ends_a_call_that_continues():
+    """A denied question ends its call, although its handler was to run again."""
+
+    def only_answers(asked, decision):
+        return isinstance(decision, Answer)
+
+    return [(state, "_lets_continue", only_answers)]
 
 
 @mutant("a result of a call that was to continue")

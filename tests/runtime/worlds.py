@@ -28,6 +28,7 @@ from holdfast import (
     Ask,
     Call,
     ClientResult,
+    Continue,
     Default,
     Deny,
     Extend,
@@ -191,10 +192,22 @@ def continuing_tool(name, **options):
     async def handler(n: int, call: Call) -> object:
         did = await perform_effect(name, n, call)
         if len(call.answers) <= n % 2:
-            return Ask("And now?", answer=int, expires=HOUR, resume={"asked": len(call.answers) + 1, "n": n})
+            state = {"asked": len(call.answers) + 1, "n": n}
+            on_deny = "continue" if n % 3 == 1 else "end"
+            return Ask("And now?", answer=int, expires=HOUR, resume=state, on_deny=on_deny)
         return did
 
     return tool(name=name, description=f"Tool {name}.", **options)(handler)
+
+
+async def stepped(n: int, call: Call) -> object:
+    """Pass a checkpoint to itself, then ask or return."""
+    did = await perform_effect("stepped", n, call)
+    if call.state is None:
+        return Continue({"step": 1, "n": n})
+    if n % 2 and not call.answers:
+        return Ask("And now?", answer=int, expires=HOUR, resume={"step": 2, "n": n})
+    return did
 
 
 async def halts(n: int, call: Call) -> object:
@@ -256,6 +269,7 @@ TOOLS = [
     continuing_tool("continues"),
     continuing_tool("continues_once", recovery="fail"),
     with_preview(continuing_tool("gated_continues", approval="required", expires=HOUR)),
+    tool(name="stepped", description="Takes steps.")(stepped),
     tool(name="halts", description="Halts.")(halts),
     tool(name="breaks", description="Breaks.", recovery="fail")(breaks),
 ]
@@ -293,6 +307,7 @@ TRUTHS = {
     "continues": Truth(),
     "continues_once": Truth(recovery="fail"),
     "gated_continues": Truth(always, planned=True, recovery="ask"),
+    "stepped": Truth(),
     "halts": Truth(),
     "breaks": Truth(recovery="fail"),
 }

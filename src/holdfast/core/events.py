@@ -352,6 +352,8 @@ class CallSuspended(CallEvent, frozen=True, kw_only=True):
     """The handler has asked and runs again: after the answer to this question, or after this approval."""
     state: Any = None
     """What the handler passed to itself for its next run (``Ask(resume=...)``); in a question that continues only."""
+    denial_continues: bool = False
+    """A denial of this question does not end the call: the handler runs again and gets the reason."""
 
 
 @final
@@ -416,7 +418,8 @@ class CallStarted(CallEvent, frozen=True, kw_only=True):
     """The owner's durable claim to run the call, appended before any side effect."""
 
     attempt: int
-    """Counts the runs from 1: a later one repeats an interrupted run, or continues the call after an answer."""
+    """Counts the runs from 1: a later one repeats an interrupted run, or continues the call after an answer or a
+    checkpoint (``Continue``)."""
     epoch: int
     grant: str | None = None
     """The id of the grant that stood in for an approval; ``CONVERSATION/ID``, if another conversation gave it."""
@@ -429,7 +432,9 @@ class CallStarted(CallEvent, frozen=True, kw_only=True):
     """The arguments that run, if a hook has just changed them."""
     verdicts: tuple[Verdict, ...] = ()
     artifacts: tuple[Artifact, ...] = ()
-    """References to the bytes that the preview kept, if this event has its plan."""
+    """References to the bytes that the preview kept, if this event has its plan, or that the run before kept."""
+    state: Any = None
+    """What the run before passed to this one (``Continue``); None: nothing, the call keeps the state that it has."""
 
 
 Source = Literal["server", "human", "client", "manual", "system"]

@@ -347,6 +347,14 @@ class QuestionOutcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The answer does not become the result: the handler runs again."""
     state: Any = None
     """What the handler gets when it runs again."""
+    denial_continues: bool = False
+    """The handler also runs again if the question is denied."""
+
+
+class ContinueOutcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The handler returned ``Continue``."""
+
+    state: Any
 
 
 class HaltOutcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -356,7 +364,7 @@ class HaltOutcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     value: Any = None
 
 
-Outcome = ValueOutcome | ErrorOutcome | QuestionOutcome | HaltOutcome
+Outcome = ValueOutcome | ErrorOutcome | QuestionOutcome | ContinueOutcome | HaltOutcome
 
 
 @final

@@ -116,7 +116,9 @@ class CallState(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     answers: tuple[Any, ...] = ()
     """The answers to the questions with which the handler continues, oldest first."""
     state: Any = None
-    """What the handler passed to its next run with the last of these questions."""
+    """What the handler passed to its next run, with the last of these questions or with a checkpoint."""
+    denied: str | None = None
+    """The reason, if the last of these questions was denied and the handler continues; None: it was answered."""
     continuing: bool = False
     """The last of these questions is answered, and the run that continues the call has not started yet."""
     misses: int = 0
@@ -574,6 +576,7 @@ def _apply_start(call: CallState, event: CallStarted) -> CallState:
         grant=event.grant or call.grant,
         recovering=False,
         continuing=False,
+        state=call.state if event.state is None else event.state,
     )
 
 
@@ -590,6 +593,7 @@ def _apply_result(call: CallState, event: CallReturned) -> CallState:
         plan=None,
         answers=(),
         state=None,
+        denied=None,
         continuing=False,
         ended=ended,
     )
@@ -654,7 +658,8 @@ def _apply_decision(call: CallState, event: CallResolved) -> CallState:
             plan=_approved_plan(call, decision),
         )
     asked = call.suspension
-    if isinstance(decision, Answer) and asked is not None and asked.continues:
+    if asked is not None and asked.continues and _lets_continue(asked, decision):
+        answered = isinstance(decision, Answer)
         return replace(
             call,
             phase="ready",
@@ -662,12 +667,18 @@ def _apply_decision(call: CallState, event: CallResolved) -> CallState:
             winner=winner,
             verdict=verdict,
             gate="policy" if call.imported and call.approver is None else "auto",
-            answers=(*call.answers, decision.value),
+            answers=(*call.answers, decision.value if answered else None),
+            denied=decision.reason if isinstance(decision, Deny) else None,
             state=asked.state,
             continuing=True,
         )
     ended: StaleReason = "expired" if isinstance(decision, Expired | Detached) else "resolved"
     return replace(call, phase="ready", suspension=None, winner=winner, verdict=verdict, decided=event, ended=ended)
+
+
+def _lets_continue(asked: CallSuspended, decision: Recorded) -> bool:
+    """Whether the handler runs again after this decision about its question."""
+    return isinstance(decision, Answer) or (isinstance(decision, Deny) and asked.denial_continues and not decision.stop)
 
 
 def _bound_digest(call: CallState, decision: Approve, event: CallResolved) -> str | None:

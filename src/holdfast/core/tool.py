@@ -358,9 +358,11 @@ class Ask:
     expires:  how long the question waits, such as "1h"; as the tool's calls if not given
     resume:   what the handler needs to continue after the answer: JSON of at most 64 KiB, which is logged. None is
               allowed. A call asks at most 20 questions
+    on_deny:  with ``resume``: "end" (default): a person who declines the question ends the call. "continue": the
+              handler runs again and finds the reason in ``call.denied``
     """
 
-    __slots__ = ("answer", "choices", "expires", "question", "resume")
+    __slots__ = ("answer", "choices", "expires", "on_deny", "question", "resume")
 
     def __init__(
         self,
@@ -369,10 +371,15 @@ class Ask:
         choices: list[Any] | tuple[Any, ...] | None = None,
         expires: str | float | timedelta | None = None,
         resume: Any = NOT_GIVEN,
+        on_deny: Literal["end", "continue"] = "end",
     ):
+        if on_deny not in ("end", "continue"):
+            raise DeclarationError(f'Ask: on_deny must be "end" or "continue", not {on_deny!r:.80}')
+        if on_deny == "continue" and resume is NOT_GIVEN:
+            raise DeclarationError('Ask: on_deny="continue" needs resume=: the handler runs again with that state')
         self.question, self.answer, self.choices = question, answer, choices
         self.expires = None if expires is None else parse_duration(expires)
-        self.resume = resume
+        self.resume, self.on_deny = resume, on_deny
 
     @property
     def continues(self) -> bool:
@@ -381,6 +388,26 @@ class Ask:
 
     def __repr__(self) -> str:
         return f"Ask({self.question!r})"
+
+
+class Continue:
+    """A handler's return value that logs ``state`` and runs the handler again at once, with it in ``call.state``.
+
+    Use it as a checkpoint, after a step whose outcome must survive a crash: the id of a job that was started elsewhere.
+    A run that is interrupted later is recovered as declared, with the same state. A reconcile function sees it, too.
+
+    state:  JSON of at most 64 KiB, not None
+    """
+
+    __slots__ = ("state",)
+
+    def __init__(self, state: Any):
+        if state is None:
+            raise DeclarationError("Continue needs a state: what the handler's next run gets as call.state")
+        self.state = state
+
+    def __repr__(self) -> str:
+        return f"Continue({self.state!r})"
 
 
 RESERVED_REASONS = frozenset(

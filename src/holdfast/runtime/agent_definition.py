@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Generic, Literal, Self, cast
@@ -18,8 +19,10 @@ from holdfast.models.base import Model, ToolOffer
 from holdfast.runtime.steps.hooks import Hook, Hooks
 from holdfast.runtime.steps.retry import Retry
 from holdfast.tools.declare import Tool
-from holdfast.tools.toolset import HELP_TOOL, Toolset, add_help_tool, describe_for_model
+from holdfast.tools.toolset import HELP_TOOL, Toolset, ToolSource, add_help_tool, describe_for_model
 from holdfast.urls import check_model, open_model
+
+log = logging.getLogger("holdfast")
 
 OutputMode = Literal["direct", "separate"]
 RecordLevel = Literal["off", "metadata", "full"]
@@ -77,26 +80,54 @@ class AgentDefinition(Generic[OutputT]):
         _check_model(name, "context: summary", self.context.summary)
         if isinstance(tools, str | Tool) or not isinstance(tools, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise DeclarationError(f"agent {name!r}: tools must be a list of tools, not {tools!r:.80}")
-        self.tools = add_help_tool(Toolset(*tools))
-        self.hooks = Hooks(hooks, self.tools.names, f"agent {name!r}")
+        self._given: tuple[Any, ...] = tuple(tools)
+        self.sources = tuple(item for item in self._given if isinstance(item, ToolSource))
+        """The sources of tools that are known once a runtime is open."""
+        self._combine_tools()
+        for source in self.sources:
+            source.subscribe(self._combine_tools)
+        self.hooks = Hooks(hooks, None if self.sources else self.tools.names, f"agent {name!r}")
         self.output_type = output
         """The type of the structured output, as it was declared."""
         try:
             self.output: dict[str, Any] | None = output_schema(output)
         except Invalid as error:
             raise DeclarationError(f"agent {name!r}: output: {error.message}") from None
+
+    def _combine_tools(self) -> None:
+        """Put the declared tools and those that the sources have now together. Sources call it when theirs change."""
+        fixed = Toolset(*(item for item in self._given if not isinstance(item, ToolSource)))
+        taken = set(fixed.names)
+        parts: list[Any] = []
+        for item in self._given:
+            if not isinstance(item, ToolSource):
+                parts.append(item)
+                continue
+            # A program that changes its tools must not stop the agent: its duplicates are left out.
+            kept = [tool for tool in item.toolset if tool.spec.name not in taken]
+            if len(kept) < len(item.toolset):
+                log.warning("agent %s: tools of %s have names that are taken; left out", self.name, item.name)
+            taken |= {tool.spec.name for tool in kept}
+            parts += kept
+        self.tools = add_help_tool(Toolset(*parts))
         self.offers = tuple(_to_offer(spec) for spec in self.tools.specs.values())
         """The tools as the model sees them."""
         self.weight = sum(
             estimate_tokens(f"{offer.name}{offer.description}{offer.parameters}") for offer in self.offers
         )
         """Estimated tokens of the tool definitions."""
+        notes = [source.note for source in self.sources]
+        self.prompt = "\n\n".join(text for text in (self.instructions, *notes) if text)
+        """The system prompt: the instructions, and what the sources of tools have to say."""
 
     def __repr__(self) -> str:
         return f"Agent({self.name!r}, tools=[{', '.join(self.tools.names)}])"
 
     def to_json(self, *, handlers: bool = True) -> str:
         """Return the agent as JSON text. ``handlers=False`` leaves the code out: pass it to ``from_json`` again."""
+        if self.sources:
+            names = ", ".join(source.name for source in self.sources)
+            raise DeclarationError(f"agent {self.name!r} cannot be saved: its tools are read from {names} when it runs")
         data = {
             "holdfast": FORMAT,
             "name": self.name,

@@ -42,6 +42,7 @@ from holdfast.runtime.steps.tasks import Slots
 from holdfast.runtime.takeover import StoreFaults, StoreWatcher
 from holdfast.stores.base import LogStore
 from holdfast.tools.protected import protect
+from holdfast.tools.toolset import ToolSource
 
 log = logging.getLogger("holdfast")
 
@@ -139,6 +140,8 @@ class Engine:
         )
         self._background: list[asyncio.Task[None]] = []
         self._close_task: asyncio.Task[None] | None = None
+        self._sources: list[ToolSource] = []
+        """The open sources of tools."""
         self._protections: list[Callable[[], None]] = []
         """Functions that end the protection of the store's files from tools."""
 
@@ -148,6 +151,8 @@ class Engine:
         """Open the store and start the background tasks."""
         await self.store.open(tuple(self.agents) if self._may_run_any else ())
         self._protections = [protect(path) for path in self.store.location.files]
+        if self._may_run_any:
+            await self._open_sources()
         self.closing, self._close_task = False, None
         if self._tune_gc:
             gc_tuning.raise_threshold()
@@ -185,6 +190,7 @@ class Engine:
         alarm = asyncio.get_running_loop().call_later(self._drain, self.skip_drain)
         await asyncio.gather(*(self._drain_conversation(conv) for conv in [*self._active.values(), *self.idle]))
         alarm.cancel()
+        await self._close_sources()
         self._active.clear()
         self.idle.clear()
         closed = StoreError("the runtime was closed; another process may continue the conversation")
@@ -194,6 +200,16 @@ class Engine:
             gc_tuning.restore_threshold()
         await self.store.close()
         self._end_protection()
+
+    async def _open_sources(self) -> None:
+        """Open the sources of the agents' tools, each once, before a turn can need them."""
+        found = {id(source): source for agent in self.agents.values() for source in agent.sources}
+        self._sources = list(found.values())
+        await asyncio.gather(*(source.open() for source in self._sources))
+
+    async def _close_sources(self) -> None:
+        sources, self._sources = self._sources, []
+        await asyncio.gather(*(source.close() for source in sources))
 
     def _end_protection(self) -> None:
         for end in self._protections:
@@ -233,6 +249,7 @@ class Engine:
             *self._outbox.tasks(),
             *self.clients.tasks(),
             *self.summaries.tasks(),
+            *(task for source in self._sources for task in source.tasks()),
             *of_conversations,
         ]
 

@@ -17,7 +17,7 @@ import msgspec
 
 from holdfast.core.decisions import Principal
 from holdfast.core.events import AnyEvent, CallReturned
-from holdfast.core.tool import Ask, recovery_of
+from holdfast.core.tool import Ask, Continue, recovery_of
 from holdfast.models.scripted import ScriptedModel
 from holdfast.runtime.agent import Agent
 from holdfast.runtime.arguments import check_count
@@ -145,7 +145,8 @@ class CountingHandler(Handler):
         return value
 
     def _count_return(self, value: Any, call: Call) -> None:
-        if not (isinstance(value, Ask) and value.continues):  # the call's effect is in the run that ends it
+        runs_again = isinstance(value, Continue) or (isinstance(value, Ask) and value.continues)
+        if not runs_again:  # the call's effect is in the run that ends it
             self._counts.leave(call.key)
 
 

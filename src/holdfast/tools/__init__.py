@@ -7,7 +7,7 @@ Modules, in the order in which a declaration passes through them:
     definition.py  the build: options and a function become a ``ToolSpec`` and its handlers
     handler.py     the handler: calls the function with validated arguments
     call.py        the ``Call`` that handlers receive
-    toolset.py     a set of tools with unique names; ``prefixed``, ``filtered``, ``gated``
+    toolset.py     a set of tools with unique names; ``prefixed``, ``filtered``, ``gated``; ``ToolSource``
 
 Tools from elsewhere, behind ``Toolset.from_functions`` and its siblings, which import them when they are called:
 
@@ -20,13 +20,14 @@ Tools from elsewhere, behind ``Toolset.from_functions`` and its siblings, which 
 from holdfast.tools.call import Call
 from holdfast.tools.declare import Declaration, Tool, as_tool, provider_tool, tool
 from holdfast.tools.handler import Handler
-from holdfast.tools.toolset import Toolset, filtered, gated, prefixed
+from holdfast.tools.toolset import Toolset, ToolSource, filtered, gated, prefixed
 
 __all__ = [
     "Call",
     "Declaration",
     "Handler",
     "Tool",
+    "ToolSource",
     "Toolset",
     "as_tool",
     "filtered",

@@ -56,11 +56,13 @@ class Call(Generic[Scope_co]):
         "_reader",
         "_references",
         "_sink",
+        "_turn_cancelled",
         "agent",
         "answers",
         "approver",
         "attempt",
         "conversation",
+        "denied",
         "dry_run",
         "id",
         "kept",
@@ -88,8 +90,10 @@ class Call(Generic[Scope_co]):
         plan: Any = None,
         answers: Iterable[Any] = (),
         state: Any = None,
+        denied: str | None = None,
         sink: Callable[[Any], object] | None = None,
         reader: Callable[[str], Awaitable[bytes | None]] | None = None,
+        turn_cancelled: Callable[[], bool] | None = None,
     ):
         self.id = id
         """Unique within the conversation."""
@@ -97,7 +101,8 @@ class Call(Generic[Scope_co]):
         self.tool = tool
         """The tool's name."""
         self.attempt = attempt
-        """1 for the first run; higher if an earlier run was interrupted, or asked with ``Ask(resume=...)``."""
+        """1 for the first run; higher if an earlier run was interrupted, or asked with ``Ask(resume=...)``, or returned
+        ``Continue``."""
         self.dry_run = dry_run
         """True in a preview: change nothing."""
         self.agent = agent
@@ -116,12 +121,16 @@ class Call(Generic[Scope_co]):
         """The answers to this call's questions that were asked with ``Ask(resume=...)``, oldest first. Empty before
         the first one: then the handler has not asked yet."""
         self.state = state
-        """What the handler passed as ``resume`` with the last of these questions. None before the first one."""
+        """What the handler passed on: as ``resume`` with the last of these questions, or with ``Continue``. None before
+        the first time."""
+        self.denied = denied
+        """The reason, if a person declined the last of these questions, which was asked with ``on_deny="continue"``;
+        its entry in ``answers`` is None. None: it was answered."""
         self.kept: dict[str, bytes] = {}
         """The bytes that ``keep`` took, by SHA-256. They are stored with the result, or with a preview's suspension."""
         self._references: dict[Artifact, None] = {}
         self._kept_bytes = 0
-        self._sink, self._reader = sink, reader
+        self._sink, self._reader, self._turn_cancelled = sink, reader, turn_cancelled
         self._cancelled = False
 
     @property
@@ -136,6 +145,14 @@ class Call(Generic[Scope_co]):
         A plain ``def`` runs in a thread, which cannot be stopped: a long one should check this and return early.
         """
         return self._cancelled
+
+    @property
+    def turn_cancelled(self) -> bool:
+        """Whether the turn was cancelled, and not only this run, because its process closes and another one continues.
+
+        A handler that waits for work elsewhere, such as a job on a server, cancels it there only if this is true.
+        """
+        return self._turn_cancelled is not None and self._turn_cancelled()
 
     def keep(self, content: bytes | str, media_type: str = "text/plain", name: str = "") -> Artifact:
         """Store bytes beside the log, in the append that records this call's result. Return the reference to them.

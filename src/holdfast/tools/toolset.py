@@ -1,7 +1,8 @@
-"""An ordered set of tools with unique names, and wrappers that derive one set from another."""
+"""An ordered set of tools with unique names, wrappers that derive one set from another, and sources of tools."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from holdfast.tools.handler import Handler
 from holdfast.tools.options import check_tool_name, refuse_illegal_pair
 
 if TYPE_CHECKING:
+    import asyncio
     from types import ModuleType
 
     from holdfast.core.decisions import Principal
@@ -31,6 +33,10 @@ class Toolset:
     def __init__(self, *given: Any):
         self._tools: dict[str, Tool] = {}
         for item in given:
+            if isinstance(item, ToolSource):
+                raise DeclarationError(
+                    f"{item.name} is read when the agent runs: it goes into Agent(tools=[...]) itself"
+                )
             for tool in item if isinstance(item, Toolset) else (as_tool(item),):
                 name = tool.spec.name
                 if name in self._tools:
@@ -141,6 +147,64 @@ class Toolset:
 
     def __repr__(self) -> str:
         return f"Toolset({', '.join(self._tools)})"
+
+
+class ToolSource(ABC):
+    """Tools of another program, such as an MCP server: ``Agent(tools=[source])``.
+
+    A runtime opens the sources of its agents before it runs anything, and closes them last. A source that cannot reach
+    its program does not raise: its tools are missing or fail, and the agent works with the rest.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[], None]] = []
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Call this function whenever ``toolset`` or ``note`` has changed."""
+        self._listeners.append(listener)
+
+    def _announce(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """A name for messages."""
+
+    @property
+    @abstractmethod
+    def toolset(self) -> Toolset:
+        """The tools as they are known now."""
+
+    @property
+    def note(self) -> str:
+        """Text that is added to the agent's instructions, such as why tools are missing; empty: nothing."""
+        return ""
+
+    @property
+    def problem(self) -> str | None:
+        """Why the tools are not known; None if they are."""
+        return None
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Connect and read the tools. Returns in bounded time, also if the program is away; raises nothing."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Disconnect. Each ``open`` has one ``close``: the last one disconnects."""
+
+    def absent_tool(self, name: str) -> Tool | None:
+        """Return what runs a call in the log whose tool is this source's and is not known now; None: not this source's.
+
+        Its handler says what is missing. It is not listed, and no approval is bound to its definition.
+        """
+        return None
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """Return the tasks that run for this source; ``Runtime.kill`` cancels them."""
+        return []
 
 
 Tools = Toolset | Iterable[Any]

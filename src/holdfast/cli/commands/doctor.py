@@ -167,6 +167,7 @@ class HealthChecks:
         checks: list[tuple[str, Callable[[], Awaitable[_Result]]]] = []
         if self._spec is not None:
             checks.append(("agent", partial(self._check_agent, self._spec)))
+            checks.append(("servers", partial(self._check_sources, self._spec)))
         if self._model is not None:
             checks.append(("model", partial(self._check_model, self._model)))
         if not checks:
@@ -189,6 +190,21 @@ class HealthChecks:
                 severe = model is agent.model or any(word != "key" for word, _ in lacks)
                 return _Result("fail" if severe else "warn", f"{summary}; {model} lacks its {missing}", _fixes(lacks))
         return _Result("ok", summary)
+
+    async def _check_sources(self, spec: str) -> _Result:
+        """Connect to the servers that the agent's tools come from, such as MCP servers."""
+        agent = load_agent(spec)
+        problems: list[str] = []
+        for source in agent.sources:
+            await source.open()
+            try:
+                if source.problem is not None:
+                    problems.append(f"{source.name}: {source.problem}")
+            finally:
+                await source.close()
+        if problems:
+            return _Result("fail", "; ".join(problems), "start the server, or correct its address or command")
+        return _Result("ok", f"{pluralize(len(agent.sources), 'server')} of tools, all reachable")
 
     async def _check_model(self, model: str) -> _Result:
         if lacks := missing_requirements(model):

@@ -30,7 +30,9 @@ RISK_STYLES = {"high": "bold red", "medium": "yellow", "low": "dim"}
 @json_option
 def tools(spec: str, as_json: bool) -> int:
     """List the tools of an agent, with their executor, approval, recovery, deadline and risk."""
-    return print_tools(load_agent(spec), as_json)
+    agent = load_agent(spec)
+    asyncio.run(read_sources(agent))
+    return print_tools(agent, as_json)
 
 
 @click.command(
@@ -54,6 +56,15 @@ def dry_run(ctx: click.Context, spec: str, tool: str, args: str, by: str | None,
         raise Invalid(f"the arguments are given with --args: --args {shlex.quote(' '.join(ctx.args))}")
     given = parse_strict_object(args, "--args")
     return asyncio.run(dry_run_tool(load_agent(spec), tool, given, by_or_login(by), as_json))
+
+
+async def read_sources(agent: Agent) -> None:
+    """Read the tools that come from servers; say on standard error which servers cannot be reached."""
+    for source in agent.sources:
+        await source.open()
+        if source.problem is not None:
+            click.echo(escape_control_characters(f"{source.name} is not reachable: {source.problem}"), err=True)
+        await source.close()
 
 
 def print_tools(agent: Agent, as_json: bool) -> int:

@@ -223,7 +223,7 @@ class TurnView:
                     self._live.start_timer(event.call_id, self._tools.get(event.call_id, event.call_id))
                 if event.attempt > 1 or event.call_id in self._asked:
                     again = f"runs again (attempt {event.attempt})" if event.attempt > 1 else "runs"
-                    verb = "continues" if event.call_id in self._continuing else again
+                    verb = "continues" if event.call_id in self._continuing or event.state is not None else again
                     self._print_dim(f"  … {self._tools.get(event.call_id, event.call_id)} {verb}")
                 self._continuing.discard(event.call_id)
             case CallSuspended():

@@ -38,6 +38,8 @@ MAX_PLAN_CHANGES = 3
 """The call fails with kind "conflict" when its plan has differed from the approved plan this many times."""
 MAX_QUESTIONS = 20
 """The call fails with kind "conflict" when its handler asks more questions than this."""
+MAX_RUNS = 1_000
+"""The call fails with kind "conflict" when its handler passes a state on (``Continue``) after this many runs."""
 _FALLBACK_PROMPTS: dict[SuspensionKind, str] = {
     "approval": "Run {}?",
     "elicitation": "{} needs an answer",
@@ -442,13 +444,32 @@ def suspend_for_answer(log: Draft, call: CallState, asked: QuestionOutcome, kept
         artifacts=log.add_kept(kept),
         continues=asked.continues,
         state=asked.state,
+        denial_continues=asked.denial_continues,
+    )
+
+
+def continue_call(log: Draft, call: CallState, state: Any, kept: tuple[Kept, ...] = ()) -> None:
+    """Start the next run of a running call, with the state that its handler passed on (``Continue``)."""
+    if call.attempt >= MAX_RUNS:
+        message = f"{call.made.tool} was run {MAX_RUNS} times without a result; it was ended"
+        log.add_result(call, error=ErrorInfo(kind="conflict", message=message), source="system", kept=kept)
+        return
+    log.add(
+        CallStarted,
+        call_id=call.made.id,
+        attempt=call.attempt + 1,
+        epoch=call.epoch,
+        state=state,
+        artifacts=log.add_kept(kept),
     )
 
 
 def _describe_continuation(call: CallState) -> dict[str, Any]:
     """Return all that the run that continues the call gets, for the approver. The digest of an approval covers it."""
     plan = {} if call.plan is None else {"plan": call.plan}
-    return {"tool": call.made.tool, "args": call.args, **plan, "answers": list(call.answers), "state": call.state}
+    denied = {} if call.denied is None else {"denied": call.denied}
+    answers = list(call.answers)
+    return {"tool": call.made.tool, "args": call.args, **plan, "answers": answers, **denied, "state": call.state}
 
 
 def suspend_for_recovery(
@@ -468,7 +489,8 @@ def suspend_for_recovery(
         "approval",
         prompt=prompt,
         preview={"tool": call.made.tool, "args": call.args, "attempt": call.attempt}
-        | ({"answers": list(call.answers), "state": call.state} if call.answers else {})
+        | ({"answers": list(call.answers)} if call.answers else {})
+        | ({"state": call.state} if call.answers or call.state is not None else {})
         | ({"plan": plan.preview} if plan is not None and not plan.failed else {}),
         artifacts=log.add_kept(plan.kept) if plan is not None else (),
         schema=None,

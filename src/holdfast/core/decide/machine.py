@@ -51,6 +51,7 @@ from holdfast.core.inputs import (
     CancelTurn,
     ClaimCall,
     ClientGone,
+    ContinueOutcome,
     DeadlinePassed,
     EndDeputy,
     EndTurn,
@@ -275,6 +276,8 @@ def _finish_call(log: Draft, call: CallState, input: CallFinished) -> None:
             log.add_result(call, value=halt.value, halt=halt.reason, verdicts=verdicts, kept=kept)
         case QuestionOutcome() as asked:
             gate.suspend_for_answer(log, call, asked, kept)
+        case ContinueOutcome(state=state):
+            gate.continue_call(log, call, state, kept)
         case _:
             assert_never(input.outcome)
 

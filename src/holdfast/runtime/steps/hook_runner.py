@@ -13,7 +13,15 @@ from msgspec.structs import replace
 
 from holdfast.core.decisions import Deny
 from holdfast.core.events import ErrorInfo, Verdict
-from holdfast.core.inputs import CallWanted, ErrorOutcome, HaltOutcome, Outcome, QuestionOutcome, ValueOutcome
+from holdfast.core.inputs import (
+    CallWanted,
+    ContinueOutcome,
+    ErrorOutcome,
+    HaltOutcome,
+    Outcome,
+    QuestionOutcome,
+    ValueOutcome,
+)
 from holdfast.core.prompt.history import Context, estimate_tokens
 from holdfast.core.results import ANSWER_LIMIT
 from holdfast.core.schema.validation import check_plain, validate_value
@@ -329,7 +337,7 @@ async def run_after_tool(hooks: Iterable[Hook], call: Call, outcome: Outcome) ->
     """Run the hooks; return the outcome to store, and their verdicts. Hooks do not see questions."""
     verdicts: list[Verdict] = []
     for hook in hooks:
-        if isinstance(outcome, QuestionOutcome):
+        if isinstance(outcome, QuestionOutcome | ContinueOutcome):
             break
         try:
             changed = await _call_after_tool(hook, call, _to_tool_outcome(outcome))

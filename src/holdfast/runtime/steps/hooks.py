@@ -382,7 +382,8 @@ class _Redactor:
 class Hooks:
     """An agent's hooks, by point."""
 
-    def __init__(self, given: Iterable[Any], tools: Collection[str], owner: str):
+    def __init__(self, given: Iterable[Any], tools: Collection[str] | None, owner: str):
+        """Check the hooks. ``tools`` are the names that they may be for; None: not all names are known yet."""
         if isinstance(given, str | Hook) or not isinstance(given, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise DeclarationError(f"{owner}: hooks must be a list of hooks, not {given!r:.80}")
         self.all = tuple(given)
@@ -395,7 +396,7 @@ class Hooks:
                 )
             if hook.name in names:
                 raise DeclarationError(f"{owner}: two hooks are called {hook.name!r}; give one of them another name=")
-            if unknown := sorted((hook.tools or frozenset()) - {*tools}):
+            if tools is not None and (unknown := sorted((hook.tools or frozenset()) - {*tools})):
                 raise DeclarationError(f"{owner}: hook {hook.name!r} is for unknown tools: {', '.join(unknown)}")
             names.add(hook.name)
             self._at[hook.point] = (*self._at.get(hook.point, ()), hook)

@@ -204,7 +204,7 @@ class ModelCall:
         return render_messages(
             history,
             rendering,
-            instructions=agent.instructions,
+            instructions=agent.prompt,
             tools=agent.weight,
             tail=agent.context.reserve if agent.hooks.at("before_model") else 0,
             capacity=capacity,
@@ -215,7 +215,7 @@ class ModelCall:
             conversation=self._conv.name,
             turn=self._effect.turn,
             step=self._effect.step,
-            instructions=self._agent.instructions,
+            instructions=self._agent.prompt,
             messages=rendered.messages,
             tools=self._agent.offers,
             output=output,

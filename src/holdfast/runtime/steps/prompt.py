@@ -297,7 +297,7 @@ class Summaries:
         with suppress(HoldfastError):  # another process was first, or the store is unreachable
             history = await conv.history(agent)
             size = await smallest_window(open_models(agent))
-            due = summary_due(history, instructions=agent.instructions, tools=agent.weight, capacity=size)
+            due = summary_due(history, instructions=agent.prompt, tools=agent.weight, capacity=size)
             if due is None:
                 return
             try:

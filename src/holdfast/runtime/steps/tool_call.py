@@ -28,6 +28,7 @@ from holdfast.core.inputs import (
     CallFinished,
     CallReconciled,
     ClaimCall,
+    ContinueOutcome,
     ErrorOutcome,
     HaltOutcome,
     Kept,
@@ -45,6 +46,7 @@ from holdfast.core.tool import (
     Allow,
     Artifact,
     Ask,
+    Continue,
     Definition,
     Halt,
     RequireApproval,
@@ -363,7 +365,7 @@ async def _run_handler(conv: RunContext, call: CallState, slot: HeldSlot, kept: 
     kept:  collects the bytes that it keeps, also if it fails
     """
     made = call.made
-    tool = _find_tool(conv, call)
+    tool = _find_tool(conv, call) or _find_absent_tool(conv, call)
     if tool is None or tool.handler is None:
         message = f"tool {made.tool!r} is no longer in the code; known tools: {', '.join(_known_tools(conv)) or 'none'}"
         return ErrorOutcome(error=ErrorInfo(kind="unknown_tool", message=message))
@@ -397,7 +399,7 @@ async def _run_handler(conv: RunContext, call: CallState, slot: HeldSlot, kept: 
 
 async def _run_reconciler(conv: RunContext, call: CallState, run: Run) -> None:
     """Ask the tool's reconcile function about a call that an earlier owner started and did not finish; report it."""
-    tool = _find_tool(conv, call)
+    tool = _find_tool(conv, call) or _find_absent_tool(conv, call)
     verdict: Any = "fail"
     kept: list[Kept] = []
     if tool is not None and tool.reconciler is not None:
@@ -442,6 +444,13 @@ def _outcome_from_reconciler(answer: Any, kept: Sequence[Kept]) -> ValueOutcome 
 def _find_tool(conv: RunContext, call: CallState) -> Tool | None:
     agent = conv.services.agents.get(conv.state.turn.agent) if conv.state.turn else None
     return agent.tools.get(call.made.tool) if agent else None
+
+
+def _find_absent_tool(conv: RunContext, call: CallState) -> Tool | None:
+    """Return what runs a call of a tool that a source of tools does not know now; None if it is no source's tool."""
+    agent = conv.services.agents.get(conv.state.turn.agent) if conv.state.turn else None
+    found = (source.absent_tool(call.made.tool) for source in agent.sources) if agent else ()
+    return next((tool for tool in found if tool is not None), None)
 
 
 def current_definition(conv: RunContext, call: CallState) -> Definition | None:
@@ -560,10 +569,18 @@ def _make_call(
         plan=None if dry_run else _plan_of(conv, call),
         answers=_copy_json(call.answers) if call.answers else (),
         state=None if call.state is None else _copy_json(call.state),
+        denied=call.denied,
         sink=sink,
         reader=lambda sha256: read_artifact(conv.services.store, conv.name, sha256),
+        turn_cancelled=lambda: _is_cancelled(conv, turn.number),
     )
     return context
+
+
+def _is_cancelled(conv: RunContext, number: int) -> bool:
+    """Return whether this turn is being cancelled, or is over."""
+    turn = conv.state.turn
+    return turn is None or turn.number != number or turn.cancelling
 
 
 def _plan_of(conv: RunContext, call: CallState) -> Any:
@@ -657,6 +674,8 @@ def _to_outcome(value: Any, schema: str | None = None, kept: Sequence[Kept] | No
         match value:
             case Ask():
                 return _to_asked(value)
+            case Continue():
+                return ContinueOutcome(state=_to_state(value.state, "Continue(...)"))
             case Halt():
                 reason = to_plain_json(value.reason, "halt reason")
                 return HaltOutcome(reason=reason, value=to_plain_json(value.value, "halt value"))
@@ -708,16 +727,20 @@ def _to_asked(ask: Ask) -> QuestionOutcome:
         choices=choices,
         expires=ask.expires,
         continues=ask.continues,
-        state=_to_state(ask.resume) if ask.continues else None,
+        state=_to_state(ask.resume, "Ask(resume=...)") if ask.continues else None,
+        denial_continues=ask.on_deny == "continue",
     )
 
 
-def _to_state(value: Any) -> Any:
-    """Return what the handler passes to its next run as plain JSON; raise Invalid if it cannot be logged."""
-    state = to_plain_json(value, "state of Ask(resume=...)")
+def _to_state(value: Any, form: str) -> Any:
+    """Return what the handler passes to its next run as plain JSON; raise Invalid if it cannot be logged.
+
+    form:  how it was passed, for the error
+    """
+    state = to_plain_json(value, f"state of {form}")
     size = len(msgspec.json.encode(state))
     if size > INLINE_LIMIT:
-        message = f"the state of Ask(resume=...) has {size} bytes; the limit is {INLINE_LIMIT}: use call.keep for more"
+        message = f"the state of {form} has {size} bytes; the limit is {INLINE_LIMIT}: use call.keep for more"
         raise invalid_result(message, "too_large")
     return state
 

@@ -68,7 +68,9 @@ export function apply(view, event) {
     case "CallResolved": {
       const call = callOf(view, event);
       call.decisions = [...call.decisions, { by: actor(event), at: event.at, kind: event.kind, ...event.decision }];
-      if (event.decision.type === "answer" && call.asked?.continues) call.continued = (call.continued ?? 0) + 1;
+      const { type, stop } = event.decision;
+      const again = type === "answer" || (type === "deny" && !stop && call.asked?.denial_continues);
+      if (again && call.asked?.continues) call.continued = (call.continued ?? 0) + 1;
       call.pending = null;
       call.phase = "ready";
       break;

@@ -1,0 +1,153 @@
+"""A server's questions as one question to a person, and the answer in the shape that the server expects.
+
+A round has one or more inputs. Forms and links go to a person, all of a round together. The list of roots is answered
+from the declaration. A request to run a model (sampling) is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from holdfast.bridges.mcp.connection import clean_text
+from holdfast.core.schema.validation import compile_schema
+from holdfast.core.tool import Ask
+from holdfast.errors import Invalid, ToolError
+
+MAX_INPUTS = 16
+MAX_MESSAGE = 4_000
+MAX_FORM = 32 * 1024
+"""Bytes of the schema of one form."""
+DONE = "done"
+"""The answer to a link: the person has opened it and is finished there."""
+
+Inputs = Mapping[str, Mapping[str, Any]]
+"""The input requests of a round, by key, as the server sent them."""
+
+
+class Round:
+    """The inputs of one round, checked."""
+
+    def __init__(self, server: str, inputs: Any, roots: Sequence[Mapping[str, str]] = ()):
+        if not isinstance(inputs, Mapping) or len(inputs) > MAX_INPUTS:  # pyright: ignore[reportUnknownArgumentType]
+            raise _bad_round(server, f"it asks for more than {MAX_INPUTS} inputs at once, or for none that can be read")
+        self._server = server
+        self._forms: dict[str, dict[str, Any]] = {}
+        self._links: dict[str, dict[str, Any]] = {}
+        self._ready: dict[str, Any] = {}
+        for key, request in inputs.items():  # pyright: ignore[reportUnknownVariableType]
+            self._read(str(key), request, roots)  # pyright: ignore[reportUnknownArgumentType]
+
+    def _read(self, key: str, request: Any, roots: Sequence[Mapping[str, str]]) -> None:
+        method = request.get("method") if isinstance(request, Mapping) else None  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
+        params: dict[str, Any] = dict(request.get("params") or {}) if isinstance(request, Mapping) else {}  # pyright: ignore[reportUnknownArgumentType,reportUnknownMemberType]
+        if method == "elicitation/create":
+            if params.get("mode", "form") == "url":
+                self._links[key] = _check_link(self._server, params)
+            else:
+                self._forms[key] = _check_form(self._server, params)
+        elif method == "roots/list" and roots:
+            self._ready[key] = {"roots": [dict(root) for root in roots]}
+        elif method == "sampling/createMessage":
+            raise ToolError(
+                "permission_denied",
+                f"{self._server} wants to use this agent's model (sampling); that is not allowed here",
+                {"server": self._server},
+            )
+        else:
+            raise _bad_round(self._server, f"it asks for {clean_text(str(method), 80)!r}, which was not offered to it")
+
+    @property
+    def needs_person(self) -> bool:
+        """Whether a person has to answer. If not, ``answer`` has all responses."""
+        return bool(self._forms or self._links)
+
+    def ask(self, resume: Any) -> Ask:
+        """Return the question to a person. A denial is passed on to the server."""
+        schema: dict[str, Any] = {}
+        if len(self._forms) + len(self._links) == 1:
+            if self._forms:
+                ((_, form),) = self._forms.items()
+                return Ask(self._describe_form(form), answer=form["schema"], resume=resume, on_deny="continue")
+            ((_, link),) = self._links.items()
+            return Ask(self._describe_link(link), choices=[DONE], resume=resume, on_deny="continue")
+        lines = [f"{self._server} asks {len(self._forms) + len(self._links)} questions:"]
+        for key, form in self._forms.items():
+            schema[key] = form["schema"]
+            lines.append(f"- {key}: {form['message']}")
+        for key, link in self._links.items():
+            schema[key] = {"type": "string", "enum": [DONE]}
+            lines.append(f"- {key}: {link['message']} Open {link['url']} and answer {DONE!r} afterwards.")
+        answer = {"type": "object", "properties": schema, "required": list(schema), "additionalProperties": False}
+        return Ask("\n".join(lines), answer=answer, resume=resume, on_deny="continue")
+
+    def _describe_form(self, form: Mapping[str, Any]) -> str:
+        return f"{self._server} asks: {form['message']}"
+
+    def _describe_link(self, link: Mapping[str, Any]) -> str:
+        words = f"{self._server} asks you to open a page: {link['message']}"
+        return f"{words}\n{link['url']}\nAnswer {DONE!r} when you are finished there."
+
+    def answer(self, value: Any, *, declined: bool = False) -> dict[str, Any]:
+        """Return the responses for the server, by key.
+
+        value:     the person's answer; None if no person was asked
+        declined:  the person declined the question: all of it
+        """
+        responses = dict(self._ready)
+        single = len(self._forms) + len(self._links) == 1
+        for key in (*self._forms, *self._links):
+            if declined:
+                responses[key] = {"action": "decline"}
+            elif key in self._links:
+                responses[key] = {"action": "accept"}
+            else:
+                content = value if single else value[key]
+                responses[key] = {"action": "accept", "content": fill_defaults(self._forms[key]["schema"], content)}
+        return responses
+
+
+def fill_defaults(schema: Mapping[str, Any], content: Any) -> Any:
+    """Return the content of a form with the schema's defaults for fields that were left out."""
+    properties = schema.get("properties")
+    if not isinstance(content, Mapping) or not isinstance(properties, Mapping):
+        return content
+    defaults = {
+        name: field["default"]
+        for name, field in properties.items()  # pyright: ignore[reportUnknownVariableType]
+        if isinstance(field, Mapping) and "default" in field and name not in content
+    }
+    return {**content, **defaults}  # pyright: ignore[reportUnknownVariableType]
+
+
+def _check_form(server: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    schema = params.get("requestedSchema")
+    if not isinstance(schema, Mapping) or len(msgspec.json.encode(schema)) > MAX_FORM:
+        raise _bad_round(server, f"the schema of its form is missing or has more than {MAX_FORM} bytes")
+    form: dict[str, Any] = dict(schema)  # pyright: ignore[reportUnknownArgumentType]
+    try:
+        compile_schema(form)
+    except Invalid as problem:
+        raise _bad_round(server, f"the schema of its form cannot be used: {clean_text(problem.message, 300)}") from None
+    return {"message": _message(params), "schema": form}
+
+
+def _check_link(server: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    url = str(params.get("url", ""))
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or len(url) > 2_000 or not url.isprintable():
+        raise _bad_round(server, f"it wants a person to open {clean_text(url, 200)!r}, which is no web address")
+    return {"message": _message(params), "url": url}
+
+
+def _message(params: Mapping[str, Any]) -> str:
+    return clean_text(str(params.get("message") or ""), MAX_MESSAGE) or "(no message)"
+
+
+def _bad_round(server: str, why: str) -> ToolError:
+    return ToolError(
+        "invalid_response", f"{server} asked something that cannot be passed on: {why}", {"server": server}
+    )
