@@ -83,8 +83,11 @@ async def test_with_full_the_votes_of_the_pending_call_have_no_claims_of_a_sign_
 
     channel, secret = Recorder(kinds=("voted",)), {"token": "sign-in secret"}
     agent = Agent("a", model=ScriptedModel([[ToolCall("pay")], "done"]), tools=[pay])
-    rules = {"may_resolve": lambda by, pending, decision: by.id != "dan"}
-    async with Runtime(agent, channels=[channel], **rules) as rt, HTTPReceiver() as receiver:
+
+    def may_resolve(by, pending, decision):
+        return by.id != "dan"
+
+    async with Runtime(agent, channels=[channel], may_resolve=may_resolve) as rt, HTTPReceiver() as receiver:
         pending = (await rt.run("hi", conversation="c")).pending[0]
         await rt.delegate("dan", "1h", by=Principal("ada", claims=secret))
         await rt.resolve(pending, Approve(), by=Principal("dan", claims=secret))

@@ -36,9 +36,9 @@ class Grants extends Element {
     return html`<button type="button" class="quiet" @click=${() => (this.open = true)}>${grants.length} remembered</button>
       ${this.open ? html`<dialog class="grants" tabindex="-1" aria-label="Remembered approvals" @close=${close}><h2>Remembered approvals</h2>
         <p class="about">${grants.length ? "These calls run without asking: in this conversation, or further where it says so." : "No approval is remembered. The next call asks again."}</p>
-        <ul class="rows">${grants.map(({ id, tool, by, at, until, ...grant }) => html`<li class="bar">
+        <ul class="rows">${grants.map(({ id, tool, by, on_behalf_of: other, at, until, ...grant }) => html`<li class="bar">
           <span class="grow"><code>${shown(tool)}</code> with ${shown(coverage(grant))}${reach(grant) ? html` <b class="reach">${shown(reach(grant))}</b>` : nothing}
-            <small class="about">allowed by <b>${shown(by.id)}</b> on ${when(at)}${until ? `, until ${when(until)}` : ""}</small></span>
+            <small class="about">allowed by <b>${shown(by.id)}</b>${other ? html` for <b>${shown(other.id)}</b>` : nothing} on ${when(at)}${until ? `, until ${when(until)}` : ""}</small></span>
           <button type="button" class="danger outline" @click=${() => this.#revoke(id)}>Revoke</button></li>`)}</ul>
         ${this.problem ? html`<p class="notice bad" role="alert">${shown(this.problem.message)}</p>` : nothing}
         <div class="actions"><button type="button" @click=${(event) => event.target.closest("dialog").close()}>Close</button></div></dialog>` : nothing}`;
