@@ -138,7 +138,7 @@ async def test_a_process_without_the_channel_writes_the_rows_and_one_that_has_it
 
 
 async def test_a_failed_attempt_is_repeated_on_the_schedule_under_the_same_id_and_then_given_up():
-    """Immediately, 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 10 h; then the row is kept as failed [B116]."""
+    """Immediately, 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h, 24 h; then the row is kept as failed [B116]."""
     clock, store, channel = ManualClock(), MemoryStore(), Recorder(kinds=("suspended",))
     channel.fails = [TryLater(f"down {n}") for n in range(20)]
     async with Runtime(refund_agent(), store=store, channels=[channel], clock=clock, expires="30d") as rt:
@@ -153,13 +153,13 @@ async def test_a_failed_attempt_is_repeated_on_the_schedule_under_the_same_id_an
             assert len(channel.tried) == tries, "it was tried too early"
             clock.now = row.due
         row = await until(lambda: failed(store))
-        assert row.attempts == len(channel.tried) == 8
+        assert row.attempts == len(channel.tried) == 10
         assert {notice.id for notice in channel.tried} == {row.id}
         channel.fails = []
         await store.retry_notices([row.id], clock())
         await until(lambda: channel.sent)
         await until(lambda: empty(store))
-    assert outbox.RETRY_SECONDS == (5, 300, 1800, 7200, 18000, 36000, 36000)
+    assert outbox.RETRY_SECONDS == (5, 300, 1800, 7200, 18000, 36000, 50400, 72000, 86400)
 
 
 async def waiting(store, attempts):

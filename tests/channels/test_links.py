@@ -124,6 +124,49 @@ async def test_may_resolve_still_runs_for_the_audience_and_its_refusal_is_logged
         assert done.status_code == 200
 
 
+def audited_agent(**options):
+    @tool(approval="required", **options)
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    return Agent("desk", model=ScriptedModel([[ToolCall("pay")], "done"]), tools=[pay])
+
+
+async def test_the_requester_reads_why_there_are_no_buttons_and_is_refused_with_403():
+    """The attempt is logged [B112]."""
+    async with served(audited_agent(not_requester=True)) as (rt, pending, http, made):
+        url = path(made.make(pending, "cyd", rt.now()))
+        page = (await http.get(url, headers=HTML)).text
+        assert "You may not decide: cyd requested this call of pay" in page
+        assert "<form" not in page
+        refused = await http.post(url, data={"decision": "approve"}, headers=HTML)
+        assert refused.status_code == 403
+        assert "cyd requested this call of pay" in refused.text
+        (event,) = await decisions(rt)
+        assert (type(event), event.by.id) == (ResolutionRefused, "cyd")
+
+
+async def test_the_card_shows_who_has_approved_and_each_person_approves_once_through_whichever_door():
+    """A vote on the page and one with a link are one vote [B110]."""
+    async with served(audited_agent(approvers=2)) as (rt, pending, http, made):
+        ann, bob = (path(made.make(pending, name, rt.now())) for name in ("ann", "bob"))
+        await rt.delegate("bob", "1h", by="dan")
+        assert "nobody has approved it yet" in (await http.get(ann, headers=HTML)).text
+        await rt.resolve(pending, Approve(), by="ann")
+        page = (await http.get(ann, headers=HTML)).text
+        assert "It needs the approval of 2 people; 1 more is missing." in page
+        assert "Approved by ann." in page
+        assert "You have approved it." in page
+        assert 'value="approve"' not in page
+        again = await http.post(ann, data={"decision": "approve"})
+        assert again.json()["missing"] == 1
+        assert len((await rt.pending("c"))[0].votes) == 1
+        assert 'value="approve"' in (await http.get(bob, headers=HTML)).text
+        await http.post(bob, data={"decision": "approve"})
+        assert (await rt.wait("c")).text == "done"
+
+
 async def test_a_link_is_for_one_suspension_and_not_for_a_later_one_of_the_same_call():
     plans = iter(["first plan", "first plan", "second plan", "second plan", "second plan"])
 

@@ -13,7 +13,7 @@ from aiosmtpd.smtp import SMTP, AuthResult
 from support.async_tests import until
 from support.notices import Recorder, question_agent, refund_agent
 
-from holdfast import Answer, Approve, Runtime
+from holdfast import Answer, Approve, Extend, Runtime
 from holdfast.channels import Links, Mail, Route, TryLater, Undeliverable
 from holdfast.channels import mail as mail_module
 from holdfast.errors import DeclarationError
@@ -204,6 +204,32 @@ async def test_a_recipient_that_the_server_refuses_for_good_is_not_tried_again()
         with pytest.raises(Undeliverable, match="550"):
             await channel.send(await a_notice())
         assert box.raw == []
+
+
+async def test_an_extended_deadline_is_mailed_with_a_link_that_holds_until_it():
+    """The links of earlier mails end at the earlier deadline [B113, B119]."""
+    made = Links("k" * 32, "http://127.0.0.1:1")
+    async with Mailbox() as box:
+        channel = Mail("127.0.0.1", box.port, sender=SENDER, to=TO, links=made, starttls=False)
+        async with Runtime(refund_agent(), channels=[channel]) as rt:
+            pending = (await rt.run("hi", conversation="c")).pending[0]
+            await until(lambda: len(box.raw) == len(TO))
+            until_then = rt.now() + 20 * 86400
+            await rt.resolve(pending, Extend(until_then), by="ada")
+            await until(lambda: len(box.raw) == 2 * len(TO))
+            mail = box.mails[-1]
+            assert mail["subject"].startswith("ada extended the deadline of refund")
+            assert made.read(link_in(mail).rpartition("/l/")[2]).expires == until_then
+
+
+@pytest.mark.parametrize("order", [("nobody", "ann"), ("ann", "nobody")])
+async def test_a_recipient_that_the_server_refuses_does_not_keep_the_others_from_getting_their_mail(order):
+    to = {name: f"{name}@example.org" for name in order}
+    async with Mailbox() as box:
+        channel = Mail("127.0.0.1", box.port, sender=SENDER, to=to, starttls=False)
+        with pytest.raises(Undeliverable, match=r"nobody@example.org \(550\)"):
+            await channel.send(await a_notice())
+        assert len(box.raw) == 1
 
 
 async def a_notice():

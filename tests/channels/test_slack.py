@@ -276,6 +276,61 @@ async def test_a_user_that_is_not_known_decides_nothing():
         assert await d.decisions() == []
 
 
+def audited_agent(**options):
+    @tool(approval="required", **options)
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    return Agent("desk", model=ScriptedModel([[ToolCall("pay")], "done"]), tools=[pay])
+
+
+@pytest.mark.parametrize("options", [{"not_requester": True}, {"approvers": 2}], ids=["not_requester", "approvers"])
+@pytest.mark.parametrize("button", ["approve", "link"])
+async def test_users_without_an_id_of_their_own_decide_nothing_that_depends_on_the_person(options, button):
+    """Otherwise "slack:U1" could approve what the same person requested, or approved, on the page [B110, B112]."""
+    async with desk(audited_agent(**options), links=Links("k" * 32, "http://localhost")) as d:
+        await d.rt.run("hi", conversation="c", by="ann")
+        await d.press(buttons(await d.message())[button])
+        (told,) = await until(lambda: d.api.of("chat.postEphemeral"))
+        assert "Slack(principal=...)" in told["text"]
+        assert "/l/" not in told["text"]
+        assert [event for event in await d.rt.history("c") if event.by.id == "slack:U1"] == []
+        (entry,) = await d.rt.pending("c")
+        assert entry.votes == ()
+
+
+async def test_the_requester_is_refused_in_slack_and_the_attempt_is_logged():
+    """The same rule holds as on the page [B112]."""
+    people = {"U1": "ann", "U2": "bob"}
+    async with desk(audited_agent(not_requester=True), principal=people.get) as d:
+        await d.rt.run("hi", conversation="c", by="ann")
+        button = buttons(await d.message())["approve"]
+        await d.press(button)
+        (told,) = await until(lambda: d.api.of("chat.postEphemeral"))
+        assert "ann requested this call of pay" in told["text"]
+        (refused,) = await d.decisions()
+        assert (type(refused), refused.by.id) == (ResolutionRefused, "ann")
+        await d.press(button, "U2")
+        assert (await d.rt.wait("c")).text == "done"
+
+
+async def test_the_message_shows_who_has_approved_and_who_is_missing():
+    """Each vote changes the message [B110]."""
+    people = {"U1": "ann", "U2": "bob"}
+    async with desk(audited_agent(approvers=2, not_requester=True), principal=people.get) as d:
+        await d.rt.run("hi", conversation="c", by="cyd")
+        message = await d.message()
+        assert "It needs the approval of 2 people; nobody has approved it yet." in shown(message)
+        assert "cyd, who asked for it, may not decide." in shown(message)
+        await d.press(buttons(message)["approve"])
+        after = await updates(d)
+        assert "1 more is missing." in shown(after)
+        assert "Approved by ann." in shown(after)
+        await d.press(buttons(after)["approve"], "U2")
+        assert (await d.rt.wait("c")).text == "done"
+
+
 async def test_a_personal_link_leads_to_the_whole_card():
     made = Links("k" * 32, "http://localhost")
     async with desk(refund_agent(), links=made) as d:

@@ -11,7 +11,7 @@ from support.async_tests import until
 from support.notices import Recorder, refund_agent
 from support.receivers import OTHER_SECRET, SECRET, HTTPReceiver
 
-from holdfast import Approve, Principal, Runtime
+from holdfast import Agent, Approve, Principal, Runtime, ScriptedModel, ToolCall, tool
 from holdfast.channels import ReceiverGone, Route, TryLater, Undeliverable, Webhook
 from holdfast.channels.webhook import is_public
 from holdfast.errors import DeclarationError
@@ -72,6 +72,26 @@ async def test_with_full_the_body_has_the_pending_call_without_the_claims_of_a_s
     pending = receiver.requests[0].json["data"]["pending"]
     assert pending["args"] == {"order": 7, "amount": 5.0}
     assert pending["digest"] == notice.pending.digest
+    assert b"sign-in secret" not in receiver.requests[0].body
+
+
+async def test_with_full_the_votes_of_the_pending_call_have_no_claims_of_a_sign_in():
+    @tool(approval="required", approvers=3)
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    channel, secret = Recorder(kinds=("voted",)), {"token": "sign-in secret"}
+    agent = Agent("a", model=ScriptedModel([[ToolCall("pay")], "done"]), tools=[pay])
+    rules = {"may_resolve": lambda by, pending, decision: by.id != "dan"}
+    async with Runtime(agent, channels=[channel], **rules) as rt, HTTPReceiver() as receiver:
+        pending = (await rt.run("hi", conversation="c")).pending[0]
+        await rt.delegate("dan", "1h", by=Principal("ada", claims=secret))
+        await rt.resolve(pending, Approve(), by=Principal("dan", claims=secret))
+        (notice,) = await until(lambda: channel.sent)
+        await hook(receiver, full=True).send(notice)
+    (vote,) = receiver.requests[0].json["data"]["pending"]["votes"]
+    assert (vote["by"]["id"], vote["on_behalf_of"]["id"]) == ("dan", "ada")
     assert b"sign-in secret" not in receiver.requests[0].body
 
 
@@ -198,6 +218,9 @@ async def test_a_name_that_changes_its_address_is_checked_at_every_attempt(monke
         "::1",
         "fc00::1",
         "fe80::1",
+        "fec0::1",
+        "::7f00:1",
+        "::a00:1",
         "::ffff:127.0.0.1",
         "64:ff9b::7f00:1",
         "2002:7f00:1::",

@@ -464,7 +464,12 @@ class Leave:
 
 
 def gates(events: list[Any], truths: Mapping[str, Truth]) -> dict[str, Leave]:
-    """A gated call starts only with an approval of its digest, or a grant that covers it."""
+    """A gated call starts only with an approval of its digest, or a grant that covers it.
+
+    If the requester may not decide, the grant is not the requester's own.
+    """
+    senders = {event.seq: event.by.id for event in events if isinstance(event, MessageReceived)}
+    requester = ""
     made = {call.id: call for said in events if isinstance(said, AssistantSaid) for call in said.calls}
     asked: dict[str, CallSuspended] = {}
     leave: dict[str, Leave] = {}
@@ -476,6 +481,8 @@ def gates(events: list[Any], truths: Mapping[str, Truth]) -> dict[str, Leave]:
     """Calls that may not continue before they are approved again."""
     for event in events:
         match event:
+            case TurnStarted():
+                requester = senders[event.message]
             case GrantGiven():
                 grants[event.grant] = event
             case GrantRevoked():
@@ -511,6 +518,9 @@ def gates(events: list[Any], truths: Mapping[str, Truth]) -> dict[str, Leave]:
                 grant = grants.get(getattr(event, "grant", None) or call.grant or "")
                 covers = grant is not None and _covers(grant, call, event.at)
                 assert covers, f"{event.seq}: {call.tool} ({call.id}) without an approval or a grant"
+                givers = {giver.id for giver in (grant.by, grant.on_behalf_of) if giver is not None}
+                own = truth.not_requester and requester in givers
+                assert not own, f"{event.seq}: {requester} requested it, and it runs under {requester}'s own grant"
                 leave.setdefault(event.call_id, Leave(call.args, granted=True))
                 renewed.discard(event.call_id)
                 approved[event.call_id] = grant.fingerprint

@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast import Agent, Halt, ScriptedModel, ToolCall, tool
+from holdfast import Agent, Ask, Call, Halt, ScriptedModel, ToolCall, tool
 
 EVIL = "\x1b[31mred\x07\u202etxt.exe\u200b\x9b2J [bold]not bold[/bold] :smile:"
 
@@ -116,6 +116,28 @@ def announce() -> str:
     return "announced"
 
 
+@tool(
+    approval="required",
+    approvers=2,
+    approver_roles=("finance",),
+    not_requester=True,
+    escalate_to=("boss",),
+    escalate_after="1h",
+)
+def transfer(amount: int) -> str:
+    """Transfer money."""
+    ledger(f"transfer {amount}")
+    return "transferred"
+
+
+@tool(recovery="fail")
+def two_questions(call: Call) -> str | Ask:
+    """Ask two questions, the second one about a number."""
+    if not call.answers:
+        return Ask("First?", resume=None)
+    return Ask("Second?", answer=int)
+
+
 @tool(approval="required", prompt="Blow it up?", risk="high")
 def blow_up() -> str:
     """Blow it up."""
@@ -136,6 +158,8 @@ explaining = agent("explaining", [REFUND], "It came late.", "It was broken.", "R
 wiping = agent("wiping", [ToolCall("wipe", {"disk": "sda"}), ToolCall("wipe", {"disk": "sdb"})], last, tools=[wipe])
 twice = agent("twice", [REFUND, REFUND], last, tools=[refund])
 printing = agent("printing", [ToolCall("announce")], last, tools=[announce])
+audited = agent("audited", [ToolCall("transfer", {"amount": 9})], last, tools=[transfer])
+asking_twice = agent("asking_twice", [ToolCall("two_questions")], last, tools=[two_questions])
 risky = agent("risky", [ToolCall("blow_up")], last, tools=[blow_up])
 seat = agent("seat", [ToolCall("choose_seat")], last, tools=[choose_seat])
 number = agent("number", [ToolCall("how_many")], last, tools=[how_many])

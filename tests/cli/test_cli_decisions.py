@@ -316,3 +316,50 @@ async def _approve_all(desk):
     async with Runtime(store=f"sqlite:///{desk.path}/holdfast.db") as rt:
         for entry in await rt.pending():
             await rt.resolve(entry.conversation, entry.call, Approve())
+
+
+def test_each_approver_is_counted_once_and_the_card_shows_who_has_approved_and_who_is_missing(desk):
+    """The requester and people without the role are refused [B110, B112]."""
+    [entry] = desk.run_until_rest("c", agents.audited)
+    card = desk("pending").out
+    assert "It needs the approval of 2 people; nobody has approved it yet." in card
+    assert "Only people with the role finance may decide." in card
+    assert "customer, who asked for it, may not decide." in card
+    assert "boss may decide as well." in card
+    finance = ("--role", "finance")
+    assert_refused(desk("approve", entry.call, "--by", "customer", *finance), 5, "customer requested this call")
+    assert_refused(desk("approve", entry.call, "--by", "dan"), 5, "none of the roles")
+    for _ in range(2):
+        assert "1 more person must approve it before it runs" in desk("approve", entry.id, "--by", "ada", *finance).out
+    card = desk("pending").out
+    assert "1 more is missing." in card
+    assert "Approved by ada." in card
+    assert desk("deputies", "name", "dan", "--for", "1h", "--by", "cleo", *finance).code == 0
+    assert desk("approve", entry.call, "--by", "dan").code == 0
+    assert [e["by"]["id"] for e in desk.log("c") if e["type"] == "VoteCast"] == ["ada", "dan"]
+    assert "approved by dan for cleo" in desk("log", "c").out
+    assert [e["by"]["id"] for e in desk.log("c") if e["type"] == "ResolutionRefused"] == ["customer", "dan"]
+
+
+def test_a_decision_about_an_earlier_suspension_is_stale_and_says_what_changed(desk):
+    """Also if the call now waits for another kind of decision, and with every command [B107]."""
+    [first] = desk.run_until_rest("c", agents.asking_twice)
+    assert desk("answer", first.id, "one", "--resume", f"{DESK}:asking_twice").code == 75
+    [second] = desk("pending", "--json").objects
+    assert second["seq"] > first.seq
+    before = desk.log("c")
+    for words in (("answer", first.id, "7"), ("deny", first.id), ("extend", first.id, "9d"), ("approve", first.id)):
+        assert_refused(desk(*words), 3, "[stale]", f"{first.call}:{second['seq']}", "changed: prompt")
+    assert desk.log("c") == before
+    assert desk("answer", f"{first.call}:{second['seq']}", "7").code == 0
+
+
+def test_extend_moves_the_deadline_within_the_tools_limit(desk):
+    """A deadline after the limit is refused, and the call keeps the one that it has [B113]."""
+    [entry] = desk.run_until_rest("c", agents.gated)
+    assert_refused(desk("extend", entry.call, "31d"), 2, "later than its tool allows")
+    assert desk("extend", entry.call, "29d", "--by", "ada").code == 0
+    assert_refused(desk("extend", entry.call, "28d"), 2, "can only be postponed")
+    [extended] = [e for e in desk.log("c") if e["type"] == "DeadlineExtended"]
+    [now] = desk("pending", "--json").objects
+    assert (extended["by"]["id"], now["deadline"]) == ("ada", extended["until"])

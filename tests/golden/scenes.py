@@ -926,6 +926,21 @@ def represented(s: Scene) -> None:
     s.tell(EndTurn())
 
 
+def represented_grant(s: Scene) -> None:
+    """A deputy has an approval remembered for a principal; it covers no request of that principal."""
+    s.specs = {**SPECS, "pay": replace(SPECS["pay"], not_requester=True)}
+    s.turn("pay")
+    call = s.call("pay")
+    s.tell(Resolve(decisions={call: Approve(remember="tool")}, by=BOSS, on_behalf_of={call: ADA}))
+    s.run("pay")
+    s.reply("pay")
+    s.run("pay")
+    s.end()
+    s.say("mine", ADA)
+    s.begin()
+    s.reply("pay")
+
+
 def asides(s: Scene) -> None:
     """Asides while calls wait: answered, rejected and repaired, failed, with a decision meanwhile, and cancelled."""
     s.turn("look", "pay", "choose")
@@ -997,5 +1012,6 @@ SCENES: dict[str, Callable[[Scene], None]] = {
     "shared": shared,
     "deputies": deputies,
     "represented": represented,
+    "represented-grant": represented_grant,
     "asides": asides,
 }

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 from support.notices import question_agent, refund_agent
 
-from holdfast import Runtime
+from holdfast import Agent, Approve, Runtime, ScriptedModel, ToolCall, tool
 from holdfast.channels import Links
 from holdfast.events import CallResolved
 from holdfast.server import app
@@ -95,6 +95,34 @@ def test_a_call_is_read_and_approved_on_a_phone_without_an_account_and_without_s
             assert link.rpartition("/")[2] not in (request.all_headers().get("referer") or "")
         assert [event.by.id for event in desk.decisions()] == ["ann"]
         context.close()
+
+
+def test_the_card_of_a_call_with_several_approvers_shows_the_votes_on_a_phone(chromium: Browser) -> None:
+    """The approver, a person who has approved and the requester each see their own state [B110, B112, B119]."""
+
+    @tool(approval="required", approvers=3, not_requester=True, escalate_to=("boss",), escalate_after="1h")
+    def transfer() -> str:
+        """Transfer money."""
+        return "transferred"
+
+    agent = Agent("bank", model=ScriptedModel([[ToolCall("transfer")], "done"]), tools=[transfer])
+    with LinkDesk(agent) as desk:
+        pending = desk.call(desk.runtime.run("hi", conversation="c", by="carl")).pending[0]
+        desk.call(desk.runtime.resolve(pending, Approve(), by="ann"))
+        page = chromium.new_page(viewport=PHONE)
+        states = {
+            "ann": "You have approved it.",
+            "bob": "You decide as bob.",
+            "carl": "You may not decide: carl requested",
+        }
+        for who, words in states.items():
+            page.goto(desk.links.make(pending, who, desk.runtime.now()))
+            expect(page.get_by_text("It needs the approval of 3 people; 2 more are missing.")).to_be_visible()
+            expect(page.get_by_text(words)).to_be_visible()
+            assert page.get_by_role("button", name="Approve", exact=True).count() == (who == "bob")
+            assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+            check_axe(page)
+        page.close()
 
 
 def check_axe(page: Any) -> None:

@@ -249,8 +249,8 @@ IMPORTS = list(_imports())
 def _deputies():
     """Yield scenarios in which each law of deputies matters."""
 
-    def decide_as(person, which=0, process=0):
-        return ("decide_as", process, which, 0, person, None)
+    def decide_as(person, which=0, process=0, decision=0):
+        return ("decide_as", process, which, decision, person, None)
 
     def name(person, deputy, seconds=5000.0):
         return ("name", 0, person, deputy, seconds, None)
@@ -281,6 +281,9 @@ def _deputies():
         yield {**two, "steps": [go, name("ada", "bob"), name("cleo", "bob"), bob, bob, decide_as("cleo")]}
         yield {**two, "steps": [go, name("ada", "bob"), name("ada", "cleo"), bob, decide_as("cleo")]}
         yield {**two, "steps": [go, name("ada", "bob"), name("cleo", "ada"), decide_as("ada"), bob]}
+        for remember in (2, 3):  # the person who had it remembered, or whose deputy had, is the next requester
+            yield {**one, "steps": [go, decide_as("ada", decision=remember), mine]}
+            yield {**one, "steps": [go, name("ada", "bob"), decide_as("bob", decision=remember), mine]}
 
 
 DEPUTISED = list(_deputies())

@@ -7,7 +7,7 @@ from support.async_tests import until
 from support.runtimes import agent, of
 
 from holdfast import Approve, Call, Deny, Invalid, NotAllowed, Principal, Runtime, ScriptedModel, Stale, ToolCall, tool
-from holdfast.core.events import CallReturned, CallStarted, CallSuspended, ResolutionRefused, VoteCast
+from holdfast.core.events import CallReturned, CallStarted, CallSuspended, GrantGiven, ResolutionRefused, VoteCast
 from holdfast.errors import DeclarationError
 from holdfast.stores.memory import MemoryStore
 
@@ -232,6 +232,31 @@ async def test_a_grant_of_one_person_covers_no_call_once_two_approvers_are_decla
     async with Runtime(strict, store=store.sibling()) as rt:
         (entry,) = (await rt.run("more", conversation="c", by="mallory")).pending
         assert (entry.approvers, entry.not_requester, ran) == (2, True, [5])
+
+
+@pytest.mark.parametrize("scope", ["conversation", "everyone"])
+@pytest.mark.parametrize("approver", [ADA, Principal("dan")], ids=["own", "deputy"])
+async def test_a_remembered_approval_covers_no_request_of_the_person_who_gave_it(scope, approver):
+    """Nobody approves their own request beforehand either, nor has a deputy do it [B112]."""
+    ran = []
+    script = [[ToolCall("pay", {"amount": 5})], "done"] * 3
+    payer = agent(ScriptedModel(script), payment_tool(ran, not_requester=True, approver_roles=("finance",)))
+    async with Runtime(payer) as rt:
+        entry = await pending_call(rt)
+        await rt.delegate(to="dan", until="1h", by=ADA)
+        await rt.resolve(entry, Approve(remember="tool", scope=scope), by=approver)
+        await wait_until_idle(rt)
+        (given,) = of(await rt.history("c"), GrantGiven)
+        assert (given.by, given.on_behalf_of) == (approver, None if approver is ADA else ADA)
+        (grant,) = await rt.grants("c")
+        assert not (await rt.run("more", conversation="c", by="carl")).waiting
+        where = "c" if scope == "conversation" else "elsewhere"
+        (own,) = (await rt.run("mine", conversation=where, by="ada")).pending
+        shown = grant.id if scope == "conversation" else f"c/{grant.id}"
+        assert own.reason == (
+            f"the remembered approval (grant {shown}) is the requester's own, so another person has to decide"
+        )
+        assert ran == [5, 5]
 
 
 async def test_a_call_that_is_asked_again_for_a_changed_definition_has_the_new_approvers():

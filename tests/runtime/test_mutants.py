@@ -702,6 +702,23 @@ def requester_is_represented():
     return judging(lenient)
 
 
+@deputy_mutant("own grant")
+def grant_covers_its_giver():
+    """A requester's call runs under a grant that the requester gave."""
+    find_grant = gate.find_grant
+
+    def lenient(state, wanted, now, shared=()):
+        return find_grant(state, replace(wanted, not_requester=False), now, shared)
+
+    return [(gate, "find_grant", lenient)]
+
+
+@deputy_mutant("own grant")
+def grant_covers_the_principal_of_its_giver():
+    """A requester's call runs under a grant that the requester's deputy gave."""
+    return [(state.Grant, "givers", property(lambda self: {self.by.id}))]
+
+
 @deputy_mutant("has none of the roles")
 def deputy_needs_no_roles():
     """A deputy may decide whatever the one represented may decide."""

@@ -203,6 +203,64 @@ async def test_an_approval_with_a_missing_or_wrong_digest_is_refused():
         assert len(await s.pending()) == 1
 
 
+async def test_the_requester_is_refused_with_403_alone_and_in_a_batch_and_the_attempts_are_logged():
+    """The same rule as through every other door [B112]."""
+
+    @tool(approval="required", not_requester=True)
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    agent = Agent("desk", model=ScriptedModel([[ToolCall("pay")], "done"]), tools=[pay])
+    async with site(agent, auth=principal_from_header) as s:
+        s.http.headers["x-who"] = "ada"
+        await s.begin()
+        [entry] = await s.pending()
+        path, named = f"{C}/calls/{entry['call']}", {"conversation": "c", "call": entry["call"]}
+        for decision in (
+            {"type": "approve", "digest": entry["digest"]},
+            {"type": "deny"},
+            {"type": "extend", "until": "9d"},
+        ):
+            problem = await s.post(f"{path}/resolve", {"decision": decision}, 403)
+            assert "ada requested this call of pay" in problem["detail"]
+        batch = await s.post("/api/pending/resolve", {"decisions": [{**named, **approval(entry)}]})
+        assert batch["results"][0]["problem"]["status"] == 403
+        await s.post(f"{path}/preview", {"args": {}}, 403)
+        log = (await s.get(f"{C}/log"))["events"]
+        assert [e["by"]["id"] for e in log if e["type"] == "ResolutionRefused"] == ["ada"] * 4
+        await s.post(f"{path}/resolve", approval(entry), headers={"x-who": "bo"})
+        await s.idle()
+
+
+async def test_a_decision_about_an_earlier_suspension_gets_409_and_says_what_changed():
+    """Alone and in a batch [B107]."""
+
+    @tool
+    def ask(call: Call) -> str | Ask:
+        """Ask twice."""
+        return "asked" if len(call.answers) == 2 else Ask(f"Question {len(call.answers)}", resume=None)
+
+    agent = Agent("desk", model=ScriptedModel([[ToolCall("ask")], "done"]), tools=[ask])
+    async with site(agent) as s:
+        await s.begin()
+        [first] = await s.pending()
+        name = f"{first['call']}:{first['seq']}"
+        await s.post(f"{C}/calls/{name}/resolve", {"decision": {"type": "answer", "value": "one"}})
+        await until(lambda: asked_again(s, first))
+        late = {"decision": {"type": "answer", "value": "two"}}
+        problem = await s.post(f"{C}/calls/{name}/resolve", late, 409)
+        assert (problem["details"]["reason"], problem["details"]["changed"]) == ("superseded", ["prompt"])
+        batch = await s.post("/api/pending/resolve", {"decisions": [{"conversation": "c", "call": name, **late}]})
+        assert batch["results"][0]["problem"]["details"]["reason"] == "superseded"
+        await s.post(f"{C}/calls/{first['call']}/resolve", late)
+        await s.idle()
+
+
+async def asked_again(s, first):
+    return [entry for entry in (await s.get("/api/pending"))["pending"] if entry["seq"] != first["seq"]]
+
+
 async def test_edited_arguments_are_previewed_and_approved_by_the_previews_digest():
     """An approver previews edited arguments, and the edited arguments run [B36, B71]."""
     async with site(refund_agent()) as s:

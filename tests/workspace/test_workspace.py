@@ -187,6 +187,34 @@ async def test_a_link_in_the_workspace_to_the_rule_file_is_protected(root, tmp_p
     assert "rules.json" in ws.root.protected_paths()
 
 
+async def test_the_programs_that_the_server_runs_are_protected(root, monkeypatch):
+    """A command that changes the supervisor or ripgrep would leave the sandbox with the next call [B92, B102]."""
+    for path in ("venv/bin/python", "venv/lib/holdfast/supervisor.py", "sub/venv/python"):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text("original")
+    monkeypatch.setattr("sys.prefix", str(root / "venv"))
+    ws = Workspace(root, mode="auto", sandbox="auto")
+    assert ws.root.is_protected("VENV/lib/holdfast/supervisor.py")
+    assert not ws.root.is_protected("sub/venv/python"), "only the one that runs"
+    write = ToolCall("write", {"path": "venv/bin/python", "content": "x"})
+    change = "echo x > venv/bin/python; rm -r venv/lib; mv venv v; echo x > sub/venv/python"
+    calls = [write] + [ToolCall("bash", {"command": change})] * (ws.sandbox.level == "A")
+    async with Runtime(make_agent(ws, *calls)) as rt:
+        result = await rt.run("go")
+        first, *_ = [e for e in await rt.history(result.conversation) if type(e).__name__ == "CallReturned"]
+    assert first.error.kind == "protected_path"
+    assert (root / "venv/bin/python").read_text() == "original"
+    assert (root / "venv/lib/holdfast/supervisor.py").exists()
+    assert (root / "sub/venv/python").read_text() == ("x\n" if ws.sandbox.level == "A" else "original")
+
+
+def test_the_server_s_own_environment_cannot_be_the_workspace(root, monkeypatch):
+    """Everything in it would have to be protected [B92]."""
+    monkeypatch.setattr("sys.prefix", str(root))
+    with pytest.raises(DeclarationError, match="own programs run from"):
+        Workspace(root)
+
+
 async def test_the_workspace_of_a_sub_agent_may_only_narrow(root):
     """The stricter mode holds, an allow rule of the child changes nothing, a deny rule holds [B98, B99]."""
     allow = {"tool": "write", "path": "a.txt", "effect": "allow"}

@@ -8,10 +8,10 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from holdfast.core.decisions import Answer, Decision, Failed, Pending, Principal, Submit
+from holdfast.core.decisions import Answer, Decision, Failed, Pending, Principal, Submit, describe_deciders
 from holdfast.core.notice import Notice
 from holdfast.core.text.hidden_characters import is_hidden
-from holdfast.core.text.html_card import format_time
+from holdfast.core.text.html_card import format_start, format_time
 from holdfast.core.text.redaction import redact_secrets
 from holdfast.errors import DeclarationError, Invalid
 
@@ -27,9 +27,20 @@ def check_name(name: str) -> str:
     return name
 
 
+def public_principal(principal: Principal) -> Principal:
+    """Return a principal without the claims of its sign-in."""
+    return Principal(principal.id, principal.roles) if principal.claims else principal
+
+
 def public_pending(pending: Pending) -> Pending:
-    """Return a pending call without the claims of the principal's sign-in."""
-    return msgspec.structs.replace(pending, principal=Principal(pending.principal.id, pending.principal.roles))
+    """Return a pending call without the claims of the requester and of the people who have voted."""
+    votes = tuple(
+        msgspec.structs.replace(
+            vote, by=public_principal(vote.by), on_behalf_of=vote.on_behalf_of and public_principal(vote.on_behalf_of)
+        )
+        for vote in pending.votes
+    )
+    return msgspec.structs.replace(pending, principal=public_principal(pending.principal), votes=votes)
 
 
 def one_line(text: str, limit: int = MAX_LINE) -> str:
@@ -81,6 +92,11 @@ def facts(notice: Notice) -> list[str]:
         found += [f"{notice.pending.risk} risk", f"expires {format_time(notice.pending.deadline)}"]
     found.append(f"{notice.conversation}/{notice.suspension}" if notice.suspension else notice.conversation)
     return [one_line(each) for each in found if each]
+
+
+def deciders(pending: Pending) -> list[str]:
+    """Return sentences that say who may decide, who has approved and who is missing."""
+    return [one_line(line, 500) for line in describe_deciders(pending, format_start)]
 
 
 def shown_preview(pending: Pending) -> Any:

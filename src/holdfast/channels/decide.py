@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from holdfast.core.decisions import PAST_TENSE, Accepted, Decision, Detached, Expired, Pending, Principal
+from holdfast.core.decisions import (
+    PAST_TENSE,
+    Accepted,
+    Decision,
+    Detached,
+    Expired,
+    Pending,
+    Principal,
+    decider_refusal,
+)
 from holdfast.core.events import CallResolved, CallReturned
 from holdfast.core.state import pending_entries
 from holdfast.errors import NotFound, Stale
@@ -31,6 +40,16 @@ async def resolve_suspension(
     """Record a decision about this suspension and no later one of its call; raise as ``Runtime.resolve`` does."""
     entry = await find_pending(runtime, conversation, suspension)
     return await runtime.resolve(conversation, entry.id, decision, by=by)
+
+
+async def foresee_refusal(runtime: Runtime, entry: Pending, by: Principal) -> str | None:
+    """Return why the tool's declaration will refuse every decision of this principal, or None if it will not.
+
+    The application's rules are not asked: they judge a decision, and there is none yet.
+    """
+    represented = [one.principal for one in await runtime.deputies() if one.deputy == by.id]
+    reasons = [decider_refusal(entry, by, acting) for acting in (by, *represented)]
+    return None if None in reasons else reasons[0]
 
 
 async def explain_outcome(runtime: Runtime, conversation: str, suspension: str, *, waits: bool = False) -> Stale:

@@ -24,6 +24,7 @@ from holdfast.core.text.hidden_characters import is_hidden
 from holdfast.core.text.html_card import Html
 from holdfast.errors import DeclarationError
 
+KINDS: tuple[NoticeKind, ...] = (*OPEN_KINDS, "extended")
 SECONDS = 30.0
 """Time limit of each exchange with the server."""
 MAX_TEXT = 4000
@@ -47,7 +48,8 @@ class Mail:
     tls:         encrypt the connection from the beginning (port 465)
     login:       (user, password)
     name:        names the channel in the store
-    kinds:       the kinds of notices to send; by default those that ask for a decision
+    kinds:       the kinds of notices to send; by default those that ask for a decision, and that its deadline was
+                 extended, since the earlier links end at the earlier deadline
     route:       which notices, and when
     """
 
@@ -63,7 +65,7 @@ class Mail:
         tls: bool = False,
         login: tuple[str, str] | None = None,
         name: str = "mail",
-        kinds: Sequence[NoticeKind] = OPEN_KINDS,
+        kinds: Sequence[NoticeKind] = KINDS,
         route: Routing | None = None,
         timeout: float = SECONDS,
     ):
@@ -85,7 +87,7 @@ class Mail:
 
     async def send_many(self, notices: list[Notice]) -> None:
         """Send these notices as one mail to each recipient."""
-        current = [notice for notice in notices if notice.pending is not None or notice.kind not in OPEN_KINDS]
+        current = [notice for notice in notices if notice.pending is not None or notice.kind not in KINDS]
         if current:
             messages = [self.compose(current, principal) for principal in self._to]
             await asyncio.to_thread(self._deliver, messages)
@@ -117,24 +119,31 @@ class Mail:
         return self.links.make(notice.pending, principal, time.time())
 
     def _deliver(self, messages: list[EmailMessage]) -> None:
-        """Send the messages over one connection. Runs in a thread."""
+        """Send the messages over one connection. Runs in a thread.
+
+        A recipient that the server refuses does not keep the others from getting theirs.
+        """
+        refused: dict[str, int] = {}
         try:
             with self._connect() as server:
                 for message in messages:
-                    server.send_message(message)
-        except smtplib.SMTPRecipientsRefused as refused:
-            codes = [code for code, _ in refused.recipients.values()]
-            if all(code >= 500 for code in codes):
-                raise Undeliverable(f"the server refused the recipient ({codes[0]})") from refused
-            raise TryLater(f"the server refused the recipient for now ({codes[0]})") from refused
-        except smtplib.SMTPAuthenticationError as refused:
-            raise TryLater(f"the server refused the login ({refused.smtp_code})") from None
-        except smtplib.SMTPResponseException as refused:
-            raise TryLater(f"the server answered {refused.smtp_code}") from refused
+                    try:
+                        server.send_message(message)
+                    except smtplib.SMTPRecipientsRefused as refusal:
+                        refused |= {address: code for address, (code, _) in refusal.recipients.items()}
+        except smtplib.SMTPAuthenticationError as failure:
+            raise TryLater(f"the server refused the login ({failure.smtp_code})") from None
+        except smtplib.SMTPResponseException as failure:
+            raise TryLater(f"the server answered {failure.smtp_code}") from failure
         except (smtplib.SMTPException, OSError) as failure:
             raise TryLater(
                 f"{self._host}:{self._port} could not be used: {type(failure).__name__}: {failure}"
             ) from failure
+        names = ", ".join(f"{address} ({code})" for address, code in refused.items())
+        if any(code < 500 for code in refused.values()):
+            raise TryLater(f"the server refused for now: {names}")
+        if refused:
+            raise Undeliverable(f"the server refused: {names}")
 
     def _connect(self) -> smtplib.SMTP:
         if self._tls:
@@ -174,6 +183,8 @@ def _as_text(notice: Notice, link: str | None) -> str:
             lines += ["What would happen:", _value_lines(preview), ""]
         if entry.args:
             lines += ["Arguments:", _value_lines(entry.args), ""]
+        if deciders := card.deciders(entry):
+            lines += [*deciders, ""]
     if link is not None:
         lines += ["Read it and decide here. The link is for you alone:", link, ""]
     lines += [" · ".join(card.facts(notice))]
@@ -206,6 +217,7 @@ def _as_html(notice: Notice, link: str | None) -> Html:
         parts.append(html_card.paragraph(entry.preview_error or "", "its preview failed:"))
         if entry.args:
             parts.append(html_card.values("arguments", card.redact_value(entry.args)))
+        parts += [html_card.paragraph(line) for line in card.deciders(entry)]
     if link is not None:
         parts.append(
             Html(f'<p><a href="{html_card.escape(link, len(link))}" style="{_LINK_STYLE}">Read and decide</a></p>')

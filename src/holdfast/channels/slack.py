@@ -21,7 +21,7 @@ from holdfast.core.decisions import Approve, Decision, Deny, Pending, Principal
 from holdfast.core.notice import OPEN_KINDS, Notice, NoticeKind, References, Routing, TryLater, Undeliverable
 from holdfast.core.text.html_card import format_time
 from holdfast.core.text.redaction import redact_exception
-from holdfast.errors import DeclarationError, HoldfastError, Invalid, Stale, install_command
+from holdfast.errors import DeclarationError, HoldfastError, Invalid, NotAllowed, Stale, install_command
 from holdfast.runtime.runtime import Runtime
 
 T = TypeVar("T")
@@ -188,7 +188,8 @@ class Slack:
     signing_secret:  verifies that a request comes from Slack
     channel:         the id of the channel ("C0123456789") that the messages go to
     principal:       returns the principal of a Slack user's id, or None for a user who may not decide anything. By
-                     default the principal of the user U123 is "slack:U123"
+                     default the principal of the user U123 is "slack:U123". A person then has one id here and another
+                     on the page, so a call with ``not_requester`` or several ``approvers`` is not decided in Slack
     links:           adds a button that sends the user a personal link to the whole card
     name:            names the channel in the store, and in the address
     kinds:           the kinds of notices to post; those about decisions change the message
@@ -202,7 +203,7 @@ class Slack:
         signing_secret: str,
         *,
         channel: str,
-        principal: Callable[[str], Principal | str | None] = lambda user: f"slack:{user}",
+        principal: Callable[[str], Principal | str | None] | None = None,
         links: Links | None = None,
         name: str = "slack",
         kinds: Sequence[NoticeKind] = KINDS,
@@ -522,6 +523,7 @@ class Slack:
                 await self._call("views_open", trigger_id=trigger, view=view)
             case "link" if self.links is not None:
                 entry = await find_pending(runtime, target.conversation, target.suspension)
+                self._check_identity(entry)
                 link = self.links.make(entry, self._principal_of(asker.user).id, runtime.now())
                 await self._tell(asker, f"Your personal link to this card: <{link}|read and decide>")
             case _:
@@ -572,14 +574,24 @@ class Slack:
         return None
 
     def _principal_of(self, user: str) -> Principal:
-        found = self._principal(user)
+        found = f"slack:{user}" if self._principal is None else self._principal(user)
         if found is None:
             raise Invalid("your Slack user is not known here: ask the operator")
         return Principal.of(found)
 
     async def _resolve(self, runtime: Runtime, target: _Target, decision: Decision, user: str) -> None:
         by = self._principal_of(user)
+        if self._principal is None:
+            self._check_identity(await find_pending(runtime, target.conversation, target.suspension))
         await resolve_suspension(runtime, target.conversation, target.suspension, decision, by)
+
+    def _check_identity(self, entry: Pending) -> None:
+        """Raise NotAllowed if it matters which person decides, and Slack's users are not mapped to principals."""
+        if self._principal is None and entry.kind == "approval" and (entry.not_requester or entry.approvers > 1):
+            raise NotAllowed(
+                f"a call of {entry.tool} depends on which person decides, and here Slack users are not known by the "
+                "ids that they have elsewhere: decide on the page, or ask the operator to set Slack(principal=...)"
+            )
 
     async def _tell(self, asker: _Asker, text: str) -> None:
         """Show a text to one user only."""
@@ -701,6 +713,8 @@ def _card_blocks(pending: Pending) -> list[dict[str, Any]]:
         blocks.append(_values("Arguments", pending.args))
     if pending.choices:
         blocks.append(_values("One of", pending.choices))
+    if deciders := card.deciders(pending):
+        blocks.append({"type": "section", "text": _plain("\n".join(deciders))})
     facts = [
         f"{pending.risk} risk",
         f"{pending.tool} for {pending.principal.id}",

@@ -34,7 +34,8 @@ MAX_RESPONSE_BYTES = 64 * 1024
 MAX_RETRY_AFTER = 24 * 3600.0
 SECRET_BYTES = range(24, 65)
 """The lengths of a key that Standard Webhooks allows."""
-_NAT64 = IPv6Network("64:ff9b::/96")
+_EMBEDDED = (IPv6Network("64:ff9b::/96"), IPv6Network("::/96"))
+"""NAT64 and IPv4-compatible addresses: their last 32 bits are an IPv4 address."""
 
 TYPES: dict[NoticeKind, str] = {
     **{kind: f"call.{kind}" for kind in NOTICE_KINDS},
@@ -208,10 +209,12 @@ def is_public(address: str) -> bool:
     found: IPv4Address | IPv6Address = ip_address(address)
     if isinstance(found, IPv6Address):
         inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)
-        if inner is None and found in _NAT64:
+        if inner is None and any(found in network for network in _EMBEDDED):
             inner = IPv4Address(found.packed[-4:])
         if inner is not None:
             return is_public(str(inner))
+        if found.is_site_local:
+            return False
     return found.is_global and not found.is_multicast and not found.is_unspecified
 
 

@@ -58,7 +58,7 @@ async def find_call(rt: Runtime, given: str, verb: str) -> FoundCall:
     if matching:
         entry = matching[0]
         allowed = VERBS[entry.kind] + (("submit",) if entry.recovery else ())
-        if verb not in allowed:
+        if verb not in allowed and seq in (None, entry.seq):  # else it is about an earlier suspension, which is stale
             ways = " or ".join(f"`holdfast {command}`" for command in allowed)
             raise Invalid(f"{entry.tool} ({entry.call}) waits for {_awaited_noun(entry.kind)}: use {ways}")
         named = entry.call if seq is None else f"{entry.call}:{seq}"

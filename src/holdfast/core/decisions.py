@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -186,6 +186,11 @@ class Vote(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         """The ids of the people who count as having voted."""
         return {self.by.id} if self.on_behalf_of is None else {self.by.id, self.on_behalf_of.id}
 
+    @property
+    def voter(self) -> str:
+        """The voter's id, and for whom the voter stood in, if it was a deputy."""
+        return self.by.id if self.on_behalf_of is None else f"{self.by.id} for {self.on_behalf_of.id}"
+
 
 class Pending(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One call that waits for a decision, with all that is needed to show it and to check a decision."""
@@ -288,6 +293,7 @@ class Pending(msgspec.Struct, frozen=True, gc=False, kw_only=True):
             html_card.values("what it would do", self.preview)
             if shows_more and self.preview_error is None
             else html_card.Html(""),
+            *(html_card.paragraph(line) for line in describe_deciders(self, html_card.format_start)),
             html_card.footer(
                 agent, f"expires {html_card.format_time(self.deadline)}", f"{self.conversation}/{self.call}"
             ),
@@ -327,6 +333,38 @@ def decider_refusal(entry: Pending, by: Principal, on_behalf_of: Principal | Non
     if {acting.id, *acting.roles} & set(entry.escalated_to):
         return None
     return f"{acting.id} has none of the roles that may decide about {entry.tool}: {', '.join(entry.approver_roles)}"
+
+
+def describe_deciders(entry: Pending, when: Callable[[float], str]) -> list[str]:
+    """Return sentences that say who may decide, who has approved and who is missing; none if any one person suffices.
+
+    when:  returns the beginning of the sentence about an escalation in the future, such as "In 2h"
+    """
+    lines: list[str] = []
+    if entry.kind == "approval" and entry.approvers > 1:
+        so_far = f"{entry.missing} more {'are' if entry.missing > 1 else 'is'} missing"
+        lines.append(
+            f"It needs the approval of {entry.approvers} people; "
+            f"{so_far if entry.votes else 'nobody has approved it yet'}."
+        )
+    if entry.votes:
+        lines.append(f"Approved by {_join([vote.voter for vote in entry.votes])}.")
+    if entry.voided:
+        lines.append(f"{_join(entry.voided)} approved an earlier plan. That no longer counts.")
+    if entry.approver_roles:
+        lines.append(f"Only people with the role {_join(entry.approver_roles, 'or')} may decide.")
+    if entry.not_requester:
+        lines.append(f"{entry.principal.id}, who asked for it, may not decide.")
+    if entry.escalated_to:
+        lines.append(f"Escalated to {_join(entry.escalated_to)}, who may decide as well.")
+    elif entry.escalate_at is not None and entry.escalate_to:
+        lines.append(f"{when(entry.escalate_at)}, {_join(entry.escalate_to)} may decide as well.")
+    return lines
+
+
+def _join(names: Sequence[str], word: str = "and") -> str:
+    *first, last = names
+    return f"{', '.join(first)} {word} {last}" if first else last
 
 
 def split_suspension(name: str) -> tuple[str, int | None]:

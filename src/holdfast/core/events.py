@@ -530,6 +530,8 @@ class GrantGiven(Event, frozen=True, kw_only=True):
     """The fingerprint of the approved definition: other definitions are not covered. Empty: covers any."""
     annotations: str = ""
     """The digest of the tool's executor, risk and metadata: others are not covered. Empty: covers any."""
+    on_behalf_of: Principal | None = None
+    """The principal for whom ``by`` approved as a deputy."""
 
 
 class GrantRevoked(Event, frozen=True, kw_only=True):

@@ -227,6 +227,13 @@ class Grant(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     """The fingerprint of the approved definition: other definitions are not covered. Empty: covers any."""
     annotations: str = ""
     """The digest of the tool's executor, risk and metadata: others are not covered. Empty: covers any."""
+    on_behalf_of: Principal | None = None
+    """The principal for whom ``by`` approved as a deputy."""
+
+    @property
+    def givers(self) -> set[str]:
+        """The ids of the principals whose approval it is."""
+        return {self.by.id} if self.on_behalf_of is None else {self.by.id, self.on_behalf_of.id}
 
     def reaches(self, user: str) -> bool:
         """Whether it holds for turns of this principal."""
@@ -346,6 +353,7 @@ def evolve(state: State, event: AnyEvent) -> State:
                 at=event.at,
                 fingerprint=event.fingerprint,
                 annotations=event.annotations,
+                on_behalf_of=event.on_behalf_of,
             )
             return replace(state, seq=seq, grants=(*state.grants, grant))
         case GrantRevoked():

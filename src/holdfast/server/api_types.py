@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast
 import msgspec
 import msgspec.inspect
 
+from holdfast.channels.card import public_pending, public_principal
 from holdfast.core import codec
-from holdfast.core.decisions import Accepted, Decision, GrantScope, Pending, Principal, Vote
-from holdfast.core.events import AnyEvent, CallResolved, CancelRequested, DeadlineExtended, Mode, VoteCast
+from holdfast.core.decisions import Accepted, Decision, GrantScope, Pending, Principal
+from holdfast.core.events import AnyEvent, CallResolved, CancelRequested, DeadlineExtended, GrantGiven, Mode, VoteCast
 from holdfast.core.inputs import WhenBusy
 from holdfast.core.json_values import refuse_duplicate_keys
 from holdfast.core.live import AnyLive, LiveEvent, Snapshot, Suspended
@@ -423,35 +424,17 @@ def live_frame(event: AnyEvent | AnyLive) -> bytes:
 # --- principals: the claims of a sign-in are never sent to viewers ---
 
 
-def public_principal(principal: Principal) -> Principal:
-    """Return a principal as it is sent."""
-    return Principal(principal.id, principal.roles)
-
-
 def _public_event(event: AnyEvent | AnyLive) -> AnyEvent | AnyLive:
     if isinstance(event, Suspended):
         return msgspec.structs.replace(event, pending=public_pending(event.pending))
     if isinstance(event, LiveEvent):
         return event
     if (
-        isinstance(event, CallResolved | CancelRequested | VoteCast | DeadlineExtended)
+        isinstance(event, CallResolved | CancelRequested | VoteCast | DeadlineExtended | GrantGiven)
         and event.on_behalf_of is not None
     ):
         event = msgspec.structs.replace(event, on_behalf_of=public_principal(event.on_behalf_of))
     return msgspec.structs.replace(event, by=public_principal(event.by)) if event.by.claims else event
-
-
-def public_pending(pending: Pending) -> Pending:
-    """Return a pending call as it is sent."""
-    if not pending.principal.claims and not pending.votes:
-        return pending
-    votes = tuple(_public_vote(vote) for vote in pending.votes)
-    return msgspec.structs.replace(pending, principal=public_principal(pending.principal), votes=votes)
-
-
-def _public_vote(vote: Vote) -> Vote:
-    represented = None if vote.on_behalf_of is None else public_principal(vote.on_behalf_of)
-    return msgspec.structs.replace(vote, by=public_principal(vote.by), on_behalf_of=represented)
 
 
 def public_delegation(delegation: Delegation) -> Delegation:
@@ -461,4 +444,5 @@ def public_delegation(delegation: Delegation) -> Delegation:
 
 def public_grant(grant: Grant) -> Grant:
     """Return a remembered approval as it is sent."""
-    return msgspec.structs.replace(grant, by=public_principal(grant.by)) if grant.by.claims else grant
+    represented = grant.on_behalf_of and public_principal(grant.on_behalf_of)
+    return msgspec.structs.replace(grant, by=public_principal(grant.by), on_behalf_of=represented)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
-from holdfast.channels.card import Field, fields_of, shown_preview
+from holdfast.channels.card import Field, deciders, fields_of, shown_preview
 from holdfast.channels.links import OpenedLink
 from holdfast.core.decisions import Pending
 from holdfast.core.text.hidden_characters import is_hidden
@@ -24,27 +24,33 @@ HEADERS = {
     "content-security-policy": content_policy().replace("form-action 'none'", "form-action 'self'"),
 }
 MAX_DEPTH = 4
-ON_EXPIRY = {"error": "the model is told so", "deny": "it counts as denied", "halt": "the turn ends"}
+ON_EXPIRY = {"error": "the agent is told that nobody answered", "deny": "it counts as denied", "halt": "the turn ends"}
 
 
-def render_card(link: OpenedLink, pending: Pending, problem: str = "") -> bytes:
-    """Return the page with the card and the buttons that the link allows."""
+def render_card(link: OpenedLink, pending: Pending, problem: str = "", refusal: str | None = None) -> bytes:
+    """Return the page with the card and the buttons that the link allows.
+
+    problem:  what was wrong with the decision that was sent
+    refusal:  why the link's principal may not decide; there are no buttons then
+    """
     prompt = pending.prompt or (f"Run {pending.tool}?" if pending.kind == "approval" else pending.tool)
     kind = "approval" if pending.kind == "approval" else f"question {pending.kind}"
     chip = f"{pending.risk} risk" if pending.kind == "approval" else {"manual": "manual"}.get(pending.kind, "question")
     alert = f'<p class="notice bad" role="alert">{text(problem)}</p>' if problem else ""
+    role = "You decide as" if refusal is None else "This link is for"
     body = (
         f'<article class="card {kind} risk-{pending.risk}" aria-labelledby="title">'
         f'<header><h1 id="title">{text(prompt)}</h1></header>'
         f'<div class="facts"><p class="about"><span class="chip risk {pending.risk}">{text(chip)}</span> '
         f"<span><code>{text(pending.tool)}</code> for <b>{text(pending.principal.id)}</b>"
-        f"{f', asked by <b>{text(pending.agent)}</b>' if pending.agent else ''}</span></p>{_warnings(pending)}</div>"
+        f"{f', asked by <b>{text(pending.agent)}</b>' if pending.agent else ''}</span></p>{_warnings(pending)}"
+        f"{_deciders(pending)}</div>"
         f"{_content(pending)}"
         f"{alert}"
-        f"{_actions(link, pending)}"
+        f"{_actions(link, pending) if refusal is None else _not_allowed(refusal)}"
         f"<footer><span>Expires {text(_until(pending.deadline))} ({text(format_time(pending.deadline))}). After that "
         f"{ON_EXPIRY.get(str(pending.on_expiry), 'its declared result is used')}.</span>"
-        f"<span>You decide as <b>{text(link.audience)}</b>.</span></footer></article>"
+        f"<span>{role} <b>{text(link.audience)}</b>.</span></footer></article>"
     )
     return _page(prompt, body)
 
@@ -81,6 +87,10 @@ def _warnings(pending: Pending) -> str:
     return "".join(found)
 
 
+def _deciders(pending: Pending) -> str:
+    return "".join(f'<p class="about">{text(line)}</p>' for line in deciders(pending))
+
+
 def _content(pending: Pending) -> str:
     preview = shown_preview(pending)
     sections: list[str] = []
@@ -96,11 +106,20 @@ def _content(pending: Pending) -> str:
     return f'<div class="content" tabindex="0" role="group" aria-label="What would happen"><div>{inside}</div></div>'
 
 
+def _not_allowed(refusal: str) -> str:
+    return f'<p class="notice warn">You may not decide: {text(refusal)}.</p>'
+
+
 def _actions(link: OpenedLink, pending: Pending) -> str:
     """Return the forms. Each decision has its own, so that Enter in a text field never approves."""
     forms: list[str] = []
-    if "approve" in link.decisions:
-        label = "Run it again" if pending.recovery else "Approve once"
+    vote = next((vote for vote in pending.votes if link.audience in vote.people), None)
+    if vote is not None:
+        approved = "You have approved it" if vote.by.id == link.audience else f"{vote.by.id} has approved it for you"
+        forms.append(f'<p class="notice good">{text(approved)}.</p>')
+    elif "approve" in link.decisions:
+        once = "Approve" if pending.approvers > 1 else "Approve once"
+        label = "Run it again" if pending.recovery else once
         forms.append(
             f'<form method="post" class="actions"><button class="primary approve" name="decision" value="approve">'
             f"{label}</button></form>"
@@ -217,6 +236,6 @@ def _until(deadline: float) -> str:
     left = max(0.0, deadline - time.time())
     for size, word in ((86400, "day"), (3600, "hour"), (60, "minute")):
         if left >= size:
-            count = int(left // size)
+            count = round(left / size)
             return f"in {count} {word}{'s' if count > 1 else ''}"
     return "in less than a minute"

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.channels.card import answer_of, failure_of, read_fields
-from holdfast.channels.decide import find_pending, resolve_suspension
+from holdfast.channels.decide import find_pending, foresee_refusal, resolve_suspension
 from holdfast.channels.links import Links, OpenedLink, check_link
 from holdfast.core.decisions import Accepted, Approve, Decision, Deny, Pending, Submit
 from holdfast.core.notice import Channel
@@ -84,7 +84,7 @@ class PublicRoutes:
             with self._slots.take(link.audience):
                 if request.method == "POST":
                     return await self._decide(request, links, link)
-                return await self._show(request, link)
+                return await self._show(request, links, link)
         except (NotAllowed, Stale, Invalid) as refusal:
             if not _reads_html(request):
                 raise
@@ -100,7 +100,7 @@ class PublicRoutes:
         assert refusal is not None
         raise refusal
 
-    async def _show(self, request: Request, link: OpenedLink) -> Response:
+    async def _show(self, request: Request, links: Links, link: OpenedLink) -> Response:
         check_link(link, None, self._runtime.now())
         try:
             entry = await find_pending(self._runtime, link.conversation, link.suspension)
@@ -108,7 +108,8 @@ class PublicRoutes:
             if over.reason != "resolved" or not _reads_html(request):
                 raise
             return _page(link_page.render_message(*_explain(over)))
-        return _page(link_page.render_card(link, entry))
+        refusal = await foresee_refusal(self._runtime, entry, links.principal(link))
+        return _page(link_page.render_card(link, entry, refusal=refusal))
 
     async def _decide(self, request: Request, links: Links, link: OpenedLink) -> Response:
         given = await _read_form(request)
@@ -190,7 +191,8 @@ def _accepted(request: Request, tag: str, done: Accepted) -> Response:
     if not _reads_html(request):
         return BoundedResponse(msgspec.json.encode(done), headers={"content-type": "application/json"})
     words = {"approve": "Approved", "deny": "Denied", "answer": "Answered", "submit": "Submitted", "failed": "Reported"}
-    left = f" {done.missing} more must approve before it runs." if done.missing else ""
+    people = "person" if done.missing == 1 else "people"
+    left = f" {done.missing} more {people} must approve before it runs." if done.missing else ""
     return _page(link_page.render_message(words[tag], f"Your decision is recorded.{left} You can close this page."))
 
 
@@ -198,7 +200,7 @@ def _explain(refusal: HoldfastError) -> tuple[str, str]:
     """Return the title and the text of the page about a refusal."""
     match refusal:
         case Stale(reason="expired"):
-            return "Expired", "The time for this decision is over. Nothing was changed."
+            return "Expired", "The time for this decision is over, or this link has ended. Nothing was changed."
         case Stale(reason="resolved"):
             return "Already decided", f"{refusal.message[:1].upper()}{refusal.message[1:]}. Nothing else was changed."
         case Stale(reason="superseded"):
@@ -206,4 +208,4 @@ def _explain(refusal: HoldfastError) -> tuple[str, str]:
         case Stale():
             return "Nothing to decide", f"{refusal.message[:1].upper()}{refusal.message[1:]}."
         case _:
-            return "Not possible", f"{refusal.message[:1].upper()}{refusal.message[1:]}."
+            return "Not possible", f"Nothing was changed: {refusal.message}."  # it may begin with a principal's id

@@ -15,6 +15,7 @@ from urllib.parse import quote
 import msgspec
 from starlette.requests import Request
 
+from holdfast.channels.card import public_pending, public_principal
 from holdfast.core.decide.deputies import DEPUTIES
 from holdfast.core.decisions import Accepted, Approve, Decision, Previewed, Principal, split_suspension
 from holdfast.core.events import AssistantSaid, CallResolved, CallSuspended, VoteCast
@@ -204,7 +205,7 @@ async def show_conversation(context: RequestContext) -> api_types.ConversationPa
             break
         first -= 1
     fields = {name: getattr(snapshot, name) for name in snapshot.__struct_fields__}
-    fields["pending"] = [api_types.public_pending(entry) for entry in snapshot.pending]
+    fields["pending"] = [public_pending(entry) for entry in snapshot.pending]
     fields["messages"] = snapshot.messages[first:end]
     return api_types.ConversationPage(**fields, earlier=first)
 
@@ -444,7 +445,7 @@ async def list_pending(context: RequestContext) -> api_types.PendingList:
         await context.check_exists(name)
     entries = await context.runtime.pending(name)
     visible = [entry for entry in entries if name is not None or await context.can_see(entry.conversation)]
-    return api_types.PendingList([api_types.public_pending(entry) for entry in visible])
+    return api_types.PendingList([public_pending(entry) for entry in visible])
 
 
 async def stream_pending(context: RequestContext) -> StreamRunner:
@@ -624,7 +625,7 @@ async def check_health(context: RequestContext) -> api_types.Health:
 async def describe_me(runtime: Runtime, by: Principal) -> api_types.Me:
     """Return what a page has to know about its principal to foresee which decisions are refused."""
     deputy_of = {one.principal.id: one.principal for one in await runtime.deputies() if one.deputy == by.id}
-    represented = [api_types.public_principal(each) for each in deputy_of.values()]
+    represented = [public_principal(each) for each in deputy_of.values()]
     return api_types.Me(by.id, by.roles, represented, list(runtime.agents))
 
 

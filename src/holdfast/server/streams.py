@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 
 from starlette.types import Receive, Scope, Send
 
+from holdfast.channels.card import public_pending
 from holdfast.core.decisions import Pending
 from holdfast.runtime.runtime import Runtime
 from holdfast.server import api_types
@@ -338,7 +339,7 @@ class Inbox(Channel):
                         about=key[0],
                     )
                 )
-        for entry in map(api_types.public_pending, added):
+        for entry in map(public_pending, added):
             self.entries[entry.conversation, entry.call] = entry
             if has_readers:
                 self.push(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -19,6 +21,7 @@ from holdfast.workspace.files.tools import Seen, file_tools
 from holdfast.workspace.limits import Limits
 from holdfast.workspace.policy.policy import Mode, Policy, Ruling
 from holdfast.workspace.policy.rules import RuleSet
+from holdfast.workspace.ripgrep import find_ripgrep
 from holdfast.workspace.sandbox.base import Confinement
 from holdfast.workspace.sandbox.probe import find_sandbox
 from holdfast.workspace.search import search_tools
@@ -60,7 +63,9 @@ class Workspace:
     ):
         _check_mode(mode)
         rule_file = _paths_beneath(root, rules) if isinstance(rules, str | Path) else ()
-        self.root = Root(root, protected=[*protected, *rule_file], allow_hard_links=allow_hard_links)
+        self.root = Root(
+            root, protected=[*protected, *rule_file], fixed=_find_own_paths(root), allow_hard_links=allow_hard_links
+        )
         if (shown := storable_text(str(self.root.path))) != str(self.root.path):
             raise DeclarationError(f"the path of the workspace is not UTF-8, so the log cannot name it: {shown}")
         self.mode: Mode = mode
@@ -123,6 +128,24 @@ class Workspace:
 
     def __repr__(self) -> str:
         return f"Workspace({str(self.root.path)!r}, mode={self.mode!r}, sandbox={self.sandbox.name!r})"
+
+
+def _find_own_paths(root: str | Path) -> list[str]:
+    """Return what this process runs, as far as it is beneath the root: Python with its packages, Holdfast, ripgrep.
+
+    Each command starts a supervisor outside the sandbox, and grep starts ripgrep: whoever can change these programs
+    leaves the sandbox with the next call.
+    """
+    programs = [sys.prefix, sys.base_prefix, sys.executable, str(Path(__file__).parents[1])]
+    with contextlib.suppress(ToolError):
+        programs.append(find_ripgrep())
+    found = {path for program in programs if program for path in _paths_beneath(root, program)}
+    if "." in found:
+        raise DeclarationError(
+            f"the workspace {root} is the directory that this server's own programs run from, so a command could "
+            "change them. Choose another directory, such as a subdirectory"
+        )
+    return sorted(found)
 
 
 def _check_mode(mode: str) -> None:

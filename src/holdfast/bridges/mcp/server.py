@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any, TypeVar, cast
 
@@ -30,7 +31,17 @@ from holdfast.bridges.mcp.server_calls import (
 )
 from holdfast.bridges.mcp.server_inbox import INBOX_TOOLS, find_result, list_pending, show_result, start_decision
 from holdfast.bridges.mcp.server_results import call_result, describe_tool, error_result, turn_result
-from holdfast.bridges.mcp.server_rounds import TASKS, Context, MaySee, Rounds, Taken, Way, choose_way, fills_forms
+from holdfast.bridges.mcp.server_rounds import (
+    TASKS,
+    Context,
+    MaySee,
+    Rounds,
+    Taken,
+    Way,
+    choose_round,
+    choose_way,
+    fills_forms,
+)
 from holdfast.bridges.mcp.server_tasks import TaskParams, Tasks, UpdateParams, check_extension, to_protocol_error
 from holdfast.channels.links import Links
 from holdfast.core.decisions import Pending, Principal
@@ -268,11 +279,12 @@ class AgentServer:
                     return await call_result(self._runtime, exchange.conversation, progress.returned)
                 if progress.turn is not None:
                     return turn_result(progress.turn)
-                if way == "task":
-                    return await self._tasks.start(ctx, exchange, progress, by)
                 entries = progress.pending
+                # A client that cannot ask its user gets the address at once: it would poll the task for ever.
+                if way == "task" and (fills_forms(ctx) or not any(self._rounds.may_ask(each, by) for each in entries)):
+                    return self._tasks.start(ctx, exchange, progress, by)
             if way == "task":
-                way = "form" if fills_forms(ctx) else "text"
+                way = choose_round(ctx)
             asks = [entry for entry in entries if self._rounds.may_ask(entry, by)]
             if not asks or taken.closed or taken.refused or way == "text":
                 return self._rounds.explain(entries, by, taken)
@@ -332,12 +344,31 @@ class HTTPEndpoint:
     """The ASGI application of an MCP server. It serves between the start and the end of ``run``."""
 
     def __init__(self, server: Server[Any]):
-        # holdfast.server has checked Host, Origin and the size of headers before a request gets here.
-        self._manager = StreamableHTTPSessionManager(server)
+        self._server = server
+        self._manager: StreamableHTTPSessionManager | None = None
 
-    def run(self) -> AbstractAsyncContextManager[None]:
-        """Return the context in which requests are served; it can be entered once."""
-        return self._manager.run()
+    @asynccontextmanager
+    async def run(self) -> AsyncGenerator[None]:
+        """Serve requests until the context ends."""
+        # holdfast.server has checked Host, Origin and the size of headers before a request gets here.
+        manager = StreamableHTTPSessionManager(self._server)
+        ready, stopped = asyncio.Event(), asyncio.Event()
+
+        async def run_sessions() -> None:
+            async with manager.run():
+                ready.set()
+                await stopped.wait()
+
+        # The SDK's task group has to end in the task that started it, and a caller's context may end in another.
+        sessions = asyncio.create_task(run_sessions(), name="holdfast:mcp-sessions")
+        await ready.wait()
+        self._manager = manager
+        try:
+            yield
+        finally:
+            self._manager = None
+            stopped.set()
+            await sessions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         principal: Principal = scope[PRINCIPAL]
@@ -345,4 +376,6 @@ class HTTPEndpoint:
         # The parser keeps spaces after a header's value, and the SDK compares values.
         scope["headers"] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=principal.id, scopes=[]))
+        if self._manager is None:
+            raise Invalid("the MCP server is not running: serve it within run()", kind="resource_missing")
         await self._manager.handle_request(scope, receive, send)

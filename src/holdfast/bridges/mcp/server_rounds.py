@@ -40,9 +40,13 @@ def choose_way(ctx: Context) -> Way:
     known = ctx.session.client_capabilities
     if known is None:
         return "text"
-    if TASKS in (known.extensions or {}):
-        return "task"
-    return "form" if fills_forms(ctx) else "url" if known.elicitation is not None else "text"
+    return "task" if TASKS in (known.extensions or {}) else choose_round(ctx)
+
+
+def choose_round(ctx: Context) -> Way:
+    """Return how this client can be asked with an input round."""
+    known = ctx.session.client_capabilities
+    return "form" if fills_forms(ctx) else "url" if known is not None and known.elicitation is not None else "text"
 
 
 def fills_forms(ctx: Context) -> bool:

@@ -67,7 +67,7 @@ class Tasks:
             task["statusMessage"] = explained.text if isinstance(explained, types.TextContent) else ""
         return task
 
-    async def start(self, ctx: Context, exchange: Exchange, progress: Progress, by: Principal) -> dict[str, Any]:
+    def start(self, ctx: Context, exchange: Exchange, progress: Progress, by: Principal) -> dict[str, Any]:
         """Return the answer to a request whose call waits: a task, to be asked for with tasks/get."""
         task = self.describe(ctx, exchange, progress, by)
         task.pop("inputRequests", None)

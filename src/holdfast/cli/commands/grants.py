@@ -22,6 +22,7 @@ from holdfast.cli.options import (
 )
 from holdfast.cli.output import print_json_lines, print_text
 from holdfast.cli.render.console import make_console
+from holdfast.cli.render.event import describe_decider
 from holdfast.cli.render.text import describe_coverage, describe_scope, escape_control_characters, format_time
 from holdfast.cli.store import is_store_missing, not_found_error
 from holdfast.core.state import Grant
@@ -108,7 +109,7 @@ def _print_grants(found: list[tuple[str, Grant]]) -> None:
             Text(escape_control_characters(grant.id), style="bold"),
             Text(escape_control_characters(grant.tool)),
             Text(describe_coverage(grant) + where, style="yellow" if not where else "bold yellow"),
-            Text(escape_control_characters(grant.by.id)),
+            Text(escape_control_characters(describe_decider(grant))),
             Text(format_time(grant.until) if grant.until is not None else "revoked"),
         )
     make_console().print(table)

@@ -40,8 +40,8 @@ def outbox(
 ) -> int:
     """List the notices that were not delivered yet, try them again, or drop them.
 
-    A notice is delivered by a process whose agent's module has the channel. One that fails is tried again for about a
-    day. `drop --channel NAME` also removes the channel from the store, so that nothing more is queued for it.
+    A notice is delivered by a process whose agent's module has the channel. One that fails is tried again for about
+    three days. `drop --channel NAME` also removes the channel from the store, so that nothing more is queued for it.
     """
     url = store_url(store)
     match words:

@@ -14,7 +14,7 @@ from holdfast.cli.command_lines import CommandWriter, has_preview, known_answers
 from holdfast.cli.render.text import escape_control_characters, format_duration, value_text
 from holdfast.cli.render.values import fit_on_card, render_table, render_value
 from holdfast.cli.render.workspace import render_plan
-from holdfast.core.decisions import KIND_LABELS, Pending
+from holdfast.core.decisions import KIND_LABELS, Pending, describe_deciders
 from holdfast.core.tool import Default
 
 CARD_WIDTH = 96
@@ -60,7 +60,7 @@ def render_card(entry: Pending, now: float, width: int = CARD_WIDTH) -> Panel:
     if entry.remember:
         names = escape_control_characters(", ".join(entry.remember))
         parts += [Text(), Text(f"remembered with --remember args: {names}", style="dim")]
-    if deciders := describe_deciders(entry, now):
+    if deciders := describe_deciders(entry, lambda at: f"In {format_duration(max(at - now, 0))}"):
         parts += [Text(), *(Text(escape_control_characters(line)) for line in deciders)]
     parts += [Text(), _footer(entry, now)]
     where = Text(f"{escape_control_characters(entry.conversation)}/{escape_control_characters(entry.id)}", style="dim")
@@ -90,27 +90,6 @@ def _render_title(entry: Pending, width: int) -> tuple[Text, list[RenderableType
     risk = Text(f"{entry.risk} risk", style=RISK_STYLES[entry.risk])
     whole = Text.assemble(title, " · ", risk, no_wrap=True, overflow="ellipsis")
     return (whole, []) if whole.cell_len <= width else (title, [risk])
-
-
-def describe_deciders(entry: Pending, now: float) -> list[str]:
-    """Describe who may decide, who has approved and who is missing; nothing if one person of any kind suffices."""
-    lines: list[str] = []
-    if entry.approvers > 1:
-        names = ", ".join(vote.by.id for vote in entry.votes)
-        lines.append(f"approved by {names}; {entry.missing} of {entry.approvers} still missing" if names else "")
-        lines[-1] = lines[-1] or f"needs the approval of {entry.approvers} people"
-    if entry.voided:
-        lines.append(f"{', '.join(entry.voided)} approved an earlier plan, which no longer counts")
-    if entry.approver_roles:
-        lines.append(f"to be decided by: {' or '.join((*entry.approver_roles, *entry.escalated_to))}")
-    if entry.not_requester:
-        lines.append(f"{entry.principal.id} asked for it and may not decide")
-    if entry.escalate_at is not None:
-        left = max(entry.escalate_at - now, 0)
-        lines.append(f"in {format_duration(left)} {' or '.join(entry.escalate_to)} may decide as well")
-    elif entry.escalated_to:
-        lines.append(f"escalated to {' or '.join(entry.escalated_to)}")
-    return lines
 
 
 def _footer(entry: Pending, now: float) -> Text:

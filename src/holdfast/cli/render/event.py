@@ -60,6 +60,7 @@ from holdfast.core.events import (
     TurnStarted,
     VoteCast,
 )
+from holdfast.core.state import Grant
 from holdfast.core.transcript import AssistantMessage, Message, ToolResult, UserMessage
 from holdfast.runtime.runtime import ConversationInfo
 
@@ -121,9 +122,9 @@ def describe_event(event: AnyEvent, tools: Mapping[str, str]) -> str:
             return f"{call} waits: {event.kind}: {event.prompt}"
         case VoteCast():
             left = f"; {event.missing} more must approve" if event.missing else ""
-            return f"{call} approved by {event.by.id}{left}"
+            return f"{call} approved by {describe_decider(event)}{left}"
         case DeadlineExtended():
-            return f"{call} extended to {format_time(event.until)} by {event.by.id}"
+            return f"{call} extended to {format_time(event.until)} by {describe_decider(event)}"
         case ReminderDue():
             return f"{call} reminder: {format_duration(event.before)} left"
         case CallEscalated():
@@ -196,7 +197,7 @@ def describe_resolution(event: CallResolved) -> str:
     return words if event.by.id == "system" else f"{words} by {describe_decider(event)}"
 
 
-def describe_decider(event: CallResolved | CancelRequested) -> str:
+def describe_decider(event: CallResolved | CancelRequested | GrantGiven | Grant | VoteCast | DeadlineExtended) -> str:
     """Return who decided, and for whom, if it was a deputy."""
     return event.by.id if event.on_behalf_of is None else f"{event.by.id} for {event.on_behalf_of.id}"
 

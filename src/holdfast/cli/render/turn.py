@@ -245,7 +245,7 @@ class TurnView:
             case GrantGiven():
                 covered = describe_coverage(event)
                 where = "in this conversation" if event.scope == "conversation" else f"for {describe_scope(event)}"
-                self._print_dim(f"  {event.by.id} allowed {event.tool} with {covered} {where} from now on")
+                self._print_dim(f"  {describe_decider(event)} allowed {event.tool} with {covered} {where} from now on")
             case ResolutionRefused():
                 self._print_dim(f"  refused: {event.reason}")
             case CancelRequested():

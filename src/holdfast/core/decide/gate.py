@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.core.decide.draft import Draft
-from holdfast.core.decisions import SYSTEM, Approve, SuspensionKind
+from holdfast.core.decisions import SYSTEM, Approve, Principal, SuspensionKind
 from holdfast.core.events import CallMade, CallStarted, CallSuspended, ErrorInfo, GrantGiven, Verdict
 from holdfast.core.inputs import ClaimCall, Kept, PreviewMade, QuestionOutcome
 from holdfast.core.schema.validation import call_digest, validate_value
@@ -58,7 +58,7 @@ def freeze_call(
     annotations = annotations_of(spec) if spec.gate != "auto" or spec.hooked else ""
     grant: str | None = None
     if spec.gate == "required" and not spec.hooked:
-        wanted = Wanted(spec.name, args, definition, annotations, spec.approvers)
+        wanted = Wanted(spec.name, args, definition, annotations, spec.approvers, spec.not_requester)
         grant = find_grant(state, wanted, log.now, log.shared)
     gate = "auto" if grant else spec.gate
     manual = spec.manual or (state.turn is not None and state.turn.mode == "manual")
@@ -126,28 +126,31 @@ class Wanted(msgspec.Struct, frozen=True):
     fingerprint: str
     annotations: str
     approvers: int = 1
+    not_requester: bool = False
 
 
 def wanted_of(call: CallState, definition: Definition | None) -> Wanted:
     """Return what a grant for this call must cover. Without a definition in the code, that of the call counts."""
     made = call.made
     if definition is None:
-        return Wanted(made.tool, call.args, call.fingerprint, made.annotations, made.approvers)
+        return Wanted(made.tool, call.args, call.fingerprint, made.annotations, made.approvers, made.not_requester)
     approvers = max(made.approvers, definition.deciders.approvers)
-    return Wanted(made.tool, call.args, definition.fingerprint, definition.annotations, approvers)
+    not_requester = made.not_requester or definition.deciders.not_requester
+    return Wanted(made.tool, call.args, definition.fingerprint, definition.annotations, approvers, not_requester)
 
 
 def find_grant(state: State, wanted: Wanted, now: float, shared: tuple[Grant, ...] = ()) -> str | None:
     """Return the id of the grant that covers this call and this definition of the tool now, or None.
 
-    A grant is one person's: it never covers a call that needs several approvers.
+    A grant is one person's: it never covers a call that needs several approvers. With ``not_requester`` it covers no
+    request of the person who gave it.
 
     shared:  grants of other conversations; those of this conversation come first
     """
     if wanted.approvers > 1:
         return None
     for grant in applicable_grants(state, wanted, now, shared):
-        if covers_definition(grant, wanted):
+        if covers_definition(grant, wanted) and not is_requesters_own(state, grant, wanted):
             return grant.id
     return None
 
@@ -172,6 +175,11 @@ def covers_definition(grant: Grant, wanted: Wanted) -> bool:
     return same_definition(grant.fingerprint, wanted.fingerprint) and same_definition(
         grant.annotations, wanted.annotations
     )
+
+
+def is_requesters_own(state: State, grant: Grant, wanted: Wanted) -> bool:
+    """Whether the requester gave the grant, or the requester's deputy did, and the requester may not decide."""
+    return wanted.not_requester and state.turn is not None and state.turn.by.id in grant.givers
 
 
 def same_definition(approved: str, now: str) -> bool:
@@ -217,10 +225,12 @@ def _reason_to_ask(log: Draft, call: CallState, definition: Definition | None) -
     for grant in applicable_grants(log.state, wanted, log.now, log.shared):
         if not covers_definition(grant, wanted):
             return f"the tool's definition changed since {grant.by.id} had an approval remembered (grant {grant.id})"
+        if is_requesters_own(log.state, grant, wanted):
+            return f"the remembered approval (grant {grant.id}) is the requester's own, so another person has to decide"
     return None
 
 
-def record_grant(log: Draft, call: CallState, decision: Approve, by: Any) -> None:
+def record_grant(log: Draft, call: CallState, decision: Approve, by: Principal, on_behalf_of: Principal | None) -> None:
     if decision.remember is None:
         return
     args = decision.args if decision.args is not None else call.args
@@ -243,6 +253,7 @@ def record_grant(log: Draft, call: CallState, decision: Approve, by: Any) -> Non
         until=None if decision.duration is None else log.now + parse_duration(decision.duration),
         fingerprint=call.fingerprint,
         annotations=call.made.annotations,
+        on_behalf_of=on_behalf_of,
     )
 
 

@@ -153,7 +153,7 @@ def add_decision(
     fields = {"decision": decision, "digest": digest, "judged": judged, "on_behalf_of": on_behalf_of}
     log.add(CallResolved, by, call_id=call_id, kind=kind, **fields)
     if isinstance(decision, Approve):
-        record_grant(log, call, decision, by)
+        record_grant(log, call, decision, by, on_behalf_of)
 
 
 def _check_fit(suspension: CallSuspended, decision: Decision, *, planned: bool) -> None:

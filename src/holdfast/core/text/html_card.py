@@ -110,6 +110,11 @@ def format_time(at: float) -> str:
         return f"{at:.0f}"
 
 
+def format_start(at: float) -> str:
+    """Return the beginning of a sentence about something that starts at this time."""
+    return f"From {format_time(at)}"
+
+
 def _value_text(value: Any) -> str:
     if isinstance(value, str):
         return value

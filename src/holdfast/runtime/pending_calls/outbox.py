@@ -46,9 +46,9 @@ from holdfast.stores.base import ChannelRow, LogStore, OutboxRow
 
 log = logging.getLogger("holdfast")
 
-RETRY_SECONDS = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 36_000.0)
-"""Seconds between the attempts to deliver a notice, as Standard Webhooks recommends. After the last one it has
-failed."""
+RETRY_SECONDS = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
+"""Seconds between the attempts to deliver a notice: the schedule of Standard Webhooks. After the last attempt the
+notice has failed."""
 JITTER = 0.1
 """The largest part of a delay that is added at random: attempts that failed together are not repeated at once."""
 SEND_SECONDS = 60.0

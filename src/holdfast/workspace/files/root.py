@@ -105,9 +105,15 @@ class Root:
         path: str | Path,
         *,
         protected: Sequence[str] = (),
+        fixed: Sequence[str] = (),
         allow_hard_links: bool = False,
         opener: Opener | None = None,
     ):
+        """Open a root.
+
+        protected:  more patterns of protected paths, at any depth
+        fixed:      paths relative to the root, without patterns, that are protected with all that is below
+        """
         given = os.path.abspath(str(path))
         self.path = Path(given).resolve(strict=True)
         self._prefixes = tuple(dict.fromkeys((_to_posix(str(self.path)), _to_posix(given))))
@@ -117,6 +123,7 @@ class Root:
         self._patterns = _compile_patterns((*PROTECTED, *STORE_FILES, *protected))
         self._secrets = _compile_patterns(SECRET)
         self._added = tuple(protected)
+        self._fixed = tuple(path.strip("/") for path in fixed)
         self.lock = threading.RLock()
         """Held while files are replaced: two commits of one process never interleave."""
 
@@ -297,7 +304,7 @@ class Root:
     def is_protected(self, path: str) -> bool:
         """Return whether tools may not change the path, or it is below one that they may not change."""
         key = _comparable(path)
-        if self._patterns.search(key) or self._is_registered(key):
+        if self._patterns.search(key) or self._is_registered(key) or self._is_fixed(key):
             return True
         return key.rpartition("/")[2] == ".git" and not self._is_directory(path)
 
@@ -327,13 +334,14 @@ class Root:
         found = {
             pattern.strip("/") for pattern in (*PROTECTED, *self._added) if "*" not in pattern and "?" not in pattern
         }
-        found |= {".env", *self._registered()}
+        found |= {".env", *self._fixed, *self._registered()}
         found.update(self._scan_protected(unsearched))
         return sorted(path for path in found if path)
 
     def _scan_protected(self, unsearched: list[str] | None) -> Iterator[str]:
         # First by the name alone, which is much faster: nothing above an entry is protected where the scan gets to.
-        patterns = (*PROTECTED, *STORE_FILES, ".git", *self._added, *(f"{path}*" for path in self._registered()))
+        patterns = (*PROTECTED, *STORE_FILES, ".git", *self._added, *self._fixed)
+        patterns += tuple(f"{path}*" for path in self._registered())
         names = _compile_patterns([_to_posix(pattern).rstrip("/").rpartition("/")[2] for pattern in patterns])
         seen = 0
         # Depth first: what a directory's owner was allowed ends once everything below it is searched, so that few
@@ -388,6 +396,9 @@ class Root:
             found = self._directory.stat(path)
             return found is not None and stat.S_ISDIR(found.st_mode)
         return False
+
+    def _is_fixed(self, key: str) -> bool:
+        return any(key == own or key.startswith(own + "/") for own in map(_comparable, self._fixed))
 
     def _is_registered(self, key: str) -> bool:
         return any(key == own or key.startswith((own + "/", own + "-")) for own in map(_comparable, self._registered()))
