@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from holdfast.bridges.mcp.http import failure_of, open_http
 from holdfast.bridges.mcp.stdio import ServerErrors, open_stdio
+from holdfast.core.text.hidden_characters import is_hidden
 from holdfast.errors import ToolError
 
 log = logging.getLogger("holdfast")
@@ -96,6 +97,8 @@ ElicitHandler = Callable[[types.ElicitRequestParams], Awaitable[types.ElicitResu
 class Target:
     """Where a server is: a URL, a command, or an object in this process."""
 
+    given: Any
+
     def __init__(self, given: Any, *, env: Mapping[str, str], cwd: str | None, max_bytes: int):
         self.given, self._env, self._cwd, self.max_bytes = given, env, cwd, max_bytes
 
@@ -120,7 +123,7 @@ class Target:
         """Return what the SDK's client connects to."""
         if isinstance(self.given, str):
             return open_http(self.given, headers=headers, max_bytes=self.max_bytes)
-        if isinstance(self.given, tuple):
+        if self.is_command:
             command: tuple[str, ...] = self.given
             return open_stdio(command, env=self._env, cwd=self._cwd, max_bytes=self.max_bytes, errors=errors)
         return self.given
@@ -404,11 +407,9 @@ def describe_problem(problem: BaseException) -> str:
     return clean_text(f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__, 300)  # pyright: ignore[reportUnknownArgumentType]
 
 
-_HIDDEN = dict.fromkeys((*range(32), *range(127, 160), *range(8234, 8239), *range(8294, 8298)), "�")
-_HIDDEN |= {ord("\n"): "\n", ord("\t"): "\t"}
-
-
 def clean_text(text: str, limit: int) -> str:
-    """Return text of a server without control characters, also those that reorder what is shown, and cut."""
-    shown = text[: limit + 1].translate(_HIDDEN)
-    return shown if len(text) <= limit else f"{shown[:limit]}… ({len(text)} characters)"
+    """Return text of a server with a mark in place of each hidden character, and cut."""
+    shown = "".join(
+        "\ufffd" if is_hidden(character) and character not in "\n\t" else character for character in text[:limit]
+    )
+    return shown if len(text) <= limit else f"{shown}… ({len(text)} characters)"

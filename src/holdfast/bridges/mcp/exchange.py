@@ -288,7 +288,7 @@ class Exchange:
                 return to_result(self._server, cast("dict[str, Any]", result), call, plan.output_schema)
             case "failed":
                 error: Any = raw.get("error")
-                words = error.get("message") if isinstance(error, dict) else None  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
+                words: Any = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else None
                 shown = clean_text(str(words or raw.get("statusMessage") or "no reason given"), 2_000)
                 raise ToolError("handler_failed", f"{self._server}: {shown}", {"server": self._server})
             case "cancelled":
