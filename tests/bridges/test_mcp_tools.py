@@ -602,13 +602,20 @@ def _is_running(pid: int) -> bool:
 
 
 async def test_a_killed_program_is_started_again_for_the_next_call(ledger) -> None:
-    """One connection a server and process, restarted when it broke."""
-    source = MCP(shop_command(ledger), name="shop", trust="hints", connect_timeout=PATIENCE)
+    """One connection a server and process, restarted when it broke. Nothing was sent, so any call may be sent."""
+    source = MCP(
+        shop_command(ledger),
+        name="shop",
+        trust="hints",
+        connect_timeout=PATIENCE,
+        overrides={"look": {"recovery": "fail"}},
+    )
     call = [ToolCall("shop_look", {"order": 7})]
     agent = Agent("desk", model=ScriptedModel([call, "One.", call, "Two."]), tools=[source])
     async with Runtime(agent) as rt:
         await rt.run("go", conversation="c")
         os.kill(int(ledger.lines("pid")[0].split()[1]), signal.SIGKILL)
+        await until(lambda: not source._connections[""].is_open)
         await rt.run("again", conversation="c")
         returned = of(await rt.history("c"), CallReturned)
     assert [event.ok for event in returned] == [True, True]

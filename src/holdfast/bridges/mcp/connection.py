@@ -119,13 +119,18 @@ class Target:
             return f"the command {self.given[0]!r}"  # pyright: ignore[reportUnknownMemberType]
         return f"the object {type(self.given).__name__}"
 
-    def open(self, headers: Mapping[str, str], errors: ServerErrors) -> Any:
-        """Return what the SDK's client connects to."""
+    def open(self, headers: Mapping[str, str], errors: ServerErrors, on_end: Callable[[], None]) -> Any:
+        """Return what the SDK's client connects to.
+
+        on_end:  called when a program's output has ended
+        """
         if isinstance(self.given, str):
             return open_http(self.given, headers=headers, max_bytes=self.max_bytes)
         if self.is_command:
             command: tuple[str, ...] = self.given
-            return open_stdio(command, env=self._env, cwd=self._cwd, max_bytes=self.max_bytes, errors=errors)
+            return open_stdio(
+                command, env=self._env, cwd=self._cwd, max_bytes=self.max_bytes, errors=errors, on_end=on_end
+            )
         return self.given
 
 
@@ -236,7 +241,7 @@ class Connection:
             headers = await self._headers()
             async with contextlib.AsyncExitStack() as stack:
                 async with asyncio.timeout(self._connect_timeout):
-                    client = await stack.enter_async_context(self._make_client(headers))
+                    client = await stack.enter_async_context(self._make_client(headers, stop.set))
                 ready.set_result(client)
                 listener = asyncio.create_task(self._listen(client), name=f"holdfast:mcp:{self.name}:changes")
                 await stop.wait()
@@ -255,9 +260,9 @@ class Connection:
             if self._stop is stop:
                 self._client = None
 
-    def _make_client(self, headers: Mapping[str, str]) -> Client:
+    def _make_client(self, headers: Mapping[str, str], on_end: Callable[[], None]) -> Client:
         return Client(
-            self._target.open(headers, self._errors),
+            self._target.open(headers, self._errors, on_end),
             mode=self._mode,
             client_info=types.Implementation(name="holdfast", version=version("holdfast")),
             elicitation_callback=self._answer_question,
