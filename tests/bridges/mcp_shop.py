@@ -123,7 +123,7 @@ server = MCPServer(
 )
 
 
-@server.tool(annotations=ToolAnnotations(readOnlyHint=True, title="Look at an order"))
+@server.tool(annotations=ToolAnnotations(read_only_hint=True, title="Look at an order"))
 def look(order: int, ctx: Context) -> str:
     """Look at an order."""
     write_line("look", order, (ctx.request_context.meta or {}).get("holdfast/callKey"))
@@ -146,7 +146,7 @@ def ship(order: int, ctx: Context) -> Any:
     """Ask two things at once, and have a page opened."""
     if ctx.request_state is None:
         colour = {"type": "object", "properties": {"colour": {"type": "string", "default": "red"}}}
-        requests = {
+        requests: types.InputRequests = {
             "yes": form("Ship it?"),
             "wrap": form("Which colour?", colour),
             "pay": link("Pay here.", "https://pay.example.com/7"),

@@ -547,6 +547,8 @@ def outcomes(events: list[Any], truths: Mapping[str, Truth]) -> None:
     asked: dict[str, CallSuspended] = {}
     started: set[str] = set()
     resumes: set[str] = set()
+    passed_on: set[str] = set()
+    """Calls whose question was denied, and whose handler is to learn it."""
     halting = False
     for event in events:
         match event:
@@ -554,6 +556,8 @@ def outcomes(events: list[Any], truths: Mapping[str, Truth]) -> None:
                 halting = False
             case CallResolved() if lets_continue(event, asked):
                 resumes.add(event.call_id)
+                if isinstance(event.decision, Deny):
+                    passed_on.add(event.call_id)
             case CallResolved():
                 decided[event.call_id] = event.decision
                 silence = isinstance(event.decision, Expired) and asked[event.call_id].on_expiry == "halt"
@@ -561,15 +565,19 @@ def outcomes(events: list[Any], truths: Mapping[str, Truth]) -> None:
             case CallSuspended():
                 asked[event.call_id] = event
                 decided.pop(event.call_id, None)
+                passed_on.discard(event.call_id)
             case CallStarted():
                 started.add(event.call_id)
                 decided.pop(event.call_id, None)
                 resumes.discard(event.call_id)
+                passed_on.discard(event.call_id)
             case CallReturned():
                 goes_on = event.call_id in resumes
                 assert not (event.ok and goes_on), f"{event.seq}: a result of a call that was to continue"
                 truth = truths.get(tools[event.call_id], Truth())
                 problem = event.error.kind if event.error else None
+                ended = problem == "denied" and event.call_id in passed_on
+                assert not ended, f"{event.seq}: the denial was to be passed on to the handler"
                 if problem == "interrupted" and truth.recovery == "redispatch":
                     # Only if the turn was ending anyway, or a person was asked because the grant was revoked.
                     person = event.call_id in asked and asked[event.call_id].recovery

@@ -438,7 +438,7 @@ def checkpoint_that_is_lost():
     return [(state, "_apply_start", lambda call, event: replace(started(call, event), state=call.state))]
 
 
-@mutant("after a denial|a result of a call that was to continue")
+@mutant("the denial was to be passed on")
 def denial_ends_a_call_that_continues():
     """A denied question ends its call, although its handler was to run again."""
 

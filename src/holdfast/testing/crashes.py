@@ -153,7 +153,14 @@ class CountingHandler(Handler):
 def with_counted_handlers(agent: Agent, counts: HandlerCounts) -> Agent:
     """Return a copy of the agent with counting handlers, and with a script that follows the log."""
     twin = copy.copy(agent)
-    twin.tools = Toolset(*(_with_counted_handler(tool, counts) for tool in agent.tools))
+
+    def copy_tools() -> None:
+        twin.tools = Toolset(*(_with_counted_handler(tool, counts) for tool in agent.tools))
+        twin.offers, twin.weight, twin.prompt = agent.offers, agent.weight, agent.prompt
+
+    copy_tools()
+    for source in agent.sources:
+        source.subscribe(copy_tools)  # after the agent itself, which was the first to subscribe
     model = agent.model
     if isinstance(model, ScriptedModel):
         # Each process gets the script from its start: only the log tells how far the conversation has come.

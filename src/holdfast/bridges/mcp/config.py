@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from holdfast.bridges.mcp.toolset import MCP
+from holdfast.core.decisions import Principal
 from holdfast.core.json_values import parse_strict_object
 from holdfast.errors import DeclarationError
 
@@ -52,14 +53,22 @@ def _make_server(file: str, name: str, entry: Any, options: Mapping[str, Any]) -
     found = cast("dict[str, Any]", _expand(entry, file))
     local = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:32]
     if isinstance(found.get("url"), str):
-        fixed = {str(key): str(value) for key, value in dict(found.get("headers") or {}).items()}
-        headers = (lambda principal: fixed) if fixed else None
-        return MCP(found["url"], name=local, headers=headers, **options)
+        fixed = _texts(found.get("headers"))
+
+        def headers(principal: Principal) -> dict[str, str]:
+            return fixed
+
+        return MCP(found["url"], name=local, headers=headers if fixed else None, **options)
     if not isinstance(found.get("command"), str):
         raise DeclarationError(f'{file}: {name!r} has neither "command" nor "url"')
     command = [found["command"], *map(str, found.get("args") or [])]
-    env = {str(key): str(value) for key, value in dict(found.get("env") or {}).items()}
-    return MCP(command, name=local, env=env, cwd=found.get("cwd"), **options)
+    return MCP(command, name=local, env=_texts(found.get("env")), cwd=found.get("cwd"), **options)
+
+
+def _texts(given: Any) -> dict[str, str]:
+    """Return an object of the file with texts as values."""
+    entries = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+    return {key: str(value) for key, value in entries.items()}
 
 
 def _expand(value: Any, file: str) -> Any:
@@ -71,7 +80,7 @@ def _expand(value: Any, file: str) -> Any:
 
 
 def _variable(found: re.Match[str], file: str) -> str:
-    value = os.environ.get(found[1], found[2])
+    value: str | None = os.environ.get(found[1], cast("str | None", found[2]))
     if value is None:
         raise DeclarationError(f"{file}: the environment variable {found[1]} is not set")
     return value

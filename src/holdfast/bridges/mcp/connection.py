@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from holdfast.bridges.mcp.http import failure_of, open_http
 from holdfast.bridges.mcp.stdio import ServerErrors, open_stdio
+from holdfast.core.text.hidden_characters import is_hidden
 from holdfast.errors import ToolError
 
 log = logging.getLogger("holdfast")
@@ -96,6 +97,8 @@ ElicitHandler = Callable[[types.ElicitRequestParams], Awaitable[types.ElicitResu
 class Target:
     """Where a server is: a URL, a command, or an object in this process."""
 
+    given: Any
+
     def __init__(self, given: Any, *, env: Mapping[str, str], cwd: str | None, max_bytes: int):
         self.given, self._env, self._cwd, self.max_bytes = given, env, cwd, max_bytes
 
@@ -116,13 +119,18 @@ class Target:
             return f"the command {self.given[0]!r}"  # pyright: ignore[reportUnknownMemberType]
         return f"the object {type(self.given).__name__}"
 
-    def open(self, headers: Mapping[str, str], errors: ServerErrors) -> Any:
-        """Return what the SDK's client connects to."""
+    def open(self, headers: Mapping[str, str], errors: ServerErrors, on_end: Callable[[], None]) -> Any:
+        """Return what the SDK's client connects to.
+
+        on_end:  called when a program's output has ended
+        """
         if isinstance(self.given, str):
             return open_http(self.given, headers=headers, max_bytes=self.max_bytes)
-        if isinstance(self.given, tuple):
+        if self.is_command:
             command: tuple[str, ...] = self.given
-            return open_stdio(command, env=self._env, cwd=self._cwd, max_bytes=self.max_bytes, errors=errors)
+            return open_stdio(
+                command, env=self._env, cwd=self._cwd, max_bytes=self.max_bytes, errors=errors, on_end=on_end
+            )
         return self.given
 
 
@@ -233,7 +241,7 @@ class Connection:
             headers = await self._headers()
             async with contextlib.AsyncExitStack() as stack:
                 async with asyncio.timeout(self._connect_timeout):
-                    client = await stack.enter_async_context(self._make_client(headers))
+                    client = await stack.enter_async_context(self._make_client(headers, stop.set))
                 ready.set_result(client)
                 listener = asyncio.create_task(self._listen(client), name=f"holdfast:mcp:{self.name}:changes")
                 await stop.wait()
@@ -252,9 +260,9 @@ class Connection:
             if self._stop is stop:
                 self._client = None
 
-    def _make_client(self, headers: Mapping[str, str]) -> Client:
+    def _make_client(self, headers: Mapping[str, str], on_end: Callable[[], None]) -> Client:
         return Client(
-            self._target.open(headers, self._errors),
+            self._target.open(headers, self._errors, on_end),
             mode=self._mode,
             client_info=types.Implementation(name="holdfast", version=version("holdfast")),
             elicitation_callback=self._answer_question,
@@ -404,11 +412,9 @@ def describe_problem(problem: BaseException) -> str:
     return clean_text(f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__, 300)  # pyright: ignore[reportUnknownArgumentType]
 
 
-_HIDDEN = dict.fromkeys((*range(32), *range(127, 160), *range(8234, 8239), *range(8294, 8298)), "�")
-_HIDDEN |= {ord("\n"): "\n", ord("\t"): "\t"}
-
-
 def clean_text(text: str, limit: int) -> str:
-    """Return text of a server without control characters, also those that reorder what is shown, and cut."""
-    shown = text[: limit + 1].translate(_HIDDEN)
-    return shown if len(text) <= limit else f"{shown[:limit]}… ({len(text)} characters)"
+    """Return text of a server with a mark in place of each hidden character, and cut."""
+    shown = "".join(
+        "\ufffd" if is_hidden(character) and character not in "\n\t" else character for character in text[:limit]
+    )
+    return shown if len(text) <= limit else f"{shown}… ({len(text)} characters)"

@@ -162,8 +162,8 @@ class Exchange:
         )
 
     async def _begin(self, plan: ToolPlan, args: dict[str, Any], call: Call) -> Any:
-        """Send the call. One that may be repeated is sent once more if the connection fails."""
-        for last in (False, True) if plan.recovery == "redispatch" else (True,):
+        """Send the call. If it was not sent, it is tried once more; if it is unknown, only if it may be repeated."""
+        for last in (False, True):
             try:
                 connection = await self._connect(call)
                 await connection.session()
@@ -177,7 +177,7 @@ class Exchange:
                 if last:
                     raise self.away_error(gone) from None
             except Lost as lost:
-                if last:
+                if last or plan.recovery != "redispatch":
                     raise self._lost_error(plan, lost) from None
         raise AssertionError("the last attempt returns or raises")
 
@@ -288,7 +288,7 @@ class Exchange:
                 return to_result(self._server, cast("dict[str, Any]", result), call, plan.output_schema)
             case "failed":
                 error: Any = raw.get("error")
-                words = error.get("message") if isinstance(error, dict) else None  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
+                words: Any = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else None
                 shown = clean_text(str(words or raw.get("statusMessage") or "no reason given"), 2_000)
                 raise ToolError("handler_failed", f"{self._server}: {shown}", {"server": self._server})
             case "cancelled":

@@ -10,7 +10,7 @@ import json
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 from mcp.client.streamable_http import streamable_http_client
@@ -95,7 +95,8 @@ def _error_response(request: httpx2.Request, status: int, message: str, *, sent:
 
 def failure_of(data: Any) -> Mapping[str, Any] | None:
     """Return status and sent of an error that this transport made; None for an error of the server."""
-    return data if isinstance(data, dict) and data.get("mark") == MARK else None  # pyright: ignore[reportUnknownVariableType]
+    found = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
+    return found if found.get("mark") == MARK else None
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from the declaration. A request to run a model (sampling) is refused.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -32,18 +32,19 @@ class Round:
     """The inputs of one round, checked."""
 
     def __init__(self, server: str, inputs: Any, roots: Sequence[Mapping[str, str]] = ()):
-        if not isinstance(inputs, Mapping) or len(inputs) > MAX_INPUTS:  # pyright: ignore[reportUnknownArgumentType]
+        if not isinstance(inputs, dict) or len(cast("dict[str, Any]", inputs)) > MAX_INPUTS:
             raise _bad_round(server, f"it asks for more than {MAX_INPUTS} inputs at once, or for none that can be read")
         self._server = server
         self._forms: dict[str, dict[str, Any]] = {}
         self._links: dict[str, dict[str, Any]] = {}
         self._ready: dict[str, Any] = {}
-        for key, request in inputs.items():  # pyright: ignore[reportUnknownVariableType]
-            self._read(str(key), request, roots)  # pyright: ignore[reportUnknownArgumentType]
+        for key, request in cast("dict[str, Any]", inputs).items():
+            self._read(key, request, roots)
 
-    def _read(self, key: str, request: Any, roots: Sequence[Mapping[str, str]]) -> None:
-        method = request.get("method") if isinstance(request, Mapping) else None  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
-        params: dict[str, Any] = dict(request.get("params") or {}) if isinstance(request, Mapping) else {}  # pyright: ignore[reportUnknownArgumentType,reportUnknownMemberType]
+    def _read(self, key: str, given: Any, roots: Sequence[Mapping[str, str]]) -> None:
+        request = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+        method, params = request.get("method"), request.get("params")
+        params = cast("dict[str, Any]", params) if isinstance(params, dict) else {}
         if method == "elicitation/create":
             if params.get("mode", "form") == "url":
                 self._links[key] = _check_link(self._server, params)
@@ -113,21 +114,21 @@ class Round:
 def fill_defaults(schema: Mapping[str, Any], content: Any) -> Any:
     """Return the content of a form with the schema's defaults for fields that were left out."""
     properties = schema.get("properties")
-    if not isinstance(content, Mapping) or not isinstance(properties, Mapping):
-        return content
-    defaults = {
-        name: field["default"]
-        for name, field in properties.items()  # pyright: ignore[reportUnknownVariableType]
-        if isinstance(field, Mapping) and "default" in field and name not in content
-    }
-    return {**content, **defaults}  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(content, dict) or not isinstance(properties, dict):
+        return cast("Any", content)
+    given = cast("dict[str, Any]", content)
+    defaults: dict[str, Any] = {}
+    for name, declared in cast("dict[str, Any]", properties).items():
+        if isinstance(declared, dict) and "default" in declared and name not in given:
+            defaults[name] = cast("dict[str, Any]", declared)["default"]
+    return {**given, **defaults}
 
 
 def _check_form(server: str, params: Mapping[str, Any]) -> dict[str, Any]:
     schema = params.get("requestedSchema")
-    if not isinstance(schema, Mapping) or len(msgspec.json.encode(schema)) > MAX_FORM:
+    if not isinstance(schema, dict) or len(msgspec.json.encode(schema)) > MAX_FORM:
         raise _bad_round(server, f"the schema of its form is missing or has more than {MAX_FORM} bytes")
-    form: dict[str, Any] = dict(schema)  # pyright: ignore[reportUnknownArgumentType]
+    form = cast("dict[str, Any]", schema)
     try:
         compile_schema(form)
     except Invalid as problem:

@@ -6,7 +6,7 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from holdfast.core.images import MAX_IMAGES, check_images
 from holdfast.core.schema.validation import validate_value
@@ -22,11 +22,13 @@ def to_result(server: str, raw: Mapping[str, Any], call: Call, output_schema: An
 
     output_schema:  the tool's schema of its structured content, if it declares one
     """
-    blocks: list[Any] = raw["content"] if isinstance(raw.get("content"), list) else []
+    content: Any = raw.get("content")
+    given = cast("list[Any]", content) if isinstance(content, list) else []
+    blocks = [cast("dict[str, Any]", each) for each in given if isinstance(each, dict)]
     if len(blocks) > MAX_BLOCKS:
         raise ToolError("too_large", f"{server} returned {len(blocks)} parts; at most {MAX_BLOCKS} are read")
     images: list[Artifact] = []
-    parts = [_read_block(server, block, call, images) for block in blocks if isinstance(block, dict)]
+    parts = [_read_block(server, block, call, images) for block in blocks]
     structured = raw.get("structuredContent")
     if raw.get("isError") is True:
         text = "\n".join(part if isinstance(part, str) else json.dumps(part) for part in parts)
@@ -53,7 +55,8 @@ def _repeats(part: Any, structured: Any) -> bool:
     """Whether a text only repeats the structured content, as the protocol asks servers to do for older clients."""
     if not isinstance(part, str):
         return False
-    wrapped: Any = structured.get("result") if isinstance(structured, dict) and set(structured) == {"result"} else None  # pyright: ignore[reportUnknownMemberType,reportUnknownArgumentType]
+    fields = cast("dict[str, Any]", structured) if isinstance(structured, dict) else {}
+    wrapped = fields.get("result") if set(fields) == {"result"} else None
     if part == wrapped:
         return True
     try:
@@ -94,7 +97,7 @@ def _is_shown(kept: Artifact, call: Call) -> bool:
 def _read_resource(server: str, resource: Any, call: Call) -> Any:
     if not isinstance(resource, dict):
         return {"unknown": "resource"}
-    found: dict[str, Any] = resource
+    found = cast("dict[str, Any]", resource)
     if isinstance(found.get("text"), str):
         return {"uri": found.get("uri"), "text": found["text"]}
     kept = _keep(server, found.get("blob"), found.get("mimeType"), call)

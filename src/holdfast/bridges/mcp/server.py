@@ -101,12 +101,9 @@ class AgentServer:
             )
         self._runtime, self._agent = runtime, agent
         self._by = None if by is None else Principal.of(by)
-        self._specs: dict[str, ToolSpec] = {
-            name: spec for name, spec in agent.tools.specs.items() if spec.executor in SERVED and name != HELP_TOOL
-        }
         self._ask = f"ask_{agent.name}".replace(".", "_")[:64]
         self._inbox = dict(INBOX_TOOLS) if inbox else {}
-        taken = [name for name in (self._ask, *self._inbox) if name in self._specs]
+        taken = [name for name in (self._ask, *self._inbox) if name in agent.tools.specs]
         if taken:
             raise DeclarationError(
                 f"agent {agent.name!r} has a tool {taken[0]!r}, a name that the MCP server needs for its own: rename it"
@@ -163,6 +160,13 @@ class AgentServer:
         if not isinstance(found, Principal):
             raise MCPError(code=types.INVALID_REQUEST, message="sign in: this request has no principal")
         return found
+
+    @property
+    def _specs(self) -> dict[str, ToolSpec]:
+        """The agent's tools that are offered now. The server's own tools keep their names."""
+        own = {self._ask, *self._inbox, HELP_TOOL}
+        specs = self._agent.tools.specs.items()
+        return {name: spec for name, spec in specs if spec.executor in SERVED and name not in own}
 
     async def _list_tools(self, ctx: Context, params: types.PaginatedRequestParams) -> types.ListToolsResult:
         self._principal(ctx)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -54,6 +54,13 @@ def direct_agent(agent: AgentDefinition[Any]) -> AgentDefinition[Any]:
     direct.name, direct.model, direct.fallbacks = f"{agent.name}{SUFFIX}", DirectModel(), ()
     direct.instructions, direct.output, direct.output_type = "", None, None
     direct.max_steps = 2
+
+    def take_tools() -> None:
+        direct.tools, direct.offers, direct.weight = agent.tools, agent.offers, agent.weight
+
+    sources: Sequence[Any] = getattr(agent, "sources", ())
+    for source in sources:  # tools of other programs, which can change
+        source.subscribe(take_tools)
     return direct
 
 

@@ -9,8 +9,8 @@ import msgspec
 
 from holdfast.channels.card import Field, answer_of, fields_of, shown_preview
 from holdfast.core.decisions import Answer, Approve, Decision, Deny, Pending
-from holdfast.core.hidden_characters import is_hidden
-from holdfast.core.html_card import format_time
+from holdfast.core.text.hidden_characters import is_hidden
+from holdfast.core.text.html_card import format_time
 from holdfast.errors import Invalid
 
 MAX_MESSAGE = 16_000

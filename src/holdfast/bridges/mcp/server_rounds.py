@@ -20,7 +20,7 @@ from holdfast.channels.decide import find_pending
 from holdfast.channels.links import Links
 from holdfast.core.decisions import Pending, Principal, decider_refusal, split_suspension
 from holdfast.core.events import CallResolved, CallReturned, CallSuspended
-from holdfast.core.html_card import format_time
+from holdfast.core.text.html_card import format_time
 from holdfast.errors import Invalid, NotAllowed, NotFound, Stale
 from holdfast.runtime.arguments import check_conversation_id
 from holdfast.runtime.runtime import Runtime

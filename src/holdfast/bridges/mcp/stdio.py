@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -66,11 +66,13 @@ async def open_stdio(
     cwd: str | None,
     max_bytes: int,
     errors: ServerErrors,
+    on_end: Callable[[], None],
 ) -> AsyncGenerator[Any]:
     """Start the program, and yield the streams that the SDK's session reads and writes.
 
     max_bytes:  the longest line that is read; a longer one ends the connection
     errors:     collects the lines of the program's standard error
+    on_end:     called when the program's output has ended: requests can no longer be answered
     """
     lifeline, held = os.pipe()
     try:
@@ -106,6 +108,7 @@ async def open_stdio(
         asyncio.create_task(_write_messages(process.stdin, from_session, to_session), name="holdfast:mcp:write"),
         asyncio.create_task(errors.read(process.stderr), name="holdfast:mcp:errors"),
     ]
+    tasks[0].add_done_callback(lambda _: on_end())
     try:
         yield from_server, to_server
     finally:

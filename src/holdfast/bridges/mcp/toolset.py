@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import mcp_types as types
 
@@ -363,7 +363,7 @@ class MCP(ToolSource):
 
     def _make_connection(self, principal: Principal) -> Connection:
         async def headers() -> Mapping[str, str]:
-            given = self._headers(principal) if self._headers is not None else {}
+            given: Any = self._headers(principal) if self._headers is not None else {}
             return await given if inspect.isawaitable(given) else given or {}
 
         async def on_question(params: types.ElicitRequestParams) -> types.ElicitResult | types.ErrorData:
@@ -456,9 +456,9 @@ def _check_approvals(approval: Any) -> Callable[[RemoteTool], Approval | None]:
         given = None if approval is None else check_approval(approval, "MCP: approval")
         return lambda remote: given
     if isinstance(approval, Mapping):
+        given_by_name = cast("Mapping[str, Any]", approval)
         by_name: dict[str, Approval] = {
-            str(name): check_approval(value, f"MCP: approval of {name!r}")
-            for name, value in approval.items()  # pyright: ignore[reportUnknownVariableType]
+            name: check_approval(value, f"MCP: approval of {name!r}") for name, value in given_by_name.items()
         }
         return lambda remote: by_name.get(remote.name)
     if not callable(approval):

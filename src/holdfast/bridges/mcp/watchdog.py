@@ -26,7 +26,7 @@ def main() -> int:
     os.set_inheritable(lifeline, False)
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGCHLD, note_end)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
@@ -40,6 +40,10 @@ def main() -> int:
     status = watch(child, lifeline, woken)
     end_all(grace)
     return os.waitstatus_to_exitcode(status) if status is not None and os.WIFEXITED(status) else 1
+
+
+def note_end(number: int, frame: object) -> None:
+    """Handle SIGCHLD, so that it is written to the wakeup descriptor."""
 
 
 def adopt_orphans() -> None:

@@ -86,7 +86,7 @@ def _open_target(target: str, config: str | None, env: tuple[str, ...]) -> MCP:
             raise Invalid(f"{config} has no server {target!r}; it has {', '.join(servers) or 'none'}")
         return servers[target]
     parsed = parse_target(target)
-    variables = dict(word.partition("=")[::2] for word in env)
+    variables = {name: value for name, _, value in (word.partition("=") for word in env)}
     return MCP(parsed, env=variables if variables else None)
 
 
