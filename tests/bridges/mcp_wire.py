@@ -34,7 +34,8 @@ class WireClient:
 
     async def send(self, method: str, **params: Any) -> dict[str, Any]:
         """Return the whole response of a request."""
-        meta = {f"{META}/protocolVersion": VERSION, f"{META}/clientCapabilities": self._capabilities}
+        more = params.pop("meta", {})
+        meta = {f"{META}/protocolVersion": VERSION, f"{META}/clientCapabilities": self._capabilities, **more}
         body = {"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": {**params, "_meta": meta}}
         headers = {
             "authorization": f"Bearer {self._token}",

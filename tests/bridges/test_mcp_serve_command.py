@@ -156,6 +156,13 @@ async def test_over_stdio_a_round_is_answered_after_the_server_was_killed(place:
     assert place.lines_paid() == ["7"]
 
 
+def test_over_stdio_the_server_ends_on_sigterm_while_the_client_keeps_the_pipe_open(place: Place) -> None:
+    with Pipe(place) as server:
+        server.call("refund", ORDER, FORMS)
+        server.process.terminate()
+        assert server.process.wait(60) == 0
+
+
 async def test_over_stdio_the_text_says_how_a_person_decides(place: Place) -> None:
     with Pipe(place) as bare:
         text = bare.call("refund", ORDER, {})["content"][0]["text"]

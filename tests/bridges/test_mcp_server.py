@@ -27,7 +27,7 @@ from holdfast import (
 )
 from holdfast.bridges.mcp.server import PRINCIPAL, AgentServer, direct_agent
 from holdfast.errors import DeclarationError
-from holdfast.events import CallResolved, CallStarted, CallSuspended, MessageReceived, ResolutionRefused
+from holdfast.events import CallResolved, CallStarted, CallSuspended, MessageReceived, ResolutionRefused, TurnEnded
 from holdfast.server import middleware
 from holdfast.server.auth import OpenedBy
 
@@ -251,6 +251,41 @@ async def test_a_round_is_continued_by_another_process_with_the_same_key(tmp_pat
         done = await second.client().continue_call("refund", ORDER, asked, approval=accept(approve=True))
         assert done["structuredContent"] == {"paid": 7}
         assert len(await second.runtime.conversations()) == 1
+
+
+@with_desk
+async def test_a_call_that_the_client_repeats_under_its_key_is_the_same_call(desk: Desk) -> None:
+    """A client that lost the response repeats the request with the same callKey, and no second call is made."""
+    ann, named = desk.client(), {"meta": {"holdfast/callKey": "c1/x1"}}
+    asked = await ann.call("refund", ORDER, **named)
+    again = await ann.call("refund", ORDER, **named)
+    assert len(await desk.runtime.pending()) == 1
+    await ann.continue_call("refund", ORDER, asked, approval=accept(approve=True))
+    assert (await ann.call("refund", ORDER, **named))["structuredContent"] == {"paid": 7}
+    assert again["resultType"] == "input_required"
+    for client, args in ((desk.client("bob"), ORDER), (ann, {"order": 8})):
+        assert (await client.call("refund", args, **named))["resultType"] == "input_required"
+    assert len(await desk.runtime.conversations()) == 3
+
+
+async def test_an_answer_after_the_deadline_runs_nothing() -> None:
+    """The state holds as long as the call waits."""
+
+    @tool(approval="required", expires="100ms")
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    agent = Agent("desk", model=ScriptedModel([]), tools=[pay])
+    async with serve_desk(agent) as desk:
+        asked = await desk.client().call("pay")
+        (conversation,) = await desk.runtime.conversations()
+        async for event in desk.runtime.events(conversation.conversation):
+            if isinstance(event, TurnEnded):
+                break
+        late = await desk.client().continue_call("pay", {}, asked, approval=accept(approve=True))
+        assert late["structuredContent"]["error"]["kind"] == "timeout"
+        assert not [event for event in await log_of(desk) if isinstance(event, CallStarted)]
 
 
 # --- nothing that a client sends is trusted ---
@@ -570,6 +605,20 @@ async def test_older_revisions_are_asked_on_their_connection() -> None:
         async with Client(server.server, mode="legacy", elicitation_callback=answer) as client:
             assert (await client.call_tool("refund", ORDER)).structured_content == {"paid": 7}
         assert [text.splitlines()[0] for text in shown] == ["Refund order 7?"]
+
+
+async def test_a_client_that_refuses_the_question_is_told_that_the_call_waits() -> None:
+    agent = make_agent()
+    async with Runtime(agent, direct_agent(agent)) as runtime:
+        server = AgentServer(runtime, agent, keys=KEY, by="ann")
+
+        async def refuse(context: Any, params: Any) -> types.ErrorData:
+            return types.ErrorData(code=-32600, message="no")
+
+        async with Client(server.server, mode="legacy", elicitation_callback=refuse) as client:
+            waits = await client.call_tool("refund", ORDER)
+        assert waits.is_error
+        assert len(await runtime.pending()) == 1
 
 
 async def test_an_open_question_ends_when_the_call_is_decided_elsewhere() -> None:

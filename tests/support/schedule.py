@@ -40,6 +40,7 @@ GROUPS = {
         "models/test_strict_provider.py",
     ],
     "bench": ["test_bench.py"],
+    "MCP as a server": ["bridges/test_mcp_serve_command.py", "bridges/test_mcp_conformance.py"],
     "state machine": ["runtime/test_state_machine.py"],
     "fuzzing": ["server/test_fuzz.py"],
     "PostgreSQL": [

@@ -55,6 +55,9 @@ __all__ = ["AgentServer", "direct_agent"]
 
 PRINCIPAL = "holdfast.principal"
 """Where ``holdfast.server`` puts the authenticated Principal in the scope of a request."""
+CALL_KEY = "holdfast/callKey"
+"""The field of a request's ``_meta`` by which a client names a call. Holdfast's own client sends it."""
+MAX_KEY = 1000
 STATE_SECONDS = 100 * 365 * 86_400.0
 """How long the seal of a requestState holds. The deadline of the call ends it earlier: the log knows that."""
 SERVED = ("server", "human")
@@ -212,7 +215,7 @@ class AgentServer:
         given: dict[str, Any] = dict(params.input_responses or {})
         taken = Taken()
         if params.request_state is None:
-            exchange = await self._start(params.name, args, by, report)
+            exchange = await self._start(params.name, args, by, report, _call_key(ctx))
             if isinstance(exchange, types.CallToolResult):
                 return exchange
             if given and exchange.kind == "tool":
@@ -226,7 +229,7 @@ class AgentServer:
         return await self._respond(ctx, exchange, by, way, taken, report)
 
     async def _start(
-        self, name: str, args: dict[str, Any], by: Principal, report: Report
+        self, name: str, args: dict[str, Any], by: Principal, report: Report, key: str
     ) -> Exchange | types.CallToolResult:
         """Begin what the request asks for; return its result, if it needs no conversation."""
         match name:
@@ -244,7 +247,7 @@ class AgentServer:
                     await self._check_continues(conversation, by)
                 return await start_turn(self._runtime, self._agent.name, conversation, message, by, report)
             case _:
-                return await start_call(self._runtime, self._direct, name, args, by, report)
+                return await start_call(self._runtime, self._direct, name, args, by, report, key)
 
     async def _check_continues(self, conversation: str, by: Principal) -> None:
         """Raise NotFound unless the conversation exists, the principal may see it, and this agent runs it."""
@@ -323,6 +326,12 @@ class AgentServer:
                 raise to_protocol_error(problem) from None
 
         return handle
+
+
+def _call_key(ctx: Context) -> str:
+    """Return the name that the client gives to this call, the same if it repeats it; empty if it gives none."""
+    found = (ctx.meta or {}).get(CALL_KEY)
+    return found[:MAX_KEY] if isinstance(found, str) else ""
 
 
 def _reporter(ctx: Context) -> Report:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from holdfast.core.events import AnyEvent, CallReturned, TurnEnded, TurnStarted
 from holdfast.core.live import ToolProgress
 from holdfast.core.transcript import UserMessage
 from holdfast.core.turn_result import TurnFold, TurnResult
-from holdfast.errors import DeclarationError, ModelError
+from holdfast.errors import Busy, DeclarationError, Invalid, ModelError
 from holdfast.models.base import FinishPart, Request, StreamPart, TextPart, ToolCallPart
 from holdfast.runtime.agent_definition import AgentDefinition
 from holdfast.runtime.runtime import Runtime
@@ -21,6 +22,8 @@ from holdfast.runtime.runtime import Runtime
 SUFFIX = ".mcp"
 """The end of the name of the agent that makes the calls of MCP clients."""
 MAX_NAME = 64 - len(SUFFIX)
+START_SECONDS = 60.0
+"""A conversation without a turn that is older than this was left by a process that died."""
 Report = Callable[[Any], Awaitable[None]]
 """Receives the payload of each progress report."""
 
@@ -77,12 +80,41 @@ class Exchange(msgspec.Struct, frozen=True, array_like=True):
 
 
 async def start_call(
-    runtime: Runtime[Any], agent: str, tool: str, args: dict[str, Any], by: Principal, report: Report
+    runtime: Runtime[Any], agent: str, tool: str, args: dict[str, Any], by: Principal, report: Report, key: str = ""
 ) -> Exchange:
-    """Run a call in a conversation of its own, until it has returned or needs a decision."""
-    text = f"{tool} {msgspec.json.encode(args).decode()}"
-    name = await runtime.open(agent=agent, by=by, metadata={"mcp": {"tool": tool}})
+    """Run a call in a conversation of its own, until it has returned or needs a decision.
+
+    key:  the client's name for this call. The same call under the same name continues its conversation
+    """
+    text = f"{tool} {msgspec.json.encode(args, order='sorted').decode()}"
+    name = _name_conversation(agent, by, text, key) if key else None
+    try:
+        name = await runtime.open(name, agent=agent, by=by, metadata={"mcp": {"tool": tool}})
+    except Invalid:
+        if name is None:
+            raise
+        found = await _find_exchange(runtime, name)
+        if found is not None:
+            await follow(runtime, found, report)
+            return found
     return await _send(runtime, "tool", name, text, by, agent, report)
+
+
+def _name_conversation(agent: str, by: Principal, text: str, key: str) -> str:
+    """Return an id that only this principal's call gets: another one cannot find it by the key."""
+    parts = msgspec.json.encode([agent, by.id, text, key])
+    return f"mcp-{hashlib.sha256(parts).hexdigest()[:40]}"
+
+
+async def _find_exchange(runtime: Runtime[Any], conversation: str) -> Exchange | None:
+    """Return the exchange of a call that was made before; None if its process died before it was made."""
+    events = await runtime.history(conversation)
+    for event in events:
+        if isinstance(event, TurnStarted):
+            return Exchange("tool", conversation, event.message)
+    if runtime.now() - events[0].at < START_SECONDS:
+        raise Busy("another request makes this call now: repeat yours in a minute")
+    return None
 
 
 async def start_turn(

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import mcp_types as types
 from mcp.server.context import ServerRequestContext
+from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from holdfast.bridges.mcp.server_calls import Exchange
@@ -163,6 +164,8 @@ class Rounds:
             await asyncio.wait((asking, elsewhere), return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
                 return Taken()
+            if isinstance(asking.exception(), MCPError):
+                return Taken(closed=True)  # the client does not answer
             asked = Exchange(exchange.kind, exchange.conversation, exchange.message, {"it": (entry.id, entry.digest)})
             return await self.take_answers(asked, {"it": asking.result()}, by, "live")
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -120,9 +121,6 @@ def serve_stdio(chosen: ChosenAgent, url: str, by: str, base_url: str | None, *,
     listing = CommandWriter(url).format_command("pending")
 
     async def run() -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         async with Runtime(chosen.agent, direct_agent(chosen.agent), store=url, channels=chosen.channels) as runtime:
             server = AgentServer(
                 runtime,
@@ -133,14 +131,32 @@ def serve_stdio(chosen: ChosenAgent, url: str, by: str, base_url: str | None, *,
                 note=f"Your user can decide in a terminal: `{listing}` shows how.",
                 inbox=inbox,
             )
+            _stop_on_signals(runtime)
             await server.run_stdio()
 
     end_protection = protect(token.file) if token.file is not None else None
     try:
         asyncio.run(run())
-    except asyncio.CancelledError:
-        pass  # SIGTERM
     finally:
         if end_protection is not None:
             end_protection()
     return 0
+
+
+def _stop_on_signals(runtime: Runtime[Any]) -> None:
+    """Close the runtime on SIGINT and SIGTERM, and leave.
+
+    A thread reads standard input, and nothing can stop it: a normal exit would wait until the client closes its end.
+    """
+    loop = asyncio.get_running_loop()
+    closing: list[asyncio.Task[None]] = []
+
+    async def close(code: int) -> None:
+        await runtime.close()
+        os._exit(code)
+
+    def stop(code: int) -> None:
+        runtime.skip_drain() if closing else closing.append(loop.create_task(close(code)))
+
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 0)):
+        loop.add_signal_handler(number, stop, code)
