@@ -58,6 +58,7 @@ async def test_each_notice_is_a_signed_request_with_a_thin_body():
         "suspension": entry.id,
         "tool": "refund",
         "by": "system",
+        "on_behalf_of": None,
         "outcome": None,
     }
     assert by_type["call.resolved"]["data"]["outcome"] == "approved"

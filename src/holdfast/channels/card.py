@@ -76,13 +76,13 @@ def title(notice: Notice) -> str:
         case "resolved" if notice.by.id == "system":
             return one_line(f"{notice.tool} was {notice.outcome}: {what}")
         case "resolved":
-            return one_line(f"{notice.tool} was {notice.outcome} by {notice.by.id}: {what}")
+            return one_line(f"{notice.tool} was {notice.outcome} by {notice.decider}: {what}")
         case "expired":
             return one_line(f"{notice.tool} has expired: {what}")
         case "voted":
-            return one_line(f"{notice.by.id} approved {notice.tool}: {what}")
+            return one_line(f"{notice.decider} approved {notice.tool}: {what}")
         case "extended":
-            return one_line(f"{notice.by.id} extended the deadline of {notice.tool}: {what}")
+            return one_line(f"{notice.decider} extended the deadline of {notice.tool}: {what}")
 
 
 def facts(notice: Notice) -> list[str]:

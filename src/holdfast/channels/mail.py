@@ -207,6 +207,7 @@ def _as_html(notice: Notice, link: str | None) -> Html:
         parts.append(html_card.heading(notice.tool or notice.conversation, notice.outcome or notice.kind))
         parts.append(html_card.paragraph(str(card.redact_value(notice.prompt))))
         parts.append(html_card.paragraph(str(card.redact_value(notice.reason or "")), "reason"))
+        parts.append(html_card.paragraph("" if notice.by.id == "system" else notice.decider, "by"))
     else:
         risk = [f"{entry.risk} risk"] if entry.risk != "low" else []
         parts.append(html_card.heading(entry.tool, KIND_LABELS[entry.kind], *risk))

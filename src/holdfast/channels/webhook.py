@@ -116,6 +116,7 @@ class Webhook:
             "suspension": notice.suspension,
             "tool": notice.tool,
             "by": notice.by.id,
+            "on_behalf_of": None if notice.on_behalf_of is None else notice.on_behalf_of.id,
             "outcome": notice.outcome,
         }
         if self._full:
