@@ -62,6 +62,15 @@ def redact_value(value: Any) -> Any:
             return value
 
 
+def value_text(value: Any, limit: int) -> str:
+    """Return a value as text or indented JSON: without secrets, hidden characters by their code, cut at the limit."""
+    shown = redact_value(value)
+    text = shown if isinstance(shown, str) else msgspec.json.format(msgspec.json.encode(shown), indent=2).decode()
+    visible = "".join(char if char in "\n\t" or not is_hidden(char) else f"<U+{ord(char):04X}>" for char in text)
+    more = len(visible) - limit
+    return visible if more <= 0 else f"{visible[:limit]}\n… {more} more characters"
+
+
 def title(notice: Notice) -> str:
     """Return what the notice is about in one line, such as "Approve refund: Give 5 EUR back?"."""
     what = one_line(redact_secrets(notice.prompt or notice.tool or notice.conversation))

@@ -89,13 +89,10 @@ class Links:
                 f"Links: a key has at least {KEY_BYTES} random bytes; make one with: "
                 'python -c "import secrets; print(secrets.token_urlsafe(32))"'
             )
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise DeclarationError(f"Links: base_url is an address such as https://desk.example, not {base_url!r:.80}")
         if unknown := [tag for tag in decisions if tag not in LINK_TAGS]:
             raise DeclarationError(f"Links: decisions are some of {', '.join(LINK_TAGS)}, not {unknown[0]!r:.40}")
-        self.base_url = base_url.rstrip("/")
-        self.host = parts.hostname
+        self.base_url = check_base_url("Links: base_url", base_url)
+        self.host = str(urlsplit(base_url).hostname)
         self._expires = None if expires is None else parse_duration(expires)
         self._decisions = tuple(decisions)
         self._principal = principal or Principal
@@ -132,6 +129,14 @@ class Links:
         if found.id != link.audience:
             raise Invalid(f"Links: principal() returned {found.id!r} for the audience {link.audience!r}")
         return found
+
+
+def check_base_url(option: str, url: str) -> str:
+    """Return the address of a server, without a slash at its end; refuse other texts."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise DeclarationError(f"{option} is an address such as https://desk.example, not {url!r:.80}")
+    return url.rstrip("/")
 
 
 def _not_valid() -> NotAllowed:
