@@ -17,10 +17,13 @@ from support.notices import (
     refund_agent,
     rows_with_errors,
 )
+from support.receivers import SECRET, HTTPReceiver
 from support.runtimes import Counting
 
-from holdfast import Agent, Answer, Approve, Deny, Principal, Runtime, ScriptedModel, ToolCall
-from holdfast.channels import ReceiverGone, Route, TryLater, Undeliverable
+from holdfast import Agent, Answer, Approve, Deny, Extend, Principal, Runtime, ScriptedModel, Stale, ToolCall, tool
+from holdfast.channels import ReceiverGone, Route, TryLater, Undeliverable, Webhook
+from holdfast.channels.card import title
+from holdfast.channels.decide import explain_outcome
 from holdfast.core.notice import NOTICE_KINDS
 from holdfast.errors import DeclarationError
 from holdfast.runtime.pending_calls import outbox
@@ -470,8 +473,47 @@ def test_two_channels_of_one_name_are_refused():
         Runtime(refund_agent(), channels=[Recorder(), Recorder()])
 
 
+def finance_decides(by, pending, decision):
+    return "finance" in by.roles
+
+
+async def test_messages_name_the_principal_for_whom_a_deputy_decided_voted_or_extended():
+    """In the notice, and so in the words of every channel, and in the body of a webhook [B126]."""
+
+    @tool(approval="required", approvers=2, approver_roles=("finance",), prompt="Pay?")
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    agent = Agent("a", model=ScriptedModel([[ToolCall("pay")], "done"]), tools=[pay])
+    channel = Recorder(kinds=("voted", "extended", "resolved"))
+    async with Runtime(agent, channels=[channel], may_resolve=finance_decides) as rt, HTTPReceiver() as receiver:
+        entry = (await rt.run("hi", conversation="c")).pending[0]
+        await rt.delegate("bob", "1h", by=Principal("ada", roles=("finance",)))
+        await rt.delegate("cy", "1h", by=Principal("dan", roles=("finance",), claims={"token": "sign-in secret"}))
+        await rt.resolve(entry, Extend(entry.deadline + 60), by="bob")
+        await rt.resolve(entry, Approve(), by="bob")
+        await rt.resolve(entry, Approve(), by="cy")
+        await until(lambda: len(channel.sent) == 4)
+        webhook = Webhook(receiver.url, SECRET, allow_private=True, full=True)
+        for notice in channel.sent:
+            await webhook.send(notice)
+        with pytest.raises(Stale, match="was approved by cy for dan") as late:
+            await rt.resolve(entry, Approve(), by="bob")
+        assert late.value.winner == "cy"
+        assert "was approved by cy for dan" in str(await explain_outcome(rt, "c", entry.id))
+    assert sorted(title(notice) for notice in channel.sent) == [
+        "bob for ada approved pay: Pay?",
+        "bob for ada extended the deadline of pay: Pay?",
+        "cy for dan approved pay: Pay?",
+        "pay was approved by cy for dan: Pay?",
+    ]
+    sent = [request.json["data"] for request in receiver.requests]
+    assert {(data["by"], data["on_behalf_of"]) for data in sent} == {("bob", "ada"), ("cy", "dan")}
+    assert not any(b"sign-in secret" in request.body for request in receiver.requests)
+
+
 def test_every_kind_of_notice_has_words():
-    from holdfast.channels.card import title
     from holdfast.core.decisions import SYSTEM
     from holdfast.core.notice import Notice
 

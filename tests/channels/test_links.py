@@ -339,6 +339,13 @@ def test_a_weak_key_or_a_bad_address_is_refused(keys, base):
         Links(keys, base)
 
 
+@pytest.mark.parametrize("tag", ["extend", "client_result", "aprove"])
+def test_a_decision_that_the_page_behind_a_link_cannot_send_is_refused_at_declaration(tag):
+    """The error lists the decisions that can be given."""
+    with pytest.raises(DeclarationError, match=f"approve, deny, answer, submit, failed, not '{tag}'"):
+        links(decisions=("approve", tag))
+
+
 async def test_the_links_of_a_channel_are_served_without_naming_them_again():
     made = links()
     mail = Mail("127.0.0.1", 1, sender="desk@example.org", to="ann@example.org", links=made, kinds=("voted",))

@@ -13,7 +13,7 @@ from aiosmtpd.smtp import SMTP, AuthResult
 from support.async_tests import until
 from support.notices import Recorder, question_agent, refund_agent
 
-from holdfast import Answer, Approve, Extend, Runtime
+from holdfast import Answer, Approve, Extend, Principal, Runtime
 from holdfast.channels import Links, Mail, Route, TryLater, Undeliverable
 from holdfast.channels import mail as mail_module
 from holdfast.errors import DeclarationError
@@ -120,6 +120,25 @@ async def test_a_mail_has_the_card_as_text_and_html_and_a_link_that_shows_and_de
         assert (await rt.wait("c")).text == "done"
         (event,) = [event for event in await rt.history("c") if isinstance(event, CallResolved)]
         assert event.by.id == "ann"
+
+
+async def test_a_mail_about_a_decision_names_the_deputy_and_the_principal():
+    """In the subject, the text and the HTML [B126]."""
+
+    def finance_decides(by, pending, decision):
+        return "finance" in by.roles
+
+    async with Mailbox() as box:
+        channel = Mail("127.0.0.1", box.port, sender=SENDER, to=TO, starttls=False, kinds=("resolved",))
+        async with Runtime(refund_agent(), channels=[channel], may_resolve=finance_decides) as rt:
+            pending = (await rt.run("hi", conversation="c")).pending[0]
+            await rt.delegate("bob", "1h", by=Principal("ada", roles=("finance",)))
+            await rt.resolve(pending, Approve(), by="bob")
+            await until(lambda: box.raw)
+    (message,) = box.mails
+    for part in (message["subject"], text_of(message)):
+        assert "refund was approved by bob for ada" in part
+    assert "bob for ada" in html_of(message)
 
 
 async def test_the_message_id_is_the_same_at_every_attempt():

@@ -14,7 +14,7 @@ from support.async_tests import until
 from support.notices import question_agent, refund_agent, rows_with_errors
 from support.receivers import SlackAPI
 
-from holdfast import Agent, Answer, Approve, Deny, Runtime, ScriptedModel, ToolCall, tool
+from holdfast import Agent, Answer, Approve, Deny, Principal, Runtime, ScriptedModel, ToolCall, tool
 from holdfast.channels import Links, Route, Slack
 from holdfast.channels import slack as slack_module
 from holdfast.errors import DeclarationError
@@ -138,6 +138,20 @@ async def test_a_decision_elsewhere_an_expiry_and_a_cancel_also_change_the_messa
             else:
                 await d.rt.cancel("e", by="bo")
             assert words in shown(await updates(d, before + 1))
+
+
+async def test_the_message_names_the_principal_for_whom_a_deputy_decided():
+    """Both are named [B126]."""
+
+    def finance_decides(by, pending, decision):
+        return "finance" in by.roles
+
+    async with desk(refund_agent(), {"may_resolve": finance_decides}) as d:
+        pending = (await d.rt.run("hi", conversation="c")).pending[0]
+        await d.message()
+        await d.rt.delegate("bob", "1h", by=Principal("ada", roles=("finance",)))
+        await d.rt.resolve(pending, Approve(), by="bob")
+        assert "refund was approved by bob for ada" in shown(await updates(d))
 
 
 async def test_bad_old_and_unsigned_requests_change_nothing():

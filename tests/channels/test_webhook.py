@@ -13,7 +13,7 @@ from support.receivers import OTHER_SECRET, SECRET, HTTPReceiver
 
 from holdfast import Agent, Approve, Principal, Runtime, ScriptedModel, ToolCall, tool
 from holdfast.channels import ReceiverGone, Route, TryLater, Undeliverable, Webhook
-from holdfast.channels.webhook import is_public
+from holdfast.channels.endpoint import is_public
 from holdfast.errors import DeclarationError
 from holdfast.runtime.pending_calls import outbox
 from holdfast.stores.memory import MemoryStore
@@ -58,6 +58,7 @@ async def test_each_notice_is_a_signed_request_with_a_thin_body():
         "suspension": entry.id,
         "tool": "refund",
         "by": "system",
+        "on_behalf_of": None,
         "outcome": None,
     }
     assert by_type["call.resolved"]["data"]["outcome"] == "approved"
@@ -282,8 +283,8 @@ def test_a_bad_name_is_refused():
 
 
 def test_a_request_cannot_outlive_its_lease():
-    from holdfast.channels import mail, slack, webhook
+    from holdfast.channels import endpoint, mail, slack
 
-    longest = max(webhook.SECONDS, mail.SECONDS, slack.API_SECONDS)
+    longest = max(endpoint.SECONDS, mail.SECONDS, slack.API_SECONDS)
     assert longest < outbox.SEND_SECONDS < outbox.LEASE_SECONDS
     assert slack.DIGEST_SECONDS + slack.API_SECONDS < outbox.SEND_SECONDS

@@ -8,6 +8,7 @@ from holdfast.channels.links import Links, OpenedLink
 from holdfast.channels.mail import Mail
 from holdfast.channels.route import Route
 from holdfast.channels.slack import Slack
+from holdfast.channels.teams import Teams
 from holdfast.channels.webhook import Webhook
 from holdfast.core.notice import Channel, Notice, ReceiverGone, TryLater, Undeliverable
 
@@ -20,6 +21,7 @@ __all__ = [
     "ReceiverGone",
     "Route",
     "Slack",
+    "Teams",
     "TryLater",
     "Undeliverable",
     "Webhook",

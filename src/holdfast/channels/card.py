@@ -62,6 +62,15 @@ def redact_value(value: Any) -> Any:
             return value
 
 
+def value_text(value: Any, limit: int) -> str:
+    """Return a value as text or indented JSON: without secrets, hidden characters by their code, cut at the limit."""
+    shown = redact_value(value)
+    text = shown if isinstance(shown, str) else msgspec.json.format(msgspec.json.encode(shown), indent=2).decode()
+    visible = "".join(char if char in "\n\t" or not is_hidden(char) else f"<U+{ord(char):04X}>" for char in text)
+    more = len(visible) - limit
+    return visible if more <= 0 else f"{visible[:limit]}\n… {more} more characters"
+
+
 def title(notice: Notice) -> str:
     """Return what the notice is about in one line, such as "Approve refund: Give 5 EUR back?"."""
     what = one_line(redact_secrets(notice.prompt or notice.tool or notice.conversation))
@@ -76,13 +85,13 @@ def title(notice: Notice) -> str:
         case "resolved" if notice.by.id == "system":
             return one_line(f"{notice.tool} was {notice.outcome}: {what}")
         case "resolved":
-            return one_line(f"{notice.tool} was {notice.outcome} by {notice.by.id}: {what}")
+            return one_line(f"{notice.tool} was {notice.outcome} by {notice.decider}: {what}")
         case "expired":
             return one_line(f"{notice.tool} has expired: {what}")
         case "voted":
-            return one_line(f"{notice.by.id} approved {notice.tool}: {what}")
+            return one_line(f"{notice.decider} approved {notice.tool}: {what}")
         case "extended":
-            return one_line(f"{notice.by.id} extended the deadline of {notice.tool}: {what}")
+            return one_line(f"{notice.decider} extended the deadline of {notice.tool}: {what}")
 
 
 def facts(notice: Notice) -> list[str]:

@@ -11,6 +11,7 @@ from holdfast.core.decisions import (
     Pending,
     Principal,
     decider_refusal,
+    name_decider,
 )
 from holdfast.core.events import CallResolved, CallReturned
 from holdfast.core.state import pending_entries
@@ -66,8 +67,8 @@ async def explain_outcome(runtime: Runtime, conversation: str, suspension: str, 
                     if isinstance(event.decision, Expired | Detached):
                         return Stale(f"call {call!r} has expired", reason="expired")
                     verb = PAST_TENSE.get(type(event.decision), "decided")
-                    winner = event.by.id
-                    return Stale(f"call {call!r} was {verb} by {winner}", reason="resolved", winner=winner)
+                    decider = name_decider(event.by, event.on_behalf_of)
+                    return Stale(f"call {call!r} was {verb} by {decider}", reason="resolved", winner=event.by.id)
                 case CallReturned() if event.call_id == call:
                     return Stale(f"call {call!r} was cancelled", reason="cancelled")
                 case _:

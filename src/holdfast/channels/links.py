@@ -25,8 +25,9 @@ TAGS: dict[str, type] = {
     str(kind.__struct_config__.tag): kind
     for kind in get_args(Decision)  # pyright: ignore[reportAttributeAccessIssue]
 }
-"""The names of decisions in links and forms."""
-DEFAULT_TAGS = ("approve", "deny", "answer", "submit", "failed")
+"""The names of decisions."""
+LINK_TAGS = ("approve", "deny", "answer", "submit", "failed")
+"""The decisions that the page behind a link can send."""
 
 
 class OpenedLink(msgspec.Struct, frozen=True, array_like=True):
@@ -67,7 +68,8 @@ class Links:
     base_url:   the address of the server, such as "https://desk.example"; ``holdfast.server.app`` then serves
                 /l/TOKEN there
     expires:    how long a link holds; never longer than until the call's deadline
-    decisions:  the decisions that links allow, as far as the call allows them
+    decisions:  the decisions that links allow, as far as the call allows them: some of "approve", "deny", "answer",
+                "submit" and "failed"
     principal:  returns the Principal of an audience, if it has roles or claims; by default only an id
     """
 
@@ -77,7 +79,7 @@ class Links:
         base_url: str,
         *,
         expires: str | float | None = None,
-        decisions: Sequence[str] = DEFAULT_TAGS,
+        decisions: Sequence[str] = LINK_TAGS,
         principal: Callable[[str], Principal] | None = None,
     ):
         given = (keys,) if isinstance(keys, str | bytes) else tuple(keys)
@@ -87,13 +89,10 @@ class Links:
                 f"Links: a key has at least {KEY_BYTES} random bytes; make one with: "
                 'python -c "import secrets; print(secrets.token_urlsafe(32))"'
             )
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise DeclarationError(f"Links: base_url is an address such as https://desk.example, not {base_url!r:.80}")
-        if unknown := [tag for tag in decisions if tag not in TAGS]:
-            raise DeclarationError(f"Links: decisions are some of {', '.join(TAGS)}, not {unknown[0]!r}")
-        self.base_url = base_url.rstrip("/")
-        self.host = parts.hostname
+        if unknown := [tag for tag in decisions if tag not in LINK_TAGS]:
+            raise DeclarationError(f"Links: decisions are some of {', '.join(LINK_TAGS)}, not {unknown[0]!r:.40}")
+        self.base_url = check_base_url("Links: base_url", base_url)
+        self.host = str(urlsplit(base_url).hostname)
         self._expires = None if expires is None else parse_duration(expires)
         self._decisions = tuple(decisions)
         self._principal = principal or Principal
@@ -130,6 +129,14 @@ class Links:
         if found.id != link.audience:
             raise Invalid(f"Links: principal() returned {found.id!r} for the audience {link.audience!r}")
         return found
+
+
+def check_base_url(option: str, url: str) -> str:
+    """Return the address of a server, without a slash at its end; refuse other texts."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise DeclarationError(f"{option} is an address such as https://desk.example, not {url!r:.80}")
+    return url.rstrip("/")
 
 
 def _not_valid() -> NotAllowed:

@@ -13,14 +13,11 @@ from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import formatdate
 
-import msgspec
-
 from holdfast.channels import card
 from holdfast.channels.links import Links
 from holdfast.core.decisions import KIND_LABELS
 from holdfast.core.notice import OPEN_KINDS, Notice, NoticeKind, Routing, TryLater, Undeliverable
 from holdfast.core.text import html_card
-from holdfast.core.text.hidden_characters import is_hidden
 from holdfast.core.text.html_card import Html
 from holdfast.errors import DeclarationError
 
@@ -192,11 +189,7 @@ def _as_text(notice: Notice, link: str | None) -> str:
 
 
 def _value_lines(value: object) -> str:
-    shown = card.redact_value(value)
-    text = shown if isinstance(shown, str) else msgspec.json.format(msgspec.json.encode(shown), indent=2).decode()
-    visible = "".join(char if char in "\n\t" or not is_hidden(char) else f"<U+{ord(char):04X}>" for char in text)
-    more = len(visible) - MAX_TEXT
-    return "  " + visible[:MAX_TEXT].replace("\n", "\n  ") + (f"\n  … {more} more characters" if more > 0 else "")
+    return "  " + card.value_text(value, MAX_TEXT).replace("\n", "\n  ")
 
 
 def _as_html(notice: Notice, link: str | None) -> Html:
@@ -207,6 +200,7 @@ def _as_html(notice: Notice, link: str | None) -> Html:
         parts.append(html_card.heading(notice.tool or notice.conversation, notice.outcome or notice.kind))
         parts.append(html_card.paragraph(str(card.redact_value(notice.prompt))))
         parts.append(html_card.paragraph(str(card.redact_value(notice.reason or "")), "reason"))
+        parts.append(html_card.paragraph("" if notice.by.id == "system" else notice.decider, "by"))
     else:
         risk = [f"{entry.risk} risk"] if entry.risk != "low" else []
         parts.append(html_card.heading(entry.tool, KIND_LABELS[entry.kind], *risk))

@@ -734,7 +734,7 @@ def _values(title: str, value: Any) -> dict[str, Any]:
 
 def _closed_message(notice: Notice) -> dict[str, Any]:
     """Return the message of a call that was decided: what it was, and the outcome, without buttons."""
-    by = "" if notice.by.id == "system" else f" by {notice.by.id}"
+    by = "" if notice.by.id == "system" else f" by {notice.decider}"
     outcome = f"{notice.outcome}{by}"
     mark = {"approved": "✅", "answered": "✅", "submitted": "✅", "denied": "⛔"}.get(notice.outcome or "", "⌛")
     why = f": {card.one_line(str(card.redact_value(notice.reason)), 500)}" if notice.reason else ""

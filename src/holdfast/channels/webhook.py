@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import hashlib
 import hmac
-import socket
-import ssl
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from importlib.util import find_spec
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import Any
 
 import msgspec
 
 from holdfast.channels.card import check_name, public_pending
-from holdfast.core.notice import NOTICE_KINDS, Notice, NoticeKind, ReceiverGone, Routing, TryLater, Undeliverable
-from holdfast.errors import DeclarationError, install_command
+from holdfast.channels.endpoint import SECONDS, Endpoint
+from holdfast.core.notice import NOTICE_KINDS, Notice, NoticeKind, Routing
+from holdfast.errors import DeclarationError
 
-if TYPE_CHECKING:
-    import httpx
-
-SECONDS = 20.0
-"""Time limit of one request, from the look-up of the name to the head of the response."""
-MAX_RESPONSE_BYTES = 64 * 1024
-"""Bytes of a response that are read. It only matters for keeping the connection: nothing of it is used."""
-MAX_RETRY_AFTER = 24 * 3600.0
 SECRET_BYTES = range(24, 65)
 """The lengths of a key that Standard Webhooks allows."""
-_EMBEDDED = (IPv6Network("64:ff9b::/96"), IPv6Network("::/96"))
-"""NAT64 and IPv4-compatible addresses: their last 32 bits are an IPv4 address."""
-
 TYPES: dict[NoticeKind, str] = {
     **{kind: f"call.{kind}" for kind in NOTICE_KINDS},
     "turn_ended": "turn.ended",
@@ -76,22 +59,13 @@ class Webhook:
         allow_private: bool = False,
         timeout: float = SECONDS,
     ):
-        if find_spec("httpx") is None:
-            raise DeclarationError(f"webhooks need httpx: {install_command('channels')}")
         self.name, self.kinds, self.route = check_name(name), tuple(kinds), route
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise DeclarationError(f"Webhook: url is an address such as https://example.org/hook, not {url!r:.80}")
-        if parts.scheme == "http" and not allow_private:
-            raise DeclarationError("Webhook: use an https address; http is only for allow_private=True")
-        if parts.username is not None or parts.password is not None:
-            raise DeclarationError("Webhook: the url must not have a password; the receiver verifies the signature")
+        self._endpoint = Endpoint("Webhook", url, allow_private=allow_private, timeout=timeout)
         given = (secrets,) if isinstance(secrets, str) else tuple(secrets)
         if not given:
             raise DeclarationError("Webhook: give a secret")
         self._keys = [_read_secret(secret) for secret in given]
-        self._certificates = ssl.create_default_context()
-        self._url, self._full, self._allow_private, self._timeout = url, full, allow_private, timeout
+        self._full = full
 
     async def send(self, notice: Notice) -> None:
         """Send one notice; see ``Channel``."""
@@ -116,6 +90,7 @@ class Webhook:
             "suspension": notice.suspension,
             "tool": notice.tool,
             "by": notice.by.id,
+            "on_behalf_of": None if notice.on_behalf_of is None else notice.on_behalf_of.id,
             "outcome": notice.outcome,
         }
         if self._full:
@@ -125,18 +100,7 @@ class Webhook:
 
     async def _post(self, id: str, payload: dict[str, Any]) -> None:
         body = msgspec.json.encode(payload)
-        try:
-            async with asyncio.timeout(self._timeout):
-                status, headers = await self._request(body, self.sign(message_id(id), time.time(), body))
-        except TimeoutError:
-            raise TryLater(f"no answer within {self._timeout:g} s") from None
-        if 200 <= status < 300:
-            return
-        if status == 410:
-            raise ReceiverGone("the receiver answered 410")
-        if 300 <= status < 400:
-            raise TryLater(f"the receiver answered {status}, a redirect: give the address that it leads to")
-        raise TryLater(f"the receiver answered {status}", _read_retry_after(headers.get("retry-after", "")))
+        await self._endpoint.post(body, self.sign(message_id(id), time.time(), body))
 
     def sign(self, id: str, now: float, body: bytes) -> dict[str, str]:
         """Return the headers that identify and sign a body."""
@@ -149,73 +113,10 @@ class Webhook:
             "webhook-signature": " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests),
         }
 
-    async def _request(self, body: bytes, headers: dict[str, str]) -> tuple[int, httpx.Headers]:
-        """Send the request to an address that may be connected to; return the status and the response's headers."""
-        import httpx
-
-        url = httpx.URL(self._url)
-        # The address is checked and connected to, not the name: a name could lead elsewhere at the next look-up.
-        address = await self._find_address(url.host, url.port or (443 if url.scheme == "https" else 80))
-        request_headers = {**headers, "content-type": "application/json", "host": url.netloc.decode("ascii")}
-        request_headers["user-agent"] = "holdfast"
-        try:
-            # Neither proxies of the environment nor redirects: both would lead to addresses that were not checked.
-            async with (
-                httpx.AsyncClient(
-                    verify=self._certificates, trust_env=False, follow_redirects=False, timeout=self._timeout
-                ) as client,
-                client.stream(
-                    "POST",
-                    url.copy_with(host=address),
-                    content=body,
-                    headers=request_headers,
-                    extensions={"sni_hostname": url.host},
-                ) as response,
-            ):
-                size = 0
-                async for chunk in response.aiter_raw():
-                    size += len(chunk)
-                    if size > MAX_RESPONSE_BYTES:
-                        break
-                return response.status_code, response.headers
-        except httpx.TimeoutException:
-            raise TimeoutError from None
-        except httpx.HTTPError as failure:
-            raise TryLater(f"the receiver could not be reached: {type(failure).__name__}: {failure}") from failure
-
-    async def _find_address(self, host: str, port: int) -> str:
-        """Return an address of the host; raise Undeliverable if one of its addresses is not public."""
-        try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as failure:
-            raise TryLater(f"{host} has no address: {failure}") from failure
-        addresses = [str(info[4][0]).partition("%")[0] for info in found]
-        if not self._allow_private:
-            for address in addresses:
-                if not is_public(address):
-                    raise Undeliverable(
-                        f"{host} leads to {address}, which is not a public address (allow_private=True)"
-                    )
-        return addresses[0]
-
 
 def message_id(id: str) -> str:
     """Return the ``webhook-id`` of a notice: the same for each attempt, and without special characters."""
     return f"msg_{hashlib.sha256(id.encode()).hexdigest()[:32]}"
-
-
-def is_public(address: str) -> bool:
-    """Return whether an IP address belongs to the public internet, also where it contains another one."""
-    found: IPv4Address | IPv6Address = ip_address(address)
-    if isinstance(found, IPv6Address):
-        inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)
-        if inner is None and any(found in network for network in _EMBEDDED):
-            inner = IPv4Address(found.packed[-4:])
-        if inner is not None:
-            return is_public(str(inner))
-        if found.is_site_local:
-            return False
-    return found.is_global and not found.is_multicast and not found.is_unspecified
 
 
 def _read_secret(secret: str) -> bytes:
@@ -229,17 +130,6 @@ def _read_secret(secret: str) -> bytes:
             "python -c \"import base64, os; print('whsec_' + base64.b64encode(os.urandom(32)).decode())\""
         )
     return key
-
-
-def _read_retry_after(value: str) -> float:
-    """Return the seconds of a Retry-After header, which has seconds or a date; 0 if it has neither."""
-    text = value.strip()
-    if text.isascii() and text.isdigit():
-        return min(float(text), MAX_RETRY_AFTER)
-    try:
-        return min(max(parsedate_to_datetime(text).timestamp() - time.time(), 0.0), MAX_RETRY_AFTER)
-    except (TypeError, ValueError, OverflowError):
-        return 0.0
 
 
 def _iso(at: float) -> str:

@@ -171,6 +171,11 @@ def join_type_names(types: Iterable[type]) -> str:
     return " or ".join(t.__name__ for t in types)
 
 
+def name_decider(by: Principal, on_behalf_of: Principal | None) -> str:
+    """Return the id of a principal that decided, and for whom it decided as a deputy: "bob for ada"."""
+    return by.id if on_behalf_of is None else f"{by.id} for {on_behalf_of.id}"
+
+
 class Vote(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One person's approval of a call that needs several."""
 
@@ -189,7 +194,7 @@ class Vote(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     @property
     def voter(self) -> str:
         """The voter's id, and for whom the voter stood in, if it was a deputy."""
-        return self.by.id if self.on_behalf_of is None else f"{self.by.id} for {self.on_behalf_of.id}"
+        return name_decider(self.by, self.on_behalf_of)
 
 
 class Pending(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -12,13 +12,15 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import msgspec
 
-from holdfast.core.decisions import PAST_TENSE, Deny, Detached, Expired, Failed, Pending, Principal
+from holdfast.core.decisions import PAST_TENSE, Deny, Detached, Expired, Failed, Pending, Principal, name_decider
 from holdfast.core.events import (
     AnyEvent,
     CallResolved,
     CallReturned,
     CallSuspended,
+    DeadlineExtended,
     TurnEnded,
+    VoteCast,
 )
 from holdfast.core.state import State, open_suspensions, pending_of
 from holdfast.core.tool import Risk
@@ -69,6 +71,13 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """How the call or the turn ended: "approved", "denied", "answered", "expired", "cancelled", "completed", ..."""
     reason: str | None = None
     """The reason of a denial, or the error of a turn."""
+    on_behalf_of: Principal | None = None
+    """The principal for whom ``by`` decided, voted or extended as a deputy."""
+
+    @property
+    def decider(self) -> str:
+        """The id of ``by``, and for whom it decided if it was a deputy: "bob for ada"."""
+        return name_decider(self.by, self.on_behalf_of)
 
 
 class TryLater(Exception):
@@ -246,6 +255,7 @@ def make_notice(id: str, kind: NoticeKind, event: AnyEvent, origin: Origin, stat
         seq=event.seq,
         at=event.at,
         by=event.by,
+        on_behalf_of=event.on_behalf_of if isinstance(event, CallResolved | VoteCast | DeadlineExtended) else None,
         principal=origin.principal,
         agent=origin.agent,
         outcome=outcome,

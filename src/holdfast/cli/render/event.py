@@ -33,6 +33,7 @@ from holdfast.core.decisions import (
     Failed,
     Recorded,
     Submit,
+    name_decider,
 )
 from holdfast.core.events import (
     AnyEvent,
@@ -199,7 +200,7 @@ def describe_resolution(event: CallResolved) -> str:
 
 def describe_decider(event: CallResolved | CancelRequested | GrantGiven | Grant | VoteCast | DeadlineExtended) -> str:
     """Return who decided, and for whom, if it was a deputy."""
-    return event.by.id if event.on_behalf_of is None else f"{event.by.id} for {event.on_behalf_of.id}"
+    return name_decider(event.by, event.on_behalf_of)
 
 
 def describe_decision(decision: Recorded | Decision) -> str:

@@ -30,6 +30,7 @@ from holdfast.core.decisions import (
     Principal,
     Remember,
     decider_refusal,
+    name_decider,
 )
 from holdfast.core.events import (
     AnyEvent,
@@ -512,4 +513,5 @@ def _stale_naming_winner(won: CallResolved) -> Stale:
     if isinstance(won.decision, Expired | Detached):
         return Stale(f"call {call!r} has expired", reason="expired")
     verb = PAST_TENSE.get(type(won.decision), "decided")
-    return Stale(f"call {call!r} was {verb} by {won.by}", reason="resolved", winner=won.by.id)
+    decider = name_decider(won.by, won.on_behalf_of)
+    return Stale(f"call {call!r} was {verb} by {decider}", reason="resolved", winner=won.by.id)
