@@ -347,37 +347,6 @@ async def test_broken_data_is_an_error() -> None:
     assert returned.error.kind == "invalid_result"
 
 
-async def test_resources_and_prompts_are_tools_only_on_request() -> None:
-    server = MCPServer("shop")
-
-    @server.resource("shop://terms")
-    def terms() -> str:
-        """The terms."""
-        return "no refunds"
-
-    @server.prompt()
-    def complaint(order: str) -> str:
-        """Write a complaint."""
-        return f"Complain about order {order}."
-
-    plain = await read(MCP(server, name="shop"))
-    assert plain.toolset.names == ()
-    source = MCP(server, name="shop", resources=True, prompts=True, trust="hints")
-    calls = [
-        ToolCall("shop_list_resources", {}),
-        ToolCall("shop_read_resource", {"uri": "shop://terms"}),
-        ToolCall("shop_list_prompts", {}),
-        ToolCall("shop_get_prompt", {"name": "complaint", "arguments": {"order": "7"}}),
-    ]
-    async with Runtime(desk(source, *calls)) as rt:
-        await rt.run("go", conversation="c")
-        found = {event.tool: event.value for event in of(await rt.history("c"), CallReturned)}
-    assert found["shop_list_resources"]["resources"][0]["uri"] == "shop://terms"
-    assert found["shop_read_resource"] == {"uri": "shop://terms", "text": "no refunds"}
-    assert found["shop_list_prompts"]["prompts"][0]["name"] == "complaint"
-    assert "order 7" in found["shop_get_prompt"]["messages"][0]["content"]["text"]
-
-
 # --- servers that are away, hang or are hostile ---
 
 
@@ -477,22 +446,6 @@ async def http_server(handler):
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     return server, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
-
-
-async def test_a_server_that_hangs_while_it_is_connected_does_not_stop_the_agent() -> None:
-    """[B156]"""
-    never = asyncio.Event()
-
-    async def hang(head, body, writer):
-        await never.wait()
-
-    server, url = await http_server(hang)
-    async with server:
-        source = MCP(url, name="shop", connect_timeout=0.2)
-        async with Runtime(Agent("desk", model=ScriptedModel(["Hello."]), tools=[source])) as rt:
-            assert (await rt.run("hi")).text == "Hello."
-        never.set()
-    assert "did not answer in time" in str(source.problem)
 
 
 async def test_a_redirect_to_another_address_is_not_followed() -> None:

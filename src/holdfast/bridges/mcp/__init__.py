@@ -7,7 +7,6 @@ The client side gives an agent the tools of MCP servers: ``Agent(tools=[MCP("htt
     exchange.py     one call: requests, input rounds, tasks and live questions
     question.py     a server's questions as one question to a person, and the answer for the server
     result.py       a server's result as ours
-    resources.py    a server's resources and prompts as tools
     connection.py   the session with one server: connects, reconnects, reports what went wrong
     http.py         the HTTP transport: bounded, and errors of the network as errors of one request
     stdio.py        the transport to a program's standard input and output

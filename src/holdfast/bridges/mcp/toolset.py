@@ -27,7 +27,6 @@ from holdfast.bridges.mcp.definition import (
     refusal_of,
 )
 from holdfast.bridges.mcp.exchange import Exchange, ToolPlan
-from holdfast.bridges.mcp.resources import prompt_tools, resource_tools
 from holdfast.core.decisions import SYSTEM, Principal
 from holdfast.core.tool import RECOVERIES, fingerprint_of, parse_duration
 from holdfast.errors import DeclarationError, HoldfastError, Invalid, ToolError
@@ -75,8 +74,6 @@ class MCP(ToolSource):
     env:           of a command: the environment variables that it gets, besides a few harmless ones such as PATH
     cwd:           of a command: its working directory
     roots:         the directories that the server is told it may work in
-    resources:     whether the server's resources are offered, as the tools NAME_list_resources and NAME_read_resource
-    prompts:       whether its prompts are offered, as the tools NAME_list_prompts and NAME_get_prompt
     timeout:       the time limit of one request; a person's time to answer does not count
     connect_timeout:  the time limit for connecting and for reading the tools
     max_bytes:     the largest message that is read
@@ -99,8 +96,6 @@ class MCP(ToolSource):
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
         roots: Sequence[str | Path] = (),
-        resources: bool = False,
-        prompts: bool = False,
         timeout: Duration = "5m",
         connect_timeout: Duration = "30s",
         max_bytes: int = 16 * 1024 * 1024,
@@ -120,7 +115,6 @@ class MCP(ToolSource):
         self._headers = headers
         self._overrides = check_overrides(overrides or {})
         self._shows_instructions = instructions
-        self._offers_resources, self._offers_prompts = resources, prompts
         self._timeout, self._connect_timeout = (
             _seconds(timeout, "timeout"),
             _seconds(connect_timeout, "connect_timeout"),
@@ -128,7 +122,6 @@ class MCP(ToolSource):
         self._mode = mode
         self._target = Target(given, env=dict(env or {}), cwd=None if cwd is None else str(cwd), max_bytes=max_bytes)
         self._roots = [{"uri": Path(root).resolve().as_uri(), "name": Path(root).name or "/"} for root in roots]
-        self._own_tools: list[Tool] = []
         self._exchange = Exchange(self._name, self._connection_for, self._roots)
         self._connections: OrderedDict[str, Connection] = OrderedDict()
         self._toolset = Toolset()
@@ -304,20 +297,8 @@ class MCP(ToolSource):
         self._left_out = left_out
         if unknown := sorted(set(self._overrides) - {tool.name for tool in found}):
             log.warning("%s has no %s: the overrides of them are not used", self.name, ", ".join(unknown))
-        for tool in self._resource_tools():
-            tools.setdefault(tool.spec.name, tool)
         if list(tools.values()) != list(self._toolset):
             self._plans, self._toolset = plans, Toolset(*tools.values())
-
-    def _resource_tools(self) -> list[Tool]:
-        """Return the tools for the server's resources and prompts, if they are wanted."""
-        if not self._own_tools:
-            free: Approval = "auto" if self._trust == "hints" else "required"
-            if self._offers_resources:
-                self._own_tools += resource_tools(self._name, self._connection_for, free, self._timeout)
-            if self._offers_prompts:
-                self._own_tools += prompt_tools(self._name, self._connection_for, free, self._timeout)
-        return self._own_tools
 
     def _declare(self, remote: RemoteTool, name: str) -> tuple[Tool, ToolPlan]:
         options = self._overrides.get(remote.name, {})
