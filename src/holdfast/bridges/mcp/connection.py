@@ -175,6 +175,11 @@ class Connection:
         return (self._client.instructions or "") if self._client is not None else ""
 
     @property
+    def capabilities(self) -> types.ServerCapabilities:
+        """What the server offers; nothing if it is away."""
+        return self._client.server_capabilities if self._client is not None else types.ServerCapabilities()
+
+    @property
     def delay(self) -> float:
         """Seconds until the next attempt to connect is allowed."""
         return max(0.0, self._retry_at - time.monotonic())
