@@ -28,6 +28,7 @@ from holdfast.bridges.mcp.definition import (
 )
 from holdfast.bridges.mcp.exchange import Exchange, ToolPlan
 from holdfast.bridges.mcp.offers import PROMPT_TOOLS, RESOURCE_TOOLS, Method, offered_tools
+from holdfast.bridges.mcp.stdio import ProgramSandbox
 from holdfast.core.decisions import SYSTEM, Principal
 from holdfast.core.tool import RECOVERIES, fingerprint_of, parse_duration
 from holdfast.errors import DeclarationError, HoldfastError, Invalid, ToolError
@@ -84,7 +85,8 @@ class MCP(ToolSource):
     max_bytes:     the largest message that is read
     mode:          "auto" (default), "legacy" or "2026-07-28": how the protocol's revision is chosen
     sampling:      only None: a server cannot use the agent's model
-    sandbox:       only False: run the command in a sandbox of your own, such as a container
+    sandbox:       of a command: the Workspace in whose sandbox it runs. It reads the workspace and the system's
+                   directories, writes to a private /tmp only, and has no network. None: the rights of this process
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class MCP(ToolSource):
         max_bytes: int = 16 * 1024 * 1024,
         mode: Literal["auto", "legacy", "2026-07-28"] = "auto",
         sampling: None = None,
-        sandbox: Literal[False] = False,
+        sandbox: ProgramSandbox | None = None,
     ):
         super().__init__()
         given = _read_target(target)
@@ -131,7 +133,8 @@ class MCP(ToolSource):
             _seconds(connect_timeout, "connect_timeout"),
         )
         self._mode = mode
-        self._target = Target(given, env=dict(env or {}), cwd=None if cwd is None else str(cwd), max_bytes=max_bytes)
+        directory = None if cwd is None else str(cwd)
+        self._target = Target(given, env=dict(env or {}), cwd=directory, sandbox=sandbox, max_bytes=max_bytes)
         self._roots = [{"uri": Path(root).resolve().as_uri(), "name": Path(root).name or "/"} for root in roots]
         self._exchange = Exchange(self._name, self._connection_for, self._roots)
         self._connections: OrderedDict[str, Connection] = OrderedDict()
@@ -153,11 +156,10 @@ class MCP(ToolSource):
             raise DeclarationError("MCP: env and cwd are for a server that is started by a command")
         if sampling is not None:
             raise DeclarationError("MCP: sampling is not supported: a server cannot use the agent's model")
-        if sandbox is not False:
-            raise DeclarationError(
-                "MCP: sandbox is not supported: a server runs with the rights of this process. Start it in a sandbox "
-                'of your own, such as MCP(["docker", "run", "-i", "--rm", ...])'
-            )
+        if sandbox is not None:
+            if not isinstance(given, tuple) or not hasattr(sandbox, "launch_program"):
+                raise DeclarationError("MCP: sandbox is a Workspace, for a server that is started by a command")
+            sandbox.check_confinement()
 
     def __repr__(self) -> str:
         return f"MCP({self._target.describe()!r}, name={self._name!r})"
