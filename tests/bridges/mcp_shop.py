@@ -204,6 +204,35 @@ def fails() -> str:
     raise ValueError("no such order")
 
 
+@server.resource("shop://terms", title="Terms", mime_type="text/plain")
+def terms() -> str:
+    """The terms of the shop."""
+    return "No refunds on Sundays."
+
+
+@server.resource("shop://logo", mime_type="image/png")
+def logo() -> bytes:
+    """The logo."""
+    return b"\x89PNG"
+
+
+@server.resource("shop://orders/{order}")
+def order_file(order: str, ctx: Context) -> Any:
+    """The file of an order, after a yes."""
+    if ctx.request_state is None:
+        write_line("asked", order)
+        return types.InputRequiredResult(input_requests={"ok": form(f"Show order {order}?")}, request_state="s1")
+    answer = (ctx.input_responses or {})["ok"]
+    write_line("continued", order, ctx.request_state, answer.action)
+    return f"order {order}: paid"
+
+
+@server.prompt()
+def complain(order: str) -> str:
+    """Words for a complaint."""
+    return f"Complain about order {order}."
+
+
 def main() -> None:
     if sys.argv[2:] == ["stdio"]:
         write_line("pid", os.getpid())

@@ -22,9 +22,10 @@ from holdfast.workspace.limits import Limits
 from holdfast.workspace.policy.policy import Mode, Policy, Ruling
 from holdfast.workspace.policy.rules import RuleSet
 from holdfast.workspace.ripgrep import find_ripgrep
-from holdfast.workspace.sandbox.base import Confinement
+from holdfast.workspace.sandbox.base import Confinement, Launch
 from holdfast.workspace.sandbox.probe import find_sandbox
 from holdfast.workspace.search import search_tools
+from holdfast.workspace.shell.command import CommandReader
 from holdfast.workspace.shell.environment import make_environment
 from holdfast.workspace.shell.tool import shell_tools
 
@@ -103,6 +104,39 @@ class Workspace:
         child.mode = child.policy.mode
         child._tools = None
         return child
+
+    def check_confinement(self) -> None:
+        """Raise DeclarationError, with what to install, unless the sandbox is of level A."""
+        if self.sandbox.level != "A":
+            raise DeclarationError(
+                f"{self!r} has no sandbox of level A, so the program will not run: {self.sandbox.missing}",
+                kind="resource_missing",
+            )
+
+    def launch_program(
+        self, command: Sequence[str], *, env: Mapping[str, str], cwd: str | None, lifeline: int
+    ) -> Launch:
+        """Return how to start a program that runs for long, such as an MCP server, in the sandbox.
+
+        The workspace is read-only for it, and it has no network, whatever the settings for commands are: protected
+        paths that a command creates are renamed when the command ends, which is too late for such a program.
+
+        env:       its environment, adjusted to what exists in the sandbox
+        cwd:       its directory, in the workspace; None: the root
+        lifeline:  the read end of a pipe. When the pipe ends, all processes of the program are killed
+        """
+        self.check_confinement()
+        directory = self.root.normalise(cwd or ".")
+        made = self.sandbox.make_environment(env, self.root.path)
+        program = CommandReader(self).find_program(command[0], directory, made)
+        if program is None:
+            raise ToolError(
+                "command_failed",
+                f"there is no program {command[0]!r} that the sandbox shows. Give one of the system or of the "
+                "workspace, or add its directory to Workspace(confinement=Confinement(readable=(...,)))",
+            )
+        argv = [program, *command[1:]]
+        return self.sandbox.wrap(argv, root=self.root, cwd=directory, writable=False, env=made, control=lifeline)
 
     def approval(self, judge: Judge) -> Callable[[dict[str, Any], Call], Any]:
         """Return the approval function of a tool whose calls ``judge`` rules on.

@@ -4,6 +4,7 @@ The client side gives an agent the tools of MCP servers: ``Agent(tools=[MCP("htt
 
     toolset.py      ``MCP``: the source of tools; reads the list, keeps it up to date
     definition.py   a tool of a server as a tool of ours: its name, schema, approval and recovery
+    offers.py       resources and prompts as tools, if they are asked for
     exchange.py     one call: requests, input rounds, tasks and live questions
     question.py     a server's questions as one question to a person, and the answer for the server
     result.py       a server's result as ours

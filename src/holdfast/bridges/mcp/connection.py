@@ -22,7 +22,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from holdfast.bridges.mcp.http import failure_of, open_http
-from holdfast.bridges.mcp.stdio import ServerErrors, open_stdio
+from holdfast.bridges.mcp.stdio import ProgramSandbox, ServerErrors, open_stdio
 from holdfast.core.text.hidden_characters import is_hidden
 from holdfast.errors import ToolError
 
@@ -99,8 +99,11 @@ class Target:
 
     given: Any
 
-    def __init__(self, given: Any, *, env: Mapping[str, str], cwd: str | None, max_bytes: int):
+    def __init__(
+        self, given: Any, *, env: Mapping[str, str], cwd: str | None, sandbox: ProgramSandbox | None, max_bytes: int
+    ):
         self.given, self._env, self._cwd, self.max_bytes = given, env, cwd, max_bytes
+        self._sandbox = sandbox
 
     @property
     def is_url(self) -> bool:
@@ -129,7 +132,13 @@ class Target:
         if self.is_command:
             command: tuple[str, ...] = self.given
             return open_stdio(
-                command, env=self._env, cwd=self._cwd, max_bytes=self.max_bytes, errors=errors, on_end=on_end
+                command,
+                env=self._env,
+                cwd=self._cwd,
+                sandbox=self._sandbox,
+                max_bytes=self.max_bytes,
+                errors=errors,
+                on_end=on_end,
             )
         return self.given
 
@@ -173,6 +182,11 @@ class Connection:
     def instructions(self) -> str:
         """The server's own instructions; empty if it has none or is away."""
         return (self._client.instructions or "") if self._client is not None else ""
+
+    @property
+    def capabilities(self) -> types.ServerCapabilities:
+        """What the server offers; nothing if it is away."""
+        return self._client.server_capabilities if self._client is not None else types.ServerCapabilities()
 
     @property
     def delay(self) -> float:

@@ -24,8 +24,9 @@ from typing import Any, cast
 import mcp_types as types
 
 from holdfast.bridges.mcp.connection import Away, Connection, LinksFirst, Lost, TaskParams, TaskRequest, clean_text
+from holdfast.bridges.mcp.offers import Method, read_list, read_request
 from holdfast.bridges.mcp.question import Round
-from holdfast.bridges.mcp.result import to_result
+from holdfast.bridges.mcp.result import prompt_result, resource_result, to_result
 from holdfast.core.tool import Ask, Continue
 from holdfast.errors import ToolError
 from holdfast.tools.call import Call
@@ -57,6 +58,7 @@ class ToolPlan:
 
     name: str
     """The server's name of the tool."""
+    method: Method = "tools/call"
     output_schema: Any = None
     timeout: float | None = None
     """Seconds for one request. A person's time to answer does not count, and a task has its own limit."""
@@ -167,6 +169,8 @@ class Exchange:
             try:
                 connection = await self._connect(call)
                 await connection.session()
+                if plan.method in ("resources/list", "prompts/list"):
+                    return await read_list(connection, plan.method, plan.timeout)
                 if not connection.is_modern:
                     return await self._begin_live(connection, plan, args, call)
                 return await self._send(connection, plan, args, call)
@@ -222,7 +226,7 @@ class Exchange:
     ) -> Any:
         """Send a request of a modern server, and go on until a person is needed or there is a result."""
         for n in range(MAX_SILENT_ROUNDS):
-            request = _call_request(plan.name, args, call, responses, request_state)
+            request = _call_request(plan, args, call, responses, request_state)
             raw = await connection.send(request, timeout=plan.timeout, on_progress=ProgressFilter(call))
             if raw.get("resultType") != "input_required":
                 return self._finish(plan, raw, call)
@@ -242,6 +246,10 @@ class Exchange:
     def _finish(self, plan: ToolPlan, raw: Mapping[str, Any], call: Call) -> Any:
         if raw.get("resultType") == "task":
             return Continue({"task": _read_task(self._server, raw)})  # in the log before it is polled
+        if plan.method == "resources/read":
+            return resource_result(self._server, raw, call)
+        if plan.method == "prompts/get":
+            return prompt_result(self._server, raw, call)
         return to_result(self._server, raw, call, plan.output_schema)
 
     # --- tasks ---
@@ -355,7 +363,7 @@ class Exchange:
         if len(self._live) >= MAX_LIVE:
             raise ToolError("busy", f"{self._server}: {MAX_LIVE} calls are open; try again later")
         live = LiveCall(f"{next(self._numbers)}:{call.key}", connection)
-        request = _call_request(plan.name, args, call)
+        request = _call_request(plan, args, call)
         sent = connection.send(request, timeout=None, on_progress=ProgressFilter(call))
         live.task = asyncio.create_task(sent, name=f"holdfast:mcp:{self._server}:call")
         self._live[live.id] = live
@@ -437,18 +445,19 @@ def _is_lost(live: LiveCall) -> bool:
 
 
 def _call_request(
-    name: str,
+    plan: ToolPlan,
     args: dict[str, Any],
     call: Call,
     responses: dict[str, Any] | None = None,
     request_state: str | None = None,
-) -> types.CallToolRequest:
-    params: dict[str, Any] = {"name": name, "arguments": args, "_meta": {CALL_KEY: call.key}}
+) -> Any:
+    params = {"name": plan.name, "arguments": args} if plan.method == "tools/call" else dict(args)
+    params["_meta"] = {CALL_KEY: call.key}
     if responses is not None:
         params["inputResponses"] = responses
     if request_state is not None:
         params["requestState"] = request_state
-    return types.CallToolRequest.model_validate({"method": "tools/call", "params": params})
+    return read_request(plan.method, params)
 
 
 def _task_request(method: Any, task: str, responses: dict[str, Any] | None = None) -> TaskRequest:

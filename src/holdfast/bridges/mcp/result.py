@@ -23,10 +23,7 @@ def to_result(server: str, raw: Mapping[str, Any], call: Call, output_schema: An
     output_schema:  the tool's schema of its structured content, if it declares one
     """
     content: Any = raw.get("content")
-    given = cast("list[Any]", content) if isinstance(content, list) else []
-    blocks = [cast("dict[str, Any]", each) for each in given if isinstance(each, dict)]
-    if len(blocks) > MAX_BLOCKS:
-        raise ToolError("too_large", f"{server} returned {len(blocks)} parts; at most {MAX_BLOCKS} are read")
+    blocks = _objects(server, content if isinstance(content, list) else [], "content")
     images: list[Artifact] = []
     parts = [_read_block(server, block, call, images) for block in blocks]
     structured = raw.get("structuredContent")
@@ -42,6 +39,35 @@ def to_result(server: str, raw: Mapping[str, Any], call: Call, output_schema: An
                 "invalid_result", f"the tool ran, but {problem.message}", {"server": server, "result": structured}
             ) from None
     return Result(_value_of(parts, structured), images=images[:MAX_IMAGES])
+
+
+def resource_result(server: str, raw: Mapping[str, Any], call: Call) -> Result:
+    """Return the contents of a resource as the result of a call."""
+    contents = _objects(server, raw.get("contents"), "contents")
+    return to_result(server, {"content": [{"type": "resource", "resource": each} for each in contents]}, call)
+
+
+def prompt_result(server: str, raw: Mapping[str, Any], call: Call) -> Result:
+    """Return the messages of a prompt as the result of a call: data for the model, not instructions to it."""
+    images: list[Artifact] = []
+    messages: list[Any] = []
+    for message in _objects(server, raw.get("messages"), "messages"):
+        block: Any = message.get("content")
+        content = _read_block(server, cast("dict[str, Any]", block) if isinstance(block, dict) else {}, call, images)
+        messages.append({"role": "assistant" if message.get("role") == "assistant" else "user", "content": content})
+    description = raw.get("description")
+    described = {"description": description} if isinstance(description, str) else {}
+    return Result({**described, "messages": messages}, images=images[:MAX_IMAGES])
+
+
+def _objects(server: str, given: Any, field: str) -> list[dict[str, Any]]:
+    """Return the objects of a list of the server's result; refuse a result without the list, and too long ones."""
+    if not isinstance(given, list):
+        raise ToolError("invalid_response", f"{server} answered without {field!r}", {"server": server})
+    found = [cast("dict[str, Any]", each) for each in cast("list[Any]", given) if isinstance(each, dict)]
+    if len(found) > MAX_BLOCKS:
+        raise ToolError("too_large", f"{server} returned {len(found)} parts; at most {MAX_BLOCKS} are read")
+    return found
 
 
 def _value_of(parts: list[Any], structured: Any) -> Any:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 import mcp_types as types
@@ -30,6 +30,53 @@ GRACE = 2.0
 WATCHDOG = Path(__file__).with_name("watchdog.py")
 KEPT_LINES = 20
 """Lines of the server's standard error that are kept for messages."""
+
+
+class ProgramLaunch(Protocol):
+    """How to start a program in a sandbox."""
+
+    @property
+    def argv(self) -> Sequence[str]: ...
+    @property
+    def env(self) -> Mapping[str, str]: ...
+    @property
+    def cwd(self) -> str | None: ...
+    @property
+    def pass_fds(self) -> Sequence[int]:
+        """Descriptors that the program inherits; closed here once it runs."""
+        ...
+
+    @property
+    def release(self) -> Callable[[], object]:
+        """Undoes what the launch made on the host. Called once, after the program has ended or was not started."""
+        ...
+
+
+class ProgramSandbox(Protocol):
+    """What runs a server's program in a sandbox. ``Workspace`` is one."""
+
+    def check_confinement(self) -> None:
+        """Raise DeclarationError, with what to install, if programs cannot be confined here."""
+        ...
+
+    def launch_program(
+        self, command: Sequence[str], *, env: Mapping[str, str], cwd: str | None, lifeline: int
+    ) -> ProgramLaunch:
+        """Return how to start the program. When the pipe ``lifeline`` ends, all of its processes are killed."""
+        ...
+
+
+class _Unconfined:
+    """The launch of a program with the rights of this process, under the watchdog."""
+
+    pass_fds: Sequence[int] = ()
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: str | None, lifeline: int):
+        self.argv = (sys.executable, "-I", "-S", str(WATCHDOG), str(lifeline), str(GRACE), *command)
+        self.env, self.cwd = env, cwd
+
+    def release(self) -> None:
+        pass
 
 
 def clean_environment(named: Mapping[str, str]) -> dict[str, str]:
@@ -64,37 +111,31 @@ async def open_stdio(
     *,
     env: Mapping[str, str],
     cwd: str | None,
+    sandbox: ProgramSandbox | None,
     max_bytes: int,
     errors: ServerErrors,
     on_end: Callable[[], None],
 ) -> AsyncGenerator[Any]:
     """Start the program, and yield the streams that the SDK's session reads and writes.
 
+    sandbox:    confines the program; None: it has the rights of this process
     max_bytes:  the longest line that is read; a longer one ends the connection
     errors:     collects the lines of the program's standard error
     on_end:     called when the program's output has ended: requests can no longer be answered
     """
     lifeline, held = os.pipe()
+    launch: ProgramLaunch | None = None
     try:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-I",
-            "-S",
-            str(WATCHDOG),
-            str(lifeline),
-            str(GRACE),
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=clean_environment(env),
-            cwd=cwd,
-            pass_fds=(lifeline,),
-            start_new_session=True,
-            limit=max_bytes,
-        )
+        clean = clean_environment(env)
+        if sandbox is None:
+            launch = _Unconfined(command, clean, cwd, lifeline)
+        else:
+            launch = await _prepare(sandbox, command, clean, cwd, lifeline)
+        process = await _start(launch, lifeline, max_bytes)
     except BaseException:
         os.close(held)
+        if launch is not None:
+            launch.release()
         raise
     finally:
         os.close(lifeline)
@@ -113,13 +154,57 @@ async def open_stdio(
         yield from_server, to_server
     finally:
         # Not to be interrupted: every wait in it is bounded, and without it the program would be left running.
-        await asyncio.shield(asyncio.ensure_future(_end_server(process, held, tasks)))
+        await asyncio.shield(asyncio.ensure_future(_end_server(process, held, tasks, launch)))
         for stream in (to_session, from_server, to_server, from_session):
             stream.close()
 
 
-async def _end_server(process: asyncio.subprocess.Process, held: int, tasks: list[asyncio.Task[None]]) -> None:
-    """Close the program's input, give it time to end, then let the watchdog end all of its processes."""
+async def _prepare(
+    sandbox: ProgramSandbox, command: Sequence[str], env: Mapping[str, str], cwd: str | None, lifeline: int
+) -> ProgramLaunch:
+    """Return the launch in a sandbox. If this is cancelled meanwhile, the launch is undone."""
+
+    def work() -> ProgramLaunch:
+        return sandbox.launch_program(command, env=env, cwd=cwd, lifeline=lifeline)
+
+    made = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(made)
+    except asyncio.CancelledError:
+        made.add_done_callback(_discard)
+        raise
+
+
+def _discard(made: asyncio.Future[ProgramLaunch]) -> None:
+    if not made.cancelled() and made.exception() is None:
+        launch = made.result()
+        for fd in launch.pass_fds:
+            os.close(fd)
+        launch.release()
+
+
+async def _start(launch: ProgramLaunch, lifeline: int, max_bytes: int) -> asyncio.subprocess.Process:
+    try:
+        return await asyncio.create_subprocess_exec(
+            *launch.argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=dict(launch.env),
+            cwd=launch.cwd,
+            pass_fds=(lifeline, *launch.pass_fds),
+            start_new_session=True,
+            limit=max_bytes,
+        )
+    finally:
+        for fd in launch.pass_fds:
+            os.close(fd)
+
+
+async def _end_server(
+    process: asyncio.subprocess.Process, held: int, tasks: list[asyncio.Task[None]], launch: ProgramLaunch
+) -> None:
+    """Close the program's input, give it time to end, then let the watchdog or the sandbox end all of its processes."""
     assert process.stdin is not None
     tasks[1].cancel()
     with contextlib.suppress(OSError, RuntimeError):
@@ -133,6 +218,7 @@ async def _end_server(process: asyncio.subprocess.Process, held: int, tasks: lis
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
+    await asyncio.to_thread(launch.release)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

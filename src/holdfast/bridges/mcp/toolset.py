@@ -27,6 +27,8 @@ from holdfast.bridges.mcp.definition import (
     refusal_of,
 )
 from holdfast.bridges.mcp.exchange import Exchange, ToolPlan
+from holdfast.bridges.mcp.offers import PROMPT_TOOLS, RESOURCE_TOOLS, Method, offered_tools
+from holdfast.bridges.mcp.stdio import ProgramSandbox
 from holdfast.core.decisions import SYSTEM, Principal
 from holdfast.core.tool import RECOVERIES, fingerprint_of, parse_duration
 from holdfast.errors import DeclarationError, HoldfastError, Invalid, ToolError
@@ -71,6 +73,10 @@ class MCP(ToolSource):
     overrides:     options of single tools as data: {"refund": {"recovery": "fail", "timeout": "10s"}}. The options:
                    approval, recovery, timeout, expires, on_expiry, risk, prompt, result_bytes, retention
     instructions:  whether the server's own instructions are added to the agent's
+    resources:     whether the server's resources are offered as the tools list_resources and read_resource, with the
+                   prefix. Approvals and overrides name them like tools of the server; with trust="hints" they run
+                   freely, because the protocol defines them as reads
+    prompts:       the same for its prompts: list_prompts and get_prompt
     env:           of a command: the environment variables that it gets, besides a few harmless ones such as PATH
     cwd:           of a command: its working directory
     roots:         the directories that the server is told it may work in
@@ -79,7 +85,8 @@ class MCP(ToolSource):
     max_bytes:     the largest message that is read
     mode:          "auto" (default), "legacy" or "2026-07-28": how the protocol's revision is chosen
     sampling:      only None: a server cannot use the agent's model
-    sandbox:       only False: run the command in a sandbox of your own, such as a container
+    sandbox:       of a command: the Workspace in whose sandbox it runs. It reads the workspace and the system's
+                   directories, writes to a private /tmp only, and has no network. None: the rights of this process
     """
 
     def __init__(
@@ -93,6 +100,8 @@ class MCP(ToolSource):
         headers: Headers | None = None,
         overrides: Mapping[str, Mapping[str, Any]] | None = None,
         instructions: bool = False,
+        resources: bool = False,
+        prompts: bool = False,
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
         roots: Sequence[str | Path] = (),
@@ -101,7 +110,7 @@ class MCP(ToolSource):
         max_bytes: int = 16 * 1024 * 1024,
         mode: Literal["auto", "legacy", "2026-07-28"] = "auto",
         sampling: None = None,
-        sandbox: Literal[False] = False,
+        sandbox: ProgramSandbox | None = None,
     ):
         super().__init__()
         given = _read_target(target)
@@ -109,18 +118,23 @@ class MCP(ToolSource):
         self._refuse_options(given, headers, env, cwd, sampling, sandbox)
         if trust not in ("none", "hints"):
             raise DeclarationError(f'MCP: trust must be "none" or "hints", not {trust!r:.80}')
+        for option, value in (("resources", resources), ("prompts", prompts)):
+            if not isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise DeclarationError(f"MCP: {option} is True or False, not {value!r:.80}")
         self._trust: Trust = trust
         self._filter = _check_filter(tools)
         self._approval = _check_approvals(approval)
         self._headers = headers
         self._overrides = check_overrides(overrides or {})
         self._shows_instructions = instructions
+        self._offered: dict[str, Method] = (RESOURCE_TOOLS if resources else {}) | (PROMPT_TOOLS if prompts else {})
         self._timeout, self._connect_timeout = (
             _seconds(timeout, "timeout"),
             _seconds(connect_timeout, "connect_timeout"),
         )
         self._mode = mode
-        self._target = Target(given, env=dict(env or {}), cwd=None if cwd is None else str(cwd), max_bytes=max_bytes)
+        directory = None if cwd is None else str(cwd)
+        self._target = Target(given, env=dict(env or {}), cwd=directory, sandbox=sandbox, max_bytes=max_bytes)
         self._roots = [{"uri": Path(root).resolve().as_uri(), "name": Path(root).name or "/"} for root in roots]
         self._exchange = Exchange(self._name, self._connection_for, self._roots)
         self._connections: OrderedDict[str, Connection] = OrderedDict()
@@ -142,11 +156,10 @@ class MCP(ToolSource):
             raise DeclarationError("MCP: env and cwd are for a server that is started by a command")
         if sampling is not None:
             raise DeclarationError("MCP: sampling is not supported: a server cannot use the agent's model")
-        if sandbox is not False:
-            raise DeclarationError(
-                "MCP: sandbox is not supported: a server runs with the rights of this process. Start it in a sandbox "
-                'of your own, such as MCP(["docker", "run", "-i", "--rm", ...])'
-            )
+        if sandbox is not None:
+            if not isinstance(given, tuple) or not hasattr(sandbox, "launch_program"):
+                raise DeclarationError("MCP: sandbox is a Workspace, for a server that is started by a command")
+            sandbox.check_confinement()
 
     def __repr__(self) -> str:
         return f"MCP({self._target.describe()!r}, name={self._name!r})"
@@ -255,7 +268,11 @@ class MCP(ToolSource):
         async with self._list_lock:
             try:
                 async with asyncio.timeout(2 * self._connect_timeout):
-                    found = await (await self._connection(SYSTEM)).list_tools()
+                    connection = await self._connection(SYSTEM)
+                    await connection.session(patient=True)
+                    has = connection.capabilities
+                    # A server with resources or prompts only need not answer a request for its tools.
+                    found = await connection.list_tools() if has.tools is not None or not self._offered else []
             except (Away, Lost, HoldfastError, TimeoutError) as problem:
                 self._reason = str(problem) if isinstance(problem, Away | Lost) else describe_problem(problem)
                 if self._listed_at is None:
@@ -263,28 +280,31 @@ class MCP(ToolSource):
                 else:
                     log.warning("the tools of %s could not be read again: %s", self.name, self._reason)
                 return
-            self._take_tools(found)
+            self._take_tools(found, has)
             self._listed_at = time.monotonic()
             self._announce()
 
-    def _take_tools(self, found: Sequence[types.Tool]) -> None:
+    def _take_tools(self, found: Sequence[types.Tool], has: types.ServerCapabilities) -> None:
         """Make our tools from the server's. Tools that did not change are the same objects as before."""
         tools: dict[str, Tool] = {}
         plans: dict[str, ToolPlan] = {}
         left_out: dict[str, str] = {}
+        remotes: list[RemoteTool] = []
         for tool in found[:MAX_TOOLS]:
             shown = clean_text(tool.name, 80)
             if why := refusal_of(tool):
                 left_out[shown] = why
-                continue
-            remote = read_remote_tool(self._name, tool)
-            if not self._filter(remote):
-                continue
-            name = local_name(self._name, tool.name, tools)
+            elif tool.name in self._offered:
+                left_out[shown] = "its name is used for the server's resources or prompts"
+            elif self._filter(remote := read_remote_tool(self._name, tool)):
+                remotes.append(remote)
+        offered = self._offered_methods(has, left_out)
+        for remote in (*remotes, *offered_tools(self._name, offered)):
+            name = local_name(self._name, remote.name, tools)
             try:
-                made, plan = self._declare(remote, name)
+                made, plan = self._declare(remote, name, offered.get(remote.name, "tools/call"))
             except HoldfastError as problem:
-                left_out[shown] = clean_text(problem.message, 300)
+                left_out[clean_text(remote.name, 80)] = clean_text(problem.message, 300)
                 continue
             old = self._toolset.get(name)
             tools[name] = old if old is not None and old.spec == made.spec and self._plans.get(name) == plan else made
@@ -295,12 +315,23 @@ class MCP(ToolSource):
             if self._left_out.get(name) != why:
                 log.warning("%s: the tool %r is left out: %s", self.name, name, why)
         self._left_out = left_out
-        if unknown := sorted(set(self._overrides) - {tool.name for tool in found}):
+        if unknown := sorted(set(self._overrides) - {tool.name for tool in found} - set(self._offered)):
             log.warning("%s has no %s: the overrides of them are not used", self.name, ", ".join(unknown))
         if list(tools.values()) != list(self._toolset):
             self._plans, self._toolset = plans, Toolset(*tools.values())
 
-    def _declare(self, remote: RemoteTool, name: str) -> tuple[Tool, ToolPlan]:
+    def _offered_methods(self, has: types.ServerCapabilities, left_out: dict[str, str]) -> dict[str, Method]:
+        """Return the tools for resources and prompts that were asked for and that the server can answer."""
+        methods: dict[str, Method] = {}
+        for name, method in self._offered.items():
+            kind = method.partition("/")[0]
+            if getattr(has, kind) is None:
+                left_out[name] = f"the server has no {kind}"
+            else:
+                methods[name] = method
+        return methods
+
+    def _declare(self, remote: RemoteTool, name: str, method: Method) -> tuple[Tool, ToolPlan]:
         options = self._overrides.get(remote.name, {})
         word = options.get("recovery") or ("redispatch" if remote.idempotent else "ask")
         if word not in RECOVERIES:
@@ -309,6 +340,7 @@ class MCP(ToolSource):
             )
         plan = ToolPlan(
             name=remote.name,
+            method=method,
             output_schema=remote.definition.output_schema,
             timeout=_seconds(options["timeout"], "timeout") if "timeout" in options else self._timeout,
             recovery=word,

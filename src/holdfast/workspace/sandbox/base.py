@@ -183,14 +183,26 @@ class Sandbox:
         """Return the environment of commands, adjusted to what exists in the sandbox."""
         return dict(env)
 
-    def wrap(self, argv: Sequence[str], *, root: RootLike, cwd: str, writable: bool, env: Mapping[str, str]) -> Launch:
-        """Return how to start a command. ``argv[0]`` is an absolute path, ``cwd`` is relative to the root."""
+    def wrap(
+        self,
+        argv: Sequence[str],
+        *,
+        root: RootLike,
+        cwd: str,
+        writable: bool,
+        env: Mapping[str, str],
+        control: int = 0,
+    ) -> Launch:
+        """Return how to start a command. ``argv[0]`` is an absolute path, ``cwd`` is relative to the root.
+
+        control:  the descriptor of the supervisor's control pipe. If it is not 0, the command has the standard input
+        """
         directory = str(root.path / cwd)
         if not can_supervise():
             return Launch(argv=tuple(argv), env=dict(env), cwd=directory, tree="group")
         group = make_group(self.settings.processes) if self.settings.processes else None
         return Launch(
-            argv=supervise(argv, self.settings, group=group),
+            argv=supervise(argv, self.settings, group=group, control=control),
             env=dict(env),
             cwd=directory,
             tree="supervisor",
@@ -258,10 +270,12 @@ def supervise(
     rules: Rules | None = None,
     seccomp: bytes = b"",
     namespace: bool = False,
+    control: int = 0,
 ) -> tuple[str, ...]:
     """Return the command line of a supervisor that runs this command.
 
     namespace:  the command is bubblewrap, which puts all processes into a pid namespace and sets their limits
+    control:    the descriptor of the control pipe. If it is not 0, the command has the standard input
 
     The orders are marshalled: the reader is the same interpreter, and its ``json`` would take longer to import than
     the rest of its start.
@@ -269,6 +283,7 @@ def supervise(
     orders = {
         "grace": GRACE_SECONDS,
         "namespace": namespace,
+        "control": control,
         "cgroup": str(group or ""),
         "join": joining_file(group) if group else "",
         "processes": settings.processes if group is None and os.geteuid() != 0 and not namespace else None,

@@ -77,7 +77,16 @@ class Bubblewrap(Sandbox):
         path = visible_path(env, lambda entry: self._is_among(entry, places))
         return {**env, "HOME": HOME, "TMPDIR": "/tmp", "PATH": path}
 
-    def wrap(self, argv: Sequence[str], *, root: RootLike, cwd: str, writable: bool, env: Mapping[str, str]) -> Launch:
+    def wrap(
+        self,
+        argv: Sequence[str],
+        *,
+        root: RootLike,
+        cwd: str,
+        writable: bool,
+        env: Mapping[str, str],
+        control: int = 0,
+    ) -> Launch:
         if root.path == Path("/"):
             raise ToolError(
                 "command_failed",
@@ -109,7 +118,7 @@ class Bubblewrap(Sandbox):
             return covers.release()
 
         return Launch(
-            argv=self._with_limits(arguments, argv, group),
+            argv=self._with_limits(arguments, argv, group, control),
             env=self.make_environment(env, root.path),
             cwd=None,
             tree="namespace",
@@ -145,7 +154,7 @@ class Bubblewrap(Sandbox):
             made += ["--ro-bind", path, path]
         return made
 
-    def _with_limits(self, bwrap: list[str], argv: Sequence[str], group: Path | None) -> tuple[str, ...]:
+    def _with_limits(self, bwrap: list[str], argv: Sequence[str], group: Path | None, control: int) -> tuple[str, ...]:
         """Return the whole command line: the supervisor, bubblewrap, a shell that sets limits, the command.
 
         The supervisor joins the control group, since the sandbox has none to write to. The user limit is set inside,
@@ -156,7 +165,7 @@ class Bubblewrap(Sandbox):
         if self.process_limit == "user limit":
             inside.append(f"ulimit -u {self.settings.processes} 2>/dev/null || ulimit -p {self.settings.processes};")
         command = ["/bin/sh", "-c", f'{" ".join(inside)} exec "$@"', "sh", *argv]
-        return supervise([*bwrap, *command], self.settings, group=group, namespace=True)
+        return supervise([*bwrap, *command], self.settings, group=group, namespace=True, control=control)
 
 
 def _limit(option: str, size: int | None, unit: int) -> str:

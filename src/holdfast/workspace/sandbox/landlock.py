@@ -85,7 +85,16 @@ class Landlock(Sandbox):
         place = tempfile.gettempdir()  # each run gets a directory of its own in it
         return {**env, "HOME": place, "TMPDIR": place, "PATH": path}
 
-    def wrap(self, argv: Sequence[str], *, root: RootLike, cwd: str, writable: bool, env: Mapping[str, str]) -> Launch:
+    def wrap(
+        self,
+        argv: Sequence[str],
+        *,
+        root: RootLike,
+        cwd: str,
+        writable: bool,
+        env: Mapping[str, str],
+        control: int = 0,
+    ) -> Launch:
         temporary = tempfile.mkdtemp(prefix="holdfast-run-")
         group = make_group(self.settings.processes) if self.settings.processes else None
 
@@ -100,6 +109,7 @@ class Landlock(Sandbox):
             group=group,
             rules=self._rules(str(root.path), temporary, writable),
             seccomp=build_filter(INTERNET if network else ()),
+            control=control,
         )
         made = self.make_environment(env, root.path) | {"HOME": temporary, "TMPDIR": temporary}
         return Launch(argv=line, env=made, cwd=str(root.path / cwd), tree="supervisor", release=release)

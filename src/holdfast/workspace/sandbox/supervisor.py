@@ -34,8 +34,10 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 
 def main() -> int:
     orders: dict[str, Any] = marshal.loads(bytes.fromhex(sys.argv[1]))
-    if is_server_gone():
+    control: int = orders["control"]
+    if is_server_gone(control):
         return 128 + _KILL
+    os.set_inheritable(control, control == 0)
     adopt_orphans()
     if orders["join"]:
         with open(orders["join"], "w") as file:
@@ -43,11 +45,11 @@ def main() -> int:
     child = os.fork()
     if child == 0:
         run_command(orders, sys.argv[2:])
-    close_inherited()
+    close_inherited(control)
     if orders["namespace"]:
-        status = watch_namespace(child)
+        status = watch_namespace(child, control)
     else:
-        status = watch(child, orders["grace"])
+        status = watch(child, control, orders["grace"])
         # Without a child there is no descendant: orphans are adopted before the death of their parent is seen.
         if not reap(0):
             freeze(orders["cgroup"])
@@ -55,18 +57,18 @@ def main() -> int:
     return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
 
-def is_server_gone() -> bool:
+def is_server_gone(control: int) -> bool:
     """Return whether the server has closed the control pipe, or died, before the command is started."""
     poller = select.poll()
-    poller.register(0, 0)  # reports only that the other end is closed
+    poller.register(control, 0)  # reports only that the other end is closed
     return bool(poller.poll(0))
 
 
-def close_inherited() -> None:
+def close_inherited(control: int) -> None:
     """Close all but the control pipe: the output ends when the command's processes do."""
     for name in os.listdir("/proc/self/fd"):
         try:  # noqa: SIM105 - contextlib takes long to import
-            os.close(int(name) or -1)
+            os.close(int(name) if int(name) != control else -1)
         except OSError:  # the descriptor of the listing itself
             pass
 
@@ -87,8 +89,9 @@ def adopt_orphans() -> None:
 def run_command(orders: dict[str, Any], argv: list[str]) -> None:
     try:
         os.setsid()
-        null = os.open("/dev/null", os.O_RDONLY)
-        os.dup2(null, 0)
+        if orders["control"] == 0:
+            null = os.open("/dev/null", os.O_RDONLY)
+            os.dup2(null, 0)
         if not orders["namespace"]:  # bubblewrap's own processes are not limited; what it starts sets its limits
             set_limits(orders)
         if orders["landlock"] or orders["seccomp"]:
@@ -173,21 +176,21 @@ def confine(orders: dict[str, Any]) -> None:
         check(libc.prctl(_SECCOMP, 2, ctypes.byref(program), 0, 0), "seccomp")
 
 
-def watch(child: int, grace: float) -> int:
+def watch(child: int, control: int, grace: float) -> int:
     """Return the command's status when it has ended; end it when the control pipe says so."""
     poller = select.poll()
     poller.register(os.pidfd_open(child), select.POLLIN)
-    poller.register(0, select.POLLIN)
+    poller.register(control, select.POLLIN)
     deadline = None
     while True:
         left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
         ready = [fd for fd, _ in poller.poll(left)]
-        if 0 in ready:
-            if os.read(0, 1):
+        if control in ready:
+            if os.read(control, 1):
                 send_all(_TERM)
                 deadline = time.monotonic() + grace
             else:
-                poller.unregister(0)
+                poller.unregister(control)
                 deadline = time.monotonic()
         elif ready:
             return os.waitpid(child, 0)[1]
@@ -196,11 +199,11 @@ def watch(child: int, grace: float) -> int:
             deadline = None
 
 
-def watch_namespace(child: int) -> int:
+def watch_namespace(child: int, control: int) -> int:
     """Return bubblewrap's status when it and its namespace are gone; kill both when the control pipe ends."""
     poller = select.poll()
     poller.register(os.pidfd_open(child), select.POLLIN)
-    poller.register(0, 0)
+    poller.register(control, 0)
     poller.poll()
     status = 0
     while True:
