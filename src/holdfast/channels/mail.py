@@ -118,7 +118,7 @@ class Mail:
     def _deliver(self, messages: list[EmailMessage]) -> None:
         """Send the messages over one connection. Runs in a thread.
 
-        A recipient that the server refuses does not keep the others from getting theirs.
+        A recipient that the server refuses does not keep the other recipients from getting theirs.
         """
         refused: dict[str, int] = {}
         try:

@@ -72,7 +72,7 @@ class Webhook:
         await self._post(notice.id, self._payload(notice))
 
     async def send_many(self, notices: list[Notice]) -> None:
-        """Send a digest: one request of the type "digest", whose ``data.notices`` has the payloads."""
+        """Send a digest: one request of the type "digest"; its ``data.notices`` has the payloads."""
         inside = [self._payload(notice) for notice in notices]
         when = _iso(max(notice.at for notice in notices))
         await self._post(

@@ -37,7 +37,7 @@ _KIND_BY_EVENT: dict[str, NoticeKind] = {
     "DeadlineExtended": "extended",
     "TurnEnded": "turn_ended",
 }
-"""Events that lead to a notice of one kind, whatever they contain."""
+"""Events that always lead to a notice of the same kind."""
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,7 +155,7 @@ class BatchChannel(Protocol):
 
 @runtime_checkable
 class LimitedBatchChannel(Protocol):
-    """A channel whose digests have a limit of their own."""
+    """A channel with its own limit for digests."""
 
     digest_limit: int
     """The largest number of notices for one ``send_many``; more of them are delivered as several digests."""

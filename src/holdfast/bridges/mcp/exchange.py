@@ -67,7 +67,7 @@ class ToolPlan:
 
 @dataclass
 class LiveCall:
-    """A request on a connection with a handshake, whose server may ask before it answers."""
+    """A request on a connection with a handshake: the server may ask before it answers."""
 
     id: str
     connection: Connection
@@ -134,7 +134,7 @@ class Exchange:
             raise self._lost_error(plan, lost) from None
 
     async def run_absent(self, plan: ToolPlan, args: dict[str, Any], call: Call, reason: str) -> Any:
-        """Take the next step of a call whose tool is not known, because the server has been away since the start."""
+        """Take the next step of a call of an unknown tool: the server has been away since the start."""
         state: dict[str, Any] = call.state or {}
         if "task" in state and "inputs" not in state:
             return await self._poll(plan, call, state["task"])

@@ -112,7 +112,7 @@ def _read_block(server: str, block: Mapping[str, Any], call: Call, images: list[
 
 
 def _is_shown(kept: Artifact, call: Call) -> bool:
-    """Whether the model can be shown an image. Others are kept as artifacts, which is better than to fail the call."""
+    """Whether the model can be shown an image. The rest are kept as artifacts; to fail the call would be worse."""
     try:
         check_images((kept,), {kept: call.kept[kept.sha256]})
     except Invalid:

@@ -174,7 +174,7 @@ class Rounds:
             await asyncio.gather(asking, elsewhere, return_exceptions=True)
 
     async def wait_until_decided(self, entry: Pending) -> None:
-        """Return once this suspension is over, whoever ended it."""
+        """Return once this suspension is over, by a decision through any door."""
         async for event in self.runtime.events(entry.conversation, after=entry.seq):
             if isinstance(event, CallResolved | CallReturned | CallSuspended) and event.call_id == entry.call:
                 return

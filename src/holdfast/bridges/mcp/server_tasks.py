@@ -68,7 +68,7 @@ class Tasks:
         return task
 
     def start(self, ctx: Context, exchange: Exchange, progress: Progress, by: Principal) -> dict[str, Any]:
-        """Return the answer to a request whose call waits: a task, to be asked for with tasks/get."""
+        """Return the answer to a request with a waiting call: a task, to be asked for with tasks/get."""
         task = self.describe(ctx, exchange, progress, by)
         task.pop("inputRequests", None)
         return {"resultType": "task", **task}
@@ -140,7 +140,7 @@ class Tasks:
 
 
 def _keyed(exchange: Exchange) -> Exchange:
-    """Return the exchange with a kind whose questions are named by their suspension.
+    """Return the exchange with a kind of question that is named by its suspension.
 
     An answer under the name of an older suspension is then for nothing that came later.
     """

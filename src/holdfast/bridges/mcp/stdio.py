@@ -24,7 +24,7 @@ from mcp.shared.message import SessionMessage
 log = logging.getLogger("holdfast")
 
 INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
-"""Variables that a server gets without being named. Others may be secrets of this process."""
+"""Variables that a server gets without being named. The rest may be secrets of this process."""
 GRACE = 2.0
 """Seconds that a server has to end by itself, after its input was closed and again after SIGTERM."""
 WATCHDOG = Path(__file__).with_name("watchdog.py")

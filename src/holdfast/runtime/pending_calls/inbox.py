@@ -257,7 +257,7 @@ class Expiry:
     async def run(self) -> None:
         """Handle due entries until cancelled."""
         try:
-            await self._index.restore()  # a deadline whose entry was lost would never pass
+            await self._index.restore()  # a deadline without its entry would never pass
         except Exception:
             log.exception("checking for lost pending entries failed")
         self._under_way.clear()  # an earlier run's task that was cancelled before it began did not clean up

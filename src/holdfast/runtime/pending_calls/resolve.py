@@ -175,7 +175,7 @@ def check_rule(name: str, rule: Any) -> Any:
     try:
         signature = inspect.signature(rule)
     except (TypeError, ValueError):
-        return rule  # a function in C, whose signature is unknown
+        return rule  # a function in C has no signature
     try:
         signature.bind(None, None, None)
     except TypeError:

@@ -21,7 +21,7 @@ from holdfast.stores.base import GrantRow, LogStore
 log = logging.getLogger("holdfast")
 
 MAX_CACHED = 256
-"""Conversations whose shared grants are cached."""
+"""The number of conversations with cached shared grants."""
 
 
 def full_grant_id(conversation: str, grant: str) -> str:
