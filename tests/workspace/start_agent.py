@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from holdfast.workspace.files.root import Root
 from holdfast.workspace.limits import Limits
 from holdfast.workspace.sandbox.base import Launch
@@ -23,12 +25,17 @@ from holdfast.workspace.sandbox.probe import find_sandbox
 from holdfast.workspace.shell.output import Output
 from holdfast.workspace.shell.process import ProcessTree
 
+AFTER_SERVER = 'while [ -d "/proc/$0" ]; do :; done; exec "$@"'
+"""Starts the supervisor once the server is gone: on a busy machine it might otherwise look before the kill."""
+
 
 async def start_and_die(order: dict[str, Any]) -> None:
     root = Root(Path(order["root"]))
     launch = find_sandbox(order["level"]).wrap(
         ["/bin/sh", "-c", order["command"]], root=root, cwd=".", writable=True, env={"PATH": "/usr/bin:/bin"}
     )
+    if order["moment"] == "forked":
+        launch = replace(launch, argv=("/bin/sh", "-c", AFTER_SERVER, str(os.getpid()), *launch.argv))
     await ProcessTree.start(launch, Output(Limits()), None)
     wait_for(launch, order["moment"])
     os.kill(os.getpid(), signal.SIGKILL)
