@@ -41,7 +41,7 @@ demo: $(VENV)/.demo
 	@$(BIN)/holdfast demo --page || [ $$? = 130 ]  # 130 is Ctrl-C, the normal way to stop it
 
 test: lint $(PEERS)/node_modules/.installed
-	$(BIN)/python -m pytest --numprocesses=8
+	$(BIN)/python -m pytest --numprocesses=6
 
 quick: lint
 	$(BIN)/python -m pytest $(QUICK)
