@@ -32,7 +32,7 @@ async def test_the_tools_of_a_server_are_listed_as_an_agent_gets_them(tmp_path, 
     found = {each["tool"]: each for each in map(json.loads, output.splitlines())}
     assert code == 0
     assert found["look"]["annotations"]["readOnlyHint"] is True
-    assert (found["look"]["approval"], found["look"]["recovery"]) == ("required", "redispatch")
+    assert (found["look"]["approval"], found["look"]["recovery"]) == ("required", "ask")
     assert found["refund"]["parameters"]["required"] == ["order"]
 
 

@@ -106,7 +106,8 @@ async def test_only_a_trusted_read_only_hint_frees_a_tool_from_approval(hints, t
     assert made.spec.metadata["mcp"]["annotations"] == (hints or {})
 
 
-async def test_recovery_is_ask_unless_the_server_says_that_a_repeat_is_harmless() -> None:
+@pytest.mark.parametrize(("trust", "harmless"), [("none", "ask"), ("hints", "redispatch")])
+async def test_recovery_is_ask_unless_a_trusted_server_says_that_a_repeat_is_harmless(trust, harmless) -> None:
     source = await read(
         MCP(
             list_server(
@@ -116,11 +117,12 @@ async def test_recovery_is_ask_unless_the_server_says_that_a_repeat_is_harmless(
                 definition("d"),
             ),
             name="shop",
+            trust=trust,
             overrides={"d": {"recovery": "fail"}},
         )
     )
     words = [await made.reconciler({}, Call()) for made in source.toolset]
-    assert words == ["ask", "redispatch", "redispatch", "fail"]
+    assert words == ["ask", harmless, harmless, "fail"]
     (made, *_) = source.toolset
     assert await made.reconciler({}, Call(state={"task": {"id": "t"}})) == "redispatch"
 

@@ -99,6 +99,11 @@ def local_name(prefix: str, name: str, taken: Iterable[str] = ()) -> str:
     return made if len(made) <= 64 and made not in taken else f"{made[:57]}_{suffix}"
 
 
+def default_recovery(remote: RemoteTool, trust: Trust) -> str:
+    """Return "redispatch" if a trusted server says that a repeat is harmless, else "ask"."""
+    return "redispatch" if trust == "hints" and remote.idempotent else "ask"
+
+
 def declare_tool(
     remote: RemoteTool,
     name: str,
@@ -115,7 +120,7 @@ def declare_tool(
     options:   the application's overrides for this tool
     """
     given = dict(options)
-    recovery = given.pop("recovery", None) or ("redispatch" if remote.idempotent else "ask")
+    recovery = given.pop("recovery", None) or default_recovery(remote, trust)
     given.pop("timeout", None)  # of one request: exchange.py keeps it, because a task may take longer
     trusted = trust == "hints"
     free = trusted and remote.read_only

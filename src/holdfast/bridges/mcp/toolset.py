@@ -22,6 +22,7 @@ from holdfast.bridges.mcp.definition import (
     Trust,
     check_overrides,
     declare_tool,
+    default_recovery,
     local_name,
     read_remote_tool,
     refusal_of,
@@ -333,7 +334,7 @@ class MCP(ToolSource):
 
     def _declare(self, remote: RemoteTool, name: str, method: Method) -> tuple[Tool, ToolPlan]:
         options = self._overrides.get(remote.name, {})
-        word = options.get("recovery") or ("redispatch" if remote.idempotent else "ask")
+        word = options.get("recovery") or default_recovery(remote, self._trust)
         if word not in RECOVERIES:
             raise DeclarationError(
                 f"recovery of {remote.name!r} must be one of {', '.join(RECOVERIES)}, not {word!r:.80}"
