@@ -19,7 +19,7 @@ import pytest
 from mcp_wire import FORMS, META, TASKS, VERSION, WireClient, accept
 from support.node import mcpdo_command, node_environment
 
-from holdfast import Runtime
+from holdfast import Approve, Runtime
 from holdfast.events import CallStarted
 
 HERE = Path(__file__).parent
@@ -59,6 +59,18 @@ class Place:
             process.kill()
             process.wait()
             process.stdout.close()
+
+    @contextmanager
+    def run_worker(self) -> Iterator[str]:
+        """Start ``holdfast worker`` with the agent; give its first line."""
+        command = [sys.executable, "-m", "holdfast", "worker", f"{HERE / 'mcp_desk.py'}:agent", "--store", self.store]
+        worker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self.environment)
+        assert worker.stdout is not None
+        try:
+            yield worker.stdout.readline()
+        finally:
+            worker.terminate()
+            worker.communicate()
 
     async def count_runs(self) -> int:
         async with Runtime(store=self.store, only=()) as runtime:
@@ -107,6 +119,24 @@ async def test_a_task_is_answered_after_the_server_was_killed(place: Place) -> N
             while (got := (await client.send("tasks/get", taskId=task))["result"])["status"] == "working":
                 pass
     assert got["result"]["structuredContent"] == {"paid": 7}
+    assert place.lines_paid() == ["7"]
+
+
+async def test_a_call_that_is_approved_after_its_server_ended_is_run_by_a_worker(place: Place) -> None:
+    with place.serve_http() as (url, token, process):
+        async with httpx.AsyncClient(base_url=url.removesuffix("/mcp")) as http:
+            await WireClient(http, token, FORMS).call("refund", ORDER)
+            opened = await http.post("/api/conversations", json={}, headers={"Authorization": f"Bearer {token}"})
+        kill(process)
+    assert opened.status_code == 201, "the agent is the only one that people can choose"
+    async with Runtime(store=place.store, only=()) as runtime:
+        (pending,) = await runtime.pending()
+        await runtime.resolve(pending, Approve(digest=pending.digest), by="boss")
+    with place.run_worker() as first_line:
+        assert " runs desk on " in first_line
+        async with Runtime(store=place.store, only=()) as runtime:
+            result = await runtime.wait(pending.conversation)
+    assert result.reason == "completed"
     assert place.lines_paid() == ["7"]
 
 

@@ -70,6 +70,8 @@ class AgentDefinition(Generic[OutputT]):
                 raise DeclarationError(f"agent {name!r}: model must be a Model or a string, not {each_model!r}")
             _check_model(name, "model", each_model)
         self.name, self.model, self.instructions, self.max_steps = name, model, instructions, max_steps
+        self.internal = False
+        """Whether it only runs calls of a bridge: then it is not listed, and never chosen by default."""
         self.mode: Mode = mode
         self.output_mode: OutputMode = output_mode
         self.limits, self.retry = _check_limits(name, limits), retry or Retry()

@@ -358,17 +358,22 @@ class Engine:
         """Yield the same in pages."""
         return self.pending_index.pages(None if conversation is None else check_conversation_id(conversation))
 
+    @property
+    def listed_agents(self) -> list[str]:
+        """The names of the agents that people have declared, without those that bridges add."""
+        return [name for name, agent in self.agents.items() if not agent.internal]
+
     def agent_name(self, agent: str | None) -> str:
         """Return the checked agent name; without one, the name of the only agent."""
         if agent is not None:
             if not isinstance(agent, str) or not AGENT_NAME.fullmatch(agent):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise Invalid(f"bad agent name {agent!r}: 1-64 letters, digits, '_', '-' and '.'")
             if self.agents and agent not in self.agents:
-                raise Invalid(f"no agent {agent!r} here; known agents: {', '.join(self.agents)}")
+                raise Invalid(f"no agent {agent!r} here; known agents: {', '.join(self.listed_agents)}")
             return agent
-        if len(self.agents) == 1:
-            return next(iter(self.agents))
-        known = ", ".join(self.agents) or "none runs here"
+        if len(self.listed_agents) == 1:
+            return self.listed_agents[0]
+        known = ", ".join(self.listed_agents) or "none runs here"
         raise Invalid(f"say which agent it is for with agent=...; known agents: {known}")
 
     # --- services for conversations (see ``services.Services``) ---

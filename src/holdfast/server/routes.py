@@ -626,7 +626,8 @@ async def describe_me(runtime: Runtime, by: Principal) -> api_types.Me:
     """Return what a page has to know about its principal to foresee which decisions are refused."""
     deputy_of = {one.principal.id: one.principal for one in await runtime.deputies() if one.deputy == by.id}
     represented = [public_principal(each) for each in deputy_of.values()]
-    return api_types.Me(by.id, by.roles, represented, list(runtime.agents))
+    agents = [name for name, agent in runtime.agents.items() if not agent.internal]
+    return api_types.Me(by.id, by.roles, represented, agents)
 
 
 async def show_me(context: RequestContext) -> api_types.Me:

@@ -19,16 +19,8 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 from starlette.types import Receive, Scope, Send
 
-from holdfast.bridges.mcp.server_calls import (
-    SUFFIX,
-    Exchange,
-    Report,
-    direct_agent,
-    follow,
-    read_progress,
-    start_call,
-    start_turn,
-)
+from holdfast.bridges.direct_agent import SUFFIX, direct_agent
+from holdfast.bridges.mcp.server_calls import Exchange, Report, follow, read_progress, start_call, start_turn
 from holdfast.bridges.mcp.server_inbox import INBOX_TOOLS, find_result, list_pending, show_result, start_decision
 from holdfast.bridges.mcp.server_results import call_result, describe_tool, error_result, turn_result
 from holdfast.bridges.mcp.server_rounds import (

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 import msgspec
@@ -12,59 +11,14 @@ import msgspec
 from holdfast.core.decisions import Pending, Principal
 from holdfast.core.events import AnyEvent, CallReturned, TurnEnded, TurnStarted
 from holdfast.core.live import ToolProgress
-from holdfast.core.transcript import UserMessage
 from holdfast.core.turn_result import TurnFold, TurnResult
-from holdfast.errors import Busy, DeclarationError, Invalid, ModelError
-from holdfast.models.base import FinishPart, Request, StreamPart, TextPart, ToolCallPart
-from holdfast.runtime.agent_definition import AgentDefinition
+from holdfast.errors import Busy, Invalid, ModelError
 from holdfast.runtime.runtime import Runtime
 
-SUFFIX = ".mcp"
-"""The end of the name of the agent that makes the calls of MCP clients."""
-MAX_NAME = 64 - len(SUFFIX)
 START_SECONDS = 60.0
 """A conversation without a turn that is older than this was left by a process that died."""
 Report = Callable[[Any], Awaitable[None]]
 """Receives the payload of each progress report."""
-
-
-class DirectModel:
-    """The model of a direct agent: it makes the call that the message names, and ends the turn when it has returned."""
-
-    name = "mcp"
-
-    async def stream(self, request: Request) -> AsyncIterator[StreamPart]:
-        last = request.messages[-1]
-        if isinstance(last, UserMessage) and not request.aside:
-            tool, _, args = last.text.partition(" ")
-            if not args:
-                raise ModelError("this conversation runs one call of an MCP client", kind="invalid_response")
-            yield ToolCallPart(0, None, tool, args)
-            yield FinishPart("tool_calls")
-        else:
-            yield TextPart("The call has returned.")
-            yield FinishPart()
-
-
-def direct_agent(agent: AgentDefinition[Any]) -> AgentDefinition[Any]:
-    """Return the agent that runs the calls of MCP clients: the tools and hooks of ``agent``, without its model.
-
-    A runtime that serves MCP has both agents. The direct one never asks a model, so a call costs no tokens.
-    """
-    if len(agent.name) > MAX_NAME:
-        raise DeclarationError(f"agent {agent.name!r}: to be served over MCP, a name has at most {MAX_NAME} characters")
-    direct = copy.copy(agent)
-    direct.name, direct.model, direct.fallbacks = f"{agent.name}{SUFFIX}", DirectModel(), ()
-    direct.instructions, direct.output, direct.output_type = "", None, None
-    direct.max_steps = 2
-
-    def take_tools() -> None:
-        direct.tools, direct.offers, direct.weight = agent.tools, agent.offers, agent.weight
-
-    sources: Sequence[Any] = getattr(agent, "sources", ())
-    for source in sources:  # tools of other programs, which can change
-        source.subscribe(take_tools)
-    return direct
 
 
 class Exchange(msgspec.Struct, frozen=True, array_like=True):

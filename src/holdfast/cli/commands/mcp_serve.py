@@ -77,7 +77,7 @@ def serve(
         return serve_stdio(choose_agent(spec), url, principal, base_url, links=not no_links, inbox=not no_inbox)
     check_installed()
     chosen = choose_agent(spec)
-    from holdfast.bridges.mcp.server import AgentServer, direct_agent
+    from holdfast.bridges.mcp.server import AgentServer
 
     def mount(runtime: Runtime[Any], links: Links, token: str) -> Mapping[str, Mounted]:
         server = AgentServer(
@@ -99,7 +99,6 @@ def serve(
         names=names,
         origins=origins,
         channels=chosen.channels,
-        beside=[direct_agent(chosen.agent)],
         mount=mount,
         base_url=base_url,
     )

@@ -11,10 +11,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.util import find_spec
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.bridges.direct_agent import with_direct_agents
 from holdfast.cli.agents import choose_agent
 from holdfast.cli.command_lines import MEMORY_STORE
 from holdfast.cli.commands.ui import OWN_DIRECTORY
@@ -34,7 +35,6 @@ from holdfast.cli.store import retry_until_reachable, watch_store
 from holdfast.core.notice import Channel
 from holdfast.errors import Invalid, install_command
 from holdfast.runtime.agent import Agent
-from holdfast.runtime.agent_definition import AgentDefinition
 from holdfast.runtime.runtime import Runtime
 from holdfast.tools.protected import protect
 from holdfast.urls import display_url
@@ -156,7 +156,6 @@ def start_server(
     runs: bool = True,
     channels: Sequence[Channel] = (),
     begin: Callable[[Runtime], Awaitable[str]] | None = None,
-    beside: Sequence[AgentDefinition[Any]] = (),
     mount: Callable[[Runtime, Links, str], Mapping[str, Mounted]] | None = None,
     base_url: str | None = None,
 ) -> int:
@@ -164,7 +163,6 @@ def start_server(
 
     port:      None means the default port, or a free one if that is in use
     begin:     called first; returns the conversation at which the page opens
-    beside:    further agents that run here
     mount:     returns applications to serve beside the page, from the runtime, the signed links and the token
     base_url:  the address of this server for its users, if a proxy gives it another one
     """
@@ -180,9 +178,8 @@ def start_server(
 
     def make_app(address: str) -> App:
         links = Links(derive_key(auth.token, "links"), base_url or address.partition("/?")[0])
-        runtime = Runtime(
-            *([] if agent is None else [agent]), *beside, store=store, only=None if runs else (), channels=channels
-        )
+        agents = with_direct_agents([] if agent is None else [agent])
+        runtime = Runtime(*agents, store=store, only=None if runs else (), channels=channels)
         return app(
             runtime,
             auth,

@@ -11,6 +11,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.bridges.direct_agent import SUFFIX, own_names, with_direct_agents
 from holdfast.cli.agent_run import describe_unfinished
 from holdfast.cli.agents import choose_agent
 from holdfast.cli.command_lines import MEMORY_STORE, CommandWriter
@@ -88,7 +89,8 @@ async def run_worker(
     stopped = asyncio.Event()
 
     async def start_runtime() -> Runtime:
-        runtime = Runtime(*agents, store=url, max_conversations=max_conversations, drain=drain, channels=channels)
+        runs = with_direct_agents(agents)
+        runtime = Runtime(*runs, store=url, max_conversations=max_conversations, drain=drain, channels=channels)
         await runtime.start()
         return runtime
 
@@ -98,7 +100,8 @@ async def run_worker(
     try:
         _on_signals(runtime, stopped, drain)
         most = "" if max_conversations is None else f", {pluralize(max_conversations, 'conversation')} at once"
-        try_print(f"worker {runtime.store.owner} runs {', '.join(runtime.agents)} on {display_url(url)}{most}")
+        names = ", ".join(agent.name for agent in agents)
+        try_print(f"worker {runtime.store.owner} runs {names} on {display_url(url)}{most}")
         await stopped.wait()
     finally:
         watching.cancel()
@@ -170,9 +173,8 @@ async def list_workers(url: str, as_json: bool) -> int:
         print_text(f"{gone} {'is' if gone == 1 else 'are'} dead and held nothing")
     print_text(_describe_unheld(left))
     if left.unheld and not _has_runner(found, left):
-        print_text(
-            f"no process runs {', '.join(left.agents)}: {CommandWriter(url).format_command('worker', 'MODULE:AGENT')}"
-        )
+        wanted = ", ".join(dict.fromkeys(name.removesuffix(SUFFIX) for name in left.agents))
+        print_text(f"no process runs {wanted}: {CommandWriter(url).format_command('worker', 'MODULE:AGENT')}")
     return 0
 
 
@@ -189,7 +191,7 @@ def _worker(row: OwnerRow, now: float) -> Worker:
         owner=row.owner,
         host=row.host,
         pid=row.pid,
-        agents=row.agents,
+        agents=tuple(own_names(row.agents)),
         since=row.since,
         alive=row.alive,
         lapses_in=None if row.until is None else row.until - now,
@@ -209,7 +211,7 @@ def _describe_unheld(left: Unheld) -> str:
 
 def _has_runner(found: list[Worker], left: Unheld) -> bool:
     running = {agent for worker in found if worker.alive for agent in worker.agents}
-    return running >= set(left.agents)
+    return running >= {name.removesuffix(SUFFIX) for name in left.agents}
 
 
 def _alive(worker: Worker) -> Text:
