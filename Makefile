@@ -7,8 +7,9 @@ PEERS := tests/bridges/node
 .PHONY: help demo test quick check lint format bench chaos chaos-sqlite chaos-postgres chaos-workspace coming-from docs docs-serve \
 	screenshots clean
 
-# Tests start hundreds of processes: without bytecode files each of them would compile the package.
-unexport PYTHONDONTWRITEBYTECODE
+# Tests start hundreds of processes: without bytecode files each of them would compile the package. Output is buffered
+# on most machines: a setting of this one must not hide what its last flush does.
+unexport PYTHONDONTWRITEBYTECODE PYTHONUNBUFFERED
 
 N ?= 1000
 STORE ?= sqlite

@@ -1,6 +1,7 @@
 """For all tests: temporary files in memory, groups for parallel runs, the command that repeats what failed."""
 
 import atexit
+import gc
 import os
 import shlex
 import shutil
@@ -51,6 +52,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.obj = bounded(item.obj)
     if hasattr(config, "workerinput"):
         sort_for_workers(items)
+
+
+def pytest_collection_finish() -> None:
+    """Exempt the thousands of collected tests from garbage collection: it cost a tenth of the processor time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log) -> GroupScheduling:

@@ -90,6 +90,7 @@ def report_error(error: BaseException) -> int:
         case MemoryError():
             return _print_error("too_large", "out of memory", EXIT_FAILED)
         case OSError():
+            _discard_unwritable_output()
             return _print_error("write_failed", f"{error.strerror or error}", EXIT_FAILED)
         case _:
             message = f"a bug in holdfast: {redact_exception(error)}; HOLDFAST_DEBUG=1 shows where"
@@ -103,6 +104,14 @@ def silence_stdout() -> int:
         os.dup2(null, sys.stdout.fileno())
     os.close(null)
     return EXIT_PIPE
+
+
+def _discard_unwritable_output() -> None:
+    """Drop what standard output cannot take. Its buffer keeps it, and the interpreter's last flush would fail again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        silence_stdout()
 
 
 def _print_error(kind: str, message: str, code: int) -> int:
