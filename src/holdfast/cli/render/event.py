@@ -45,8 +45,10 @@ from holdfast.core.events import (
     CallStarted,
     CallSuspended,
     CancelRequested,
+    ConversationArchived,
     ConversationImported,
     ConversationOpened,
+    ConversationRenamed,
     DeadlineExtended,
     DeputyEnded,
     DeputyNamed,
@@ -165,6 +167,10 @@ def describe_event(event: AnyEvent, tools: Mapping[str, str]) -> str:
         case ConversationImported():
             then = "it may go on here" if event.trusted else "without trust: nothing of it runs"
             return f"imported from {event.origin or 'a file'}; {then}"
+        case ConversationRenamed():
+            return f"renamed: {event.title}"
+        case ConversationArchived():
+            return "archived" if event.archived else "taken back from the archive"
         case DeputyNamed():
             until = format_time(event.until)
             return f"{event.deputy} decides for {event.by.id} until {until}, delegation {event.delegation}"

@@ -130,6 +130,13 @@ export function apply(view, event) {
     case "ResolutionRefused":
       note(`${event.by.id} may not decide this: ${event.reason}`, "warn");
       break;
+    case "ConversationRenamed":
+      view.title = event.title;
+      note(`${event.by.id} renamed this conversation: ${event.title}`);
+      break;
+    case "ConversationArchived":
+      note(event.archived ? `${event.by.id} archived this conversation.` : `${event.by.id} took this conversation back from the archive.`);
+      break;
     case "ConversationImported":
       for (const call of view.calls.values()) call.pending = null;
       note(event.trusted ? `${event.by.id} imported this conversation from a file.` : `${event.by.id} imported this conversation from an untrusted file: it is read-only.`, event.trusted ? "info" : "warn");
