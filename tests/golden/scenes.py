@@ -35,6 +35,7 @@ from holdfast.core.events import (
     Verdict,
 )
 from holdfast.core.inputs import (
+    ArchiveConversation,
     AsideRejected,
     AsideReplied,
     BeginTurn,
@@ -59,6 +60,7 @@ from holdfast.core.inputs import (
     PreviewMade,
     QuestionOutcome,
     RefuseResolution,
+    RenameConversation,
     ReplyRejected,
     Resolve,
     RevokeGrant,

@@ -186,6 +186,7 @@ def print_conversations(out: Console, infos: list[ConversationInfo]) -> None:
         table.add_column(name, overflow="fold")
     table.add_column("events", justify="right")
     table.add_column("updated")
+    table.add_column("title", overflow="ellipsis", no_wrap=True)
     for info in infos:
         state = Text(info.state, style="yellow" if info.state == "awaiting_input" else "")
         table.add_row(
@@ -194,6 +195,10 @@ def print_conversations(out: Console, infos: list[ConversationInfo]) -> None:
             Text(escape_control_characters(info.agent)),
             Text(str(info.seq)),
             Text(format_time(info.updated)),
+            Text(
+                ("(archived) " if info.archived else "") + escape_control_characters(info.title),
+                style="dim" if info.archived else "",
+            ),
         )
     out.print(table)
 

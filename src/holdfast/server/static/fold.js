@@ -26,7 +26,7 @@ export function apply(view, event) {
         view.items.push({ key: `m${event.seq}`, kind: "user", seq: event.seq, text: event.text, by: event.by.id, at: event.at, aside: "asked while this waits" });
         break;
       }
-      view.title ||= event.text;
+      view.title ||= event.text.trim().slice(0, 80);
       view.queue.push({ key: `m${event.seq}`, kind: "user", seq: event.seq, text: event.text, by: event.by.id, at: event.at });
       break;
     case "TurnStarted": {
