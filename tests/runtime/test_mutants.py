@@ -780,7 +780,7 @@ def label_mutant(law):
     return register
 
 
-@label_mutant("the row's title or archive differs")
+@label_mutant("the row's title or archive differs|snapshot and tail differ")
 def a_message_leaves_the_conversation_archived():
     """A conversation stays archived although it gets a message."""
     apply = state.evolve
@@ -792,7 +792,7 @@ def a_message_leaves_the_conversation_archived():
     return [(draft, "evolve", keep)]
 
 
-@label_mutant("the row's title or archive differs")
+@label_mutant("the row's title or archive differs|snapshot and tail differ")
 def rename_not_folded():
     """A new title is logged and not folded into the state."""
     apply = state.evolve
