@@ -575,6 +575,8 @@ class Runtime(_Facade, Generic[OutputT]):
     resolve_many = _verb(AsyncRuntime.resolve_many)
     cancel = _verb(AsyncRuntime.cancel)
     revoke = _verb(AsyncRuntime.revoke)
+    rename = _verb(AsyncRuntime.rename)
+    archive = _verb(AsyncRuntime.archive)
     preview = _verb(AsyncRuntime.preview)
     dry_run = _verb(AsyncRuntime.dry_run)
 
@@ -611,6 +613,8 @@ class Runtime(_Facade, Generic[OutputT]):
     pending_pages = _stream_verb(AsyncRuntime.pending_pages)
     pending_changes = _stream_verb(AsyncRuntime.pending_changes)
     conversations = _verb(AsyncRuntime.conversations)
+    search = _verb(AsyncRuntime.search)
+    keep_index = _plain_verb(AsyncRuntime.keep_index)
     grants = _verb(AsyncRuntime.grants)
     grant_scopes = _verb(AsyncRuntime.grant_scopes)
     deputies = _verb(AsyncRuntime.deputies)

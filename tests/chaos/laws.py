@@ -21,7 +21,9 @@ from holdfast.core.events import (
     CallStarted,
     CallSuspended,
     CancelRequested,
+    ConversationArchived,
     ConversationImported,
+    ConversationRenamed,
     DeadlineExtended,
     DeputyEnded,
     DeputyNamed,
@@ -344,6 +346,22 @@ def waits(events: list[Any], truths: Mapping[str, Truth]) -> None:
 def _people(event: Any) -> set[str]:
     """Return the ids of the people for whom a vote counts."""
     return {person.id for person in (event.by, event.on_behalf_of) if person is not None}
+
+
+def label_of(events: Iterable[Any]) -> tuple[str, bool]:
+    """Return the title that a log gives its conversation, if its messages are short, and whether it is archived."""
+    title, archived = "", False
+    for event in events:
+        match event:
+            case MessageReceived(aside=False):
+                title, archived = title or event.text, False
+            case ConversationRenamed():
+                title = event.title
+            case ConversationArchived():
+                archived = event.archived
+            case _:
+                pass
+    return title, archived
 
 
 def deputies(
@@ -711,6 +729,7 @@ def acknowledged(events: list[Any], operations: Iterable[Operation]) -> None:
     received = _by(events, MessageReceived)
     resolved = _by(events, CallResolved, DeadlineExtended, VoteCast)
     requested = _by(events, CancelRequested)
+    renamed = _by(events, ConversationRenamed)
     for op in operations:
         match op.verb:
             case "send":
@@ -727,6 +746,9 @@ def acknowledged(events: list[Any], operations: Iterable[Operation]) -> None:
                         case _:
                             kind = Approve if isinstance(event, VoteCast) else Extend
                             assert isinstance(given, kind), f"{op}: {found}"
+            case "rename":
+                found, whole = renamed[op.by], 1
+                assert all(event.title == op.text for event in found), f"{op}: another title: {found}"
             case "cancel":
                 found, whole = requested[op.by], 1 if op.seq != 0 else 0
             case _:

@@ -37,6 +37,7 @@ from holdfast.core.events import (
     CallEscalated,
     CallResolved,
     CallReturned,
+    ConversationRenamed,
     DeadlineExtended,
     ReminderDue,
     VoteCast,
@@ -59,6 +60,7 @@ COUNTED = {
     DeadlineExtended: "extensions",
     ReminderDue: "reminders",
     CallEscalated: "escalations",
+    ConversationRenamed: "renames",
 }
 """The events that a run should have, and the words under which they are counted."""
 
@@ -250,6 +252,12 @@ class Trial:
                 case "resolve":
                     by = shop.principal(op.by, op.person)
                     return {"outcome": "ok", "seq": (await self.desk.resolve_many(name, op.decisions, by=by)).seq}
+                case "rename":
+                    await self.desk.rename(name, op.text, by=op.by)
+                    return {"outcome": "ok"}
+                case "archive":
+                    await self.desk.archive(name, request["archived"], by=op.by)
+                    return {"outcome": "ok"}
                 case _:
                     return {"outcome": "ok", "seq": None if await self.desk.cancel(name, by=op.by) else 0}
         except HoldfastError as failure:
@@ -288,7 +296,11 @@ class Trial:
                 again = {entry.call: choose_decision(entry, rng) for entry in some}
                 both.append(self.operate(name, "resolve", self.choose_worker(rng), decisions=again))
             await asyncio.gather(*both)
+        elif roll > 0.97 and self.was_created(name):
+            await self.operate(name, "archive", self.choose_worker(rng), archived=rng.random() < 0.7)
         elif roll > 0.93 and self.was_created(name):
+            await self.operate(name, "rename", self.choose_worker(rng), text=f"title {rng.getrandbits(64):x}")
+        elif roll > 0.88 and self.was_created(name):
             await self.operate(name, "cancel", self.choose_worker(rng))
         else:
             when_busy = rng.choice(["refuse", "refuse", "queue", "interrupt", "aside", "aside"])
@@ -420,6 +432,7 @@ class Trial:
         if row is None:
             assert not bodies
             return
+        assert (row.title, row.archived) == laws.label_of(events), "the row's title or archive differs from the log"
         hashes = await store.hashes(name)
         assert hashes == hash_chain(GENESIS, bodies), "the hash chain does not hold"
         assert (row.seq, row.hash) == (len(bodies), hashes[-1]), "the row is not at the log's end"

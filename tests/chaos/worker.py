@@ -92,6 +92,10 @@ async def perform(rt, verbs, request):
         case "resolve":
             decisions = msgspec.convert(request["decisions"], dict[str, Decision])
             return (await rt.resolve_many(conversation, decisions, by=by)).seq
+        case "rename":
+            return await rt.rename(conversation, request["text"], by=by)
+        case "archive":
+            return await rt.archive(conversation, request["archived"], by=by)
         case "cancel":
             return None if await rt.cancel(conversation, by=by) else 0
         case verb:

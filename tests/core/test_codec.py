@@ -82,6 +82,8 @@ FULL = [
     events.GrantRevoked(**HEAD, grant="g1"),
     events.ResolutionRefused(**HEAD, **CALL, decision="Approve", reason="may not"),
     events.ConversationImported(**HEAD, trusted=True, origin="support", grants=("g1",)),
+    events.ConversationRenamed(**HEAD, title="Refund of order 7"),
+    events.ConversationArchived(**HEAD, archived=False),
     events.DeputyNamed(**HEAD, delegation="d7", deputy="bob", until=99.5),
     events.DeputyEnded(**HEAD, delegation="d7"),
 ]  # fmt: skip
@@ -92,7 +94,7 @@ MESSAGE = FULL[1]
 def test_the_examples_contain_every_type_of_event():
     """So the tests below cover every type of event [B54]."""
     assert {type(event) for event in FULL} == set(ALL)
-    assert len(ALL) == 23
+    assert len(ALL) == 25
 
 
 @pytest.mark.parametrize("event", FULL, ids=lambda e: e.type)

@@ -35,6 +35,7 @@ from holdfast.core.events import (
     Verdict,
 )
 from holdfast.core.inputs import (
+    ArchiveConversation,
     AsideRejected,
     AsideReplied,
     BeginTurn,
@@ -59,6 +60,7 @@ from holdfast.core.inputs import (
     PreviewMade,
     QuestionOutcome,
     RefuseResolution,
+    RenameConversation,
     ReplyRejected,
     Resolve,
     RevokeGrant,
@@ -981,6 +983,18 @@ def asides(s: Scene) -> None:
     s.say("Still there?", when_busy="aside")
 
 
+def labels(s: Scene) -> None:
+    """A conversation is named, archived, taken back by a message, archived again and taken back."""
+    s.tell(OpenConversation(agent="desk", by=ADA))
+    s.tell(ArchiveConversation(archived=True, by=ADA))
+    s.say("Where is the parcel that I sent to Zürich?\n\nIt was the one with the lamp, and it was not cheap.", ADA)
+    s.tell(RenameConversation(title="Parcel to Zürich", by=BOSS), ArchiveConversation(archived=True, by=BOSS))
+    s.begin()
+    s.reply("pay")
+    s.tell(ArchiveConversation(archived=False, by=ADA), ArchiveConversation(archived=False, by=ADA))
+    s.tell(RenameConversation(title="Parcel", by=ADA), RenameConversation(title="Parcel", by=ADA))
+
+
 SCENES: dict[str, Callable[[Scene], None]] = {
     "plain": plain,
     "approval": approval,
@@ -1011,6 +1025,7 @@ SCENES: dict[str, Callable[[Scene], None]] = {
     "checkpoints": checkpoints,
     "shared": shared,
     "deputies": deputies,
+    "labels": labels,
     "represented": represented,
     "represented-grant": represented_grant,
     "asides": asides,

@@ -163,7 +163,7 @@ def test_a_runtime_serves_a_log_without_the_code_of_its_agent(log: Path) -> None
 
 def test_every_type_of_event_occurs_in_a_log() -> None:
     assert {event.type for log in LOGS for event in decode_log(log)} == set(event_types())
-    assert len(event_types()) == 23
+    assert len(event_types()) == 25
 
 
 def test_every_call_phase_occurs_also_at_the_end_of_a_log() -> None:

@@ -98,6 +98,34 @@ def _with_copy(plot, at, step):
 importing = st.builds(_with_copy, scenario, st.integers(1, 13), verb("copy", process, st.booleans()))
 """A scenario in which the conversation is exported at some step and imported under another name."""
 
+label_steps = st.lists(
+    st.one_of(
+        send,
+        decide,
+        verb("rename", process),
+        verb("rename", process),
+        verb("archive", process, st.booleans()),
+        verb("find", process),
+        verb("cancel", process),
+        verb("kill", process, st.integers(1, 4), st.booleans()),
+        verb("stall", process),
+        verb("restart", process),
+        verb("forget", st.booleans()),
+    ),
+    max_size=12,
+)
+labelled = st.fixed_dictionaries(
+    {
+        "script": script,
+        "jitter": st.lists(st.integers(0, 3), min_size=1, max_size=3),
+        "second": st.booleans(),
+        "parallel": st.just(64),
+        "steps": st.builds(lambda first, more: [first, *more], send, label_steps),
+        "drain": st.sampled_from([None, 0, 1]),
+    }
+)
+"""A scenario in which the conversation is renamed, archived and searched."""
+
 person = st.sampled_from(sorted(PEOPLE))
 deputy_steps = st.lists(
     st.one_of(
@@ -287,3 +315,20 @@ def _deputies():
 
 
 DEPUTISED = list(_deputies())
+
+
+def _labels():
+    """Yield scenarios with new titles and archives at critical moments: before, during and after a wait."""
+    once = {**RICH, "jitter": [0], "second": False, "parallel": 64, "drain": None}
+    go = ("send", 0, "queue", None, None)
+    rename, archive = ("rename", 0, None), ("archive", 0, True, None)
+    for name in ("auto", "gated"):
+        one = {**once, "script": [[[(name, 1)]]]}
+        yield {**one, "steps": [go, rename]}
+        yield {**one, "steps": [go, archive]}
+        yield {**one, "steps": [go, rename, archive, go]}
+        yield {**one, "steps": [go, archive, ("archive", 1, False, None), ("rename", 1, None)]}
+        yield {**one, "steps": [go, ("find", 0, None), rename, ("find", 1, None), ("kill", 0, 1, True, None), go]}
+
+
+LABELLED = list(_labels())

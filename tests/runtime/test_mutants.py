@@ -13,7 +13,7 @@ import worlds
 from hypothesis import given
 from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace
-from scenarios import CLASSICS, DEPUTISED, IMPORTS, deputised, hunting, importing, scenario
+from scenarios import CLASSICS, DEPUTISED, IMPORTS, LABELLED, deputised, hunting, importing, labelled, scenario
 
 from holdfast.core import effects, state, transcript
 from holdfast.core.decide import aside, draft, gate, machine, reply, resolution, wait
@@ -767,6 +767,63 @@ def deputy_of_two_votes_twice():
     return [(wait, "add_vote", without_the_deputy)]
 
 
+LABEL_MUTANTS = {}
+
+
+def label_mutant(law):
+    """Register a mutant that only the scenarios with titles, archives and searches can detect."""
+
+    def register(build):
+        LABEL_MUTANTS[build.__name__] = build, law
+        return build
+
+    return register
+
+
+@label_mutant("the row's title or archive differs|snapshot and tail differ")
+def a_message_leaves_the_conversation_archived():
+    """A conversation stays archived although it gets a message."""
+    apply = state.evolve
+
+    def keep(before, event):
+        after = apply(before, event)
+        return replace(after, archived=before.archived) if event.type == "MessageReceived" else after
+
+    return [(draft, "evolve", keep)]
+
+
+@label_mutant("the row's title or archive differs|snapshot and tail differ")
+def rename_not_folded():
+    """A new title is logged and not folded into the state."""
+    apply = state.evolve
+
+    def ignore(before, event):
+        after = apply(before, event)
+        return replace(after, title=before.title) if event.type == "ConversationRenamed" else after
+
+    return [(draft, "evolve", ignore)]
+
+
+@label_mutant("the pending index differs from the fold|a pending entry has another title")
+def pending_entries_keep_the_old_title():
+    """A rename does not rewrite the pending entries."""
+    build_append = commit.build_append
+
+    def only_new(before, written, **options):
+        step = build_append(before, written, **options)
+        known = commit.waiting_calls(before)
+        now = commit.waiting_calls(written.state)
+        return replace(step, opened=[row for row in step.opened if known.get(row.call) is not now.get(row.call)])
+
+    return [(conversation, "build_append", only_new)]
+
+
+@label_mutant("a search finds other messages")
+def texts_not_marked():
+    """An append of a message does not mark its conversation as unindexed."""
+    return [(commit, "has_text", lambda event: False)]
+
+
 def play_scenarios(examples, build=list, classics=CLASSICS, plots: SearchStrategy[Any] = scenario):
     """Play the classic and many generated scenarios, each with new patches of the mutant."""
 
@@ -806,12 +863,20 @@ def test_the_deputy_scenarios_detect_every_deputy_mutant(name):
     print(f"{name}: {str(caught.value).splitlines()[0][:150]}")
 
 
+@pytest.mark.parametrize("name", LABEL_MUTANTS)
+def test_the_scenarios_with_titles_detect_every_mutant_of_them(name):
+    build, law = LABEL_MUTANTS[name]
+    with pytest.raises(AssertionError, match=law) as caught:
+        play_scenarios(300, build, LABELLED, labelled)
+    print(f"{name}: {str(caught.value).splitlines()[0][:150]}")
+
+
 def test_the_scenarios_violate_no_law_without_a_mutant():
     play_scenarios(200)
 
 
 def test_every_name_that_a_mutant_patches_exists():
     """A mutant of a function that was renamed would prove nothing."""
-    for build, _ in [*MUTANTS.values(), *IMPORT_MUTANTS.values(), *DEPUTY_MUTANTS.values()]:
+    for build, _ in [*MUTANTS.values(), *IMPORT_MUTANTS.values(), *DEPUTY_MUTANTS.values(), *LABEL_MUTANTS.values()]:
         for target, attribute, _ in build():
             assert hasattr(target, attribute), f"{build.__name__}: {target} has no {attribute}"

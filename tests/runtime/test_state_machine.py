@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 import worlds
 from hypothesis import given
-from scenarios import CLASSICS, DEPUTISED, IMPORTS, RICH, deputised, importing, profile, scenario
+from scenarios import CLASSICS, DEPUTISED, IMPORTS, LABELLED, RICH, deputised, importing, labelled, profile, scenario
 
 from holdfast.core.events import CallResolved, VoteCast
 
@@ -52,6 +52,21 @@ def test_the_laws_hold_in_every_deputy_scenario():
 @given(deputised)
 def test_the_laws_hold_if_people_name_deputies_who_decide_for_them(plot):
     """Whoever names whom, requests and decides, in two processes that are killed [B126]."""
+    worlds.play_scenario(plot)
+
+
+def test_the_laws_hold_in_every_scenario_with_titles_and_archives():
+    """The row, the pending entries and the search have the title, the archive and the messages of the log."""
+    met = Counter[str]()
+    for plot in LABELLED:
+        met.update(event.type for event in worlds.play_scenario(plot).events())
+    assert {"ConversationRenamed", "ConversationArchived"} <= met.keys()
+
+
+@profile(150)
+@given(labelled)
+def test_the_laws_hold_if_conversations_are_renamed_archived_and_searched(plot):
+    """Whoever renames, archives and searches, in two processes that are killed."""
     worlds.play_scenario(plot)
 
 

@@ -51,6 +51,7 @@ from holdfast.core.events import (
     AssistantSaid,
     CallStarted,
     DeputyNamed,
+    MessageReceived,
     OutputRejected,
     TurnEnded,
     TurnStarted,
@@ -745,6 +746,28 @@ class World:
 
         await self.attempt(index, "revoke", work)
 
+    async def rename(self, index):
+        title = f"title {self.count}"
+
+        async def work(rt, by):
+            await rt.rename(CONVERSATION, title, by=by)
+
+        await self.attempt(index, "rename", work, text=title)
+
+    async def archive(self, index, archived):
+        async def work(rt, by):
+            await rt.archive(CONVERSATION, archived, by=by)
+
+        await self.attempt(index, "archive", work)
+
+    async def find(self, index):
+        """Search for the messages, while others write."""
+
+        async def work(rt, by):
+            await rt.search("message")
+
+        await self.attempt(index, "find", work)
+
     async def attach(self, index, seconds):
         """Attach a client, for a while or only for a moment."""
 
@@ -930,6 +953,20 @@ class World:
         rows = [row for row in self.data.outbox.values() if row.conversation == CONVERSATION]
         assert sorted((row.seq, row.kind) for row in rows) == expected, "the outbox differs from the log"
 
+    async def _check_search(self, events):
+        """Check that a search finds exactly the messages of the log, or says that it may not have found all."""
+        process = next((each for each in self.processes if each is not None and not each.dead), None)
+        if process is None:
+            return
+        messages = [event.seq for event in events if isinstance(event, MessageReceived) and "message" in event.text]
+        hits: list[int] = []
+        after = None
+        assert await process.rt._engine.search_index.catch_up(), "the search index does not catch up with the log"
+        while found := await process.store.find_texts(["message"], after=after, limit=3):
+            hits += [hit.seq for hit in found if hit.conversation == CONVERSATION]
+            after = found[-1]
+        assert hits == messages[::-1], "a search finds other messages than the log has"
+
     async def _check_store(self, events):
         """Check that snapshot, indexes, hash chain and the states of the processes agree with the fold of the log."""
         state = self.state()
@@ -942,6 +979,10 @@ class World:
         listed = sorted((_pending.decode(row.body) for row in found.calls.values()), key=lambda e: e.call)
         assert listed == sorted(pending_entries(state), key=lambda e: e.call), "the pending index differs from the fold"
         assert (found.status, found.owes) == (status_of(state), bool(owed(state)))
+        label = laws.label_of(events)
+        assert (found.title, found.archived) == label, "the row's title or archive differs from the log"
+        assert {entry.title for entry in listed} <= {label[0]}, "a pending entry has another title than the log"
+        await self._check_search(events)
         assert found.hashes == hash_chain(GENESIS, found.events)
         self._check_outbox(events)
         for process in self.processes:

@@ -71,6 +71,12 @@ class MemoryBackend:
     def set_status(self, status):
         self._conversation().status = status
 
+    def set_title(self, title):
+        self._conversation().title = title
+
+    def change_words(self):
+        self._conversation().texts[2] = ["something", "else"]
+
 
 class SQLBackend:
     """A store whose tables are changed with SQL."""
@@ -95,10 +101,13 @@ class SQLBackend:
     def set_status(self, status):
         self.sql(f"UPDATE conversations SET status = '{status}'")
 
+    def set_title(self, title):
+        self.sql(f"UPDATE conversations SET title = '{title}'")
+
     def remove_checksums(self):
         for table in ("conversations", "snapshots", "pending"):
             self.sql(f"UPDATE {table} SET seal = NULL")
-        self.sql("UPDATE conversations SET waiting = -1")
+        self.sql("UPDATE conversations SET waiting = -1, title_seal = NULL, title = '', archived = NOT archived")
 
 
 class SQLiteBackend(SQLBackend):
@@ -118,6 +127,9 @@ class SQLiteBackend(SQLBackend):
     def write(self, text, value):
         self.sql(text.format("?"), value)
 
+    def change_words(self):
+        self.sql("UPDATE texts SET words = 'something else' WHERE rowid & 0xffffff = 2")
+
 
 class PostgresBackend(SQLBackend):
     def __init__(self, tmp_path):
@@ -133,6 +145,9 @@ class PostgresBackend(SQLBackend):
 
     def write(self, text, value):
         self.sql(text.format("$1"), value)
+
+    def change_words(self):
+        self.sql("UPDATE texts SET words = array_to_tsvector(ARRAY['something', 'else']) WHERE seq = 2")
 
 
 @pytest.fixture(params=[MemoryBackend, SQLiteBackend, PostgresBackend])
@@ -316,6 +331,38 @@ def test_an_altered_conversation_row_is_listed_as_the_log_has_it(backend, caplog
         (info,) = with_runtime(backend, lambda rt: rt.conversations())
     assert info.state == "awaiting_input"
     assert "its row does not fit its checksum" in caplog.text
+
+
+def test_an_altered_title_is_listed_as_the_log_has_it(backend, caplog):
+    suspend_payment(backend)
+    backend.set_title("Approved by the board")
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        (info,) = with_runtime(backend, lambda rt: rt.conversations())
+    assert (info.title, info.archived) == ("pay", False)
+    assert "its row does not fit its checksum" in caplog.text
+
+
+def test_a_search_shows_nothing_that_the_log_does_not_have(backend):
+    """The words of an altered index lead to no hit."""
+    suspend_payment(backend)
+    assert [hit.seq for hit in with_runtime(backend, lambda rt: rt.search("pay")).hits] == [2]
+    backend.change_words()
+    assert with_runtime(backend, lambda rt: rt.search("something else")).hits == []
+
+
+@pytest.mark.parametrize("damage", ["DROP TABLE texts", "DELETE FROM texts_data", "DELETE FROM texts_idx"])
+def test_a_damaged_search_index_is_built_again(tmp_path, damage):
+    backend = SQLiteBackend(tmp_path)
+    suspend_payment(backend)
+    assert [hit.snippet for hit in with_runtime(backend, lambda rt: rt.search("pay")).hits] == ["pay"]
+    backend.sql(damage)
+
+    async def search_twice(rt):
+        await rt.search("pay")  # it meets the damage, and the index is built again
+        return await rt.search("pay")
+
+    results = with_runtime(backend, search_twice)
+    assert ([hit.snippet for hit in results.hits], results.complete) == (["pay"], True)
 
 
 def test_caches_without_checksums_are_rebuilt_without_a_warning(sql_backend, snapshot_every_append, caplog):

@@ -8,10 +8,14 @@ import asyncpg
 import pytest
 from support import pg
 
-from holdfast import Runtime
+from holdfast import Principal, Runtime
+from holdfast.core import codec
+from holdfast.core.events import ConversationOpened, MessageReceived
 from holdfast.errors import StoreError
+from holdfast.stores.base import GENESIS, next_hash
+from holdfast.stores.checksums import row_checksum
 from holdfast.stores.postgres import PostgresStore, migrate, migrations, plan_migration
-from holdfast.testing.store_contract import make_append, make_channel, make_entry
+from holdfast.testing.store_contract import make_append, make_channel
 
 ROLE = f"desk_{os.getpid()}"
 
@@ -94,26 +98,44 @@ def add_migration_step(monkeypatch):
     monkeypatch.setattr(migrations, "VERSION", migrations.VERSION + 1)
 
 
-def test_a_store_gets_the_outbox_while_a_process_of_the_version_before_uses_it(monkeypatch):
-    """The old process goes on appending; the events of new processes get their notices."""
+INSERT_ROW_2 = """
+INSERT INTO conversations (id, name, seq, hash, status, agent, owes, updated, waiting, seal, epoch)
+VALUES ($1, $2, $3, $4, 'idle', 'a', false, 1.0, 0, $5, 0)
+ON CONFLICT (name) DO UPDATE SET seq = excluded.seq, hash = excluded.hash, seal = excluded.seal"""
+
+
+async def append_as_version_2(url, key, name, expected, head, event):
+    """Append an event with the columns of schema version 2; return the new head."""
+    hash_ = next_hash(head, event)
+    await pg.asked(url, INSERT_ROW_2, key, name, expected + 1, hash_, row_checksum(name, hash_, "idle", "a", False, 0))
+    insert = "INSERT INTO events (conversation, seq, hash, body) VALUES ($1, $2, $3, $4)"
+    await pg.asked(url, insert, key, expected + 1, hash_, event)
+    return hash_
+
+
+def test_a_store_gets_new_tables_while_a_process_of_a_version_before_uses_it(monkeypatch):
+    """The old process goes on appending; new processes see its events, titles included, and write notices."""
     url = pg.fresh(lease=2)
+    by = {"by": Principal("ada"), "at": 1.0, "v": 1}
+    opened = codec.encode_event(ConversationOpened(seq=1, agent="a", **by))
+    said = codec.encode_event(MessageReceived(seq=2, text="Where is order 42?", agent="a", **by))
 
     async def run():
         with monkeypatch.context() as version_before:
             version_before.setattr(migrations, "STEPS", migrations.STEPS[:2])
             version_before.setattr(migrations, "VERSION", 2)
-            old = PostgresStore(url)
-            await old.open()
-        await old.append(make_append("c", 0, opened=[make_entry("c", "k", 5.0)]))
+            await migrate(url)
+        head = await append_as_version_2(url, 1, "c", 0, GENESIS, opened)
         new = PostgresStore(url)
-        await new.open()
-        await new.put_channel(make_channel("mail"))
-        await old.append(make_append("c", 1))
-        await new.append(make_append("c", 2, notices=[(3, "suspended")]))
-        assert [row.id for row in await new.outbox()] == ["c/3/mail"]
-        assert [row.call for row in await new.pending()] == ["k"]
-        await old.close()
-        await new.close()
+        async with Runtime(store=new) as rt:
+            assert [info.title for info in await rt.conversations()] == [""]
+            await append_as_version_2(url, 1, "c", 1, head, said)
+            await append_as_version_2(url, 2, "d", 0, GENESIS, opened)
+            assert [info.title for info in await rt.conversations()] == ["Where is order 42?", ""]
+            assert [hit.conversation for hit in (await rt.search("order")).hits] == ["c"]
+            await new.put_channel(make_channel("mail"))
+            await new.append(make_append("c", 2, notices=[(3, "suspended")]))
+            assert [row.id for row in await new.outbox()] == ["c/3/mail"]
 
     asyncio.run(asyncio.wait_for(run(), 60))
     pg.drop(url)

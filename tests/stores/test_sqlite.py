@@ -13,7 +13,7 @@ import apsw
 import pytest
 
 from holdfast.errors import Conflict, Invalid, StoreDamaged, StoreError
-from holdfast.stores.sqlite import append, migrations, outbox, queries, writer
+from holdfast.stores.sqlite import append, migrations, outbox, queries, texts, writer
 from holdfast.stores.sqlite.locks import OwnerLock
 from holdfast.stores.sqlite.store import SQLiteStore
 from holdfast.testing.store_contract import (
@@ -293,8 +293,10 @@ class TestSQLiteStore(StoreContract):
         store = await self.open_store()
         by_key = {
             append.SELECT_HEAD: ("c",),
-            append.ADVANCE_HEAD: (1,) * 6,
-            append.UPDATE_ROW: (1,) * 9,
+            append.ADVANCE_HEAD: (1,) * 7,
+            append.UPDATE_ROW: (1,) * 10,
+            append.UPDATE_TITLE: (1, "t", 0),
+            append.MARK_UNINDEXED: (1,),
             append.DELETE_PENDING: (1, "k"),
             append.DELETE_CALL_LEASE: ("c", "k"),
             append.RELEASE_LEASE: (1,),
@@ -310,8 +312,11 @@ class TestSQLiteStore(StoreContract):
             queries.READ: ("c", 0, 9, 1),
             queries.HASHES: ("c",),
             append.SELECT_EVENT_HASH: (1, "c"),
-            queries.ROWS: (None, None, 1),
+            queries.ROWS: (None, None, 1, None),
             queries.NEWEST: (None, None, 1),
+            queries.NEWEST_ARCHIVED: (None, None, 1, 0),
+            texts.UNINDEXED: (1,),
+            texts.HEAD: ("c",),
             queries.HEADS: ("[]",),
             queries.PENDING_OF: ("c",),
             queries.DUE: (1.0, 1),
@@ -342,7 +347,7 @@ class TestSQLiteStore(StoreContract):
 
         plans_by_sql = await store._read(plans)
         assert scans(plans_by_sql) == {}
-        for sql in (queries.DUE, queries.HELD_BY):
+        for sql in (queries.DUE, queries.HELD_BY, queries.NEWEST, queries.NEWEST_ARCHIVED, texts.UNINDEXED):
             assert not any("TEMP B-TREE" in line for line in plans_by_sql[sql]), plans_by_sql[sql]
         await asyncio.gather(*(store.append(make_append(name, 0)) for name in ("c", "d")))
         # The statistics of a small store mislead the planner.

@@ -12,13 +12,17 @@ import apsw
 import msgspec
 import pytest
 
-from holdfast import Approve, Runtime
+from holdfast import Approve, Principal, Runtime
+from holdfast.core import codec
+from holdfast.core.events import ConversationOpened, MessageReceived
 from holdfast.errors import KINDS, StoreDamaged, StoreError, StoreNewer
+from holdfast.stores.base import GENESIS, next_hash
+from holdfast.stores.checksums import row_checksum
 from holdfast.stores.sqlite import file, queries
 from holdfast.stores.sqlite.errors import affects_whole_group, to_store_error
 from holdfast.stores.sqlite.migrations import APPLICATION_ID, STEPS, VERSION
 from holdfast.stores.sqlite.store import SQLiteStore
-from holdfast.testing.store_contract import make_append, make_channel, make_entry
+from holdfast.testing.store_contract import make_append, make_channel
 
 
 @pytest.fixture
@@ -167,29 +171,53 @@ def test_a_file_in_place_of_the_owners_directory_is_reported_with_what_to_do(pat
 
 
 def test_the_schema_version_is_the_number_of_migration_steps():
-    assert len(STEPS) == VERSION == 3
+    assert len(STEPS) == VERSION == 4
     assert APPLICATION_ID.to_bytes(4, "big") == b"HLDF"
 
 
-def test_a_store_gets_the_outbox_while_a_process_of_the_version_before_uses_it(path, monkeypatch):
-    """The old process goes on appending; the events of new processes get their notices."""
+INSERT_ROW_2 = """
+INSERT INTO conversations (id, seq, hash, status, updated, seal, agent, owes, waiting, name, owner, epoch)
+            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, 0)"""
+ADVANCE_HEAD_2 = "UPDATE conversations SET seq = ?2, hash = ?3, status = ?4, updated = ?5, seal = ?6 WHERE id = ?1"
+
+
+def append_as_version_2(db, key, name, expected, head, event):
+    """Append an event with the statements of schema version 2; return the new head."""
+    hash_ = next_hash(head, event)
+    seal = row_checksum(name, hash_, "idle", "a", False, 0)
+    advanced = (key, expected + 1, hash_, "idle", 1.0, seal)
+    if expected:
+        db.execute(ADVANCE_HEAD_2, advanced)
+    else:
+        db.execute(INSERT_ROW_2, (*advanced, "a", 0, 0, name))
+    db.execute("INSERT INTO events (id, hash, body) VALUES (?, ?, ?)", ((key << 24) + expected + 1, hash_, event))
+    return hash_
+
+
+def test_a_store_gets_new_tables_while_a_process_of_a_version_before_uses_it(path, monkeypatch):
+    """The old process goes on appending; new processes see its events, titles included, and write notices."""
+    by = {"by": Principal("ada"), "at": 1.0, "v": 1}
+    opened = codec.encode_event(ConversationOpened(seq=1, agent="a", **by))
+    said = codec.encode_event(MessageReceived(seq=2, text="Where is order 42?", agent="a", **by))
 
     async def run():
         with monkeypatch.context() as version_before:
             version_before.setattr(file, "STEPS", STEPS[:2])
             version_before.setattr(file, "VERSION", 2)
-            old = SQLiteStore(path)
-            await old.open()
-        await old.append(make_append("c", 0, opened=[make_entry("c", "k", 5.0)]))
+            file.migrate(os.fspath(path))
+        old = apsw.Connection(os.fspath(path))
+        head = append_as_version_2(old, 1, "c", 0, GENESIS, opened)
         new = SQLiteStore(path)
-        await new.open()
-        await new.put_channel(make_channel("mail"))
-        await old.append(make_append("c", 1))
-        await new.append(make_append("c", 2, notices=[(3, "suspended")]))
-        assert [row.id for row in await new.outbox()] == ["c/3/mail"]
-        assert [row.call for row in await new.pending()] == ["k"]
-        await old.close()
-        await new.close()
+        async with Runtime(store=new) as rt:
+            assert [info.title for info in await rt.conversations()] == [""]
+            append_as_version_2(old, 1, "c", 1, head, said)
+            append_as_version_2(old, 2, "d", 0, GENESIS, opened)
+            assert [info.title for info in await rt.conversations()] == ["Where is order 42?", ""]
+            assert [hit.conversation for hit in (await rt.search("order")).hits] == ["c"]
+            await new.put_channel(make_channel("mail"))
+            await new.append(make_append("c", 2, notices=[(3, "suspended")]))
+            assert [row.id for row in await new.outbox()] == ["c/3/mail"]
+        old.close()
 
     asyncio.run(run())
 

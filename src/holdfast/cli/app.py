@@ -42,6 +42,7 @@ SECTIONS = {
         "undo": "undo",
     },
     "Look": {
+        "conversations": "conversations",
         "log": "log",
         "tail": "log",
         "replay": "replay",
@@ -50,6 +51,8 @@ SECTIONS = {
         "outbox": "outbox",
     },
     "Keep": {
+        "rename": "conversations",
+        "archive": "conversations",
         "verify": "verify",
         "backup": "backup",
         "export": "archive",

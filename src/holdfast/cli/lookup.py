@@ -95,9 +95,11 @@ async def _find_in_logs(rt: Runtime, call: str) -> str | None:
 
 
 async def list_conversations(rt: Runtime, status: str | None = None) -> list[ConversationInfo]:
-    """Return all conversations, or those in one state."""
+    """Return all conversations, archived ones included, or those in one state."""
     found: list[ConversationInfo] = []
-    while page := await rt.conversations(status, cursor=found[-1].conversation if found else None, limit=500):
+    while page := await rt.conversations(
+        status, cursor=found[-1].conversation if found else None, limit=500, archived=None
+    ):
         found += page
     return found
 

@@ -18,7 +18,7 @@ from holdfast.errors import HoldfastError, StoreDamaged, StoreNewer
 
 GENESIS = bytes(32)
 """The head of a conversation's hash chain before the first event."""
-STATE_VERSION = 5
+STATE_VERSION = 6
 """Increased when State changes: older snapshots are then ignored and the log is folded again."""
 
 

@@ -263,6 +263,8 @@ class Pending(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """``escalate_to`` once the call has been escalated."""
     continues: bool = False
     """The tool's handler has asked and runs again: after the answer, or after this approval."""
+    title: str = ""
+    """The title of the conversation."""
 
     @property
     def id(self) -> str:

@@ -563,6 +563,20 @@ class ConversationImported(Event, frozen=True, kw_only=True):
     """The file's grants beyond one conversation that hold here from now on; all further ones are dropped."""
 
 
+class ConversationRenamed(Event, frozen=True, kw_only=True):
+    """A person gave the conversation a title. Until then it is the first message, shortened."""
+
+    title: str
+    """One line, not empty."""
+
+
+class ConversationArchived(Event, frozen=True, kw_only=True):
+    """A person put the conversation away, or took it back: lists leave archived ones out. Nothing of it stops."""
+
+    archived: bool = True
+    """False: it was taken back. A new message takes it back, too."""
+
+
 class DeputyNamed(Event, frozen=True, kw_only=True):
     """``by`` named a deputy, who may decide what ``by`` may decide. Only in the log of deputies."""
 
@@ -602,6 +616,8 @@ AnyEvent = (
     | GrantRevoked
     | ResolutionRefused
     | ConversationImported
+    | ConversationRenamed
+    | ConversationArchived
     | DeputyNamed
     | DeputyEnded
 )

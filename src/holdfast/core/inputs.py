@@ -103,6 +103,20 @@ class RevokeGrant(_Input, frozen=True, kw_only=True):
     by: Principal
 
 
+class RenameConversation(_Input, frozen=True, kw_only=True):
+    """Give the conversation a title."""
+
+    title: str
+    by: Principal
+
+
+class ArchiveConversation(_Input, frozen=True, kw_only=True):
+    """Archive the conversation, or take it back."""
+
+    archived: bool
+    by: Principal
+
+
 class NameDeputy(_Input, frozen=True, kw_only=True):
     """Let ``to`` decide what ``by`` may decide."""
 
@@ -415,6 +429,8 @@ Input = (
     | ClientGone
     | CancelTurn
     | RevokeGrant
+    | RenameConversation
+    | ArchiveConversation
     | NameDeputy
     | EndDeputy
     | ImportConversation

@@ -291,6 +291,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     seq: int
     """The sequence number of the last event in the snapshot: continue with ``events(after=seq)``."""
     agent: str = ""
+    title: str = ""
+    """The title of the conversation: its first message, shortened, unless a person has renamed it."""
+    archived: bool = False
+    """Whether lists of conversations leave it out."""
     queued: int = 0
     """Messages that wait for their turn."""
     asides: int = 0

@@ -39,8 +39,10 @@ from holdfast.core.events import (
     CallStarted,
     CallSuspended,
     CancelRequested,
+    ConversationArchived,
     ConversationImported,
     ConversationOpened,
+    ConversationRenamed,
     DeadlineExtended,
     DeputyEnded,
     DeputyNamed,
@@ -60,6 +62,7 @@ from holdfast.core.events import (
 )
 from holdfast.core.json_values import sorted_json
 from holdfast.core.results import parse_answer
+from holdfast.core.text.title import make_title
 from holdfast.core.tool import Gate
 from holdfast.errors import StaleReason
 
@@ -260,6 +263,10 @@ class State(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     conversation: str
     seq: int = 0
     agent: str = ""
+    title: str = ""
+    """The title that a person gave it, else its first message, shortened; empty before the first message."""
+    archived: bool = False
+    """Lists leave it out, until it is taken back or gets a message."""
     turns: int = 0
     """Turns started so far."""
     made: int = 0
@@ -299,7 +306,14 @@ def evolve(state: State, event: AnyEvent) -> State:
             asides = (*state.turn.asides, Aside(message=seq, by=event.by))
             return replace(state, seq=seq, turn=replace(state.turn, asides=asides))
         entry = Queued(message=seq, by=event.by, agent=event.agent, mode=event.mode, output=event.output)
-        return replace(state, seq=seq, queue=(*state.queue, entry), agent=state.agent or event.agent)
+        return replace(
+            state,
+            seq=seq,
+            queue=(*state.queue, entry),
+            agent=state.agent or event.agent,
+            title=state.title or make_title(event.text),
+            archived=False,
+        )
     if type(event) is TurnStarted:
         entry, rest = _take_queued(state.queue, event.message)
         turn = TurnState(
@@ -362,6 +376,10 @@ def evolve(state: State, event: AnyEvent) -> State:
             return replace(state, seq=seq)
         case ConversationImported():
             return _apply_import(state, event)
+        case ConversationRenamed():
+            return replace(state, seq=seq, title=event.title)
+        case ConversationArchived():
+            return replace(state, seq=seq, archived=event.archived)
         case DeputyNamed():
             new = Delegation(
                 id=event.delegation, principal=event.by, deputy=event.deputy, until=event.until, at=event.at
@@ -833,4 +851,5 @@ def pending_of(state: State, event: CallSuspended) -> Pending:
         escalate_at=None if wait.escalated else event.escalate_at,
         escalated_to=event.escalate_to if wait.escalated else (),
         continues=event.continues,
+        title=state.title,
     )

@@ -19,6 +19,7 @@ from holdfast.core.decide.machine import decide_into
 from holdfast.core.effects import AnswerAside, CallModel, CloseTurn, Effect, RunPreview, RunTool, StartTurn, owed
 from holdfast.core.events import AnyEvent, AssistantSaid, CallStarted, ErrorInfo
 from holdfast.core.inputs import (
+    ArchiveConversation,
     AsideRejected,
     AsideReplied,
     BeginTurn,
@@ -40,6 +41,7 @@ from holdfast.core.inputs import (
     OwnerStarted,
     PreviewMade,
     RefuseResolution,
+    RenameConversation,
     ReplyRejected,
     Resolve,
     RevokeGrant,
@@ -49,6 +51,7 @@ from holdfast.core.inputs import (
     TimerDue,
 )
 from holdfast.core.notice import notices_of
+from holdfast.core.searched_text import has_text
 from holdfast.core.state import CallState, Grant, State, pending_of, shared_grants, status_of, waiting_calls
 from holdfast.core.text.redaction import redact_exception
 from holdfast.core.tool import ToolSpec
@@ -75,6 +78,8 @@ GUEST_INPUTS = (
     ClientGone,
     CancelTurn,
     RevokeGrant,
+    RenameConversation,
+    ArchiveConversation,
     NameDeputy,
     EndDeputy,
     SummaryMade,
@@ -171,7 +176,11 @@ def build_append(
         agent=agent_of(after),
         owes=owes,
         at=draft.now,
-        opened=[pending_row(after, call) for name, call in waits.items() if was.get(name) is not call],
+        opened=[
+            pending_row(after, call)
+            for name, call in waits.items()
+            if was.get(name) is not call or before.title != after.title  # an entry has the title
+        ],
         closed=[name for name, call in was.items() if waits.get(name) is not call],
         artifacts=draft.artifacts,
         grants=grants,
@@ -179,6 +188,9 @@ def build_append(
         relies=_relied_grants(draft) if shared else [],
         snapshot=codec.encode_state(after) if crossed else None,
         waiting=len(waits),
+        title=after.title,
+        archived=after.archived,
+        texts=before.seq == 0 or any(map(has_text, draft.events)),  # an import has more events than its draft
         epoch=epoch,
         release=release,
         notices=notices_of(before, draft.events, draft.states),
@@ -251,6 +263,8 @@ def build_reindex(state: State, at: float, known: Iterable[str], granted: Iterab
         revoked=list(granted),
         snapshot=codec.encode_state(state),
         waiting=len(waits),
+        title=state.title,
+        archived=state.archived,
     )
 
 

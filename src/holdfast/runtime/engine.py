@@ -36,6 +36,7 @@ from holdfast.runtime.pending_calls.inbox import Expiry, PendingFeed, PendingInd
 from holdfast.runtime.pending_calls.outbox import Outbox, check_channels
 from holdfast.runtime.pending_calls.resolve import Rights, resolve_calls
 from holdfast.runtime.pending_calls.shared_grants import SharedGrants
+from holdfast.runtime.search import SearchIndex
 from holdfast.runtime.services import RunContext
 from holdfast.runtime.steps.prompt import Summaries
 from holdfast.runtime.steps.tasks import Slots
@@ -118,6 +119,7 @@ class Engine:
         self.clients = Clients(self)
         self.summaries = Summaries()
         self.faults = StoreFaults(self._on_store_gone)
+        self.search_index = SearchIndex(store, self.faults)
         self.pending_index = PendingIndex(store)
         self.pending_feed = PendingFeed(self.pending_index)
         self._expiry = Expiry(
@@ -183,6 +185,7 @@ class Engine:
         await self.clients.close()
         await self.summaries.close(self._drain)
         await self._outbox.close(self._drain)
+        await self.search_index.close()
         self.closing = True
         for task in self._background:
             task.cancel()
@@ -247,6 +250,7 @@ class Engine:
         return [
             *self._background,
             *self._outbox.tasks(),
+            *self.search_index.tasks(),
             *self.clients.tasks(),
             *self.summaries.tasks(),
             *(task for source in self._sources for task in source.tasks()),

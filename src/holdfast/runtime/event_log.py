@@ -91,12 +91,31 @@ async def rebuild_from_log(store: LogStore, conversation: str, why: str, *, expe
 
 
 async def read_rows(
-    store: LogStore, status: str | None, cursor: str | None, limit: int, *, newest: bool = False
+    store: LogStore,
+    status: str | None,
+    cursor: str | None,
+    limit: int,
+    *,
+    newest: bool = False,
+    archived: bool | None = None,
 ) -> list[ConversationRow]:
     """Return rows of conversations; rows that fail their checksum are rebuilt first."""
-    rows = await store.rows(status, cursor, limit, newest=newest)
+    rows = await store.rows(status, cursor, limit, newest=newest, archived=archived)
     damaged = [row for row in rows if not row.intact]
     for row in damaged:
-        why = "its row has no checksum" if row.intact is None else "its row does not fit its checksum"
-        await rebuild_from_log(store, row.conversation, why, expected=row.intact is None)
-    return await store.rows(status, cursor, limit, newest=newest) if damaged else rows
+        await _rebuild_row(store, row)
+    return await store.rows(status, cursor, limit, newest=newest, archived=archived) if damaged else rows
+
+
+async def read_row(store: LogStore, conversation: str) -> ConversationRow | None:
+    """Return the row of a conversation, or None; a row that fails its checksum is rebuilt first."""
+    row = await store.row(conversation)
+    if row is None or row.intact:
+        return row
+    await _rebuild_row(store, row)
+    return await store.row(conversation)
+
+
+async def _rebuild_row(store: LogStore, row: ConversationRow) -> None:
+    why = "its row has no checksum" if row.intact is None else "its row does not fit its checksum"
+    await rebuild_from_log(store, row.conversation, why, expected=row.intact is None)

@@ -13,11 +13,22 @@ import msgspec
 from holdfast.core.decide.deputies import DEPUTIES
 from holdfast.core.decisions import Accepted, Approve, Decision, GrantScope, Pending, Previewed, Principal, Remember
 from holdfast.core.events import AnyEvent, CallReturned, DeputyNamed, MessageReceived, Mode
-from holdfast.core.inputs import CancelTurn, EndDeputy, NameDeputy, OpenConversation, RevokeGrant, SendMessage, WhenBusy
+from holdfast.core.inputs import (
+    ArchiveConversation,
+    CancelTurn,
+    EndDeputy,
+    NameDeputy,
+    OpenConversation,
+    RenameConversation,
+    RevokeGrant,
+    SendMessage,
+    WhenBusy,
+)
 from holdfast.core.live import AnyLive, Snapshot
 from holdfast.core.notice import Channel
 from holdfast.core.schema.validation import check_plain, check_plain_no_nul, validate_value
 from holdfast.core.state import Delegation, Grant, State
+from holdfast.core.text.title import check_title
 from holdfast.core.tool import DEFAULT_EXPIRY, parse_duration
 from holdfast.core.turn_result import OutputT, TurnResult
 from holdfast.errors import DeclarationError, Invalid, NotFound, Stale, ToolError
@@ -42,6 +53,7 @@ from holdfast.runtime.pending_calls.clients import Client
 from holdfast.runtime.pending_calls.inbox import PendingChanges
 from holdfast.runtime.pending_calls.resolve import Rights, Rule, allowed_scopes, end_turn, preview_edit
 from holdfast.runtime.pending_calls.shared_grants import split_grant_id
+from holdfast.runtime.search import SearchResults, Visible
 from holdfast.runtime.steps import tool_call
 from holdfast.runtime.steps.tasks import DEFAULT_PARALLEL, DEFAULT_THREADS, Slots
 from holdfast.runtime.turn import Turn, find_latest_turn, stream_turn
@@ -76,6 +88,10 @@ class ConversationInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The sequence number of its latest event."""
     updated: float
     """When that event was appended, in seconds since the epoch."""
+    title: str = ""
+    """The title that a person gave it, else its first message, shortened; empty before the first message."""
+    archived: bool = False
+    """Whether it is archived."""
 
 
 class Runtime(Generic[OutputT]):
@@ -518,6 +534,27 @@ class Runtime(Generic[OutputT]):
         conv = await self._engine.load_conversation(name)
         await self._engine.submit_input(conv.name, RevokeGrant(grant=short, by=check_caller(by)))
 
+    async def rename(self, conversation: str, title: str, by: str | Principal = "user") -> None:
+        """Give the conversation a title. Without one, its title is its first message, shortened.
+
+        title:  one line of at most 200 characters; spaces and line breaks are joined
+        """
+        checked = check_title(title)
+        check_plain_no_nul(checked, "title")
+        conv = await self._engine.load_conversation(conversation)
+        await self._engine.submit_input(conv.name, RenameConversation(title=checked, by=check_caller(by)))
+
+    async def archive(self, conversation: str, archived: bool = True, by: str | Principal = "user") -> None:
+        """Archive the conversation, or take it back with ``archived=False``.
+
+        ``conversations`` leaves archived ones out. Nothing of it stops: its pending calls stay pending, and a new
+        message takes it back.
+        """
+        if not isinstance(archived, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise Invalid(f"archived is True or False, not {archived!r:.80}")
+        conv = await self._engine.load_conversation(conversation)
+        await self._engine.submit_input(conv.name, ArchiveConversation(archived=archived, by=check_caller(by)))
+
     async def delegate(self, to: str, until: str | float | timedelta | datetime, *, by: str | Principal) -> Delegation:
         """Name a deputy of ``by``: during the period, ``to`` may decide what ``by`` may decide.
 
@@ -674,23 +711,66 @@ class Runtime(Generic[OutputT]):
         return watch
 
     async def conversations(
-        self, status: str | None = None, cursor: str | None = None, limit: int = 100, *, newest: bool = False
+        self,
+        status: str | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+        *,
+        newest: bool = False,
+        archived: bool | None = False,
     ) -> list[ConversationInfo]:
         """Return conversations in the order of their ids, or, with ``newest``, the latest created first.
 
-        status:  only those with this status, such as "awaiting_input"
-        cursor:  only those after this conversation
+        status:    only those with this status, such as "awaiting_input"
+        cursor:    only those after this conversation
+        archived:  True: only archived ones; None: all
         """
         self._engine.check_loop()
         # One more, in case the log of deputies is among them: a page that is not full is the last one.
-        found = await read_rows(self.store, check_status(status), cursor, limit + 1, newest=newest)
+        found = await read_rows(self.store, check_status(status), cursor, limit + 1, newest=newest, archived=archived)
         rows = [row for row in found if row.conversation != DEPUTIES]
         return [
             ConversationInfo(
-                conversation=row.conversation, state=row.status, agent=row.agent, seq=row.seq, updated=row.updated
+                conversation=row.conversation,
+                state=row.status,
+                agent=row.agent,
+                seq=row.seq,
+                updated=row.updated,
+                title=row.title,
+                archived=row.archived,
             )
             for row in rows[:limit]
         ]
+
+    async def search(
+        self,
+        text: str,
+        *,
+        cursor: str | None = None,
+        limit: int = 20,
+        archived: bool | None = None,
+        visible: Visible | None = None,
+    ) -> SearchResults:
+        """Search the titles, messages and replies of all conversations, the latest created conversation first.
+
+        text:      words; a hit has each of them, as the beginning of a word. Accents and case make no difference
+        cursor:    ``next`` of the page before
+        limit:     the most hits of a page
+        archived:  True: only archived conversations; False: only others; None: all
+        visible:   a function of a conversation's id that returns whether its hits may be returned
+
+        The search index is brought up to date first, for a second at most. If ``complete`` is False after that, the
+        index is still being built in the background.
+        """
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise Invalid(f"a search takes text, not {type(text).__name__}")
+        self._engine.check_open()
+        return await self._engine.search_index.search(text, cursor, check_count(limit), archived, visible)
+
+    def keep_index(self) -> None:
+        """Index new messages for ``search`` in the background from now on, before the first search needs them."""
+        self._engine.check_open()
+        self._engine.search_index.keep_up()
 
     async def grants(self, conversation: str | None = None) -> list[Grant]:
         """Return the remembered approvals that are in force.

@@ -48,6 +48,8 @@ async def take_snapshot(engine: Engine, conversation: str) -> Snapshot:
         usage=state.usage,
         seq=state.seq,
         agent=turn.agent if turn else state.agent,
+        title=state.title,
+        archived=state.archived,
         queued=len(state.queue),
         asides=len(turn.asides) if turn else 0,
         reason=last.reason if last and turn is None else None,

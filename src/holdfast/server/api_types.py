@@ -81,6 +81,18 @@ class CancelRequest(StrictRequest, frozen=True, kw_only=True):
     reason: str | None = None
 
 
+class RenameRequest(StrictRequest, frozen=True, kw_only=True):
+    """Give the conversation a title."""
+
+    title: str
+
+
+class ArchiveRequest(StrictRequest, frozen=True, kw_only=True):
+    """Archive the conversation; with false, take it back."""
+
+    archived: bool = True
+
+
 class ResolveRequest(StrictRequest, frozen=True, kw_only=True):
     """Decide a pending call. An approval carries the digest of the call that was shown."""
 
@@ -143,6 +155,17 @@ class ConversationsQuery(StrictRequest, frozen=True, kw_only=True):
     cursor: str | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=PAGE)] = 100
     order: Literal["id", "newest"] = "id"
+    archived: bool = False
+    """List the archived conversations instead of the others."""
+
+
+class SearchQuery(StrictRequest, frozen=True, kw_only=True):
+    text: Annotated[str, msgspec.Meta(max_length=1000)]
+    """Words; a hit has each of them, as the beginning of a word."""
+    cursor: str | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
+    archived: bool | None = None
+    """Search only archived conversations, or only others; by default all."""
 
 
 class MessagesQuery(StrictRequest, frozen=True, kw_only=True):

@@ -148,6 +148,7 @@ class App:
                 await self.runtime.start()
             except Exception as failure:
                 raise RuntimeError(redact_secrets(str(failure))) from None
+        self.runtime.keep_index()
         async with self.run_mounts():
             yield
             self.close_streams()

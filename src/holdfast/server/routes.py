@@ -31,6 +31,7 @@ from holdfast.runtime.pending_calls.clients import HEARTBEAT_SECONDS, PRESENCE_S
 from holdfast.runtime.pending_calls.resolve import gather_by_conversation
 from holdfast.runtime.pending_calls.shared_grants import split_grant_id
 from holdfast.runtime.runtime import ConversationInfo, Runtime
+from holdfast.runtime.search import SearchResults, cursor_conversation
 from holdfast.server import api_types
 from holdfast.server.auth import Auth, MaySee, identify
 from holdfast.server.limits import CHUNK_BYTES, OverBudget
@@ -171,7 +172,7 @@ async def open_conversation(context: RequestContext) -> api_types.OpenedConversa
 
 
 async def list_conversations(context: RequestContext) -> api_types.Conversations:
-    """List conversations page by page, by id or newest first."""
+    """List conversations page by page, by id or newest first: those that are not archived, or those that are."""
     query: api_types.ConversationsQuery = context.query
     if query.cursor is not None:
         check_plain(query.cursor, "cursor")
@@ -181,7 +182,9 @@ async def list_conversations(context: RequestContext) -> api_types.Conversations
     found: list[ConversationInfo] = []
     cursor, size = query.cursor, query.limit if context.may_see is None else api_types.PAGE
     while True:  # until the page is full: the cursor must be the id of a visible conversation
-        rows = await context.runtime.conversations(query.status, cursor, size, newest=query.order == "newest")
+        rows = await context.runtime.conversations(
+            query.status, cursor, size, newest=query.order == "newest", archived=query.archived
+        )
         for row in rows:
             cursor = row.conversation
             if await context.can_see(row.conversation):
@@ -191,6 +194,39 @@ async def list_conversations(context: RequestContext) -> api_types.Conversations
         if len(rows) < size:
             return api_types.Conversations(found, None)
         await asyncio.sleep(0)
+
+
+async def search_conversations(context: RequestContext) -> SearchResults:
+    """Search titles, messages and replies, the latest created conversation first.
+
+    ``complete`` is false while the search index is being built: search again later.
+    """
+    query: api_types.SearchQuery = context.query
+    check_plain(query.text, "text")
+    if query.cursor is not None:
+        check_plain(query.cursor, "cursor")
+        # The cursor is looked up: one that the principal may not see must behave like an unknown one.
+        if not await context.can_see(cursor_conversation(query.cursor)):
+            return SearchResults(hits=[], next=None, complete=True)
+    return await context.runtime.search(
+        query.text,
+        cursor=query.cursor,
+        limit=query.limit,
+        archived=query.archived,
+        visible=None if context.may_see is None else context.can_see,
+    )
+
+
+async def rename_conversation(context: RequestContext) -> None:
+    """Give the conversation a title."""
+    name = await context.check_exists(context.conversation)
+    await context.runtime.rename(name, context.body.title, by=context.by)
+
+
+async def archive_conversation(context: RequestContext) -> None:
+    """Archive the conversation, or take it back. Its pending calls stay pending."""
+    name = await context.check_exists(context.conversation)
+    await context.runtime.archive(name, context.body.archived, by=context.by)
 
 
 async def show_conversation(context: RequestContext) -> api_types.ConversationPage:
@@ -661,6 +697,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         status=202,
         body_limit=MESSAGE_BYTES,
     ),
+    Endpoint("GET", "/api/search", search_conversations, SearchResults, query=api_types.SearchQuery),
+    Endpoint("POST", CONVERSATION + "/rename", rename_conversation, None, api_types.RenameRequest, status=204),
+    Endpoint("POST", CONVERSATION + "/archive", archive_conversation, None, api_types.ArchiveRequest, status=204),
     Endpoint("POST", CONVERSATION + "/cancel", cancel_turn, api_types.CancelOutcome, api_types.CancelRequest),
     Endpoint("GET", CONVERSATION + "/worker", show_worker, api_types.Worker),
     Endpoint("GET", CONVERSATION + "/log", read_log, api_types.EventLog, query=api_types.EventsQuery),

@@ -80,8 +80,11 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
     updated: float
     waiting: int | None = None
     """The number of waiting calls; None: unknown."""
+    title: str = ""
+    archived: bool = False
     intact: bool | None = True
-    """Whether status, agent, owes and waiting fit their checksum; None: there is none."""
+    """Whether the columns that follow from the log (status, agent, owes, waiting, title, archived) fit their checksums;
+    None: an older version wrote them without."""
 
 
 class ChannelRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +140,34 @@ class GrantRow(msgspec.Struct, frozen=True, kw_only=True):
     """An encoded ``Grant``."""
 
 
+class TextRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The words of one event's text, for the search index."""
+
+    seq: int
+    """The event's sequence number; 0: the words are those of the conversation's title."""
+    words: list[str]
+    """As ``core.text.words`` splits a text: different words of letters and digits, never empty."""
+
+
+class IndexedTexts(msgspec.Struct, frozen=True, kw_only=True):
+    """The next part of one conversation's log for the search index."""
+
+    conversation: str
+    after: int
+    """The last event that is indexed so far. If it is another one, another process has indexed this part."""
+    upto: int
+    """The last event that is indexed with this part."""
+    texts: list[TextRow] = []
+
+
+class FoundText(msgspec.Struct, frozen=True):
+    """A text that has all words of a search, and where a search continues after it."""
+
+    conversation: str
+    seq: int
+    """As in TextRow."""
+
+
 class Append(msgspec.Struct, frozen=True, kw_only=True):
     """One atomic step of one conversation's log, with its indexes."""
 
@@ -160,6 +191,10 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of the state after these events: a cache, replaces the earlier one."""
     waiting: int | None = None
     """The number of pending entries after this append; None: unknown, and so never checked."""
+    title: str = ""
+    archived: bool = False
+    texts: bool = True
+    """Whether the events may have text for the search index: then the conversation is listed as unindexed."""
     notices: list[tuple[int, str]] = []
     """(seq, kind) of events of this append that channels are told about: one outbox row is written for each registered
     channel that wants the kind, due at ``at``."""
@@ -334,11 +369,19 @@ class LogStore(Protocol):
         ...
 
     async def rows(
-        self, status: str | None = None, cursor: str | None = None, limit: int = 100, *, newest: bool = False
+        self,
+        status: str | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+        *,
+        newest: bool = False,
+        archived: bool | None = None,
     ) -> list[ConversationRow]:
         """Return conversations ordered by id, those after ``cursor`` (an id), optionally of one status.
 
         ``newest``: most recently created first; only roughly so if several processes create conversations.
+        ``archived``: only those that are archived, or only those that are not. A page of the newest costs the same
+        however many conversations there are.
         """
         ...
 
@@ -353,6 +396,34 @@ class LogStore(Protocol):
 
         ``after``: only entries that follow this one; ``limit``: the most entries.
         """
+        ...
+
+    async def list_unindexed(self, limit: int = 100) -> dict[str, int]:
+        """Return conversations whose texts the search index lacks, newest first, and the last event that it has."""
+        ...
+
+    async def index_texts(self, parts: Collection[IndexedTexts]) -> None:
+        """Add words to the search index (insert or replace by conversation and seq).
+
+        A part whose ``after`` is not the last indexed event changes nothing: another process was faster. If the log
+        ends at ``upto``, the conversation is no longer listed as unindexed. May be lost in a power cut: then it is
+        listed again. A part of a conversation that does not exist changes nothing.
+        """
+        ...
+
+    async def find_texts(
+        self, words: Collection[str], *, after: FoundText | None = None, limit: int = 100
+    ) -> list[FoundText]:
+        """Return the indexed texts in which each of these words begins a word; nothing for no words.
+
+        The conversations as in ``rows(newest=True)``, within one the newest event first, those after ``after``;
+        nothing if there is no such conversation. If the store notices that the index is damaged, it deletes it as
+        ``reset_texts`` does, and finds nothing.
+        """
+        ...
+
+    async def reset_texts(self) -> None:
+        """Delete the search index: all conversations are unindexed."""
         ...
 
     async def find_miscounted(self, conversation: str | None = None, limit: int = 100) -> list[str]:

@@ -23,6 +23,35 @@ def row_checksum(name: str, head: bytes, status: str, agent: str, owes: bool, wa
     return _checksum(b"row", head, name.encode(), status.encode(), agent.encode(), b"%d %d" % (owes, waiting))
 
 
+def title_checksum(name: str, head: bytes, title: str, archived: bool) -> bytes:
+    """Return the checksum of a conversation's title and of whether it is archived.
+
+    It is stored beside the row's checksum, so that a worker of an earlier version, which knows neither, can still
+    verify the rows of this one. Such a worker's appends leave a title that does not fit the head any more.
+    """
+    return _checksum(b"title", head, name.encode(), title.encode(), b"%d" % archived)
+
+
+def is_row_intact(
+    name: str,
+    head: bytes,
+    status: str,
+    agent: str,
+    owes: bool,
+    waiting: int,
+    seal: bytes | None,
+    title: str,
+    archived: bool,
+    title_seal: bytes | None,
+) -> bool | None:
+    """Return whether a row fits its two checksums; None if it lacks one of them and fits the other."""
+    fits = seal is None or row_checksum(name, head, status, agent, owes, waiting) == seal
+    titled = title_seal is None or title_checksum(name, head, title, archived) == title_seal
+    if not fits or not titled:
+        return False
+    return True if seal is not None and title_seal is not None else None
+
+
 def snapshot_checksum(head: bytes, body: bytes) -> bytes:
     """Return the checksum of a snapshot; ``head``: the hash of the last event that it was folded from."""
     return _checksum(b"snapshot", head, body)

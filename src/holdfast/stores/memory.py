@@ -27,7 +27,9 @@ from holdfast.stores.base import (
     ChannelRow,
     ClientRow,
     ConversationRow,
+    FoundText,
     GrantRow,
+    IndexedTexts,
     LiveMessage,
     LoadedConversation,
     Location,
@@ -39,7 +41,14 @@ from holdfast.stores.base import (
     notice_id,
     wait_forever,
 )
-from holdfast.stores.checksums import UNKNOWN_COUNT, pending_checksum, row_checksum, snapshot_checksum
+from holdfast.stores.checksums import (
+    UNKNOWN_COUNT,
+    is_row_intact,
+    pending_checksum,
+    row_checksum,
+    snapshot_checksum,
+    title_checksum,
+)
 from holdfast.stores.signal import Signal
 
 CLIENT_RETENTION_SECONDS = 3600.0
@@ -51,10 +60,12 @@ class _Conversation:
 
     __slots__ = (
         "agent",
+        "archived",
         "calls",
         "epoch",
         "events",
         "hashes",
+        "indexed",
         "owes",
         "owner",
         "seal",
@@ -63,6 +74,10 @@ class _Conversation:
         "snapshot_seal",
         "snapshot_seq",
         "status",
+        "texts",
+        "title",
+        "title_seal",
+        "unindexed",
         "updated",
         "waiting",
     )
@@ -73,7 +88,11 @@ class _Conversation:
         self.calls: dict[str, PendingRow] = {}
         self.snapshot: bytes | None = None
         self.snapshot_seq = 0
-        self.snapshot_seal = self.seal = b""
+        self.snapshot_seal = self.seal = self.title_seal = b""
+        self.title = ""
+        self.archived = self.unindexed = False
+        self.indexed = 0
+        self.texts: dict[int, list[str]] = {}  # seq -> words
         self.seals: dict[str, tuple[int, bytes]] = {}  # call -> the event that its entry is bound to, and its checksum
         self.waiting = UNKNOWN_COUNT
         self.status = self.agent = ""
@@ -207,6 +226,9 @@ class MemoryStore:
         head = conversation.hashes[-1]
         conversation.waiting = UNKNOWN_COUNT if append.waiting is None else append.waiting
         conversation.seal = row_checksum(name, head, append.status, append.agent, append.owes, conversation.waiting)
+        conversation.title, conversation.archived = append.title, append.archived
+        conversation.title_seal = title_checksum(name, head, append.title, append.archived)
+        conversation.unindexed = conversation.unindexed or append.texts
         if append.owes != conversation.owes:
             conversation.owes = append.owes
             if append.owes:
@@ -293,7 +315,13 @@ class MemoryStore:
         return _to_row(conversation, found) if found else None
 
     async def rows(
-        self, status: str | None = None, cursor: str | None = None, limit: int = 100, *, newest: bool = False
+        self,
+        status: str | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+        *,
+        newest: bool = False,
+        archived: bool | None = None,
     ) -> list[ConversationRow]:
         if self._state != "open":
             await self._raise_not_open()
@@ -304,7 +332,11 @@ class MemoryStore:
                 any(name == cursor for name in left)  # advance past the cursor
         else:
             left = islice(names, bisect_right(names, cursor) if cursor else 0, None)
-        rows = (_to_row(name, known[name]) for name in left if status is None or known[name].status == status)
+        rows = (
+            _to_row(name, known[name])
+            for name in left
+            if status in (None, known[name].status) and archived in (None, known[name].archived)
+        )
         return list(islice(rows, limit))
 
     async def heads(self, conversations: list[str]) -> dict[str, int]:
@@ -357,6 +389,49 @@ class MemoryStore:
         found.calls[call] = msgspec.structs.replace(found.calls[call], due=due)
         insort(self._data.due, (due, conversation, call))
         self._wake_siblings()
+
+    # --- search ------------------------------------------------------------------------------------------
+
+    async def list_unindexed(self, limit: int = 100) -> dict[str, int]:
+        if self._state != "open":
+            await self._raise_not_open()
+        known = self._data.conversations
+        return {name: known[name].indexed for name in islice((n for n in reversed(known) if known[n].unindexed), limit)}
+
+    async def index_texts(self, parts: Collection[IndexedTexts]) -> None:
+        if self._state != "open":
+            await self._raise_not_open()
+        for part in parts:
+            found = self._data.conversations.get(part.conversation)
+            if found is not None and found.indexed == part.after:
+                found.texts.update((text.seq, text.words) for text in part.texts)
+                found.indexed = part.upto
+                found.unindexed = part.upto < len(found.events)
+
+    async def find_texts(
+        self, words: Collection[str], *, after: FoundText | None = None, limit: int = 100
+    ) -> list[FoundText]:
+        if self._state != "open":
+            await self._raise_not_open()
+        known = self._data.conversations
+        names = list(reversed(known))
+        if not words or (after is not None and after.conversation not in known):
+            return []
+        found: list[FoundText] = []
+        for name in names if after is None else names[names.index(after.conversation) :]:
+            texts = known[name].texts
+            for seq in sorted(texts, reverse=True):
+                passed = after is not None and name == after.conversation and seq >= after.seq
+                if not passed and all(any(word.startswith(begin) for word in texts[seq]) for begin in words):
+                    found.append(FoundText(name, seq))
+        return found[:limit]
+
+    async def reset_texts(self) -> None:
+        if self._state != "open":
+            await self._raise_not_open()
+        for conversation in self._data.conversations.values():
+            conversation.texts.clear()
+            conversation.indexed, conversation.unindexed = 0, True
 
     # --- leases ------------------------------------------------------------------------------------------
 
@@ -623,14 +698,19 @@ def _to_row(name: str, conversation: _Conversation) -> ConversationRow:
         epoch=conversation.epoch,
         updated=conversation.updated,
         waiting=None if conversation.waiting == UNKNOWN_COUNT else conversation.waiting,
-        intact=conversation.seal
-        == row_checksum(
+        title=conversation.title,
+        archived=conversation.archived,
+        intact=is_row_intact(
             name,
             conversation.hashes[-1],
             conversation.status,
             conversation.agent,
             conversation.owes,
             conversation.waiting,
+            conversation.seal,
+            conversation.title,
+            conversation.archived,
+            conversation.title_seal,
         ),
     )
 

@@ -45,8 +45,10 @@ from holdfast.core.events import (
     CallStarted,
     CallSuspended,
     CancelRequested,
+    ConversationArchived,
     ConversationImported,
     ConversationOpened,
+    ConversationRenamed,
     DeadlineExtended,
     DeputyEnded,
     DeputyNamed,
@@ -165,6 +167,10 @@ def describe_event(event: AnyEvent, tools: Mapping[str, str]) -> str:
         case ConversationImported():
             then = "it may go on here" if event.trusted else "without trust: nothing of it runs"
             return f"imported from {event.origin or 'a file'}; {then}"
+        case ConversationRenamed():
+            return f"renamed: {event.title}"
+        case ConversationArchived():
+            return "archived" if event.archived else "taken back from the archive"
         case DeputyNamed():
             until = format_time(event.until)
             return f"{event.deputy} decides for {event.by.id} until {until}, delegation {event.delegation}"
@@ -180,6 +186,7 @@ def print_conversations(out: Console, infos: list[ConversationInfo]) -> None:
         table.add_column(name, overflow="fold")
     table.add_column("events", justify="right")
     table.add_column("updated")
+    table.add_column("title", overflow="ellipsis", no_wrap=True)
     for info in infos:
         state = Text(info.state, style="yellow" if info.state == "awaiting_input" else "")
         table.add_row(
@@ -188,6 +195,10 @@ def print_conversations(out: Console, infos: list[ConversationInfo]) -> None:
             Text(escape_control_characters(info.agent)),
             Text(str(info.seq)),
             Text(format_time(info.updated)),
+            Text(
+                ("(archived) " if info.archived else "") + escape_control_characters(info.title),
+                style="dim" if info.archived else "",
+            ),
         )
     out.print(table)
 

@@ -32,8 +32,10 @@ from holdfast.core.events import (
     CallStarted,
     CallSuspended,
     CancelRequested,
+    ConversationArchived,
     ConversationImported,
     ConversationOpened,
+    ConversationRenamed,
     ErrorInfo,
     GrantRevoked,
     HistorySummarised,
@@ -43,6 +45,7 @@ from holdfast.core.events import (
     TurnStarted,
 )
 from holdfast.core.inputs import (
+    ArchiveConversation,
     AsideRejected,
     AsideReplied,
     BeginTurn,
@@ -68,6 +71,7 @@ from holdfast.core.inputs import (
     PreviewMade,
     QuestionOutcome,
     RefuseResolution,
+    RenameConversation,
     ReplyRejected,
     Resolve,
     RevokeGrant,
@@ -78,6 +82,7 @@ from holdfast.core.inputs import (
     ValueOutcome,
 )
 from holdfast.core.state import CallState, Phase, State
+from holdfast.core.text.title import check_title
 from holdfast.core.tool import Definition
 from holdfast.errors import Busy, Invalid, NotAllowed, Stale
 
@@ -185,13 +190,20 @@ def decide_into(log: Draft, input: Input, specs: Specs) -> None:
             if not any(g.id == input.grant for g in state.grants):
                 raise Stale(f"no grant {input.grant!r} in this conversation", reason="unknown")
             log.add(GrantRevoked, input.by, grant=input.grant)
+        case RenameConversation():
+            _require_log(state)
+            if input.title != state.title:
+                log.add(ConversationRenamed, input.by, title=check_title(input.title))
+        case ArchiveConversation():
+            _require_log(state)
+            if input.archived != state.archived:
+                log.add(ConversationArchived, input.by, archived=input.archived)
         case NameDeputy():
             deputies.name_deputy(log, input)
         case EndDeputy():
             deputies.end_deputy(log, input)
         case ImportConversation():
-            if not state.seq:
-                raise Invalid(f"conversation {state.conversation!r} has no log to continue")
+            _require_log(state)
             log.add(ConversationImported, input.by, trusted=input.trusted, origin=input.origin, grants=input.grants)
             if input.trusted:
                 add_consequences(log)
@@ -214,6 +226,11 @@ def decide_into(log: Draft, input: Input, specs: Specs) -> None:
             _apply_reconciliation(log, _require_open_call(log, input.call), input)
         case _:
             assert_never(input)
+
+
+def _require_log(state: State) -> None:
+    if not state.seq:
+        raise Invalid(f"conversation {state.conversation!r} has no log to continue")
 
 
 def read_only_error(conversation: str) -> NotAllowed:

@@ -76,7 +76,11 @@ export class Client extends EventTarget {
   // --- requests ---
 
   me = () => this.request("GET", "me").then((me) => this.#identify(me));
-  conversations = ({ status, order, cursor, limit = 100 } = {}) => this.request("GET", `conversations?${query({ status, order, cursor, limit })}`);
+  conversations = ({ status, order, archived, cursor, limit = 100 } = {}) => this.request("GET", `conversations?${query({ status, order, archived, cursor, limit })}`);
+  /** Return {hits, next, complete}: messages, replies and titles that have all words. */
+  search = ({ text, archived, cursor, limit = 20 }) => this.request("GET", `search?${query({ text, archived, cursor, limit })}`);
+  rename = (id, title) => this.request("POST", `conversations/${enc(id)}/rename`, { title });
+  archive = (id, archived = true) => this.request("POST", `conversations/${enc(id)}/archive`, { archived });
   snapshot = (id) => this.request("GET", `conversations/${enc(id)}`);
   worker = (id) => this.request("GET", `conversations/${enc(id)}/worker`);
   open = (options = {}) => this.request("POST", "conversations", options).then((reply) => reply.conversation);
@@ -444,6 +448,15 @@ export class Conversation extends View {
     }
   }
 
+  /** Load the log back to this event. */
+  async readUntil(seq) {
+    while (this.earlier && this.#events[0].seq > seq) {
+      const first = this.#events[0].seq;
+      await this.readEarlier();
+      if (this.#events[0]?.seq === first) await pause(HAND_OVER); // another reader is at it
+    }
+  }
+
   async #look(anew = false) {
     const snapshot = await this.client.snapshot(this.id);
     if (anew && this.seq) {
@@ -486,10 +499,11 @@ export class Conversation extends View {
   }
 
   #fold() {
-    const { calls, checklist } = this.view;
+    const { calls, checklist, title } = this.view;
     this.view = emptyView(this.id);
     for (const event of this.#events) apply(this.view, event);
     this.view.checklist ??= checklist;
+    this.view.title = title || this.view.title;
     for (const [id, old] of calls) {
       const call = this.view.calls.get(id);
       if (call) Object.assign(call, { progress: old.progress, lost: old.lost });
@@ -500,6 +514,7 @@ export class Conversation extends View {
   #live(snapshot) {
     this.#liveFrom = snapshot.seq;
     this.state = snapshot.state;
+    this.view.title = snapshot.title || this.view.title;
     this.usage = { ...snapshot.usage };
     this.retrying = null;
     this.live = (snapshot.partial || snapshot.thinking) && !this.view.seen.has(snapshot.message_id)

@@ -26,7 +26,7 @@ export function apply(view, event) {
         view.items.push({ key: `m${event.seq}`, kind: "user", seq: event.seq, text: event.text, by: event.by.id, at: event.at, aside: "asked while this waits" });
         break;
       }
-      view.title ||= event.text;
+      view.title ||= event.text.trim().slice(0, 80);
       view.queue.push({ key: `m${event.seq}`, kind: "user", seq: event.seq, text: event.text, by: event.by.id, at: event.at });
       break;
     case "TurnStarted": {
@@ -129,6 +129,13 @@ export function apply(view, event) {
       break;
     case "ResolutionRefused":
       note(`${event.by.id} may not decide this: ${event.reason}`, "warn");
+      break;
+    case "ConversationRenamed":
+      view.title = event.title;
+      note(`${event.by.id} renamed this conversation: ${event.title}`);
+      break;
+    case "ConversationArchived":
+      note(event.archived ? `${event.by.id} archived this conversation.` : `${event.by.id} took this conversation back from the archive.`);
       break;
     case "ConversationImported":
       for (const call of view.calls.values()) call.pending = null;

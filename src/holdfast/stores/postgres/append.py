@@ -27,7 +27,7 @@ import msgspec
 
 from holdfast.errors import Conflict, Fenced, GrantEnded, HoldfastError
 from holdfast.stores.base import GENESIS, Append, artifact_key, hash_chain, next_hash
-from holdfast.stores.checksums import UNKNOWN_COUNT, pending_checksum, row_checksum, snapshot_checksum
+from holdfast.stores.checksums import UNKNOWN_COUNT, pending_checksum, row_checksum, snapshot_checksum, title_checksum
 from holdfast.stores.compression import compress_body
 from holdfast.stores.postgres.connection import Link
 from holdfast.stores.postgres.heartbeat import LeaseManager, boot_clock
@@ -71,16 +71,19 @@ APPEND = "/* append */ WITH"
 MOVED = """ moved AS (
     UPDATE conversations c
     SET seq = i.seq, hash = i.hash, status = i.status, agent = i.agent, owes = i.owes, updated = i.updated,
-        waiting = i.waiting, seal = i.seal,
+        waiting = i.waiting, seal = i.seal, title = i.title, archived = i.archived, title_seal = i.title_seal,
+        unindexed = c.unindexed OR i.texts,
         owner = CASE WHEN i.release THEN NULL ELSE c.owner END
     FROM unnest($2::bigint[], $3::int[], $4::int[], $5::int[], $6::bytea[], $7::bytea[], $8::float8[], $9::bytea[],
-                $10::int[], $11::text[], $12::text[], $13::boolean[], $14::boolean[])
-        AS i (id, expected, seq, epoch, before, hash, updated, seal, waiting, status, agent, owes, release)
+                $10::int[], $11::text[], $12::text[], $13::boolean[], $14::boolean[], $15::text[], $16::boolean[],
+                $17::bytea[], $18::boolean[])
+        AS i (id, expected, seq, epoch, before, hash, updated, seal, waiting, status, agent, owes, release, title,
+              archived, title_seal, texts)
     WHERE c.id = i.id AND c.seq = i.expected AND c.hash = i.before
       AND (i.epoch IS NULL OR (c.epoch = i.epoch AND (c.owner IS NULL OR c.owner = $1))){and_locked}
     RETURNING c.id
 )"""
-MOVED_COLUMNS = 13
+MOVED_COLUMNS = 17
 
 LOCKED = """ locked AS MATERIALIZED (
     SELECT id FROM conversations WHERE id = ANY($2::bigint[]) ORDER BY name FOR NO KEY UPDATE
@@ -98,12 +101,17 @@ SELECT x.name, x.grant_id FROM unnest($1::text[], $2::text[]) AS x (name, grant_
 WHERE NOT EXISTS (SELECT FROM shared_grants g WHERE g.conversation = x.name AND g.grant_id = x.grant_id)"""
 
 MADE = """
-    INSERT INTO conversations (id, name, seq, hash, status, agent, owes, updated, waiting, seal, epoch)
-    SELECT x.*, 0 FROM {rows} AS x (id, name, seq, hash, status, agent, owes, updated, waiting, seal)
+    INSERT INTO conversations (id, name, seq, hash, status, agent, owes, updated, waiting, seal, title, archived,
+                               title_seal, unindexed, epoch)
+    SELECT x.*, 0 FROM {rows} AS x (id, name, seq, hash, status, agent, owes, updated, waiting, seal, title, archived,
+                                    title_seal, texts)
     ORDER BY name COLLATE "C"
     ON CONFLICT (name) DO NOTHING
     RETURNING id"""
-MADE_TYPES = ("bigint", "text", "int", "bytea", "text", "text", "boolean", "float8", "int", "bytea")
+MADE_TYPES = (
+    *("bigint", "text", "int", "bytea", "text", "text", "boolean", "float8", "int", "bytea"),
+    *("text", "boolean", "bytea", "boolean"),
+)
 
 _DONE = "x.id IN (SELECT id FROM done)"
 
@@ -371,11 +379,13 @@ class _Rows:
             self.parts["events"].append((key, seq, hash_, compress_body(body)))
         waiting = UNKNOWN_COUNT if step.waiting is None else step.waiting
         seal = row_checksum(name, hash_, step.status, step.agent, step.owes, waiting)
+        labels = (step.title, step.archived, title_checksum(name, hash_, step.title, step.archived), step.texts)
         if head.seq:
             row = (key, head.seq, seq, step.epoch, head.hash, hash_, step.at, seal, waiting)
-            self.moved.append((*row, step.status, step.agent, step.owes, step.release))
+            self.moved.append((*row, step.status, step.agent, step.owes, step.release, *labels))
         else:
-            self.made.append((key, name, seq, hash_, step.status, step.agent, step.owes, step.at, waiting, seal))
+            row = (key, name, seq, hash_, step.status, step.agent, step.owes, step.at, waiting, seal)
+            self.made.append((*row, *labels))
         entries = {entry.call: entry for entry in step.opened}
         for call in dict.fromkeys(step.closed):
             self.parts["ended_leases"].append((key, name, call))

@@ -180,6 +180,32 @@ CREATE TABLE shared_grants (
 CREATE INDEX shared_grants_tool ON shared_grants (tool, user_id);
 """
 
+TITLES = """
+-- Rows without a checksum of the title are rebuilt from the log when they are read: those of an older store, and those
+-- that a worker of the previous version appends to.
+ALTER TABLE conversations ADD COLUMN title text NOT NULL DEFAULT '';
+ALTER TABLE conversations ADD COLUMN archived boolean NOT NULL DEFAULT false;
+ALTER TABLE conversations ADD COLUMN title_seal bytea;
+-- Pending entries have the title, too.
+UPDATE pending SET seal = NULL;
+CREATE INDEX conversations_archived ON conversations (archived, id);
+
+-- The log has texts that the table "texts" lacks; it has those up to the event "indexed". An append sets the mark and
+-- never writes to "texts".
+ALTER TABLE conversations ADD COLUMN unindexed boolean NOT NULL DEFAULT true;
+ALTER TABLE conversations ADD COLUMN indexed integer NOT NULL DEFAULT 0;
+CREATE INDEX conversations_unindexed ON conversations (id) WHERE unindexed;
+
+-- Words only, no text: snippets are cut from the log. Event 0 stands for the title.
+CREATE TABLE texts (
+    conversation bigint NOT NULL,
+    seq          integer NOT NULL,
+    words        tsvector NOT NULL,
+    PRIMARY KEY (conversation, seq)
+);
+CREATE INDEX texts_words ON texts USING gin (words);
+"""
+
 OnProgress = Callable[[str], None]
 """Called with a description of each step or wait before it begins."""
 
@@ -187,6 +213,7 @@ STEPS: tuple[MigrationStep, ...] = (
     MigrationStep("the first tables", FIRST),
     MigrationStep("checksums of snapshots and indexes", CHECKSUMS),
     MigrationStep("the outbox, and an index of shared grants", OUTBOX),
+    MigrationStep("titles, archived conversations, and a search index", TITLES),
 )
 
 VERSION = len(STEPS)

@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.errors import StoreDamaged
 from holdfast.stores.base import ClientRow, ConversationRow, LoadedConversation, OwnerRow, PendingRow
-from holdfast.stores.checksums import UNKNOWN_COUNT, is_snapshot_intact, row_checksum, verify_entry
+from holdfast.stores.checksums import UNKNOWN_COUNT, is_row_intact, is_snapshot_intact, verify_entry
 from holdfast.stores.compression import decompress_body
 from holdfast.stores.postgres.connection import Link
 
@@ -21,7 +21,8 @@ MAX_SEQ = 2**31 - 1
 
 # --- the log -------------------------------------------------------------------------------------------
 
-COLUMNS = "c.name, c.seq, c.hash, c.status, c.agent, c.owes, c.owner, c.epoch, c.updated, c.waiting, c.seal"
+COLUMNS = """c.name, c.seq, c.hash, c.status, c.agent, c.owes, c.owner, c.epoch, c.updated, c.waiting, c.seal,
+             c.title, c.archived, c.title_seal"""
 LOAD = f"""SELECT c.id, {COLUMNS}, s.seq, s.seal, s.body,
                (SELECT h.hash FROM events h WHERE h.conversation = c.id AND h.seq = s.seq),
                (SELECT array_agg(e.body ORDER BY e.seq) FROM events e
@@ -92,15 +93,24 @@ async def row(link: Link, name: str) -> tuple[int, ConversationRow] | None:
 
 
 ROWS = f"""SELECT {COLUMNS} FROM conversations c WHERE c.name > $1 AND ($2::text IS NULL OR c.status = $2)
-           ORDER BY c.name LIMIT $3"""
+           AND ($4::boolean IS NULL OR c.archived = $4) ORDER BY c.name LIMIT $3"""
 
+_BEFORE_CURSOR = f"c.id < CASE WHEN $1 = '' THEN {2**63 - 1} ELSE (SELECT id FROM conversations WHERE name = $1) END"
 NEWEST = f"""SELECT {COLUMNS} FROM conversations c
-             WHERE c.id < CASE WHEN $1 = '' THEN {2**63 - 1} ELSE (SELECT id FROM conversations WHERE name = $1) END
-             AND ($2::text IS NULL OR c.status = $2) ORDER BY c.id DESC LIMIT $3"""
+             WHERE {_BEFORE_CURSOR} AND ($2::text IS NULL OR c.status = $2) ORDER BY c.id DESC LIMIT $3"""
+# In the order of the index: the planner would not know that the archived ones are few, or many.
+NEWEST_ARCHIVED = f"""SELECT {COLUMNS} FROM conversations c
+                      WHERE c.archived = $4 AND {_BEFORE_CURSOR} AND ($2::text IS NULL OR c.status = $2)
+                      ORDER BY c.archived DESC, c.id DESC LIMIT $3"""
 
 
-async def rows(link: Link, status: str | None, cursor: str | None, limit: int, newest: bool) -> list[ConversationRow]:
-    return [_to_row(values) for values in await link.fetch(NEWEST if newest else ROWS, cursor or "", status, limit)]
+async def rows(
+    link: Link, status: str | None, cursor: str | None, limit: int, newest: bool, archived: bool | None
+) -> list[ConversationRow]:
+    values = (cursor or "", status, limit, archived)
+    if newest and archived is None:
+        return [_to_row(found) for found in await link.fetch(NEWEST, *values[:3])]
+    return [_to_row(found) for found in await link.fetch(NEWEST_ARCHIVED if newest else ROWS, *values)]
 
 
 HEADS = "SELECT name, seq FROM conversations WHERE name = ANY($1)"
@@ -244,7 +254,8 @@ async def lease_call(link: Link, name: str, call: str, client: str, now: float, 
 
 
 def _to_row(values: Any) -> ConversationRow:
-    name, seq, hash_, status, agent, owes, owner, epoch, updated, waiting, seal = values
+    name, seq, hash_, status, agent, owes, owner, epoch, updated, waiting, seal, title, archived, title_seal = values
+    derived = (status, agent, owes, waiting, seal, title, archived, title_seal)
     return ConversationRow(
         conversation=name,
         seq=seq,
@@ -256,7 +267,9 @@ def _to_row(values: Any) -> ConversationRow:
         epoch=epoch,
         updated=updated,
         waiting=None if waiting == UNKNOWN_COUNT else waiting,
-        intact=None if seal is None else row_checksum(name, hash_, status, agent, owes, waiting) == seal,
+        title=title,
+        archived=archived,
+        intact=is_row_intact(name, hash_, *derived),
     )
 
 

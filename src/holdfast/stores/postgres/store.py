@@ -1,7 +1,7 @@
 """The PostgreSQL store: the implementation of ``LogStore``, composed of the package's other modules.
 
 Durable writes go through ``writer`` in groups (``append``, ``leases``), reads and small writes beside the log through
-``reader`` (``queries``, ``outbox``). ``heartbeat`` keeps the owner's lease and the clock and receives commit
+``reader`` (``queries``, ``outbox``, ``texts``). ``heartbeat`` keeps the owner's lease and the clock and receives commit
 notifications, ``notify`` carries live events, ``migrations`` creates the tables. All of it runs on one event loop. A
 store holds six connections: two for writing, two for reading, the heartbeat's, and the one for live events. They need
 sessions of their own: a pooler must not share them between clients after each transaction (PgBouncer: ``pool_mode =
@@ -25,7 +25,9 @@ from holdfast.stores.base import (
     ChannelRow,
     ClientRow,
     ConversationRow,
+    FoundText,
     GrantRow,
+    IndexedTexts,
     LoadedConversation,
     Location,
     LogStore,
@@ -36,7 +38,7 @@ from holdfast.stores.base import (
     register_store,
     wait_forever,
 )
-from holdfast.stores.postgres import outbox, queries
+from holdfast.stores.postgres import outbox, queries, texts
 from holdfast.stores.postgres.append import AppendKind, Head, HeadCache
 from holdfast.stores.postgres.connection import Link
 from holdfast.stores.postgres.heartbeat import LeaseManager
@@ -212,9 +214,17 @@ class PostgresStore:
         return row
 
     async def rows(
-        self, status: str | None = None, cursor: str | None = None, limit: int = 100, *, newest: bool = False
+        self,
+        status: str | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+        *,
+        newest: bool = False,
+        archived: bool | None = None,
     ) -> list[ConversationRow]:
-        return await self._read(partial(queries.rows, status=status, cursor=cursor, limit=limit, newest=newest))
+        return await self._read(
+            partial(queries.rows, status=status, cursor=cursor, limit=limit, newest=newest, archived=archived)
+        )
 
     async def heads(self, conversations: list[str]) -> dict[str, int]:
         return await self._read(partial(queries.heads, names=conversations))
@@ -232,6 +242,24 @@ class PostgresStore:
 
     async def postpone(self, conversation: str, call: str, due: float) -> None:
         await self._write_unlogged(partial(queries.postpone, name=conversation, call=call, due=due))
+
+    # --- search ------------------------------------------------------------------------------------------
+
+    async def list_unindexed(self, limit: int = 100) -> dict[str, int]:
+        return await self._read(partial(texts.list_unindexed, limit=limit))
+
+    async def index_texts(self, parts: Collection[IndexedTexts]) -> None:
+        await self._write_unlogged(partial(texts.index_texts, parts=parts))
+
+    async def find_texts(
+        self, words: Collection[str], *, after: FoundText | None = None, limit: int = 100
+    ) -> list[FoundText]:
+        if not words:
+            return []
+        return await self._read(partial(texts.find_texts, words=words, after=after, limit=limit))
+
+    async def reset_texts(self) -> None:
+        await self._write_unlogged(texts.reset_texts)
 
     # --- leases ------------------------------------------------------------------------------------------
 

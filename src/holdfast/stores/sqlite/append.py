@@ -11,23 +11,28 @@ from typing import Any, NamedTuple
 
 from holdfast.errors import Conflict, Fenced, GrantEnded, HoldfastError, StoreError
 from holdfast.stores.base import GENESIS, Append, artifact_key, hash_chain, next_hash
-from holdfast.stores.checksums import UNKNOWN_COUNT, pending_checksum, row_checksum, snapshot_checksum
+from holdfast.stores.checksums import UNKNOWN_COUNT, pending_checksum, row_checksum, snapshot_checksum, title_checksum
 from holdfast.stores.compression import compress_body
 from holdfast.stores.sqlite.connection import Connection
 
 EVENT_ID_STRIDE = 1 << 24
 """The limit of events per conversation: an event's id is conversation * EVENT_ID_STRIDE + seq."""
 
-SELECT_HEAD = "SELECT name, id, seq, hash, epoch, agent, owes, waiting FROM conversations WHERE name = ?"
+SELECT_HEAD = """SELECT name, id, seq, hash, epoch, agent, owes, waiting, title, archived, unindexed
+                 FROM conversations WHERE name = ?"""
 SELECT_LAST_ID = "SELECT coalesce(max(id), 0) FROM conversations"
 INSERT_ROW = """
-INSERT INTO conversations (id, seq, hash, status, updated, seal, agent, owes, waiting, name, owner, epoch)
-            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, 0)"""
+INSERT INTO conversations (id, seq, hash, status, updated, seal, title_seal, agent, owes, waiting, title, archived,
+                           unindexed, name, owner, epoch)
+            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, 0)"""
 # Two forms, because an UPDATE that names an indexed column rewrites the index entry even if the value is the same.
-ADVANCE_HEAD = "UPDATE conversations SET seq = ?2, hash = ?3, status = ?4, updated = ?5, seal = ?6 WHERE id = ?1"
+ADVANCE_HEAD = """
+UPDATE conversations SET seq = ?2, hash = ?3, status = ?4, updated = ?5, seal = ?6, title_seal = ?7 WHERE id = ?1"""
 UPDATE_ROW = """
-UPDATE conversations SET seq = ?2, hash = ?3, status = ?4, updated = ?5, seal = ?6, agent = ?7, owes = ?8,
-       waiting = ?9 WHERE id = ?1"""
+UPDATE conversations SET seq = ?2, hash = ?3, status = ?4, updated = ?5, seal = ?6, title_seal = ?7, agent = ?8,
+       owes = ?9, waiting = ?10 WHERE id = ?1"""
+UPDATE_TITLE = "UPDATE conversations SET title = ?2, archived = ?3 WHERE id = ?1"
+MARK_UNINDEXED = "UPDATE conversations SET unindexed = 1 WHERE id = ?1"
 INSERT_EVENT = "INSERT INTO events (id, hash, body) VALUES (?, ?, ?)"
 DELETE_PENDING = "DELETE FROM pending WHERE conversation = ? AND call = ?"
 DELETE_CALL_LEASE = "DELETE FROM call_leases WHERE conversation = ? AND call = ?"
@@ -56,6 +61,8 @@ STATEMENT_ORDER = (
     INSERT_ROW,
     ADVANCE_HEAD,
     UPDATE_ROW,
+    UPDATE_TITLE,
+    MARK_UNINDEXED,
     INSERT_EVENT,
     DELETE_PENDING,
     DELETE_CALL_LEASE,
@@ -80,9 +87,12 @@ class _Head(NamedTuple):
     agent: str
     owes: int
     waiting: int
+    title: str
+    archived: int
+    unindexed: int
 
 
-_NO_HEAD = _Head("", 0, 0, GENESIS, 0, "", 0, UNKNOWN_COUNT)
+_NO_HEAD = _Head("", 0, 0, GENESIS, 0, "", 0, UNKNOWN_COUNT, "", 0, 0)
 
 
 def append_group(db: Connection, group: Sequence[Append]) -> list[HoldfastError | None]:
@@ -120,13 +130,20 @@ def _append_distinct(db: Connection, group: Sequence[Append]) -> list[HoldfastEr
             rows[INSERT_EVENT].append((key * EVENT_ID_STRIDE + seq, hash_, compress_body(body)))
         waiting = UNKNOWN_COUNT if step.waiting is None else step.waiting
         seal = row_checksum(name, hash_, step.status, step.agent, step.owes, waiting)
-        advanced = (key, seq, hash_, step.status, step.at, seal)
+        title_seal = title_checksum(name, hash_, step.title, step.archived)
+        advanced = (key, seq, hash_, step.status, step.at, seal, title_seal)
         if head is _NO_HEAD:
-            rows[INSERT_ROW].append((*advanced, step.agent, int(step.owes), waiting, name))
+            labels = (step.title, int(step.archived), int(step.texts))
+            rows[INSERT_ROW].append((*advanced, step.agent, int(step.owes), waiting, *labels, name))
         elif head.agent == step.agent and head.owes == step.owes and head.waiting == waiting:
             rows[ADVANCE_HEAD].append(advanced)
         else:
             rows[UPDATE_ROW].append((*advanced, step.agent, int(step.owes), waiting))
+        if head is not _NO_HEAD:
+            if head.title != step.title or head.archived != step.archived:
+                rows[UPDATE_TITLE].append((key, step.title, int(step.archived)))
+            if step.texts and not head.unindexed:
+                rows[MARK_UNINDEXED].append((key,))
         for call in step.closed:
             rows[DELETE_PENDING].append((key, call))
             rows[DELETE_CALL_LEASE].append((name, call))

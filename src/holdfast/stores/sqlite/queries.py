@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast.errors import StoreDamaged
 from holdfast.stores.base import ClientRow, ConversationRow, LoadedConversation, OwnerRow, PendingRow
-from holdfast.stores.checksums import UNKNOWN_COUNT, is_snapshot_intact, row_checksum, verify_entry
+from holdfast.stores.checksums import UNKNOWN_COUNT, is_row_intact, is_snapshot_intact, verify_entry
 from holdfast.stores.compression import decompress_body
 from holdfast.stores.sqlite.append import EVENT_ID_STRIDE
 from holdfast.stores.sqlite.connection import Connection
@@ -23,7 +23,7 @@ CLIENT_RETENTION_SECONDS = 3600.0
 
 # --- the log -------------------------------------------------------------------------------------------
 
-COLUMNS = "name, seq, hash, status, agent, owes, owner, epoch, updated, waiting, seal"
+COLUMNS = "name, seq, hash, status, agent, owes, owner, epoch, updated, waiting, seal, title, archived, title_seal"
 ROW = f"SELECT id, {COLUMNS} FROM conversations WHERE name = ?"
 SNAPSHOT = """SELECT s.seq, s.seal, s.body,
                   (SELECT e.hash FROM events e WHERE e.id = s.conversation * 16777216 + s.seq)
@@ -105,14 +105,22 @@ def row(db: Connection, name: str) -> ConversationRow | None:
 
 
 ROWS = f"""SELECT {COLUMNS} FROM conversations WHERE name > coalesce(?1, '') AND (?2 IS NULL OR status = ?2)
-           ORDER BY name LIMIT ?3"""
+           AND (?4 IS NULL OR archived = ?4) ORDER BY name LIMIT ?3"""
+_BEFORE_CURSOR = f"id < CASE WHEN ?1 IS NULL THEN {2**63 - 1} ELSE (SELECT id FROM conversations WHERE name = ?1) END"
 NEWEST = f"""SELECT {COLUMNS} FROM conversations
-             WHERE id < CASE WHEN ?1 IS NULL THEN {2**63 - 1} ELSE (SELECT id FROM conversations WHERE name = ?1) END
-             AND (?2 IS NULL OR status = ?2) ORDER BY id DESC LIMIT ?3"""
+             WHERE {_BEFORE_CURSOR} AND (?2 IS NULL OR status = ?2) ORDER BY id DESC LIMIT ?3"""
+NEWEST_ARCHIVED = f"""SELECT {COLUMNS} FROM conversations INDEXED BY conversations_archived
+                      WHERE archived = ?4 AND {_BEFORE_CURSOR} AND (?2 IS NULL OR status = ?2)
+                      ORDER BY id DESC LIMIT ?3"""
 
 
-def rows(db: Connection, status: str | None, cursor: str | None, limit: int, newest: bool) -> list[ConversationRow]:
-    return [_to_row(values) for values in _fetch_all(db, NEWEST if newest else ROWS, (cursor, status, limit))]
+def rows(
+    db: Connection, status: str | None, cursor: str | None, limit: int, newest: bool, archived: bool | None
+) -> list[ConversationRow]:
+    values = (cursor, status, limit, None if archived is None else int(archived))
+    if newest and archived is None:
+        return [_to_row(found) for found in _fetch_all(db, NEWEST, values[:3])]
+    return [_to_row(found) for found in _fetch_all(db, NEWEST_ARCHIVED if newest else ROWS, values)]
 
 
 HEADS = "SELECT name, seq FROM conversations WHERE name IN (SELECT value FROM json_each(?))"
@@ -320,8 +328,8 @@ def _fetch_all(db: Connection, sql: str, values: tuple[Any, ...] = ()) -> list[A
 
 
 def _to_row(values: Any) -> ConversationRow:
-    name, seq, hash_, status, agent, owes, owner, epoch, updated, waiting, seal = values
-    fits = None if seal is None else row_checksum(name, hash_, status, agent, bool(owes), waiting) == seal
+    name, seq, hash_, status, agent, owes, owner, epoch, updated, waiting, seal, title, archived, title_seal = values
+    derived = (status, agent, bool(owes), waiting, seal, title, bool(archived), title_seal)
     return ConversationRow(
         conversation=name,
         seq=seq,
@@ -333,7 +341,9 @@ def _to_row(values: Any) -> ConversationRow:
         epoch=epoch,
         updated=updated,
         waiting=None if waiting == UNKNOWN_COUNT else waiting,
-        intact=fits,
+        title=title,
+        archived=bool(archived),
+        intact=is_row_intact(name, hash_, *derived),
     )
 
 

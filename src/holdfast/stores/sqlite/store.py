@@ -1,8 +1,8 @@
 """The SQLite store: the implementation of ``LogStore``, composed of the package's other modules.
 
 Writes go through one thread (``writer``: group commit, one fsync for all waiting writes), reads through other threads
-(``reader``). ``append``, ``queries`` and ``outbox`` hold the statements, ``file`` opens the file, ``locks`` tells which
-owners are alive.
+(``reader``). ``append``, ``queries``, ``outbox`` and ``texts`` hold the statements, ``file`` opens the file, ``locks``
+tells which owners are alive.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from holdfast.stores.base import (
     ChannelRow,
     ClientRow,
     ConversationRow,
+    FoundText,
     GrantRow,
+    IndexedTexts,
     LoadedConversation,
     Location,
     LogStore,
@@ -37,7 +39,7 @@ from holdfast.stores.base import (
     wait_forever,
 )
 from holdfast.stores.signal import Signal
-from holdfast.stores.sqlite import backup, outbox, queries
+from holdfast.stores.sqlite import backup, outbox, queries, texts
 from holdfast.stores.sqlite.connection import Connection
 from holdfast.stores.sqlite.file import check_file, open_reader, open_writer, resolve_path
 from holdfast.stores.sqlite.jobs import CommitProbe
@@ -202,9 +204,17 @@ class SQLiteStore:
         return await self._read(partial(queries.row, name=conversation))
 
     async def rows(
-        self, status: str | None = None, cursor: str | None = None, limit: int = 100, *, newest: bool = False
+        self,
+        status: str | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+        *,
+        newest: bool = False,
+        archived: bool | None = None,
     ) -> list[ConversationRow]:
-        return await self._read(partial(queries.rows, status=status, cursor=cursor, limit=limit, newest=newest))
+        return await self._read(
+            partial(queries.rows, status=status, cursor=cursor, limit=limit, newest=newest, archived=archived)
+        )
 
     async def heads(self, conversations: list[str]) -> dict[str, int]:
         return await self._read(partial(queries.heads, names=conversations))
@@ -222,6 +232,28 @@ class SQLiteStore:
 
     async def postpone(self, conversation: str, call: str, due: float) -> None:
         await self._write(partial(queries.postpone, name=conversation, call=call, due=due))
+
+    # --- search ------------------------------------------------------------------------------------------
+
+    async def list_unindexed(self, limit: int = 100) -> dict[str, int]:
+        return await self._read(partial(texts.list_unindexed, limit=limit))
+
+    async def index_texts(self, parts: Collection[IndexedTexts]) -> None:
+        if not await self._write_soft(partial(texts.index_texts, parts=parts)):
+            await self.reset_texts()
+
+    async def find_texts(
+        self, words: Collection[str], *, after: FoundText | None = None, limit: int = 100
+    ) -> list[FoundText]:
+        if not words:
+            return []
+        found = await self._read(partial(texts.find_texts, words=words, after=after, limit=limit))
+        if found is None:
+            await self.reset_texts()
+        return found or []
+
+    async def reset_texts(self) -> None:
+        await self._write_soft(texts.reset_texts)
 
     async def backup(
         self,

@@ -18,6 +18,7 @@ from holdfast.testing.store_contract.lifecycle import LifecycleTests
 from holdfast.testing.store_contract.outbox import OutboxTests, make_channel, make_grant
 from holdfast.testing.store_contract.ownership import OwnershipTests
 from holdfast.testing.store_contract.records import RecordTests
+from holdfast.testing.store_contract.search import SearchTests
 
 __all__ = [
     "StoreContract",
@@ -31,5 +32,5 @@ __all__ = [
 ]
 
 
-class StoreContract(RecordTests, OwnershipTests, OutboxTests, LifecycleTests):
+class StoreContract(RecordTests, SearchTests, OwnershipTests, OutboxTests, LifecycleTests):
     """The tests of ``LogStore``. Subclass it in a test module; see the module's docstring."""

@@ -1,28 +1,27 @@
-// <holdfast-app>: the page: the list of conversations, and the open conversation or the inbox.
+// <holdfast-app>: the page: the list of conversations, and the open conversation or another view.
 //   properties  client: Client
-// The fragment of the address is the route: #/inbox, #/deputies, #/c/CONVERSATION.
+// The fragment of the address is the route: #/c/CONVERSATION, #/c/CONVERSATION/SEQ (one message), #/VIEW.
 import { Element, html, nothing, shown } from "./base.js";
-import { repeat } from "lit/directives/repeat.js";
-import { ago } from "../text.js";
 import { spoken, aloud } from "./chat.js";
+import "./conversations.js";
 import "./inbox.js";
 import "./deputies.js";
 
 const REFRESH = 10_000; // milliseconds
-const NAMED = 20; // conversations per load for which the first message is read
-const PAGE = 500, MOST = 1000; // conversations read at a time, and listed before "More" is pressed
-const TITLES = "holdfast.titles";
+
+// The views beside the conversations: the route's first word -> its heading and its element.
+const VIEWS = {
+  inbox: { title: "Inbox", view: ({ client, titles }) => html`<holdfast-inbox .client=${client} .titles=${titles}></holdfast-inbox>` },
+  deputies: { title: "Deputies", view: ({ client }) => html`<holdfast-deputies .client=${client}></holdfast-deputies>` },
+};
 
 class App extends Element {
-  static properties = { client: {}, route: { state: true }, list: { state: true }, more: { state: true }, drawer: { state: true }, theme: { state: true }, me: { state: true }, problem: { state: true }, spoken: { state: true } };
+  static properties = { client: {}, route: { state: true }, titles: { state: true }, drawer: { state: true }, theme: { state: true }, me: { state: true }, problem: { state: true }, spoken: { state: true } };
 
   constructor() {
     super();
-    this.list = [];
     this.theme = localStorage.getItem("holdfast.theme") ?? "auto";
-    this.titles = new Map(Object.entries(JSON.parse(localStorage.getItem(TITLES) ?? "{}")));
-    this.untitled = new Map(); // conversation -> its `updated` time when it had no title
-    this.most = MOST;
+    this.titles = new Map(); // titles of conversations by id, as lists, pending calls and the open conversation give them
     this.#theme(this.theme);
     this.#go();
   }
@@ -30,10 +29,11 @@ class App extends Element {
   connectedCallback() {
     super.connectedCallback();
     this.watch(window, "hashchange", () => this.#go());
-    const look = () => document.visibilityState === "visible" && (this.#identify(), this.#load());
+    const look = () => document.visibilityState === "visible" && this.#identify();
     this.watch(document, "visibilitychange", look);
     this.tick(REFRESH, look);
-    this.watch(this, "titled", ({ detail }) => this.#titled(detail));
+    this.watch(this, "titled", ({ detail }) => this.#titled([detail]));
+    this.watch(this, "listed", ({ detail }) => this.#listed(detail));
   }
 
   willUpdate(changed) {
@@ -41,19 +41,15 @@ class App extends Element {
     const { inbox } = this.client;
     this.watch(inbox, "change", () => {
       document.title = inbox.pending.length ? `(${inbox.pending.length}) Holdfast` : "Holdfast";
-      this.#soon();
+      this.#titled(inbox.pending);
       this.requestUpdate();
     });
     this.watch(inbox, "added", ({ detail }) => detail.conversation !== this.route.id && (this.spoken = spoken(this.spoken, `Waiting: ${detail.prompt || detail.tool}`))); // the open conversation announces its own
-    const online = () => {
-      this.#identify();
-      this.#load();
-    };
     this.watch(this.client, "connection", () => {
-      if (this.client.connection === "online") online();
+      if (this.client.connection === "online") this.#identify();
       this.requestUpdate();
     });
-    online();
+    this.#identify();
   }
 
   // While the list of conversations covers the page, it has the focus.
@@ -67,57 +63,19 @@ class App extends Element {
   }
 
   #go() {
-    const [, place, id] = location.hash.split("/");
-    this.route = place === "c" && id ? { place: "chat", id: decoded(id) } : { place: ["inbox", "deputies"].includes(place) ? place : "home" };
+    const [, place, id, seq] = location.hash.split("/");
+    this.route = place === "c" && id ? { place: "chat", id: decoded(id), seq: Number(seq) || null } : { place: Object.hasOwn(VIEWS, place ?? "") ? place : "home" };
     this.drawer = false;
   }
 
-  // Changes come in bursts: read the list once per burst.
-  #soon() {
-    this.due ||= setTimeout(() => {
-      this.due = 0;
-      this.#load();
-    }, 400);
+  #titled(named) {
+    const fresh = named.filter(({ conversation, title }) => title && this.titles.get(conversation) !== title);
+    if (fresh.length) this.titles = new Map([...this.titles, ...fresh.map(({ conversation, title }) => [conversation, title])]);
   }
 
-  async #load() {
-    try {
-      const list = [];
-      let cursor;
-      do {
-        const { conversations, next } = await this.client.conversations({ order: "newest", cursor, limit: PAGE });
-        list.push(...conversations);
-        cursor = next;
-      } while (cursor && list.length < this.most);
-      this.list = list.sort((a, b) => b.updated - a.updated);
-      this.more = cursor;
-      this.problem = null;
-      const waits = new Set(this.client.inbox.pending.map(({ conversation }) => conversation)); // the inbox shows their titles, too
-      const unnamed = this.list.slice(0, MOST).filter(({ conversation, updated }) => !this.titles.has(conversation) && this.untitled.get(conversation) !== updated);
-      this.#name(unnamed.sort((a, b) => waits.has(b.conversation) - waits.has(a.conversation)).slice(0, NAMED));
-      if (this.route.place === "home" && this.list.length && !matchMedia("(max-width: 760px)").matches) location.replace(`#/c/${encodeURIComponent(this.list[0].conversation)}`);
-    } catch (problem) {
-      this.problem = problem;
-    }
-  }
-
-  // The title of a conversation is its first message.
-  async #name(unnamed) {
-    if (this.naming) return; // the next load continues
-    this.naming = true;
-    for (const { conversation, updated } of unnamed) {
-      const [first] = await this.client.log(conversation, { limit: 5 }).then((events) => events.filter((event) => event.type === "MessageReceived"), () => []);
-      if (first) this.#titled({ conversation, title: first.text });
-      else this.untitled.set(conversation, updated);
-    }
-    this.naming = false;
-  }
-
-  #titled({ conversation, title }) {
-    this.titles.delete(conversation);
-    this.titles = new Map([[conversation, title.slice(0, 80)], ...this.titles].slice(0, 2 * MOST));
-    localStorage.setItem(TITLES, JSON.stringify(Object.fromEntries(this.titles)));
-    this.requestUpdate();
+  #listed({ conversations: [first], conversations, archived }) {
+    this.#titled(conversations);
+    if (this.route.place === "home" && first && !archived && !matchMedia("(max-width: 760px)").matches) location.replace(`#/c/${encodeURIComponent(first.conversation)}`);
   }
 
   async #new() {
@@ -125,7 +83,8 @@ class App extends Element {
     main.inert = true; // typing must not go to the old conversation
     try {
       location.hash = `#/c/${encodeURIComponent(await this.client.open())}`;
-      await this.#load();
+      await this.querySelector("holdfast-conversations").load();
+      this.problem = null;
     } catch (problem) {
       this.problem = problem;
     }
@@ -140,14 +99,22 @@ class App extends Element {
     document.documentElement.dataset.theme = theme;
   }
 
+  // The first stop of the Tab key: past the list of conversations.
+  async #skip(event) {
+    event.preventDefault();
+    this.drawer = false; // it covers the main part
+    await this.updateComplete;
+    this.querySelector("main").focus();
+  }
+
   render() {
     if (!this.client) return nothing;
     const waiting = this.client.inbox.pending;
-    const counts = waiting.reduce((all, { conversation }) => all.set(conversation, (all.get(conversation) ?? 0) + 1), new Map());
-    const { place, id } = this.route;
+    const { place, id, seq } = this.route;
     const close = () => (this.drawer = false);
     const next = { auto: "light", light: "dark", dark: "auto" }[this.theme];
     return html`<div class="app ${this.drawer || place === "home" ? "drawer" : ""}">
+      <a class="skip" href="#main" @click=${this.#skip}>Skip to the main part</a>
       <header class="sr"><h1>Holdfast</h1></header>
       ${aloud(this.spoken)}
       <nav class="side" aria-label="Conversations" @click=${({ target }) => target.closest("a") && close()} @keydown=${({ key }) => key === "Escape" && close()}>
@@ -155,21 +122,17 @@ class App extends Element {
           <button type="button" class="quiet theme" title="Colours: ${this.theme}" aria-label="Colours: ${this.theme}; change to ${next}" @click=${() => this.#theme(next)}>${{ auto: "◐", light: "☀", dark: "☾" }[this.theme]}</button></div>
         <a class="link ${place === "inbox" ? "here" : ""}" href="#/inbox" aria-current=${place === "inbox" ? "page" : nothing}>Inbox ${waiting.length ? html`<span class="badge">${waiting.length}<span class="sr"> waiting</span></span>` : nothing}</a>
         <button type="button" class="new" @click=${this.#new}>New conversation</button>
-        <ul>${repeat(this.list, (each) => each.conversation, (each) => html`<li><a class="link ${each.conversation === id ? "here" : ""}" href="#/c/${encodeURIComponent(each.conversation)}" aria-current=${each.conversation === id ? "page" : nothing}>
-          <span class="dot ${each.state}" title=${each.state.replace("_", " ")}></span><span class="name">${shown(this.titles.get(each.conversation) ?? each.conversation)}<small>${shown(each.agent)} · ${ago(each.updated, this.client.now())}</small></span>
-          ${counts.has(each.conversation) ? html`<span class="badge">${counts.get(each.conversation)}<span class="sr"> waiting</span></span>` : nothing}</a></li>`)}</ul>
-        ${this.more ? html`<button type="button" class="quiet" @click=${() => { this.most += MOST; this.#load(); }}>More</button>` : nothing}
+        <holdfast-conversations .client=${this.client} .here=${id} .titles=${this.titles}></holdfast-conversations>
         ${this.me ? html`<p class="me">You are <b>${shown(this.me)}</b> <a href="#/deputies" aria-current=${place === "deputies" ? "page" : nothing}>Deputies</a></p>` : nothing}
       </nav>
-      <main>
+      <main id="main" tabindex="-1">
         <div class="top"><button type="button" class="quiet menu" aria-label="Conversations" aria-expanded=${Boolean(this.drawer)} @click=${() => (this.drawer = !this.drawer)}>☰</button>
-          <h2>${place === "inbox" ? "Inbox" : place === "deputies" ? "Deputies" : id ? shown(this.titles.get(id) ?? id) : "Holdfast"}</h2>
+          <h2>${VIEWS[place]?.title ?? (id ? shown(this.titles.get(id) || id) : "Holdfast")}</h2>
           ${waiting.length && place !== "inbox" ? html`<a class="pill strong" href="#/inbox">${waiting.length} waiting</a>` : nothing}</div>
         ${this.#connection()}
-        ${place === "inbox" ? html`<holdfast-inbox .client=${this.client} .titles=${this.titles}></holdfast-inbox>`
-          : place === "deputies" ? html`<holdfast-deputies .client=${this.client}></holdfast-deputies>`
-          : id ? html`<holdfast-chat .client=${this.client} .conversation=${id}></holdfast-chat>`
-          : html`<div class="empty"><h2>Welcome</h2><p>Open a conversation, or start a new one.</p><button type="button" class="primary" @click=${this.#new}>New conversation</button></div>`}
+        ${VIEWS[place]?.view(this)
+          ?? (id ? html`<holdfast-chat .client=${this.client} .conversation=${id} .at=${seq}></holdfast-chat>`
+          : html`<div class="empty"><h2>Welcome</h2><p>Open a conversation, or start a new one.</p><button type="button" class="primary" @click=${this.#new}>New conversation</button></div>`)}
       </main></div>`;
   }
 

@@ -1,6 +1,6 @@
 // <holdfast-chat>: one conversation.
-//   properties  client: Client   conversation: string (its id)
-//   events      titled, with detail {conversation, title}, when its first message is known; those of the cards inside
+//   properties  client: Client   conversation: string (its id)   at: number (optional: the seq of a message to show)
+//   events      titled, with detail {conversation, title}, when its title is known or changes; those of the cards inside
 // The draft of a message is kept in this browser. Enter sends, Shift+Enter inserts a new line.
 // The view opens at the first pending card, or else at the end. At the end it follows new messages, except while a card
 // is pending: then it never scrolls automatically, and keeps its position after a decision.
@@ -22,7 +22,7 @@ const ABOVE = 12; // pixels between the top of the view and the card at which it
 const HOLD = 400; // milliseconds until the layout of earlier messages settles
 
 class Chat extends Element {
-  static properties = { client: {}, conversation: {}, draft: { state: true }, problem: { state: true }, away: { state: true }, spoken: { state: true } };
+  static properties = { client: {}, conversation: {}, at: {}, draft: { state: true }, problem: { state: true }, away: { state: true }, spoken: { state: true } };
 
   sending = new Set();
 
@@ -68,7 +68,7 @@ class Chat extends Element {
     this.problem = null;
     this.draft = localStorage.getItem(this.#key) ?? "";
     this.live.addEventListener("change", () => {
-      if (this.live.view.title && this.heading !== this.live.view.title && !this.live.earlier) this.emit("titled", { conversation: this.conversation, title: (this.heading = this.live.view.title) });
+      if (this.live.view.title && this.heading !== this.live.view.title) this.emit("titled", { conversation: this.conversation, title: (this.heading = this.live.view.title) });
       this.requestUpdate();
     });
     this.live.addEventListener("suspended", ({ detail }) => (this.spoken = spoken(this.spoken, `${detail.kind === "approval" ? "Approval needed" : "Waiting for you"}: ${detail.prompt || detail.tool}`)));
@@ -141,6 +141,20 @@ class Chat extends Element {
     this.requestUpdate();
   }
 
+  // Show the message that the route names: a search has found it.
+  async #show() {
+    const { live, at } = this;
+    this.shownAt = `${this.conversation}/${at}`;
+    await live.readUntil(at).catch((problem) => (this.problem = problem));
+    this.requestUpdate(); // the view announces its changes later
+    await this.updateComplete;
+    const found = this.querySelector(`[data-seq="${at}"]`);
+    if (!found || live !== this.live) return;
+    Object.assign(this, { atEnd: false, following: false, anchor: null });
+    found.scrollIntoView({ block: "center" });
+    found.focus({ preventScroll: true });
+  }
+
   #jump() {
     const cards = [...this.querySelectorAll("holdfast-approval .card, holdfast-question .card")];
     const at = cards.indexOf(document.activeElement?.closest(".card"));
@@ -168,6 +182,7 @@ class Chat extends Element {
     }
     this.#arrivals();
     this.#stay();
+    if (this.at && this.live?.ready && this.shownAt !== `${this.conversation}/${this.at}`) this.#show();
     const area = this.querySelector(".composer textarea");
     if (area && area.value !== this.sized) {
       this.sized = area.value;
@@ -320,8 +335,8 @@ class Chat extends Element {
 
   #item(item) {
     if (item.kind === "note") return html`<div class="note ${item.tone}"><p>${shown(item.text)}</p>${item.details ? html`<details><summary>Details</summary><p>${shown(item.details)}</p></details>` : nothing}</div>`;
-    if (item.kind === "user") return html`<div class="said user"><p class="words">${shown(item.text)}</p><p class="meta">${shown(item.by)}${item.aside ? `, ${item.aside}` : nothing}</p></div>`;
-    return html`<div class="said assistant">${this.#thought(item.thinking, false)}
+    if (item.kind === "user") return html`<div class="said user" data-seq=${item.seq} tabindex="-1"><p class="words">${shown(item.text)}</p><p class="meta">${shown(item.by)}${item.aside ? `, ${item.aside}` : nothing}</p></div>`;
+    return html`<div class="said assistant" data-seq=${item.seq} tabindex="-1">${this.#thought(item.thinking, false)}
       ${item.hosted.map((call) => html`<holdfast-tool .client=${this.client} .conversation=${this.conversation} .call=${call}></holdfast-tool>`)}
       ${item.text ? html`<holdfast-markdown .text=${item.text}></holdfast-markdown>` : nothing}
       ${item.partial ? html`<p class="meta">cut off here</p>` : nothing}
