@@ -255,7 +255,7 @@ async def test_the_servers_instructions_reach_the_model_only_if_asked_for() -> N
         (lambda: MCP([]), "list of words"),
         (lambda: MCP("https://x.example", name="a b"), "a letter"),
         (lambda: MCP("https://x.example", trust="all"), '"none" or "hints"'),  # pyright: ignore[reportArgumentType]
-        (lambda: MCP("https://x.example", sampling=object()), "sampling is not supported"),  # pyright: ignore[reportArgumentType]
+        (lambda: MCP("https://x.example", sampling=object()), 'None, "ask" or "auto"'),  # pyright: ignore[reportArgumentType]
         (lambda: MCP(["x"], sandbox=True), "sandbox is a Workspace"),  # pyright: ignore[reportArgumentType]
         (lambda: MCP("https://x.example", env={"A": "b"}), "started by a command"),
         (lambda: MCP(["x"], headers=lambda principal: {}), "server with a URL"),

@@ -33,6 +33,7 @@ from holdfast.core.events import (
     ReminderDue,
     TurnEnded,
     TurnStarted,
+    Usage,
     VoteCast,
 )
 from holdfast.core.schema.validation import call_digest
@@ -126,6 +127,7 @@ def check(events: list[Any], effects: Iterable[Effect], truths: Mapping[str, Tru
         gates(events, truths)
         outcomes(events, truths)
         continuations(events, mine)
+        usage(events)
         evidence(events, mine, truths)
         owners(events, mine)
         return folded(events, resting=resting)
@@ -670,6 +672,21 @@ def runs_of(events: list[Any]) -> dict[tuple[str, int], tuple[tuple[Any, ...], A
             case _:
                 pass
     return found
+
+
+def usage(events: list[Any]) -> None:
+    """Every request to the model is counted once, and a model's answer is logged with the request that it answers."""
+    state, total, of_turn = State(conversation="c"), Usage(), Usage()
+    for event in events:
+        state = evolve(state, event)
+        of_turn = Usage() if isinstance(event, TurnStarted) else of_turn
+        for attempt in getattr(event, "attempts", ()):
+            total, of_turn = total + attempt.usage, of_turn + attempt.usage
+        counted = state.turn.usage if state.turn is not None else of_turn
+        right = (state.usage, counted) == (total, of_turn)
+        assert right, f"{event.seq}: the usage is {state.usage}, of the turn {counted}; the log has {total}, {of_turn}"
+        said = isinstance(event, CallStarted) and isinstance(event.state, dict) and "said" in event.state
+        assert not said or event.attempts, f"{event.seq}: an answer of the model without the request that it answers"
 
 
 def evidence(events: list[Any], effects: list[Effect], truths: Mapping[str, Truth]) -> None:

@@ -995,6 +995,24 @@ def labels(s: Scene) -> None:
     s.tell(RenameConversation(title="Parcel", by=ADA), RenameConversation(title="Parcel", by=ADA))
 
 
+def model_requests(s: Scene) -> None:
+    """Handlers that ask the agent's model: in a run that continues, asks, returns, fails or is cancelled."""
+    used = (Attempt("m", None, ErrorInfo("network", "no reply")), Attempt("m2", Usage(50, 7, 5, 1, 0.25)))
+    verdicts = (Verdict("tidy", "changed"),)
+    s.turn("look", "asked", "once")
+    s.claim("look")
+    s.finish("look", ContinueOutcome(state={"said": "Yes."}), attempts=used, verdicts=verdicts)
+    s.finish("look", attempts=used[1:])
+    s.claim("asked")
+    s.finish("asked", _ask("Which?", 1), attempts=used, verdicts=verdicts)
+    s.claim("once")
+    s.finish("once", ErrorOutcome(error=ErrorInfo("usage_limit_reached", "none left")), attempts=used)
+    s.decide("asked", Answer(1))
+    s.claim("asked")
+    s.tell(CancelTurn(by=ADA))
+    s.tell(EndTurn(stopped=frozenset({s.call("asked")}), asked={s.call("asked"): (Attempt("m"),)}))
+
+
 SCENES: dict[str, Callable[[Scene], None]] = {
     "plain": plain,
     "approval": approval,
@@ -1029,4 +1047,5 @@ SCENES: dict[str, Callable[[Scene], None]] = {
     "represented": represented,
     "represented-grant": represented_grant,
     "asides": asides,
+    "model-requests": model_requests,
 }

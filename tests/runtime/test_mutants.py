@@ -438,6 +438,23 @@ def checkpoint_that_is_lost():
     return [(state, "_apply_start", lambda call, event: replace(started(call, event), state=call.state))]
 
 
+@mutant("the usage is")
+def model_requests_that_do_not_count():
+    """What a handler asks the model does not count toward the limits of the turn."""
+    return [(state, "count_attempts", lambda turn, attempts: turn)]
+
+
+@mutant("without the request that it answers")
+def model_requests_that_are_not_logged():
+    """The log has a handler's checkpoint, and not the request to the model that it made before."""
+    go_on = gate.continue_call
+
+    def forget(log, call, passed, *, attempts=(), **run):
+        go_on(log, call, passed, **run)
+
+    return [(gate, "continue_call", forget)]
+
+
 @mutant("the denial was to be passed on")
 def denial_ends_a_call_that_continues():
     """A denied question ends its call, although its handler was to run again."""

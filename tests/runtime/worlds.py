@@ -55,6 +55,7 @@ from holdfast.core.events import (
     OutputRejected,
     TurnEnded,
     TurnStarted,
+    Usage,
 )
 from holdfast.core.inputs import ImportConversation
 from holdfast.core.notice import notices_of
@@ -62,7 +63,7 @@ from holdfast.core.state import State, evolve, pending_entries, status_of
 from holdfast.core.tool import fingerprint_of
 from holdfast.core.transcript import AssistantMessage, ToolResult
 from holdfast.errors import HoldfastError, ModelError, Refused
-from holdfast.models.base import FinishPart, TextPart, ToolCallPart
+from holdfast.models.base import FinishPart, TextPart, ToolCallPart, UsagePart
 from holdfast.runtime import commit
 from holdfast.runtime.commit import build_append
 from holdfast.stores.base import GENESIS, ChannelRow, hash_chain
@@ -202,10 +203,11 @@ def continuing_tool(name, **options):
 
 
 async def stepped(n: int, call: Call) -> object:
-    """Pass a checkpoint to itself, then ask or return."""
+    """Ask the model and pass its answer to itself as a checkpoint, then ask a person or return."""
     did = await perform_effect("stepped", n, call)
     if call.state is None:
-        return Continue({"step": 1, "n": n})
+        answer = await call.ask_model("Yes?")
+        return Continue({"step": 1, "n": n, "said": answer.text})
     if n % 2 and not call.answers:
         return Ask("And now?", answer=int, expires=HOUR, resume={"step": 2, "n": n})
     return did
@@ -356,6 +358,11 @@ class WorldModel:
 
     async def stream(self, request):
         world = self.world
+        if request.call:  # a handler asks
+            yield TextPart("yes")
+            yield UsagePart(Usage(3, 2))
+            yield FinishPart()
+            return
         world.check_request(request)
         script = world.script[(request.turn - 1) % len(world.script)]
         calls: Any = script[request.step - 1] if request.step <= len(script) else ()

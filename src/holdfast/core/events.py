@@ -354,6 +354,9 @@ class CallSuspended(CallEvent, frozen=True, kw_only=True):
     """What the handler passed to itself for its next run (``Ask(resume=...)``); in a question that continues only."""
     denial_continues: bool = False
     """A denial of this question does not end the call: the handler runs again and gets the reason."""
+    attempts: tuple[Attempt, ...] = ()
+    """The handler's own requests to the model (``call.ask_model``) in the run that asks. They count toward the turn's
+    limits, but not as a step."""
 
 
 @final
@@ -435,6 +438,8 @@ class CallStarted(CallEvent, frozen=True, kw_only=True):
     """References to the bytes that the preview kept, if this event has its plan, or that the run before kept."""
     state: Any = None
     """What the run before passed to this one (``Continue``); None: nothing, the call keeps the state that it has."""
+    attempts: tuple[Attempt, ...] = ()
+    """As in CallSuspended: the requests of the run before."""
 
 
 Source = Literal["server", "human", "client", "manual", "system"]
@@ -465,6 +470,8 @@ class CallReturned(CallEvent, frozen=True, kw_only=True):
     """References to the bytes that the handler kept, and to ``data`` if it is too large for the event."""
     images: tuple[Artifact, ...] = ()
     """The artifacts among them that the model is shown as images."""
+    attempts: tuple[Attempt, ...] = ()
+    """As in CallSuspended: the requests of the run that ends."""
 
 
 class CancelRequested(Event, frozen=True, kw_only=True):

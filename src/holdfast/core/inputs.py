@@ -390,6 +390,8 @@ class CallFinished(_Input, frozen=True, kw_only=True):
     outcome: Outcome
     verdicts: tuple[Verdict, ...] = ()
     kept: tuple[Kept, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    """The handler's own requests to the model."""
 
 
 class CallReconciled(_Input, frozen=True, kw_only=True):
@@ -417,6 +419,8 @@ class EndTurn(_Input, frozen=True, kw_only=True):
     """Started calls with a handler that ended after its cancellation, or was never entered."""
     abandoned: frozenset[str] = frozenset()
     """Started calls with a handler that did not stop: a thread, or one that ignores its cancellation."""
+    asked: dict[str, tuple[Attempt, ...]] = {}
+    """call -> the requests to the model that its handler made before it was stopped."""
 
 
 Input = (

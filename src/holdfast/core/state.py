@@ -520,6 +520,9 @@ def _initial_gate(made: CallMade) -> Gate:
 
 
 def _apply_call_event(state: State, event: CallSuspended | CallResolved | CallStarted | CallReturned) -> State:
+    if type(event) is not CallResolved and event.attempts:
+        turn = state.turn and count_attempts(state.turn, event.attempts)
+        state = replace(state, turn=turn, usage=_add_usage(state.usage, event.attempts))
     turn = state.turn
     call = turn.calls.get(event.call_id) if turn else None
     if turn is None or call is None:
@@ -729,6 +732,11 @@ def _approved_plan(call: CallState, decision: Approve) -> Any:
 
 def _is_edit(call: CallState, decision: Approve) -> bool:
     return decision.args is not None and sorted_json(decision.args) != sorted_json(call.args)
+
+
+def count_attempts(turn: TurnState, attempts: tuple[Attempt, ...]) -> TurnState:
+    """Return the turn with the usage of these attempts added."""
+    return replace(turn, **_turn_usage(turn, attempts))
 
 
 def _turn_usage(turn: TurnState, attempts: tuple[Attempt, ...]) -> dict[str, Any]:

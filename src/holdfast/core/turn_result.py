@@ -13,6 +13,9 @@ from holdfast.core.events import (
     AsideAnswered,
     AssistantSaid,
     Attempt,
+    CallReturned,
+    CallStarted,
+    CallSuspended,
     ErrorInfo,
     MessageReceived,
     OutputRejected,
@@ -132,6 +135,8 @@ class TurnFold:
                 self._add_usage(event.attempts)
             case OutputRejected() | AsideAnswered() if event.turn == turn:
                 self._add_usage(event.attempts)
+            case CallSuspended() | CallStarted() | CallReturned() if turn is not None and self.ended is None:
+                self._add_usage(event.attempts)  # one turn is open at a time: they are calls of this one
             case TurnEnded() if event.turn == turn:
                 self.ended = event
             case _:

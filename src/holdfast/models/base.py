@@ -33,13 +33,18 @@ class RequestImage(msgspec.Struct, frozen=True, kw_only=True):
     """An image that a result in a request names."""
 
     call: str
-    """The call of the result, as ``ToolResult.call``."""
+    """The call of the result, as ``ToolResult.call``; for an image of a user's message, its ``message_key``."""
     artifact: Artifact
     """Name, media type and size."""
     content: bytes | None = None
     """None: the image is not sent."""
     note: str = ""
     """Why it is not sent, for the model to read."""
+
+
+def message_key(seq: int) -> str:
+    """Return what names a user's message in ``RequestImage.call``: only requests of handlers have such images."""
+    return f"message:{seq}"
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,8 +61,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     injected: tuple[str, ...] = ()
     """Texts that hooks add at the end of this request only. They are not logged and not sent again."""
     images: tuple[RequestImage, ...] = ()
-    """The images that the results in ``messages`` name, in their order. Hooks get the request without them: they are
-    loaded for the messages that are finally sent. A model sends each with its result."""
+    """The images that the results in ``messages`` name, or that a handler asks about, in their order. Hooks get the
+    request without them: they are loaded for the messages that are finally sent. A model sends each with its result or
+    message."""
     principal: str = ""
     """The id of the principal that the turn runs for. A ``key`` function may choose the API key by it."""
     settings: dict[str, Any] = {}
@@ -65,6 +71,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     aside: bool = False
     """The reply answers a message that was sent while calls wait. ``tools`` are only declared because the history has
     calls: the model is not to call any, and calls in its reply are dropped."""
+    call: str = ""
+    """The id of the call whose handler asks (``call.ask_model``). The messages are the handler's then, not those of the
+    conversation. Empty: the turn's own request."""
 
 
 class TextPart(msgspec.Struct, frozen=True, tag="text"):

@@ -359,6 +359,7 @@ def _next_move(conv: RunContext, state: State, effects: frozenset[Effect]) -> In
                         attempts=partial.attempts,
                         stopped=conv.handlers_in("idle", "stopped"),
                         abandoned=conv.handlers_in("running"),
+                        asked=conv.unlogged_attempts(state),
                     )
             case CallModel() | AnswerAside() | RunPreview() | RunTool():
                 break  # a turn is under way

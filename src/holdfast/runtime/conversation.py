@@ -21,7 +21,7 @@ from typing import Any
 from holdfast import telemetry
 from holdfast.core import codec
 from holdfast.core.effects import AnswerAside, CallModel, CloseTurn, Effect, RunPreview, RunTool, StartTurn, owed
-from holdfast.core.events import AnyEvent, AsideAnswered, MessageReceived, OutputRejected
+from holdfast.core.events import AnyEvent, AsideAnswered, Attempt, MessageReceived, OutputRejected
 from holdfast.core.inputs import Input, OwnerStarted
 from holdfast.core.live import StateChanged, live_of
 from holdfast.core.prompt.compaction import PromptRenderer
@@ -72,6 +72,8 @@ class Conversation:
         """Call id -> the run of its handler in the current step."""
         self.refusal_lock = asyncio.Lock()
         """Held while a refused attempt is counted and logged."""
+        self.model_lock = asyncio.Lock()
+        """Held while a handler asks the model."""
         self.published_status: Status = "idle"
         self.rendering = PromptRenderer()
         self.tasks = Tasks(name, services.slots)
@@ -237,6 +239,17 @@ class Conversation:
     def handlers_in(self, *states: HandlerState) -> frozenset[str]:
         """Return the ids of the calls whose handlers are in one of these states."""
         return frozenset(call for call, handler in self.handlers.items() if handler.state in states)
+
+    def unlogged_attempts(self, state: State) -> dict[str, tuple[Attempt, ...]]:
+        """Return the requests to the model that handlers have made and that this state does not count, by call id."""
+        calls = state.turn.calls if state.turn else {}
+        return {
+            call_id: tuple(run.attempts)
+            for call_id, run in self.handlers.items()
+            if run.attempts
+            and (call := calls.get(call_id)) is not None
+            and (call.phase, call.attempt) == ("running", run.attempt)
+        }
 
     def all_tasks(self) -> list[asyncio.Task[None]]:
         """Return the tasks of the runs and of the loop."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from holdfast.core.decisions import Principal
 from holdfast.core.effects import Effect
-from holdfast.core.events import AnyEvent
+from holdfast.core.events import AnyEvent, Attempt
 from holdfast.core.inputs import Input
 from holdfast.core.live import AnyLive
 from holdfast.core.prompt.compaction import PromptRenderer
@@ -151,6 +151,11 @@ class RunContext(Protocol):
         ...
 
     @property
+    def model_lock(self) -> asyncio.Lock:
+        """Held while a handler asks the model."""
+        ...
+
+    @property
     def rendering(self) -> PromptRenderer: ...
 
     @property
@@ -184,6 +189,10 @@ class RunContext(Protocol):
 
     def handlers_in(self, *states: HandlerState) -> frozenset[str]:
         """Return the ids of the calls whose handlers are in one of these states."""
+        ...
+
+    def unlogged_attempts(self, state: State) -> dict[str, tuple[Attempt, ...]]:
+        """Return the requests to the model that handlers have made and that this state does not count, by call id."""
         ...
 
     def announce_streaming(self) -> None:

@@ -17,6 +17,7 @@ Tools from elsewhere, behind ``Toolset.from_functions`` and its siblings, which 
     pydantic_ai.py  tools from pydantic-ai tools
 """
 
+from holdfast.core.model_messages import ModelAnswer, ModelMessage
 from holdfast.tools.call import Call
 from holdfast.tools.declare import Declaration, Tool, as_tool, provider_tool, tool
 from holdfast.tools.handler import Handler
@@ -26,6 +27,8 @@ __all__ = [
     "Call",
     "Declaration",
     "Handler",
+    "ModelAnswer",
+    "ModelMessage",
     "Tool",
     "ToolSource",
     "Toolset",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 from holdfast.core.decisions import SYSTEM, Principal
 from holdfast.core.inputs import Kept
 from holdfast.core.json_values import check_plain_no_nul
+from holdfast.core.model_messages import ModelAnswer, ModelMessage, ModelQuestion, check_question
 from holdfast.core.results import RESULT_LIMIT
 from holdfast.core.tool import MEDIA_TYPE, Artifact
 from holdfast.errors import Invalid, ToolError
@@ -51,6 +52,7 @@ class Call(Generic[Scope_co]):
     """
 
     __slots__ = (
+        "_asker",
         "_cancelled",
         "_kept_bytes",
         "_reader",
@@ -66,6 +68,7 @@ class Call(Generic[Scope_co]):
         "dry_run",
         "id",
         "kept",
+        "model",
         "plan",
         "principal",
         "scope",
@@ -94,6 +97,8 @@ class Call(Generic[Scope_co]):
         sink: Callable[[Any], object] | None = None,
         reader: Callable[[str], Awaitable[bytes | None]] | None = None,
         turn_cancelled: Callable[[], bool] | None = None,
+        model: str = "",
+        asker: Callable[[ModelQuestion], Awaitable[ModelAnswer]] | None = None,
     ):
         self.id = id
         """Unique within the conversation."""
@@ -128,6 +133,9 @@ class Call(Generic[Scope_co]):
         its entry in ``answers`` is None. None: it was answered."""
         self.kept: dict[str, bytes] = {}
         """The bytes that ``keep`` took, by SHA-256. They are stored with the result, or with a preview's suspension."""
+        self.model = model
+        """The name of the agent's model, which ``ask_model`` asks; empty if there is none."""
+        self._asker = asker
         self._references: dict[Artifact, None] = {}
         self._kept_bytes = 0
         self._sink, self._reader, self._turn_cancelled = sink, reader, turn_cancelled
@@ -184,6 +192,36 @@ class Call(Generic[Scope_co]):
         if sha256 in self.kept:
             return self.kept[sha256]
         return None if self._reader is None else await self._reader(sha256)
+
+    async def ask_model(
+        self,
+        messages: str | Iterable[ModelMessage],
+        *,
+        instructions: str = "",
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        stop: Iterable[str] = (),
+    ) -> ModelAnswer:
+        """Send one request to the agent's model, and return its answer. Only an ``async def`` handler can.
+
+        The model sees these messages and instructions: neither the conversation nor any tools. The agent's retries,
+        fallbacks and hooks apply; texts that hooks inject are left out. Tokens and cost are logged with the outcome of
+        this run, count toward the turn's limits, and are part of its usage. If the process dies before that outcome is
+        logged, they are not counted and the next run asks again: return ``Continue`` with the answer to keep it.
+
+        Raises ToolError ``usage_limit_reached`` if a limit of the turn is reached or the request would exceed it, and
+        other kinds if no model answers.
+
+        max_tokens:  the most tokens of the answer; never more than the turn's limit leaves
+        stop:        texts at which the answer ends
+        """
+        if self._asker is None:
+            why = "a preview, an approval function and a reconcile function cannot ask the model"
+            raise ToolError("invalid_args", f"{why}; only a running handler can")
+        question = check_question(
+            messages, instructions=instructions, max_tokens=max_tokens, temperature=temperature, stop=stop
+        )
+        return await self._asker(question)
 
     def progress(self, payload: Any) -> _Completed:
         """Send a progress report to the viewers immediately. ``await`` it in ``async def``; just call it in ``def``."""

@@ -91,6 +91,7 @@ class TaskRequest(types.Request[TaskParams, Literal["tasks/get", "tasks/update",
     name_param = "taskId"
 
 
+SampleHandler = Callable[[types.CreateMessageRequestParams], Awaitable[types.CreateMessageResult | types.ErrorData]]
 ElicitHandler = Callable[[types.ElicitRequestParams], Awaitable[types.ElicitResult | types.ErrorData]]
 
 
@@ -157,10 +158,11 @@ class Connection:
         roots: Sequence[Mapping[str, str]],
         on_question: ElicitHandler,
         on_change: Callable[[], None],
+        on_sample: SampleHandler | None = None,
     ):
         self.name, self._target, self._headers = name, target, headers
         self._mode, self._connect_timeout, self._roots = mode, connect_timeout, roots
-        self._on_question, self._on_change = on_question, on_change
+        self._on_question, self._on_change, self._on_sample = on_question, on_change, on_sample
         self._client: Client | None = None
         self._task: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
@@ -280,6 +282,7 @@ class Connection:
             mode=self._mode,
             client_info=types.Implementation(name="holdfast", version=version("holdfast")),
             elicitation_callback=self._answer_question,
+            sampling_callback=self._answer_sample if self._on_sample is not None else None,
             list_roots_callback=self._list_roots if self._roots else None,
             logging_callback=self._log,
             message_handler=self._on_message,
@@ -291,6 +294,12 @@ class Connection:
         self, context: Any, params: types.ElicitRequestParams
     ) -> types.ElicitResult | types.ErrorData:
         return await self._on_question(params)
+
+    async def _answer_sample(
+        self, context: Any, params: types.CreateMessageRequestParams
+    ) -> types.CreateMessageResult | types.ErrorData:
+        assert self._on_sample is not None
+        return await self._on_sample(params)
 
     async def _list_roots(self, context: Any) -> types.ListRootsResult:
         return types.ListRootsResult.model_validate({"roots": list(self._roots)})

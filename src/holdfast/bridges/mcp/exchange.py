@@ -6,9 +6,13 @@ The state that a call carries from run to run is in the log, so any process with
     {"task": ..}                          a task that is polled
     {"task": .., "inputs": ..}            a task that asked: the responses go to it, then it is polled on
     {"live": ID, "inputs": ..}            a question on an open connection (revisions with a handshake)
+    {.., "sample": true}                  one of these three whose inputs need the agent's model, which is asked next
+    {.., "sampled": ..}                   the same, with the model's responses: they are in the log before they are sent
     {"links": true, "inputs": ..}         the server wants links to be opened before the call
     {"again": true}                       a person was asked whether the call is to be run again
     {"away": STATE, "answer": .., "denied": ..}   the server was away when the answer was to be passed on
+
+Values that are too large for the log are artifacts: "inputs_artifact" instead of "inputs".
 """
 
 from __future__ import annotations
@@ -23,10 +27,12 @@ from typing import Any, cast
 
 import mcp_types as types
 
+from holdfast.bridges.mcp.call_state import is_polled, load_value, pack_value, without
 from holdfast.bridges.mcp.connection import Away, Connection, LinksFirst, Lost, TaskParams, TaskRequest, clean_text
 from holdfast.bridges.mcp.offers import Method, read_list, read_request
 from holdfast.bridges.mcp.question import Round
 from holdfast.bridges.mcp.result import prompt_result, resource_result, to_result
+from holdfast.bridges.mcp.sampling import Sampling
 from holdfast.core.tool import Ask, Continue
 from holdfast.errors import ToolError
 from holdfast.tools.call import Call
@@ -39,6 +45,10 @@ MAX_SILENT_ROUNDS = 10
 """Rounds of one run that need no person."""
 MAX_STATE, INLINE_STATE = 1024 * 1024, 32 * 1024
 """Characters of a request state; beyond the second limit it is stored as an artifact."""
+MAX_MODEL_RUNS = 200
+"""Runs of a call after which its server cannot use the model any more: two of them belong to one request."""
+REJECTED = -1
+"""The protocol's error code for a request to the model that a person has declined."""
 LEAST_POLL, MOST_POLL = 0.05, 60.0
 """Seconds between two polls of a task."""
 POLL_TIMEOUT = 30.0
@@ -49,6 +59,7 @@ PROGRESS_INTERVAL = 0.1
 MAX_LIVE = 100
 """Live questions that are kept open in one process."""
 UNKNOWN = "whether it took effect is unknown"
+DECLINED: Mapping[str, Any] = {"action": "decline"}
 TRY_AGAIN, KEEP_WAITING, RUN_AGAIN = "try again", "keep waiting", "run again"
 
 
@@ -85,9 +96,14 @@ class Exchange:
     """
 
     def __init__(
-        self, server: str, connect: Callable[[Call], Awaitable[Connection]], roots: Sequence[Mapping[str, str]]
+        self,
+        server: str,
+        connect: Callable[[Call], Awaitable[Connection]],
+        roots: Sequence[Mapping[str, str]],
+        sampling: Sampling | None = None,
     ):
         self._server, self._connect, self._roots = server, connect, roots
+        self._sampling: Sampling | None = sampling
         self._live: dict[str, LiveCall] = {}
         self._numbers = itertools.count(1)
         self._background: set[asyncio.Task[None]] = set()
@@ -115,14 +131,20 @@ class Exchange:
             return await self._begin(plan, args, call)
         answer: Any = call.answers[-1] if call.answers else None
         denied = call.denied is not None
-        if "away" in state:
+        was_away = "away" in state
+        if was_away:
             answer, denied, state = state["answer"], state["denied"], state["away"]
         if "again" in state:
             return await self._begin(plan, args, call)
-        if "task" in state and "inputs" not in state:
+        if is_polled(state):
             return await self._poll(plan, call, state["task"])
         connection = await self._connect(call)
         try:
+            sampled = await self._sample(connection, plan, call, state, denied=denied)
+            if sampled is not None and was_away:
+                return Continue({"away": sampled, "answer": answer, "denied": denied})
+            if sampled is not None:
+                return Continue(sampled)
             return await self._pass_on(connection, plan, args, call, state, answer, denied=denied)
         except Away as gone:
             question = (
@@ -136,7 +158,7 @@ class Exchange:
     async def run_absent(self, plan: ToolPlan, args: dict[str, Any], call: Call, reason: str) -> Any:
         """Take the next step of a call of an unknown tool: the server has been away since the start."""
         state: dict[str, Any] = call.state or {}
-        if "task" in state and "inputs" not in state:
+        if is_polled(state):
             return await self._poll(plan, call, state["task"])
         if not state:
             raise self.away_error(reason)
@@ -176,7 +198,7 @@ class Exchange:
                 return await self._send(connection, plan, args, call)
             except LinksFirst as links:
                 checked = Round(self._server, links.inputs)
-                return checked.ask({"links": True, "inputs": links.inputs})
+                return checked.ask({"links": True, "inputs": links.inputs}, call)
             except Away as gone:
                 if last:
                     raise self.away_error(gone) from None
@@ -199,12 +221,16 @@ class Exchange:
         """Give the server a person's answer. Raise Away if it is not reachable: then nothing was sent."""
         if "live" in state:
             return await self._continue_live(plan, args, call, state, answer, denied=denied)
-        checked = Round(self._server, state["inputs"], self._roots)
         if "links" in state:
             if denied:
                 raise ToolError("denied", f"the links of {self._server} were not opened: {call.denied or 'declined'}")
             return await self._begin(plan, args, call)
-        responses = checked.answer(answer, declined=denied)
+        checked = await self._load_round(call, state)
+        try:
+            responses = checked.answer(answer, declined=denied, sampled=await load_value(call, state, "sampled"))
+        except ToolError:
+            self._give_up_task(call, state)
+            raise
         await connection.probe()
         if "task" in state:
             await self._update_task(connection, state["task"], responses)
@@ -232,9 +258,9 @@ class Exchange:
                 return self._finish(plan, raw, call)
             inputs: Any = raw.get("inputRequests") or {}
             request_state = _check_request_state(self._server, raw.get("requestState"))
-            checked = Round(self._server, inputs, self._roots)
-            if checked.needs_person:
-                return checked.ask(_round_state(inputs, request_state, call))
+            checked = Round(self._server, inputs, self._roots, self._sampling)
+            if checked.needs_person or checked.needs_model:
+                return _wait_for_inputs(checked, _round_state(request_state, call), inputs, call)
             responses = checked.answer(None) or None
             await asyncio.sleep(min(0.05 * 2**n, 1.0))  # without inputs the server asks to be asked again
         raise ToolError(
@@ -251,6 +277,43 @@ class Exchange:
         if plan.method == "prompts/get":
             return prompt_result(self._server, raw, call)
         return to_result(self._server, raw, call, plan.output_schema)
+
+    # --- requests to the agent's model ---
+
+    async def _sample(
+        self, connection: Connection, plan: ToolPlan, call: Call, state: dict[str, Any], *, denied: bool
+    ) -> dict[str, Any] | None:
+        """Ask the agent's model if the state says so; return the next state. None: there is nothing to ask it.
+
+        Nothing is sent to the server in this run, so that it can be repeated. Raise Away if the server is not
+        reachable: nothing was spent then.
+        """
+        live = self._find_live(state) if "live" in state else None
+        if "sample" not in state or ("live" in state and live is None):
+            return None
+        checked = live.open[0] if live is not None and live.open is not None else await self._load_round(call, state)
+        if denied and checked.needs_person:
+            return None
+        if live is None:
+            await connection.probe()
+        try:
+            if call.attempt > MAX_MODEL_RUNS:
+                raise ToolError("conflict", f"{self._server} asked for this agent's model too often in one call")
+            responses = await checked.sample(call)
+        except ToolError as problem:
+            if live is not None:
+                return {**without(state, "sample"), "sampled": {"question": {"error": problem.message}}}
+            self._give_up_task(call, state)
+            raise
+        return {**without(state, "sample"), **pack_value(call, "sampled", responses)}
+
+    async def _load_round(self, call: Call, state: dict[str, Any]) -> Round:
+        return Round(self._server, await load_value(call, state, "inputs"), self._roots, self._sampling)
+
+    def _give_up_task(self, call: Call, state: Mapping[str, Any]) -> None:
+        """Cancel a task that waits for a response which it will not get."""
+        if "task" in state:
+            self._start(self._cancel_task(call, state["task"]))
 
     # --- tasks ---
 
@@ -303,9 +366,9 @@ class Exchange:
                 raise ToolError("handler_failed", f"{self._server} cancelled the task {task['id']}")
             case "input_required":
                 inputs: Any = raw.get("inputRequests") or {}
-                checked = Round(self._server, inputs, self._roots)
-                if checked.needs_person:
-                    return checked.ask({"task": task, "inputs": inputs})
+                checked = Round(self._server, inputs, self._roots, self._sampling)
+                if checked.needs_person or checked.needs_model:
+                    return _wait_for_inputs(checked, {"task": task}, inputs, call)
                 await self._update_task(connection, task, checked.answer(None))
             case _:
                 if isinstance(raw.get("statusMessage"), str):
@@ -341,14 +404,29 @@ class Exchange:
 
     async def answer_live(self, connection: Connection, params: Any) -> types.ElicitResult | types.ErrorData:
         """Answer a question that a server asks on an open connection: wait for the person's answer."""
+        answer = await self._ask_live(connection, "elicitation/create", params)
+        return answer if isinstance(answer, types.ErrorData) else types.ElicitResult.model_validate(answer)
+
+    async def sample_live(self, connection: Connection, params: Any) -> types.CreateMessageResult | types.ErrorData:
+        """Answer a request to the agent's model that a server makes on an open connection."""
+        answer = await self._ask_live(connection, "sampling/createMessage", params)
+        if isinstance(answer, types.ErrorData):
+            return answer
+        if answer.get("action") == "decline":
+            return types.ErrorData(code=REJECTED, message="a person declined the request to the model")
+        if "error" in answer:
+            return types.ErrorData(code=types.INTERNAL_ERROR, message=answer["error"])
+        return types.CreateMessageResult.model_validate(answer)
+
+    async def _ask_live(self, connection: Connection, method: str, params: Any) -> dict[str, Any] | types.ErrorData:
         hosts = [live for live in self._live.values() if live.connection is connection and not _is_done(live)]
         if not hosts:
             return types.ErrorData(code=types.INVALID_REQUEST, message="no call is running that the question is about")
         raw: dict[str, Any] = params.model_dump(by_alias=True, mode="json", exclude_none=True)
-        if len(hosts) > 1:
+        if len(hosts) > 1 and method == "elicitation/create":
             raw["message"] = f"(while {len(hosts)} calls were running) {raw.get('message', '')}"
         try:
-            checked = Round(self._server, {"question": {"method": "elicitation/create", "params": raw}})
+            checked = Round(self._server, {"question": {"method": method, "params": raw}}, sampling=self._sampling)
         except ToolError as problem:
             return types.ErrorData(code=types.INVALID_PARAMS, message=problem.message)
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -356,7 +434,7 @@ class Exchange:
             hosts[-1].questions.put_nowait((checked, answered))
         except asyncio.QueueFull:
             return types.ErrorData(code=types.INVALID_REQUEST, message="too many questions at once")
-        return types.ElicitResult.model_validate(await answered)
+        return await answered
 
     async def _begin_live(self, connection: Connection, plan: ToolPlan, args: dict[str, Any], call: Call) -> Any:
         """Send a call on a connection with a handshake."""
@@ -377,8 +455,7 @@ class Exchange:
             await asyncio.wait({live.task, question}, timeout=plan.timeout, return_when=asyncio.FIRST_COMPLETED)
             if not live.task.done() and question.done():
                 live.open = question.result()
-                checked = live.open[0]
-                return checked.ask({"live": live.id, "inputs": {}})
+                return _wait_for_inputs(live.open[0], {"live": live.id}, {}, call)
             if not live.task.done():
                 live.task.cancel()
                 message = f"{self._server} did not answer within {plan.timeout or 0:g} s; {UNKNOWN}"
@@ -392,16 +469,26 @@ class Exchange:
         finally:
             question.cancel()
 
+    def _find_live(self, state: Mapping[str, Any]) -> LiveCall | None:
+        """Return the live call that waits for an answer; None if its connection is gone."""
+        live = self._live.get(state["live"])
+        usable = live is not None and live.task is not None and not _is_lost(live) and live.open is not None
+        return live if usable else None
+
     async def _continue_live(
         self, plan: ToolPlan, args: dict[str, Any], call: Call, state: dict[str, Any], answer: Any, *, denied: bool
     ) -> Any:
         """Answer a live question. If its connection is gone, the tool's recovery decides."""
-        live = self._live.get(state["live"])
-        if live is not None and live.task is not None and not _is_lost(live) and live.open is not None:
+        live = self._find_live(state)
+        if live is not None and live.open is not None:
             checked, answered = live.open
             live.open = None
             if not answered.done():
-                answered.set_result(checked.answer(answer, declined=denied)["question"])
+                if denied and checked.needs_model and checked.needs_person:
+                    answered.set_result(DECLINED)
+                else:
+                    sampled = await load_value(call, state, "sampled")
+                    answered.set_result(checked.answer(answer, declined=denied, sampled=sampled)["question"])
             return await self._follow(live, plan, call)
         self._live.pop(state["live"], None)
         words = f"the connection on which {self._server} asked is gone, so the answer could not be passed on"
@@ -472,11 +559,18 @@ def _check_request_state(server: str, given: Any) -> str | None:
     return given
 
 
-def _round_state(inputs: Any, request_state: str | None, call: Call) -> dict[str, Any]:
+def _round_state(request_state: str | None, call: Call) -> dict[str, Any]:
     if request_state is not None and len(request_state) > INLINE_STATE:
         kept = call.keep(request_state, "text/plain", "request-state.txt")
-        return {"inputs": inputs, "request_state_artifact": kept.sha256}
-    return {"inputs": inputs, "request_state": request_state}
+        return {"request_state_artifact": kept.sha256}
+    return {"request_state": request_state}
+
+
+def _wait_for_inputs(checked: Round, state: dict[str, Any], inputs: Any, call: Call) -> Ask | Continue:
+    """Return the question to a person, or the checkpoint before the agent's model is asked."""
+    sample = {"sample": True} if checked.needs_model else {}
+    resume = {**state, **pack_value(call, "inputs", inputs), **sample}
+    return checked.ask(resume, call) if checked.needs_person else Continue(resume)
 
 
 def _read_task(server: str, raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """A server's questions as one question to a person, and the answer in the shape that the server expects.
 
 A round has one or more inputs. Forms and links go to a person, all of a round together. The list of roots is answered
-from the declaration. A request to run a model (sampling) is refused.
+from the declaration. A request to the agent's model (sampling) is made if the declaration allows it; then a person is
+asked first, unless it says "auto".
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from holdfast.bridges.mcp.connection import clean_text
+from holdfast.bridges.mcp.sampling import Sample, Sampling, read_sample
 from holdfast.core.schema.validation import compile_schema
 from holdfast.core.tool import Ask
 from holdfast.errors import Invalid, ToolError
+from holdfast.tools.call import Call
 
 MAX_INPUTS = 16
 MAX_MESSAGE = 4_000
@@ -23,6 +26,8 @@ MAX_FORM = 32 * 1024
 """Bytes of the schema of one form."""
 DONE = "done"
 """The answer to a link: the person has opened it and is finished there."""
+ALLOW = "allow"
+"""The answer to a request to the agent's model: it may be made."""
 
 Inputs = Mapping[str, Mapping[str, Any]]
 """The input requests of a round, by key, as the server sent them."""
@@ -31,13 +36,17 @@ Inputs = Mapping[str, Mapping[str, Any]]
 class Round:
     """The inputs of one round, checked."""
 
-    def __init__(self, server: str, inputs: Any, roots: Sequence[Mapping[str, str]] = ()):
+    def __init__(
+        self, server: str, inputs: Any, roots: Sequence[Mapping[str, str]] = (), sampling: Sampling | None = None
+    ):
         if not isinstance(inputs, dict) or len(cast("dict[str, Any]", inputs)) > MAX_INPUTS:
             raise _bad_round(server, f"it asks for more than {MAX_INPUTS} inputs at once, or for none that can be read")
         self._server = server
         self._forms: dict[str, dict[str, Any]] = {}
         self._links: dict[str, dict[str, Any]] = {}
         self._ready: dict[str, Any] = {}
+        self._samples: dict[str, Sample] = {}
+        self._sampling = sampling
         for key, request in cast("dict[str, Any]", inputs).items():
             self._read(key, request, roots)
 
@@ -53,35 +62,55 @@ class Round:
         elif method == "roots/list" and roots:
             self._ready[key] = {"roots": [dict(root) for root in roots]}
         elif method == "sampling/createMessage":
-            raise ToolError(
-                "permission_denied",
-                f"{self._server} wants to use this agent's model (sampling); that is not allowed here",
-                {"server": self._server},
-            )
+            if self._sampling is None:
+                words = f"{self._server} wants to use this agent's model (sampling); that is not allowed here"
+                raise ToolError("permission_denied", f'{words}: MCP(..., sampling="ask")', {"server": self._server})
+            self._samples[key] = read_sample(self._server, params)
         else:
             raise _bad_round(self._server, f"it asks for {clean_text(str(method), 80)!r}, which was not offered to it")
 
     @property
     def needs_person(self) -> bool:
-        """Whether a person has to answer. If not, ``answer`` has all responses."""
-        return bool(self._forms or self._links)
+        """Whether a person has to answer. If not, and no model either, ``answer`` has all responses."""
+        return bool(self._forms or self._links or self._shown_samples)
 
-    def ask(self, resume: Any) -> Ask:
-        """Return the question to a person. A denial is passed on to the server."""
+    @property
+    def needs_model(self) -> bool:
+        """Whether the agent's model has to answer, too: see ``sample``."""
+        return bool(self._samples)
+
+    @property
+    def _shown_samples(self) -> Mapping[str, Sample]:
+        return self._samples if self._sampling == "ask" else {}
+
+    def ask(self, resume: Any, call: Call) -> Ask:
+        """Return the question to a person. A denial is passed on to the server.
+
+        call:  it keeps the images that the person is shown
+        """
         schema: dict[str, Any] = {}
-        if len(self._forms) + len(self._links) == 1:
+        samples = self._shown_samples
+        count = len(self._forms) + len(self._links) + len(samples)
+        if count == 1:
             if self._forms:
                 ((_, form),) = self._forms.items()
                 return Ask(self._describe_form(form), answer=form["schema"], resume=resume, on_deny="continue")
+            if samples:
+                ((_, sample),) = samples.items()
+                words = f"{sample.describe(call)}\nAnswer {ALLOW!r} to send it."
+                return Ask(words, choices=[ALLOW], resume=resume, on_deny="continue")
             ((_, link),) = self._links.items()
             return Ask(self._describe_link(link), choices=[DONE], resume=resume, on_deny="continue")
-        lines = [f"{self._server} asks {len(self._forms) + len(self._links)} questions:"]
+        lines = [f"{self._server} asks {count} questions:"]
         for key, form in self._forms.items():
             schema[key] = form["schema"]
             lines.append(f"- {key}: {form['message']}")
         for key, link in self._links.items():
             schema[key] = {"type": "string", "enum": [DONE]}
             lines.append(f"- {key}: {link['message']} Open {link['url']} and answer {DONE!r} afterwards.")
+        for key, sample in samples.items():
+            schema[key] = {"type": "string", "enum": [ALLOW]}
+            lines.append(f"- {key}: {sample.describe(call)} Answer {ALLOW!r} to send it.")
         answer = {"type": "object", "properties": schema, "required": list(schema), "additionalProperties": False}
         return Ask("\n".join(lines), answer=answer, resume=resume, on_deny="continue")
 
@@ -92,14 +121,24 @@ class Round:
         words = f"{self._server} asks you to open a page: {link['message']}"
         return f"{words}\n{link['url']}\nAnswer {DONE!r} when you are finished there."
 
-    def answer(self, value: Any, *, declined: bool = False) -> dict[str, Any]:
-        """Return the responses for the server, by key.
+    async def sample(self, call: Call) -> dict[str, Any]:
+        """Ask the agent's model; return its responses by key. Raise ToolError if it is refused or fails."""
+        return {key: await sample.ask_model(call) for key, sample in self._samples.items()}
+
+    def answer(self, value: Any, *, declined: bool = False, sampled: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the responses for the server, by key. A declined request to the model has none: ToolError.
 
         value:     the person's answer; None if no person was asked
         declined:  the person declined the question: all of it
+        sampled:   the responses of the model
         """
-        responses = dict(self._ready)
-        single = len(self._forms) + len(self._links) == 1
+        responses = {**self._ready, **(sampled or {})}
+        declined = declined and self.needs_person
+        if self._samples and declined:
+            raise ToolError(
+                "denied", f"{self._server} may not use this agent's model for this call", {"server": self._server}
+            )
+        single = len(self._forms) + len(self._links) + len(self._shown_samples) == 1
         for key in (*self._forms, *self._links):
             if declined:
                 responses[key] = {"action": "decline"}

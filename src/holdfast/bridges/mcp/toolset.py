@@ -29,6 +29,7 @@ from holdfast.bridges.mcp.definition import (
 )
 from holdfast.bridges.mcp.exchange import Exchange, ToolPlan
 from holdfast.bridges.mcp.offers import PROMPT_TOOLS, RESOURCE_TOOLS, Method, offered_tools
+from holdfast.bridges.mcp.sampling import SAMPLING, Sampling
 from holdfast.bridges.mcp.stdio import ProgramSandbox
 from holdfast.core.decisions import SYSTEM, Principal
 from holdfast.core.tool import RECOVERIES, fingerprint_of, parse_duration
@@ -85,7 +86,9 @@ class MCP(ToolSource):
     connect_timeout:  the time limit for connecting and for reading the tools
     max_bytes:     the largest message that is read
     mode:          "auto" (default), "legacy" or "2026-07-28": how the protocol's revision is chosen
-    sampling:      only None: a server cannot use the agent's model
+    sampling:      whether the server can use the agent's model (sampling). None (default): no, and its requests are
+                   refused. "ask": a person sees each request and allows it. "auto": without asking, for servers that
+                   you trust. Tokens and cost count toward the limits of the turn
     sandbox:       of a command: the Workspace in whose sandbox it runs. It reads the workspace and the system's
                    directories, writes to a private /tmp only, and has no network. None: the rights of this process
     """
@@ -110,7 +113,7 @@ class MCP(ToolSource):
         connect_timeout: Duration = "30s",
         max_bytes: int = 16 * 1024 * 1024,
         mode: Literal["auto", "legacy", "2026-07-28"] = "auto",
-        sampling: None = None,
+        sampling: Sampling | None = None,
         sandbox: ProgramSandbox | None = None,
     ):
         super().__init__()
@@ -137,7 +140,8 @@ class MCP(ToolSource):
         directory = None if cwd is None else str(cwd)
         self._target = Target(given, env=dict(env or {}), cwd=directory, sandbox=sandbox, max_bytes=max_bytes)
         self._roots = [{"uri": Path(root).resolve().as_uri(), "name": Path(root).name or "/"} for root in roots]
-        self._exchange = Exchange(self._name, self._connection_for, self._roots)
+        self._sampling: Sampling | None = sampling
+        self._exchange = Exchange(self._name, self._connection_for, self._roots, sampling)
         self._connections: OrderedDict[str, Connection] = OrderedDict()
         self._toolset = Toolset()
         self._plans: dict[str, ToolPlan] = {}
@@ -155,8 +159,8 @@ class MCP(ToolSource):
             raise DeclarationError("MCP: headers is a function of the principal, for a server with a URL")
         if (env is not None or cwd is not None) and not isinstance(given, tuple):
             raise DeclarationError("MCP: env and cwd are for a server that is started by a command")
-        if sampling is not None:
-            raise DeclarationError("MCP: sampling is not supported: a server cannot use the agent's model")
+        if sampling not in (None, *SAMPLING):
+            raise DeclarationError(f'MCP: sampling must be None, "ask" or "auto", not {sampling!r:.80}')
         if sandbox is not None:
             if not isinstance(given, tuple) or not hasattr(sandbox, "launch_program"):
                 raise DeclarationError("MCP: sandbox is a Workspace, for a server that is started by a command")
@@ -402,6 +406,9 @@ class MCP(ToolSource):
         async def on_question(params: types.ElicitRequestParams) -> types.ElicitResult | types.ErrorData:
             return await self._exchange.answer_live(made, params)
 
+        async def on_sample(params: types.CreateMessageRequestParams) -> types.CreateMessageResult | types.ErrorData:
+            return await self._exchange.sample_live(made, params)
+
         made = Connection(
             self._name,
             self._target,
@@ -411,6 +418,7 @@ class MCP(ToolSource):
             roots=self._roots,
             on_question=on_question,
             on_change=self._changed.set,
+            on_sample=on_sample if self._sampling is not None else None,
         )
         return made
 
@@ -422,9 +430,15 @@ class MCP(ToolSource):
 
 
 def _recovery_word(call: Call, word: str) -> str:
-    """Return what happens to an interrupted run: a task is polled on, anything else is recovered as declared."""
-    state = call.state
-    if isinstance(state, dict) and "task" in state:
+    """Return what happens to an interrupted run: a task is polled on, and the agent's model is asked again.
+
+    Neither repeats what was sent to the server. Anything else is recovered as declared.
+    """
+    state: Any = call.state
+    if not isinstance(state, dict):
+        return word
+    now = cast("dict[str, Any]", state.get("away", state))  # pyright: ignore[reportUnknownMemberType]
+    if "task" in state or ("sample" in now and "live" not in now):
         return "redispatch"
     return word
 

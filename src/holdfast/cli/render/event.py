@@ -61,6 +61,7 @@ from holdfast.core.events import (
     ResolutionRefused,
     TurnEnded,
     TurnStarted,
+    Usage,
     VoteCast,
 )
 from holdfast.core.state import Grant
@@ -140,13 +141,14 @@ def describe_event(event: AnyEvent, tools: Mapping[str, str]) -> str:
                 if event.grant and "/" in event.grant
                 else " (granted)"
                 if event.grant
-                else ""
+                else _describe_asked(event)
             )
         case CallReturned():
             if event.error is not None:
                 return f"{call} failed: [{event.error.kind}] {event.error.message}"
             images = "".join(f", {describe_image(image)}" for image in event.images)
-            return f"{call} returned {ellipsize(value_text(event.value), MAX_CHARS)}{images}"
+            asked = _describe_asked(event)
+            return f"{call} returned {ellipsize(value_text(event.value), MAX_CHARS)}{images}{asked}"
         case CancelRequested():
             deputy = f" for {event.on_behalf_of.id}" if event.on_behalf_of else ""
             return f"turn {event.turn} cancelled{deputy}" + (f": {event.reason}" if event.reason else "")
@@ -178,6 +180,14 @@ def describe_event(event: AnyEvent, tools: Mapping[str, str]) -> str:
             return f"delegation {event.delegation} ended"
         case _:
             assert_never(event)
+
+
+def _describe_asked(event: CallStarted | CallReturned) -> str:
+    """Return a note if the handler has asked the model in the run before this event."""
+    if not event.attempts:
+        return ""
+    usage = sum((attempt.usage for attempt in event.attempts if attempt.usage), Usage())
+    return f" (after asking {', '.join([event.attempts[-1].model, *usage.describe()])})"
 
 
 def print_conversations(out: Console, infos: list[ConversationInfo]) -> None:

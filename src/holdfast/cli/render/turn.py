@@ -219,6 +219,7 @@ class TurnView:
                 self._usage.add(event.attempts)
                 self._print_dim("  reply rejected: ", event.message)
             case CallStarted():
+                self._usage.add(event.attempts)
                 if event.seq > self._start:
                     self._live.start_timer(event.call_id, self._tools.get(event.call_id, event.call_id))
                 if event.attempt > 1 or event.call_id in self._asked:
@@ -227,6 +228,7 @@ class TurnView:
                     self._print_dim(f"  … {self._tools.get(event.call_id, event.call_id)} {verb}")
                 self._continuing.discard(event.call_id)
             case CallSuspended():
+                self._usage.add(event.attempts)
                 self._asked.add(event.call_id)
                 if event.continues:
                     self._continuing.add(event.call_id)  # its next run continues it
@@ -240,6 +242,7 @@ class TurnView:
                     ("  ● ", "cyan"), f"{self._tools.get(event.call_id, event.call_id)} {describe_resolution(event)}"
                 )
             case CallReturned():
+                self._usage.add(event.attempts)
                 self._live.stop_timer(event.call_id)
                 self._show_result(event)
             case GrantGiven():

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from holdfast.core.decide.draft import Draft
 from holdfast.core.decisions import SYSTEM, Approve, Principal, SuspensionKind
-from holdfast.core.events import CallMade, CallStarted, CallSuspended, ErrorInfo, GrantGiven, Verdict
+from holdfast.core.events import Attempt, CallMade, CallStarted, CallSuspended, ErrorInfo, GrantGiven, Verdict
 from holdfast.core.inputs import ClaimCall, Kept, PreviewMade, QuestionOutcome
 from holdfast.core.schema.validation import call_digest, validate_value
 from holdfast.core.state import CallState, Grant, State, TurnState
@@ -422,14 +422,23 @@ def _handle_changed_plan(log: Draft, call: CallState, input: ClaimCall) -> None:
         suspend_call(log, call, "approval", plan=input.plan, definition=input.definition, reason="plan changed")
 
 
-def suspend_for_answer(log: Draft, call: CallState, asked: QuestionOutcome, kept: tuple[Kept, ...] = ()) -> None:
+def suspend_for_answer(
+    log: Draft,
+    call: CallState,
+    asked: QuestionOutcome,
+    *,
+    verdicts: tuple[Verdict, ...] = (),
+    kept: tuple[Kept, ...] = (),
+    attempts: tuple[Attempt, ...] = (),
+) -> None:
     """Suspend a running call with the question that its handler asked.
 
     The answer becomes the call's result, or the call continues with it.
     """
     if len(call.answers) >= MAX_QUESTIONS:
         message = f"{call.made.tool} asked more than {MAX_QUESTIONS} questions; it was ended"
-        log.add_result(call, error=ErrorInfo(kind="conflict", message=message), source="system", kept=kept)
+        error = ErrorInfo(kind="conflict", message=message)
+        log.add_result(call, error=error, source="system", verdicts=verdicts, kept=kept, attempts=attempts)
         return
     _add_suspension(
         log,
@@ -441,18 +450,29 @@ def suspend_for_answer(log: Draft, call: CallState, asked: QuestionOutcome, kept
         choices=asked.choices,
         deadline=log.now + (asked.expires or call.made.expires),
         reason="asked by the tool",
+        verdicts=verdicts,
         artifacts=log.add_kept(kept),
+        attempts=attempts,
         continues=asked.continues,
         state=asked.state,
         denial_continues=asked.denial_continues,
     )
 
 
-def continue_call(log: Draft, call: CallState, state: Any, kept: tuple[Kept, ...] = ()) -> None:
+def continue_call(
+    log: Draft,
+    call: CallState,
+    state: Any,
+    *,
+    verdicts: tuple[Verdict, ...] = (),
+    kept: tuple[Kept, ...] = (),
+    attempts: tuple[Attempt, ...] = (),
+) -> None:
     """Start the next run of a running call, with the state that its handler passed on (``Continue``)."""
     if call.attempt >= MAX_RUNS:
         message = f"{call.made.tool} was run {MAX_RUNS} times without a result; it was ended"
-        log.add_result(call, error=ErrorInfo(kind="conflict", message=message), source="system", kept=kept)
+        error = ErrorInfo(kind="conflict", message=message)
+        log.add_result(call, error=error, source="system", verdicts=verdicts, kept=kept, attempts=attempts)
         return
     log.add(
         CallStarted,
@@ -460,7 +480,9 @@ def continue_call(log: Draft, call: CallState, state: Any, kept: tuple[Kept, ...
         attempt=call.attempt + 1,
         epoch=call.epoch,
         state=state,
+        verdicts=verdicts,
         artifacts=log.add_kept(kept),
+        attempts=attempts,
     )
 
 

@@ -19,7 +19,7 @@ Rules:
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import Any, assert_never
 
 from holdfast.core.decide import aside, deputies, gate, reply, resolution, wait
 from holdfast.core.decide.draft import Draft
@@ -283,18 +283,18 @@ def _begin_turn(log: Draft, input: BeginTurn) -> None:
 def _finish_call(log: Draft, call: CallState, input: CallFinished) -> None:
     if call.phase != "running" or call.attempt != input.attempt:
         raise Stale("this attempt is over", reason="phase")
-    verdicts, kept = input.verdicts, input.kept
+    run: dict[str, Any] = {"verdicts": input.verdicts, "kept": input.kept, "attempts": input.attempts}
     match input.outcome:
         case ValueOutcome() as done:
-            log.add_result(call, value=done.value, data=done.data, images=done.images, verdicts=verdicts, kept=kept)
+            log.add_result(call, value=done.value, data=done.data, images=done.images, **run)
         case ErrorOutcome() as failed:
-            log.add_result(call, error=failed.error, data=failed.data, verdicts=verdicts, kept=kept)
+            log.add_result(call, error=failed.error, data=failed.data, **run)
         case HaltOutcome() as halt:
-            log.add_result(call, value=halt.value, halt=halt.reason, verdicts=verdicts, kept=kept)
+            log.add_result(call, value=halt.value, halt=halt.reason, **run)
         case QuestionOutcome() as asked:
-            gate.suspend_for_answer(log, call, asked, kept)
+            gate.suspend_for_answer(log, call, asked, **run)
         case ContinueOutcome(state=state):
-            gate.continue_call(log, call, state, kept)
+            gate.continue_call(log, call, state, **run)
         case _:
             assert_never(input.outcome)
 
@@ -356,7 +356,8 @@ def _close_turn(log: Draft, input: EndTurn) -> None:
     if turn.cancelling:
         for call in turn.calls.values():
             if call.phase != "done":
-                log.add_result(call, error=_cancellation_error(call, input), source="system")
+                asked = input.asked.get(call.made.id, ()) if call.phase == "running" else ()
+                log.add_result(call, error=_cancellation_error(call, input), source="system", attempts=asked)
         if turn.asides:
             aside.end_asides(log, turn, input)  # the partial text is that of the answer to the first one
         elif input.text or input.thinking or input.attempts:

@@ -37,7 +37,7 @@ from pydantic_ai.models import Model
 from holdfast.core.schema.validation import parse_object
 from holdfast.core.transcript import AssistantMessage, Message, ToolResult, ToolUse, UserMessage
 from holdfast.errors import Invalid, ModelError
-from holdfast.models.base import Request, RequestImage, ToolOffer
+from holdfast.models.base import Request, RequestImage, ToolOffer, message_key
 from holdfast.models.providers.images import NO_IMAGES, ImageRules, choose_images, describe_refused, label_image
 
 _NATIVE_TOOLS: dict[str, type[theirs.AbstractNativeTool]] = {
@@ -87,7 +87,8 @@ class MessageRenderer:
             parts += self._end_results(waiting, loose)
             waiting, loose = {}, []
             if isinstance(message, UserMessage):
-                parts.append(self._render_message(message))
+                shown = images.get(message_key(message.seq)) if images else None
+                parts.append(_render_user_images(message, shown) if shown else self._render_message(message))
                 continue
             response = self._render_message(message)
             if response is None:
@@ -276,6 +277,17 @@ class MessageRenderer:
         if self._provider in _RESPONSES_PROVIDERS and "|" in id:  # the layer would read the rest as the item's id
             return f"call_{_short_hash(id)}"
         return id if 0 < len(id) <= 40 or self._provider in ("anthropic", "google") else f"call_{_short_hash(id)}"
+
+
+def _render_user_images(message: UserMessage, images: Sequence[RequestImage]) -> UserPromptPart:
+    """Return a user's message with its images. It is not cached: the bytes would stay in memory."""
+    text = message.text + describe_refused(images)
+    blobs = [
+        BinaryContent(data=image.content, media_type=image.artifact.media_type)
+        for image in images
+        if image.content is not None
+    ]
+    return UserPromptPart(content=[*([text] if text.strip() else []), *blobs])
 
 
 def to_native_tools(offers: Iterable[ToolOffer], model: Model, provider: str) -> list[theirs.AbstractNativeTool]:

@@ -59,7 +59,7 @@ async def make_call(
     conv: RunContext, call: ModelCall, turn: TurnState, step: int, agent: AgentDefinition
 ) -> ModelReport:
     """Make a call in its span, within the turn's time limit; return its report."""
-    with telemetry.model_call_span(conv.name, turn, step, _model_name(agent.model)) as span:
+    with telemetry.model_call_span(conv.name, turn, step, model_name(agent.model)) as span:
         report = await _run_within_limit(conv, call, span)
         span.record_report(report, call.finish_reason)
     return report
@@ -114,11 +114,7 @@ class ModelCall:
 
     def time_left(self) -> float | None:
         """Return the seconds left of the turn's time limit; None: it has no limit."""
-        turn = self._turn
-        if turn.limits is None or turn.limits.seconds is None:
-            return None
-        used = self._conv.services.now() - turn.started - turn.waited
-        return max(0.0, turn.limits.seconds - used)
+        return seconds_left(self._turn, self._conv.services.now())
 
     @property
     def finish_reason(self) -> str | None:
@@ -270,14 +266,14 @@ class ModelCall:
                     if self._reply.begun or (delay is None and fallback is None):
                         raise self._agent.retry.explain_no_retry(problem) from problem
                     await self._wait_for_retry(
-                        problem, delay or 0.0, self._model if delay is not None else _model_name(fallback)
+                        problem, delay or 0.0, self._model if delay is not None else model_name(fallback)
                     )
                     if delay is None:
                         break
         raise AssertionError("the last model either answers or raises")
 
     async def _wait_for_retry(self, problem: ModelError, delay: float, model: str) -> None:
-        error = _error_info(problem)
+        error = error_info(problem)
         if not self._reply.is_wanted or not self._conv.owns_task(asyncio.current_task()):
             raise Stale("this reply is no longer wanted", reason="phase")
         self._attempts = (*self._attempts, Attempt(self._model, self._reply.usage, error))
@@ -291,7 +287,7 @@ class ModelCall:
 
     def failure_report(self, problem: Exception) -> ModelFailed:
         """Return the report of a failed call, with the partial reply."""
-        error = _error_info(problem)
+        error = error_info(problem)
         attempt = (Attempt(self._model, self._reply.usage, error),) if self._model else ()
         return ModelFailed(
             turn=self._effect.turn,
@@ -352,11 +348,20 @@ def _to_request_image(image: NamedImage, contents: dict[str, bytes | None]) -> R
     return RequestImage(call=image.call, artifact=image.artifact, content=content, note=note)
 
 
-def _model_name(model: Any) -> str:
+def seconds_left(turn: TurnState, now: float) -> float | None:
+    """Return the seconds left of the turn's time limit; None: it has no limit."""
+    if turn.limits is None or turn.limits.seconds is None:
+        return None
+    return max(0.0, turn.limits.seconds - (now - turn.started - turn.waited))
+
+
+def model_name(model: Any) -> str:
+    """Return the name of an agent's model, which is a string or an object."""
     return clean_text(model if isinstance(model, str) else str(getattr(model, "name", "none")))
 
 
-def _error_info(problem: Exception) -> ErrorInfo:
+def error_info(problem: Exception) -> ErrorInfo:
+    """Return the error of a model call as it is logged."""
     if isinstance(problem, HoldfastError):
         return ErrorInfo(kind=problem.kind, message=clean_text(problem.message), details=problem.details)
     return ErrorInfo(kind="provider_http_error", message=redact_exception(problem))

@@ -102,7 +102,7 @@ class Reply:
                 if self._has_viewers():
                     self._publish(_hosted_event(conv.name, part))
             case UsagePart(usage=usage):
-                self.usage = usage = _check_usage(usage)
+                self.usage = usage = check_usage(usage)
                 conv.partial.attempts = (*self._earlier, Attempt(model, usage))
             case FinishPart(reason=reason):
                 self.finish = clean_text(reason)
@@ -224,7 +224,7 @@ def _to_plain_data(data: Any) -> Any:
     return plain
 
 
-def _check_usage(usage: Any) -> Usage:
+def check_usage(usage: Any) -> Usage:
     """Return the usage in the form that the log can decode; any other would make the conversation unreadable."""
     try:
         return msgspec.convert(msgspec.to_builtins(usage if isinstance(usage, Usage) else None), Usage)

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from holdfast.core.effects import Effect, RunTool
+from holdfast.core.events import Attempt, Verdict
 
 log = logging.getLogger("holdfast")
 
@@ -108,10 +109,16 @@ class HandlerRun:
     ended:    returned or raised by itself
     """
 
-    __slots__ = ("state",)
+    __slots__ = ("attempt", "attempts", "state", "verdicts")
 
-    def __init__(self) -> None:
+    def __init__(self, attempt: int = 0) -> None:
+        self.attempt = attempt
+        """The number of the run, as in its CallStarted."""
         self.state: HandlerState = "idle"
+        self.attempts: list[Attempt] = []
+        """The handler's own requests to the model."""
+        self.verdicts: tuple[Verdict, ...] = ()
+        """The verdicts of the hooks on these requests."""
 
     def end(self) -> None:
         """Record that the handler has returned or raised."""

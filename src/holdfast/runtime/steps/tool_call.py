@@ -56,8 +56,10 @@ from holdfast.core.tool import (
 from holdfast.errors import HoldfastError, Invalid, Refused, StoreError, ToolError
 from holdfast.runtime.artifacts import read_artifact
 from holdfast.runtime.services import RunContext, Services
+from holdfast.runtime.steps.handler_model import HandlerModel
 from holdfast.runtime.steps.hook_runner import Ruling, run_after_tool, run_before_tool
 from holdfast.runtime.steps.hooks import Hook, Point
+from holdfast.runtime.steps.model_call import model_name
 from holdfast.runtime.steps.tasks import HandlerRun, Run, SlotNeed
 from holdfast.runtime.steps.user_code import (
     HandlerDied,
@@ -115,8 +117,14 @@ async def run_tool(conv: RunContext, effect: RunTool, run: Run) -> None:
             ran = await _run_handler(conv, call, slot, kept)
             outcome, verdicts = await _run_after_hooks(conv, call, ran, kept)
             span.record_outcome(outcome)
+        handler_run = conv.handlers[effect.call]
         finished = CallFinished(
-            call=effect.call, attempt=call.attempt, outcome=outcome, verdicts=verdicts, kept=tuple(kept)
+            call=effect.call,
+            attempt=call.attempt,
+            outcome=outcome,
+            verdicts=(*handler_run.verdicts, *verdicts),
+            kept=tuple(kept),
+            attempts=tuple(handler_run.attempts),
         )
         await conv.report(finished, run)
     finally:
@@ -365,12 +373,12 @@ async def _run_handler(conv: RunContext, call: CallState, slot: HeldSlot, kept: 
     kept:  collects the bytes that it keeps, also if it fails
     """
     made = call.made
+    handler_run = conv.handlers[made.id] = HandlerRun(call.attempt)
     tool = _find_tool(conv, call) or _find_absent_tool(conv, call)
     if tool is None or tool.handler is None:
         message = f"tool {made.tool!r} is no longer in the code; known tools: {', '.join(_known_tools(conv)) or 'none'}"
         return ErrorOutcome(error=ErrorInfo(kind="unknown_tool", message=message))
     reports: list[Any] = []
-    handler_run = conv.handlers[made.id] = HandlerRun()
     try:
         returned = await _run_tool_function(
             conv, call, tool.handler, handler_run, dry_run=False, reports=reports, kept=kept, slot=slot
@@ -505,7 +513,7 @@ async def _run_tool_function(
     try:
         # The scope is made from the principal in the log.
         async with conv.services.scope(turn.by) as scope:
-            context = _make_call(conv, turn, call, scope, dry_run=dry_run, reports=reports)
+            context = _make_call(conv, turn, call, scope, dry_run=dry_run, reports=reports, handler_run=handler_run)
             try:
                 value = await _call_with_timeout(
                     handler, call.args, context, slot, call.made.timeout, handler_run or HandlerRun()
@@ -528,9 +536,19 @@ async def _run_tool_function(
 
 
 def _make_call(
-    conv: RunContext, turn: TurnState, call: CallState, scope: Any, *, dry_run: bool, reports: list[Any] | None = None
+    conv: RunContext,
+    turn: TurnState,
+    call: CallState,
+    scope: Any,
+    *,
+    dry_run: bool,
+    reports: list[Any] | None = None,
+    handler_run: HandlerRun | None = None,
 ) -> Call:
-    """Return the ``Call`` that the handler gets."""
+    """Return the ``Call`` that a function of the tool gets.
+
+    handler_run:  of the handler, which alone may ask the model: the event of its run records the request
+    """
     loop = asyncio.get_running_loop()
     call_id, attempt = call.made.id, call.attempt
 
@@ -556,6 +574,8 @@ def _make_call(
         else:
             loop.call_soon_threadsafe(publish, value)
 
+    agent = conv.services.agents.get(turn.agent)
+    model = HandlerModel(conv, call_id, handler_run, lambda: context.cancelled) if handler_run is not None else None
     context = Call(
         id=call_id,
         conversation=conv.name,
@@ -573,6 +593,8 @@ def _make_call(
         sink=sink,
         reader=lambda sha256: read_artifact(conv.services.store, conv.name, sha256),
         turn_cancelled=lambda: _is_cancelled(conv, turn.number),
+        model=model_name(agent.model) if agent is not None and agent.model is not None else "",
+        asker=model.ask if model is not None else None,
     )
     return context
 
