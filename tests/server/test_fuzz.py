@@ -15,6 +15,10 @@ from support.web_site import TOKEN, desk, site
 
 from holdfast import ToolCall
 from holdfast.server import openapi
+from holdfast.server.routes import ENDPOINTS
+
+# The server runs in a thread of this process and makes random pauses, which Hypothesis would blame on its strategies.
+pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 
 DOCUMENT = openapi.build_document()
 schema = schemathesis.openapi.from_dict(DOCUMENT)
@@ -127,8 +131,8 @@ def test_any_bytes_as_a_path_or_a_body_are_never_a_server_error(served, raw):
 
 def test_the_document_has_every_route_once_and_the_main_types():
     operations = [one["operationId"] for path in DOCUMENT["paths"].values() for one in path.values()]
-    assert len(operations) == len(set(operations)) == 27
-    assert len(OPERATIONS) == 25
+    assert len(operations) == len(set(operations)) == len(ENDPOINTS)
+    assert len(OPERATIONS) == len(ENDPOINTS) - 2, "the two streams have tests of their own"
     schemas = DOCUMENT["components"]["schemas"]
     assert {"ConversationPage", "Pending", "Approve", "CallSuspended", "TextDelta", "Problem", "ResolveRequest"} <= set(
         schemas
