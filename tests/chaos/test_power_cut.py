@@ -111,6 +111,32 @@ def test_a_database_with_a_torn_first_page_opens_if_the_write_ahead_log_has_that
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("where", ["commit", "checkpoint"])
+def test_an_event_after_a_failed_sync_does_not_rely_on_writes_that_were_never_synced(tmp_path, monkeypatch, where):
+    """Some commits are not synced. The first sync that covers them fails; the next event is acknowledged [B48]."""
+
+    async def main():
+        with power.trace_disk(()) as disk:
+            store = await open_store(disk, tmp_path / power.STORE)
+            await store.put_channel(make_channel("mail"))
+            await store.append(make_append("c", 0, b"one" * 1_000, notices=[(1, "suspended")]))
+            disk.failing = lambda: not any(entry[0] == "sync failed" for entry in disk.trace)
+            if where == "checkpoint":
+                monkeypatch.setattr(power.writer, "CHECKPOINT_FRAMES", 1)
+            claimed, _ = await store.claim_notices(["mail"], 10.0, 40.0)  # a commit without a sync
+            assert claimed
+            if where == "commit":
+                with pytest.raises(StoreError):
+                    await store.append(make_append("c", 1, b"two" * 1_000))
+            await store.append(make_append("c", 1, b"two" * 1_000))
+            answered = len(disk.trace)
+            await store.close()
+        assert sum(entry[0] == "sync failed" for entry in disk.trace) == 1
+        await check_survival(tmp_path, disk.trace, [answered] * 100, random.Random(5))
+
+    asyncio.run(main())
+
+
 async def write_notices(directory):
     """Append events with notices and deliver every third notice; return the trace."""
     with power.trace_disk(()) as disk:

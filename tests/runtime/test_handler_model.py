@@ -1,6 +1,8 @@
 """``call.ask_model``: a handler asks the agent's model, within the limits of the turn."""
 
 import asyncio
+import inspect
+from typing import Any
 
 import pytest
 from support.runtimes import of
@@ -17,13 +19,13 @@ STEP, ASKED = Usage(100, 10, cost=0.02), Usage(50, 7, cost=0.01)
 
 def make_agent(handler, *answers, **options) -> Agent:
     """Return an agent that calls one tool; its model answers the handler with these, one after another."""
-    left = list(answers)
+    left: list[Any] = list(answers)
 
     async def reply(request: Request):
         if not request.call:
             return [ToolCall("ask"), STEP] if request.step == 1 else ["Done.", STEP]
         answer = left.pop(0)
-        return await answer(request) if callable(answer) else answer
+        return await answer(request) if inspect.isfunction(answer) else answer
 
     return Agent(
         "a", model=ScriptedModel([reply] * 10), tools=[tool(name="ask", description="Ask.")(handler)], **options

@@ -174,6 +174,8 @@ class Writer:
         self._db = db
         self._frames = 0
         self._wrote = 0.0
+        self._in_doubt = False
+        """After a failed sync: which frames of the -wal file are on the disk is unknown, whatever later syncs say."""
         # Replaces SQLite's own checkpoint inside COMMIT: ours runs after the replies.
         db.set_wal_hook(self._count_frames)
         self._seen = _data_version(db)
@@ -251,8 +253,22 @@ class Writer:
         self._frames = 0
         if self._broken is not None:
             return
-        with suppress(apsw.Error):  # the data is safe in the -wal file, and the next commit tries again
+        try:
             db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        except apsw.IOError:
+            self._in_doubt = True
+        except apsw.Error:
+            pass  # the data is safe in the -wal file, and the next commit tries again
+
+    def _empty_log(self, db: Connection) -> None:
+        """Copy the -wal file into the database and truncate it, after a sync has failed.
+
+        A commit relies on all frames before its own. Commits without a sync (``soft``) have left frames that the failed
+        sync was the first to cover. The kernel may drop these and report success from then on.
+        """
+        db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        self._frames = 0
+        self._in_doubt = False
 
     def _commit(self, group: list[Job]) -> None:
         fault, settled = self._try_commit(group)
@@ -282,6 +298,8 @@ class Writer:
         try:
             self.check_file_unmoved(writing=True)
             self._check_sidecars(settled=True)
+            if self._in_doubt:
+                self._empty_log(db)
             if crash_hook:
                 crash_hook("append:before_begin")
             db.execute("BEGIN IMMEDIATE")
@@ -299,6 +317,7 @@ class Writer:
             db.execute("COMMIT")
         except Exception as fault:
             self._roll_back(db)
+            self._in_doubt = self._in_doubt or isinstance(fault, apsw.IOError)
             committed = self._was_committed(group)
             if not committed:
                 # After a failed fsync the transaction is rolled back, but its frames stay complete in the -wal file
