@@ -1,7 +1,7 @@
 """The agent that runs single calls of an agent's tools, without its model: a protocol's client makes the calls.
 
-Its conversations are named after the agent, so every process that runs the agent also runs it: an approved call is not
-left behind when the process that took it has ended.
+``holdfast serve`` and ``holdfast worker`` run it beside the agent, so a call that is approved after the MCP server has
+ended still runs.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def direct_agent(agent: AgentDefinition[Any]) -> AgentDefinition[Any]:
 
 
 def with_direct_agents(agents: Sequence[AgentDefinition[Any]]) -> list[AgentDefinition[Any]]:
-    """Return the agents and their direct agents. An agent whose name is too long cannot be served, and has none."""
+    """Return the agents and their direct agents. An agent whose name is too long for one cannot be served over MCP."""
     return [*agents, *(direct_agent(agent) for agent in agents if len(agent.name) <= MAX_NAME)]
 
 
 def own_names(names: Sequence[str]) -> list[str]:
-    """Return the names of agents that people have declared: those of direct agents are left out."""
+    """Return the names without those of direct agents: the agents that the application declared."""
     return [name for name in names if not (name.endswith(SUFFIX) and name.removesuffix(SUFFIX) in names)]

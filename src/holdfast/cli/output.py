@@ -107,7 +107,7 @@ def silence_stdout() -> int:
 
 
 def _discard_unwritable_output() -> None:
-    """Drop what standard output cannot take. Its buffer keeps it, and the interpreter's last flush would fail again."""
+    """Drop buffered output that cannot be written: the interpreter's last flush would fail on it again."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -439,7 +439,7 @@ class CallStarted(CallEvent, frozen=True, kw_only=True):
     state: Any = None
     """What the run before passed to this one (``Continue``); None: nothing, the call keeps the state that it has."""
     attempts: tuple[Attempt, ...] = ()
-    """As in CallSuspended: the requests of the run before."""
+    """As in CallSuspended: the requests of the previous run."""
 
 
 Source = Literal["server", "human", "client", "manual", "system"]
@@ -578,10 +578,10 @@ class ConversationRenamed(Event, frozen=True, kw_only=True):
 
 
 class ConversationArchived(Event, frozen=True, kw_only=True):
-    """A person put the conversation away, or took it back: lists leave archived ones out. Nothing of it stops."""
+    """A person archived the conversation, or unarchived it. Lists leave archived ones out; their work goes on."""
 
     archived: bool = True
-    """False: it was taken back. A new message takes it back, too."""
+    """False: it was unarchived. A new message also unarchives it."""
 
 
 class DeputyNamed(Event, frozen=True, kw_only=True):

@@ -111,7 +111,7 @@ class RenameConversation(_Input, frozen=True, kw_only=True):
 
 
 class ArchiveConversation(_Input, frozen=True, kw_only=True):
-    """Archive the conversation, or take it back."""
+    """Archive or unarchive the conversation."""
 
     archived: bool
     by: Principal

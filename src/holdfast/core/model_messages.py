@@ -1,4 +1,4 @@
-"""What a handler asks the agent's model with ``call.ask_model``, and the answer."""
+"""Requests that a handler makes to the agent's model with ``call.ask_model``, and the answers."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def check_question(
     temperature: float | None = None,
     stop: Iterable[str] = (),
 ) -> ModelQuestion:
-    """Return the request of a handler; raise Invalid for one that no model can be sent."""
+    """Return the request of a handler; raise Invalid for one that cannot be sent to a model."""
     given = [ModelMessage("user", messages)] if isinstance(messages, str) else list(messages)
     if not 0 < len(given) <= MAX_MESSAGES or not all(isinstance(message, ModelMessage) for message in given):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise Invalid(f"ask_model: messages is text or a list of 1 to {MAX_MESSAGES} ModelMessage objects")
+        raise Invalid(f"ask_model: messages must be text or a list of 1 to {MAX_MESSAGES} ModelMessage objects")
     for message in given:
         _check_message(message)
     check_plain_no_nul(instructions, "instructions")
@@ -78,11 +78,11 @@ def check_question(
         raise Invalid(f"ask_model: temperature must be a number, not {temperature!r:.80}")
     words = tuple(stop)
     if isinstance(stop, str) or not all(isinstance(cast("Any", word), str) for word in words):
-        raise Invalid(f"ask_model: stop is a list of texts, not {stop!r:.80}")
+        raise Invalid(f"ask_model: stop must be a list of texts, not {stop!r:.80}")
     images = [image for message in given for image in message.images]
     if len(images) > MAX_SHOWN_IMAGES or sum(map(len, images)) > MAX_IMAGE_BYTES:
         raise Invalid(
-            f"ask_model: a request has at most {MAX_SHOWN_IMAGES} images with {MAX_IMAGE_BYTES} bytes in all",
+            f"ask_model: a request can have at most {MAX_SHOWN_IMAGES} images, with {MAX_IMAGE_BYTES} bytes in all",
             kind="too_large",
         )
     return ModelQuestion(
@@ -95,7 +95,7 @@ def _check_message(message: ModelMessage) -> None:
         raise Invalid(f'ask_model: a message\'s role is "user" or "assistant", not {message.role!r:.80}')
     check_plain_no_nul(message.text, "message")
     if message.images and message.role != "user":
-        raise Invalid("ask_model: only messages of the user have images")
+        raise Invalid("ask_model: only user messages can have images")
     for image in message.images:
         if image_type(image[:16]) is None:
-            raise Invalid(f"ask_model: an image is the bytes of one of {', '.join(IMAGE_TYPES)}")
+            raise Invalid(f"ask_model: an image must be bytes of one of these types: {', '.join(IMAGE_TYPES)}")

@@ -266,7 +266,7 @@ class State(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     title: str = ""
     """The title that a person gave it, else its first message, shortened; empty before the first message."""
     archived: bool = False
-    """Lists leave it out, until it is taken back or gets a message."""
+    """Lists leave it out until it is unarchived or gets a message."""
     turns: int = 0
     """Turns started so far."""
     made: int = 0

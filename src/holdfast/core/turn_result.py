@@ -136,7 +136,7 @@ class TurnFold:
             case OutputRejected() | AsideAnswered() if event.turn == turn:
                 self._add_usage(event.attempts)
             case CallSuspended() | CallStarted() | CallReturned() if turn is not None and self.ended is None:
-                self._add_usage(event.attempts)  # one turn is open at a time: they are calls of this one
+                self._add_usage(event.attempts)  # only one turn is open at a time, so the call is of this one
             case TurnEnded() if event.turn == turn:
                 self.ended = event
             case _:

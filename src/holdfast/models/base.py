@@ -43,7 +43,7 @@ class RequestImage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def message_key(seq: int) -> str:
-    """Return what names a user's message in ``RequestImage.call``: only requests of handlers have such images."""
+    """Return the key of a user's message for ``RequestImage.call``. Only handlers' requests have images in messages."""
     return f"message:{seq}"
 
 
@@ -72,8 +72,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """The reply answers a message that was sent while calls wait. ``tools`` are only declared because the history has
     calls: the model is not to call any, and calls in its reply are dropped."""
     call: str = ""
-    """The id of the call whose handler asks (``call.ask_model``). The messages are the handler's then, not those of the
-    conversation. Empty: the turn's own request."""
+    """The id of the call whose handler makes the request (``call.ask_model``): ``messages`` are the handler's, not the
+    conversation's. Empty: the turn's own request."""
 
 
 class TextPart(msgspec.Struct, frozen=True, tag="text"):

@@ -179,7 +179,7 @@ def build_append(
         opened=[
             pending_row(after, call)
             for name, call in waits.items()
-            if was.get(name) is not call or before.title != after.title  # an entry has the title
+            if was.get(name) is not call or before.title != after.title  # entries show the title
         ],
         closed=[name for name, call in was.items() if waits.get(name) is not call],
         artifacts=draft.artifacts,

@@ -545,10 +545,10 @@ class Runtime(Generic[OutputT]):
         await self._engine.submit_input(conv.name, RenameConversation(title=checked, by=check_caller(by)))
 
     async def archive(self, conversation: str, archived: bool = True, by: str | Principal = "user") -> None:
-        """Archive the conversation, or take it back with ``archived=False``.
+        """Archive the conversation, or unarchive it with ``archived=False``.
 
-        ``conversations`` leaves archived ones out. Nothing of it stops: its pending calls stay pending, and a new
-        message takes it back.
+        ``conversations`` leaves archived ones out. The conversation goes on: its pending calls stay pending, and a new
+        message unarchives it.
         """
         if not isinstance(archived, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise Invalid(f"archived is True or False, not {archived!r:.80}")
@@ -719,11 +719,11 @@ class Runtime(Generic[OutputT]):
         newest: bool = False,
         archived: bool | None = False,
     ) -> list[ConversationInfo]:
-        """Return conversations in the order of their ids, or, with ``newest``, the latest created first.
+        """Return conversations in the order of their ids, or, with ``newest``, the most recently created first.
 
         status:    only those with this status, such as "awaiting_input"
         cursor:    only those after this conversation
-        archived:  True: only archived ones; None: all
+        archived:  False: leave archived ones out; True: only archived ones; None: all
         """
         self._engine.check_loop()
         # One more, in case the log of deputies is among them: a page that is not full is the last one.
@@ -751,16 +751,17 @@ class Runtime(Generic[OutputT]):
         archived: bool | None = None,
         visible: Visible | None = None,
     ) -> SearchResults:
-        """Search the titles, messages and replies of all conversations, the latest created conversation first.
+        """Search the titles, messages and replies of all conversations, the most recently created conversation first.
 
-        text:      words; a hit has each of them, as the beginning of a word. Accents and case make no difference
-        cursor:    ``next`` of the page before
+        text:      words, at most 16; a hit has each of them, as the beginning of a word. Accents and case make no
+                   difference
+        cursor:    ``next`` of the previous page
         limit:     the most hits of a page
-        archived:  True: only archived conversations; False: only others; None: all
+        archived:  True: only archived conversations; False: leave archived ones out; None: all
         visible:   a function of a conversation's id that returns whether its hits may be returned
 
-        The search index is brought up to date first, for a second at most. If ``complete`` is False after that, the
-        index is still being built in the background.
+        The search index is brought up to date first, for about a second at most. If that is not enough, ``complete`` is
+        False, and the index is built further in the background.
         """
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise Invalid(f"a search takes text, not {type(text).__name__}")

@@ -31,15 +31,15 @@ log = logging.getLogger("holdfast")
 CATCH_UP_SECONDS = 1.0
 """The longest that a search waits for the index."""
 POLL_SECONDS = 5.0
-"""Seconds between two looks for new texts."""
-REST = 9.0
+"""Seconds between two checks for new texts."""
+PAUSE_FACTOR = 9.0
 """In the background, the pause after each batch, as a multiple of the time that it took."""
 MAX_CONVERSATIONS = 50
 MAX_EVENTS = 400
 """Conversations and events of one batch. SQLite has one writer: an append may wait for a batch."""
 FOUND_PAGE = 50
 MAX_PER_CONVERSATION = 3
-"""Hits of one conversation, so that one with many does not hide the rest."""
+"""Hits of one conversation on a page, so that one with many does not hide the rest."""
 INDEXING_FAILED = "indexing texts for the search failed"
 
 Visible = Callable[[str], bool | Awaitable[bool]]
@@ -75,7 +75,8 @@ class SearchResults(msgspec.Struct, frozen=True, kw_only=True):
     next: str | None
     """The cursor of the next page; None on the last page."""
     complete: bool
-    """Whether every text of the store was searched. If False, the index is still being built: search again later."""
+    """Whether every text of the store was searched. If False, the index is still being built, so search again later, or
+    the log of a conversation could not be read: then the process logs an error that names it."""
 
 
 class SearchIndex:
@@ -107,11 +108,11 @@ class SearchIndex:
     async def _run(self) -> None:
         time = asyncio.get_running_loop().time
         while True:
-            pause = POLL_SECONDS * (0.5 + random.random())  # not all processes at once
+            pause = POLL_SECONDS * (0.5 + random.random())  # so that processes do not poll in step
             try:
                 began = time()
                 if await self._index_batch():
-                    pause = REST * (time() - began)
+                    pause = PAUSE_FACTOR * (time() - began)
                 self._faults.report_success(INDEXING_FAILED)
             except Exception as failure:
                 self._faults.report_failure(INDEXING_FAILED, failure)
@@ -257,7 +258,7 @@ def _make_cursor(position: FoundText) -> str:
 def _parse_cursor(cursor: str) -> FoundText:
     number, _, name = cursor.partition(":")
     if not name or not number.removeprefix("-").isdecimal() or not number.isascii() or len(number) > 16:
-        raise Invalid(f"{cursor[:80]!r} is no cursor of a search: give `next` of the page before")
+        raise Invalid(f"{cursor[:80]!r} is not a cursor of a search: give `next` of the previous page")
     return FoundText(name, int(number))
 
 

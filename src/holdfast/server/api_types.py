@@ -88,7 +88,7 @@ class RenameRequest(StrictRequest, frozen=True, kw_only=True):
 
 
 class ArchiveRequest(StrictRequest, frozen=True, kw_only=True):
-    """Archive the conversation; with false, take it back."""
+    """Archive the conversation; with false, unarchive it."""
 
     archived: bool = True
 
@@ -161,11 +161,11 @@ class ConversationsQuery(StrictRequest, frozen=True, kw_only=True):
 
 class SearchQuery(StrictRequest, frozen=True, kw_only=True):
     text: Annotated[str, msgspec.Meta(max_length=1000)]
-    """Words; a hit has each of them, as the beginning of a word."""
+    """Words, at most 16; a hit has each of them, as the beginning of a word."""
     cursor: str | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
     archived: bool | None = None
-    """Search only archived conversations, or only others; by default all."""
+    """True: only archived conversations; false: only others; by default all."""
 
 
 class MessagesQuery(StrictRequest, frozen=True, kw_only=True):

@@ -172,7 +172,7 @@ async def open_conversation(context: RequestContext) -> api_types.OpenedConversa
 
 
 async def list_conversations(context: RequestContext) -> api_types.Conversations:
-    """List conversations page by page, by id or newest first: those that are not archived, or those that are."""
+    """List conversations page by page, by id or newest first. Archived ones are listed apart, with archived=true."""
     query: api_types.ConversationsQuery = context.query
     if query.cursor is not None:
         check_plain(query.cursor, "cursor")
@@ -197,7 +197,7 @@ async def list_conversations(context: RequestContext) -> api_types.Conversations
 
 
 async def search_conversations(context: RequestContext) -> SearchResults:
-    """Search titles, messages and replies, the latest created conversation first.
+    """Search titles, messages and replies, the most recently created conversation first.
 
     ``complete`` is false while the search index is being built: search again later.
     """
@@ -224,7 +224,7 @@ async def rename_conversation(context: RequestContext) -> None:
 
 
 async def archive_conversation(context: RequestContext) -> None:
-    """Archive the conversation, or take it back. Its pending calls stay pending."""
+    """Archive or unarchive the conversation. Its pending calls stay pending."""
     name = await context.check_exists(context.conversation)
     await context.runtime.archive(name, context.body.archived, by=context.by)
 

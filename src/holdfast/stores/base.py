@@ -84,7 +84,7 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
     archived: bool = False
     intact: bool | None = True
     """Whether the columns that follow from the log (status, agent, owes, waiting, title, archived) fit their checksums;
-    None: an older version wrote them without."""
+    None: an older version wrote them without checksums."""
 
 
 class ChannelRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,7 +154,7 @@ class IndexedTexts(msgspec.Struct, frozen=True, kw_only=True):
 
     conversation: str
     after: int
-    """The last event that is indexed so far. If it is another one, another process has indexed this part."""
+    """The last event indexed before this part. If the store has another number, another process has indexed it."""
     upto: int
     """The last event that is indexed with this part."""
     texts: list[TextRow] = []
@@ -380,8 +380,8 @@ class LogStore(Protocol):
         """Return conversations ordered by id, those after ``cursor`` (an id), optionally of one status.
 
         ``newest``: most recently created first; only roughly so if several processes create conversations.
-        ``archived``: only those that are archived, or only those that are not. A page of the newest costs the same
-        however many conversations there are.
+        ``archived``: True: only archived ones; False: only others; None: all. With ``newest``, the cost of a page does
+        not grow with the number of conversations.
         """
         ...
 

@@ -27,7 +27,8 @@ def title_checksum(name: str, head: bytes, title: str, archived: bool) -> bytes:
     """Return the checksum of a conversation's title and of whether it is archived.
 
     It is stored beside the row's checksum, so that a worker of an earlier version, which knows neither, can still
-    verify the rows of this one. Such a worker's appends leave a title that does not fit the head any more.
+    verify the rows of this one. After an append by such a worker this checksum no longer fits,
+    and the row is rebuilt.
     """
     return _checksum(b"title", head, name.encode(), title.encode(), b"%d" % archived)
 

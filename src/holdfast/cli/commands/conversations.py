@@ -1,4 +1,4 @@
-"""``holdfast conversations``, ``rename`` and ``archive``: list, search, name and put away conversations."""
+"""``holdfast conversations``, ``rename`` and ``archive``: list, search, rename and archive conversations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from holdfast.runtime.search import SearchHit
 
 PAGE_SIZE = 500
 INDEX_ATTEMPTS = 60
-"""How often a search is repeated while the index is built, for about a second each: better late than incomplete."""
+"""Searches while the index is being built, about a second each: a late result is better than an incomplete one."""
 
 
 @click.command(
@@ -39,17 +39,17 @@ INDEX_ATTEMPTS = 60
     )
 )
 @click.option("--search", "text", metavar="TEXT", help="Find messages, replies and titles with all of these words.")
-@click.option("--archived", is_flag=True, help="Only archived conversations.")
-@click.option("--all", "everything", is_flag=True, help="Archived conversations, too.")
+@click.option("--archived", is_flag=True, help="List only archived conversations.")
+@click.option("--all", "everything", is_flag=True, help="Include archived conversations.")
 @click.option("--limit", type=Whole(1, MAX_INTEGER), default=50, show_default=True, metavar="N", help="At most N.")
 @json_option
 @store_option
 def conversations(
     text: str | None, archived: bool, everything: bool, limit: int, as_json: bool, store: str | None
 ) -> int:
-    """List conversations, the latest created first, or search them.
+    """List conversations, newest first, or search them.
 
-    A search finds the beginnings of words, in archived conversations, too.
+    Each word of a search matches the words that begin with it. Archived conversations are searched, too.
     """
     if archived and everything:
         raise Invalid("give --archived or --all, not both")
@@ -74,14 +74,14 @@ def rename(conversation: str, title: str, by: str | None, store: str | None) -> 
 
 @click.command(epilog=example("holdfast archive support", "holdfast archive support --undo"))
 @click.argument("names", nargs=-1, required=True, metavar="CONVERSATION...", shell_complete=complete_conversation)
-@click.option("--undo", is_flag=True, help="Take them back.")
+@click.option("--undo", is_flag=True, help="Unarchive them.")
 @by_option
 @store_option
 def archive(names: tuple[str, ...], undo: bool, by: str | None, store: str | None) -> int:
     """Archive conversations: lists leave them out.
 
-    Nothing of them stops, and pending calls stay pending. A new message takes a conversation back. To save one to a
-    file, use `holdfast export`.
+    Archived conversations go on, and their pending calls stay pending. A new message unarchives its conversation. To
+    save one to a file, use `holdfast export`.
     """
     return asyncio.run(archive_conversations(store_url(store), names, by_or_login(by), archived=not undo))
 
@@ -103,7 +103,7 @@ async def list_newest(url: str, archived: bool | None, limit: int, as_json: bool
     elif found:
         print_conversations(make_console(), found)
         if more:
-            print_text(f"the latest {len(found)}; for more: --limit")
+            print_text(f"the newest {len(found)}; for more: --limit")
     else:
         print_text("no archived conversations" if archived else "no conversations")
     return 0
@@ -161,5 +161,5 @@ async def archive_conversations(url: str, names: tuple[str, ...], by: str, *, ar
     async with Runtime(store=url) as rt:
         for name in names:
             await rt.archive(name, archived, by=by)
-            print_text(f"{'archived' if archived else 'took back'} {name}")
+            print_text(f"{'archived' if archived else 'unarchived'} {name}")
     return 0

@@ -172,7 +172,7 @@ def describe_event(event: AnyEvent, tools: Mapping[str, str]) -> str:
         case ConversationRenamed():
             return f"renamed: {event.title}"
         case ConversationArchived():
-            return "archived" if event.archived else "taken back from the archive"
+            return "archived" if event.archived else "unarchived"
         case DeputyNamed():
             until = format_time(event.until)
             return f"{event.deputy} decides for {event.by.id} until {until}, delegation {event.delegation}"
@@ -183,7 +183,7 @@ def describe_event(event: AnyEvent, tools: Mapping[str, str]) -> str:
 
 
 def _describe_asked(event: CallStarted | CallReturned) -> str:
-    """Return a note if the handler has asked the model in the run before this event."""
+    """Return a note if the handler asked the model in the run before this event."""
     if not event.attempts:
         return ""
     usage = sum((attempt.usage for attempt in event.attempts if attempt.usage), Usage())

@@ -10,7 +10,7 @@ TITLE_CHARS = 80
 GIVEN_TITLE_CHARS = 200
 """The longest title that a person may give."""
 _READ_CHARS = 1000
-"""Characters of a message that are read for its title: it may have megabytes."""
+"""Characters of a message that are read for the title: a message may have megabytes."""
 
 
 def make_title(message: str) -> str:
@@ -20,7 +20,7 @@ def make_title(message: str) -> str:
         return line
     cut = line[: TITLE_CHARS - 1]
     at_word = cut.rpartition(" ")[0] if line[len(cut)] != " " else cut
-    # A long first word, such as an address, is cut inside: half a line is better than one short word.
+    # A long word, such as an address, is cut inside: otherwise the title could be one short word.
     return (at_word if len(at_word) >= TITLE_CHARS // 2 else cut).rstrip() + "…"
 
 
@@ -32,7 +32,7 @@ def check_title(title: str) -> str:
     if not line:
         raise Invalid("the title is empty: give at least one visible character")
     if len(line) > GIVEN_TITLE_CHARS:
-        raise Invalid(f"the title has {len(line)} characters; at most {GIVEN_TITLE_CHARS} are taken")
+        raise Invalid(f"the title has {len(line)} characters; at most {GIVEN_TITLE_CHARS} are allowed")
     return line
 
 

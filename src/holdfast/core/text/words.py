@@ -1,8 +1,8 @@
 """Split text into the words of the search index, and cut the snippet that shows where they are found.
 
-All stores index the same words, so that a search finds the same in each of them: letters and digits without accents
-and case. Chinese and Japanese are written without spaces: there each character is a word. A word of a search matches
-the words that begin with it.
+All stores index the same words, so that a search finds the same in each of them. A word is a run of letters and digits,
+in lower case and without accents. Chinese and Japanese are written without spaces, so each character is a word. A word
+of a search matches the words that begin with it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_WORD_CHARS = 64
 MAX_WORDS = 20_000
 """Different words of one message that are indexed."""
 MAX_SEARCH_WORDS = 16
-"""Words of a search that count."""
+"""Words of a search; further ones are ignored."""
 SNIPPET_CHARS = 160
 LEAD_CHARS = 50
 """Characters of a snippet before the first match."""
@@ -78,7 +78,7 @@ def _find_matches(text: str, wanted: Sequence[str]) -> Iterator[tuple[int, int]]
 
 
 def _normalise(word: str) -> list[str]:
-    """Return a word without accents and case. Compatibility forms may be several words, or none."""
+    """Return a word in lower case, without accents. A compatibility character can become several words, or none."""
     if word.isascii():
         return [word.lower()[:MAX_WORD_CHARS]]
     plain = "".join(char for char in unicodedata.normalize("NFKD", word.casefold()) if not unicodedata.combining(char))

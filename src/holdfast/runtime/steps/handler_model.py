@@ -1,4 +1,4 @@
-"""Ask the agent's model for a handler (``call.ask_model``): one request without tools and without the history.
+"""A handler's own request to the agent's model (``call.ask_model``): without tools, and without the history.
 
 The request goes to the agent's model, with its retries, fallbacks and hooks. Viewers do not see its text. Its attempts
 are part of the event that the handler's run leads to, and count toward the limits of the turn.
@@ -131,7 +131,7 @@ class HandlerModel:
         raise AssertionError("the last model either answers or raises")
 
     async def _read(self, reply: HandlerReply, model: Model, request: Request) -> None:
-        """Read one reply. Its attempt is recorded however it ends: also a request that is cancelled costs money."""
+        """Read one reply. Its attempt is recorded however it ends: a cancelled request costs money, too."""
         error: ErrorInfo | None = None
         try:
             async for part in model.stream(request):

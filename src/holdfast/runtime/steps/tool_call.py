@@ -547,7 +547,8 @@ def _make_call(
 ) -> Call:
     """Return the ``Call`` that a function of the tool gets.
 
-    handler_run:  of the handler, which alone may ask the model: the event of its run records the request
+    handler_run:  the run of the handler, whose event records its requests to the model; without it, the function cannot
+                  ask the model
     """
     loop = asyncio.get_running_loop()
     call_id, attempt = call.made.id, call.attempt

@@ -2,7 +2,7 @@
 
 The lists are made with ``array_to_tsvector`` from words that are split already (``core.text.words``), so that the
 server's own parser and dictionaries have no part in it. A query is made from these words, quoted: nothing that a user
-types is read as a query's syntax. All of it may be repeated when a reply was lost.
+types is read as a query's syntax. Every statement can be repeated if its reply was lost.
 """
 
 from __future__ import annotations

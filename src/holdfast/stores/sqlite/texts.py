@@ -41,7 +41,7 @@ def index_texts(db: Connection, parts: Collection[IndexedTexts]) -> bool:
         for part in parts:
             _index_part(db, part)
     except (apsw.CorruptError, apsw.SQLError):
-        return False  # the caller resets the index: that part of it was written does not matter
+        return False  # the caller resets the index, so a part that was written does no harm
     return True
 
 

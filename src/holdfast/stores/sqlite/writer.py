@@ -175,7 +175,7 @@ class Writer:
         self._frames = 0
         self._wrote = 0.0
         self._in_doubt = False
-        """After a failed sync: which frames of the -wal file are on the disk is unknown, whatever later syncs say."""
+        """A sync has failed: which frames of the -wal file are on the disk is unknown, even if later syncs succeed."""
         # Replaces SQLite's own checkpoint inside COMMIT: ours runs after the replies.
         db.set_wal_hook(self._count_frames)
         self._seen = _data_version(db)
@@ -263,8 +263,9 @@ class Writer:
     def _empty_log(self, db: Connection) -> None:
         """Copy the -wal file into the database and truncate it, after a sync has failed.
 
-        A commit relies on all frames before its own. Commits without a sync (``soft``) have left frames that the failed
-        sync was the first to cover. The kernel may drop these and report success from then on.
+        A commit is only readable if all frames before its own are. Commits without a sync (``soft``) may have left
+        frames that the failed sync was the first to write. The kernel may drop them and report success for later
+        syncs.
         """
         db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         self._frames = 0
