@@ -1,0 +1,78 @@
+"""The history of decisions as CSV and as JSON lines, one decision per line."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+
+from holdfast.core.text.csv_cells import csv_line
+from holdfast.runtime.audit import DecisionPage, DecisionRecord
+
+ExportFormat = Literal["csv", "jsonl"]
+
+CSV_COLUMNS = (
+    *("time", "conversation", "title", "seq", "decision", "by", "roles", "on_behalf_of", "tool", "call"),
+    *("asked", "question", "arguments", "plan", "plan_error", "digest", "risk", "edited", "reason", "value"),
+    *("remember", "scope", "until", "attempted", "votes", "imported", "verified", "problem"),
+)
+
+
+def export_lines(page: DecisionPage, format: ExportFormat) -> Iterator[str]:
+    """Yield the lines of a page, without a heading."""
+    for record in page.decisions:
+        if format == "csv":
+            yield csv_line(_cells(record))
+        else:
+            yield msgspec.json.encode(record).decode() + "\n"
+
+
+async def export_decisions(pages: AsyncIterator[DecisionPage], format: ExportFormat) -> AsyncIterator[str]:
+    """Yield the text of an export, a page at a time: it is never held as a whole."""
+    if format == "csv":
+        yield csv_line(CSV_COLUMNS)
+    async for page in pages:
+        yield "".join(export_lines(page, format))
+
+
+def _cells(record: DecisionRecord) -> tuple[Any, ...]:
+    return (
+        _time(record.at),
+        record.conversation,
+        record.title,
+        record.seq,
+        record.kind,
+        record.by.id,
+        " ".join(record.by.roles),
+        None if record.on_behalf_of is None else record.on_behalf_of.id,
+        record.tool,
+        record.call,
+        _time(record.asked),
+        record.prompt,
+        _json(record.args),
+        _json(record.preview),
+        record.preview_error,
+        record.digest,
+        record.risk,
+        _json(record.edited),
+        record.reason,
+        _json(record.value),
+        record.remember,
+        record.scope,
+        _time(record.until),
+        record.attempted,
+        ", ".join(vote.voter for vote in record.votes),
+        "yes" if record.imported else "",
+        {True: "yes", False: "no", None: ""}[record.verified],
+        record.problem,
+    )
+
+
+def _json(value: Any) -> str | None:
+    return None if value is None else msgspec.json.encode(value).decode()
+
+
+def _time(at: float | None) -> str | None:
+    return None if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
