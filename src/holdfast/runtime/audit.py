@@ -51,6 +51,8 @@ from holdfast.stores.base import DecisionFilter, DecisionPosition, DecisionRow, 
 FOUND_PAGE = 100
 MAX_READ = 1000
 """Decisions that one page reads in search of a text. It may end with fewer than ``limit``, and have a next page."""
+MAX_PAGE_BYTES = 1024 * 1024
+"""A page ends when its decisions are this long: plans and arguments may be large."""
 CATCH_UP_ATTEMPTS = 60
 """How often an export waits for the index, for about a second each."""
 
@@ -163,7 +165,7 @@ class DecisionHistory:
         complete = await self._index.catch_up()
         words = None if text is None else search_words(text)
         page = _Page(self._store, visible, verify=verify)
-        read = 0
+        read = size = 0
         while True:
             rows = await self._store.find_decisions(wanted, after=position, limit=FOUND_PAGE)
             for row in rows:
@@ -174,7 +176,8 @@ class DecisionHistory:
                 read += 1
                 if words is None or matches(_text_of(record), words):
                     page.records.append(record)
-                if len(page.records) == limit or (words is not None and read == MAX_READ):
+                    size += len(msgspec.json.encode(record))
+                if len(page.records) == limit or read == MAX_READ or size >= MAX_PAGE_BYTES:
                     return page.result(_make_cursor(position), complete=complete)
             if len(rows) < FOUND_PAGE:
                 return page.result(None, complete=complete)
