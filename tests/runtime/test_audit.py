@@ -25,9 +25,8 @@ from holdfast import (
 from holdfast import tool as declare
 from holdfast.core.audit import DECISION_KINDS
 from holdfast.core.events import TurnEnded
-from holdfast.core.text.csv_cells import csv_line, safe_cell
 from holdfast.runtime import audit
-from holdfast.runtime.audit_export import CSV_COLUMNS, export_decisions
+from holdfast.runtime.audit_export import CSV_COLUMNS, csv_line, export_decisions, safe_cell
 from holdfast.stores.memory import MemoryStore
 
 

@@ -1,14 +1,15 @@
-"""The history of decisions as CSV and as JSON lines, one decision per line."""
+"""The history of decisions as CSV that is safe to open in a spreadsheet, and as JSON lines."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import csv
+import io
+from collections.abc import AsyncIterator, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
 
-from holdfast.core.text.csv_cells import csv_line
 from holdfast.runtime.audit import DecisionPage, DecisionRecord
 
 ExportFormat = Literal["csv", "jsonl"]
@@ -76,3 +77,24 @@ def _json(value: Any) -> str | None:
 
 def _time(at: float | None) -> str | None:
     return None if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+
+
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+"""What makes a spreadsheet read a cell as a formula, also in full width."""
+
+
+def safe_cell(value: Any) -> str:
+    """Return the text of a cell. One that a spreadsheet could run as a formula begins with an apostrophe.
+
+    Control characters and what only looks like a space are no protection: spreadsheets drop them.
+    """
+    text = "" if value is None else str(value)
+    first = text.lstrip()[:1]
+    return f"'{text}" if text.startswith(_FORMULA_STARTS) or first.startswith(_FORMULA_STARTS) else text
+
+
+def csv_line(cells: Iterable[Any]) -> str:
+    """Return one line of CSV (RFC 4180) with its line break."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\r\n").writerow([safe_cell(cell) for cell in cells])
+    return out.getvalue()
