@@ -219,20 +219,21 @@ class _Page:
     async def read(self, row: DecisionRow) -> DecisionRecord:
         """Return the decision of this row as the log has it."""
         problem = await self._verify_chain(row.conversation) if self._verify else None
-        common = {"title": await self._title(row.conversation), "imported": await self._is_imported(row)}
+        title, imported = await self._title(row.conversation), await self._is_imported(row)
         try:
             event, shown, votes = await self._read_events(row)
             if event is None:
                 found = "the log has no decision there"
-                return _unread(row, problem or found, **common)
+                return _unread(row, problem or found, title, imported=imported)
             (expected,) = await RowMaker(self._store, row.conversation).make([*([shown] if shown else []), event])
         except HoldfastError as failure:
             if isinstance(failure, StoreError) and failure.kind == "log_read_failed":
                 raise  # the store is unreachable: nothing is wrong with this log
-            return _unread(row, problem or failure.message, **common)
+            return _unread(row, problem or failure.message, title, imported=imported)
         problem = problem or next(differences(row, expected), None)
         verified = False if problem else True if self._verify else None
-        return _make_record(event, shown, votes, expected, verified=verified, problem=problem, **common)
+        record = _make_record(event, shown, votes, expected)
+        return msgspec.structs.replace(record, title=title, imported=imported, verified=verified, problem=problem)
 
     async def _read_events(self, row: DecisionRow) -> tuple[AnyEvent | None, CallSuspended | None, tuple[Vote, ...]]:
         """Return the decision, what it was about, and the votes between the two."""
@@ -247,7 +248,8 @@ class _Page:
                 elif isinstance(each, CallSuspended) and each.call_id == row.call:
                     shown, votes = each, []
                 elif isinstance(each, VoteCast) and each.call_id == row.call:
-                    votes.append(Vote(by=_public(each.by), at=each.at, seq=each.seq, on_behalf_of=each.on_behalf_of))
+                    represented = None if each.on_behalf_of is None else _public(each.on_behalf_of)
+                    votes.append(Vote(by=_public(each.by), at=each.at, seq=each.seq, on_behalf_of=represented))
         if shown is not None and getattr(event, "call_id", None) != shown.call_id:
             shown, votes = None, []  # the row names another call than the log
         return event, shown, tuple(votes)
@@ -287,7 +289,7 @@ def _public(principal: Principal) -> Principal:
     return Principal(principal.id, principal.roles) if principal.claims else principal
 
 
-def _unread(row: DecisionRow, problem: str, *, title: str, imported: bool) -> DecisionRecord:
+def _unread(row: DecisionRow, problem: str, title: str, *, imported: bool) -> DecisionRecord:
     """Return a decision of which only the index knows."""
     return DecisionRecord(
         conversation=row.conversation,
@@ -306,20 +308,13 @@ def _unread(row: DecisionRow, problem: str, *, title: str, imported: bool) -> De
 
 
 def _make_record(
-    event: AnyEvent,
-    shown: CallSuspended | None,
-    votes: tuple[Vote, ...],
-    row: DecisionRow,
-    *,
-    title: str,
-    imported: bool,
-    verified: bool | None,
-    problem: str | None,
+    event: AnyEvent, shown: CallSuspended | None, votes: tuple[Vote, ...], row: DecisionRow
 ) -> DecisionRecord:
+    """Return the decision; ``row`` is made from the log."""
     represented = represented_by(event)
     record = DecisionRecord(
         conversation=row.conversation,
-        title=title,
+        title="",
         seq=event.seq,
         at=event.at,
         kind=row.kind,  # type: ignore[arg-type]
@@ -328,9 +323,6 @@ def _make_record(
         tool=row.tool,
         call=row.call,
         votes=votes,
-        imported=imported,
-        verified=verified,
-        problem=problem,
         **_details_of(event),
     )
     if shown is None:
