@@ -435,6 +435,16 @@ def test_an_edited_plan_is_found_out_when_its_decision_is_verified(backend):
     assert "event 5 (CallSuspended) was changed" in page.decisions[0].problem
 
 
+def test_decisions_that_a_worker_of_an_earlier_version_passed_over_are_indexed(sql_backend):
+    """Such a worker indexes texts only, and takes the conversation's mark away."""
+    suspend_payment(sql_backend)
+    with_runtime(sql_backend, approve_all, agent())
+    sql_backend.sql("UPDATE conversations SET indexed = seq, unindexed = false")
+    page = with_runtime(sql_backend, lambda rt: rt.decisions(verify=True))
+    assert ([each.kind for each in page.decisions], page.complete) == (["approve"], True)
+    assert [hit.seq for hit in with_runtime(sql_backend, lambda rt: rt.search("pay")).hits] == [2]
+
+
 def test_a_deleted_decision_is_found_out_when_its_conversation_is_verified(backend):
     """Another decision of the conversation leads to it [B122]."""
     suspend_payment(backend, 100, 200)
