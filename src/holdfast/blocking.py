@@ -614,6 +614,8 @@ class Runtime(_Facade, Generic[OutputT]):
     pending_changes = _stream_verb(AsyncRuntime.pending_changes)
     conversations = _verb(AsyncRuntime.conversations)
     search = _verb(AsyncRuntime.search)
+    decisions = _verb(AsyncRuntime.decisions)
+    decision_pages = _stream_verb(AsyncRuntime.decision_pages)
     keep_index = _plain_verb(AsyncRuntime.keep_index)
     grants = _verb(AsyncRuntime.grants)
     grant_scopes = _verb(AsyncRuntime.grant_scopes)

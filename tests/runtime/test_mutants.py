@@ -21,7 +21,7 @@ from holdfast.core.decisions import Answer, Approve, Deny, Expired, Vote, decide
 from holdfast.core.events import DeputyEnded
 from holdfast.core.inputs import DeadlinePassed
 from holdfast.errors import Stale
-from holdfast.runtime import commit, conversation
+from holdfast.runtime import commit, conversation, decision_rows
 from holdfast.runtime.pending_calls import deputies as runtime_deputies
 from holdfast.runtime.pending_calls import inbox, resolve, shared_grants
 from holdfast.runtime.steps import tool_call
@@ -833,6 +833,18 @@ def pending_entries_keep_the_old_title():
         return replace(step, opened=[row for row in step.opened if known.get(row.call) is not now.get(row.call)])
 
     return [(conversation, "build_append", only_new)]
+
+
+@mutant("the history differs from the log")
+def decisions_unmarked():
+    """An append of a decision does not mark its conversation as unindexed."""
+    return [(commit, "kind_of", lambda event: None)]
+
+
+@mutant("a decision is about no call")
+def decisions_without_their_call():
+    """A decision is indexed without the suspension that it is about."""
+    return [(decision_rows, "target_of", lambda event: None)]
 
 
 @label_mutant("a search finds other messages")

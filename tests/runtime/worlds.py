@@ -41,6 +41,7 @@ from holdfast import (
     tool,
 )
 from holdfast.core import codec
+from holdfast.core.audit import kind_of
 from holdfast.core.decide.deputies import DEPUTIES
 from holdfast.core.decide.draft import Draft
 from holdfast.core.decide.machine import decide_into
@@ -50,6 +51,7 @@ from holdfast.core.events import (
     AsideAnswered,
     AssistantSaid,
     CallStarted,
+    CallSuspended,
     DeputyNamed,
     MessageReceived,
     OutputRejected,
@@ -66,7 +68,8 @@ from holdfast.errors import HoldfastError, ModelError, Refused
 from holdfast.models.base import FinishPart, TextPart, ToolCallPart, UsagePart
 from holdfast.runtime import commit
 from holdfast.runtime.commit import build_append
-from holdfast.stores.base import GENESIS, ChannelRow, hash_chain
+from holdfast.runtime.decision_rows import check_rows
+from holdfast.stores.base import GENESIS, ChannelRow, DecisionFilter, hash_chain
 from holdfast.stores.memory import MemoryStore
 
 OWNER_EVENTS = (TurnStarted, AssistantSaid, OutputRejected, AsideAnswered, CallStarted, TurnEnded)
@@ -974,6 +977,21 @@ class World:
             after = found[-1]
         assert hits == messages[::-1], "a search finds other messages than the log has"
 
+    async def _check_decisions(self, events):
+        """Check that the index of decisions has exactly the decisions of the log, with what they are about [B122]."""
+        process = next((each for each in self.processes if each is not None and not each.dead), None)
+        if process is None:
+            return
+        found = await process.store.find_decisions(DecisionFilter(conversation=CONVERSATION), limit=10_000)
+        expected = {event.seq: (kind_of(event), event.by.id, event.at) for event in events if kind_of(event)}
+        assert {row.seq: (row.kind, row.by, row.at) for row in found} == expected, "the history differs from the log"
+        calls = {event.seq: event for event in events if isinstance(event, CallSuspended)}
+        for row in found:
+            about = calls.get(row.suspension)
+            named = None if about is None else (about.call_id, about.tool)
+            assert not row.call or named == (row.call, row.tool), "a decision is about no call"
+        assert await check_rows(process.store, CONVERSATION) == []
+
     async def _check_store(self, events):
         """Check that snapshot, indexes, hash chain and the states of the processes agree with the fold of the log."""
         state = self.state()
@@ -990,6 +1008,7 @@ class World:
         assert (found.title, found.archived) == label, "the row's title or archive differs from the log"
         assert {entry.title for entry in listed} <= {label[0]}, "a pending entry has another title than the log"
         await self._check_search(events)
+        await self._check_decisions(events)
         assert found.hashes == hash_chain(GENESIS, found.events)
         self._check_outbox(events)
         for process in self.processes:

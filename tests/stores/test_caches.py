@@ -11,11 +11,12 @@ import msgspec
 import pytest
 from support import pg
 
-from holdfast import Agent, Approve, Runtime, ScriptedModel, ToolCall, tool
+from holdfast import Agent, Approve, Deny, Runtime, ScriptedModel, ToolCall, tool
 from holdfast.core import codec
 from holdfast.core.decisions import Expired
 from holdfast.core.state import Grant, State
 from holdfast.runtime import commit, event_log
+from holdfast.runtime.decision_rows import check_rows
 from holdfast.runtime.pending_calls import inbox
 from holdfast.stores.compression import compress_body, decompress_body
 from holdfast.stores.memory import MemoryStore
@@ -77,6 +78,18 @@ class MemoryBackend:
     def change_words(self):
         self._conversation().texts[2] = ["something", "else"]
 
+    def set_decider(self, who):
+        rows = self._conversation().decisions
+        for seq, row in rows.items():
+            rows[seq] = msgspec.structs.replace(row, by=who)
+
+    def delete_decisions(self):
+        self._conversation().decisions.clear()
+
+    def change_event(self, seq, change):
+        events = self._conversation().events
+        events[seq - 1] = change(events[seq - 1])
+
 
 class SQLBackend:
     """A store whose tables are changed with SQL."""
@@ -104,6 +117,12 @@ class SQLBackend:
     def set_title(self, title):
         self.sql(f"UPDATE conversations SET title = '{title}'")
 
+    def set_decider(self, who):
+        self.sql(f"UPDATE decisions SET by_id = '{who}'")
+
+    def delete_decisions(self):
+        self.sql("DELETE FROM decisions")
+
     def remove_checksums(self):
         for table in ("conversations", "snapshots", "pending"):
             self.sql(f"UPDATE {table} SET seal = NULL")
@@ -130,6 +149,11 @@ class SQLiteBackend(SQLBackend):
     def change_words(self):
         self.sql("UPDATE texts SET words = 'something else' WHERE rowid & 0xffffff = 2")
 
+    def change_event(self, seq, change):
+        ((body,),) = self.sql(f"SELECT body FROM events WHERE id & 0xffffff = {seq}")
+        body = compress_body(change(decompress_body(body)))
+        self.write(f"UPDATE events SET body = {{}} WHERE id & 0xffffff = {seq}", body)
+
 
 class PostgresBackend(SQLBackend):
     def __init__(self, tmp_path):
@@ -148,6 +172,10 @@ class PostgresBackend(SQLBackend):
 
     def change_words(self):
         self.sql("UPDATE texts SET words = array_to_tsvector(ARRAY['something', 'else']) WHERE seq = 2")
+
+    def change_event(self, seq, change):
+        ((body,),) = self.sql(f"SELECT body FROM events WHERE seq = {seq}")
+        self.write(f"UPDATE events SET body = {{}} WHERE seq = {seq}", compress_body(change(decompress_body(body))))
 
 
 @pytest.fixture(params=[MemoryBackend, SQLiteBackend, PostgresBackend])
@@ -363,6 +391,81 @@ def test_a_damaged_search_index_is_built_again(tmp_path, damage):
 
     results = with_runtime(backend, search_twice)
     assert ([hit.snippet for hit in results.hits], results.complete) == (["pay"], True)
+
+
+def decide_payment(backend):
+    """Suspend a payment, approve it, and list the decision."""
+    suspend_payment(backend)
+    with_runtime(backend, approve_all, agent())
+    (record,) = with_runtime(backend, lambda rt: rt.decisions(verify=True)).decisions
+    assert (record.kind, record.by.id, record.verified, record.problem) == ("approve", "boss", True, None)
+    return record
+
+
+def test_an_edited_row_of_the_index_of_decisions_is_found_out(backend):
+    """The decision is shown as the log has it, and the row that says something else is named [B122]."""
+    decide_payment(backend)
+    backend.set_decider("mallory")
+    (found,) = with_runtime(backend, lambda rt: rt.decisions(who="mallory")).decisions
+    assert (found.by.id, found.verified) == ("boss", False)
+    assert found.problem == "the index says who 'mallory', and the log 'boss'"
+    page = with_runtime(backend, lambda rt: rt.decisions(verify=True))
+    assert [each.verified for each in page.decisions] == [False]
+    assert page.problems == [f"conversation 'c': decision {found.seq}: {found.problem}"]
+
+
+def test_an_edited_log_is_found_out_when_its_decisions_are_verified(backend):
+    """Without verification nothing is claimed; with it, the hash chain does not fit [B122]."""
+    record = decide_payment(backend)
+    backend.change_event(record.seq, lambda body: body.replace(b'"boss"', b'"evil"'))
+    (shown,) = with_runtime(backend, lambda rt: rt.decisions(kinds=["approve"])).decisions
+    assert shown.verified is not True
+    page = with_runtime(backend, lambda rt: rt.decisions(verify=True))
+    assert [each.verified for each in page.decisions] == [False]
+    assert f"event {record.seq} (CallResolved) was changed: its hash does not fit" in page.decisions[0].problem
+    assert len(page.problems) == 1
+
+
+def test_an_edited_plan_is_found_out_when_its_decision_is_verified(backend):
+    """The arguments that were shown are those of another event, which the chain covers, too [B122]."""
+    record = decide_payment(backend)
+    backend.change_event(5, lambda body: body.replace(b"100", b"900"))
+    page = with_runtime(backend, lambda rt: rt.decisions(verify=True))
+    assert [(each.verified, each.seq) for each in page.decisions] == [(False, record.seq)]
+    assert "event 5 (CallSuspended) was changed" in page.decisions[0].problem
+
+
+def test_decisions_that_a_worker_of_an_earlier_version_passed_over_are_indexed(sql_backend):
+    """Such a worker indexes texts only, and takes the conversation's mark away."""
+    suspend_payment(sql_backend)
+    with_runtime(sql_backend, approve_all, agent())
+    sql_backend.sql("UPDATE conversations SET indexed = seq, unindexed = false")
+    page = with_runtime(sql_backend, lambda rt: rt.decisions(verify=True))
+    assert ([each.kind for each in page.decisions], page.complete) == (["approve"], True)
+    assert [hit.seq for hit in with_runtime(sql_backend, lambda rt: rt.search("pay")).hits] == [2]
+
+
+def test_a_deleted_decision_is_found_out_when_its_conversation_is_verified(backend):
+    """Another decision of the conversation leads to it [B122]."""
+    suspend_payment(backend, 100, 200)
+
+    async def deny_both(rt):
+        for _ in range(2):
+            async for page in rt.pending_pages():
+                for entry in page:
+                    await rt.resolve(entry, Deny("no"), by="boss")
+            await rt.wait("c")
+
+    with_runtime(backend, deny_both, agent(100, 200))
+    first, second = with_runtime(backend, lambda rt: rt.decisions()).decisions
+    backend.delete_decisions()
+    assert with_runtime(backend, lambda rt: rt.decisions(verify=True)).decisions == []
+    problems = with_runtime(backend, lambda rt: check_rows(rt.store, "c"))
+    assert [text.partition(" (")[0] for text in problems] == [f"decision {second.seq}", f"decision {first.seq}"]
+    with_runtime(backend, lambda rt: rt.store.reset_index("c"))
+    assert with_runtime(backend, lambda rt: check_rows(rt.store, "c")) == []
+    page = with_runtime(backend, lambda rt: rt.decisions(verify=True))
+    assert ([each.seq for each in page.decisions], page.problems) == ([first.seq, second.seq], [])
 
 
 def test_caches_without_checksums_are_rebuilt_without_a_warning(sql_backend, snapshot_every_append, caplog):

@@ -13,6 +13,8 @@ import apsw
 import pytest
 
 from holdfast.errors import Conflict, Invalid, StoreDamaged, StoreError
+from holdfast.stores.base import DecisionFilter, DecisionPosition
+from holdfast.stores.decisions import select_decisions
 from holdfast.stores.sqlite import append, migrations, outbox, queries, texts, writer
 from holdfast.stores.sqlite.locks import OwnerLock
 from holdfast.stores.sqlite.store import SQLiteStore
@@ -23,6 +25,14 @@ from holdfast.testing.store_contract import (
     make_append,
     make_channel,
     make_entry,
+)
+
+HISTORY_FILTERS = (
+    DecisionFilter(),
+    DecisionFilter(tool="refund"),
+    DecisionFilter(who="ada"),
+    DecisionFilter(conversation="c", since=1.0),
+    DecisionFilter(kinds=("refused",)),
 )
 
 
@@ -330,7 +340,10 @@ class TestSQLiteStore(StoreContract):
             outbox.NEXT_DUE: ("[]",),
             outbox.GRANTS_OF_TOOL: ("t", "u"),
         }
-        given = ("holder", "json", "CONSTANT ROW")
+        for filters in HISTORY_FILTERS:
+            sql, values = select_decisions(filters, DecisionPosition(1.0, "c", 1), 1, "?")
+            statements[sql] = tuple(values)
+        given = ("holder", "json", "CONSTANT ROW", "own", "others")
 
         def plans(db):
             return {

@@ -43,6 +43,7 @@ SECTIONS = {
     },
     "Look": {
         "conversations": "conversations",
+        "audit": "audit",
         "log": "log",
         "tail": "log",
         "replay": "replay",

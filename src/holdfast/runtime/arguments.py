@@ -9,9 +9,10 @@ from copy import deepcopy
 from datetime import datetime, timedelta
 from typing import Any, cast, get_args
 
+from holdfast.core.audit import DECISION_KINDS
 from holdfast.core.decisions import SYSTEM, Decision, Pending, Principal, split_suspension
 from holdfast.core.results import MESSAGE_LIMIT
-from holdfast.core.schema.validation import check_plain
+from holdfast.core.schema.validation import check_plain, check_plain_no_nul
 from holdfast.core.state import Status
 from holdfast.core.tool import parse_duration
 from holdfast.errors import DeclarationError, Invalid, TooLarge
@@ -144,6 +145,41 @@ def until_time(until: str | float | timedelta | datetime, now: float) -> float:
     if isinstance(until, bool) or not isinstance(until, int | float) or not 0 < until < 1e12:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise Invalid(f'`until` is a time, or a duration such as "14d", not {until!r:.80}')
     return float(until)
+
+
+def past_time(at: float | str | timedelta | datetime | None, name: str, now: float) -> float | None:
+    """Return a time in seconds since the epoch, from a time or from how long ago it was, such as "7d"."""
+    if at is None:
+        return None
+    if isinstance(at, datetime):
+        if at.tzinfo is None:
+            raise Invalid(f"`{name}` needs a time zone: {at.isoformat()} could be any of several times")
+        return at.timestamp()
+    if isinstance(at, str | timedelta):
+        return now - parse_duration(at)
+    if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at < 1e12:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise Invalid(f'`{name}` is a time, or how long ago it was such as "7d", not {at!r:.80}')
+    return float(at)
+
+
+def check_filter(value: str | None, name: str) -> str | None:
+    """Return a text to filter by, or None."""
+    if value is not None:
+        if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise Invalid(f"`{name}` is text, not {type(value).__name__}")
+        check_plain_no_nul(value, name)
+    return value
+
+
+def check_kinds(kinds: Iterable[str] | None) -> tuple[str, ...]:
+    """Return the kinds of decisions to filter by, empty for all; refuse an unknown one."""
+    if isinstance(kinds, str):
+        raise Invalid(f'`kinds` is a list, such as ["{kinds[:40]}"]')
+    found = tuple(dict.fromkeys(kinds or ()))
+    for kind in found:
+        if kind not in DECISION_KINDS:
+            raise Invalid(f"a kind of decision is one of {', '.join(DECISION_KINDS)}, not {kind!r:.80}")
+    return found
 
 
 def check_count(n: int) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from holdfast.core import codec
+from holdfast.core.audit import kind_of
 from holdfast.core.decide import gate
 from holdfast.core.decide.draft import Draft
 from holdfast.core.decide.machine import decide_into
@@ -190,7 +191,8 @@ def build_append(
         waiting=len(waits),
         title=after.title,
         archived=after.archived,
-        texts=before.seq == 0 or any(map(has_text, draft.events)),  # an import has more events than its draft
+        # An import has more events than its draft.
+        indexable=before.seq == 0 or any(has_text(event) or kind_of(event) for event in draft.events),
         epoch=epoch,
         release=release,
         notices=notices_of(before, draft.events, draft.states),

@@ -27,6 +27,7 @@ from holdfast.errors import DeclarationError, Invalid, NotFound, StoreError
 from holdfast.runtime import gc_tuning
 from holdfast.runtime.agent_definition import AGENT_NAME, AgentDefinition
 from holdfast.runtime.arguments import check_conversation_id, check_conversation_ids, check_decisions, split_names
+from holdfast.runtime.audit import DecisionHistory
 from holdfast.runtime.conversation import Conversation
 from holdfast.runtime.event_log import read_events
 from holdfast.runtime.live import Bus, LiveSource, Relay
@@ -120,6 +121,7 @@ class Engine:
         self.summaries = Summaries()
         self.faults = StoreFaults(self._on_store_gone)
         self.search_index = SearchIndex(store, self.faults)
+        self.decision_history = DecisionHistory(store, self.search_index)
         self.pending_index = PendingIndex(store)
         self.pending_feed = PendingFeed(self.pending_index)
         self._expiry = Expiry(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Generic, NoReturn, Self, TypedDict, TypeVar, Unpack, cast, overload
 
 import msgspec
 
+from holdfast.core.audit import DecisionKind
 from holdfast.core.decide.deputies import DEPUTIES
 from holdfast.core.decisions import Accepted, Approve, Decision, GrantScope, Pending, Previewed, Principal, Remember
 from holdfast.core.events import AnyEvent, CallReturned, DeputyNamed, MessageReceived, Mode
@@ -31,7 +32,7 @@ from holdfast.core.state import Delegation, Grant, State
 from holdfast.core.text.title import check_title
 from holdfast.core.tool import DEFAULT_EXPIRY, parse_duration
 from holdfast.core.turn_result import OutputT, TurnResult
-from holdfast.errors import DeclarationError, Invalid, NotFound, Stale, ToolError
+from holdfast.errors import DeclarationError, Invalid, NotFound, Stale, StoreError, ToolError
 from holdfast.runtime.agent_definition import AgentDefinition, output_schema
 from holdfast.runtime.arguments import (
     check_call_id,
@@ -39,14 +40,18 @@ from holdfast.runtime.arguments import (
     check_conversation_id,
     check_count,
     check_drain,
+    check_filter,
     check_function,
+    check_kinds,
     check_message,
     check_status,
     check_tool_names,
     new_id,
+    past_time,
     until_time,
 )
 from holdfast.runtime.artifacts import read_artifact
+from holdfast.runtime.audit import DecisionFilters, DecisionPage
 from holdfast.runtime.engine import Engine, Scope
 from holdfast.runtime.event_log import read_rows
 from holdfast.runtime.pending_calls.clients import Client
@@ -59,7 +64,7 @@ from holdfast.runtime.steps.tasks import DEFAULT_PARALLEL, DEFAULT_THREADS, Slot
 from holdfast.runtime.turn import Turn, find_latest_turn, stream_turn
 from holdfast.runtime.view import follow_events, is_at_rest, take_snapshot, wait_until
 from holdfast.runtime.watch import Watch
-from holdfast.stores.base import LogStore, OwnerRow
+from holdfast.stores.base import DecisionFilter, LogStore, OwnerRow
 from holdfast.tools.call import Call
 from holdfast.urls import open_store
 
@@ -768,8 +773,77 @@ class Runtime(Generic[OutputT]):
         self._engine.check_open()
         return await self._engine.search_index.search(text, cursor, check_count(limit), archived, visible)
 
+    async def decisions(
+        self,
+        *,
+        who: str | None = None,
+        tool: str | None = None,
+        conversation: str | None = None,
+        kinds: Collection[DecisionKind] | None = None,
+        since: float | str | datetime | None = None,
+        until: float | str | datetime | None = None,
+        text: str | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+        verify: bool = False,
+        visible: Visible | None = None,
+    ) -> DecisionPage:
+        """Return what was decided, expired or refused in all conversations, the latest first.
+
+        who:           the id of a principal: what it decided itself, and what its deputies decided for it
+        tool:          decisions about calls of this tool
+        conversation:  decisions in this conversation
+        kinds:         decisions of these kinds: approve, edit, deny, answer, client_result, submit, failed, expired,
+                       detached, vote, extend, refused, cancel, revoke, import
+        since, until:  decisions from this time on, and before this time: a time (with a time zone, or seconds since the
+                       epoch), or how long ago ("7d")
+        text:          words in the arguments, the plan, the question, the reason, the answer or the names
+        cursor:        ``next`` of the page before. A page with fewer decisions than ``limit`` can have a next one
+        limit:         the most decisions of a page
+        verify:        verify the hash chain of each conversation of this page, and compare its decisions with the index
+        visible:       a function of a conversation's id that returns whether its decisions may be returned
+
+        All that is shown is read from the log. The index that finds it is brought up to date first, for a second at
+        most. If ``complete`` is False after that, it is still being built in the background.
+        """
+        self._engine.check_open()
+        now = self.now()
+        wanted = DecisionFilter(
+            who=check_filter(who, "who"),
+            tool=check_filter(tool, "tool"),
+            conversation=check_filter(conversation, "conversation"),
+            kinds=check_kinds(kinds),
+            since=past_time(since, "since", now),
+            until=past_time(until, "until", now),
+        )
+        words, position = check_filter(text, "text"), check_filter(cursor, "cursor")
+        return await self._engine.decision_history.list(
+            wanted, words, position, check_count(limit), visible, verify=verify
+        )
+
+    async def decision_pages(
+        self, limit: int = 200, **filters: Unpack[DecisionFilters]
+    ) -> AsyncGenerator[DecisionPage]:
+        """Yield all decisions that fit the filters in pages, the latest first; see ``decisions``.
+
+        It begins when the index is complete. Raises StoreError if that takes longer than about a minute.
+        """
+        now = self.now()  # "7d" means the same time for all pages
+        since, until = (past_time(filters.get(name), name, now) for name in ("since", "until"))
+        fixed: DecisionFilters = {**filters, "since": since, "until": until}
+        self._engine.check_open()
+        if not await self._engine.decision_history.wait_until_complete():
+            raise StoreError("the index of decisions is still being built; try again later", kind="log_read_failed")
+        cursor: str | None = None
+        while True:
+            page = await self.decisions(**fixed, cursor=cursor, limit=limit)
+            yield page
+            cursor = page.next
+            if cursor is None:
+                return
+
     def keep_index(self) -> None:
-        """Index new messages for ``search`` in the background from now on, before the first search needs them."""
+        """Index new messages and decisions in the background from now on, before the first search needs them."""
         self._engine.check_open()
         self._engine.search_index.keep_up()
 

@@ -1,9 +1,10 @@
-"""Search over the titles and texts of all conversations.
+"""Search over the titles and texts of all conversations; and the indexes that follow the logs.
 
-The store's search index is a cache of words. An append only marks its conversation as unindexed; this module reads the
-marked logs later and adds their words: in the background once a process searches, and before each search for a short
-while. A search that began before the index was complete says so. Each hit is checked against the log, and its snippet
-is cut from there, so a damaged index cannot show a text that the log does not have.
+The store's search index is a cache of words, and is kept together with the index of decisions (``audit``). An append
+only marks its conversation as unindexed; this module reads the marked logs later and adds their words and decisions: in
+the background once a process searches, and before each search for a short while. A search that began before the index
+was complete says so. Each hit is checked against the log, and its snippet is cut from there, so a damaged index cannot
+show a text that the log does not have.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from holdfast.core.events import AnyEvent, ConversationRenamed, MessageReceived
 from holdfast.core.searched_text import text_of
 from holdfast.core.text.words import cut_snippet, matches, search_words, split_words
 from holdfast.errors import HoldfastError, Invalid, StoreError
+from holdfast.runtime.decision_rows import RowMaker
 from holdfast.runtime.event_log import read_row
 from holdfast.runtime.takeover import StoreFaults
-from holdfast.stores.base import ConversationRow, FoundText, IndexedTexts, LogStore, TextRow
+from holdfast.stores.base import ConversationRow, FoundText, IndexedPart, LogStore, TextRow
 
 log = logging.getLogger("holdfast")
 
@@ -80,7 +82,7 @@ class SearchResults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SearchIndex:
-    """Keeps the store's search index up to date, and searches it."""
+    """Keeps the store's indexes of texts and decisions up to date, and searches texts."""
 
     def __init__(self, store: LogStore, faults: StoreFaults):
         self._store, self._faults = store, faults
@@ -131,7 +133,7 @@ class SearchIndex:
         """Index some texts; return False if there were none."""
         async with self._lock:
             found = await self._store.list_unindexed(MAX_CONVERSATIONS + len(self._unreadable))
-            parts: list[IndexedTexts] = []
+            parts: list[IndexedPart] = []
             left = MAX_EVENTS
             for name, indexed in found.items():
                 if left > 0 and name not in self._unreadable:
@@ -139,16 +141,18 @@ class SearchIndex:
                     left -= count
                     parts += [part] if part else []
             if parts:
-                await self._store.index_texts(parts)
+                await self._store.index_parts(parts)
             return bool(parts)
 
-    async def _read_part(self, name: str, indexed: int, limit: int) -> tuple[IndexedTexts | None, int]:
+    async def _read_part(self, name: str, indexed: int, limit: int) -> tuple[IndexedPart | None, int]:
         """Return the words of the next events of a log, and how many events these are."""
         try:
             bodies = await self._store.read(name, after=indexed, limit=limit)
+            events = [codec.decode_event(body) for body in bodies]
             texts: dict[int, TextRow] = {}
-            for body in bodies:
-                _add_text(texts, codec.decode_event(body))
+            for event in events:
+                _add_text(texts, event)
+            decisions = await RowMaker(self._store, name).make(events)
         except HoldfastError as failure:
             if isinstance(failure, StoreError) and failure.kind == "log_read_failed":
                 raise  # the store is unreachable: nothing is wrong with this log
@@ -156,7 +160,8 @@ class SearchIndex:
             self._unreadable.add(name)
             return None, 0
         upto = indexed + len(bodies)
-        return IndexedTexts(conversation=name, after=indexed, upto=upto, texts=list(texts.values())), len(bodies)
+        part = IndexedPart(conversation=name, after=indexed, upto=upto, texts=list(texts.values()), decisions=decisions)
+        return part, len(bodies)
 
     async def search(
         self, text: str, cursor: str | None, limit: int, archived: bool | None, visible: Visible | None

@@ -11,6 +11,7 @@ import msgspec.inspect
 
 from holdfast.channels.card import public_pending, public_principal
 from holdfast.core import codec
+from holdfast.core.audit import DecisionKind
 from holdfast.core.decisions import Accepted, Decision, GrantScope, Pending, Principal
 from holdfast.core.events import AnyEvent, CallResolved, CancelRequested, DeadlineExtended, GrantGiven, Mode, VoteCast
 from holdfast.core.inputs import WhenBusy
@@ -18,6 +19,8 @@ from holdfast.core.json_values import refuse_duplicate_keys
 from holdfast.core.live import AnyLive, LiveEvent, Snapshot, Suspended
 from holdfast.core.state import Delegation, Grant, Status
 from holdfast.errors import Invalid
+from holdfast.runtime.audit import DecisionFilters
+from holdfast.runtime.audit_export import ExportFormat
 from holdfast.runtime.runtime import ConversationInfo
 from holdfast.server.problems import Problem
 
@@ -166,6 +169,44 @@ class SearchQuery(StrictRequest, frozen=True, kw_only=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
     archived: bool | None = None
     """True: only archived conversations; false: only others; by default all."""
+
+
+class DecisionFilterQuery(StrictRequest, frozen=True, kw_only=True):
+    who: str | None = None
+    """The id of a principal: what it decided, and what its deputies decided for it."""
+    tool: str | None = None
+    conversation: str | None = None
+    kinds: str | None = None
+    """Kinds of decisions, separated by commas, such as ``deny,refused``; by default all."""
+    since: float | None = None
+    """Decisions from this time on, in seconds since the Unix epoch."""
+    until: float | None = None
+    """Decisions before this time."""
+    text: Annotated[str, msgspec.Meta(max_length=1000)] | None = None
+    """Words in the arguments, the plan, the question, the reason, the answer or the names."""
+    verify: bool = False
+    """Verify the hash chains of the conversations, and compare the decisions with the index that finds them."""
+
+    def filters(self) -> DecisionFilters:
+        return {
+            "who": self.who,
+            "tool": self.tool,
+            "conversation": self.conversation,
+            "kinds": cast("list[DecisionKind]", [kind for kind in (self.kinds or "").split(",") if kind]),
+            "since": self.since,
+            "until": self.until,
+            "text": self.text,
+            "verify": self.verify,
+        }
+
+
+class DecisionsQuery(DecisionFilterQuery, frozen=True, kw_only=True):
+    cursor: str | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 50
+
+
+class ExportQuery(DecisionFilterQuery, frozen=True, kw_only=True):
+    format: ExportFormat = "csv"
 
 
 class MessagesQuery(StrictRequest, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import Protocol
 
 from starlette.exceptions import HTTPException
@@ -31,6 +31,7 @@ from holdfast.server.limits import (
     PrincipalSlots,
     over_budget_problem,
     read_body,
+    send_body,
 )
 from holdfast.server.middleware import (
     PRINCIPAL,
@@ -44,7 +45,7 @@ from holdfast.server.middleware import (
 )
 from holdfast.server.problems import HTTPProblem, headers_of, unavailable
 from holdfast.server.public_routes import PublicRoutes, find_links
-from holdfast.server.routes import ENDPOINTS, Download, Endpoint, RequestContext
+from holdfast.server.routes import ENDPOINTS, Download, Endpoint, RequestContext, TextStream
 from holdfast.server.static_files import SHEET_HEADERS, PageFiles, render_error_page, render_sign_in
 from holdfast.server.streams import Hub, Stream
 
@@ -247,6 +248,9 @@ class _Api:
                 value = await endpoint.run(context)
             finally:
                 self._requests -= 1
+            if isinstance(value, TextStream):
+                await self._send_text(value, principal, send)
+                return
             if endpoint.response_type is None:
                 response = BoundedResponse(status_code=endpoint.status)
             elif isinstance(value, Download):
@@ -263,6 +267,17 @@ class _Api:
                     await response(request.scope, request.receive, send)
             except OverBudget:
                 raise over_budget_problem() from None
+
+    async def _send_text(self, text: TextStream, principal: str, send: Send) -> None:
+        """Send the parts as they are made. After a failure the response is incomplete, which the client notices."""
+        raw = [(name.encode(), value.encode()) for name, value in text.headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
+        with suppress(Disconnected, OverBudget), self._budgets.open_budget(principal) as budget:
+            async for part in text.parts:
+                if part:
+                    with budget.hold(part):
+                        await send_body(send, part, more_body=True)
+            await send_body(send, b"")
 
     async def _run_stream(self, endpoint: Endpoint, context: RequestContext, send: Send) -> None:
         assert endpoint.stream is not None

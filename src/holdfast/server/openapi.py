@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.server import api_types
 from holdfast.server.problems import CONTENT_TYPE, Problem
-from holdfast.server.routes import ENDPOINTS, Download, Endpoint
+from holdfast.server.routes import ENDPOINTS, Download, Endpoint, TextStream
 
 REF_TEMPLATE = "#/components/schemas/{name}"
 REFUSALS = {
@@ -33,7 +33,11 @@ def build_document() -> dict[str, Any]:
     """Return the OpenAPI document."""
     types: list[Any] = [Problem, *api_types.EXTRA_TYPES]
     for endpoint in ENDPOINTS:
-        types += [t for t in (endpoint.body_type, endpoint.response_type, endpoint.query) if t not in (None, Download)]
+        types += [
+            t
+            for t in (endpoint.body_type, endpoint.response_type, endpoint.query)
+            if t not in (None, Download, TextStream)
+        ]
     schemas, components = msgspec.json.schema_components(list(dict.fromkeys(types)), ref_template=REF_TEMPLATE)
     schema_of: dict[Any, Any] = dict(zip(dict.fromkeys(types), schemas, strict=True))
     # The core accepts an approval without a digest, HTTP does not.
@@ -105,6 +109,8 @@ def _responses(endpoint: Endpoint, schema_of: dict[Any, Any]) -> dict[str, Any]:
         done["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
     elif endpoint.response_type is Download:
         done["content"] = {"*/*": {"schema": {"type": "string", "format": "binary"}}}
+    elif endpoint.response_type is TextStream:
+        done["content"] = {kind: {"schema": {"type": "string"}} for kind in ("text/csv", "application/jsonl")}
     elif endpoint.response_type is not None:
         done["content"] = {"application/json": {"schema": schema_of[endpoint.response_type]}}
     refusals = dict(REFUSALS | COMMON_REFUSALS)

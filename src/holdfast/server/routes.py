@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -27,6 +28,8 @@ from holdfast.core.tool import MEDIA_TYPE, parse_duration
 from holdfast.errors import Invalid, NotAllowed, NotFound, Stale, StoreError
 from holdfast.runtime.arguments import check_conversation_id, new_id
 from holdfast.runtime.artifacts import find_artifact, load_artifact
+from holdfast.runtime.audit import DecisionFilters, DecisionPage
+from holdfast.runtime.audit_export import export_decisions
 from holdfast.runtime.pending_calls.clients import HEARTBEAT_SECONDS, PRESENCE_SECONDS, Client, stored_name
 from holdfast.runtime.pending_calls.resolve import gather_by_conversation
 from holdfast.runtime.pending_calls.shared_grants import split_grant_id
@@ -54,6 +57,10 @@ HEALTH_SECONDS = 5.0
 """Time limit for the store in a health check."""
 OVERTAKEN_SECONDS = 0.05
 """Pause before a reader that the channel has overtaken reads more of the log."""
+
+
+EXPORT_PAGE = 100
+"""Decisions that are read at a time for an export."""
 
 
 @dataclass(slots=True)
@@ -109,6 +116,10 @@ RouteHandler = Callable[[RequestContext], Awaitable[Any]]
 StreamRunner = Callable[[Stream], Awaitable[None]]
 
 
+NO_PAGE = {"content-security-policy": "sandbox; default-src 'none'; frame-ancestors 'none'"}
+"""Headers of files: nothing runs in one, even if a browser shows it as a page."""
+
+
 @dataclass(frozen=True, slots=True)
 class Download:
     """A response that is no JSON. The browser saves it; it must never show it as a page of this site.
@@ -128,8 +139,29 @@ class Download:
         return {
             "content-type": self.media_type if known else "application/octet-stream",
             "content-disposition": f"{disposition}; filename*=UTF-8''{quote(self.name, safe='')}",
-            "content-security-policy": "sandbox; default-src 'none'; frame-ancestors 'none'",
+            **NO_PAGE,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class TextStream:
+    """A text of any length that the browser saves as a file; it is sent as it is made."""
+
+    parts: AsyncIterator[bytes]
+    headers: dict[str, str]
+
+    @classmethod
+    async def start(cls, text: AsyncIterator[str], media_type: str, name: str) -> TextStream:
+        """Return the response once the first part is there: until then a failure is a problem document."""
+        first = await anext(text, "")
+
+        async def parts() -> AsyncGenerator[bytes]:
+            yield first.encode()
+            async for part in text:
+                yield part.encode()
+
+        disposition = f"attachment; filename*=UTF-8''{quote(name, safe='')}"
+        return cls(parts(), {"content-type": media_type, "content-disposition": disposition, **NO_PAGE})
 
 
 @dataclass(frozen=True)
@@ -140,7 +172,7 @@ class Endpoint:
     path: str
     run: RouteHandler | None = None
     response_type: Any = None
-    """None: no content; Download: bytes of any type."""
+    """None: no content; Download: bytes of any type; TextStream: text of any length."""
     body_type: type | None = None
     query: type = api_types.NoQuery
     status: int = 200
@@ -215,6 +247,38 @@ async def search_conversations(context: RequestContext) -> SearchResults:
         archived=query.archived,
         visible=None if context.may_see is None else context.can_see,
     )
+
+
+async def list_decisions(context: RequestContext) -> DecisionPage:
+    """List what was decided, expired or refused in the conversations that the principal may see, the latest first.
+
+    ``complete`` is false while the index is being built: ask again later. A page can have fewer decisions than
+    ``limit``, or none, and continue all the same.
+    """
+    query: api_types.DecisionsQuery = context.query
+    filters = query.filters()
+    if context.may_see is not None:
+        filters["visible"] = context.can_see
+    return await context.runtime.decisions(**filters, cursor=query.cursor, limit=query.limit)
+
+
+async def export_history(context: RequestContext) -> TextStream:
+    """Download all decisions that fit the filters, as CSV or as one JSON object a line (``format=jsonl``)."""
+    query: api_types.ExportQuery = context.query
+    filters = query.filters()
+    if context.may_see is not None:
+        filters["visible"] = context.can_see
+    parts = export_decisions(_accessible_pages(context, filters), query.format)
+    media_type = "text/csv; charset=utf-8" if query.format == "csv" else "application/jsonl"
+    return await TextStream.start(parts, media_type, f"decisions.{query.format}")
+
+
+async def _accessible_pages(context: RequestContext, filters: DecisionFilters) -> AsyncGenerator[DecisionPage]:
+    """Yield the pages of a long export for as long as the principal has access."""
+    async with aclosing(context.runtime.decision_pages(EXPORT_PAGE, **filters)) as pages:
+        async for page in pages:
+            yield page
+            await context.reauthenticate()
 
 
 async def rename_conversation(context: RequestContext) -> None:
@@ -698,6 +762,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         body_limit=MESSAGE_BYTES,
     ),
     Endpoint("GET", "/api/search", search_conversations, SearchResults, query=api_types.SearchQuery),
+    Endpoint("GET", "/api/decisions", list_decisions, DecisionPage, query=api_types.DecisionsQuery),
+    Endpoint("GET", "/api/decisions/export", export_history, TextStream, query=api_types.ExportQuery),
     Endpoint("POST", CONVERSATION + "/rename", rename_conversation, None, api_types.RenameRequest, status=204),
     Endpoint("POST", CONVERSATION + "/archive", archive_conversation, None, api_types.ArchiveRequest, status=204),
     Endpoint("POST", CONVERSATION + "/cancel", cancel_turn, api_types.CancelOutcome, api_types.CancelRequest),

@@ -149,8 +149,51 @@ class TextRow(msgspec.Struct, frozen=True, kw_only=True):
     """As ``core.text.words`` splits a text: different words of letters and digits, never empty."""
 
 
-class IndexedTexts(msgspec.Struct, frozen=True, kw_only=True):
-    """The next part of one conversation's log for the search index."""
+class DecisionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The index entry of one decision: what the history of decisions is filtered by.
+
+    It is a cache without a checksum: check the event in the log before you show it.
+    """
+
+    conversation: str
+    seq: int
+    """The sequence number of the event that records it."""
+    at: float
+    kind: str
+    by: str
+    """The id of the principal that decided; ``system`` for what the runtime recorded by itself."""
+    on_behalf_of: str | None = None
+    """The id of the principal for whom ``by`` decided as a deputy."""
+    tool: str = ""
+    call: str = ""
+    suspension: int = 0
+    """The sequence number of the event that was decided about, such as the CallSuspended; 0: it is about none."""
+
+
+class DecisionFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """The decisions to list: those that fit every field that is given."""
+
+    who: str | None = None
+    """The id of a principal that decided, itself or through a deputy."""
+    tool: str | None = None
+    conversation: str | None = None
+    kinds: tuple[str, ...] = ()
+    since: float | None = None
+    """Decisions at this time or later."""
+    until: float | None = None
+    """Decisions before this time."""
+
+
+class DecisionPosition(msgspec.Struct, frozen=True):
+    """A place in the list of decisions, which is ordered by these fields, the latest first."""
+
+    at: float
+    conversation: str
+    seq: int
+
+
+class IndexedPart(msgspec.Struct, frozen=True, kw_only=True):
+    """The next part of one conversation's log for the search index and the index of decisions."""
 
     conversation: str
     after: int
@@ -158,6 +201,7 @@ class IndexedTexts(msgspec.Struct, frozen=True, kw_only=True):
     upto: int
     """The last event that is indexed with this part."""
     texts: list[TextRow] = []
+    decisions: list[DecisionRow] = []
 
 
 class FoundText(msgspec.Struct, frozen=True):
@@ -193,8 +237,8 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     """The number of pending entries after this append; None: unknown, and so never checked."""
     title: str = ""
     archived: bool = False
-    texts: bool = True
-    """Whether the events may have text for the search index: then the conversation is listed as unindexed."""
+    indexable: bool = True
+    """Whether the events may have text for the search index, or decisions: then it is listed as unindexed."""
     notices: list[tuple[int, str]] = []
     """(seq, kind) of events of this append that channels are told about: one outbox row is written for each registered
     channel that wants the kind, due at ``at``."""
@@ -398,12 +442,15 @@ class LogStore(Protocol):
         """
         ...
 
-    async def list_unindexed(self, limit: int = 100) -> dict[str, int]:
-        """Return conversations whose texts the search index lacks, newest first, and the last event that it has."""
+    async def list_unindexed(self, limit: int = 100, *, conversation: str | None = None) -> dict[str, int]:
+        """Return conversations whose last events the indexes may lack, newest first, and the last event they have.
+
+        The indexes are that of texts and that of decisions. ``conversation``: only this one, if it is unindexed.
+        """
         ...
 
-    async def index_texts(self, parts: Collection[IndexedTexts]) -> None:
-        """Add words to the search index (insert or replace by conversation and seq).
+    async def index_parts(self, parts: Collection[IndexedPart]) -> None:
+        """Add words and decisions to their indexes (insert or replace by conversation and seq).
 
         A part whose ``after`` is not the last indexed event changes nothing: another process was faster. If the log
         ends at ``upto``, the conversation is no longer listed as unindexed. May be lost in a power cut: then it is
@@ -418,12 +465,21 @@ class LogStore(Protocol):
 
         The conversations as in ``rows(newest=True)``, within one the newest event first, those after ``after``;
         nothing if there is no such conversation. If the store notices that the index is damaged, it deletes it as
-        ``reset_texts`` does, and finds nothing.
+        ``reset_index`` does, and finds nothing.
         """
         ...
 
-    async def reset_texts(self) -> None:
-        """Delete the search index: all conversations are unindexed."""
+    async def reset_index(self, conversation: str | None = None) -> None:
+        """Delete the search index and the index of decisions: this conversation is unindexed, or all are."""
+        ...
+
+    async def find_decisions(
+        self, wanted: DecisionFilter, *, after: DecisionPosition | None = None, limit: int = 100
+    ) -> list[DecisionRow]:
+        """Return indexed decisions, the latest first (``at``, then conversation and seq), those after ``after``.
+
+        A page costs the same however many decisions there are, unless few of those in the given time fit the filter.
+        """
         ...
 
     async def find_miscounted(self, conversation: str | None = None, limit: int = 100) -> list[str]:

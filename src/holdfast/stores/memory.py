@@ -15,6 +15,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from hashlib import sha256
+from heapq import nlargest
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
@@ -27,9 +28,12 @@ from holdfast.stores.base import (
     ChannelRow,
     ClientRow,
     ConversationRow,
+    DecisionFilter,
+    DecisionPosition,
+    DecisionRow,
     FoundText,
     GrantRow,
-    IndexedTexts,
+    IndexedPart,
     LiveMessage,
     LoadedConversation,
     Location,
@@ -62,6 +66,7 @@ class _Conversation:
         "agent",
         "archived",
         "calls",
+        "decisions",
         "epoch",
         "events",
         "hashes",
@@ -93,6 +98,7 @@ class _Conversation:
         self.archived = self.unindexed = False
         self.indexed = 0
         self.texts: dict[int, list[str]] = {}  # seq -> words
+        self.decisions: dict[int, DecisionRow] = {}  # by seq
         self.seals: dict[str, tuple[int, bytes]] = {}  # call -> the event that its entry is bound to, and its checksum
         self.waiting = UNKNOWN_COUNT
         self.status = self.agent = ""
@@ -228,7 +234,7 @@ class MemoryStore:
         conversation.seal = row_checksum(name, head, append.status, append.agent, append.owes, conversation.waiting)
         conversation.title, conversation.archived = append.title, append.archived
         conversation.title_seal = title_checksum(name, head, append.title, append.archived)
-        conversation.unindexed = conversation.unindexed or append.texts
+        conversation.unindexed = conversation.unindexed or append.indexable
         if append.owes != conversation.owes:
             conversation.owes = append.owes
             if append.owes:
@@ -392,19 +398,21 @@ class MemoryStore:
 
     # --- search ------------------------------------------------------------------------------------------
 
-    async def list_unindexed(self, limit: int = 100) -> dict[str, int]:
+    async def list_unindexed(self, limit: int = 100, *, conversation: str | None = None) -> dict[str, int]:
         if self._state != "open":
             await self._raise_not_open()
         known = self._data.conversations
-        return {name: known[name].indexed for name in islice((n for n in reversed(known) if known[n].unindexed), limit)}
+        names = reversed(known) if conversation is None else [name for name in (conversation,) if name in known]
+        return {name: known[name].indexed for name in islice((n for n in names if known[n].unindexed), limit)}
 
-    async def index_texts(self, parts: Collection[IndexedTexts]) -> None:
+    async def index_parts(self, parts: Collection[IndexedPart]) -> None:
         if self._state != "open":
             await self._raise_not_open()
         for part in parts:
             found = self._data.conversations.get(part.conversation)
             if found is not None and found.indexed == part.after:
                 found.texts.update((text.seq, text.words) for text in part.texts)
+                found.decisions.update((row.seq, row) for row in part.decisions)
                 found.indexed = part.upto
                 found.unindexed = part.upto < len(found.events)
 
@@ -426,12 +434,28 @@ class MemoryStore:
                     found.append(FoundText(name, seq))
         return found[:limit]
 
-    async def reset_texts(self) -> None:
+    async def reset_index(self, conversation: str | None = None) -> None:
         if self._state != "open":
             await self._raise_not_open()
-        for conversation in self._data.conversations.values():
-            conversation.texts.clear()
-            conversation.indexed, conversation.unindexed = 0, True
+        for name, found in self._data.conversations.items():
+            if conversation in (None, name):
+                found.texts.clear()
+                found.decisions.clear()
+                found.indexed, found.unindexed = 0, True
+
+    async def find_decisions(
+        self, wanted: DecisionFilter, *, after: DecisionPosition | None = None, limit: int = 100
+    ) -> list[DecisionRow]:
+        if self._state != "open":
+            await self._raise_not_open()
+        end = None if after is None else (after.at, after.conversation, after.seq)
+        found = [
+            row
+            for conversation in self._data.conversations.values()
+            for row in conversation.decisions.values()
+            if _fits(row, wanted) and (end is None or _decision_key(row) < end)
+        ]
+        return nlargest(limit, found, key=_decision_key)
 
     # --- leases ------------------------------------------------------------------------------------------
 
@@ -712,6 +736,21 @@ def _to_row(name: str, conversation: _Conversation) -> ConversationRow:
             conversation.archived,
             conversation.title_seal,
         ),
+    )
+
+
+def _decision_key(row: DecisionRow) -> tuple[float, str, int]:
+    return row.at, row.conversation, row.seq
+
+
+def _fits(row: DecisionRow, wanted: DecisionFilter) -> bool:
+    return (
+        wanted.who in (None, row.by, row.on_behalf_of)
+        and wanted.tool in (None, row.tool)
+        and wanted.conversation in (None, row.conversation)
+        and (not wanted.kinds or row.kind in wanted.kinds)
+        and (wanted.since is None or row.at >= wanted.since)
+        and (wanted.until is None or row.at < wanted.until)
     )
 
 

@@ -10,7 +10,6 @@ import click
 
 from holdfast.cli.archive_file import Archive, EndLine, archive_lines, read_archive, write_archive
 from holdfast.cli.command_lines import CommandWriter
-from holdfast.cli.log_check import check_log
 from holdfast.cli.options import by_option, by_or_login, conversation_argument, example, store_option, store_url
 from holdfast.cli.output import print_raw_lines, print_text
 from holdfast.cli.render.text import describe_coverage, describe_scope
@@ -25,6 +24,7 @@ from holdfast.core.state import Grant, State, evolve, pending_entries, shared_gr
 from holdfast.errors import Conflict, Invalid, NotFound, StoreDamaged
 from holdfast.runtime.arguments import check_conversation_id
 from holdfast.runtime.commit import build_append
+from holdfast.runtime.log_check import check_log
 from holdfast.stores.base import GENESIS, ConversationRow, LogStore, hash_chain
 
 

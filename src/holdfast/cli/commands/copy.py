@@ -21,7 +21,6 @@ import click
 import msgspec
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from holdfast.cli.log_check import check_log
 from holdfast.cli.options import example
 from holdfast.cli.output import print_text
 from holdfast.cli.render.console import make_console
@@ -35,6 +34,7 @@ from holdfast.core.events import AnyEvent
 from holdfast.core.state import State, evolve
 from holdfast.errors import Busy, Conflict, Invalid, NotFound, StoreDamaged
 from holdfast.runtime.commit import build_append
+from holdfast.runtime.log_check import check_log
 from holdfast.stores.base import Append, ConversationRow, Location, LogStore
 from holdfast.urls import display_url, parse_location
 

@@ -13,7 +13,6 @@ from typing import Any
 import click
 import msgspec
 
-from holdfast.cli.log_check import LogCheck, Problem, check_log
 from holdfast.cli.options import example, json_option, optional_conversation_argument, store_option, store_url
 from holdfast.cli.output import print_json_lines, print_text
 from holdfast.cli.render.text import escape_control_characters
@@ -25,7 +24,9 @@ from holdfast.core.state import State, pending_entries, status_of
 from holdfast.errors import HoldfastError, Invalid, NotFound, StoreDamaged
 from holdfast.runtime.arguments import check_conversation_id
 from holdfast.runtime.commit import agent_of
+from holdfast.runtime.decision_rows import check_rows
 from holdfast.runtime.event_log import fold_log, rebuild_from_log
+from holdfast.runtime.log_check import LogCheck, Problem, check_log
 from holdfast.stores.base import ConversationRow, LogStore
 
 TRIES = 5
@@ -71,8 +72,8 @@ def verify(
     """Check that logs are unchanged.
 
     Recomputes the hash chain of a conversation, or of all, decodes every event, checks the artifacts that they name,
-    and compares snapshots, pending entries and the list of conversations with the state that the logs fold to. The
-    first mismatch is named; then the exit code is 1.
+    and compares snapshots, pending entries, the index of decisions and the list of conversations with what the logs
+    say. The first mismatch is named; then the exit code is 1.
 
     By itself it detects damage, and edits that do not recompute the hashes. It cannot detect that the last events of a
     log were removed, that a log was rewritten with new hashes, or that a whole conversation is missing: compare with
@@ -211,6 +212,7 @@ async def _check_conversation(
         problem = await _cache_problem(store, row.conversation)
         if problem is not None and rebuild_caches:
             await rebuild_from_log(store, row.conversation, problem.message)
+            await store.reset_index(row.conversation)  # a process that serves or searches builds it again
             problem, rebuilt = await _cache_problem(store, row.conversation), True
     return msgspec.structs.replace(found, ok=problem is None, problem=problem, rebuilt=rebuilt)
 
@@ -261,6 +263,8 @@ async def _cache_problem(store: LogStore, name: str) -> Problem | None:
             or entry.deadline != waits[entry.call].deadline
         ):
             return _cache_mismatch("pending", f"the pending entry of call {entry.call} differs from its log")
+    for wrong in await check_rows(store, name):
+        return _cache_mismatch("decisions", wrong)
     return None
 
 

@@ -79,6 +79,9 @@ export class Client extends EventTarget {
   conversations = ({ status, order, archived, cursor, limit = 100 } = {}) => this.request("GET", `conversations?${query({ status, order, archived, cursor, limit })}`);
   /** Return {hits, next, complete}: messages, replies and titles that have all words. */
   search = ({ text, archived, cursor, limit = 20 }) => this.request("GET", `search?${query({ text, archived, cursor, limit })}`);
+  /** Return {decisions, next, complete, problems}: what was decided, the latest first. */
+  decisions = (filters) => this.request("GET", `decisions?${query(filters)}`);
+  exportAddress = (filters) => new URL(`decisions/export?${query(filters)}`, this.base).href;
   rename = (id, title) => this.request("POST", `conversations/${enc(id)}/rename`, { title });
   archive = (id, archived = true) => this.request("POST", `conversations/${enc(id)}/archive`, { archived });
   snapshot = (id) => this.request("GET", `conversations/${enc(id)}`);

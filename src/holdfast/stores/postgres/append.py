@@ -379,7 +379,7 @@ class _Rows:
             self.parts["events"].append((key, seq, hash_, compress_body(body)))
         waiting = UNKNOWN_COUNT if step.waiting is None else step.waiting
         seal = row_checksum(name, hash_, step.status, step.agent, step.owes, waiting)
-        labels = (step.title, step.archived, title_checksum(name, hash_, step.title, step.archived), step.texts)
+        labels = (step.title, step.archived, title_checksum(name, hash_, step.title, step.archived), step.indexable)
         if head.seq:
             row = (key, head.seq, seq, step.epoch, head.hash, hash_, step.at, seal, waiting)
             self.moved.append((*row, step.status, step.agent, step.owes, step.release, *labels))

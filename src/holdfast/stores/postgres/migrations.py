@@ -206,6 +206,31 @@ CREATE TABLE texts (
 CREATE INDEX texts_words ON texts USING gin (words);
 """
 
+DECISIONS = """
+-- The last event that is in both indexes, "texts" and "decisions". Workers of the previous version advance "indexed"
+-- alone, so a conversation is unindexed if it has the mark, or if "followed" is behind.
+ALTER TABLE conversations ADD COLUMN followed integer NOT NULL DEFAULT 0;
+CREATE INDEX conversations_unfollowed ON conversations (id) WHERE unindexed OR followed < indexed;
+
+-- A cache without checksums: each row is compared with its event before it is shown.
+CREATE TABLE decisions (
+    conversation text COLLATE "C" NOT NULL,
+    seq          integer NOT NULL,
+    at           double precision NOT NULL,
+    kind         text NOT NULL,
+    by_id        text COLLATE "C" NOT NULL,
+    behalf_id    text COLLATE "C",
+    tool         text COLLATE "C" NOT NULL,
+    call         text COLLATE "C" NOT NULL,
+    suspension   integer NOT NULL,
+    PRIMARY KEY (conversation, seq)
+);
+CREATE INDEX decisions_time ON decisions (at, conversation, seq);
+CREATE INDEX decisions_tool ON decisions (tool, at, conversation, seq);
+CREATE INDEX decisions_by ON decisions (by_id, at, conversation, seq);
+CREATE INDEX decisions_behalf ON decisions (behalf_id, at, conversation, seq) WHERE behalf_id IS NOT NULL;
+"""
+
 OnProgress = Callable[[str], None]
 """Called with a description of each step or wait before it begins."""
 
@@ -214,6 +239,7 @@ STEPS: tuple[MigrationStep, ...] = (
     MigrationStep("checksums of snapshots and indexes", CHECKSUMS),
     MigrationStep("the outbox, and an index of shared grants", OUTBOX),
     MigrationStep("titles, archived conversations, and a search index", TITLES),
+    MigrationStep("an index of decisions", DECISIONS),
 )
 
 VERSION = len(STEPS)

@@ -25,9 +25,12 @@ from holdfast.stores.base import (
     ChannelRow,
     ClientRow,
     ConversationRow,
+    DecisionFilter,
+    DecisionPosition,
+    DecisionRow,
     FoundText,
     GrantRow,
-    IndexedTexts,
+    IndexedPart,
     LoadedConversation,
     Location,
     LogStore,
@@ -245,11 +248,11 @@ class PostgresStore:
 
     # --- search ------------------------------------------------------------------------------------------
 
-    async def list_unindexed(self, limit: int = 100) -> dict[str, int]:
-        return await self._read(partial(texts.list_unindexed, limit=limit))
+    async def list_unindexed(self, limit: int = 100, *, conversation: str | None = None) -> dict[str, int]:
+        return await self._read(partial(texts.list_unindexed, limit=limit, conversation=conversation))
 
-    async def index_texts(self, parts: Collection[IndexedTexts]) -> None:
-        await self._write_unlogged(partial(texts.index_texts, parts=parts))
+    async def index_parts(self, parts: Collection[IndexedPart]) -> None:
+        await self._write_unlogged(partial(texts.index_parts, parts=parts))
 
     async def find_texts(
         self, words: Collection[str], *, after: FoundText | None = None, limit: int = 100
@@ -258,8 +261,13 @@ class PostgresStore:
             return []
         return await self._read(partial(texts.find_texts, words=words, after=after, limit=limit))
 
-    async def reset_texts(self) -> None:
-        await self._write_unlogged(texts.reset_texts)
+    async def reset_index(self, conversation: str | None = None) -> None:
+        await self._write_unlogged(partial(texts.reset_index, conversation=conversation))
+
+    async def find_decisions(
+        self, wanted: DecisionFilter, *, after: DecisionPosition | None = None, limit: int = 100
+    ) -> list[DecisionRow]:
+        return await self._read(partial(texts.find_decisions, wanted=wanted, after=after, limit=limit))
 
     # --- leases ------------------------------------------------------------------------------------------
 

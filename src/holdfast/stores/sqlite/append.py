@@ -133,7 +133,7 @@ def _append_distinct(db: Connection, group: Sequence[Append]) -> list[HoldfastEr
         title_seal = title_checksum(name, hash_, step.title, step.archived)
         advanced = (key, seq, hash_, step.status, step.at, seal, title_seal)
         if head is _NO_HEAD:
-            labels = (step.title, int(step.archived), int(step.texts))
+            labels = (step.title, int(step.archived), int(step.indexable))
             rows[INSERT_ROW].append((*advanced, step.agent, int(step.owes), waiting, *labels, name))
         elif head.agent == step.agent and head.owes == step.owes and head.waiting == waiting:
             rows[ADVANCE_HEAD].append(advanced)
@@ -142,7 +142,7 @@ def _append_distinct(db: Connection, group: Sequence[Append]) -> list[HoldfastEr
         if head is not _NO_HEAD:
             if head.title != step.title or head.archived != step.archived:
                 rows[UPDATE_TITLE].append((key, step.title, int(step.archived)))
-            if step.texts and not head.unindexed:
+            if step.indexable and not head.unindexed:
                 rows[MARK_UNINDEXED].append((key,))
         for call in step.closed:
             rows[DELETE_PENDING].append((key, call))

@@ -25,9 +25,12 @@ from holdfast.stores.base import (
     ChannelRow,
     ClientRow,
     ConversationRow,
+    DecisionFilter,
+    DecisionPosition,
+    DecisionRow,
     FoundText,
     GrantRow,
-    IndexedTexts,
+    IndexedPart,
     LoadedConversation,
     Location,
     LogStore,
@@ -235,12 +238,12 @@ class SQLiteStore:
 
     # --- search ------------------------------------------------------------------------------------------
 
-    async def list_unindexed(self, limit: int = 100) -> dict[str, int]:
-        return await self._read(partial(texts.list_unindexed, limit=limit))
+    async def list_unindexed(self, limit: int = 100, *, conversation: str | None = None) -> dict[str, int]:
+        return await self._read(partial(texts.list_unindexed, limit=limit, conversation=conversation))
 
-    async def index_texts(self, parts: Collection[IndexedTexts]) -> None:
-        if not await self._write_soft(partial(texts.index_texts, parts=parts)):
-            await self.reset_texts()
+    async def index_parts(self, parts: Collection[IndexedPart]) -> None:
+        if not await self._write_soft(partial(texts.index_parts, parts=parts)):
+            await self.reset_index()
 
     async def find_texts(
         self, words: Collection[str], *, after: FoundText | None = None, limit: int = 100
@@ -249,11 +252,17 @@ class SQLiteStore:
             return []
         found = await self._read(partial(texts.find_texts, words=words, after=after, limit=limit))
         if found is None:
-            await self.reset_texts()
+            await self.reset_index()
         return found or []
 
-    async def reset_texts(self) -> None:
-        await self._write_soft(texts.reset_texts)
+    async def reset_index(self, conversation: str | None = None) -> None:
+        if not await self._write_soft(partial(texts.reset_index, conversation=conversation)):
+            await self._write_soft(partial(texts.reset_index, conversation=None))
+
+    async def find_decisions(
+        self, wanted: DecisionFilter, *, after: DecisionPosition | None = None, limit: int = 100
+    ) -> list[DecisionRow]:
+        return await self._read(partial(texts.find_decisions, wanted=wanted, after=after, limit=limit))
 
     async def backup(
         self,

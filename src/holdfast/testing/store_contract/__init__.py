@@ -13,6 +13,7 @@ Each test runs on its own event loop; the stores that it opens are closed afterw
 
 from __future__ import annotations
 
+from holdfast.testing.store_contract.decisions import DecisionTests
 from holdfast.testing.store_contract.harness import async_test, claim_lease, existing_row, make_append, make_entry
 from holdfast.testing.store_contract.lifecycle import LifecycleTests
 from holdfast.testing.store_contract.outbox import OutboxTests, make_channel, make_grant
@@ -32,5 +33,5 @@ __all__ = [
 ]
 
 
-class StoreContract(RecordTests, SearchTests, OwnershipTests, OutboxTests, LifecycleTests):
+class StoreContract(RecordTests, SearchTests, DecisionTests, OwnershipTests, OutboxTests, LifecycleTests):
     """The tests of ``LogStore``. Subclass it in a test module; see the module's docstring."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from holdfast.stores.base import FoundText, IndexedTexts, LogStore, TextRow
+from holdfast.stores.base import FoundText, IndexedPart, LogStore, TextRow
 from holdfast.testing.store_contract.harness import StoreHarness, async_test, existing_row, make_append
 
 
-def make_part(conversation: str, after: int, upto: int, **texts: str) -> IndexedTexts:
+def make_part(conversation: str, after: int, upto: int, **texts: str) -> IndexedPart:
     """Return a part of a log for the index; ``e3="two words"`` are the words of event 3."""
     rows = [TextRow(seq=int(name[1:]), words=words.split()) for name, words in texts.items()]
-    return IndexedTexts(conversation=conversation, after=after, upto=upto, texts=rows)
+    return IndexedPart(conversation=conversation, after=after, upto=upto, texts=rows)
 
 
 async def names_of_rows(store: LogStore, **options: bool | str | int | None) -> list[str]:
@@ -69,11 +69,11 @@ class SearchTests(StoreHarness):
         store = await self.open_store()
         await store.append(make_append("c", 0, b"1", b"2"))
         assert await store.list_unindexed() == {"c": 0}
-        await store.index_texts([make_part("c", 0, 1, e1="one")])
+        await store.index_parts([make_part("c", 0, 1, e1="one")])
         assert await store.list_unindexed() == {"c": 1}
-        await store.index_texts([make_part("c", 1, 2, e2="two")])
+        await store.index_parts([make_part("c", 1, 2, e2="two")])
         assert await store.list_unindexed() == {}
-        await store.append(make_append("c", 2, b"3", texts=False))
+        await store.append(make_append("c", 2, b"3", indexable=False))
         assert await store.list_unindexed() == {}
         await store.append(make_append("c", 3, b"4"))
         assert await store.list_unindexed() == {"c": 2}
@@ -92,8 +92,8 @@ class SearchTests(StoreHarness):
         other = await self.open_sibling(store)
         await store.append(make_append("c", 0, b"1", b"2"))
         parts = [make_part("c", 0, 1, e1="first"), make_part("c", 0, 2, e1="second", e2="second")]
-        await store.index_texts([parts[0]])
-        await other.index_texts([parts[1]])
+        await store.index_parts([parts[0]])
+        await other.index_parts([parts[1]])
         assert await store.find_texts(["second"]) == []
         assert await other.find_texts(["first"]) == [FoundText("c", 1)]
         assert await store.list_unindexed() == {"c": 1}
@@ -102,7 +102,7 @@ class SearchTests(StoreHarness):
     async def test_a_part_of_an_unknown_conversation_changes_nothing(self) -> None:
         store = await self.open_store()
         await store.append(make_append("c", 0))
-        await store.index_texts([make_part("unknown", 0, 1, e1="word"), make_part("c", 0, 1, e1="word")])
+        await store.index_parts([make_part("unknown", 0, 1, e1="word"), make_part("c", 0, 1, e1="word")])
         assert await store.find_texts(["word"]) == [FoundText("c", 1)]
 
     @async_test
@@ -110,7 +110,7 @@ class SearchTests(StoreHarness):
         store = await self.open_store()
         await store.append(make_append("c", 0))
         await store.append(make_append("c", 1))
-        await store.index_texts([make_part("c", 0, 1, e1="word")])  # it was read before the second append
+        await store.index_parts([make_part("c", 0, 1, e1="word")])  # it was read before the second append
         assert await store.list_unindexed() == {"c": 1}
 
     # --- finding -----------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class SearchTests(StoreHarness):
             make_part("b", 0, 3, e0="refunds of may", e1="order 421", e3="refund order 42"),
             make_part("c", 0, 3, e1="東 京", e2="nothing"),
         ]
-        await store.index_texts(parts)
+        await store.index_parts(parts)
         return store
 
     @async_test
@@ -176,17 +176,17 @@ class SearchTests(StoreHarness):
     async def test_the_words_of_a_title_are_replaced(self) -> None:
         store = await self._open_library()
         await store.append(make_append("b", 3, b"renamed"))
-        await store.index_texts([make_part("b", 3, 4, e0="invoices")])
+        await store.index_parts([make_part("b", 3, 4, e0="invoices")])
         assert await store.find_texts(["may"]) == []
         assert await store.find_texts(["invoices"]) == [FoundText("b", 0)]
 
     @async_test
     async def test_a_reset_index_is_empty_and_every_conversation_is_unindexed(self) -> None:
         store = await self._open_library()
-        await store.reset_texts()
+        await store.reset_index()
         assert await store.find_texts(["refund"]) == []
         assert await store.list_unindexed() == {"c": 0, "b": 0, "a": 0}
-        await store.index_texts([make_part("a", 0, 3, e1="refund")])
+        await store.index_parts([make_part("a", 0, 3, e1="refund")])
         assert await store.find_texts(["refund"]) == [FoundText("a", 1)]
 
     @async_test

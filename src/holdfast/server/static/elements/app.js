@@ -6,12 +6,14 @@ import { spoken, aloud } from "./chat.js";
 import "./conversations.js";
 import "./inbox.js";
 import "./deputies.js";
+import "./history.js";
 
 const REFRESH = 10_000; // milliseconds
 
 // The views beside the conversations: the route's first word -> its heading and its element.
 const VIEWS = {
   inbox: { title: "Inbox", view: ({ client, titles }) => html`<holdfast-inbox .client=${client} .titles=${titles}></holdfast-inbox>` },
+  history: { title: "History", view: ({ client, titles }) => html`<holdfast-history .client=${client} .titles=${titles}></holdfast-history>` },
   deputies: { title: "Deputies", view: ({ client }) => html`<holdfast-deputies .client=${client}></holdfast-deputies>` },
 };
 
@@ -121,6 +123,7 @@ class App extends Element {
         <div class="brand"><span class="mark" aria-hidden="true"></span><b>Holdfast</b>
           <button type="button" class="quiet theme" title="Colours: ${this.theme}" aria-label="Colours: ${this.theme}; change to ${next}" @click=${() => this.#theme(next)}>${{ auto: "◐", light: "☀", dark: "☾" }[this.theme]}</button></div>
         <a class="link ${place === "inbox" ? "here" : ""}" href="#/inbox" aria-current=${place === "inbox" ? "page" : nothing}>Inbox ${waiting.length ? html`<span class="badge">${waiting.length}<span class="sr"> waiting</span></span>` : nothing}</a>
+        <a class="link ${place === "history" ? "here" : ""}" href="#/history" aria-current=${place === "history" ? "page" : nothing}>History</a>
         <button type="button" class="new" @click=${this.#new}>New conversation</button>
         <holdfast-conversations .client=${this.client} .here=${id} .titles=${this.titles}></holdfast-conversations>
         ${this.me ? html`<p class="me">You are <b>${shown(this.me)}</b> <a href="#/deputies" aria-current=${place === "deputies" ? "page" : nothing}>Deputies</a></p>` : nothing}

@@ -6,12 +6,12 @@ never changed: a change is a new step at the end. All missing steps run in one t
 
 from __future__ import annotations
 
-from holdfast.stores.sqlite.migrations import m0001_first, m0002_checksums, m0003_outbox, m0004_titles
+from holdfast.stores.sqlite.migrations import m0001_first, m0002_checksums, m0003_outbox, m0004_titles, m0005_decisions
 
 APPLICATION_ID = 0x484C4446
 """``HLDF``, in the header of every store: it distinguishes a store from other SQLite databases."""
 
-_STEPS = (m0001_first, m0002_checksums, m0003_outbox, m0004_titles)
+_STEPS = (m0001_first, m0002_checksums, m0003_outbox, m0004_titles, m0005_decisions)
 
 STEPS: tuple[str, ...] = tuple(step.SQL for step in _STEPS)
 STEP_DESCRIPTIONS: tuple[str, ...] = tuple(step.DESCRIPTION for step in _STEPS)

@@ -6,11 +6,11 @@ from typing import Any, cast
 
 import msgspec
 
-from holdfast.cli.store import PAGE_SIZE
 from holdfast.core import codec
 from holdfast.core.artifacts import artifacts_of
 from holdfast.core.events import AnyEvent
 from holdfast.errors import HoldfastError, StoreDamaged
+from holdfast.runtime.event_log import PAGE
 from holdfast.stores.base import GENESIS, ConversationRow, LogStore, hash_chain
 
 
@@ -81,7 +81,7 @@ async def _log_problem(store: LogStore, row: ConversationRow) -> tuple[Problem |
 async def _read_page(store: LogStore, row: ConversationRow, after: int) -> list[bytes]:
     """Return the next events; an empty list if the next one is missing."""
     try:
-        return await store.read(row.conversation, after=after, before=row.seq + 1, limit=PAGE_SIZE)
+        return await store.read(row.conversation, after=after, before=row.seq + 1, limit=PAGE)
     except StoreDamaged:  # one of them is missing
         try:
             return await store.read(row.conversation, after=after, before=row.seq + 1, limit=1)
