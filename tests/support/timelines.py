@@ -54,7 +54,9 @@ def check_turn(turn: TurnTimeline) -> None:
         assert replace(usage, cost=None) == replace(turn.usage, cost=None)
         assert usage.cost == (turn.usage.cost and pytest.approx(turn.usage.cost))
     places = [event.place for event in turn.events]
-    assert places == sorted(places) and (not places or (places[0] == 0 and places[-1] <= 1000))
+    assert places == sorted(places)
+    assert places[0] == 0
+    assert places[-1] <= 1000
 
 
 def check_timeline(events: Sequence[AnyEvent]) -> None:

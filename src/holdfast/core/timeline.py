@@ -264,6 +264,19 @@ def to_milliseconds(seconds: float) -> int:
     return round(min(max(seconds * 1000, 0.0), MAX_MS))
 
 
+def format_milliseconds(duration: int) -> str:
+    """Return a duration in its largest units, such as ``85 ms``, ``2.1 s`` or ``3 h 5 min``."""
+    if duration < 1000:
+        return f"{duration} ms"
+    if duration < 60_000:
+        return f"{duration / 1000:.1f} s" if duration < 59_950 else "1 min"
+    left = round(duration / 1000)
+    units = [("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)]
+    at = next(n for n, (_, size) in enumerate(units) if left >= size)
+    (name, size), more = units[at], left % units[at][1] // units[min(at + 1, 3)][1]
+    return f"{left // size} {name}" + (f" {more} {units[at + 1][0]}" if more and at < 3 else "")
+
+
 class _Activity(NamedTuple):
     """Work that is owed, or a wait, in a state. Equal ones in consecutive states are one span."""
 
@@ -482,7 +495,8 @@ def _attempts_of(event: AnyEvent) -> tuple[Attempt, ...]:
 
 
 def _sum_usage(attempts: tuple[Attempt, ...]) -> Usage | None:
-    return sum((attempt.usage or Usage() for attempt in attempts), Usage()) if attempts else None
+    total = sum((attempt.usage or Usage() for attempt in attempts), Usage())
+    return None if total == Usage() else total
 
 
 def _belong_to(event: AnyEvent, kind: SpanKind, call: str | None) -> bool:
