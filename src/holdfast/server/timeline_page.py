@@ -140,7 +140,7 @@ def _render_spent(spent: TimeSpent) -> str:
 def _render_turn(turn: TurnTimeline, bodies: Mapping[int, str]) -> str:
     state = "open" if turn.open else turn.reason
     facts = [turn.agent, _date(turn.start), *turn.usage.describe()]
-    if turn.queued:
+    if turn.queued is not None and turn.queued >= 1000:
         facts.append(f"queued for {format_milliseconds(turn.queued)}")
     message = f"<p>{escape(turn.by)}: {escape(turn.text)}</p>" if turn.text else ""
     heading = f"Turn {turn.turn}: {state}, {format_milliseconds(turn.duration)}"
