@@ -296,12 +296,13 @@ def list_activities(state: State) -> list[_Activity]:
     found: list[_Activity] = []
     ends = turn.cancelling or turn.halt is not None
     waiting = waiting_calls(state)
-    for effect in owed(state):
+    open_calls = [(call_id, call) for call_id, call in turn.calls.items() if call.phase != "done"]
+    for effect in owed(state) if turn.asides or not open_calls else ():  # else the model waits for the calls
         if isinstance(effect, CallModel):
             found.append(_Activity("model", None, effect.step, state.summary))
         elif isinstance(effect, AnswerAside):
             found.append(_Activity("model", None, effect.message, effect.rejected))
-    for call_id, call in turn.calls.items():
+    for call_id, call in open_calls:
         if call_id in waiting:
             asked = waiting[call_id].suspension
             assert asked is not None
@@ -354,14 +355,16 @@ class _TurnBuilder:
         self._spans: list[Span] = []
         self._tools: dict[str, str] = {}
         self._lanes: dict[str, int] = {}
-        """The lanes of calls that are not done."""
         self._lane_count = 1
         self._usage = Usage()
 
     def apply(self, event: AnyEvent, at: int, state: State) -> None:
         """Take the next event of the turn and the state after it."""
         if isinstance(event, AssistantSaid):
-            self._tools |= {call.id: call.tool for call in event.calls}
+            # The calls of the step before are done: only calls of one step are open at the same time.
+            for lane, call in enumerate(event.calls, 1):
+                self._tools[call.id], self._lanes[call.id] = call.tool, lane
+            self._lane_count = max(self._lane_count, len(event.calls) + 1)
         if isinstance(event, VoteCast):
             for activity, span in self._going.items():
                 if (activity.call, activity.number) == (event.call_id, event.suspension):
@@ -370,7 +373,6 @@ class _TurnBuilder:
         if attempts := _attempts_of(event):
             self._add_requests(event, attempts)
         self._end_spans(set(activities), event, at)
-        self._assign_lanes(state)
         epoch = event.epoch if isinstance(event, CallStarted) else None
         for activity in activities:
             if activity not in self._going:
@@ -398,21 +400,6 @@ class _TurnBuilder:
             if _belong_to(event, span.kind, span.call):
                 self._spans[n] = _with_requests(span, (*span.requests, *attempts))
                 return
-
-    def _assign_lanes(self, state: State) -> None:
-        turn = state.turn
-        unfinished = [] if turn is None else [call_id for call_id, call in turn.calls.items() if call.phase != "done"]
-        self._lanes = {call_id: lane for call_id, lane in self._lanes.items() if call_id in unfinished}
-        taken = set(self._lanes.values())
-        lane = 1
-        for call_id in unfinished:
-            if call_id in self._lanes:
-                continue
-            while lane in taken:
-                lane += 1
-            taken.add(lane)
-            self._lanes[call_id] = lane
-            self._lane_count = max(self._lane_count, lane + 1)
 
     def _make_span(self, activity: _Activity, opened: _OpenSpan, end: int, event: AnyEvent | None) -> Span:
         call = activity.call

@@ -6,7 +6,7 @@ import asyncio
 
 from holdfast.core import codec
 from holdfast.core.events import AnyEvent, TurnEnded, TurnStarted
-from holdfast.core.timeline import Timeline, build_turns
+from holdfast.core.timeline import Timeline, TimelineFold
 from holdfast.runtime.event_log import read_events, read_pages, read_row
 from holdfast.stores.base import LogStore
 
@@ -35,7 +35,12 @@ async def read_timeline(
         if turn.message not in known:
             events[:0] = await read_events(store, conversation, turn.message - 1, turn.message + 1)
     events.sort(key=lambda event: event.seq)
-    found = build_turns(conversation, events, now)[-len(started) :] if started else []
+    fold = TimelineFold(conversation)
+    for n, event in enumerate(events):
+        fold.apply(event)
+        if n % BATCH == 0:
+            await asyncio.sleep(0)  # a long turn must not block the event loop
+    found = fold.turns(now)[-len(started) :] if started else []
     earlier = started[0].seq if started and started[0].turn > 1 else None
     return Timeline(conversation=conversation, title=row.title, turns=found[::-1], earlier=earlier)
 

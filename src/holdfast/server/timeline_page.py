@@ -25,7 +25,7 @@ from holdfast.server.api_types import public_body
 MAX_EVENTS = 10_000
 """The file ends with the turn that has reached this many events, the newest first."""
 MAX_TURNS = 1000
-READ_BATCH = 32
+READ_BATCH = 100
 """Events read from the store at once."""
 EVENT_CHARS = 20_000
 """Characters of one event's JSON in the file; one event may have several megabytes."""
@@ -102,7 +102,7 @@ async def export_timeline(runtime: Runtime, conversation: str) -> bytes:
                 left -= len(shown)
                 seq += 1
             await asyncio.sleep(0)
-    return render_timeline(timeline, bodies, runtime.now())
+    return await asyncio.to_thread(render_timeline, timeline, bodies, runtime.now())  # it may take a second
 
 
 def show_event(body: bytes, limit: int) -> str:

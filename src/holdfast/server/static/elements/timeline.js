@@ -7,7 +7,7 @@ import { Element, html, nothing, shown, raw } from "./base.js";
 import { svg } from "lit";
 import { repeat } from "lit/directives/repeat.js";
 
-const REFRESH = 3000; // milliseconds between two reads of an open turn
+const REFRESH = 3000, SHARE = 10; // milliseconds between two reads; a read that takes longer is repeated after SHARE times as long
 const WIDTH = 1000, LANE = 24, BAR = 18, COST = 28; // positions are from 0 to WIDTH; heights are in pixels
 const LABELLED = 20; // of WIDTH: a narrower bar has no room for its label
 const WAITS = ["approval", "question", "client", "manual"];
@@ -35,7 +35,7 @@ class Timeline extends Element {
 
   connectedCallback() {
     super.connectedCallback();
-    this.tick(REFRESH, () => document.visibilityState === "visible" && this.#load());
+    this.tick(REFRESH, () => document.visibilityState === "visible" && Date.now() >= (this.due ?? 0) && this.#load());
   }
 
   willUpdate(now) {
@@ -53,6 +53,8 @@ class Timeline extends Element {
   // Read the newest turns; a turn that is over does not change, so its element keeps what it has rendered.
   async #load() {
     const { conversation } = this;
+    const began = Date.now();
+    this.due = Infinity;
     try {
       const page = await this.client.timeline(conversation);
       if (conversation !== this.conversation) return;
@@ -65,6 +67,8 @@ class Timeline extends Element {
       this.emit("titled", { conversation, title: page.title });
     } catch (problem) {
       if (!this.turns) this.problem = problem;
+    } finally {
+      this.due = Date.now() + SHARE * (Date.now() - began) - REFRESH;
     }
   }
 
