@@ -22,6 +22,7 @@ from holdfast.core.events import (
     CallReturned,
     CallStarted,
     CallSuspended,
+    ConversationImported,
     ErrorInfo,
     MessageReceived,
     TurnEnded,
@@ -220,6 +221,17 @@ def test_a_message_that_was_queued_and_the_idle_time_are_not_part_of_the_turn() 
     assert (first.queued, first.idle) == (0, None)
     assert (second.queued, second.idle, second.duration) == (4000, 8000, 1000)
     assert (second.text, second.by) == ("And order 43?", "ann")
+
+
+def test_a_run_ends_with_its_import_because_its_process_is_elsewhere() -> None:
+    log = Log()
+    log.begin("refund")
+    log.add(1, CallStarted, call_id="c1", attempt=1, epoch=1)
+    log.add(100, ConversationImported, ANN, trusted=True)
+    log.suspend(130, "c1", recovery=True)
+    turn = log.turn()
+    assert bars(turn)[1:] == [("tool", 1, 1, 100, "interrupted"), ("approval", 1, 130, 130, "")]
+    assert (turn.spent.tools, turn.spent.other, turn.spent.people) == (99_000, 30_000, 0)
 
 
 def test_times_that_no_calendar_has_are_kept_within_the_range_of_browsers() -> None:
