@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -95,8 +96,8 @@ class TimelinePrinter:
             if span.outcome.startswith(BAD):
                 cells[max(first, min(end, self._cells) - 1)] = "×", "red"
         line = Text("  " + label + " " * (LABEL_CELLS + 1 - cell_len(label)))
-        for char, style in cells:
-            line.append(char, style=style)
+        for (char, style), same in groupby(cells):
+            line.append(char * len(list(same)), style=style)
         line.rstrip()
         self._out.print(line, soft_wrap=True)
 
@@ -147,11 +148,12 @@ def describe_events(turn: TurnTimeline) -> Iterator[list[str | tuple[str, str]]]
         about = f"  {event.tool} ({event.call})" if event.tool else ""
         parts: list[str | tuple[str, str]] = [
             (f"{_offset(event.at - turn.start)}  {event.seq:>5}  ", "dim"),
-            f"{event.type}{about}",
+            event.type,
             (f"  {event.by}", "dim"),
         ]
         if event.duration:
             parts.append((f"  {event.category} {format_milliseconds(event.duration)}", COLORS[event.category]))
+        parts.append(about)  # what comes last is cut first
         if event.usage:
             total = total + event.usage
             parts.append((f"  {describe_usage(total)} so far", "dim"))
