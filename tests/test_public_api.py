@@ -57,7 +57,7 @@ def test_a_public_module_is_sorted_documented_and_exports_every_member_of_its_un
             "count_running_calls decision_pages decisions delegate deputies dry_run end_delegation events find_client "
             "grant_scopes grants has_grant_rule history is_open keep_index kill load_state now open owners pending "
             "pending_changes pending_pages preview rename resolve resolve_many revoke run search send "
-            "skip_drain snapshot start store stream unfinished_states wait watch",
+            "skip_drain snapshot start store stream timeline unfinished_states wait watch",
         ),
         (holdfast.Agent, "from_json run run_sync to_json"),
         (holdfast.Turn, "final_result result stream"),

@@ -605,6 +605,7 @@ class Runtime(_Facade, Generic[OutputT]):
     # --- reading ---
 
     snapshot = _verb(AsyncRuntime.snapshot)
+    timeline = _verb(AsyncRuntime.timeline)
     load_state = _verb(AsyncRuntime.load_state)
     history = _verb(AsyncRuntime.history)
     artifact = _verb(AsyncRuntime.artifact)

@@ -20,6 +20,7 @@ from chaos import laws
 from chaos.laws import Effect, Operation, Truth
 from support.revival import rewrite
 from support.runtimes import Clock
+from support.timelines import check_timeline
 
 from holdfast import (
     Agent,
@@ -951,6 +952,7 @@ class World:
         for name in self.copies:
             self._check_copy(name)
         self._check_replies(events)
+        check_timeline(events)
         laws.acknowledged(events, self.history)
         laws.deputies(events, self.events(DEPUTIES), TRUTHS, PEOPLE, self.history)
 
@@ -1028,6 +1030,7 @@ class World:
         mine = [effect for effect in self.ledger if effect.conversation == name]
         laws.imported(events, mine)
         laws.continuations(events, mine)
+        check_timeline(events)
         state = self.state(name=name)
         assert state.closed == (not events[len(self.copies[name])].trusted)
         if state.closed:

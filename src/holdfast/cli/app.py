@@ -47,6 +47,7 @@ SECTIONS = {
         "log": "log",
         "tail": "log",
         "replay": "replay",
+        "timeline": "timeline",
         "request": "request",
         "workers": "worker",
         "outbox": "outbox",

@@ -30,6 +30,7 @@ from holdfast.core.notice import Channel
 from holdfast.core.schema.validation import check_plain, check_plain_no_nul, validate_value
 from holdfast.core.state import Delegation, Grant, State
 from holdfast.core.text.title import check_title
+from holdfast.core.timeline import Timeline
 from holdfast.core.tool import DEFAULT_EXPIRY, parse_duration
 from holdfast.core.turn_result import OutputT, TurnResult
 from holdfast.errors import DeclarationError, Invalid, NotFound, Stale, StoreError, ToolError
@@ -52,7 +53,7 @@ from holdfast.runtime.arguments import (
 )
 from holdfast.runtime.artifacts import read_artifact
 from holdfast.runtime.audit import DecisionFilters, DecisionPage
-from holdfast.runtime.engine import Engine, Scope
+from holdfast.runtime.engine import Engine, Scope, conversation_not_found
 from holdfast.runtime.event_log import read_rows
 from holdfast.runtime.pending_calls.clients import Client
 from holdfast.runtime.pending_calls.inbox import PendingChanges
@@ -61,6 +62,7 @@ from holdfast.runtime.pending_calls.shared_grants import split_grant_id
 from holdfast.runtime.search import SearchResults, Visible
 from holdfast.runtime.steps import tool_call
 from holdfast.runtime.steps.tasks import DEFAULT_PARALLEL, DEFAULT_THREADS, Slots
+from holdfast.runtime.timeline import MAX_EVENTS, read_timeline
 from holdfast.runtime.turn import Turn, find_latest_turn, stream_turn
 from holdfast.runtime.view import follow_events, is_at_rest, take_snapshot, wait_until
 from holdfast.runtime.watch import Watch
@@ -682,6 +684,32 @@ class Runtime(Generic[OutputT]):
     ) -> list[AnyEvent]:
         """Return the logged events with after < seq < before, oldest first."""
         return await self._engine.history(conversation, after, before, limit)
+
+    async def timeline(
+        self, conversation: str, *, before: int | None = None, turns: int = 20, max_events: int = MAX_EVENTS
+    ) -> Timeline:
+        """Return where the time and the money of a conversation's turns went, the newest turn first.
+
+        before:      only turns that began before this event: ``earlier`` of the page before
+        turns:       the most turns of a page
+        max_events:  the page ends with the turn that has reached this many events
+
+        Each turn has its events, a span for each model call, run of a tool and wait, and its duration split into model,
+        tools, people and other: these add up to the duration. It is computed from the log alone.
+        """
+        name = check_conversation_id(conversation)
+        self._engine.check_loop()
+        page = await read_timeline(
+            self.store,
+            name,
+            before=None if before is None else check_count(before),
+            turns=check_count(turns),
+            now=self._engine.now(),
+            max_events=check_count(max_events),
+        )
+        if page is None:
+            raise conversation_not_found(name)
+        return page
 
     def events(self, conversation: str, after: int = 0) -> AsyncIterator[AnyEvent | AnyLive]:
         """Yield the logged events after ``after``, then new events and live events as they happen.

@@ -223,6 +223,12 @@ class EventsQuery(StrictRequest, frozen=True, kw_only=True):
     """Return the newest ``limit`` events instead of the oldest, to scroll back."""
 
 
+class TimelineQuery(StrictRequest, frozen=True, kw_only=True):
+    before: Annotated[int, msgspec.Meta(ge=1, le=MAX_SEQ)] | None = None
+    """Show the turns that began before this event: ``earlier`` of the last response."""
+    turns: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
+
+
 class FollowQuery(StrictRequest, frozen=True, kw_only=True):
     after: Seq = 0
 

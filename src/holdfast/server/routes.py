@@ -24,6 +24,7 @@ from holdfast.core.images import IMAGE_TYPES
 from holdfast.core.results import ANSWER_LIMIT, MESSAGE_LIMIT
 from holdfast.core.schema.validation import check_plain
 from holdfast.core.state import Delegation, Grant
+from holdfast.core.timeline import Timeline
 from holdfast.core.tool import MEDIA_TYPE, parse_duration
 from holdfast.errors import Invalid, NotAllowed, NotFound, Stale, StoreError
 from holdfast.runtime.arguments import check_conversation_id, new_id
@@ -40,6 +41,7 @@ from holdfast.server.auth import Auth, MaySee, identify
 from holdfast.server.limits import CHUNK_BYTES, OverBudget
 from holdfast.server.problems import HTTPProblem, problem_of
 from holdfast.server.streams import Frame, Hub, Stream, pending_frame
+from holdfast.server.timeline_page import export_timeline
 from holdfast.stores.base import ConversationRow, LogStore
 
 SMALL_BODY_BYTES = 64 * 1024
@@ -382,6 +384,19 @@ async def _read_newest(store: LogStore, name: str, after: int, before: int, limi
         if before - len(bodies) == end:
             break  # the log was truncated since
     return bodies[::-1]
+
+
+async def read_timeline(context: RequestContext) -> Timeline:
+    """Show where the time and the cost of the conversation's turns went, the newest turn first."""
+    query: api_types.TimelineQuery = context.query
+    name = await context.check_exists(context.conversation)
+    return await context.runtime.timeline(name, before=query.before, turns=query.turns)
+
+
+async def download_timeline(context: RequestContext) -> Download:
+    """Download the timeline as one HTML file that opens offline."""
+    name = await context.check_exists(context.conversation)
+    return Download(await export_timeline(context.runtime, name), "text/html", f"{name} timeline.html")
 
 
 async def read_artifact(context: RequestContext) -> Download:
@@ -769,6 +784,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("POST", CONVERSATION + "/cancel", cancel_turn, api_types.CancelOutcome, api_types.CancelRequest),
     Endpoint("GET", CONVERSATION + "/worker", show_worker, api_types.Worker),
     Endpoint("GET", CONVERSATION + "/log", read_log, api_types.EventLog, query=api_types.EventsQuery),
+    Endpoint("GET", CONVERSATION + "/timeline", read_timeline, Timeline, query=api_types.TimelineQuery),
+    Endpoint("GET", CONVERSATION + "/timeline/file", download_timeline, Download),
     Endpoint("GET", CONVERSATION + "/artifacts/{sha256}", read_artifact, Download),
     Endpoint("GET", CONVERSATION + "/events", query=api_types.FollowQuery, stream=stream_events),
     Endpoint("POST", CALL + "/resolve", resolve_call, Accepted, api_types.ResolveRequest, body_limit=ANSWER_BYTES),

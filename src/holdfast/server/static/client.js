@@ -90,6 +90,9 @@ export class Client extends EventTarget {
   send = (id, text, options = {}) => this.request("POST", `conversations/${enc(id)}/messages`, { text, ...options });
   cancel = (id, reason) => this.request("POST", `conversations/${enc(id)}/cancel`, reason ? { reason } : {});
   log = (id, range) => this.request("GET", `conversations/${enc(id)}/log?${query(range)}`).then((reply) => reply.events);
+  /** Return {title, turns, earlier}: where the time and the cost of the turns went, the newest first; before: `earlier` of the last page. */
+  timeline = (id, { before, turns } = {}) => this.request("GET", `conversations/${enc(id)}/timeline?${query({ before, turns })}`);
+  timelineAddress = (id) => new URL(`conversations/${enc(id)}/timeline/file`, this.base).href;
   resolve = (pending, decision) => this.#decide([{ ...pending, decision }], `conversations/${enc(pending.conversation)}/calls/${enc(nameOf(pending))}/resolve`, { decision });
   preview = ({ conversation, call }, args) => this.request("POST", `conversations/${enc(conversation)}/calls/${enc(call)}/preview`, { args }, { limit: this.limits.preview });
   scopes = ({ conversation, call }) => this.request("GET", `conversations/${enc(conversation)}/calls/${enc(call)}/scopes`);

@@ -1,12 +1,13 @@
 // <holdfast-app>: the page: the list of conversations, and the open conversation or another view.
 //   properties  client: Client
-// The fragment of the address is the route: #/c/CONVERSATION, #/c/CONVERSATION/SEQ (one message), #/VIEW.
+// The fragment of the address is the route: #/c/CONVERSATION, #/c/CONVERSATION/SEQ (one message), #/t/CONVERSATION (its timeline), #/VIEW.
 import { Element, html, nothing, shown } from "./base.js";
 import { spoken, aloud } from "./chat.js";
 import "./conversations.js";
 import "./inbox.js";
 import "./deputies.js";
 import "./history.js";
+import "./timeline.js";
 
 const REFRESH = 10_000; // milliseconds
 
@@ -66,7 +67,7 @@ class App extends Element {
 
   #go() {
     const [, place, id, seq] = location.hash.split("/");
-    this.route = place === "c" && id ? { place: "chat", id: decoded(id), seq: Number(seq) || null } : { place: Object.hasOwn(VIEWS, place ?? "") ? place : "home" };
+    this.route = (place === "c" || place === "t") && id ? { place: place === "c" ? "chat" : "timeline", id: decoded(id), seq: Number(seq) || null } : { place: Object.hasOwn(VIEWS, place ?? "") ? place : "home" };
     this.drawer = false;
   }
 
@@ -131,10 +132,12 @@ class App extends Element {
       <main id="main" tabindex="-1">
         <div class="top"><button type="button" class="quiet menu" aria-label="Conversations" aria-expanded=${Boolean(this.drawer)} @click=${() => (this.drawer = !this.drawer)}>☰</button>
           <h2>${VIEWS[place]?.title ?? (id ? shown(this.titles.get(id) || id) : "Holdfast")}</h2>
+          ${id ? html`<a class="pill other" href="#/${place === "chat" ? "t" : "c"}/${encodeURIComponent(id)}">${place === "chat" ? "Timeline" : "Conversation"}</a>` : nothing}
           ${waiting.length && place !== "inbox" ? html`<a class="pill strong" href="#/inbox">${waiting.length} waiting</a>` : nothing}</div>
         ${this.#connection()}
         ${VIEWS[place]?.view(this)
-          ?? (id ? html`<holdfast-chat .client=${this.client} .conversation=${id} .at=${seq}></holdfast-chat>`
+          ?? (place === "timeline" ? html`<holdfast-timeline .client=${this.client} .conversation=${id}></holdfast-timeline>`
+          : id ? html`<holdfast-chat .client=${this.client} .conversation=${id} .at=${seq}></holdfast-chat>`
           : html`<div class="empty"><h2>Welcome</h2><p>Open a conversation, or start a new one.</p><button type="button" class="primary" @click=${this.#new}>New conversation</button></div>`)}
       </main></div>`;
   }
