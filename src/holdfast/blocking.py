@@ -615,6 +615,8 @@ class Runtime(_Facade, Generic[OutputT]):
     conversations = _verb(AsyncRuntime.conversations)
     search = _verb(AsyncRuntime.search)
     keep_index = _plain_verb(AsyncRuntime.keep_index)
+    metrics = _verb(AsyncRuntime.metrics)
+    keep_metrics = _plain_verb(AsyncRuntime.keep_metrics)
     grants = _verb(AsyncRuntime.grants)
     grant_scopes = _verb(AsyncRuntime.grant_scopes)
     deputies = _verb(AsyncRuntime.deputies)
