@@ -55,7 +55,7 @@ SCENES = {
 """In the order in which the demo plays them."""
 HELP = "Other scenes: ask me to **change a price**, to **return the lamp**, or for a **refund**."
 PRICES = "prices.toml"
-PRICE_LIST = "[lamps]\ndesk = 49.90\nfloor = 89.00\n"
+PRICE_LIST = "desk = 49.90\nfloor = 89.00\n"
 OFFERS = {"desk = 49.90": "desk = 44.90", "desk = 44.90": "desk = 49.90"}
 """A line of the price list -> the line that replaces it: the scene can be played again and again."""
 ORDERS: dict[int, dict[str, Any]] = {
