@@ -21,12 +21,12 @@ def types(events):
 def test_the_demo_shows_its_cards_again_after_kill_9_and_the_printed_commands_finish_the_turn(desk):
     """B25 B31 B35"""
     with desk.start("demo") as first:
-        before = first.until("waiting for an answer")
+        before = first.until("waiting for 1 answer")
         assert "reading its delivery" in before
         assert "Try this: approve, edit or deny it, or kill -9 me and start me again:" in before
         first.kill()
     with desk.start("demo") as again:
-        after = again.until("waiting for an answer")
+        after = again.until("waiting for 1 answer")
         assert [call_in(c) for c in commands(after, "approve")] == [call_in(c) for c in commands(before, "approve")]
         assert after.count("My lamp from order 1042") == 1
         approved = desk.shell(commands(before, "approve")[0])
@@ -72,11 +72,11 @@ def test_answers_recorded_while_the_demo_is_dead_are_found_by_the_next_one(desk)
 def test_the_other_scenes_of_the_demo_show_their_card_again_after_kill_9(desk, scene, verb, words, ends):
     """B25 B31 B35"""
     with desk.start("demo", "--scene", scene) as first:
-        before = first.until("waiting for an answer")
+        before = first.until("waiting for 1 answer")
         assert "Try this: " in before
         first.kill()
     with desk.start("demo", "--scene", scene) as again:
-        after = again.until("waiting for an answer")
+        after = again.until("waiting for 1 answer")
         (call,) = {call_in(command) for command in commands(after, verb)}
         assert {call_in(command) for command in commands(before, verb)} == {call}
         answered = desk(verb, call, *words, "--store", STORE)
@@ -130,7 +130,7 @@ def test_ctrl_c_ends_the_demo_and_prints_the_command_that_continues_it(desk, wor
         encoding="utf-8",
         timeout=PATIENCE,
     )
-    child.expect("waiting for an answer")
+    child.expect("waiting for 1 answer")
     assert child.before is not None
     assert "\x1b[" in child.before
     assert "╭─" in child.before

@@ -113,9 +113,10 @@ def test_the_demo_takes_a_file_and_goes_on_with_another_scene_when_it_is_asked(v
     expect(page.locator(".tool .inside")).to_contain_text("one lamp, 49.90 EUR")
     say(page, "Please change a price.")
     expect(page.locator("holdfast-approval").get_by_role("heading", name="Change prices.toml?")).to_be_visible()
-    read_and_click(page.get_by_role("button", name="Deny"))
-    page.locator("holdfast-approval").get_by_role("textbox").fill("not today")
-    page.keyboard.press("Control+Enter")
+    card = page.locator("holdfast-approval")
+    read_and_click(card.get_by_role("button", name="Deny", exact=True))
+    card.get_by_role("textbox").fill("not today")
+    read_and_click(card.get_by_role("button", name="Deny", exact=True))
     expect(page.get_by_text("The change was not approved: not today.")).to_be_visible()
 
 
