@@ -28,6 +28,7 @@ from holdfast.core.log_counts import (
     Samples,
     bound_names,
 )
+from holdfast.errors import StoreError
 from holdfast.runtime.metrics import LogFollower
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.store_contract.harness import make_append
@@ -228,6 +229,32 @@ async def test_a_damaged_log_is_left_out_and_counted_as_unreadable():
         found = {each.family.name: each.values for each in await rt.metrics()}
         assert found["holdfast_unreadable_conversations"] == {(): 1}
         assert found["holdfast_events_total"] == {(): len(LOGS["approval"])}
+
+
+async def test_a_store_that_cannot_be_read_for_a_while_makes_no_event_count_twice_or_never(monkeypatch):
+    """A failed read is repeated; what was counted beside it stays counted [B123]."""
+    store = MemoryStore()
+    await store.open()
+    for number in range(40):
+        await store.append(make_append(f"c{number}", 0, *LOGS["approval"], at=1.0))
+    follower, read, failed = LogFollower(store), store.read, []
+
+    async def failing_read(name, *args, **options):
+        if name not in failed and name.endswith("7"):
+            failed.append(name)
+            raise StoreError("the disk does not answer", kind="log_read_failed")
+        return await read(name, *args, **options)
+
+    monkeypatch.setattr(store, "read", failing_read)
+    while True:
+        try:
+            found = await follow(follower)
+            break
+        except StoreError:
+            pass
+    assert sorted(failed) == ["c17", "c27", "c37", "c7"]
+    assert totals(found) == count_plainly({f"c{number}": LOGS["approval"] for number in range(40)})
+    await store.close()
 
 
 @tool(approval="required")

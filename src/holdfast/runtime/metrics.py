@@ -113,8 +113,14 @@ class LogFollower:
         if not self._behind:
             self.is_complete = True
             return False
-        names = list(self._behind)[:PARALLEL_READS]
-        await asyncio.gather(*(self._count_page(name) for name in names))
+        batch = [self._behind.popitem() for _ in range(min(PARALLEL_READS, len(self._behind)))]
+        try:
+            done = await asyncio.gather(*(self._count_page(*each) for each in batch), return_exceptions=True)
+        finally:
+            self._behind.update((name, end) for name, end in batch if self._heads.get(name, 0) < end)
+        for failure in done:
+            if failure is not None:
+                raise failure
         await asyncio.sleep(0)  # a store in memory never waits, and would block the event loop
         return True
 
@@ -137,9 +143,9 @@ class LogFollower:
         self._behind = new
         return True
 
-    async def _count_page(self, name: str) -> None:
-        """Count the next events of a log."""
-        first, end = self._heads.get(name, 0), self._behind[name]
+    async def _count_page(self, name: str, end: int) -> None:
+        """Count the next events of a log, of those up to ``end``."""
+        first = self._heads.get(name, 0)
         last = min(end, first + PAGE)
         try:
             for body in await self._store.read(name, after=first, before=last + 1):
@@ -152,8 +158,6 @@ class LogFollower:
             self.unreadable.add(name)
         self._heads[name] = last
         self._total += last - first
-        if last == end:
-            del self._behind[name]
 
 
 class Metrics:
