@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import pg
@@ -298,7 +299,7 @@ def test_a_run_that_repeats_one_of_a_killed_process_is_a_retry_and_a_continuatio
         counts = LogCounts()
         for line in lines:
             counts.add(name, codec.decode_event(line))
-        found = {each.family.name: each.values for each in counts.samples(0.0)}
+        found: dict[str, Any] = {each.family.name: each.values for each in counts.samples(0.0)}
         events = [json.loads(line) for line in lines]
         epochs, repeated = {}, Counter()
         for event in events:
@@ -313,15 +314,15 @@ def test_a_run_that_repeats_one_of_a_killed_process_is_a_retry_and_a_continuatio
 
 def test_very_many_tools_are_named_up_to_a_limit_and_the_rest_are_added_up():
     """The number of series is bounded whatever an imported log holds."""
-    values = {(f"tool{number:04}", "ok"): 1.0 for number in range(2 * MAX_NAMES)}
+    values: dict[Any, Any] = {(f"tool{number:04}", "ok"): 1.0 for number in range(2 * MAX_NAMES)}
     found = bound_names(Samples(LOG_FAMILIES["holdfast_calls_total"], values)).values
     assert len(found) == MAX_NAMES
     assert found[OTHER, "ok"] == MAX_NAMES + 1
-    histograms = {(f"tool{number:04}", "ok"): Histogram((1.0,)) for number in range(2 * MAX_NAMES)}
+    histograms: dict[Any, Any] = {(f"tool{number:04}", "ok"): Histogram((1.0,)) for number in range(2 * MAX_NAMES)}
     for each in histograms.values():
         each.observe(0.5)
-    found = bound_names(Samples(LOG_FAMILIES["holdfast_decision_seconds"], histograms)).values
-    assert found[OTHER, "ok"].count == MAX_NAMES + 1
+    summed: Any = bound_names(Samples(LOG_FAMILIES["holdfast_decision_seconds"], histograms)).values
+    assert summed[OTHER, "ok"].count == MAX_NAMES + 1
 
 
 PROGRAM = """
@@ -353,7 +354,7 @@ def test_after_kill_9_the_next_process_has_the_counts_of_the_killed_one(tmp_path
         finally:
             os.kill(program.pid, signal.SIGKILL)
     with BlockingRuntime(make_desk(), store=url) as rt:
-        found = {each.family.name: each.values for each in rt.metrics()}
+        found: dict[str, Any] = {each.family.name: each.values for each in rt.metrics()}
         assert found["holdfast_suspensions_total"] == {("refund", "approval"): 3}
         assert found["holdfast_turns_started_total"] == {("desk",): 3}
         assert sum(found["holdfast_waiting_calls"].values()) == 3

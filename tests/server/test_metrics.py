@@ -32,7 +32,7 @@ def _no_cache(monkeypatch):
     monkeypatch.setattr("holdfast.runtime.metrics.CACHE_SECONDS", 0.0)
 
 
-async def scrape(s, token=METRICS_TOKEN):
+async def scrape(s, token: str | None = METRICS_TOKEN):
     """Return the response to a scrape with this token."""
     headers = {"authorization": f"Bearer {token}"} if token else {}
     async with httpx.AsyncClient(base_url=s.base, headers=headers, trust_env=False, timeout=60) as http:
