@@ -23,7 +23,9 @@ from holdfast import errors
 from holdfast.cli.app import cli
 from holdfast.core import decisions, state
 from holdfast.core.decide import machine
+from holdfast.core.log_counts import LOG_FAMILIES
 from holdfast.core.tool import EXECUTORS, PAIR_RULES
+from holdfast.runtime.metrics import PROCESS_FAMILIES, STORE_FAMILIES
 from holdfast.server.static_files import error_notes
 
 # --- the command line ---
@@ -111,6 +113,21 @@ def kinds_table() -> str:
         links = ", ".join(f"[`{cls.__name__}`][holdfast.{cls.__name__}]" for cls in taken)
         rows.append(f"| `{kind}` | {links} |")
     return "\n".join(rows)
+
+
+def metrics_tables() -> str:
+    tables = [
+        ("Metrics of the log", LOG_FAMILIES.values()),
+        ("Metrics of the store", STORE_FAMILIES),
+        ("Metrics of the process", PROCESS_FAMILIES),
+    ]
+    rows: list[str] = []
+    for title, families in tables:
+        rows += ["", f"| {title} | | labels | |", "|---|---|---|---|"]
+        for family in families:
+            labels = ", ".join(f"`{label}`" for label in family.labels)
+            rows.append(f"| `{family.name}` | {family.kind} | {labels} | {family.help} |")
+    return "\n".join(rows[1:])
 
 
 def transition_table() -> str:
@@ -225,6 +242,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "error-tree": error_tree,
     "kinds": kinds_table,
     "legal-matrix": legal_matrix,
+    "metrics": metrics_tables,
     "state-diagram": state_diagram,
     "transitions": transition_table,
 }

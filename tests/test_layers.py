@@ -10,7 +10,7 @@ import pytest
 
 SRC = Path(__file__).parent.parent / "src" / "holdfast"
 PURE = {
-    "__future__", "abc", "base64", "collections", "contextlib", "copy", "dataclasses", "datetime", "decimal",
+    "__future__", "abc", "base64", "bisect", "collections", "contextlib", "copy", "dataclasses", "datetime", "decimal",
     "enum", "functools", "hashlib", "html", "inspect", "itertools", "json", "math", "operator", "re", "string",
     "struct", "sys", "textwrap", "types", "typing", "typing_extensions", "unicodedata", "uuid", "warnings",
 }  # fmt: skip

@@ -542,3 +542,68 @@ def test_without_a_tracer_provider_all_tool_calls_share_one_empty_span() -> None
     assert span is telemetry.tool_call_span("bo", TURN, CALL)
     with span:
         span.record_outcome(ValueOutcome(value=1))
+
+
+METRICS = """
+import asyncio
+from opentelemetry import metrics
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+reader = InMemoryMetricReader()
+metrics.set_meter_provider(MeterProvider([reader]))
+
+import holdfast.runtime.metrics
+from holdfast import Agent, Approve, Runtime, ScriptedModel, ToolCall, tool
+
+holdfast.runtime.metrics.CACHE_SECONDS = 0.0
+
+@tool(approval="required")
+async def refund(order: int) -> str:
+    "Refund an order."
+    return "refunded"
+
+desk = Agent("desk", model=ScriptedModel([[ToolCall("refund", {"order": 7})], "Done."], follow=True), tools=[refund])
+
+async def main():
+    async with Runtime(desk, store="memory:") as rt:
+        rt.keep_metrics()
+        decided = await rt.run("Refund it.", conversation="ada", by="ada")
+        await rt.resolve(decided.pending[0], Approve(), by="boss")
+        await rt.wait("ada")
+        await rt.run("Again.", conversation="bob", by="bob")
+        samples = await rt.metrics()
+        for resource in reader.get_metrics_data().resource_metrics:
+            for scope in resource.scope_metrics:
+                for metric in scope.metrics:
+                    for point in metric.data.data_points:
+                        value = getattr(point, "value", None)
+                        value = f"count {point.count}" if value is None else value
+                        labels = ", ".join(f"{key}={point.attributes[key]}" for key in sorted(point.attributes))
+                        print(f"{metric.name} [{metric.unit}] {labels}: {value}")
+    closed = reader.get_metrics_data()
+    for resource in closed.resource_metrics if closed else ():
+        for scope in resource.scope_metrics:
+            for metric in scope.metrics:
+                assert metric.name in ("holdfast.store.append", "holdfast.decision"), metric.name
+
+asyncio.run(main())
+"""
+
+
+def test_opentelemetry_gets_the_counts_of_the_log_and_the_histograms_of_this_process() -> None:
+    """The SDK asks for the counts of all logs; appends and decisions are recorded as they happen [B123]."""
+    done = subprocess.run([sys.executable, "-c", METRICS], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    for line in (
+        "holdfast.turns_ended [1] agent=desk, reason=completed: 1.0",
+        "holdfast.turns_started [1] agent=desk: 2.0",
+        "holdfast.open_turns [1] agent=desk: 1",
+        "holdfast.suspensions [1] kind=approval, tool=refund: 2.0",
+        "holdfast.waiting_calls [1] age=under_1m, kind=approval, tool=refund: 1",
+        "holdfast.decisions [1] kind=approval, outcome=approve, tool=refund: 1.0",
+        "holdfast.decision [s] outcome=approve, tool=refund: count 1",
+    ):
+        assert line in lines, f"{line!r} is not in:\n{done.stdout}"
+    assert any(line.startswith("holdfast.store.append [s] outcome=ok: count ") for line in lines)

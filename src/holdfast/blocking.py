@@ -618,6 +618,8 @@ class Runtime(_Facade, Generic[OutputT]):
     decisions = _verb(AsyncRuntime.decisions)
     decision_pages = _stream_verb(AsyncRuntime.decision_pages)
     keep_index = _plain_verb(AsyncRuntime.keep_index)
+    metrics = _verb(AsyncRuntime.metrics)
+    keep_metrics = _plain_verb(AsyncRuntime.keep_metrics)
     grants = _verb(AsyncRuntime.grants)
     grant_scopes = _verb(AsyncRuntime.grant_scopes)
     deputies = _verb(AsyncRuntime.deputies)

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans for turns, model calls, tool calls and suspensions. Only this module uses OpenTelemetry.
+"""OpenTelemetry spans and metrics. Only this module uses OpenTelemetry.
 
     turn        invoke_agent NAME   emitted by the process that appends its TurnEnded; starts at the log's time
     suspension  suspended TOOL      emitted by the process that appends its end; starts at the log's time
@@ -9,6 +9,10 @@ No span is held open across a suspension, which may last a week and end on anoth
 still in one trace: the trace id, and the id of the parent span that they all name, are a hash of the turn's facts in
 the log, so every process computes the same ids. The parent span itself is never emitted, because only an SDK can choose
 span ids; its attributes are on the turn's own span.
+
+Two histograms are about this process and recorded as things happen: the appends to the store, and the decisions that it
+has appended. All other metrics follow from the log (``core.log_counts``): the SDK asks for the values that a
+``SampleSource`` made last.
 
 Without a tracer provider this module does nothing and imports nothing: a program that sets up a provider has already
 imported the API. Names follow version 1.41 of the GenAI semantic conventions; our own names start with ``holdfast.``.
@@ -21,8 +25,9 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, assert_never
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, Protocol, assert_never
+from weakref import WeakSet
 
 import msgspec
 
@@ -41,6 +46,14 @@ from holdfast.core.inputs import (
     TimeLimitReached,
     ValueOutcome,
 )
+from holdfast.core.log_counts import (
+    APPEND_BUCKETS,
+    DECISION_BUCKETS,
+    LOG_FAMILIES,
+    Family,
+    Histogram,
+    Samples,
+)
 from holdfast.core.state import CallState, State, TurnState
 from holdfast.core.transcript import AssistantMessage, Message, ToolResult, ToolUse, UserMessage
 
@@ -49,6 +62,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from opentelemetry.context import Context
+    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
     from opentelemetry.trace import Span, SpanContext, SpanKind, Tracer, TracerProvider
 
     from holdfast.models.base import Request
@@ -104,20 +118,55 @@ CAPTURE_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
 def on_append(before: State, events: Sequence[AnyEvent], states: Sequence[State]) -> None:
     """Emit the spans that end with these events, which this process has appended; ``states`` are those after each."""
-    tracer = _tracer()
-    if tracer is None:
+    tracer, instruments = _tracer(), _instruments()
+    if tracer is None and instruments is None:
         return
     for event, after in zip(events, states, strict=True):
         turn = before.turn
         if turn is not None:
             match event:
                 case CallResolved() | CallReturned():
-                    _emit_suspension(tracer, before.conversation, turn, event)
-                case TurnEnded():
+                    if tracer is not None:
+                        _emit_suspension(tracer, before.conversation, turn, event)
+                    if instruments is not None and isinstance(event, CallResolved):
+                        _record_decision(instruments, turn, event)
+                case TurnEnded() if tracer is not None:
                     _emit_turn(tracer, before.conversation, turn, event)
                 case _:
                     pass
         before = after
+
+
+def record_append(seconds: float, outcome: str) -> None:
+    """Record how long an append to the store took."""
+    instruments = _instruments()
+    if instruments is not None:
+        instruments.appends.record(seconds, {"outcome": outcome})
+
+
+class SampleSource(Protocol):
+    """Has the metrics that follow from the log."""
+
+    def latest(self) -> list[Samples]:
+        """Return the samples that were made last, without waiting. Called on a thread of the SDK."""
+        ...
+
+
+def observe(source: SampleSource) -> None:
+    """Give OpenTelemetry the metrics of this source, until ``stop_observing``."""
+    if has_metrics():
+        _sources.add(source)
+        _instruments()
+
+
+def stop_observing(source: SampleSource) -> None:
+    """Undo ``observe``."""
+    _sources.discard(source)
+
+
+def has_metrics() -> bool:
+    """Whether the program uses the metrics API of OpenTelemetry."""
+    return "opentelemetry.metrics" in sys.modules
 
 
 def is_enabled() -> bool:
@@ -344,6 +393,69 @@ def _emit_turn(tracer: Tracer, conversation: str, turn: TurnState, event: TurnEn
 
 def _nanoseconds(at: float) -> int:
     return int(at * 1e9)
+
+
+# --- metrics ---
+
+
+_sources: WeakSet[SampleSource] = WeakSet()
+
+
+class _Instruments:
+    """The instruments of one meter provider."""
+
+    def __init__(self, provider: MeterProvider):
+        meter = provider.get_meter("holdfast")
+        self.appends = meter.create_histogram(
+            "holdfast.store.append", "s", "Appends of this process.", explicit_bucket_boundaries_advisory=APPEND_BUCKETS
+        )
+        self.decisions = meter.create_histogram(
+            "holdfast.decision",
+            "s",
+            "From a suspension to its decision, of the decisions that this process has recorded.",
+            explicit_bucket_boundaries_advisory=DECISION_BUCKETS,
+        )
+        for family in LOG_FAMILIES.values():
+            name, unit = metric_name(family)
+            if family.kind == "counter":
+                meter.create_observable_counter(name, [partial(_observe, family)], unit, family.help)
+            elif family.kind == "gauge":
+                meter.create_observable_gauge(name, [partial(_observe, family)], unit, family.help)
+
+
+def metric_name(family: Family) -> tuple[str, str]:
+    """Return the name and unit in OpenTelemetry; its exporter for Prometheus makes our Prometheus names of them."""
+    name = family.name.removesuffix("_total")
+    unit = "s" if name.endswith("_seconds") else "1"
+    return name.removesuffix("_seconds").replace("_", ".", 1), unit
+
+
+def _observe(family: Family, _: CallbackOptions) -> Iterable[Observation]:
+    from opentelemetry.metrics import Observation
+
+    for source in list(_sources):
+        for samples in source.latest():
+            if samples.family is family:
+                for labels, value in samples.values.items():
+                    if not isinstance(value, Histogram):
+                        yield Observation(value, dict(zip(family.labels, labels, strict=True)))
+
+
+def _record_decision(instruments: _Instruments, turn: TurnState, event: CallResolved) -> None:
+    call = turn.calls.get(event.call_id)
+    if call is not None and call.suspension is not None:
+        facts = {"tool": call.suspension.tool, "outcome": str(event.decision.__struct_config__.tag)}
+        instruments.decisions.record(max(0.0, event.at - call.suspension.at), facts)
+
+
+def _instruments() -> _Instruments | None:
+    metrics: Any = sys.modules.get("opentelemetry.metrics")
+    return None if metrics is None else _instruments_of(metrics.get_meter_provider())
+
+
+@lru_cache(maxsize=1)
+def _instruments_of(provider: MeterProvider) -> _Instruments:
+    return _Instruments(provider)
 
 
 # --- helpers ---

@@ -21,22 +21,20 @@ def types(events):
 def test_the_demo_shows_its_cards_again_after_kill_9_and_the_printed_commands_finish_the_turn(desk):
     """B25 B31 B35"""
     with desk.start("demo") as first:
-        before = first.until("waiting for 2 answers")
+        before = first.until("waiting for 1 answer")
         assert "reading its delivery" in before
+        assert "Try this: approve, edit or deny it, or kill -9 me and start me again:" in before
         first.kill()
     with desk.start("demo") as again:
-        after = again.until("waiting for 2 answers")
+        after = again.until("waiting for 1 answer")
         assert [call_in(c) for c in commands(after, "approve")] == [call_in(c) for c in commands(before, "approve")]
-        assert [call_in(c) for c in commands(after, "answer")] == [call_in(c) for c in commands(before, "answer")]
         assert after.count("My lamp from order 1042") == 1
-        answered = desk.shell(commands(before, "answer")[1])
-        assert answered.code == 0, answered.err
-        assert f"process {again.process.pid} continues" in answered.out
-        again.until("choose_remedy answered replacement by")
-        assert desk.shell(commands(after, "approve")[0]).code == 0
+        approved = desk.shell(commands(before, "approve")[0])
+        assert approved.code == 0, approved.err
+        assert f"process {again.process.pid} continues" in approved.out
         assert again.end() == 0
         assert "9.95 EUR are on their way" in again.out
-        assert "you would like a replacement" in again.out
+        assert "Other scenes" in again.out
     events = desk.log("demo", "--store", STORE)
     assert types(events).count("MessageReceived") == 1
     assert types(events).count("CallStarted") == 2  # the look-up and the refund, once each
@@ -47,25 +45,47 @@ def test_answers_recorded_while_the_demo_is_dead_are_found_by_the_next_one(desk)
     """B31 B35 B53"""
     assert desk("demo", "--no-wait").code == 75
     waiting = {entry["tool"]: entry for entry in desk("pending", "--json", "--store", STORE).objects}
-    assert {tool: entry["kind"] for tool, entry in waiting.items()} == {
-        "choose_remedy": "elicitation",
-        "refund": "approval",
-    }
+    assert {tool: entry["kind"] for tool, entry in waiting.items()} == {"refund": "approval"}
     result = desk("deny", waiting["refund"]["call"], "--reason", "paid already", "--store", STORE)
     assert result.code == 0
     assert "no process runs agent support now" in result.out
     assert f"run holdfast.cli.demo:agent --conversation demo --store {STORE}" in result.out
-    assert desk("answer", f"demo/{waiting['choose_remedy']['call']}", "refund", "--store", STORE).code == 0
     with desk.start("demo") as again:
         assert again.end() == 0
         assert "The refund was not approved: paid already" in again.out
-        assert "you would like a refund" in again.out
     started = [e["call_id"] for e in desk.log("demo", "--store", STORE) if e["type"] == "CallStarted"]
     assert len(started) == 1
     assert waiting["refund"]["call"] not in started
     assert desk("demo", "--no-wait").code == 75
     listed = desk("log", "--json", "--store", STORE).objects
     assert {c["conversation"]: c["state"] for c in listed} == {"demo": "idle", "demo-2": "awaiting_input"}
+    assert [entry["tool"] for entry in desk("pending", "--json", "--store", STORE).objects] == ["edit"]
+
+
+@pytest.mark.parametrize(
+    ("scene", "verb", "words", "ends"),
+    [
+        ("file", "approve", [], "The new price is in"),
+        ("form", "answer", ["--set", "remedy=replacement"], "you would like a replacement"),
+    ],
+)
+def test_the_other_scenes_of_the_demo_show_their_card_again_after_kill_9(desk, scene, verb, words, ends):
+    """B25 B31 B35"""
+    with desk.start("demo", "--scene", scene) as first:
+        before = first.until("waiting for 1 answer")
+        assert "Try this: " in before
+        first.kill()
+    with desk.start("demo", "--scene", scene) as again:
+        after = again.until("waiting for 1 answer")
+        (call,) = {call_in(command) for command in commands(after, verb)}
+        assert {call_in(command) for command in commands(before, verb)} == {call}
+        answered = desk(verb, call, *words, "--store", STORE)
+        assert answered.code == 0, answered.err
+        assert again.end() == 0
+        assert ends in again.out
+    entries = desk.log(f"demo-{scene}", "--store", STORE)
+    assert types(entries).count("MessageReceived") == 1
+    assert types(entries)[-1] == "TurnEnded"
 
 
 def test_the_demo_does_not_run_other_conversations_of_the_store(desk):
@@ -86,12 +106,9 @@ def test_resume_finishes_the_demo_in_the_terminal_that_answers(desk):
     assert desk("--store", STORE, "demo", "--no-wait").code == 75
     waiting = {entry["tool"]: entry["call"] for entry in desk("--store", STORE, "pending", "--json").objects}
     resume = ("--resume", "holdfast.cli.demo:agent", "--store", STORE)
-    half = desk("approve", waiting["refund"], *resume)
-    assert half.code == 75
-    assert "refund approved by" in half.out
-    assert commands(half.out, "run")
-    whole = desk("answer", waiting["choose_remedy"], "replacement", *resume)
+    whole = desk("approve", waiting["refund"], *resume)
     assert whole.code == 0
+    assert "refund approved by" in whole.out
     assert "9.95 EUR are on their way" in whole.out
 
 
@@ -113,7 +130,7 @@ def test_ctrl_c_ends_the_demo_and_prints_the_command_that_continues_it(desk, wor
         encoding="utf-8",
         timeout=PATIENCE,
     )
-    child.expect("waiting for 2 answers")
+    child.expect("waiting for 1 answer")
     assert child.before is not None
     assert "\x1b[" in child.before
     assert "╭─" in child.before
@@ -127,7 +144,7 @@ def test_ctrl_c_ends_the_demo_and_prints_the_command_that_continues_it(desk, wor
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 130
-    assert len(desk("pending", "--json", "--store", STORE).objects) == 2
+    assert len(desk("pending", "--json", "--store", STORE).objects) == 1
 
 
 @contextmanager
@@ -152,7 +169,7 @@ def test_the_demo_page_shows_its_cards_again_after_kill_9_and_uses_another_port_
             with httpx.Client(headers={"Host": root.removeprefix("http://")}) as browser:
                 assert browser.get(address, follow_redirects=True).status_code == 200
                 until = time.monotonic() + PATIENCE
-                while len(waiting := browser.get(f"{root}/api/pending").json()["pending"]) < 2:
+                while len(waiting := browser.get(f"{root}/api/pending").json()["pending"]) < 1:
                     assert time.monotonic() < until
                     time.sleep(0.05)
             calls.append(sorted(entry["call"] for entry in waiting))

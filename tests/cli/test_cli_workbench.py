@@ -28,7 +28,7 @@ def test_tools_are_listed_with_their_executor_approval_and_risk(desk):
     assert result.code == 0, result.err
     lines = {line.split()[0]: line for line in result.out.splitlines()}
     assert {"server", "required", "fail", "high"} <= set(lines["refund"].replace(",", "").split())
-    assert "human" in lines["choose_remedy"]
+    assert "human" in lines["plan_return"]
     by_name = {each["name"]: each for each in desk("tools", SHOP, "--json").objects}
     assert by_name["refund"]["parameters"]["properties"]["order"]["type"] == "integer"
     assert (by_name["refund"]["approval"], by_name["refund"]["recovery"]) == ("required", "fail")

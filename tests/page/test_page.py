@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Page, Request, Route, expect
-from support.browser import Demo, Stage, Visitor, begin, read_and_click, read_card, register, say, select, until
+from support.browser import Stage, Visitor, begin, read_and_click, read_card, register, say, select, until
 
 import holdfast.server
 from holdfast.server.static_files import PageFiles
@@ -596,58 +596,6 @@ def test_a_conversation_of_another_user_looks_like_one_that_does_not_exist(visit
     assert answer(mine["conversation"], mine["call"], {"type": "client_result", "value": 1})[0] == 422
     assert stage.pending_call("private-bob-1", who="bob") == theirs
     assert stage.pending_call(mine["conversation"]) == mine
-
-
-# --- the demo ---
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Demo, str]]:
-    demo = Demo(tmp_path_factory.mktemp("demo"))
-    yield demo, demo.start()
-    demo.kill()
-
-
-def test_the_demo_shows_a_card_a_question_a_location_tool_and_a_file_tool(visit, demo: tuple[Demo, str]):
-    """The results of client tools reach the agent [B41]."""
-    stage, address = demo
-    munich = {"latitude": 48.2, "longitude": 11.6}
-    page = visit(stage=stage, geolocation=munich, permissions=["geolocation"]).at(address)
-    read_and_click(page.locator("holdfast-approval .approve"))
-    page.get_by_role("radio", name="replacement").check()
-    read_and_click(page.get_by_role("button", name="Send the answer"))
-    expect(page.get_by_text("I can find the nearest shop, or take your receipt.")).to_be_visible()
-    say(page, "Where is the nearest shop?")
-    expect(page.get_by_text("Our nearest shop is in Munich, 7 km from you.")).to_be_visible()
-    say(page, "Here is my receipt.")
-    with page.expect_file_chooser() as chooser:
-        page.get_by_role("button", name="Choose a file").click()
-    chooser.value.set_files({"name": "lamp.txt", "mimeType": "text/plain", "buffer": b"one lamp, 49.90 EUR"})
-    expect(page.get_by_text("Thank you: lamp.txt (19 bytes) is with order 1042 now.")).to_be_visible()
-    page.locator(".tool", has_text="pick_file").locator("summary").click()
-    expect(page.locator(".tool .inside")).to_contain_text("one lamp, 49.90 EUR")
-
-
-def test_a_denied_location_a_cancelled_file_dialog_and_a_large_file_are_shown_as_errors(visit, demo: tuple[Demo, str]):
-    stage, address = demo
-    page = visit(stage=stage).at(address)
-    begin(page)
-    say(page, "Is there a shop near me?")
-    located = page.locator("holdfast-tool", has_text="locate")
-    expect(located.locator(".tool.denied .state")).to_have_text("denied")
-    expect(located.locator(".why")).to_have_text("the browser denied access to its location")
-    expect(page.get_by_text("I do not know where you are (the browser denied access")).to_be_visible()
-    say(page, "I have an invoice.")
-    with page.expect_file_chooser() as chooser:
-        page.get_by_role("button", name="Choose a file").click()
-    chooser.value.element.dispatch_event("cancel")  # as the browser does when its dialog is closed
-    expect(page.locator("holdfast-tool", has_text="pick_file").locator(".why")).to_have_text("no file was chosen")
-    expect(page.get_by_text("I have no receipt of you (no file was chosen).")).to_be_visible()
-    say(page, "A file, once more.")
-    with page.expect_file_chooser() as chooser:
-        page.get_by_role("button", name="Choose a file").click()
-    chooser.value.set_files({"name": "film.bin", "mimeType": "", "buffer": b"x" * 300_000})
-    expect(page.locator(".tool.error .state")).to_have_text("too_large")
 
 
 # --- the inbox ---

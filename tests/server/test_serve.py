@@ -181,6 +181,24 @@ def test_tools_do_not_find_the_token_in_their_environment(tmp_path, monkeypatch)
     assert (tmp_path / "seen").read_text() == repr([None, "\n"])
 
 
+def test_prometheus_has_a_token_of_its_own_from_the_environment(tmp_path, monkeypatch):
+    """$HOLDFAST_METRICS_TOKEN reads /metrics and nothing else; tools do not find it in their environment [B123]."""
+    monkeypatch.setenv("HOLDFAST_METRICS_TOKEN", "a-token-for-prometheus")
+    (tmp_path / "spy.py").write_text(SPY.replace("HOLDFAST_TOKEN", "HOLDFAST_METRICS_TOKEN"))
+    monkeypatch.setitem(globals(), "AGENT", f"import spy\n{AGENT}")
+    with process(tmp_path) as server:
+        assert (tmp_path / "seen").read_text() == repr([None, "\n"])
+        headers = {"authorization": "Bearer a-token-for-prometheus"}
+        with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", headers=headers, trust_env=False) as http:
+            assert "holdfast_running_conversations 0\n" in http.get("/metrics").text
+            assert http.get("/api/pending").status_code == 401
+            assert http.get("/metrics", headers={"authorization": "Bearer x"}).status_code == 401
+    same = {"HOLDFAST_TOKEN": "one-token-for-both", "HOLDFAST_METRICS_TOKEN": "one-token-for-both"}
+    code, stderr = run(tmp_path, "-m", "holdfast", "serve", "shop:agent", "--port", "0", **same)
+    assert code != 0
+    assert "can approve calls: choose another" in stderr
+
+
 def run(folder, *words, **env):
     (folder / "shop.py").write_text(AGENT)
     done = subprocess.run(

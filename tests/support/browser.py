@@ -64,12 +64,14 @@ class Stage:
         self.folder, self.store = folder, f"sqlite:///{folder}/page.db"
         self.mount, self.url = mount, f"http://127.0.0.1:{self.port}{mount}/"
         self.command = [str(STAGE), self.store, str(self.port), mount]
+        self.environment: dict[str, str] | None = None
         self.process: subprocess.Popen[str] | None = None
         self.opened = 0
 
     def start(self) -> str:
         """Start the server, and return the line that it prints when it is ready."""
-        self.process = subprocess.Popen([sys.executable, *self.command], stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, *self.command]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self.environment)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, "the server did not start"
@@ -126,9 +128,10 @@ class Stage:
 class Demo(Stage):
     """The demo, as ``make demo`` starts it."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, *words: str):
         super().__init__(folder)
-        self.command = ["-m", "holdfast", "demo", "--page", "--port", str(self.port), "--store", self.store]
+        self.command = ["-m", "holdfast", "demo", "--page", "--port", str(self.port), "--store", self.store, *words]
+        self.environment = {**os.environ, "TMPDIR": str(folder)}  # for the files of the demo
 
     def start(self) -> str:
         """Start the demo, and return the address that it prints."""

@@ -28,6 +28,7 @@ GROUPS = {
         "page/test_page_approvers.py",
         "page/test_page_links.py",
         "page/test_page_deputies.py",
+        "page/test_page_demo.py",
     ],
     "documentation": ["docs/test_snippets.py", "docs/test_site.py"],
     "models": [

@@ -21,7 +21,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from holdfast import Agent, Ask, Call, Principal, Result, Runtime, tool
-from holdfast.cli.demo import choose_remedy, pick_file
+from holdfast.cli.demo import pick_file
 from holdfast.core.transcript import ToolResult, UserMessage
 from holdfast.models import FinishPart, HostedPart, ProviderPart, TextPart, ThinkingPart, ToolCallPart, Usage, UsagePart
 from holdfast.server import app, streams
@@ -49,6 +49,11 @@ DIFF = """--- a/config/limits.toml
 LONG_DIFF = "--- a/all.toml\n+++ b/all.toml\n@@ -1,60 +1,60 @@\n" + "".join(
     f"-limit_{n} = {n}\n+limit_{n} = {10 * n}\n" for n in range(1, 61)
 )
+
+
+@tool(executor="human", prompt="We are sorry about your {item}. Would you like a refund or a replacement?")
+def choose_remedy(item: str) -> Literal["refund", "replacement"]:
+    """Ask the customer what they would like."""
 
 
 @tool(approval="required", prompt="Give {amount} EUR of order {order} back?", risk="high", recovery="fail")

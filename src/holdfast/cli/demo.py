@@ -1,6 +1,7 @@
-"""The agent of ``holdfast demo``: support for a lamp that came late and broken. Its model is scripted and needs no key.
+"""The agent of ``holdfast demo``, for a small lamp shop. Its model is scripted and needs no key.
 
-After the refund it finds the nearest shop and takes a receipt, with tools that run in the visitor's browser.
+It plays three scenes: a refund that needs an approval, a change of a file that is shown as a diff, and a question with
+a form, after which a tool runs in the visitor's browser. Each begins with one card and says what to try.
 
 It can be loaded like any other agent: ``holdfast run holdfast.cli.demo:agent --conversation demo``.
 """
@@ -8,21 +9,55 @@ It can be loaded like any other agent: ``holdfast run holdfast.cli.demo:agent --
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import stat
+import tempfile
 from collections.abc import AsyncIterator
 from math import asin, cos, radians, sin, sqrt
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from holdfast import Agent, Call, ScriptedModel, ToolCall, ToolError, tool
 from holdfast.core.transcript import ToolResult, UserMessage
+from holdfast.errors import Invalid
 from holdfast.models.base import Request, StreamPart
+from holdfast.workspace import Workspace
 
 AGENT_SPEC = "holdfast.cli.demo:agent"
 CUSTOMER = "customer"
-MESSAGE = "My lamp from order 1042 came a week late, and it is broken. What can you do?"
+
+
+class Scene(NamedTuple):
+    message: str
+    """The customer's message that begins it."""
+    hint: str
+    """What to try: the conversation's title, which is in view wherever the card is."""
+
+
+SCENES = {
+    "refund": Scene(
+        "My lamp from order 1042 came a week late. Can I have the delivery back?",
+        "Try this: approve, edit or deny it, or kill -9 me and start me again",
+    ),
+    "file": Scene(
+        "The desk lamp is on offer: change its price in our price list, please.",
+        "Try this: approve or deny the change, or kill -9 me and start me again",
+    ),
+    "form": Scene(
+        "My lamp from order 1042 is broken. I would like to return it.",
+        "Try this: fill in the form, or kill -9 me and start me again",
+    ),
+}
+"""In the order in which the demo plays them."""
+HELP = "Other scenes: ask me to **change a price**, to **return the lamp**, or for a **refund**."
+PRICES = "prices.toml"
+PRICE_LIST = "desk = 49.90\nfloor = 89.00\n"
+OFFERS = {"desk = 49.90": "desk = 44.90", "desk = 44.90": "desk = 49.90"}
+"""A line of the price list -> the line that replaces it: the scene can be played again and again."""
 ORDERS: dict[int, dict[str, Any]] = {
     1042: {"item": "desk lamp", "price": 49.9, "delivery": 9.95, "days_late": 7, "card": "ends in 4242"},
 }
@@ -67,9 +102,17 @@ async def look_up_order(order: int, call: Call) -> dict[str, Any]:
     return _order(order)
 
 
-@tool(executor="human", prompt="We are sorry about your {item}. Would you like a refund or a replacement?")
-def choose_remedy(item: str) -> Literal["refund", "replacement"]:  # pyright: ignore[reportReturnType]
-    """Ask the customer what they would like."""
+class Return(msgspec.Struct):
+    """What becomes of a lamp that is returned."""
+
+    remedy: Annotated[Literal["refund", "replacement"], Meta(description="What you would like")]
+    boxed: Annotated[bool, Meta(description="I still have its box")] = False
+    note: Annotated[str, Meta(max_length=200, description="What is broken")] = ""
+
+
+@tool(executor="human", prompt="How would you like to return your {item}?")
+def plan_return(item: str) -> Return:  # pyright: ignore[reportReturnType]
+    """Ask the customer how to return something."""
 
 
 @tool(
@@ -117,10 +160,8 @@ def _offer(found: dict[str, Any]) -> Any:
         return f"I could not look the order up: {found['error']['message']}"
     order = found["result"]
     return [
-        f"I found it: a {order['item']}, and it came {order['days_late']} days late. You paid "
-        f"{order['delivery']:.2f} EUR for the delivery. Giving that back needs an approval: in this demo, yours. "
-        "And about the lamp itself I have a question for you.",
-        ToolCall("choose_remedy", {"item": order["item"]}),
+        f"Your {order['item']} came {order['days_late']} days late, and its delivery was {order['delivery']:.2f} EUR. "
+        "Giving that back needs an approval, in this demo yours.",
         ToolCall(
             "refund",
             {"order": 1042, "amount": order["delivery"], "reason": f"delivered {order['days_late']} days late"},
@@ -128,21 +169,41 @@ def _offer(found: dict[str, Any]) -> Any:
     ]
 
 
-def _conclusion(paid: dict[str, Any], choice: dict[str, Any]) -> str:
+def _conclude_refund(paid: dict[str, Any]) -> str:
     if paid["ok"]:
         given = paid["result"]
-        text = f"{given['refunded']:.2f} EUR are on their way to the card that {given['card']} ({given['receipt']}). "
-    elif paid["error"]["kind"] == "denied":
-        reason = paid["error"]["details"].get("reason")
-        text = f"The refund was not approved{f': {reason}' if reason else ''}. "
-    else:
-        text = f"The refund did not go through ({paid['error']['kind']}: {paid['error']['message']}). "
-    if choice["ok"]:
-        return text + f"For the lamp I have noted that you would like a {choice['result']}.\n\n{HELP}"
-    return text + "You did not say what you would like for the lamp; just write again when you know."
+        return f"{given['refunded']:.2f} EUR are on their way to the card that {given['card']} ({given['receipt']})."
+    return _explain_failure("The refund", paid)
 
 
-HELP = "Is there anything else? I can find the nearest shop, or take your receipt."
+def _explain_failure(thing: str, outcome: dict[str, Any]) -> str:
+    if outcome["error"]["kind"] == "denied":
+        reason = outcome["error"]["details"].get("reason")
+        return f"{thing} was not approved{f': {reason}' if reason else ''}."
+    return f"{thing} was not made ({outcome['error']['kind']}: {outcome['error']['message']})."
+
+
+def _change_price(read: dict[str, Any]) -> Any:
+    if not read["ok"]:
+        return f"I could not read the price list: {read['error']['message']}"
+    for old, new in OFFERS.items():
+        if old in read["result"]["text"]:
+            return ["Here is the change.", ToolCall("edit", {"path": PRICES, "old": old, "new": new})]
+    return f"The price list has another price than I know: I leave it alone. It is {workspace.root.path / PRICES}."
+
+
+def _conclude_change(changed: dict[str, Any]) -> str:
+    if changed["ok"]:
+        return f"The new price is in `{workspace.root.path / PRICES}`."
+    return _explain_failure("The change", changed)
+
+
+def _after_form(form: dict[str, Any]) -> Any:
+    if not form["ok"]:
+        return _explain_failure("The return", form)
+    wanted = msgspec.convert(form["result"], Return)
+    noted = f"I have noted that you would like a {wanted.remedy}."
+    return [f"{noted} Which of our shops is near you? Your browser tells me, if you allow it.", ToolCall("locate")]
 
 
 def _nearest(found: dict[str, Any]) -> str:
@@ -168,25 +229,46 @@ def _confirm_receipt(found: dict[str, Any]) -> str:
 
 
 def _reply(request: Request) -> Any:
-    """Return the next reply: the story of the lamp first, then the shop and the receipt."""
+    """Return the next reply, from the results since the last message or from that message."""
     last = max(n for n, message in enumerate(request.messages) if isinstance(message, UserMessage))
     asked, now = request.messages[last], _results(request, last)
-    if "locate" in now:
-        return _nearest(now["locate"])
-    if "pick_file" in now:
-        return _confirm_receipt(now["pick_file"])
-    if "refund" in now:
-        return _conclusion(now["refund"], now["choose_remedy"])
-    if "look_up_order" in now:
-        return _offer(now["look_up_order"])
     assert isinstance(asked, UserMessage)
-    if re.search(r"\b(shop|near|where)", asked.text, re.IGNORECASE):
+    if not now:
+        return _begin_scene(asked.text)
+    newest, result = list(now.items())[-1]
+    match newest:
+        case "look_up_order":
+            return _offer(result)
+        case "read":
+            return _change_price(result)
+        case "plan_return":
+            reply = _after_form(result)
+            return f"{reply}\n\n{HELP}" if isinstance(reply, str) else reply
+        case "refund":
+            return f"{_conclude_refund(result)}\n\n{HELP}"
+        case "edit":
+            return f"{_conclude_change(result)}\n\n{HELP}"
+        case "locate":
+            return f"{_nearest(result)}\n\n{HELP}"
+        case _:
+            return _confirm_receipt(result)
+
+
+def _begin_scene(text: str) -> Any:
+    def has(words: str) -> bool:
+        return re.search(rf"\b({words})", text, re.IGNORECASE) is not None
+
+    if has("price|offer"):
+        return ["Let me read the price list.", ToolCall("read", {"path": PRICES})]
+    if has("return|broken|form"):
+        return ["I am sorry about that.", ToolCall("plan_return", {"item": "desk lamp"})]
+    if has("shop|near|where"):
         return ["Let me see where you are.", ToolCall("locate")]
-    if re.search(r"\b(receipt|invoice|file)", asked.text, re.IGNORECASE):
+    if has("receipt|invoice|file"):
         return ["With pleasure.", ToolCall("pick_file", {"accept": ".txt,.pdf,image/*"})]
-    if "refund" in _results(request):
-        return HELP
-    return ["Let me look that up.", ToolCall("look_up_order", {"order": 1042})]
+    if has("lamp|order|refund|money|delivery"):
+        return ["Let me look that up.", ToolCall("look_up_order", {"order": 1042})]
+    return HELP
 
 
 class DemoModel:
@@ -198,9 +280,32 @@ class DemoModel:
         return ScriptedModel([_reply(request)]).stream(request)
 
 
+def _prepare_files() -> Path:
+    """Return the directory of the price list, in the machine's directory for temporary files; create what is missing.
+
+    It is the same at each start, so that a change that waits for its approval survives the process.
+    """
+    folder = Path(tempfile.gettempdir()) / f"holdfast-demo-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise Invalid(f"{folder} is not a directory of yours alone: remove it, or set TMPDIR", kind="permission_denied")
+    if not (folder / PRICES).exists():
+        (folder / PRICES).write_text(PRICE_LIST)
+    return folder
+
+
+workspace = Workspace(_prepare_files(), mode="ask", sandbox="none")
 agent = Agent(
     "support",
     model=DemoModel(),
-    tools=[look_up_order, choose_remedy, refund, locate, pick_file],
+    tools=[
+        look_up_order,
+        refund,
+        plan_return,
+        locate,
+        pick_file,
+        *(tool for tool in workspace.tools if tool.name in ("read", "edit")),
+    ],
     instructions="You are the support desk of a small lamp shop.",
 )

@@ -20,7 +20,8 @@ from holdfast.errors import Invalid
 from holdfast.urls import parse_location
 
 TOKEN_VARIABLE = "HOLDFAST_TOKEN"
-_environment_token = ""
+METRICS_TOKEN_VARIABLE = "HOLDFAST_METRICS_TOKEN"
+_environment_token = _environment_metrics_token = ""
 
 
 class Token(NamedTuple):
@@ -32,9 +33,10 @@ class Token(NamedTuple):
 
 
 def take_from_environment() -> None:
-    """Remove the token from the environment and keep it; called before any tool's code is imported."""
-    global _environment_token
+    """Remove the tokens from the environment and keep them; called before any tool's code is imported."""
+    global _environment_token, _environment_metrics_token
     _environment_token = os.environ.pop(TOKEN_VARIABLE, "")
+    _environment_metrics_token = os.environ.pop(METRICS_TOKEN_VARIABLE, "")
 
 
 def token_for(store: str) -> Token:
@@ -59,6 +61,19 @@ def token_for(store: str) -> Token:
     except OSError:
         return Token(made, False)  # not writable: the server prints that the token changes at each start
     return Token(made, True, path)
+
+
+def find_metrics_token(token: Token) -> str | None:
+    """Return the token that was given for /metrics in the environment; None: there is none.
+
+    token:  the server's token, which must be another: with it, Prometheus could decide
+    """
+    given = os.environ.pop(METRICS_TOKEN_VARIABLE, "") or _environment_metrics_token
+    if not given:
+        return None
+    if hmac.compare_digest(given.encode(), token.value.encode()):
+        raise Invalid(f"${METRICS_TOKEN_VARIABLE} is the server's own token, which can approve calls: choose another")
+    return check_token(given, f"${METRICS_TOKEN_VARIABLE}")
 
 
 def derive_key(token: str, purpose: str) -> bytes:

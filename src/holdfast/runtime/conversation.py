@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
@@ -45,7 +46,7 @@ from holdfast.runtime.services import RunContext, Services
 from holdfast.runtime.steps import aside_call, model_call, tool_call
 from holdfast.runtime.steps.prompt import Window
 from holdfast.runtime.steps.tasks import HandlerRun, HandlerState, Run, Tasks
-from holdfast.stores.base import LoadedConversation
+from holdfast.stores.base import Append, LoadedConversation
 
 log = logging.getLogger("holdfast")
 
@@ -381,6 +382,20 @@ class Conversation:
                 self._claiming = False
         return self._granted_epoch is not None
 
+    async def _append(self, append: Append) -> None:
+        """Append, and count how long the store took."""
+        began, outcome = time.perf_counter(), "ok"
+        try:
+            await self.services.store.append(append)
+        except (Conflict, Fenced, GrantEnded):
+            outcome = "refused"
+            raise
+        except BaseException:
+            outcome = "failed"
+            raise
+        finally:
+            self.services.metrics.process.record_append(began, outcome)
+
     async def _commit(self, items: list[QueuedInput]) -> None:
         """Append the events of these inputs in one write; after a conflict, decide them again on the new state."""
         fresh = False
@@ -404,7 +419,7 @@ class Conversation:
                 owes = bool(self.owed(draft.state))
                 shared = shares_grants(items)
                 append = build_append(self.state, draft, owes=owes, epoch=epoch, release=release, shared=shared)
-                await self.services.store.append(append)
+                await self._append(append)
             except GrantEnded:
                 release_slots(self, held)
                 drop_shared_grants(items)

@@ -31,6 +31,7 @@ from holdfast.runtime.audit import DecisionHistory
 from holdfast.runtime.conversation import Conversation
 from holdfast.runtime.event_log import read_events
 from holdfast.runtime.live import Bus, LiveSource, Relay
+from holdfast.runtime.metrics import Metrics
 from holdfast.runtime.pending_calls.clients import Clients
 from holdfast.runtime.pending_calls.deputies import Deputies
 from holdfast.runtime.pending_calls.inbox import Expiry, PendingFeed, PendingIndex
@@ -122,6 +123,7 @@ class Engine:
         self.faults = StoreFaults(self._on_store_gone)
         self.search_index = SearchIndex(store, self.faults)
         self.decision_history = DecisionHistory(store, self.search_index)
+        self.metrics = Metrics(store, self.faults, now, lambda: (len(self._active), self.count_running_calls()))
         self.pending_index = PendingIndex(store)
         self.pending_feed = PendingFeed(self.pending_index)
         self._expiry = Expiry(
@@ -188,6 +190,7 @@ class Engine:
         await self.summaries.close(self._drain)
         await self._outbox.close(self._drain)
         await self.search_index.close()
+        await self.metrics.close()
         self.closing = True
         for task in self._background:
             task.cancel()
@@ -253,6 +256,7 @@ class Engine:
             *self._background,
             *self._outbox.tasks(),
             *self.search_index.tasks(),
+            *self.metrics.tasks(),
             *self.clients.tasks(),
             *self.summaries.tasks(),
             *(task for source in self._sources for task in source.tasks()),

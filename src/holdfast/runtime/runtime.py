@@ -26,6 +26,7 @@ from holdfast.core.inputs import (
     WhenBusy,
 )
 from holdfast.core.live import AnyLive, Snapshot
+from holdfast.core.log_counts import Samples
 from holdfast.core.notice import Channel
 from holdfast.core.schema.validation import check_plain, check_plain_no_nul, validate_value
 from holdfast.core.state import Delegation, Grant, State
@@ -874,6 +875,20 @@ class Runtime(Generic[OutputT]):
         """Index new messages and decisions in the background from now on, before the first search needs them."""
         self._engine.check_open()
         self._engine.search_index.keep_up()
+
+    async def metrics(self) -> list[Samples]:
+        """Return the metrics that ``/metrics`` serves; see the how-to page "Watch the numbers".
+
+        The first call counts the events of all logs, in the background after two seconds; later ones count only the new
+        events. Until all are counted, the metrics that follow from the log are left out.
+        """
+        self._engine.check_open()
+        return await self._engine.metrics.collect()
+
+    def keep_metrics(self) -> None:
+        """Give OpenTelemetry the metrics that follow from the log, from now on. Call it in one process per store."""
+        self._engine.check_open()
+        self._engine.metrics.keep_up()
 
     async def grants(self, conversation: str | None = None) -> list[Grant]:
         """Return the remembered approvals that are in force.

@@ -22,6 +22,7 @@ from holdfast.core.prompt.history import History
 from holdfast.core.state import CallState, State
 from holdfast.runtime.agent_definition import AgentDefinition
 from holdfast.runtime.live import Bus, LiveSource, PartialReply
+from holdfast.runtime.metrics import Metrics
 from holdfast.runtime.pending_calls.shared_grants import SharedGrants
 from holdfast.runtime.steps.tasks import HandlerRun, HandlerState, Run, Slots, Tasks
 from holdfast.stores.base import LogStore
@@ -47,6 +48,9 @@ class Services(Protocol):
     def shared_grants(self) -> SharedGrants:
         """The grants that reach beyond their conversation."""
         ...
+
+    @property
+    def metrics(self) -> Metrics: ...
 
     @property
     def bus(self) -> Bus: ...

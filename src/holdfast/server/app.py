@@ -16,6 +16,7 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
+from holdfast import telemetry
 from holdfast.channels.links import Links
 from holdfast.core.text.redaction import redact_secrets
 from holdfast.runtime.runtime import Runtime
@@ -33,6 +34,7 @@ from holdfast.server.limits import (
     read_body,
     send_body,
 )
+from holdfast.server.metrics import MayReadMetrics, MetricsEndpoint, check_metrics_token
 from holdfast.server.middleware import (
     PRINCIPAL,
     AuthMiddleware,
@@ -78,6 +80,9 @@ class App:
         files: PageFiles,
         links: Sequence[Links] = (),
         mounts: Mapping[str, Mounted] | None = None,
+        *,
+        metrics_token: str | None = None,
+        may_read_metrics: MayReadMetrics | None = None,
     ):
         self.runtime, self.auth = runtime, auth
         self._mounts = dict(mounts or {})
@@ -98,11 +103,14 @@ class App:
             default=_refuse_unknown,
         )
         public = PublicRoutes(runtime, links, files, limits)
+        # Without may_see, every principal sees all conversations, and so may read numbers about them.
+        metrics = MetricsEndpoint(runtime, auth, metrics_token, may_read_metrics or (lambda _: may_see is None))
         self._router = Router(
             [
                 EncodedPathRoute("/l/assets/{path:path}", public.show_asset),
                 EncodedPathRoute("/l/{token}", public.open_link, methods=["GET", "POST"]),
                 EncodedPathRoute("/channels/{name}", public.receive, methods=["POST"]),
+                EncodedPathRoute("/metrics", metrics.respond),
                 EncodedPathRoute("/errors", _show_error_page),
                 EncodedPathRoute("/errors/{path:path}", _show_error_page),
             ],
@@ -150,6 +158,8 @@ class App:
             except Exception as failure:
                 raise RuntimeError(redact_secrets(str(failure))) from None
         self.runtime.keep_index()
+        if telemetry.has_metrics():
+            self.runtime.keep_metrics()
         async with self.run_mounts():
             yield
             self.close_streams()
@@ -319,6 +329,8 @@ def app(
     ui: str | os.PathLike[str] | None = None,
     links: Links | None = None,
     mounts: Mapping[str, Mounted] | None = None,
+    metrics_token: str | None = None,
+    may_read_metrics: MayReadMetrics | None = None,
 ) -> App:
     """Return an ASGI application that serves the HTTP API and the page of a runtime.
 
@@ -332,8 +344,24 @@ def app(
     links:    signed links to serve under /l/, in addition to those of the runtime's channels; the host of their
               ``base_url`` is served, too
     mounts:   path -> a further application for authenticated requests: ``{"/mcp": AgentServer(...).http()}``
+    metrics_token:     a secret that Prometheus sends to read /metrics, and that is good for nothing else
+    may_read_metrics:  function of a principal; by default everyone may read the metrics who may see all conversations:
+                       every principal without ``may_see``, and none with it
     """
     own = () if ui is None else (ui,)
     known = find_links(runtime.channels, links)
     served = Origins((*hosts, *(each.host for each in known)), origins)
-    return App(runtime, auth or TokenAuth(), may_see, served, limits or Limits(), PageFiles(*own), known, mounts)
+    if metrics_token is not None:
+        check_metrics_token(metrics_token)
+    return App(
+        runtime,
+        auth or TokenAuth(),
+        may_see,
+        served,
+        limits or Limits(),
+        PageFiles(*own),
+        known,
+        mounts,
+        metrics_token=metrics_token,
+        may_read_metrics=may_read_metrics,
+    )

@@ -16,6 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from holdfast import telemetry
 from holdfast.errors import Invalid
 from holdfast.runtime import gc_tuning
 from holdfast.server.api_types import encode_json
@@ -259,6 +260,8 @@ async def serve(app: App, listening: socket.socket, ready: Callable[[Stop], None
             await app.runtime.start()
         try:
             gc_tuning.tune_process()
+            if telemetry.has_metrics():
+                app.runtime.keep_metrics()
             async with app.run_mounts():
                 ready(stop)
                 await server.serve([listening])

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Collection
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 from weakref import WeakSet
 
 import msgspec
@@ -85,6 +85,15 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
     intact: bool | None = True
     """Whether the columns that follow from the log (status, agent, owes, waiting, title, archived) fit their checksums;
     None: an older version wrote them without checksums."""
+
+
+class Heads(NamedTuple):
+    """Where logs end."""
+
+    heads: dict[str, int]
+    """Conversation -> its last sequence number."""
+    total: int
+    """The sum of the last sequence numbers of all conversations of the store, also of those that are not listed."""
 
 
 class ChannelRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -433,6 +442,14 @@ class LogStore(Protocol):
         """Return the last sequence number of each of these conversations that exists."""
         ...
 
+    async def list_heads(self, since: float | None = None) -> Heads:
+        """Return the last sequence number of every conversation, or of those with ``updated`` at or after ``since``.
+
+        The total is always that of the whole store. A reader that has all of these events knows by it that it missed
+        none, although the clocks of the processes that set ``updated`` differ.
+        """
+        ...
+
     async def pending(
         self, conversation: str | None = None, *, after: PendingRow | None = None, limit: int | None = None
     ) -> list[PendingRow]:
@@ -633,6 +650,10 @@ class LogStore(Protocol):
         self, channel: str | None = None, *, after: OutboxRow | None = None, limit: int = 100
     ) -> list[OutboxRow]:
         """Return the rows of one channel or of all, oldest first (``at``, then id), those after ``after``."""
+        ...
+
+    async def count_notices(self) -> dict[tuple[str, bool], int]:
+        """Return the number of outbox rows by channel and by whether they were given up."""
         ...
 
     async def retry_notices(self, ids: Collection[str], now: float) -> int:

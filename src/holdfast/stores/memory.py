@@ -33,6 +33,7 @@ from holdfast.stores.base import (
     DecisionRow,
     FoundText,
     GrantRow,
+    Heads,
     IndexedPart,
     LiveMessage,
     LoadedConversation,
@@ -351,6 +352,13 @@ class MemoryStore:
         known = self._data.conversations
         return {name: len(known[name].events) for name in conversations if name in known}
 
+    async def list_heads(self, since: float | None = None) -> Heads:
+        if self._state != "open":
+            await self._raise_not_open()
+        known = self._data.conversations
+        listed = {name: len(found.events) for name, found in known.items() if since is None or found.updated >= since}
+        return Heads(listed, sum(len(found.events) for found in known.values()))
+
     async def pending(
         self, conversation: str | None = None, *, after: PendingRow | None = None, limit: int | None = None
     ) -> list[PendingRow]:
@@ -634,6 +642,11 @@ class MemoryStore:
         )
         first = 0 if after is None else bisect_right(rows, _age_key(after), key=_age_key)
         return rows[first : first + limit]
+
+    async def count_notices(self) -> dict[tuple[str, bool], int]:
+        if self._state != "open":
+            await self._raise_not_open()
+        return dict(Counter((row.channel, row.failed) for row in self._data.outbox.values()))
 
     async def retry_notices(self, ids: Collection[str], now: float) -> int:
         if self._state != "open":

@@ -30,7 +30,7 @@ from holdfast.cli.options import (
     store_option,
     store_url,
 )
-from holdfast.cli.server_token import TOKEN_VARIABLE, derive_key, token_for
+from holdfast.cli.server_token import TOKEN_VARIABLE, derive_key, find_metrics_token, token_for
 from holdfast.cli.store import retry_until_reachable, watch_store
 from holdfast.core.notice import Channel
 from holdfast.errors import Invalid, install_command
@@ -116,6 +116,8 @@ def serve(
     another. With --no-run, workers run the agent. The server then needs MODULE:AGENT only to open new conversations,
     and not the key of its model. Leave it out to only show existing conversations and decide their calls.
 
+    Prometheus reads /metrics with the token in $HOLDFAST_METRICS_TOKEN, which is good for nothing else.
+
     A list `channels` in the agent's module (webhooks, mail, Slack) is used, too: see "Reach people".
     """
     check_installed()
@@ -174,6 +176,7 @@ def start_server(
     if store == MEMORY_STORE and not runs:
         raise Invalid("workers elsewhere do not see a store in memory: give --store, or leave --no-run out")
     token = token_for(store)
+    metrics_token = find_metrics_token(token)
     auth = TokenAuth(token.value, by)
 
     def make_app(address: str) -> App:
@@ -188,6 +191,7 @@ def start_server(
             ui=OWN_DIRECTORY,
             links=links,
             mounts=mount(runtime, links, auth.token) if mount else None,
+            metrics_token=metrics_token,
         )
 
     make_app(page_address(host, PORT, ""))  # an invalid configuration is refused before the port is taken

@@ -122,6 +122,13 @@ async def outbox(link: Link, channel: str | None, after: OutboxRow | None, limit
     return [to_outbox_row(values) for values in await link.fetch(OUTBOX, channel, *last, limit)]
 
 
+COUNT = "SELECT channel, failed, count(*) FROM outbox GROUP BY channel, failed"
+
+
+async def count_notices(link: Link) -> dict[tuple[str, bool], int]:
+    return {(channel, failed): count for channel, failed, count in await link.fetch(COUNT)}
+
+
 RETRY = "UPDATE outbox SET due = $2, failed = false WHERE id = ANY($1::text[]) RETURNING id"
 DROP = "DELETE FROM outbox WHERE id = ANY($1::text[]) RETURNING id"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.errors import StoreDamaged
-from holdfast.stores.base import ClientRow, ConversationRow, LoadedConversation, OwnerRow, PendingRow
+from holdfast.stores.base import ClientRow, ConversationRow, Heads, LoadedConversation, OwnerRow, PendingRow
 from holdfast.stores.checksums import UNKNOWN_COUNT, is_row_intact, is_snapshot_intact, verify_entry
 from holdfast.stores.compression import decompress_body
 from holdfast.stores.postgres.connection import Link
@@ -118,6 +118,16 @@ HEADS = "SELECT name, seq FROM conversations WHERE name = ANY($1)"
 
 async def heads(link: Link, names: list[str]) -> dict[str, int]:
     return dict(await link.fetch(HEADS, names))
+
+
+LIST_HEADS = """SELECT t.total, c.name, c.seq
+                FROM (SELECT coalesce(sum(seq), 0)::bigint AS total FROM conversations) t
+                LEFT JOIN conversations c ON $1::float8 IS NULL OR c.updated >= $1"""
+
+
+async def list_heads(link: Link, since: float | None) -> Heads:
+    found = await link.fetch(LIST_HEADS, since)
+    return Heads({name: seq for _, name, seq in found if name is not None}, found[0][0])
 
 
 ENTRY = """c.name, p.call, p.body, p.due, p.deadline, p.seal,

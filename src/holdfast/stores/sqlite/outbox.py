@@ -100,6 +100,11 @@ def outbox(db: Connection, channel: str | None, after: OutboxRow | None, limit: 
     return [to_outbox_row(values) for values in db.execute(OUTBOX, (channel, *last, limit)).fetchall()]
 
 
+def count_notices(db: Connection) -> dict[tuple[str, bool], int]:
+    found = db.execute("SELECT channel, failed, count(*) FROM outbox GROUP BY channel, failed").fetchall()
+    return {(channel, bool(failed)): count for channel, failed, count in found}
+
+
 def retry_notices(db: Connection, ids: Collection[str], now: float) -> int:
     db.execute(
         "UPDATE outbox SET due = ?, failed = 0 WHERE id IN (SELECT value FROM json_each(?))",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from holdfast.errors import StoreDamaged
-from holdfast.stores.base import ClientRow, ConversationRow, LoadedConversation, OwnerRow, PendingRow
+from holdfast.stores.base import ClientRow, ConversationRow, Heads, LoadedConversation, OwnerRow, PendingRow
 from holdfast.stores.checksums import UNKNOWN_COUNT, is_row_intact, is_snapshot_intact, verify_entry
 from holdfast.stores.compression import decompress_body
 from holdfast.stores.sqlite.append import EVENT_ID_STRIDE
@@ -128,6 +128,15 @@ HEADS = "SELECT name, seq FROM conversations WHERE name IN (SELECT value FROM js
 
 def heads(db: Connection, names: list[str]) -> dict[str, int]:
     return dict(_fetch_all(db, HEADS, (json.dumps(names),)))
+
+
+LIST_HEADS = """SELECT t.total, c.name, c.seq FROM (SELECT coalesce(sum(seq), 0) AS total FROM conversations) t
+                LEFT JOIN conversations c ON ?1 IS NULL OR c.updated >= ?1"""
+
+
+def list_heads(db: Connection, since: float | None) -> Heads:
+    found = _fetch_all(db, LIST_HEADS, (since,))
+    return Heads({name: seq for _, name, seq in found if name is not None}, found[0][0])
 
 
 ENTRIES = """SELECT c.name, p.call, p.body, p.due, p.deadline, p.seal,

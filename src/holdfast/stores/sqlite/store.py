@@ -30,6 +30,7 @@ from holdfast.stores.base import (
     DecisionRow,
     FoundText,
     GrantRow,
+    Heads,
     IndexedPart,
     LoadedConversation,
     Location,
@@ -226,6 +227,9 @@ class SQLiteStore:
         self, conversation: str | None = None, *, after: PendingRow | None = None, limit: int | None = None
     ) -> list[PendingRow]:
         return await self._read(partial(queries.pending, name=conversation, after=after, limit=limit))
+
+    async def list_heads(self, since: float | None = None) -> Heads:
+        return await self._read(partial(queries.list_heads, since=since))
 
     async def find_miscounted(self, conversation: str | None = None, limit: int = 100) -> list[str]:
         return await self._read(partial(queries.find_miscounted, name=conversation, limit=limit))
@@ -426,6 +430,9 @@ class SQLiteStore:
         self, channel: str | None = None, *, after: OutboxRow | None = None, limit: int = 100
     ) -> list[OutboxRow]:
         return await self._read(partial(outbox.outbox, channel=channel, after=after, limit=limit))
+
+    async def count_notices(self) -> dict[tuple[str, bool], int]:
+        return await self._read(outbox.count_notices)
 
     async def retry_notices(self, ids: Collection[str], now: float) -> int:
         return await self._write(partial(outbox.retry_notices, ids=ids, now=now))

@@ -55,6 +55,16 @@ class OutboxTests(StoreHarness):
         )
 
     @async_test
+    async def test_notices_are_counted_by_channel_and_by_whether_they_were_given_up(self) -> None:
+        store = await self.open_store()
+        assert await store.count_notices() == {}
+        await store.put_channel(make_channel("slack", "suspended"))
+        await store.put_channel(make_channel("mail"))
+        await store.append(make_append("c", 0, b"1", b"2", notices=[(1, "suspended"), (2, "resolved")]))
+        await store.settle_notice("c/1/mail", error="no such host", failed=True)
+        assert await store.count_notices() == {("slack", False): 1, ("mail", False): 1, ("mail", True): 1}
+
+    @async_test
     async def test_an_owner_that_registered_no_channel_writes_rows_for_the_channels_of_others(self) -> None:
         one = await self.open_store()
         two = await self.open_sibling(one)

@@ -295,6 +295,18 @@ class RecordTests(StoreHarness):
         assert await store.heads(["c", "d", "unknown"]) == {"c": 2, "d": 1}
         assert await store.heads([]) == {}
 
+    @async_test
+    async def test_the_heads_of_recent_conversations_come_with_the_total_of_all(self) -> None:
+        store = await self.open_store()
+        assert await store.list_heads() == ({}, 0)
+        await store.append(make_append("c", 0, b"1", b"2", at=5.0))
+        await store.append(make_append("d", 0, at=9.0))
+        sibling = await self.open_sibling(store)
+        for each in (store, sibling):
+            assert await each.list_heads() == ({"c": 2, "d": 1}, 3)
+            assert await each.list_heads(9.0) == ({"d": 1}, 3)
+            assert await each.list_heads(9.5) == ({}, 3)
+
     # --- pending -----------------------------------------------------------------------------------------
 
     @async_test
