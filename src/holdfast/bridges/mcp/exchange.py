@@ -6,8 +6,9 @@ The state that a call carries from run to run is in the log, so any process with
     {"task": ..}                          a task that is polled
     {"task": .., "inputs": ..}            a task that asked: the responses go to it, then it is polled on
     {"live": ID, "inputs": ..}            a question on an open connection (revisions with a handshake)
-    {.., "sample": true}                  one of these three whose inputs need the agent's model, which is asked next
+    {.., "sample": "ask" | "auto"}        one of these three whose inputs need the agent's model, which is asked next
     {.., "sampled": ..}                   the same, with the model's responses: they are in the log before they are sent
+    {.., "samples": N}                    the number of requests to the model that the server has made in this call
     {"links": true, "inputs": ..}         the server wants links to be opened before the call
     {"again": true}                       a person was asked whether the call is to be run again
     {"away": STATE, "answer": .., "denied": ..}   the server was away when the answer was to be passed on
@@ -27,7 +28,7 @@ from typing import Any, cast
 
 import mcp_types as types
 
-from holdfast.bridges.mcp.call_state import is_polled, load_value, pack_value, without
+from holdfast.bridges.mcp.call_state import carry_samples, is_polled, load_value, pack_value, without
 from holdfast.bridges.mcp.connection import Away, Connection, LinksFirst, Lost, TaskParams, TaskRequest, clean_text
 from holdfast.bridges.mcp.offers import Method, read_list, read_request
 from holdfast.bridges.mcp.question import Round
@@ -45,8 +46,8 @@ MAX_SILENT_ROUNDS = 10
 """Rounds of one run that need no person."""
 MAX_STATE, INLINE_STATE = 1024 * 1024, 32 * 1024
 """Characters of a request state; beyond the second limit it is stored as an artifact."""
-MAX_MODEL_RUNS = 200
-"""Runs of a call after which its server cannot use the model any more: two of them belong to one request."""
+MAX_SAMPLES = 100
+"""Requests to the agent's model that a server can make in one call."""
 REJECTED = -1
 """The protocol's error code for a request to the model that a person has declined."""
 LEAST_POLL, MOST_POLL = 0.05, 60.0
@@ -87,6 +88,11 @@ class LiveCall:
         default_factory=lambda: asyncio.Queue[tuple[Round, asyncio.Future[Any]]](8)
     )
     open: tuple[Round, asyncio.Future[Any]] | None = None
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether the server still waits for the answer to the open question."""
+        return not _is_done(self) and self.open is not None and not self.open[1].done()
 
 
 class Exchange:
@@ -138,6 +144,8 @@ class Exchange:
             return await self._begin(plan, args, call)
         if is_polled(state):
             return await self._poll(plan, call, state["task"])
+        if state.get("sample") == "auto" and self._sampling == "ask" and "live" not in state:
+            return await self._ask_first(call, state)
         connection = await self._connect(call)
         try:
             sampled = await self._sample(connection, plan, call, state, denied=denied)
@@ -260,7 +268,7 @@ class Exchange:
             request_state = _check_request_state(self._server, raw.get("requestState"))
             checked = Round(self._server, inputs, self._roots, self._sampling)
             if checked.needs_person or checked.needs_model:
-                return _wait_for_inputs(checked, _round_state(request_state, call), inputs, call)
+                return self._wait_for_inputs(checked, _round_state(request_state, call), inputs, call)
             responses = checked.answer(None) or None
             await asyncio.sleep(min(0.05 * 2**n, 1.0))  # without inputs the server asks to be asked again
         raise ToolError(
@@ -271,12 +279,25 @@ class Exchange:
 
     def _finish(self, plan: ToolPlan, raw: Mapping[str, Any], call: Call) -> Any:
         if raw.get("resultType") == "task":
-            return Continue({"task": _read_task(self._server, raw)})  # in the log before it is polled
+            task = _read_task(self._server, raw)
+            return Continue({"task": task, **carry_samples(call)})  # in the log before it is polled
         if plan.method == "resources/read":
             return resource_result(self._server, raw, call)
         if plan.method == "prompts/get":
             return prompt_result(self._server, raw, call)
         return to_result(self._server, raw, call, plan.output_schema)
+
+    # --- questions ---
+
+    def _wait_for_inputs(self, checked: Round, state: dict[str, Any], inputs: Any, call: Call) -> Ask | Continue:
+        """Return the question to a person, or the checkpoint before the agent's model is asked."""
+        resume = {**state, **pack_value(call, "inputs", inputs), **carry_samples(call, checked.count_samples)}
+        if checked.needs_model:
+            resume["sample"] = self._sampling
+            if resume["samples"] > MAX_SAMPLES:
+                words = f"asked for this agent's model more than {MAX_SAMPLES} times in one call"
+                raise ToolError("conflict", f"{self._server} {words}", {"server": self._server})
+        return checked.ask(resume, call) if checked.needs_person else Continue(resume)
 
     # --- requests to the agent's model ---
 
@@ -289,7 +310,7 @@ class Exchange:
         reachable: nothing was spent then.
         """
         live = self._find_live(state) if "live" in state else None
-        if "sample" not in state or ("live" in state and live is None):
+        if "sample" not in state or ("live" in state and (live is None or not live.is_asking)):
             return None
         checked = live.open[0] if live is not None and live.open is not None else await self._load_round(call, state)
         if denied and checked.needs_person:
@@ -297,18 +318,37 @@ class Exchange:
         if live is None:
             await connection.probe()
         try:
-            if call.attempt > MAX_MODEL_RUNS:
-                raise ToolError("conflict", f"{self._server} asked for this agent's model too often in one call")
             responses = await checked.sample(call)
         except ToolError as problem:
             if live is not None:
-                return {**without(state, "sample"), "sampled": {"question": {"error": problem.message}}}
+                # The server gets the kind only: the message may name limits of the turn, or a hook's reason.
+                log.info("mcp server %s: a request to the model was refused: %s", self._server, problem.message)
+                refusal = {"error": f"no answer of the model: {problem.kind}"}
+                return {**without(state, "sample"), "sampled": {"question": refusal}}
             self._give_up_task(call, state)
             raise
-        return {**without(state, "sample"), **pack_value(call, "sampled", responses)}
+        # The answer to the question is read as it was asked, also if the declaration has changed since.
+        return {**without(state, "sample"), "asked": state["sample"], **pack_value(call, "sampled", responses)}
 
     async def _load_round(self, call: Call, state: dict[str, Any]) -> Round:
-        return Round(self._server, await load_value(call, state, "inputs"), self._roots, self._sampling)
+        asked: Any = state.get("sample", state.get("asked"))
+        inputs = await load_value(call, state, "inputs")
+        try:
+            return Round(self._server, inputs, self._roots, self._sampling, asked)
+        except ToolError:  # the declaration no longer allows what was asked
+            self._give_up_task(call, state)
+            raise
+
+    async def _ask_first(self, call: Call, state: dict[str, Any]) -> Any:
+        """Ask a person about a request to the model that was to be made without asking when it was logged."""
+        inputs = await load_value(call, state, "inputs")
+        checked = Round(self._server, inputs, self._roots, self._sampling)
+        kept = ("task", "request_state", "request_state_artifact")
+        return checked.ask(
+            {key: value for key, value in state.items() if key in (*kept, "inputs", "inputs_artifact", "samples")}
+            | {"sample": "ask"},
+            call,
+        )
 
     def _give_up_task(self, call: Call, state: Mapping[str, Any]) -> None:
         """Cancel a task that waits for a response which it will not get."""
@@ -332,7 +372,8 @@ class Exchange:
                     away_since = away_since or time.monotonic()
                     if time.monotonic() - away_since > MOST_OUTAGE:
                         question = f"{self._server} has been away for a while; its task {task['id']} may still run."
-                        return Ask(f"{question} Keep waiting?", choices=[KEEP_WAITING], resume={"task": task})
+                        kept = {"task": task, **carry_samples(call)}
+                        return Ask(f"{question} Keep waiting?", choices=[KEEP_WAITING], resume=kept)
                 else:
                     outcome = await self._read_poll(connection, plan, call, task, raw)
                     if outcome is not None:
@@ -366,9 +407,13 @@ class Exchange:
                 raise ToolError("handler_failed", f"{self._server} cancelled the task {task['id']}")
             case "input_required":
                 inputs: Any = raw.get("inputRequests") or {}
-                checked = Round(self._server, inputs, self._roots, self._sampling)
-                if checked.needs_person or checked.needs_model:
-                    return _wait_for_inputs(checked, {"task": task}, inputs, call)
+                try:
+                    checked = Round(self._server, inputs, self._roots, self._sampling)
+                    if checked.needs_person or checked.needs_model:
+                        return self._wait_for_inputs(checked, {"task": task}, inputs, call)
+                except ToolError:
+                    self._give_up_task(call, {"task": task})
+                    raise
                 await self._update_task(connection, task, checked.answer(None))
             case _:
                 if isinstance(raw.get("statusMessage"), str):
@@ -455,7 +500,7 @@ class Exchange:
             await asyncio.wait({live.task, question}, timeout=plan.timeout, return_when=asyncio.FIRST_COMPLETED)
             if not live.task.done() and question.done():
                 live.open = question.result()
-                return _wait_for_inputs(live.open[0], {"live": live.id}, {}, call)
+                return self._wait_for_inputs(live.open[0], {"live": live.id}, {}, call)
             if not live.task.done():
                 live.task.cancel()
                 message = f"{self._server} did not answer within {plan.timeout or 0:g} s; {UNKNOWN}"
@@ -483,7 +528,7 @@ class Exchange:
         if live is not None and live.open is not None:
             checked, answered = live.open
             live.open = None
-            if not answered.done():
+            if not answered.done() and not _is_done(live):
                 if denied and checked.needs_model and checked.needs_person:
                     answered.set_result(DECLINED)
                 else:
@@ -499,7 +544,7 @@ class Exchange:
                 raise ToolError("interrupted", f"{words}; whether {plan.name} took effect is unknown")
             case _:
                 question = f"{words[0].upper()}{words[1:]}. Whether {plan.name} took effect is unknown. Run it again?"
-                return Ask(question, choices=[RUN_AGAIN], resume={"again": True})
+                return Ask(question, choices=[RUN_AGAIN], resume={"again": True, **carry_samples(call)})
 
 
 class ProgressFilter:
@@ -564,13 +609,6 @@ def _round_state(request_state: str | None, call: Call) -> dict[str, Any]:
         kept = call.keep(request_state, "text/plain", "request-state.txt")
         return {"request_state_artifact": kept.sha256}
     return {"request_state": request_state}
-
-
-def _wait_for_inputs(checked: Round, state: dict[str, Any], inputs: Any, call: Call) -> Ask | Continue:
-    """Return the question to a person, or the checkpoint before the agent's model is asked."""
-    sample = {"sample": True} if checked.needs_model else {}
-    resume = {**state, **pack_value(call, "inputs", inputs), **sample}
-    return checked.ask(resume, call) if checked.needs_person else Continue(resume)
 
 
 def _read_task(server: str, raw: Mapping[str, Any]) -> dict[str, Any]:

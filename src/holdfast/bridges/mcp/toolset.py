@@ -438,7 +438,7 @@ def _recovery_word(call: Call, word: str) -> str:
     if not isinstance(state, dict):
         return word
     now = cast("dict[str, Any]", state.get("away", state))  # pyright: ignore[reportUnknownMemberType]
-    if "task" in state or ("sample" in now and "live" not in now):
+    if "task" in now or ("sample" in now and "live" not in now):
         return "redispatch"
     return word
 

@@ -575,6 +575,7 @@ def _make_call(
             loop.call_soon_threadsafe(publish, value)
 
     agent = conv.services.agents.get(turn.agent)
+    agent = agent and (agent.asked or agent)
     model = HandlerModel(conv, call_id, handler_run, lambda: context.cancelled) if handler_run is not None else None
     context = Call(
         id=call_id,
