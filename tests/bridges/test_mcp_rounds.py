@@ -10,7 +10,7 @@ from support.async_tests import until
 from support.runtimes import of
 
 from holdfast import Answer, Deny, Invalid, Runtime, ToolCall
-from holdfast.bridges.mcp import MCP
+from holdfast.bridges.mcp import MCP, exchange
 from holdfast.core.events import CallReturned, CallStarted, CallSuspended
 
 
@@ -181,6 +181,69 @@ async def test_a_cancelled_turn_cancels_the_task_and_a_closed_process_does_not(l
             await ledger.has("cancelled")
             assert (await rt.wait("c")).reason == "cancelled"
     assert ledger.lines("started", "cancelled") == ["started task-1", "cancelled task-1"]
+
+
+@pytest.mark.parametrize("by", ["a process with the agent", "a process without the agent"])
+async def test_a_cancelled_turn_cancels_the_task_that_waits_for_an_answer(ledger, tmp_path, by) -> None:
+    """The process that began the task was killed: the one that closes the turn tells the server [B143]."""
+    store = store_url(tmp_path)
+    async with shop_server(ledger) as url:
+        async with worker(store, url, "print_book", {}, "go") as first, Runtime(store=store) as rt:
+            await pending_question(rt)
+            first.send_signal(signal.SIGKILL)
+            await first.wait()
+        if by == "a process with the agent":
+            agent = desk(MCP(url, name="shop", approval="auto"), ToolCall("shop_print_book", {}))
+            async with Runtime(agent, store=store) as rt:
+                await rt.cancel("c")
+                assert (await rt.wait("c")).reason == "cancelled"
+        else:
+            async with worker(store, url, "print_book", {}), Runtime(store=store) as rt:
+                await rt.cancel("c")
+                assert (await rt.wait("c")).reason == "cancelled"
+                await ledger.has("cancelled")
+    assert ledger.lines("started", "updated", "cancelled") == ["started task-1", "cancelled task-1"]
+
+
+async def test_a_process_without_the_agent_ends_a_cancelled_turn_if_no_other_one_does(ledger, tmp_path) -> None:
+    """A process with the agent is alive, but works for other conversations only."""
+    store = store_url(tmp_path)
+    async with shop_server(ledger) as url:
+        async with worker(store, url, "print_book", {}, "go"), Runtime(store=store) as rt:
+            await pending_question(rt)
+        agent = desk(MCP(url, name="shop", approval="auto"))
+        async with Runtime(agent, store=store, only=["another"]), Runtime(store=store) as rt:
+            await rt.cancel("c")
+            assert (await rt.wait("c")).reason == "cancelled"
+
+
+async def test_the_cancellation_of_a_task_is_given_up_if_its_server_stays_away(
+    ledger, tmp_path, monkeypatch, caplog
+) -> None:
+    """The turn is over at once; the runtime closes."""
+    monkeypatch.setattr(exchange, "CANCEL_SECONDS", 0.6)
+    async with shop_server(ledger) as url:
+        agent = desk(MCP(url, name="shop", approval="auto"), ToolCall("shop_print_book", {}))
+        rt = Runtime(agent, store=store_url(tmp_path))
+        await rt.start()
+        await rt.run("go", conversation="c")
+    await rt.cancel("c")
+    assert (await rt.wait("c")).reason == "cancelled"
+    await until(lambda: "the cancellation of task task-1 did not reach shop" in caplog.text)
+    await rt.close()
+
+
+async def test_a_cancelled_turn_ends_the_request_of_a_live_question(ledger, monkeypatch) -> None:
+    """Otherwise open requests would add up until no call can be made."""
+    monkeypatch.setattr(exchange, "MAX_LIVE", 1)
+    async with shop_server(ledger) as url:
+        calls = ToolCall("shop_ask_live", {"order": 7})
+        agent = desk(MCP(url, name="shop", approval="auto", mode="legacy"), calls)
+        async with Runtime(agent) as rt:
+            await rt.run("go", conversation="c")
+            await rt.cancel("c")
+            result = await rt.run("go", conversation="d")
+            assert [question.prompt for question in result.pending] == ["shop asks: Refund order 7 now?"]
 
 
 @pytest.mark.parametrize("mode", ["legacy"])

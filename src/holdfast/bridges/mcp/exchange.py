@@ -34,6 +34,7 @@ from holdfast.bridges.mcp.offers import Method, read_list, read_request
 from holdfast.bridges.mcp.question import Round
 from holdfast.bridges.mcp.result import prompt_result, resource_result, to_result
 from holdfast.bridges.mcp.sampling import Sampling
+from holdfast.core.decisions import Principal
 from holdfast.core.tool import Ask, Continue
 from holdfast.errors import ToolError
 from holdfast.tools.call import Call
@@ -53,6 +54,8 @@ REJECTED = -1
 LEAST_POLL, MOST_POLL = 0.05, 60.0
 """Seconds between two polls of a task."""
 POLL_TIMEOUT = 30.0
+CANCEL_SECONDS, CLOSE_SECONDS = 60.0, 5.0
+"""Seconds for which the cancellation of a task is tried while its server is away; less if the runtime closes."""
 MOST_OUTAGE = 600.0
 """Seconds for which a task's server may be away before a person is asked whether to keep waiting."""
 PROGRESS_INTERVAL = 0.1
@@ -98,13 +101,13 @@ class LiveCall:
 class Exchange:
     """Runs the calls of one server's tools.
 
-    connect:  returns the connection for a call, by its principal
+    connect:  returns the connection for the calls of a principal
     """
 
     def __init__(
         self,
         server: str,
-        connect: Callable[[Call], Awaitable[Connection]],
+        connect: Callable[[Principal], Awaitable[Connection]],
         roots: Sequence[Mapping[str, str]],
         sampling: Sampling | None = None,
     ):
@@ -121,7 +124,7 @@ class Exchange:
     async def close(self) -> None:
         """End the live calls, and wait for cancellations that are being passed on."""
         if self._background:
-            await asyncio.wait(self._background, timeout=POLL_TIMEOUT)
+            await asyncio.wait(self._background, timeout=CLOSE_SECONDS)
         tasks = self.tasks()
         for task in tasks:
             task.cancel()
@@ -146,7 +149,7 @@ class Exchange:
             return await self._poll(plan, call, state["task"])
         if state.get("sample") == "auto" and self._sampling == "ask" and "live" not in state:
             return await self._ask_first(call, state)
-        connection = await self._connect(call)
+        connection = await self._connect(call.principal)
         try:
             sampled = await self._sample(connection, plan, call, state, denied=denied)
             if sampled is not None and was_away:
@@ -197,7 +200,7 @@ class Exchange:
         """Send the call. If it was not sent, it is tried once more; if it is unknown, only if it may be repeated."""
         for last in (False, True):
             try:
-                connection = await self._connect(call)
+                connection = await self._connect(call.principal)
                 await connection.session()
                 if plan.method in ("resources/list", "prompts/list"):
                     return await read_list(connection, plan.method, plan.timeout)
@@ -353,7 +356,7 @@ class Exchange:
     def _give_up_task(self, call: Call, state: Mapping[str, Any]) -> None:
         """Cancel a task that waits for a response which it will not get."""
         if "task" in state:
-            self._start(self._cancel_task(call, state["task"]))
+            self._start(self._cancel_task(call.principal, state["task"]))
 
     # --- tasks ---
 
@@ -363,7 +366,7 @@ class Exchange:
         try:
             while True:
                 try:
-                    connection = await self._connect(call)
+                    connection = await self._connect(call.principal)
                     raw = await connection.send(_task_request("tasks/get", task["id"]), timeout=POLL_TIMEOUT)
                     away_since = None
                 except (Away, Lost, ToolError) as problem:
@@ -385,7 +388,7 @@ class Exchange:
         except asyncio.CancelledError:
             # If only this process closes, another one polls on: the task must not be cancelled.
             if call.turn_cancelled:
-                self._start(self._cancel_task(call, task))
+                self._start(self._cancel_task(call.principal, task))
             raise
 
     async def _read_poll(
@@ -433,12 +436,29 @@ class Exchange:
         message = f"the task {task['id']} cannot be followed any more ({problem.message}); {UNKNOWN}"
         return ToolError("interrupted", message, {"server": self._server, "task": task["id"]})
 
-    async def _cancel_task(self, call: Call, task: dict[str, Any]) -> None:
-        try:
-            connection = await self._connect(call)
-            await connection.send(_task_request("tasks/cancel", task["id"]), timeout=POLL_TIMEOUT)
-        except (Away, Lost, ToolError) as problem:
-            log.warning("the cancellation of task %s did not reach %s: %s", task["id"], self._server, problem)
+    def abandon(self, state: Mapping[str, Any], principal: Principal) -> None:
+        """End what a call has begun that will not continue: cancel its task, or its request on an open connection."""
+        now: Mapping[str, Any] = state.get("away", state)
+        if "task" in now:
+            self._start(self._cancel_task(principal, now["task"]))
+        live = self._live.pop(now["live"], None) if "live" in now else None
+        if live is not None and live.task is not None:
+            live.task.cancel()  # the session tells the server
+
+    async def _cancel_task(self, principal: Principal, task: dict[str, Any]) -> None:
+        """Cancel a task. A server that is away is tried again for a while."""
+        deadline = time.monotonic() + CANCEL_SECONDS
+        while True:
+            try:
+                connection = await self._connect(principal)
+                await connection.send(_task_request("tasks/cancel", task["id"]), timeout=POLL_TIMEOUT)
+                return
+            except (Away, Lost, ToolError) as problem:
+                away = not isinstance(problem, ToolError) or problem.kind in ("timeout", "network")
+                if not away or time.monotonic() > deadline:
+                    log.warning("the cancellation of task %s did not reach %s: %s", task["id"], self._server, problem)
+                    return
+            await asyncio.sleep(0.5)
 
     def _start(self, work: Any) -> None:
         started = asyncio.create_task(work, name=f"holdfast:mcp:{self._server}:cancel")

@@ -141,7 +141,7 @@ class MCP(ToolSource):
         self._target = Target(given, env=dict(env or {}), cwd=directory, sandbox=sandbox, max_bytes=max_bytes)
         self._roots = [{"uri": Path(root).resolve().as_uri(), "name": Path(root).name or "/"} for root in roots]
         self._sampling: Sampling | None = sampling
-        self._exchange = Exchange(self._name, self._connection_for, self._roots, sampling)
+        self._exchange = Exchange(self._name, self._connection, self._roots, sampling)
         self._connections: OrderedDict[str, Connection] = OrderedDict()
         self._toolset = Toolset()
         self._plans: dict[str, ToolPlan] = {}
@@ -249,6 +249,11 @@ class MCP(ToolSource):
             handler=handler,
             recovery=reconcile,
         )
+
+    def abandon_call(self, tool: str, state: Any, by: Principal) -> None:
+        mine = tool in self._toolset or (self._listed_at is None and tool.startswith(f"{self._name}_"))
+        if mine and isinstance(state, dict):
+            self._exchange.abandon(cast("dict[str, Any]", state), by)
 
     # --- the list of tools ---
 
@@ -384,9 +389,6 @@ class MCP(ToolSource):
             )
 
     # --- connections ---
-
-    async def _connection_for(self, call: Call) -> Connection:
-        return await self._connection(call.principal)
 
     async def _connection(self, principal: Principal) -> Connection:
         """Return the connection for a principal: one for all, unless the headers depend on the principal."""
