@@ -9,7 +9,7 @@ from mcp_support import Ledger, desk, shop_command, shop_server, worker
 from support.async_tests import until
 from support.runtimes import of
 
-from holdfast import Answer, Deny, Invalid, Runtime, ToolCall
+from holdfast import Agent, Answer, Deny, Invalid, Runtime, ScriptedModel, ToolCall
 from holdfast.bridges.mcp import MCP, exchange
 from holdfast.core.events import CallReturned, CallStarted, CallSuspended
 
@@ -259,6 +259,36 @@ async def test_a_live_question_of_an_older_server_is_an_inbox_entry(ledger, mode
             (returned,) = of(await rt.history("c"), CallReturned)
     assert returned.value == {"result": "accept 7"}
     assert ledger.lines() == ["live 7", "answered 7 accept"]
+
+
+async def test_live_questions_of_several_calls_are_shown_under_their_calls(ledger) -> None:
+    """Over HTTP a question comes in the response to its call."""
+    async with shop_server(ledger) as url:
+        calls = [ToolCall("shop_ask_live", {"order": order}) for order in (7, 8, 9)]
+        agent = desk(MCP(url, name="shop", approval="auto", mode="legacy"), *calls)
+        async with Runtime(agent) as rt:
+            result = await rt.run("go", conversation="c")
+            assert {question.prompt: question.args for question in result.pending} == {
+                f"shop asks: Refund order {order} now?": {"order": order} for order in (7, 8, 9)
+            }
+
+
+async def test_a_live_question_of_a_program_names_the_calls_that_it_may_be_about(ledger) -> None:
+    """On standard output nothing says which call a question belongs to. Other conversations' calls stay private."""
+    source = MCP(shop_command(ledger), name="shop", approval="auto", mode="legacy", connect_timeout=PATIENCE)
+    model = ScriptedModel([[ToolCall("shop_slow")], "-"], follow=True)
+    first, second = ToolCall("shop_slow"), ToolCall("shop_ask_live", {"order": 7})
+    agents = Agent("other", model=model, tools=[source]), desk(source, first, second)
+    async with Runtime(*agents, drain=0.1) as rt:
+        await rt.send("d", "go", agent="other")
+        await ledger.has("slow")
+        await rt.send("c", "go", agent="desk")
+        (question,) = await pending_question(rt)
+        assert question.prompt.splitlines() == [
+            "The server does not say which of 3 running calls this is about: slow {}, ask_live {"
+            '"order":7}, 1 of other conversations.',
+            "shop asks: Refund order 7 now?",
+        ]
 
 
 async def test_if_the_connection_of_a_live_question_is_gone_recovery_decides(ledger, tmp_path) -> None:

@@ -27,9 +27,11 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import mcp_types as types
+import msgspec
 
 from holdfast.bridges.mcp.call_state import carry_samples, is_polled, load_value, pack_value, without
 from holdfast.bridges.mcp.connection import Away, Connection, LinksFirst, Lost, TaskParams, TaskRequest, clean_text
+from holdfast.bridges.mcp.http import CALL_KEY
 from holdfast.bridges.mcp.offers import Method, read_list, read_request
 from holdfast.bridges.mcp.question import Round
 from holdfast.bridges.mcp.result import prompt_result, resource_result, to_result
@@ -41,8 +43,6 @@ from holdfast.tools.call import Call
 
 log = logging.getLogger("holdfast")
 
-CALL_KEY = "holdfast/callKey"
-"""The field of a request's ``_meta`` with ``call.key``, by which a server can recognise a repeated call."""
 MAX_SILENT_ROUNDS = 10
 """Rounds of one run that need no person."""
 MAX_STATE, INLINE_STATE = 1024 * 1024, 32 * 1024
@@ -85,6 +85,10 @@ class LiveCall:
     """A request on a connection with a handshake: the server may ask before it answers."""
 
     id: str
+    key: str
+    """The key of the call: its conversation and its id."""
+    words: str
+    """The call for people: its tool and its arguments."""
     connection: Connection
     task: asyncio.Task[dict[str, Any]] | None = None
     questions: asyncio.Queue[tuple[Round, asyncio.Future[Any]]] = field(
@@ -467,14 +471,18 @@ class Exchange:
 
     # --- live questions ---
 
-    async def answer_live(self, connection: Connection, params: Any) -> types.ElicitResult | types.ErrorData:
+    async def answer_live(
+        self, connection: Connection, params: Any, key: str | None
+    ) -> types.ElicitResult | types.ErrorData:
         """Answer a question that a server asks on an open connection: wait for the person's answer."""
-        answer = await self._ask_live(connection, "elicitation/create", params)
+        answer = await self._ask_live(connection, "elicitation/create", params, key)
         return answer if isinstance(answer, types.ErrorData) else types.ElicitResult.model_validate(answer)
 
-    async def sample_live(self, connection: Connection, params: Any) -> types.CreateMessageResult | types.ErrorData:
+    async def sample_live(
+        self, connection: Connection, params: Any, key: str | None
+    ) -> types.CreateMessageResult | types.ErrorData:
         """Answer a request to the agent's model that a server makes on an open connection."""
-        answer = await self._ask_live(connection, "sampling/createMessage", params)
+        answer = await self._ask_live(connection, "sampling/createMessage", params, key)
         if isinstance(answer, types.ErrorData):
             return answer
         if answer.get("action") == "decline":
@@ -483,15 +491,21 @@ class Exchange:
             return types.ErrorData(code=types.INTERNAL_ERROR, message=answer["error"])
         return types.CreateMessageResult.model_validate(answer)
 
-    async def _ask_live(self, connection: Connection, method: str, params: Any) -> dict[str, Any] | types.ErrorData:
+    async def _ask_live(
+        self, connection: Connection, method: str, params: Any, key: str | None
+    ) -> dict[str, Any] | types.ErrorData:
+        """Ask a person or the model for a server that waits.
+
+        key:  of the call that the question is about; None: unknown, then it is shown under the latest call
+        """
         hosts = [live for live in self._live.values() if live.connection is connection and not _is_done(live)]
+        hosts = [live for live in hosts if live.key == key] or hosts
         if not hosts:
             return types.ErrorData(code=types.INVALID_REQUEST, message="no call is running that the question is about")
         raw: dict[str, Any] = params.model_dump(by_alias=True, mode="json", exclude_none=True)
-        if len(hosts) > 1 and method == "elicitation/create":
-            raw["message"] = f"(while {len(hosts)} calls were running) {raw.get('message', '')}"
+        question = {"question": {"method": method, "params": raw}}
         try:
-            checked = Round(self._server, {"question": {"method": method, "params": raw}}, sampling=self._sampling)
+            checked = Round(self._server, question, sampling=self._sampling, note=_describe_hosts(hosts))
         except ToolError as problem:
             return types.ErrorData(code=types.INVALID_PARAMS, message=problem.message)
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -505,7 +519,8 @@ class Exchange:
         """Send a call on a connection with a handshake."""
         if len(self._live) >= MAX_LIVE:
             raise ToolError("busy", f"{self._server}: {MAX_LIVE} calls are open; try again later")
-        live = LiveCall(f"{next(self._numbers)}:{call.key}", connection)
+        words = clean_text(f"{plan.name} {msgspec.json.encode(args).decode()}", 120)
+        live = LiveCall(f"{next(self._numbers)}:{call.key}", call.key, words, connection)
         request = _call_request(plan, args, call)
         sent = connection.send(request, timeout=None, on_progress=ProgressFilter(call))
         live.task = asyncio.create_task(sent, name=f"holdfast:mcp:{self._server}:call")
@@ -584,6 +599,17 @@ class ProgressFilter:
         if message is not None:
             report["message"] = clean_text(message, 500)
         self._call.progress(report)
+
+
+def _describe_hosts(hosts: Sequence[LiveCall]) -> str:
+    """Return a note for a question that may be about several calls. Calls of other conversations are not shown."""
+    if len(hosts) < 2:
+        return ""
+    conversation = hosts[-1].key.rpartition("/")[0]
+    mine = [live.words for live in hosts if live.key.rpartition("/")[0] == conversation]
+    more = len(hosts) - len(mine)
+    others = [f"{more} of other conversations"] if more else []
+    return f"The server does not say which of {len(hosts)} running calls this is about: {', '.join([*mine, *others])}."
 
 
 def _is_done(live: LiveCall) -> bool:

@@ -43,15 +43,17 @@ class Round:
         roots: Sequence[Mapping[str, str]] = (),
         sampling: Sampling | None = None,
         asked: Sampling | None = None,
+        note: str = "",
     ):
         """Check the inputs.
 
         sampling:  whether the server can use the agent's model
+        note:      what a person is told before the question
         asked:     the value of ``sampling`` with which the question to the person was made, if it was made before
         """
         if not isinstance(inputs, dict) or len(cast("dict[str, Any]", inputs)) > MAX_INPUTS:
             raise _bad_round(server, f"it asks for more than {MAX_INPUTS} inputs at once, or for none that can be read")
-        self._server = server
+        self._server, self._note = server, note
         self._forms: dict[str, dict[str, Any]] = {}
         self._links: dict[str, dict[str, Any]] = {}
         self._ready: dict[str, Any] = {}
@@ -105,6 +107,11 @@ class Round:
 
         call:  it keeps the images that the person is shown
         """
+        asked = self._ask(resume, call)
+        asked.question = f"{self._note}\n{asked.question}" if self._note else asked.question
+        return asked
+
+    def _ask(self, resume: Any, call: Call) -> Ask:
         schema: dict[str, Any] = {}
         samples = self._shown_samples
         count = len(self._forms) + len(self._links) + len(samples)

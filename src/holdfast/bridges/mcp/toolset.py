@@ -405,11 +405,11 @@ class MCP(ToolSource):
             given: Any = self._headers(principal) if self._headers is not None else {}
             return await given if inspect.isawaitable(given) else given or {}
 
-        async def on_question(params: types.ElicitRequestParams) -> types.ElicitResult | types.ErrorData:
-            return await self._exchange.answer_live(made, params)
+        async def on_question(params: Any, key: str | None) -> types.ElicitResult | types.ErrorData:
+            return await self._exchange.answer_live(made, params, key)
 
-        async def on_sample(params: types.CreateMessageRequestParams) -> types.CreateMessageResult | types.ErrorData:
-            return await self._exchange.sample_live(made, params)
+        async def on_sample(params: Any, key: str | None) -> types.CreateMessageResult | types.ErrorData:
+            return await self._exchange.sample_live(made, params, key)
 
         made = Connection(
             self._name,
