@@ -188,7 +188,8 @@ class Trial:
 
     def send_message(self, rng, worker):
         text = f"message {rng.getrandbits(256):x}"
-        return self.operate(rng.choice(self.names), "send", worker, text=text, when_busy="queue")
+        names = [name for name in self.names if shop.agent_of(name) == "shop"]  # every worker runs it
+        return self.operate(rng.choice(names), "send", worker, text=text, when_busy="queue")
 
     # --- clients ---
 
