@@ -102,7 +102,10 @@ class Chaos(Trial):
 
     async def __aenter__(self):
         command = [sys.executable, str(HERE / "till.py"), str(self.till_ledger), "http"]
-        self.server_of_till = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        with (self.directory / "till-stderr.txt").open("w") as errors:  # it logs the clients that are killed
+            self.server_of_till = await asyncio.create_subprocess_exec(
+                *command, stdout=asyncio.subprocess.PIPE, stderr=errors
+            )
         self.till = (await self.server_of_till.stdout.readline()).decode().strip()
         return await super().__aenter__()
 
