@@ -99,6 +99,19 @@ async def greedy(ctx: Context) -> Any:
 
 
 @server.tool()
+async def crowd(ctx: Context) -> Any:
+    """Sample for ever, sixteen times in each round."""
+    requests = {f"n{n}": sample(f"More {n}.") for n in range(16)}
+    return types.InputRequiredResult(input_requests=dict(requests), request_state="more")
+
+
+@server.tool()
+async def name_input(ctx: Context, key: str) -> Any:
+    """Ask a person and the model; the key of one input is given."""
+    return await ask(ctx, {"ok": form("Go on?"), key: sample("Summarise.")})
+
+
+@server.tool()
 def print_book() -> str:
     """A task that samples."""
     raise NotImplementedError
@@ -120,6 +133,22 @@ async def live(ctx: Context) -> str:
     text = answer.content.text if isinstance(answer.content, types.TextContent) else "?"
     write_line("answered", text, answer.model)
     return text
+
+
+@server.tool()
+async def impatient(ctx: Context) -> str:
+    """Sample on the open connection, and give up when the file LEDGER.late is there."""
+    write_line("live")
+    message = types.SamplingMessage(role="user", content=types.TextContent(text="Summarise now."))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        asking = asyncio.create_task(ctx.session.create_message(messages=[message], max_tokens=100))
+    while not mcp_shop.LEDGER.with_suffix(".late").exists():
+        await asyncio.sleep(0.01)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    write_line("gave-up")
+    return "without a summary"
 
 
 if __name__ == "__main__":

@@ -191,6 +191,7 @@ async def ask_live(order: int, ctx: Context) -> str:
 @server.tool()
 async def slow(ctx: Context) -> str:
     """Report progress, and never return."""
+    write_line("slow")
     n = 0
     while True:
         n += 1

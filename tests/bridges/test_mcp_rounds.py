@@ -9,8 +9,8 @@ from mcp_support import Ledger, desk, shop_command, shop_server, worker
 from support.async_tests import until
 from support.runtimes import of
 
-from holdfast import Answer, Deny, Invalid, Runtime, ToolCall
-from holdfast.bridges.mcp import MCP
+from holdfast import Agent, Answer, Deny, Invalid, Runtime, ScriptedModel, ToolCall
+from holdfast.bridges.mcp import MCP, exchange
 from holdfast.core.events import CallReturned, CallStarted, CallSuspended
 
 
@@ -183,6 +183,69 @@ async def test_a_cancelled_turn_cancels_the_task_and_a_closed_process_does_not(l
     assert ledger.lines("started", "cancelled") == ["started task-1", "cancelled task-1"]
 
 
+@pytest.mark.parametrize("by", ["a process with the agent", "a process without the agent"])
+async def test_a_cancelled_turn_cancels_the_task_that_waits_for_an_answer(ledger, tmp_path, by) -> None:
+    """The process that began the task was killed: the one that closes the turn tells the server [B143]."""
+    store = store_url(tmp_path)
+    async with shop_server(ledger) as url:
+        async with worker(store, url, "print_book", {}, "go") as first, Runtime(store=store) as rt:
+            await pending_question(rt)
+            first.send_signal(signal.SIGKILL)
+            await first.wait()
+        if by == "a process with the agent":
+            agent = desk(MCP(url, name="shop", approval="auto"), ToolCall("shop_print_book", {}))
+            async with Runtime(agent, store=store) as rt:
+                await rt.cancel("c")
+                assert (await rt.wait("c")).reason == "cancelled"
+        else:
+            async with worker(store, url, "print_book", {}), Runtime(store=store) as rt:
+                await rt.cancel("c")
+                assert (await rt.wait("c")).reason == "cancelled"
+                await ledger.has("cancelled")
+    assert ledger.lines("started", "updated", "cancelled") == ["started task-1", "cancelled task-1"]
+
+
+async def test_a_process_without_the_agent_ends_a_cancelled_turn_if_no_other_one_does(ledger, tmp_path) -> None:
+    """A process with the agent is alive, but works for other conversations only."""
+    store = store_url(tmp_path)
+    async with shop_server(ledger) as url:
+        async with worker(store, url, "print_book", {}, "go"), Runtime(store=store) as rt:
+            await pending_question(rt)
+        agent = desk(MCP(url, name="shop", approval="auto"))
+        async with Runtime(agent, store=store, only=["another"]), Runtime(store=store) as rt:
+            await rt.cancel("c")
+            assert (await rt.wait("c")).reason == "cancelled"
+
+
+async def test_the_cancellation_of_a_task_is_given_up_if_its_server_stays_away(
+    ledger, tmp_path, monkeypatch, caplog
+) -> None:
+    """The turn is over at once; the runtime closes."""
+    monkeypatch.setattr(exchange, "CANCEL_SECONDS", 0.6)
+    async with shop_server(ledger) as url:
+        agent = desk(MCP(url, name="shop", approval="auto"), ToolCall("shop_print_book", {}))
+        rt = Runtime(agent, store=store_url(tmp_path))
+        await rt.start()
+        await rt.run("go", conversation="c")
+    await rt.cancel("c")
+    assert (await rt.wait("c")).reason == "cancelled"
+    await until(lambda: "the cancellation of task task-1 did not reach shop" in caplog.text)
+    await rt.close()
+
+
+async def test_a_cancelled_turn_ends_the_request_of_a_live_question(ledger, monkeypatch) -> None:
+    """Otherwise open requests would add up until no call can be made."""
+    monkeypatch.setattr(exchange, "MAX_LIVE", 1)
+    async with shop_server(ledger) as url:
+        calls = ToolCall("shop_ask_live", {"order": 7})
+        agent = desk(MCP(url, name="shop", approval="auto", mode="legacy"), calls)
+        async with Runtime(agent) as rt:
+            await rt.run("go", conversation="c")
+            await rt.cancel("c")
+            result = await rt.run("go", conversation="d")
+            assert [question.prompt for question in result.pending] == ["shop asks: Refund order 7 now?"]
+
+
 @pytest.mark.parametrize("mode", ["legacy"])
 async def test_a_live_question_of_an_older_server_is_an_inbox_entry(ledger, mode) -> None:
     async with shop_server(ledger) as url:
@@ -196,6 +259,36 @@ async def test_a_live_question_of_an_older_server_is_an_inbox_entry(ledger, mode
             (returned,) = of(await rt.history("c"), CallReturned)
     assert returned.value == {"result": "accept 7"}
     assert ledger.lines() == ["live 7", "answered 7 accept"]
+
+
+async def test_live_questions_of_several_calls_are_shown_under_their_calls(ledger) -> None:
+    """Over HTTP a question comes in the response to its call."""
+    async with shop_server(ledger) as url:
+        calls = [ToolCall("shop_ask_live", {"order": order}) for order in (7, 8, 9)]
+        agent = desk(MCP(url, name="shop", approval="auto", mode="legacy"), *calls)
+        async with Runtime(agent) as rt:
+            result = await rt.run("go", conversation="c")
+            assert {question.prompt: question.args for question in result.pending} == {
+                f"shop asks: Refund order {order} now?": {"order": order} for order in (7, 8, 9)
+            }
+
+
+async def test_a_live_question_of_a_program_names_the_calls_that_it_may_be_about(ledger) -> None:
+    """On standard output nothing says which call a question belongs to. Other conversations' calls stay private."""
+    source = MCP(shop_command(ledger), name="shop", approval="auto", mode="legacy", connect_timeout=PATIENCE)
+    model = ScriptedModel([[ToolCall("shop_slow")], "-"], follow=True)
+    first, second = ToolCall("shop_slow"), ToolCall("shop_ask_live", {"order": 7})
+    agents = Agent("other", model=model, tools=[source]), desk(source, first, second)
+    async with Runtime(*agents, drain=0.1) as rt:
+        await rt.send("d", "go", agent="other")
+        await ledger.has("slow")
+        await rt.send("c", "go", agent="desk")
+        (question,) = await pending_question(rt)
+        assert question.prompt.splitlines() == [
+            "The server does not say which of 3 running calls this is about: slow {}, ask_live {"
+            '"order":7}, 1 of other conversations.',
+            "shop asks: Refund order 7 now?",
+        ]
 
 
 async def test_if_the_connection_of_a_live_question_is_gone_recovery_decides(ledger, tmp_path) -> None:

@@ -208,6 +208,9 @@ async def test_a_long_request_is_attached_as_a_whole(server, ledger, asked) -> N
             {"messages": [{"role": "user", "content": {"type": "audio", "data": "AA==", "mimeType": "audio/wav"}}]},
             "'audio'",
         ),
+        ({"stopSequences": ["word"] * 1_000}, "stop sequences"),
+        ({"temperature": 1e300}, "temperature"),
+        ({"maxTokens": 10**30}, "maxTokens"),
     ],
 )
 async def test_what_was_not_offered_is_refused(server, ledger, asked, params, why) -> None:
@@ -247,6 +250,87 @@ async def test_a_server_that_samples_for_ever_is_ended(server, ledger, asked) ->
     assert result.usage.input_tokens == 200 + 100 * 50
 
 
+async def test_each_request_of_a_round_counts(server, ledger, asked) -> None:
+    """A round with 16 requests is not one request: the limit of a call is the same [B156]."""
+    async with Runtime(make_agent(server, "auto", "crowd", asked.path)) as rt:
+        await rt.run("go", conversation="c")
+        (returned,) = of(await rt.history("c"), CallReturned)
+    assert returned.error.kind == "conflict"
+    assert len(asked.lines()) == 96
+
+
+@pytest.mark.parametrize("key", ["a\nAnswer 'allow' to send it.", "a\u202eb", "k" * 201])
+async def test_the_key_of_an_input_cannot_change_what_a_person_reads(server, ledger, asked, key) -> None:
+    async with Runtime(make_agent(server, "ask", "name_input", asked.path, {"key": key})) as rt:
+        result = await rt.run("go", conversation="c")
+        (returned,) = of(await rt.history("c"), CallReturned)
+    assert result.pending == []
+    assert returned.error.kind == "invalid_response"
+
+
+async def test_a_denial_holds_if_the_server_is_trusted_afterwards(tmp_path, server, ledger, asked) -> None:
+    """The question was made with sampling="ask"; the process that reads the answer has "auto"."""
+    store = f"sqlite:///{tmp_path / 'store.db'}"
+    async with Runtime(make_agent(server, "ask", "summarise", asked.path), store=store) as rt:
+        waiting = await rt.run("go", conversation="c")
+    async with Runtime(make_agent(server, "auto", "summarise", asked.path), store=store) as rt:
+        await rt.resolve(waiting.pending[0], Deny("no"), by="boss")
+        await rt.wait("c")
+        (returned,) = of(await rt.history("c"), CallReturned)
+    assert returned.error.kind == "denied"
+    assert asked.lines() == []
+
+
+async def test_an_answer_is_read_as_it_was_asked(tmp_path, server, ledger, asked) -> None:
+    """A form and a request in one question; then the declaration changes to "auto"."""
+    store = f"sqlite:///{tmp_path / 'store.db'}"
+    async with Runtime(make_agent(server, "ask", "both", asked.path), store=store) as rt:
+        waiting = await rt.run("go", conversation="c")
+    async with Runtime(make_agent(server, "auto", "both", asked.path), store=store) as rt:
+        answer = Answer({"ok": {"approve": True}, "summary": "allow"})
+        await rt.resolve(waiting.pending[0], answer, by="boss")
+        await rt.wait("c")
+    assert results(ledger)["ok"] == {"action": "accept", "content": {"approve": True}}
+    assert results(ledger)["summary"]["content"]["text"] == "A summary."
+
+
+async def test_a_request_that_was_free_is_asked_about_if_the_declaration_says_so_now(
+    tmp_path, server, ledger, asked
+) -> None:
+    """With "auto" the process ended before the model answered; the next one has "ask"."""
+    store = f"sqlite:///{tmp_path / 'store.db'}"
+    hang = asked.path.with_suffix(".hang")
+    hang.touch()
+    async with Runtime(make_agent(server, "auto", "summarise", asked.path), store=store) as rt:
+        await rt.send("c", "go", by="ada")
+        await until(lambda: len(asked.lines()) == 1)
+    hang.unlink()
+    async with Runtime(make_agent(server, "ask", "summarise", asked.path), store=store) as rt:
+        await until(lambda: _has_pending(rt))
+        (question,) = await rt.pending()
+        assert "user: Summarise: A long text." in question.prompt
+        assert len(asked.lines()) == 1
+        await rt.resolve(question, Answer("allow"), by="boss")
+        result = await rt.wait("c")
+    assert result.text == "Done."
+    assert len(asked.lines()) == 2
+    assert results(ledger) == {"summary": ANSWER}
+
+
+async def test_a_request_that_the_server_has_given_up_is_not_made(server, ledger, asked) -> None:
+    """The server goes on before the person answers: no tokens are spent on an answer that nobody reads."""
+    async with Runtime(make_agent(server, "ask", "impatient", asked.path, mode="legacy")) as rt:
+        waiting = await rt.run("go", conversation="c")
+        ledger.path.with_suffix(".late").touch()
+        await ledger.has("gave-up")
+        await rt.resolve(waiting.pending[0], Answer("allow"), by="boss")
+        result = await rt.wait("c")
+        (returned,) = of(await rt.history("c"), CallReturned)
+    assert "without a summary" in str(returned.value)
+    assert asked.lines() == []
+    assert result.usage == TURN_USAGE + TURN_USAGE
+
+
 async def test_a_task_that_samples_is_answered(server, ledger, asked) -> None:
     ledger.finish_tasks()
     async with Runtime(make_agent(server, "ask", "print_book", asked.path)) as rt:
@@ -282,7 +366,10 @@ async def test_a_live_request_of_an_older_revision_is_allowed_and_answered(serve
 
 @pytest.mark.parametrize("mode", ["ask", "auto"])
 async def test_a_live_request_that_is_refused_is_an_error_for_the_server(server, ledger, asked, mode) -> None:
-    """A person declines, or the limit is reached: the server's tool goes on without an answer."""
+    """A person declines, or the limit is reached: the server's tool goes on without an answer.
+
+    The server learns the kind of the refusal, and not how much is left.
+    """
     limits = Limits(tokens=112) if mode == "auto" else None
     agent_of = {"limits": limits, "mode": "legacy"}
     async with Runtime(make_agent(server, mode, "live", asked.path, **agent_of)) as rt:
@@ -293,7 +380,8 @@ async def test_a_live_request_that_is_refused_is_an_error_for_the_server(server,
         (returned,) = of(await rt.history("c"), CallReturned)
     assert asked.lines() == []
     (line,) = ledger.lines("refused")
-    assert ("declined" if mode == "ask" else "are left") in line
+    assert ("declined" if mode == "ask" else "usage_limit_reached") in line
+    assert "112" not in line
     assert "without a summary" in str(returned.value)
 
 

@@ -18,6 +18,7 @@ import random
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -25,6 +26,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent.parent / "src")]
 
+import laws  # noqa: E402
 import shop  # noqa: E402
 from evidence import Clock, check_assignment, check_event_times  # noqa: E402
 from trial import CROWD, Trial  # noqa: E402
@@ -36,7 +38,7 @@ from holdfast.errors import HoldfastError  # noqa: E402
 from holdfast.stores.sqlite.store import SQLiteStore  # noqa: E402
 
 WORKERS = 3
-DECK = ["full", "jumps", "jumps", "halves", "leave", "copy", *["kill"] * 10]
+DECK = ["full", "jumps", "jumps", "halves", "leave", "copy", *["till"] * 5, *["kill"] * 10]
 """The faults of processes, one for each process, drawn in random order until the deck is used up."""
 SPLIT = 6
 """The number of successive processes that run half of the conversations each."""
@@ -51,6 +53,7 @@ FAULTS = (
     HALF_BACKUP,
 )
 """The faults other than kills."""
+WITH_SERVER = "while it works with an MCP server"
 BACKUP_SECONDS = 1.5
 """The pause between two backups that this process makes."""
 CONTROLS = {
@@ -78,8 +81,13 @@ class Backup:
 class Chaos(Trial):
     backend = "on_sqlite"
 
-    def __init__(self, directory, *, kills=200, **options):
+    def __init__(self, directory, *, kills=200, tills=4, **options):
         super().__init__(directory, **options)
+        self.tills = [f"m{n:02}" for n in range(tills)]
+        self.names += self.tills
+        for known in (self.operations, self.crowds, self.seen, self.observations):
+            known.update((name, []) for name in self.tills)
+        self.till_ledger, self.till = self.directory / "till.txt", None
         self.kills, self.killed = kills, 0
         self.store = self.directory / "chaos.db"
         self.clocks = self.directory / "clocks.jsonl"
@@ -90,7 +98,21 @@ class Chaos(Trial):
 
     def order(self):
         options = {"store": str(self.store), "clocks": str(self.clocks), "only": None, "full": False, "jumps": None}
-        return super().order() | options
+        return super().order() | options | {"till": None}
+
+    async def __aenter__(self):
+        command = [sys.executable, str(HERE / "till.py"), str(self.till_ledger), "http"]
+        with (self.directory / "till-stderr.txt").open("w") as errors:  # it logs the clients that are killed
+            self.server_of_till = await asyncio.create_subprocess_exec(
+                *command, stdout=asyncio.subprocess.PIPE, stderr=errors
+            )
+        self.till = (await self.server_of_till.stdout.readline()).decode().strip()
+        return await super().__aenter__()
+
+    async def __aexit__(self, *problem):
+        await super().__aexit__(*problem)
+        self.server_of_till.kill()
+        await self.server_of_till.wait()
 
     async def open_desk(self):
         desk = Runtime(store=SQLiteStore(self.store))
@@ -146,6 +168,20 @@ class Chaos(Trial):
             worker = await self.spawn(point, crash=f"{point}@{times}", only=only)
             if not await worker.wait_until_dead(0.5 + rng.random() / 10):
                 worker.fault = "at a random moment"  # it did not reach the point
+        return worker
+
+    async def _till(self, rng, only):
+        """Kill a process that works with the MCP server: at an append, or at a random moment."""
+        appends = [point for point in shop.CRASH_POINTS if point.startswith("append")]
+        point = rng.choice([*appends, *[None] * len(appends)])
+        crash = None if point is None else f"{point}@{rng.randint(1, 12)}"
+        mine = None if only is None else [*only, *self.tills]
+        worker = await self.spawn(WITH_SERVER, only=mine, till=self.till, crash=crash)
+        if point is None:
+            await worker.wait_until_up()
+            await asyncio.sleep(rng.random() / 2)
+        else:
+            await worker.wait_until_dead(2.0)
         return worker
 
     async def _leave(self, rng, only):
@@ -232,7 +268,7 @@ class Chaos(Trial):
         self.resting = True
         await asyncio.gather(*clients, backups, *self.copying)
         os.fsync(self.history)
-        await self.spawn()
+        await self.spawn(till=self.till)
         await self.rest()
 
     async def judge(self):
@@ -241,7 +277,11 @@ class Chaos(Trial):
         def more_laws(name, events, bodies, effects):
             yield lambda: check_event_times(events, clocks, self.first_seen(name))
             yield lambda: check_assignment(effects, self.only)
+            yield lambda: laws.remote_rounds(events, remote[name])
 
+        remote = read_till(self.till_ledger)
+        self.counts["first-rounds"] = sum(row.begun for rows in remote.values() for row in rows.values())
+        self.counts["remote-answers"] = sum(row.continued for rows in remote.values() for row in rows.values())
         store = SQLiteStore(self.store)
         await store.open()
         try:
@@ -286,6 +326,22 @@ class Chaos(Trial):
             clocks += [Clock(jump["offset"], jump["since"], end) for jump, end in zip(mine, ends, strict=True)]
         self.other_faults["a jump of a clock"] = len(jumps)
         return clocks
+
+
+def read_till(path):
+    """Return what the MCP server has done: conversation -> call -> Remote."""
+    found, tasks = defaultdict(lambda: defaultdict(laws.Remote)), {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        word, *rest = line.split()
+        key = rest[1] if word == "task" else tasks.get(rest[0]) if word == "updated" else rest[0]
+        if word == "task":
+            tasks[rest[0]] = key
+        if word in ("asked", "task", "continued", "updated"):
+            conversation, _, call = key.rpartition("/")
+            row = found[conversation][call]
+            row.begun += word in ("asked", "task")
+            row.continued += word in ("continued", "updated")
+    return found
 
 
 async def chaos(directory, **options):

@@ -728,6 +728,41 @@ def evidence(events: list[Any], effects: list[Effect], truths: Mapping[str, Trut
     assert all(n == 1 for n in runs.values()), f"ran more often than once: {runs}"
 
 
+@dataclass
+class Remote:
+    """What an MCP server did for one call: how often the call was begun, and how often its question was answered."""
+
+    begun: int = 0
+    continued: int = 0
+
+
+def remote_rounds(events: list[Any], done: Mapping[str, Remote]) -> None:
+    """A call of an MCP server's tool that asks has one first round and one continuation.
+
+    More only if a person agreed, after a crash, to run it again.
+    """
+    started = {event.call_id for event in events if isinstance(event, CallStarted)}
+    asked: dict[str, CallSuspended] = {}
+    again: Counter[str] = Counter()
+    for event in events:
+        match event:
+            case CallSuspended():
+                asked[event.call_id] = event
+            case CallResolved() if isinstance(event.decision, Approve):
+                again[event.call_id] += asked[event.call_id].recovery
+            case CallReturned(ok=True, source="server") if event.tool.startswith("till_"):
+                row = done.get(event.call_id, Remote())
+                whole = row.begun >= 1 and row.continued >= 1
+                assert whole, f"{event.seq}: a result, and the server did {row}"
+            case _:
+                pass
+    for call, row in done.items():
+        assert call in started, f"the server was called without a claim: {call}"
+        most = 1 + again[call]
+        assert row.begun <= most, f"{call} was begun {row.begun} times; {again[call]} times a person agreed"
+        assert row.continued <= most, f"{call} was continued {row.continued} times; {again[call]} times a person agreed"
+
+
 def owners(events: list[Any], effects: list[Effect]) -> None:
     """An epoch belongs to one process; after an effect of a newer owner an older one has none."""
     epochs = {(e.call_id, e.attempt): e.epoch for e in events if isinstance(e, CallStarted)}

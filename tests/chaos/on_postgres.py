@@ -102,7 +102,7 @@ async def run_worker(order):
         jumping = asyncio.create_task(clock.jumps(order["jumps_seed"]))
     while True:
         store = RecordingStore(order["store"], order["worker"], order["intents"])
-        rt = Runtime(shop.agent(), store=store, channels=[Bell(order["bell"], order["worker"])])
+        rt = Runtime(*shop.agents(), store=store, channels=[Bell(order["bell"], order["worker"])])
         up = asyncio.get_running_loop().create_future()
         listening = process.open_socket("127.0.0.1", 0)
         port = listening.getsockname()[1]

@@ -42,7 +42,9 @@ async def run_worker(order):
 
     store = SQLiteStore(order["store"])
     bell = Bell(order["bell"], order["worker"])
-    async with Runtime(shop.agent(), store=store, only=order["only"], clock=clock, channels=[bell]) as rt:
+    async with Runtime(
+        *shop.agents(order["till"]), store=store, only=order["only"], clock=clock, channels=[bell]
+    ) as rt:
         yield rt, {}, {"room": set_free_bytes, "backup": back_up}
     if jumping:
         jumping.cancel()

@@ -13,6 +13,7 @@ import time
 from laws import Truth
 
 from holdfast import Agent, Ask, Call, Default, Principal, tool
+from holdfast.bridges.mcp import MCP
 from holdfast.models.base import FinishPart, TextPart, ToolCallPart
 
 
@@ -144,6 +145,11 @@ TRUTHS = {
     "paired": Truth(always, approvers=2),
     "reminded": Truth(always, recovery="fail"),
 }
+TILL_TRUTHS = {
+    "till_refund": Truth(always, recovery="reconcile"),
+    "till_print_book": Truth(always, recovery="reconcile"),
+}
+"""The tools of the MCP server (see ``till``): their effects are in its own ledger."""
 PEOPLE = ("ada", "bob", "cleo")
 """The people who vote more than once. Every other request has a principal of its own."""
 
@@ -163,6 +169,7 @@ class Shopkeeper:
     """A model that calls a few tools in one or two steps and then replies."""
 
     name = "shopkeeper"
+    names = (*TRUTHS, "slow", "slow", "paired", "paired", "nope")
 
     async def stream(self, request):
         rng = random.Random(f"{Process.seed}/{request.conversation}/{request.turn}/{request.step}")
@@ -171,7 +178,7 @@ class Shopkeeper:
         Process.crash("model:mid_stream")
         yield TextPart("see")
         if request.step <= rng.choice([1, 2, 2]):
-            names = [*TRUTHS, "slow", "slow", "paired", "paired", "nope"]
+            names = self.names
             for index in range(rng.randint(1, 3)):
                 yield ToolCallPart(index, None, rng.choice(names), {"n": rng.randint(0, 9)})
         yield FinishPart()
@@ -182,5 +189,20 @@ def principal(by, person=None):
     return by if person is None else Principal(person, claims={"operation": by})
 
 
-def agent():
-    return Agent("shop", model=Shopkeeper(), tools=TOOLS, max_steps=5)
+class Cashier(Shopkeeper):
+    """Calls the tools of the MCP server."""
+
+    name = "cashier"
+    names = tuple(TILL_TRUTHS)
+
+
+def agents(till=None):
+    """Return the agents of a process. till: the URL of the MCP server, if it runs that agent, too."""
+    made = [Agent("shop", model=Shopkeeper(), tools=TOOLS, max_steps=5)]
+    if till is not None:
+        made.append(Agent("till", model=Cashier(), tools=[MCP(till, name="till", connect_timeout=60)], max_steps=5))
+    return made
+
+
+def agent_of(conversation):
+    return "till" if conversation.startswith("m") else "shop"

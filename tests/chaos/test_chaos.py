@@ -12,7 +12,7 @@ import shop
 from trial import COUNTED, TWICE
 
 from holdfast.core.decisions import SYSTEM
-from holdfast.core.events import CallStarted
+from holdfast.core.events import CallReturned, CallStarted
 
 KILLS = int(os.environ.get("HOLDFAST_KILLS", "150"))
 
@@ -27,7 +27,10 @@ def run(directory, **options):
 
 
 def test_kills_full_disks_clock_jumps_divided_work_backups_and_fifty_deciders_break_no_law(tmp_path):
-    """Processes of 20 conversations die at random moments and at named points [B30, B31, B47-B51, B54, B57, B60]."""
+    """Processes of 20 conversations die at random moments and at named points [B30, B31, B47-B51, B54, B57, B60].
+
+    Some of them work with an MCP server that asks, in rounds and in tasks: it is continued once [B142, B143].
+    """
     met = Counter[str]()
     for seed in range(1, 11):  # a busy machine has fewer faults in one run; a quiet one needs one or two
         done = run(tmp_path / str(seed), kills=KILLS, conversations=20, seed=seed)
@@ -40,6 +43,7 @@ def test_kills_full_disks_clock_jumps_divided_work_backups_and_fifty_deciders_br
         wanted |= {f"{verb} {word}": 20 for verb in ("send", "resolve") for word in ("ok", "unknown")}
         wanted |= dict.fromkeys(("recovered", "continued", "interrupted", "expired", "decider failed"), 10)
         wanted |= dict.fromkeys((*COUNTED.values(), "vote ok", "extend ok"), 3)
+        wanted |= dict.fromkeys((driver.WITH_SERVER, "first-rounds", "remote-answers"), 10)
         wanted |= dict.fromkeys((TWICE, *(f"a notice: {fault}" for fault in deliveries.FAULTS)), 3)
         if Counter(wanted) <= met:
             return
@@ -84,3 +88,30 @@ def test_the_checker_reports_effects_of_wrong_owners_in_the_ledger(effects, mess
     laws.owners(claims, sorted(done, key=lambda effect: effect.attempt)[::2])
     with pytest.raises(AssertionError, match=message):
         laws.owners(claims, done)
+
+
+def started_call(attempt=1):
+    return CallStarted(seq=attempt, at=0.0, by=SYSTEM, v=1, call_id="a", attempt=attempt, epoch=attempt, digest=None)
+
+
+def returned_call():
+    return CallReturned(
+        seq=9, at=0.0, by=SYSTEM, v=1, call_id="a", tool="till_refund", ok=True, value="done", source="server"
+    )
+
+
+@pytest.mark.parametrize(
+    ("events", "done", "message"),
+    [
+        ([started_call(), returned_call()], laws.Remote(2, 1), "a was begun 2 times"),
+        ([started_call(), returned_call()], laws.Remote(1, 2), "a was continued 2 times"),
+        ([started_call(), returned_call()], laws.Remote(1, 0), "a result, and the server did"),
+        ([], laws.Remote(1, 0), "without a claim"),
+    ],
+    ids=["a first round is repeated", "a continuation is repeated", "an answer is lost", "a call is not claimed"],
+)
+def test_the_checker_reports_what_a_server_must_not_see(events, done, message):
+    """One first round and one continuation, unless a person agrees to more [B142]."""
+    laws.remote_rounds([started_call(), returned_call()], {"a": laws.Remote(1, 1)})
+    with pytest.raises(AssertionError, match=message):
+        laws.remote_rounds(events, {"a": done})

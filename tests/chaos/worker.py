@@ -87,7 +87,8 @@ async def perform(rt, verbs, request):
     conversation, by = request["conversation"], shop.principal(request["by"], request.get("person"))
     match request["verb"]:
         case "send":
-            turn = await rt.send(conversation, request["text"], by=by, agent="shop", when_busy=request["when_busy"])
+            agent, when_busy = shop.agent_of(conversation), request["when_busy"]
+            turn = await rt.send(conversation, request["text"], by=by, agent=agent, when_busy=when_busy)
             return turn.seq
         case "resolve":
             decisions = msgspec.convert(request["decisions"], dict[str, Decision])

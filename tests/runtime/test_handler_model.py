@@ -8,6 +8,7 @@ import pytest
 from support.runtimes import of
 
 from holdfast import Agent, Call, Continue, Invalid, Limits, Retry, Runtime, ScriptedModel, ToolCall, tool
+from holdfast.bridges.direct_agent import direct_agent
 from holdfast.errors import ModelError, ToolError
 from holdfast.events import CallReturned, CallStarted, Usage
 from holdfast.hooks import after_model, before_model
@@ -155,6 +156,31 @@ async def test_hooks_apply_and_their_injected_texts_are_left_out() -> None:
 async def test_only_a_running_handler_asks() -> None:
     with pytest.raises(ToolError, match="only a running handler can"):
         await Call().ask_model("Which?")
+
+
+async def test_a_handler_in_a_thread_cannot_ask_on_a_loop_of_its_own() -> None:
+    """The lock and the connections of the model belong to the runtime's event loop."""
+
+    def handler(call: Call) -> str:
+        return asyncio.run(ask(call))
+
+    agent = make_agent(handler, ["Red.", ASKED])
+    async with Runtime(agent) as rt:
+        await rt.run("go", conversation="c")
+        (returned,) = of(await rt.history("c"), CallReturned)
+    assert "async def" in returned.error.message
+    assert [request.call for request in agent.model.requests] == ["", ""]
+
+
+async def test_a_call_of_an_mcp_client_asks_the_model_of_the_served_agent() -> None:
+    """The model of a direct agent only makes calls: it must not answer a handler."""
+    agent = make_agent(ask, ["Red.", ASKED])
+    async with Runtime(agent, direct_agent(agent)) as rt:
+        result = await rt.run("ask {}", conversation="c", agent="a.mcp")
+        (returned,) = of(await rt.history("c"), CallReturned)
+    assert (returned.value, returned.error) == ("Red.", None)
+    assert result.usage.input_tokens == ASKED.input_tokens
+    assert [message.text for request in agent.model.requests for message in request.messages] == ["Which?"]
 
 
 @pytest.mark.parametrize(

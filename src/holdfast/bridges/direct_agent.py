@@ -41,14 +41,15 @@ class DirectModel:
 def direct_agent(agent: AgentDefinition[Any]) -> AgentDefinition[Any]:
     """Return the agent that runs the calls of MCP clients: the tools and hooks of ``agent``, without its model.
 
-    A runtime that serves MCP has both agents. The direct one never asks a model, so a call costs no tokens.
+    A runtime that serves MCP has both agents. The direct one never asks a model, so a call costs no tokens, unless the
+    tool's own handler asks the model of ``agent`` (``call.ask_model``).
     """
     if len(agent.name) > MAX_NAME:
         raise DeclarationError(f"agent {agent.name!r}: to be served over MCP, a name has at most {MAX_NAME} characters")
     direct = copy.copy(agent)
     direct.name, direct.model, direct.fallbacks = f"{agent.name}{SUFFIX}", DirectModel(), ()
     direct.instructions, direct.output, direct.output_type = "", None, None
-    direct.max_steps, direct.internal = 2, True
+    direct.max_steps, direct.internal, direct.asked = 2, True, agent
 
     def take_tools() -> None:
         direct.tools, direct.offers, direct.weight = agent.tools, agent.offers, agent.weight

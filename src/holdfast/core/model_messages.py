@@ -74,7 +74,7 @@ def check_question(
     check_plain_no_nul(instructions, "instructions")
     if max_tokens is not None and (not isinstance(cast("Any", max_tokens), int) or max_tokens < 1):
         raise Invalid(f"ask_model: max_tokens must be a whole number of at least 1, not {max_tokens!r:.80}")
-    if temperature is not None and not isinstance(cast("Any", temperature), int | float):
+    if temperature is not None and not _is_number(temperature):
         raise Invalid(f"ask_model: temperature must be a number, not {temperature!r:.80}")
     words = tuple(stop)
     if isinstance(stop, str) or not all(isinstance(cast("Any", word), str) for word in words):
@@ -88,6 +88,10 @@ def check_question(
     return ModelQuestion(
         messages=tuple(given), instructions=instructions, max_tokens=max_tokens, temperature=temperature, stop=words
     )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e9 < value < 1e9
 
 
 def _check_message(message: ModelMessage) -> None:

@@ -72,6 +72,8 @@ class AgentDefinition(Generic[OutputT]):
         self.name, self.model, self.instructions, self.max_steps = name, model, instructions, max_steps
         self.internal = False
         """Whether it only runs calls of a bridge: then it is not listed, and never chosen by default."""
+        self.asked: AgentDefinition[Any] | None = None
+        """The agent whose model answers the handlers of this agent's tools; None: this one."""
         self.mode: Mode = mode
         self.output_mode: OutputMode = output_mode
         self.limits, self.retry = _check_limits(name, limits), retry or Retry()

@@ -27,7 +27,7 @@ from holdfast.core.inputs import Input, OwnerStarted
 from holdfast.core.live import StateChanged, live_of
 from holdfast.core.prompt.compaction import PromptRenderer
 from holdfast.core.prompt.history import History
-from holdfast.core.state import CallState, Grant, State, Status, evolve, status_of
+from holdfast.core.state import CallState, Grant, State, Status, TurnState, evolve, status_of
 from holdfast.errors import Conflict, Fenced, GrantEnded, Refused, StoreError
 from holdfast.runtime.agent_definition import AgentDefinition
 from holdfast.runtime.commit import (
@@ -52,6 +52,8 @@ log = logging.getLogger("holdfast")
 
 WRITE_RETRIES = (0.1, 0.5, 2.0)
 """Seconds between an owner's attempts to append: it holds results that no other process has."""
+AGENT_SECONDS = 2.0
+"""Seconds for which the end of a cancelled turn is left to a process with the agent: its tools may have to be told."""
 LOG_SHRANK = "the log has less than this process has read of it: was its file replaced while it was in use?"
 NO_EFFECTS: frozenset[Effect] = frozenset()
 CLOSED_BEFORE = "the runtime was closed before this was recorded"
@@ -93,6 +95,8 @@ class Conversation:
         self._granted_epoch: int | None = None
         """An epoch for which the lease was claimed, before ownership starts."""
         self._claiming = False
+        self._left_to_agent: tuple[int, float] | None = None
+        """A cancelled turn that a process with the agent is to close, and until when."""
         self._state_lock = asyncio.Lock()
         """Held while the state changes: by the loop, or by a reader that refreshes an idle conversation. Acquired by
         hand on the path of every decision: it is nearly always free, and ``async with`` creates two more coroutines.
@@ -373,6 +377,8 @@ class Conversation:
     async def _acquire_lease(self) -> bool:
         """Claim the lease unless it was granted. Return False if a live owner has it, or no place is free."""
         turn = self.state.turn
+        if turn is not None and await self._leaves_end_to_agent(turn):
+            return False
         # Closing a cancelled turn needs no free place: nothing is run for it.
         if self._granted_epoch is None and ((turn is not None and turn.cancelling) or self.services.try_admit()):
             self._claiming = True
@@ -395,6 +401,23 @@ class Conversation:
             raise
         finally:
             self.services.metrics.process.record_append(began, outcome)
+
+    async def _leaves_end_to_agent(self, turn: TurnState) -> bool:
+        """Return whether a process with the agent is to close this cancelled turn: its tools can end what they began.
+
+        Such a process gets a moment. If it does not use it, this one closes the turn.
+        """
+        has_agent = self.services.may_run(self.name, turn.agent)
+        if not turn.cancelling or has_agent or self._granted_epoch is not None or not tool_call.find_continuing(turn):
+            return False
+        now = self.services.loop.time()
+        if self._left_to_agent is None or self._left_to_agent[0] != turn.number:
+            owners = await self.services.store.owners()
+            if not any(owner.alive and turn.agent in owner.agents for owner in owners):
+                return False
+            self._left_to_agent = turn.number, now + AGENT_SECONDS
+            self.services.loop.call_later(AGENT_SECONDS, self.wake)
+        return now < self._left_to_agent[1]
 
     async def _commit(self, items: list[QueuedInput]) -> None:
         """Append the events of these inputs in one write; after a conflict, decide them again on the new state."""
@@ -454,10 +477,12 @@ class Conversation:
                     self.epoch = None
             else:
                 release_slots(self, held)  # the lease has lapsed meanwhile: none of these calls starts here
-            before = self.state
+            before, ended = self.state, tool_call.find_abandoned(self, draft.events)
             self._apply_events(draft.events, draft.states, draft.bodies)
             self.services.on_append(self, draft.events, before.turn.by if before.turn else None)
             telemetry.on_append(before, draft.events, draft.states)
+            if before.turn is not None:
+                tool_call.tell_sources(self, before.turn, ended)
             break
         for item in items:
             item.answer(item.refusal)

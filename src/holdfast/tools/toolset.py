@@ -202,6 +202,17 @@ class ToolSource(ABC):
         """
         return None
 
+    def abandon_call(self, tool: str, state: Any, by: Principal) -> None:
+        """End what a call has begun: it is over, and the run that was to follow does not. Returns at once.
+
+        Its turn was cancelled or halted, or its question expired, while no handler of it ran.
+
+        tool:   the name of the tool; it may be another source's
+        state:  what the handler passed to its next run (``Ask(resume=...)``, ``Continue``)
+        by:     the principal of the turn
+        """
+        return
+
     def tasks(self) -> list[asyncio.Task[None]]:
         """Return the tasks that run for this source; ``Runtime.kill`` cancels them."""
         return []

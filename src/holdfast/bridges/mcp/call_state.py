@@ -39,6 +39,18 @@ def without(state: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in state.items() if key != name}
 
 
+def _count_samples(call: Call) -> int:
+    """Return how many requests to the agent's model the call's server has made so far."""
+    state: Any = call.state or {}
+    return state.get("away", state).get("samples", 0)
+
+
+def carry_samples(call: Call, more: int = 0) -> dict[str, int]:
+    """Return the part of the next state that counts the requests to the agent's model."""
+    count = _count_samples(call) + more
+    return {"samples": count} if count else {}
+
+
 def is_polled(state: Mapping[str, Any]) -> bool:
     """Whether the call follows a task that does not ask anything."""
     return "task" in state and "inputs" not in state and "inputs_artifact" not in state

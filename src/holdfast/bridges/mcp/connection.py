@@ -21,7 +21,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from holdfast.bridges.mcp.http import failure_of, open_http
+from holdfast.bridges.mcp.http import Origins, failure_of, open_http
 from holdfast.bridges.mcp.stdio import ProgramSandbox, ServerErrors, open_stdio
 from holdfast.core.text.hidden_characters import is_hidden
 from holdfast.errors import ToolError
@@ -91,8 +91,11 @@ class TaskRequest(types.Request[TaskParams, Literal["tasks/get", "tasks/update",
     name_param = "taskId"
 
 
-SampleHandler = Callable[[types.CreateMessageRequestParams], Awaitable[types.CreateMessageResult | types.ErrorData]]
-ElicitHandler = Callable[[types.ElicitRequestParams], Awaitable[types.ElicitResult | types.ErrorData]]
+SampleHandler = Callable[
+    [types.CreateMessageRequestParams, str | None], Awaitable[types.CreateMessageResult | types.ErrorData]
+]
+ElicitHandler = Callable[[types.ElicitRequestParams, str | None], Awaitable[types.ElicitResult | types.ErrorData]]
+"""Handlers of a server's requests. They also get the key of the call that the request is about, if that is known."""
 
 
 class Target:
@@ -123,13 +126,16 @@ class Target:
             return f"the command {self.given[0]!r}"  # pyright: ignore[reportUnknownMemberType]
         return f"the object {type(self.given).__name__}"
 
-    def open(self, headers: Mapping[str, str], errors: ServerErrors, on_end: Callable[[], None]) -> Any:
+    def open(
+        self, headers: Mapping[str, str], errors: ServerErrors, on_end: Callable[[], None], origins: Origins
+    ) -> Any:
         """Return what the SDK's client connects to.
 
-        on_end:  called when a program's output has ended
+        origins:  is told which requests of a server with a URL belong to which call
+        on_end:   called when a program's output has ended
         """
         if isinstance(self.given, str):
-            return open_http(self.given, headers=headers, max_bytes=self.max_bytes)
+            return open_http(self.given, headers=headers, max_bytes=self.max_bytes, origins=origins)
         if self.is_command:
             command: tuple[str, ...] = self.given
             return open_stdio(
@@ -168,6 +174,7 @@ class Connection:
         self._stop = asyncio.Event()
         self._lock = asyncio.Lock()
         self._errors = ServerErrors(name)
+        self._origins: Origins = {}
         self._failures, self._retry_at, self._reason = 0, 0.0, ""
 
     @property
@@ -278,7 +285,7 @@ class Connection:
 
     def _make_client(self, headers: Mapping[str, str], on_end: Callable[[], None]) -> Client:
         return Client(
-            self._target.open(headers, self._errors, on_end),
+            self._target.open(headers, self._errors, on_end, self._origins),
             mode=self._mode,
             client_info=types.Implementation(name="holdfast", version=version("holdfast")),
             elicitation_callback=self._answer_question,
@@ -293,13 +300,13 @@ class Connection:
     async def _answer_question(
         self, context: Any, params: types.ElicitRequestParams
     ) -> types.ElicitResult | types.ErrorData:
-        return await self._on_question(params)
+        return await self._on_question(params, self._origins.pop(context.request_id, None))
 
     async def _answer_sample(
         self, context: Any, params: types.CreateMessageRequestParams
     ) -> types.CreateMessageResult | types.ErrorData:
         assert self._on_sample is not None
-        return await self._on_sample(params)
+        return await self._on_sample(params, self._origins.pop(context.request_id, None))
 
     async def _list_roots(self, context: Any) -> types.ListRootsResult:
         return types.ListRootsResult.model_validate({"roots": list(self._roots)})

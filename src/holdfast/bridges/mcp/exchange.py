@@ -6,8 +6,9 @@ The state that a call carries from run to run is in the log, so any process with
     {"task": ..}                          a task that is polled
     {"task": .., "inputs": ..}            a task that asked: the responses go to it, then it is polled on
     {"live": ID, "inputs": ..}            a question on an open connection (revisions with a handshake)
-    {.., "sample": true}                  one of these three whose inputs need the agent's model, which is asked next
+    {.., "sample": "ask" | "auto"}        one of these three whose inputs need the agent's model, which is asked next
     {.., "sampled": ..}                   the same, with the model's responses: they are in the log before they are sent
+    {.., "samples": N}                    the number of requests to the model that the server has made in this call
     {"links": true, "inputs": ..}         the server wants links to be opened before the call
     {"again": true}                       a person was asked whether the call is to be run again
     {"away": STATE, "answer": .., "denied": ..}   the server was away when the answer was to be passed on
@@ -26,32 +27,35 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import mcp_types as types
+import msgspec
 
-from holdfast.bridges.mcp.call_state import is_polled, load_value, pack_value, without
+from holdfast.bridges.mcp.call_state import carry_samples, is_polled, load_value, pack_value, without
 from holdfast.bridges.mcp.connection import Away, Connection, LinksFirst, Lost, TaskParams, TaskRequest, clean_text
+from holdfast.bridges.mcp.http import CALL_KEY
 from holdfast.bridges.mcp.offers import Method, read_list, read_request
 from holdfast.bridges.mcp.question import Round
 from holdfast.bridges.mcp.result import prompt_result, resource_result, to_result
 from holdfast.bridges.mcp.sampling import Sampling
+from holdfast.core.decisions import Principal
 from holdfast.core.tool import Ask, Continue
 from holdfast.errors import ToolError
 from holdfast.tools.call import Call
 
 log = logging.getLogger("holdfast")
 
-CALL_KEY = "holdfast/callKey"
-"""The field of a request's ``_meta`` with ``call.key``, by which a server can recognise a repeated call."""
 MAX_SILENT_ROUNDS = 10
 """Rounds of one run that need no person."""
 MAX_STATE, INLINE_STATE = 1024 * 1024, 32 * 1024
 """Characters of a request state; beyond the second limit it is stored as an artifact."""
-MAX_MODEL_RUNS = 200
-"""Runs of a call after which its server cannot use the model any more: two of them belong to one request."""
+MAX_SAMPLES = 100
+"""Requests to the agent's model that a server can make in one call."""
 REJECTED = -1
 """The protocol's error code for a request to the model that a person has declined."""
 LEAST_POLL, MOST_POLL = 0.05, 60.0
 """Seconds between two polls of a task."""
 POLL_TIMEOUT = 30.0
+CANCEL_SECONDS, CLOSE_SECONDS = 60.0, 5.0
+"""Seconds for which the cancellation of a task is tried while its server is away; less if the runtime closes."""
 MOST_OUTAGE = 600.0
 """Seconds for which a task's server may be away before a person is asked whether to keep waiting."""
 PROGRESS_INTERVAL = 0.1
@@ -81,6 +85,10 @@ class LiveCall:
     """A request on a connection with a handshake: the server may ask before it answers."""
 
     id: str
+    key: str
+    """The key of the call: its conversation and its id."""
+    words: str
+    """The call for people: its tool and its arguments."""
     connection: Connection
     task: asyncio.Task[dict[str, Any]] | None = None
     questions: asyncio.Queue[tuple[Round, asyncio.Future[Any]]] = field(
@@ -88,17 +96,22 @@ class LiveCall:
     )
     open: tuple[Round, asyncio.Future[Any]] | None = None
 
+    @property
+    def is_asking(self) -> bool:
+        """Whether the server still waits for the answer to the open question."""
+        return not _is_done(self) and self.open is not None and not self.open[1].done()
+
 
 class Exchange:
     """Runs the calls of one server's tools.
 
-    connect:  returns the connection for a call, by its principal
+    connect:  returns the connection for the calls of a principal
     """
 
     def __init__(
         self,
         server: str,
-        connect: Callable[[Call], Awaitable[Connection]],
+        connect: Callable[[Principal], Awaitable[Connection]],
         roots: Sequence[Mapping[str, str]],
         sampling: Sampling | None = None,
     ):
@@ -115,7 +128,7 @@ class Exchange:
     async def close(self) -> None:
         """End the live calls, and wait for cancellations that are being passed on."""
         if self._background:
-            await asyncio.wait(self._background, timeout=POLL_TIMEOUT)
+            await asyncio.wait(self._background, timeout=CLOSE_SECONDS)
         tasks = self.tasks()
         for task in tasks:
             task.cancel()
@@ -138,7 +151,9 @@ class Exchange:
             return await self._begin(plan, args, call)
         if is_polled(state):
             return await self._poll(plan, call, state["task"])
-        connection = await self._connect(call)
+        if state.get("sample") == "auto" and self._sampling == "ask" and "live" not in state:
+            return await self._ask_first(call, state)
+        connection = await self._connect(call.principal)
         try:
             sampled = await self._sample(connection, plan, call, state, denied=denied)
             if sampled is not None and was_away:
@@ -189,7 +204,7 @@ class Exchange:
         """Send the call. If it was not sent, it is tried once more; if it is unknown, only if it may be repeated."""
         for last in (False, True):
             try:
-                connection = await self._connect(call)
+                connection = await self._connect(call.principal)
                 await connection.session()
                 if plan.method in ("resources/list", "prompts/list"):
                     return await read_list(connection, plan.method, plan.timeout)
@@ -260,7 +275,7 @@ class Exchange:
             request_state = _check_request_state(self._server, raw.get("requestState"))
             checked = Round(self._server, inputs, self._roots, self._sampling)
             if checked.needs_person or checked.needs_model:
-                return _wait_for_inputs(checked, _round_state(request_state, call), inputs, call)
+                return self._wait_for_inputs(checked, _round_state(request_state, call), inputs, call)
             responses = checked.answer(None) or None
             await asyncio.sleep(min(0.05 * 2**n, 1.0))  # without inputs the server asks to be asked again
         raise ToolError(
@@ -271,12 +286,25 @@ class Exchange:
 
     def _finish(self, plan: ToolPlan, raw: Mapping[str, Any], call: Call) -> Any:
         if raw.get("resultType") == "task":
-            return Continue({"task": _read_task(self._server, raw)})  # in the log before it is polled
+            task = _read_task(self._server, raw)
+            return Continue({"task": task, **carry_samples(call)})  # in the log before it is polled
         if plan.method == "resources/read":
             return resource_result(self._server, raw, call)
         if plan.method == "prompts/get":
             return prompt_result(self._server, raw, call)
         return to_result(self._server, raw, call, plan.output_schema)
+
+    # --- questions ---
+
+    def _wait_for_inputs(self, checked: Round, state: dict[str, Any], inputs: Any, call: Call) -> Ask | Continue:
+        """Return the question to a person, or the checkpoint before the agent's model is asked."""
+        resume = {**state, **pack_value(call, "inputs", inputs), **carry_samples(call, checked.count_samples)}
+        if checked.needs_model:
+            resume["sample"] = self._sampling
+            if resume["samples"] > MAX_SAMPLES:
+                words = f"asked for this agent's model more than {MAX_SAMPLES} times in one call"
+                raise ToolError("conflict", f"{self._server} {words}", {"server": self._server})
+        return checked.ask(resume, call) if checked.needs_person else Continue(resume)
 
     # --- requests to the agent's model ---
 
@@ -289,7 +317,7 @@ class Exchange:
         reachable: nothing was spent then.
         """
         live = self._find_live(state) if "live" in state else None
-        if "sample" not in state or ("live" in state and live is None):
+        if "sample" not in state or ("live" in state and (live is None or not live.is_asking)):
             return None
         checked = live.open[0] if live is not None and live.open is not None else await self._load_round(call, state)
         if denied and checked.needs_person:
@@ -297,23 +325,42 @@ class Exchange:
         if live is None:
             await connection.probe()
         try:
-            if call.attempt > MAX_MODEL_RUNS:
-                raise ToolError("conflict", f"{self._server} asked for this agent's model too often in one call")
             responses = await checked.sample(call)
         except ToolError as problem:
             if live is not None:
-                return {**without(state, "sample"), "sampled": {"question": {"error": problem.message}}}
+                # The server gets the kind only: the message may name limits of the turn, or a hook's reason.
+                log.info("mcp server %s: a request to the model was refused: %s", self._server, problem.message)
+                refusal = {"error": f"no answer of the model: {problem.kind}"}
+                return {**without(state, "sample"), "sampled": {"question": refusal}}
             self._give_up_task(call, state)
             raise
-        return {**without(state, "sample"), **pack_value(call, "sampled", responses)}
+        # The answer to the question is read as it was asked, also if the declaration has changed since.
+        return {**without(state, "sample"), "asked": state["sample"], **pack_value(call, "sampled", responses)}
 
     async def _load_round(self, call: Call, state: dict[str, Any]) -> Round:
-        return Round(self._server, await load_value(call, state, "inputs"), self._roots, self._sampling)
+        asked: Any = state.get("sample", state.get("asked"))
+        inputs = await load_value(call, state, "inputs")
+        try:
+            return Round(self._server, inputs, self._roots, self._sampling, asked)
+        except ToolError:  # the declaration no longer allows what was asked
+            self._give_up_task(call, state)
+            raise
+
+    async def _ask_first(self, call: Call, state: dict[str, Any]) -> Any:
+        """Ask a person about a request to the model that was to be made without asking when it was logged."""
+        inputs = await load_value(call, state, "inputs")
+        checked = Round(self._server, inputs, self._roots, self._sampling)
+        kept = ("task", "request_state", "request_state_artifact")
+        return checked.ask(
+            {key: value for key, value in state.items() if key in (*kept, "inputs", "inputs_artifact", "samples")}
+            | {"sample": "ask"},
+            call,
+        )
 
     def _give_up_task(self, call: Call, state: Mapping[str, Any]) -> None:
         """Cancel a task that waits for a response which it will not get."""
         if "task" in state:
-            self._start(self._cancel_task(call, state["task"]))
+            self._start(self._cancel_task(call.principal, state["task"]))
 
     # --- tasks ---
 
@@ -323,7 +370,7 @@ class Exchange:
         try:
             while True:
                 try:
-                    connection = await self._connect(call)
+                    connection = await self._connect(call.principal)
                     raw = await connection.send(_task_request("tasks/get", task["id"]), timeout=POLL_TIMEOUT)
                     away_since = None
                 except (Away, Lost, ToolError) as problem:
@@ -332,7 +379,8 @@ class Exchange:
                     away_since = away_since or time.monotonic()
                     if time.monotonic() - away_since > MOST_OUTAGE:
                         question = f"{self._server} has been away for a while; its task {task['id']} may still run."
-                        return Ask(f"{question} Keep waiting?", choices=[KEEP_WAITING], resume={"task": task})
+                        kept = {"task": task, **carry_samples(call)}
+                        return Ask(f"{question} Keep waiting?", choices=[KEEP_WAITING], resume=kept)
                 else:
                     outcome = await self._read_poll(connection, plan, call, task, raw)
                     if outcome is not None:
@@ -344,7 +392,7 @@ class Exchange:
         except asyncio.CancelledError:
             # If only this process closes, another one polls on: the task must not be cancelled.
             if call.turn_cancelled:
-                self._start(self._cancel_task(call, task))
+                self._start(self._cancel_task(call.principal, task))
             raise
 
     async def _read_poll(
@@ -366,9 +414,13 @@ class Exchange:
                 raise ToolError("handler_failed", f"{self._server} cancelled the task {task['id']}")
             case "input_required":
                 inputs: Any = raw.get("inputRequests") or {}
-                checked = Round(self._server, inputs, self._roots, self._sampling)
-                if checked.needs_person or checked.needs_model:
-                    return _wait_for_inputs(checked, {"task": task}, inputs, call)
+                try:
+                    checked = Round(self._server, inputs, self._roots, self._sampling)
+                    if checked.needs_person or checked.needs_model:
+                        return self._wait_for_inputs(checked, {"task": task}, inputs, call)
+                except ToolError:
+                    self._give_up_task(call, {"task": task})
+                    raise
                 await self._update_task(connection, task, checked.answer(None))
             case _:
                 if isinstance(raw.get("statusMessage"), str):
@@ -388,12 +440,29 @@ class Exchange:
         message = f"the task {task['id']} cannot be followed any more ({problem.message}); {UNKNOWN}"
         return ToolError("interrupted", message, {"server": self._server, "task": task["id"]})
 
-    async def _cancel_task(self, call: Call, task: dict[str, Any]) -> None:
-        try:
-            connection = await self._connect(call)
-            await connection.send(_task_request("tasks/cancel", task["id"]), timeout=POLL_TIMEOUT)
-        except (Away, Lost, ToolError) as problem:
-            log.warning("the cancellation of task %s did not reach %s: %s", task["id"], self._server, problem)
+    def abandon(self, state: Mapping[str, Any], principal: Principal) -> None:
+        """End what a call has begun that will not continue: cancel its task, or its request on an open connection."""
+        now: Mapping[str, Any] = state.get("away", state)
+        if "task" in now:
+            self._start(self._cancel_task(principal, now["task"]))
+        live = self._live.pop(now["live"], None) if "live" in now else None
+        if live is not None and live.task is not None:
+            live.task.cancel()  # the session tells the server
+
+    async def _cancel_task(self, principal: Principal, task: dict[str, Any]) -> None:
+        """Cancel a task. A server that is away is tried again for a while."""
+        deadline = time.monotonic() + CANCEL_SECONDS
+        while True:
+            try:
+                connection = await self._connect(principal)
+                await connection.send(_task_request("tasks/cancel", task["id"]), timeout=POLL_TIMEOUT)
+                return
+            except (Away, Lost, ToolError) as problem:
+                away = not isinstance(problem, ToolError) or problem.kind in ("timeout", "network")
+                if not away or time.monotonic() > deadline:
+                    log.warning("the cancellation of task %s did not reach %s: %s", task["id"], self._server, problem)
+                    return
+            await asyncio.sleep(0.5)
 
     def _start(self, work: Any) -> None:
         started = asyncio.create_task(work, name=f"holdfast:mcp:{self._server}:cancel")
@@ -402,14 +471,18 @@ class Exchange:
 
     # --- live questions ---
 
-    async def answer_live(self, connection: Connection, params: Any) -> types.ElicitResult | types.ErrorData:
+    async def answer_live(
+        self, connection: Connection, params: Any, key: str | None
+    ) -> types.ElicitResult | types.ErrorData:
         """Answer a question that a server asks on an open connection: wait for the person's answer."""
-        answer = await self._ask_live(connection, "elicitation/create", params)
+        answer = await self._ask_live(connection, "elicitation/create", params, key)
         return answer if isinstance(answer, types.ErrorData) else types.ElicitResult.model_validate(answer)
 
-    async def sample_live(self, connection: Connection, params: Any) -> types.CreateMessageResult | types.ErrorData:
+    async def sample_live(
+        self, connection: Connection, params: Any, key: str | None
+    ) -> types.CreateMessageResult | types.ErrorData:
         """Answer a request to the agent's model that a server makes on an open connection."""
-        answer = await self._ask_live(connection, "sampling/createMessage", params)
+        answer = await self._ask_live(connection, "sampling/createMessage", params, key)
         if isinstance(answer, types.ErrorData):
             return answer
         if answer.get("action") == "decline":
@@ -418,15 +491,21 @@ class Exchange:
             return types.ErrorData(code=types.INTERNAL_ERROR, message=answer["error"])
         return types.CreateMessageResult.model_validate(answer)
 
-    async def _ask_live(self, connection: Connection, method: str, params: Any) -> dict[str, Any] | types.ErrorData:
+    async def _ask_live(
+        self, connection: Connection, method: str, params: Any, key: str | None
+    ) -> dict[str, Any] | types.ErrorData:
+        """Ask a person or the model for a server that waits.
+
+        key:  of the call that the question is about; None: unknown, then it is shown under the latest call
+        """
         hosts = [live for live in self._live.values() if live.connection is connection and not _is_done(live)]
+        hosts = [live for live in hosts if live.key == key] or hosts
         if not hosts:
             return types.ErrorData(code=types.INVALID_REQUEST, message="no call is running that the question is about")
         raw: dict[str, Any] = params.model_dump(by_alias=True, mode="json", exclude_none=True)
-        if len(hosts) > 1 and method == "elicitation/create":
-            raw["message"] = f"(while {len(hosts)} calls were running) {raw.get('message', '')}"
+        question = {"question": {"method": method, "params": raw}}
         try:
-            checked = Round(self._server, {"question": {"method": method, "params": raw}}, sampling=self._sampling)
+            checked = Round(self._server, question, sampling=self._sampling, note=_describe_hosts(hosts))
         except ToolError as problem:
             return types.ErrorData(code=types.INVALID_PARAMS, message=problem.message)
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -440,7 +519,8 @@ class Exchange:
         """Send a call on a connection with a handshake."""
         if len(self._live) >= MAX_LIVE:
             raise ToolError("busy", f"{self._server}: {MAX_LIVE} calls are open; try again later")
-        live = LiveCall(f"{next(self._numbers)}:{call.key}", connection)
+        words = clean_text(f"{plan.name} {msgspec.json.encode(args).decode()}", 120)
+        live = LiveCall(f"{next(self._numbers)}:{call.key}", call.key, words, connection)
         request = _call_request(plan, args, call)
         sent = connection.send(request, timeout=None, on_progress=ProgressFilter(call))
         live.task = asyncio.create_task(sent, name=f"holdfast:mcp:{self._server}:call")
@@ -455,7 +535,7 @@ class Exchange:
             await asyncio.wait({live.task, question}, timeout=plan.timeout, return_when=asyncio.FIRST_COMPLETED)
             if not live.task.done() and question.done():
                 live.open = question.result()
-                return _wait_for_inputs(live.open[0], {"live": live.id}, {}, call)
+                return self._wait_for_inputs(live.open[0], {"live": live.id}, {}, call)
             if not live.task.done():
                 live.task.cancel()
                 message = f"{self._server} did not answer within {plan.timeout or 0:g} s; {UNKNOWN}"
@@ -483,7 +563,7 @@ class Exchange:
         if live is not None and live.open is not None:
             checked, answered = live.open
             live.open = None
-            if not answered.done():
+            if not answered.done() and not _is_done(live):
                 if denied and checked.needs_model and checked.needs_person:
                     answered.set_result(DECLINED)
                 else:
@@ -499,7 +579,7 @@ class Exchange:
                 raise ToolError("interrupted", f"{words}; whether {plan.name} took effect is unknown")
             case _:
                 question = f"{words[0].upper()}{words[1:]}. Whether {plan.name} took effect is unknown. Run it again?"
-                return Ask(question, choices=[RUN_AGAIN], resume={"again": True})
+                return Ask(question, choices=[RUN_AGAIN], resume={"again": True, **carry_samples(call)})
 
 
 class ProgressFilter:
@@ -519,6 +599,17 @@ class ProgressFilter:
         if message is not None:
             report["message"] = clean_text(message, 500)
         self._call.progress(report)
+
+
+def _describe_hosts(hosts: Sequence[LiveCall]) -> str:
+    """Return a note for a question that may be about several calls. Calls of other conversations are not shown."""
+    if len(hosts) < 2:
+        return ""
+    conversation = hosts[-1].key.rpartition("/")[0]
+    mine = [live.words for live in hosts if live.key.rpartition("/")[0] == conversation]
+    more = len(hosts) - len(mine)
+    others = [f"{more} of other conversations"] if more else []
+    return f"The server does not say which of {len(hosts)} running calls this is about: {', '.join([*mine, *others])}."
 
 
 def _is_done(live: LiveCall) -> bool:
@@ -564,13 +655,6 @@ def _round_state(request_state: str | None, call: Call) -> dict[str, Any]:
         kept = call.keep(request_state, "text/plain", "request-state.txt")
         return {"request_state_artifact": kept.sha256}
     return {"request_state": request_state}
-
-
-def _wait_for_inputs(checked: Round, state: dict[str, Any], inputs: Any, call: Call) -> Ask | Continue:
-    """Return the question to a person, or the checkpoint before the agent's model is asked."""
-    sample = {"sample": True} if checked.needs_model else {}
-    resume = {**state, **pack_value(call, "inputs", inputs), **sample}
-    return checked.ask(resume, call) if checked.needs_person else Continue(resume)
 
 
 def _read_task(server: str, raw: Mapping[str, Any]) -> dict[str, Any]:

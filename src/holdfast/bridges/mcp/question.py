@@ -20,7 +20,7 @@ from holdfast.core.tool import Ask
 from holdfast.errors import Invalid, ToolError
 from holdfast.tools.call import Call
 
-MAX_INPUTS = 16
+MAX_INPUTS, MAX_KEY = 16, 200
 MAX_MESSAGE = 4_000
 MAX_FORM = 32 * 1024
 """Bytes of the schema of one form."""
@@ -37,17 +37,32 @@ class Round:
     """The inputs of one round, checked."""
 
     def __init__(
-        self, server: str, inputs: Any, roots: Sequence[Mapping[str, str]] = (), sampling: Sampling | None = None
+        self,
+        server: str,
+        inputs: Any,
+        roots: Sequence[Mapping[str, str]] = (),
+        sampling: Sampling | None = None,
+        asked: Sampling | None = None,
+        note: str = "",
     ):
+        """Check the inputs.
+
+        sampling:  whether the server can use the agent's model
+        note:      what a person is told before the question
+        asked:     the value of ``sampling`` with which the question to the person was made, if it was made before
+        """
         if not isinstance(inputs, dict) or len(cast("dict[str, Any]", inputs)) > MAX_INPUTS:
             raise _bad_round(server, f"it asks for more than {MAX_INPUTS} inputs at once, or for none that can be read")
-        self._server = server
+        self._server, self._note = server, note
         self._forms: dict[str, dict[str, Any]] = {}
         self._links: dict[str, dict[str, Any]] = {}
         self._ready: dict[str, Any] = {}
         self._samples: dict[str, Sample] = {}
         self._sampling = sampling
+        self._shows_samples = (asked or sampling) == "ask"
         for key, request in cast("dict[str, Any]", inputs).items():
+            if not key.isprintable() or clean_text(key, MAX_KEY) != key:
+                raise _bad_round(server, f"the key of an input is no text of at most {MAX_KEY} visible characters")
             self._read(key, request, roots)
 
     def _read(self, key: str, given: Any, roots: Sequence[Mapping[str, str]]) -> None:
@@ -80,14 +95,23 @@ class Round:
         return bool(self._samples)
 
     @property
+    def count_samples(self) -> int:
+        return len(self._samples)
+
+    @property
     def _shown_samples(self) -> Mapping[str, Sample]:
-        return self._samples if self._sampling == "ask" else {}
+        return self._samples if self._shows_samples else {}
 
     def ask(self, resume: Any, call: Call) -> Ask:
         """Return the question to a person. A denial is passed on to the server.
 
         call:  it keeps the images that the person is shown
         """
+        asked = self._ask(resume, call)
+        asked.question = f"{self._note}\n{asked.question}" if self._note else asked.question
+        return asked
+
+    def _ask(self, resume: Any, call: Call) -> Ask:
         schema: dict[str, Any] = {}
         samples = self._shown_samples
         count = len(self._forms) + len(self._links) + len(samples)
@@ -108,9 +132,9 @@ class Round:
         for key, link in self._links.items():
             schema[key] = {"type": "string", "enum": [DONE]}
             lines.append(f"- {key}: {link['message']} Open {link['url']} and answer {DONE!r} afterwards.")
-        for key, sample in samples.items():
+        for n, (key, sample) in enumerate(samples.items(), 1):
             schema[key] = {"type": "string", "enum": [ALLOW]}
-            lines.append(f"- {key}: {sample.describe(call)} Answer {ALLOW!r} to send it.")
+            lines.append(f"- {key}: {sample.describe(call, f'model-request-{n}')} Answer {ALLOW!r} to send it.")
         answer = {"type": "object", "properties": schema, "required": list(schema), "additionalProperties": False}
         return Ask("\n".join(lines), answer=answer, resume=resume, on_deny="continue")
 

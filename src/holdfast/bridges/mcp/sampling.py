@@ -24,6 +24,9 @@ SAMPLING = ("ask", "auto")
 
 MAX_TEXT = 400_000
 """Characters of the texts of one request."""
+MAX_STOP = 2_000
+"""Characters of the stop sequences of one request. All of them are shown."""
+MAX_TOKENS = 10_000_000
 MAX_SHOWN = 8_000
 """Characters of a request that its question shows; the whole text is attached if it has more."""
 PRIORITIES = {"costPriority": "low cost", "speedPriority": "speed", "intelligencePriority": "intelligence"}
@@ -42,8 +45,11 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     preferences: str = ""
     """The models that the server would prefer. They are shown, and do not choose the model."""
 
-    def describe(self, call: Call) -> str:
-        """Return the question to a person. Images, and a text that is too long to be shown, are attached."""
+    def describe(self, call: Call, files: str = "model-request") -> str:
+        """Return the question to a person. Images, and a text that is too long to be shown, are attached.
+
+        files:  the beginning of the names of what is attached
+        """
         limits = [f"at most {self.max_tokens:,} tokens"]
         if self.temperature is not None:
             limits.append(f"temperature {self.temperature:g}")
@@ -52,14 +58,14 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         lines = [f"{self.server} wants to use this agent's model, {call.model or 'unknown'} ({', '.join(limits)})."]
         if self.preferences:
             lines.append(f"It would prefer {self.preferences}; that is not followed.")
-        text = self._show_messages(call)
+        text = self._show_messages(call, files)
         if len(text) > MAX_SHOWN:
-            name = "model-request.txt"
+            name = f"{files}.txt"
             call.keep(text, "text/plain", name)
             text = f"{text[:MAX_SHOWN]}… ({len(text):,} characters; the whole request is attached as {name})"
         return "\n".join([*lines, text, "The server gets the model's reply."])
 
-    def _show_messages(self, call: Call) -> str:
+    def _show_messages(self, call: Call, files: str) -> str:
         lines = [f"instructions: {self.instructions}"] if self.instructions else []
         count = 0
         for message in self.messages:
@@ -68,7 +74,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
             for content in message.images:
                 count += 1
                 kind = image_type(content[:16]) or "image/png"
-                name = f"model-request-{count}.{kind.removeprefix('image/')}"
+                name = f"{files}-{count}.{kind.removeprefix('image/')}"
                 call.keep(content, kind, name)
                 lines.append(f"{message.role}: [image {name}, {len(content):,} bytes]")
         return "\n".join(lines)
@@ -101,18 +107,21 @@ def read_sample(server: str, params: Mapping[str, Any]) -> Sample:
     if params.get("includeContext") not in (None, "none"):
         raise _refuse(server, "it wants the context of servers (includeContext), which was not offered to it")
     limit: Any = params.get("maxTokens")
-    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-        raise _refuse(server, "it does not say how many tokens the answer may have (maxTokens)")
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_TOKENS:
+        raise _refuse(server, f"it does not say how many tokens the answer may have (maxTokens, up to {MAX_TOKENS:,})")
     given: Any = params.get("messages")
     messages = cast("list[Any]", given) if isinstance(given, list) else []
-    temperature, stop = params.get("temperature"), params.get("stopSequences")
+    temperature, given_stop = params.get("temperature"), params.get("stopSequences")
+    stop = [_clean(word) for word in cast("list[Any]", given_stop)] if isinstance(given_stop, list) else []
+    if sum(map(len, stop)) > MAX_STOP:
+        raise _refuse(server, f"its stop sequences have more than {MAX_STOP:,} characters")
     try:
         question = check_question(
             [_read_message(server, message) for message in messages],
             instructions=_clean(params.get("systemPrompt")),
             max_tokens=limit,
             temperature=temperature,
-            stop=[_clean(word) for word in cast("list[Any]", stop)] if isinstance(stop, list) else (),
+            stop=filter(None, stop),
         )
     except Invalid as problem:
         raise _refuse(server, clean_text(problem.message, 300)) from None
@@ -172,7 +181,7 @@ def _describe_preferences(given: Any) -> str:
     words = [clean_text(str(name), 80) for name in names[:5] if name]
     for field, label in PRIORITIES.items():
         value = preferences.get(field)
-        if isinstance(value, int | float):
+        if isinstance(value, int | float) and 0 <= value <= 1:
             words.append(f"{label} {value:g}")
     return ", ".join(words)
 

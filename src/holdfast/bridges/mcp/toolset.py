@@ -141,7 +141,7 @@ class MCP(ToolSource):
         self._target = Target(given, env=dict(env or {}), cwd=directory, sandbox=sandbox, max_bytes=max_bytes)
         self._roots = [{"uri": Path(root).resolve().as_uri(), "name": Path(root).name or "/"} for root in roots]
         self._sampling: Sampling | None = sampling
-        self._exchange = Exchange(self._name, self._connection_for, self._roots, sampling)
+        self._exchange = Exchange(self._name, self._connection, self._roots, sampling)
         self._connections: OrderedDict[str, Connection] = OrderedDict()
         self._toolset = Toolset()
         self._plans: dict[str, ToolPlan] = {}
@@ -249,6 +249,11 @@ class MCP(ToolSource):
             handler=handler,
             recovery=reconcile,
         )
+
+    def abandon_call(self, tool: str, state: Any, by: Principal) -> None:
+        mine = tool in self._toolset or (self._listed_at is None and tool.startswith(f"{self._name}_"))
+        if mine and isinstance(state, dict):
+            self._exchange.abandon(cast("dict[str, Any]", state), by)
 
     # --- the list of tools ---
 
@@ -385,9 +390,6 @@ class MCP(ToolSource):
 
     # --- connections ---
 
-    async def _connection_for(self, call: Call) -> Connection:
-        return await self._connection(call.principal)
-
     async def _connection(self, principal: Principal) -> Connection:
         """Return the connection for a principal: one for all, unless the headers depend on the principal."""
         key = "" if self._headers is None or principal.id == SYSTEM.id else principal.id
@@ -403,11 +405,11 @@ class MCP(ToolSource):
             given: Any = self._headers(principal) if self._headers is not None else {}
             return await given if inspect.isawaitable(given) else given or {}
 
-        async def on_question(params: types.ElicitRequestParams) -> types.ElicitResult | types.ErrorData:
-            return await self._exchange.answer_live(made, params)
+        async def on_question(params: Any, key: str | None) -> types.ElicitResult | types.ErrorData:
+            return await self._exchange.answer_live(made, params, key)
 
-        async def on_sample(params: types.CreateMessageRequestParams) -> types.CreateMessageResult | types.ErrorData:
-            return await self._exchange.sample_live(made, params)
+        async def on_sample(params: Any, key: str | None) -> types.CreateMessageResult | types.ErrorData:
+            return await self._exchange.sample_live(made, params, key)
 
         made = Connection(
             self._name,
@@ -438,7 +440,7 @@ def _recovery_word(call: Call, word: str) -> str:
     if not isinstance(state, dict):
         return word
     now = cast("dict[str, Any]", state.get("away", state))  # pyright: ignore[reportUnknownMemberType]
-    if "task" in state or ("sample" in now and "live" not in now):
+    if "task" in now or ("sample" in now and "live" not in now):
         return "redispatch"
     return word
 

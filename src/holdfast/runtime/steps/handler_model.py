@@ -53,15 +53,19 @@ class HandlerModel:
 
     def __init__(self, conv: RunContext, call: str, run: HandlerRun, is_over: Callable[[], bool]):
         self._conv, self._call, self._run, self._is_over = conv, call, run, is_over
+        self._loop = asyncio.get_running_loop()
 
     async def ask(self, question: ModelQuestion) -> ModelAnswer:
         """Send the question, and return the answer. Raise ToolError if a limit is reached or no model answers."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise ToolError("invalid_args", "only an `async def` handler can ask the model: await call.ask_model(...)")
         # One at a time in a conversation: the next one then knows what the ones before have used.
         async with self._conv.model_lock:
             turn = self._conv.state.turn
             if turn is None or self._is_over():
                 raise ToolError("cancelled", "the call is over, so its handler cannot ask the model")
             agent = self._conv.services.agents[turn.agent]
+            agent = agent.asked or agent
             spent = _count_unlogged(self._conv, turn)
             request = self._build_request(turn, agent, _fit_limits(spent, question))
             seconds = seconds_left(turn, self._conv.services.now())

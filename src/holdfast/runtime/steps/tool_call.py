@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from holdfast import telemetry
 from holdfast.core.decide import gate
 from holdfast.core.decisions import Deny
 from holdfast.core.effects import RunPreview, RunTool
-from holdfast.core.events import ErrorInfo, Verdict
+from holdfast.core.events import AnyEvent, CallReturned, ErrorInfo, Verdict
 from holdfast.core.images import check_images
 from holdfast.core.inputs import (
     CallFinished,
@@ -474,6 +474,45 @@ def current_definitions(conv: RunContext) -> dict[str, Definition]:
     return {name: definition for name, definition in found.items() if definition is not None}
 
 
+def find_continuing(turn: TurnState) -> dict[str, Any]:
+    """Return what the open calls of a turn have passed to their next runs, by call id."""
+    found: dict[str, Any] = {}
+    for call_id, call in turn.calls.items():
+        asked = call.suspension.state if call.suspension is not None and call.suspension.continues else None
+        state = call.state if asked is None else asked
+        if call.phase != "done" and state is not None:
+            found[call_id] = state
+    return found
+
+
+def find_abandoned(conv: RunContext, events: Sequence[AnyEvent]) -> dict[str, Any]:
+    """Return the states of the calls that these events end although a run of them was to follow, by call id.
+
+    Calls that a handler in this process has ended are left out, also if it was stopped: it has noticed.
+    """
+    turn = conv.state.turn
+    states = find_continuing(turn) if turn is not None else {}
+    ended = {event.call_id for event in events if isinstance(event, CallReturned)}
+    return {
+        call_id: state
+        for call_id, state in states.items()
+        if call_id in ended and not _runs_here(conv, conv.find_call(call_id))
+    }
+
+
+def _runs_here(conv: RunContext, call: CallState | None) -> bool:
+    run = conv.handlers.get(call.made.id) if call is not None else None
+    return run is not None and call is not None and (call.phase, call.attempt) == ("running", run.attempt)
+
+
+def tell_sources(conv: RunContext, turn: TurnState, ended: Mapping[str, Any]) -> None:
+    """Tell the sources of tools about calls of theirs that are over and will not continue."""
+    agent = conv.services.agents.get(turn.agent) if ended else None
+    for call_id, state in ended.items() if agent is not None else ():
+        for source in agent.sources if agent is not None else ():
+            source.abandon_call(turn.calls[call_id].made.tool, state, turn.by)
+
+
 def _hooks_for(conv: RunContext, point: Point, call: CallState) -> tuple[Hook, ...]:
     agent = conv.services.agents.get(conv.state.turn.agent) if conv.state.turn else None
     return agent.hooks.for_tool(point, call.made.tool) if agent else ()
@@ -576,6 +615,7 @@ def _make_call(
             loop.call_soon_threadsafe(publish, value)
 
     agent = conv.services.agents.get(turn.agent)
+    agent = agent and (agent.asked or agent)
     model = HandlerModel(conv, call_id, handler_run, lambda: context.cancelled) if handler_run is not None else None
     context = Call(
         id=call_id,
