@@ -140,7 +140,8 @@ class Visitor:
 
     def __init__(self, launched: Browser, stage: Stage, who: str, **options: Any):
         self.stage = stage
-        self.context: BrowserContext = launched.new_context(**options)
+        # Tests intercept requests, which Playwright does not see when a service worker sends them.
+        self.context: BrowserContext = launched.new_context(**{"service_workers": "block", **options})
         self.context.add_cookies([{"name": "who", "value": who, "url": stage.url, "sameSite": "Strict"}])
         self.context.set_default_timeout(TIMEOUT_SECONDS * 1000)
         self.own = stage.url  # requests to other addresses are foreign
