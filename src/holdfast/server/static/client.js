@@ -719,7 +719,7 @@ export class Inbox extends View {
   }
 
   get pending() {
-    return (this.#sorted ??= [...this.#entries.values()].sort((a, b) => a.deadline - b.deadline || (keyOf(a) < keyOf(b) ? -1 : 1)));
+    return (this.#sorted ??= [...this.#entries.values()].sort(byDeadline));
   }
 
   get = (entry) => this.#entries.get(keyOf(entry));
@@ -863,6 +863,7 @@ class Attachment {
 }
 
 export const keyOf = ({ conversation, call }) => `${conversation}/${call}`;
+export const byDeadline = (a, b) => a.deadline - b.deadline || (keyOf(a) < keyOf(b) ? -1 : 1);
 /** Return the name of a suspension, CALL:SEQ: a decision under it is for nothing that came later. */
 export const nameOf = ({ call, seq }) => (seq ? `${call}:${seq}` : call);
 const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));

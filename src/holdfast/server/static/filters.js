@@ -1,5 +1,6 @@
 // The filters of the inbox: pure functions over pending calls. A filter is the query of the page's address, such as
 // "q=lamp+high&tool=refund&sort=oldest", so that it can be shared and saved.
+import { byDeadline } from "./client.js";
 import { brief } from "./text.js";
 
 const HOUR = 3600, DAY = 86_400;
@@ -48,11 +49,8 @@ export function matcher(filters, now, titleOf) {
     (!words.length || words.every((word) => textOf(entry, titleOf(entry)).includes(word)));
 }
 
-/** Return the order of calls; calls that it does not distinguish stay in that of their deadlines. */
-export const order = (sort) => ({
-  oldest: (a, b) => a.since - b.since,
-  risk: (a, b) => rank(a) - rank(b) || a.deadline - b.deadline,
-}[sort] ?? ((a, b) => a.deadline - b.deadline));
+/** Return the order of calls; calls that it does not distinguish stay in that of their deadlines, as in the client. */
+export const order = (sort) => (a, b) => ({ oldest: a.since - b.since, risk: rank(a) - rank(b) })[sort] || byDeadline(a, b);
 const rank = (entry) => RISKS.indexOf(FIELDS.risk(entry)) >>> 0;
 
 /** Return the values of a field in these calls, sorted, and the chosen one. */

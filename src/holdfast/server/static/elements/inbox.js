@@ -298,6 +298,7 @@ class InboxView extends Element {
     const { rows, filters, chosen } = this, all = this.client.inbox.pending;
     const active = activeFilters(filters), hidden = active.filter((name) => !["q", "kind"].includes(name)).length;
     const open = this.open ? rows.findIndex((entry) => keyOf(entry) === this.open) : -1;
+    const complete = chosen.size > 0 && rows.every((entry) => chosen.has(keyOf(entry)) || !this.#selectable(entry));
     const rendered = rows.slice(0, Math.max(this.limit, open + 1));
     return html`<div class="inbox" tabindex="-1">
       <div class="desk"><div class="tools"><label class="grow"><span class="sr">Filter</span><input class="filter" type="search" placeholder="Filter: every word must occur" .value=${filters.q} @input=${(event) => this.#filter({ q: event.target.value }, true)}></label>
@@ -308,8 +309,7 @@ class InboxView extends Element {
       ${this.panel ? this.#filterPanel(filters, all) : nothing}
       <p class="count"><span aria-live="polite">${active.length ? `${rows.length} of ${all.length} waiting` : nothing}</span>
         ${active.length ? html`<button type="button" class="quiet" @click=${() => this.#filter(readFilters(""))}>Clear the filter</button>` : nothing}
-        ${rows.length ? html`<button type="button" class="quiet" @click=${() => this.#chooseAll(this.rows)}>Select all</button>` : nothing}
-        ${chosen.size ? html`<button type="button" class="quiet" @click=${() => (this.chosen = new Set())}>Select none</button>` : nothing}</p>
+        ${rows.length || chosen.size ? html`<button type="button" class="quiet" @click=${() => (complete ? (this.chosen = new Set()) : this.#chooseAll(this.rows))}>${complete ? "Select none" : "Select all"}</button>` : nothing}</p>
       <p role="status" class=${this.done ? `notice ${this.failures.length ? "bad" : "good"}` : "sr"}>${shown(this.done ?? "")}</p>
       ${this.failures.length ? html`<ul class="failures">${this.failures.map(({ entry, why }) => html`<li><b>${shown(entry.prompt || entry.tool)}</b> ${shown(why)}</li>`)}</ul>` : nothing}</div>
       ${rows.length ? html`<ul class="rows">${repeat(rendered, keyOf, (entry) => this.#row(entry))}${rendered.length < rows.length ? html`<li class="more"><button type="button" @click=${() => (this.limit += ROWS)}>${rows.length - rendered.length} more</button></li>` : nothing}</ul>`
@@ -322,7 +322,7 @@ class InboxView extends Element {
   }
 
   #filterPanel(filters, all) {
-    const select = (name, label, words) => html`<label>${label}<select @change=${(event) => this.#filter({ [name]: event.target.value })}>${options(words, filters[name])}</select></label>`;
+    const select = (name, label, words) => html`<label>${label}<select aria-label=${label} @change=${(event) => this.#filter({ [name]: event.target.value })}>${options(words, filters[name])}</select></label>`;
     const named = (words) => Object.fromEntries([["", "any"], ...Object.entries(words).map(([name, [text]]) => [name, text])]);
     const current = writeFilters(filters);
     const save = (event) => {

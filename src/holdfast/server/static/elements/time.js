@@ -6,6 +6,7 @@ import { ago, duration } from "../text.js";
 const INTERVAL = 1000; // milliseconds
 const SOON = 60; // seconds before a deadline that is shown in red
 
+const absolute = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "long" }); // slow to make
 const shown = new Set(); // all times in the page
 let timer = 0;
 
@@ -50,7 +51,7 @@ class Time extends HTMLElement {
     const iso = new Date(this.#at * 1000).toISOString();
     if (time.dateTime === iso) return;
     time.dateTime = iso;
-    time.title = new Date(this.#at * 1000).toLocaleString(undefined, { dateStyle: "full", timeStyle: "long" });
+    time.title = absolute.format(this.#at * 1000);
   }
 }
 customElements.define("holdfast-time", Time);
