@@ -99,7 +99,7 @@ def test_the_table_of_a_batch_shows_every_argument_and_exact_totals_per_currency
     expect(dialog.locator("caption")).to_have_text("5 × credit, amount 312.40 EUR + 25 USD")
     expect(dialog.locator(".bulk thead th")).to_have_text(["Request", "customer", "amount", "currency", "Asked by"])
     expect(dialog.locator(".bulk tbody tr")).to_have_count(5)
-    expect(dialog.locator(".bulk tbody tr").first).to_contain_text("a100.1EUR")
+    expect(dialog.locator(".bulk tbody tr", has_text="Credit 100.1")).to_contain_text("a100.1EUR")
     cut = "cells => cells.filter(cell => cell.scrollWidth > cell.clientWidth).length"
     assert dialog.locator(".bulk tbody td").evaluate_all(cut) == 0
     expect(dialog.locator("section.entry")).to_have_count(1)  # its note has two lines, so it is shown in full
@@ -193,7 +193,7 @@ def test_filters_are_in_the_address_so_that_back_a_reload_and_a_shared_link_work
     desk.pending_calls(names[0], 1)
     desk.pending_calls(names[1], 5)
     page = open_inbox(visit, desk, "q=linked-", 6)
-    page.get_by_role("button", name="Filters").click()
+    page.get_by_role("button", name=re.compile("^Filters")).click()
     page.get_by_label("Tool", exact=True).select_option("credit")
     expect(page).to_have_url(re.compile(r"#/inbox\?q=linked-&tool=credit$"))
     expect(page.locator(".row")).to_have_count(5)
@@ -217,7 +217,7 @@ def test_filters_are_in_the_address_so_that_back_a_reload_and_a_shared_link_work
 
 def test_a_filter_is_saved_renamed_chosen_and_deleted_by_its_name(visit, desk: Stage):
     page = open_inbox(visit, desk, "q=nothing+like+this&risk=high", 0)
-    page.get_by_role("button", name="Filters").click()
+    page.get_by_role("button", name=re.compile("^Filters")).click()
     page.get_by_label("Name of this filter").fill("Big ones")
     page.keyboard.press("Enter")
     expect(page.get_by_role("button", name="Big ones", exact=True)).to_have_attribute("aria-pressed", "true")
@@ -225,7 +225,7 @@ def test_a_filter_is_saved_renamed_chosen_and_deleted_by_its_name(visit, desk: S
     page.keyboard.press("Tab")
     page.get_by_role("button", name="Clear the filter").click()
     page.reload()
-    page.get_by_role("button", name="Filters").click()
+    page.get_by_role("button", name=re.compile("^Filters")).click()
     page.get_by_role("button", name="Large ones", exact=True).click()
     expect(page).to_have_url(re.compile(r"#/inbox\?q=nothing\+like\+this&risk=high$"))
     page.get_by_role("button", name="Delete the filter Large ones").click()
@@ -363,7 +363,9 @@ def test_fifty_mixed_requests_are_decided_without_a_mouse_and_every_decision_is_
     expect(page.get_by_text("Nothing is waiting")).to_be_visible()
     for name in names:
         log = stage.log(name)
-        made = {call["id"]: call for event in log if event["type"] == "AssistantSaid" for call in event["calls"]}
+        made = {
+            call["id"]: call for event in log if event["type"] == "AssistantSaid" for call in event.get("calls", ())
+        }
         decided = {event["call_id"]: event["decision"] for event in log if event["type"] == "CallResolved"}
         assert len(decided) == 10
         for id, decision in decided.items():
@@ -400,8 +402,8 @@ def test_of_a_thousand_requests_only_the_first_rows_are_rendered_and_a_decision_
     visitor.context.add_init_script(LONG_TASKS)
     page = visitor.page("inbox")
     rows = page.locator(".row")
-    expect(rows).to_have_count(60)
-    expect(page.get_by_role("button", name="940 more")).to_be_attached()
+    expect(rows).to_have_count(40)
+    expect(page.get_by_role("button", name="960 more")).to_be_attached()
     record_property("shown after (ms)", page.evaluate("performance.now()"))
     record_property("long tasks while loading", page.evaluate("window.longTasks ?? []"))
     page.evaluate("window.longTasks = []")
@@ -415,17 +417,19 @@ def test_of_a_thousand_requests_only_the_first_rows_are_rendered_and_a_decision_
     expect(page.locator(".row.open .stale")).to_be_focused()
     assert requests.count("POST") == 1
     assert len(requests) <= 4  # the last messages, the decision, and who has decided
-    expect(rows).to_have_count(60)
+    expect(rows).to_have_count(40)
     record_property("long tasks of a decision", page.evaluate("window.longTasks"))
     page.evaluate("window.longTasks = []")
-    for shown in (120, 180, 240):
+    for shown in (80, 120, 160):
         page.locator(".rows").evaluate("list => list.scrollTo(0, list.scrollHeight)")
-        until(page, lambda shown=shown: rows.count() >= shown)
+        expect(rows).to_have_count(shown)
+    page.wait_for_timeout(500)
+    expect(rows).to_have_count(160)  # nothing is added until the end is scrolled to again
     record_property("long tasks while scrolling", page.evaluate("window.longTasks"))
     page.get_by_label("Filter", exact=True).fill('flood-9 "amount":99')  # a row that is not rendered
-    expect(rows).to_have_count(1)
+    expect(page.locator(".row:not(.open)")).to_have_count(1)
     page.get_by_label("Filter", exact=True).fill("")
-    expect(rows).to_have_count(60)
+    expect(rows).to_have_count(40)
     page.get_by_role("button", name="Select all").click()
     dialog_name = "Review 999 requests"
     page.get_by_role("button", name="Review 999 selected").click()
@@ -460,10 +464,10 @@ def test_notifications_are_asked_for_on_a_click_only_and_tell_of_new_requests_wh
     )
     page = visitor.page("inbox")
     until(page, "window.holdfast?.inbox.ready")
-    page.get_by_role("button", name="Filters").click()
+    page.get_by_role("button", name=re.compile("^Filters")).click()
     assert page.evaluate("window.asked") == 0
     page.get_by_role("button", name="Notify me of new requests").click()
-    expect(page.get_by_role("button", name="Do not notify me")).to_be_visible()
+    expect(page.get_by_role("button", name="Notify me of new requests")).to_have_attribute("aria-pressed", "true")
     assert page.evaluate("window.asked") == 1
     seen = desk.pending_call(desk.conversation("ship", name="noticed-0"))
     until(page, f"window.holdfast.inbox.pending.some(({{call}}) => call === {seen['call']!r})")
@@ -526,7 +530,7 @@ def test_axe_finds_no_violation_in_the_filters_the_columns_and_the_table(
         assert [(each["id"], [node["target"] for node in each["nodes"]][:3]) for each in found] == [], view
 
     check("list")
-    page.get_by_role("button", name="Filters").click()
+    page.get_by_role("button", name=re.compile("^Filters")).click()
     page.get_by_label("Name of this filter").fill("mine")
     page.keyboard.press("Enter")
     expect(page.get_by_role("button", name="mine", exact=True)).to_be_visible()

@@ -20,7 +20,7 @@ import "./question.js";
 import "./markdown.js";
 import "./time.js";
 
-const ROWS = 60; // rows rendered at first, and added at the end of the list
+const ROWS = 40; // rows rendered at first, and added at the end of the list
 const REFRESH = 10_000; // milliseconds between two looks at ages and deadlines, by which rows are filtered
 const KEYS = [["j / k", "down / up"], ["x", "select for a batch"], ["Shift ↓ / ↑", "select a range"], ["A", "select all that the filter shows"], ["Enter", "open or close"], ["a", "open, then approve; with a selection: the batch"], ["e", "edit"], ["d", "deny"], ["/", "filter"], ["f", "more filters"], ["Esc", "back"], ["?", "this help"]];
 const LABELS = { tool: "Tool", risk: "Risk", agent: "Agent", requester: "Requester" };
@@ -303,13 +303,12 @@ class InboxView extends Element {
     return html`<div class="inbox" tabindex="-1">
       <div class="desk"><div class="tools"><label class="grow"><span class="sr">Filter</span><input class="filter" type="search" placeholder="Filter: every word must occur" .value=${filters.q} @input=${(event) => this.#filter({ q: event.target.value }, true)}></label>
         <label><span class="sr">Kind</span><select @change=${(event) => this.#filter({ kind: event.target.value })}>${options({ "": "Everything", ...KINDS }, filters.kind)}</select></label>
-        <button type="button" class="more-filters" aria-expanded=${this.panel} @click=${() => this.#panel(!this.panel)}>Filters${hidden ? html` <span class="badge">${hidden}<span class="sr"> active</span></span>` : nothing}</button>
         ${chosen.size ? html`<button type="button" class="primary" @click=${this.#batch}>Review ${chosen.size} selected</button>` : nothing}
         <button type="button" class="quiet help-button" aria-label="Keyboard help" @click=${this.#help}>?</button></div>
-      ${this.panel ? this.#filterPanel(filters, all) : nothing}
-      <p class="count"><span aria-live="polite">${active.length ? `${rows.length} of ${all.length} waiting` : nothing}</span>
-        ${active.length ? html`<button type="button" class="quiet" @click=${() => this.#filter(readFilters(""))}>Clear the filter</button>` : nothing}
+      <p class="count"><button type="button" class="quiet more-filters" aria-expanded=${this.panel} @click=${() => this.#panel(!this.panel)}>Filters${hidden ? html` <span class="badge">${hidden}<span class="sr"> active</span></span>` : nothing}</button><span aria-live="polite">${active.length ? `${rows.length} of ${all.length} waiting` : nothing}</span>
+        ${active.length ? html`<button type="button" class="quiet" aria-label="Clear the filter" @click=${() => this.#filter(readFilters(""))}>Clear</button>` : nothing}
         ${rows.length || chosen.size ? html`<button type="button" class="quiet" @click=${() => (complete ? (this.chosen = new Set()) : this.#chooseAll(this.rows))}>${complete ? "Select none" : "Select all"}</button>` : nothing}</p>
+      ${this.panel ? this.#filterPanel(filters, all) : nothing}
       <p role="status" class=${this.done ? `notice ${this.failures.length ? "bad" : "good"}` : "sr"}>${shown(this.done ?? "")}</p>
       ${this.failures.length ? html`<ul class="failures">${this.failures.map(({ entry, why }) => html`<li><b>${shown(entry.prompt || entry.tool)}</b> ${shown(why)}</li>`)}</ul>` : nothing}</div>
       ${rows.length ? html`<ul class="rows">${repeat(rendered, keyOf, (entry) => this.#row(entry))}${rendered.length < rows.length ? html`<li class="more"><button type="button" @click=${() => (this.limit += ROWS)}>${rows.length - rendered.length} more</button></li>` : nothing}</ul>`
@@ -341,8 +340,8 @@ class InboxView extends Element {
         <input aria-label="New name of ${spelled(name)}" .value=${name} @change=${({ target }) => change(target.value.trim() || name, query, name)}>
         <button type="button" class="quiet" aria-label="Delete the filter ${spelled(name)}" @click=${() => change("", "", name)}>Delete</button></div>`)}
       <form class="saved" @submit=${save}><input aria-label="Name of this filter" placeholder="Save this filter as" maxlength="60"><button>Save</button></form>
-      ${notices.offered ? html`<p class="about"><button type="button" aria-pressed=${notices.on} @click=${() => notices.switch().then(() => this.requestUpdate())}>${notices.on ? "Do not notify me" : "Notify me of new requests"}</button>
-        ${notices.blocked ? "The browser blocks notifications of this site." : nothing}</p>` : nothing}</section>`;
+      ${notices.blocked ? html`<p class="about">The browser blocks notifications of this site.</p>`
+        : notices.offered ? html`<p><button type="button" aria-pressed=${notices.on} @click=${() => notices.switch().then(() => this.requestUpdate())}>Notify me of new requests</button></p>` : nothing}</section>`;
   }
 
   #row(entry) {
