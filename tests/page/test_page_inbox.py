@@ -223,7 +223,7 @@ def test_a_filter_is_saved_renamed_chosen_and_deleted_by_its_name(visit, desk: S
     expect(page.get_by_role("button", name="Big ones", exact=True)).to_have_attribute("aria-pressed", "true")
     page.get_by_label("New name of Big ones").fill("Large ones")
     page.keyboard.press("Tab")
-    page.get_by_role("button", name="Clear the filter").click()
+    page.get_by_role("button", name="Clear", exact=True).click()
     page.reload()
     page.get_by_role("button", name=re.compile("^Filters")).click()
     page.get_by_role("button", name="Large ones", exact=True).click()

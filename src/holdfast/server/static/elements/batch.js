@@ -82,7 +82,7 @@ class Batch extends Element {
     const high = entries.filter(({ risk }) => risk === "high").length;
     const cell = (object, name) => (name in object ? value(object[name]) : html`<span class="null">not set</span>`);
     return html`<section class="bulk"><table><caption>${entries.length} × <code>${shown(tool)}</code>${totals({ entries, args }).map((total) => html`, ${shown(total)}`)}${high ? `, ${high} high risk` : nothing}</caption>
-      <thead><tr><th scope="col">Request</th>${[...args, ...plan].map((name) => html`<th scope="col">${shown(name)}</th>`)}<th scope="col">Asked by</th></tr></thead>
+      <thead><tr><th scope="col">Request</th>${args.map((name) => html`<th scope="col">${shown(name)}</th>`)}${plan.map((name) => html`<th scope="col">${shown(name)} <small>would happen</small></th>`)}<th scope="col">Asked by</th></tr></thead>
       <tbody>${entries.map((entry) => html`<tr class="entry"><th scope="row" data-name="Request"><span class="chip risk ${entry.risk}">${entry.risk}</span> ${shown(entry.prompt || entry.tool)}${deciders(entry, this.client)}${this.#result(entry)}</th>
         ${args.map((name) => html`<td data-name=${spelled(name)}>${cell(entry.args, name)}</td>`)}
         ${plan.map((name) => html`<td data-name=${spelled(name)}>${planCell(entry, name) === undefined ? html`<span class="null">nothing</span>` : value(planCell(entry, name))}</td>`)}

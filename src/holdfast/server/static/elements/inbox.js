@@ -306,7 +306,7 @@ class InboxView extends Element {
         ${chosen.size ? html`<button type="button" class="primary" @click=${this.#batch}>Review ${chosen.size} selected</button>` : nothing}
         <button type="button" class="quiet help-button" aria-label="Keyboard help" @click=${this.#help}>?</button></div>
       <p class="count"><button type="button" class="quiet more-filters" aria-expanded=${this.panel} @click=${() => this.#panel(!this.panel)}>Filters${hidden ? html` <span class="badge">${hidden}<span class="sr"> active</span></span>` : nothing}</button><span aria-live="polite">${active.length ? `${rows.length} of ${all.length} waiting` : nothing}</span>
-        ${active.length ? html`<button type="button" class="quiet" aria-label="Clear the filter" @click=${() => this.#filter(readFilters(""))}>Clear</button>` : nothing}
+        ${active.length ? html`<button type="button" class="quiet" @click=${() => this.#filter(readFilters(""))}>Clear</button>` : nothing}
         ${rows.length || chosen.size ? html`<button type="button" class="quiet" @click=${() => (complete ? (this.chosen = new Set()) : this.#chooseAll(this.rows))}>${complete ? "Select none" : "Select all"}</button>` : nothing}</p>
       ${this.panel ? this.#filterPanel(filters, all) : nothing}
       <p role="status" class=${this.done ? `notice ${this.failures.length ? "bad" : "good"}` : "sr"}>${shown(this.done ?? "")}</p>
