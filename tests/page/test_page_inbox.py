@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, ViewportSize, expect
 from support.browser import Stage, read_and_click, select, until
 
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
-WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
+WIDE: ViewportSize = {"width": 1280, "height": 860}
+NARROW: ViewportSize = {"width": 390, "height": 844}
 
 
 @pytest.fixture
@@ -246,7 +247,7 @@ def test_the_open_card_is_beside_the_list_where_there_is_room_and_keeps_a_reason
     read_and_click(page.locator(".row .deny"))
     page.get_by_label("Reason").fill("not this year")
 
-    def boxes() -> tuple[dict[str, float], dict[str, float]]:
+    def boxes() -> tuple[Any, Any]:
         row, card = page.locator(".row .bar").bounding_box(), page.locator(".row .card").bounding_box()
         assert row
         assert card
@@ -516,7 +517,7 @@ def test_the_manifest_makes_the_page_installable(visit, desk: Stage):
 
 @pytest.mark.parametrize(("scheme", "size"), [("light", WIDE), ("dark", NARROW)])
 def test_axe_finds_no_violation_in_the_filters_the_columns_and_the_table(
-    visit, desk: Stage, scheme: str, size: dict[str, int]
+    visit, desk: Stage, scheme: str, size: ViewportSize
 ):
     name = desk.conversation("credits", name=f"axe-{scheme}")
     desk.pending_calls(name, 5)
