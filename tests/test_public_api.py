@@ -55,8 +55,8 @@ def test_a_public_module_is_sorted_documented_and_exports_every_member_of_its_un
             holdfast.Runtime,
             "agents archive artifact attach_client backup call_result cancel channels close conversations "
             "count_running_calls decision_pages decisions delegate deputies dry_run end_delegation events find_client "
-            "grant_scopes grants has_grant_rule history is_open keep_index keep_metrics kill load_state metrics now open owners pending "
-            "pending_changes pending_pages preview rename resolve resolve_many revoke run search send "
+            "grant_scopes grants has_grant_rule history is_open keep_index keep_metrics kill load_state metrics now open owners "
+            "pending pending_changes pending_pages preview rename resolve resolve_many revoke run search send "
             "skip_drain snapshot start store stream timeline unfinished_states wait watch",
         ),
         (holdfast.Agent, "from_json run run_sync to_json"),

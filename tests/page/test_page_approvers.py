@@ -371,7 +371,7 @@ def test_a_batch_says_how_many_calls_ran_and_how_many_wait_for_other_approvers(v
         approve.click()
 
     review(signed, published)
-    expect(page.locator(".inbox > .notice")).to_have_text("1 approved, 1 waits for one more approver.")
+    expect(page.locator(".desk > .notice")).to_have_text("1 approved, 1 waits for one more approver.")
     until(page, lambda: events_of(stage, signed, "CallReturned"))
     assert [vote["by"]["id"] for vote in events_of(stage, published, "VoteCast")] == ["ada"]
     expect(page.locator(".row", has_text=published)).to_contain_text("1 of 2 approved, also by you")

@@ -195,7 +195,7 @@ def test_a_button_that_the_keyboard_has_scrolled_to_can_be_pressed_at_once(visit
 def test_a_press_on_an_inbox_card_that_a_new_row_has_just_moved_approves_nothing(visit, stage: Stage):
     name = stage.conversation("refund", name="steady-refund")
     stage.pending_call(name)
-    page = visit().page("inbox")
+    page = visit(viewport={"width": 1200, "height": 720}).page("inbox")  # no room for the card beside the list
     page.get_by_label("Filter").fill("steady-")
     row = page.locator(".row", has_text=name)
     row.locator(".head").click()

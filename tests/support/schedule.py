@@ -18,6 +18,7 @@ GROUPS = {
     "page 2": [
         "page/test_page_under_stress.py",
         "page/test_page_keyboard.py",
+        "page/test_page_inbox.py",
         "page/test_page_guard.py",
         "page/test_page_layout.py",
     ],

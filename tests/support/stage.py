@@ -155,6 +155,12 @@ async def ship(express: bool) -> str:
     return "shipped"
 
 
+@tool(approval="required", prompt="Credit {amount} {currency} to {customer}?", risk="medium")
+async def credit(customer: str, amount: float, currency: str, note: str = "") -> str:
+    """Credit a customer."""
+    return "credited"
+
+
 paid: list[str] = []
 
 
@@ -289,6 +295,14 @@ async def fail() -> str:
     raise ValueError("the disk is on fire")
 
 
+def credits(*amounts: tuple[float, str]) -> list[tuple[str, dict[str, Any]]]:
+    """Return calls that credit these amounts to customers a, b, c, ..."""
+    return [
+        ("credit", {"customer": chr(ord("a") + n), "amount": amount, "currency": currency})
+        for n, (amount, currency) in enumerate(amounts)
+    ]
+
+
 CALLS: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
     "refund": (
         "Order 1042 came **7 days late**, so the delivery should be free:\n\n| paid | amount |\n|---|---|\n"
@@ -321,6 +335,19 @@ CALLS: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
     "essay": ("", [("essay", {})]),
     "twins": ("", [("sign", {"contract": "first"}), ("sign", {"contract": "second"})]),
     "crowd": ("", [("sign", {"contract": f"number {n}"}) for n in range(40)]),
+    "credits": ("", credits((100.1, "EUR"), (200.2, "EUR"), (12.1, "EUR"), (20.0, "USD"), (5.0, "USD"))),
+    "note": ("", [("credit", {"customer": "z", "amount": 1.0, "currency": "EUR", "note": "one\ntwo"})]),
+    "flood": ("", credits(*[(float(n), "EUR") for n in range(100)])),
+    "mixed": (
+        "",
+        [
+            *credits((10.0, "EUR"), (20.0, "EUR"), (30.0, "EUR"), (40.0, "EUR"), (900.0, "EUR"), (950.0, "EUR")),
+            ("choose_remedy", {"item": "lamp"}),
+            ("choose_remedy", {"item": "chair"}),
+            ("essay", {}),
+            ("pay", {"account": 7, "amount": 10.0}),
+        ],
+    ),
     "transfer": ("", [("transfer", {"amount": 900.0})]),
     "rent": ("", [("rent", {"vans": 2})]),
     "publish": ("", [("publish", {})]),
@@ -388,6 +415,7 @@ agent = Agent(
     tools=[
         refund,
         announce,
+        credit,
         sign,
         patch,
         buy,

@@ -24,6 +24,8 @@ from holdfast.server.problems import HTTPProblem, error_page_path
 PACKAGED_DIR = Path(__file__).resolve().parent / "static"
 VENDORED_DIR = PACKAGED_DIR / "vendor"
 INDEX = "index.html"
+WORKER = "worker.js"
+"""The page's service worker. It is below ``static/`` and may control the page, one level up."""
 CONTENT_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -84,6 +86,8 @@ class PageFiles:
             "vary": "accept-encoding",
             "content-security-policy": content_policy(file.import_maps),
         }
+        if segments[-1] == WORKER:
+            own_headers["service-worker-allowed"] = "../"
         if file.etag in headers.get("if-none-match", ""):
             return BoundedResponse(status_code=304, headers=own_headers)
         if file.compressed is not None and "gzip" in headers.get("accept-encoding", ""):

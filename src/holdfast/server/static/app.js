@@ -1,5 +1,6 @@
 // The page: one client, the root element, and the demo's client tools.
 import { Client, ToolFailed } from "./client.js";
+import { install, notices } from "./notices.js";
 import "./elements/app.js";
 
 const LIMIT = 256 * 1024; // bytes of a picked file; well below the server's limit on answers
@@ -9,6 +10,9 @@ client.registerTool("locate", locate);
 client.registerTool("pick_file", pickFile, { label: "Choose a file" });
 document.querySelector("holdfast-app").client = client;
 window.holdfast = client; // so that other scripts can register their own tools
+notices.follow(client);
+navigator.serviceWorker?.addEventListener("message", ({ data }) => data.type === "go" && (location.hash = data.to));
+addEventListener("load", install);
 
 function locate() {
   return new Promise((resolve, reject) => {

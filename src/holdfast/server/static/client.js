@@ -15,6 +15,7 @@ import { apply, callOf, checklistOf, emptyView } from "./fold.js";
 import { json, parse } from "./text.js";
 
 const PAGE = 200; // events read at a time
+const BATCH = 200; // decisions in one request: the server's limit
 const SEARCHED = 10; // pages before the loaded part in which the last checklist is looked for
 const FIRST_WAIT = 250, LONGEST_WAIT = 5000; // milliseconds before a stream is reopened
 const MISSED = 1.05; // growth of the wait while the server is unreachable; it doubles after refusals
@@ -109,8 +110,18 @@ export class Client extends EventTarget {
 
   /** Decide several calls: [{conversation, call, seq, decision}]. Return the results, in this order. */
   async resolveAll(all) {
-    const decisions = all.map(({ decision, ...pending }) => ({ conversation: pending.conversation, call: nameOf(pending), decision }));
-    const { results } = await this.#decide(all, "pending/resolve", { decisions });
+    const results = [];
+    for (let at = 0; at < all.length; at += BATCH) {
+      const part = all.slice(at, at + BATCH);
+      const decisions = part.map(({ decision, ...pending }) => ({ conversation: pending.conversation, call: nameOf(pending), decision }));
+      try {
+        results.push(...(await this.#decide(part, "pending/resolve", { decisions })).results);
+      } catch (problem) {
+        if (!at) throw problem;
+        results.push(...all.slice(at).map(({ conversation }) => ({ conversation, problem: { status: problem.status, detail: `Not sent, or the outcome is unknown: ${problem.message}` } }))); // what was decided before is reported
+        break;
+      }
+    }
     return results.map((result, n) => ({ ...result, call: all[n].call }));
   }
 
@@ -640,6 +651,7 @@ export class Conversation extends View {
  */
 export class Inbox extends View {
   #entries = new Map();
+  #sorted = null; // what pending returns, until an entry changes
   ready = false;
 
   constructor(client) {
@@ -691,6 +703,7 @@ export class Inbox extends View {
     ended.abort();
     others.close();
     this.#entries.clear();
+    this.#sorted = null;
     this.ready = false;
     this.changed();
   }
@@ -707,11 +720,12 @@ export class Inbox extends View {
       if (!known) this.#tell(data);
     } else if (type === "removed") this.#entries.delete(keyOf(data));
     else return; // the stream ends and is reopened
+    this.#sorted = null;
     this.changed();
   }
 
   get pending() {
-    return [...this.#entries.values()].sort((a, b) => a.deadline - b.deadline || (keyOf(a) < keyOf(b) ? -1 : 1));
+    return (this.#sorted ??= [...this.#entries.values()].sort(byDeadline));
   }
 
   get = (entry) => this.#entries.get(keyOf(entry));
@@ -855,6 +869,7 @@ class Attachment {
 }
 
 export const keyOf = ({ conversation, call }) => `${conversation}/${call}`;
+export const byDeadline = (a, b) => a.deadline - b.deadline || (keyOf(a) < keyOf(b) ? -1 : 1);
 /** Return the name of a suspension, CALL:SEQ: a decision under it is for nothing that came later. */
 export const nameOf = ({ call, seq }) => (seq ? `${call}:${seq}` : call);
 const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));

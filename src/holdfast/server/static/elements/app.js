@@ -1,6 +1,6 @@
 // <holdfast-app>: the page: the list of conversations, and the open conversation or another view.
 //   properties  client: Client
-// The fragment of the address is the route: #/c/CONVERSATION, #/c/CONVERSATION/SEQ (one message), #/t/CONVERSATION (its timeline), #/VIEW.
+// The fragment of the address is the route: #/c/CONVERSATION, #/c/CONVERSATION/SEQ (one message), #/t/CONVERSATION (its timeline), #/VIEW, #/VIEW?QUERY.
 import { Element, html, nothing, shown } from "./base.js";
 import { spoken, aloud } from "./chat.js";
 import "./conversations.js";
@@ -13,7 +13,7 @@ const REFRESH = 10_000; // milliseconds
 
 // The views beside the conversations: the route's first word -> its heading and its element.
 const VIEWS = {
-  inbox: { title: "Inbox", view: ({ client, titles }) => html`<holdfast-inbox .client=${client} .titles=${titles}></holdfast-inbox>` },
+  inbox: { title: "Inbox", view: ({ client, titles, route }) => html`<holdfast-inbox .client=${client} .titles=${titles} .query=${route.query ?? ""}></holdfast-inbox>` },
   history: { title: "History", view: ({ client, titles }) => html`<holdfast-history .client=${client} .titles=${titles}></holdfast-history>` },
   deputies: { title: "Deputies", view: ({ client }) => html`<holdfast-deputies .client=${client}></holdfast-deputies>` },
 };
@@ -36,6 +36,7 @@ class App extends Element {
     this.watch(document, "visibilitychange", look);
     this.tick(REFRESH, look);
     this.watch(this, "titled", ({ detail }) => this.#titled([detail]));
+    this.watch(this, "filtered", ({ detail }) => this.#filtered(detail));
     this.watch(this, "listed", ({ detail }) => this.#listed(detail));
   }
 
@@ -66,9 +67,16 @@ class App extends Element {
   }
 
   #go() {
-    const [, place, id, seq] = location.hash.split("/");
-    this.route = (place === "c" || place === "t") && id ? { place: place === "c" ? "chat" : "timeline", id: decoded(id), seq: Number(seq) || null } : { place: Object.hasOwn(VIEWS, place ?? "") ? place : "home" };
+    const [path, query] = location.hash.split(/\?(.*)/s);
+    const [, place, id, seq] = path.split("/");
+    this.route = (place === "c" || place === "t") && id ? { place: place === "c" ? "chat" : "timeline", id: decoded(id), seq: Number(seq) || null } : { place: Object.hasOwn(VIEWS, place ?? "") ? place : "home", query };
     this.drawer = false;
+  }
+
+  // The filters of a view are in the address. Choosing one is a step that Back undoes; typing is not.
+  #filtered({ query, typed }) {
+    history[typed ? "replaceState" : "pushState"](null, "", `#/${this.route.place}${query && `?${query}`}`);
+    this.#go();
   }
 
   #titled(named) {

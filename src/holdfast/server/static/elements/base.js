@@ -113,14 +113,15 @@ export class Card extends Element {
   updated() {
     const { headline } = this;
     if (!headline) return;
-    const scroller = headline.closest(".scroll, holdfast-inbox");
+    const scroller = headline.closest(".scroll, .opened, holdfast-inbox");
     headline.classList.toggle("tall", headline.offsetHeight > TALL * (scroller?.clientHeight || innerHeight));
     this.guard.sample();
   }
 
-  /** The element with the title: in the inbox it is the row. */
+  /** The element with the title: in the inbox it is the row, unless the card is shown beside the list. */
   get headline() {
-    return this.closest(".row.open")?.querySelector(".bar") ?? this.querySelector("header");
+    const header = this.querySelector("header");
+    return header?.offsetHeight > 1 ? header : this.closest(".row.open")?.querySelector(".bar") ?? header;
   }
 
   /** The parts that must be seen before any decision. */

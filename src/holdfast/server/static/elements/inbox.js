@@ -1,44 +1,66 @@
 // <holdfast-inbox>: the pending calls of all conversations.
-//   properties  client: Client   titles: Map (optional: titles of conversations by id)
-//   events      those of the cards inside (decided, refused)
-// Unseen calls cannot be approved: on a closed row, the key a opens the card; a batch shows every call in full. A row that
-// has just moved cannot be selected with the pointer (guard.js). Keys that decide act on the focused row or card.
-import { Element, html, nothing, shown, named, table, value, plainPreview, warnings } from "./base.js";
-import { several, hasVoted, barred, tally, deciders, summary } from "./votes.js";
-import { Guard, sampleAll, UNLOADED } from "../guard.js";
+//   properties  client: Client   titles: Map (optional: titles of conversations by id)   query: the filters (filters.js)
+//   events      those of the cards inside (decided, refused)   filtered, with detail {query, typed}: the filters have changed
+// Unseen calls cannot be approved: on a closed row, the key a opens the card; a batch shows every call in full (batch.js). A
+// row that has just moved cannot be selected with the pointer (guard.js). Keys that decide act on the focused row or card.
+// Of a long list only the first rows are rendered, and more when its end is scrolled to. Where there is room, the style
+// sheet shows the open card beside the list; in the document it always follows its row.
+import { Element, html, nothing, shown, named } from "./base.js";
+import { several, hasVoted, barred, tally, summary, meanwhile } from "./votes.js";
+import { Guard, sampleAll } from "../guard.js";
 import { repeat } from "lit/directives/repeat.js";
-import { actor, duration, outcome, brief, people, spelled } from "../text.js";
-import { Problem, keyOf } from "../client.js";
+import { actor, outcome, spelled } from "../text.js";
+import { keyOf } from "../client.js";
 import { TEXT, FIELD, adrift } from "../writing.js";
+import { readFilters, writeFilters, activeFilters, matcher, order, choices, savedFilters, saveFilter, AGES, CHIPS, DUES, FIELDS, KINDS, SORTS } from "../filters.js";
+import { notices } from "../notices.js";
 import "./approval.js";
+import "./batch.js";
 import "./question.js";
 import "./markdown.js";
+import "./time.js";
 
-const KEYS = [["j / k", "down / up"], ["x", "select for a batch"], ["Enter", "open or close"], ["a", "open, then approve; with a selection: the batch"], ["e", "edit"], ["d", "deny"], ["/", "filter"], ["Esc", "back"], ["?", "this help"]];
+const ROWS = 40; // rows rendered at first, and added at the end of the list
+const REFRESH = 10_000; // milliseconds between two looks at ages and deadlines, by which rows are filtered
+const KEYS = [["j / k", "down / up"], ["x", "select for a batch"], ["Shift ↓ / ↑", "select a range"], ["A", "select all that the filter shows"], ["Enter", "open or close"], ["a", "open, then approve; with a selection: the batch"], ["e", "edit"], ["d", "deny"], ["/", "filter"], ["f", "more filters"], ["Esc", "back"], ["?", "this help"]];
+const LABELS = { tool: "Tool", risk: "Risk", agent: "Agent", requester: "Requester" };
 
 class InboxView extends Element {
-  static properties = { client: {}, titles: {}, filter: { state: true }, kind: { state: true }, at: { state: true }, open: { state: true }, chosen: { state: true }, batch: { state: true }, help: { state: true }, gone: { state: true }, refused: { state: true }, sending: { state: true }, results: { state: true }, done: { state: true }, reason: { state: true }, said: { state: true } };
+  static properties = { client: {}, titles: {}, query: { type: String }, panel: { state: true }, limit: { state: true }, at: { state: true }, open: { state: true }, chosen: { state: true }, batch: { state: true }, help: { state: true }, gone: { state: true }, done: { state: true }, failures: { state: true }, said: { state: true } };
 
   constructor() {
     super();
-    Object.assign(this, { filter: "", kind: "", at: null, open: null, spot: 0, chosen: new Set(), batch: null, help: false, reason: "" });
+    Object.assign(this, { query: "", panel: false, limit: ROWS, at: null, open: null, spot: 0, chosen: new Set(), batch: null, help: false, failures: [] });
   }
 
   connectedCallback() {
     super.connectedCallback();
-    this.tick(1000);
+    this.tick(REFRESH);
     this.watch(document, "keydown", (event) => this.#key(event));
+    this.#end = new IntersectionObserver((entries) => entries.some(({ isIntersecting }) => isIntersecting) && (this.limit += ROWS));
   }
 
   disconnectedCallback() {
     super.disconnectedCallback();
     this.#guards.forEach((guard) => guard.stop());
     this.#guards.clear();
+    this.#end.disconnect();
+  }
+  #end; // observes the end of the rendered rows
+
+  get filters() {
+    return readFilters(this.query);
+  }
+
+  #filter(change, typed = false) {
+    this.query = writeFilters({ ...this.filters, ...change });
+    this.emit("filtered", { query: this.query, typed });
   }
 
   willUpdate(changed) {
     if (changed.has("client") && this.client) this.watch(this.client.inbox, "change", () => this.#changed());
     const focused = this.contains(document.activeElement) && document.activeElement;
+    if (changed.has("query")) this.limit = ROWS;
     this.had = focused && (focused.closest(".card") ? ".row.at .card" : ".row.at .head");
   }
 
@@ -77,13 +99,12 @@ class InboxView extends Element {
   }
 
   get rows() {
-    const needle = this.filter.trim().toLowerCase();
-    const rows = (this.client?.inbox.pending ?? []).filter((entry) =>
-      (!this.kind || entry.kind === this.kind) &&
-      (!needle || [entry.tool, entry.prompt, entry.conversation, this.#title(entry), entry.agent, entry.principal?.id, brief(entry.args)].join(" ").toLowerCase().includes(needle)));
+    const { filters } = this, compare = order(filters.sort);
+    const rows = (this.client?.inbox.pending ?? []).filter(matcher(filters, this.client?.now(), this.#title));
+    if (filters.sort) rows.sort(compare);
     if (this.shownOpen && keyOf(this.shownOpen) === this.open && !rows.some((entry) => keyOf(entry) === this.open)) {
       // The open row keeps its position.
-      const later = rows.findIndex((entry) => entry.deadline > this.shownOpen.deadline);
+      const later = rows.findIndex((entry) => compare(entry, this.shownOpen) > 0);
       rows.splice(later < 0 ? rows.length : later, 0, this.shownOpen);
     }
     return rows;
@@ -106,6 +127,7 @@ class InboxView extends Element {
         event.preventDefault();
         (target.closest(".card") ?? this.firstElementChild).focus();
       }
+      else if (this.panel && this.querySelector(".filterset").contains(target)) this.#panel(false);
       else if (this.open) this.#show(null);
       return;
     }
@@ -115,9 +137,10 @@ class InboxView extends Element {
     const on = target.closest(".row") && this.contains(target) && rows[at] && this.client.inbox.get(rows[at]);
     // A card handles its own keys.
     const bar = target.closest(".bar") && on;
-    const down = () => this.#move(rows, at < 0 ? this.spot : at + 1), up = () => this.#move(rows, (at < 0 ? this.spot : at) - 1);
+    const move = (to) => (event.shiftKey && on ? this.#extend(rows, at, to) : this.#move(rows, to));
+    const down = () => move(at < 0 ? this.spot : at + 1), up = () => move((at < 0 ? this.spot : at) - 1);
     const act = {
-      j: down, k: up, ArrowDown: down, ArrowUp: up,
+      j: down, k: up, ArrowDown: down, ArrowUp: up, A: () => this.#chooseAll(rows), f: () => this.#panel(true),
       x: () => on && this.#choose(on), "?": this.#help, "/": () => this.querySelector(".filter").focus(),
       Enter: () => on && !target.closest("button, a, summary") && this.#show(keyOf(on) === this.open ? null : on),
       a: () => bar && (this.chosen.size ? this.#batch() : this.#show(on)), e: () => bar && this.#show(on, "edit"), d: () => bar && this.#show(on, "deny"),
@@ -137,6 +160,7 @@ class InboxView extends Element {
     const entry = rows[Math.max(0, Math.min(rows.length - 1, to))];
     if (!entry) return;
     this.at = keyOf(entry);
+    this.limit = Math.max(this.limit, rows.indexOf(entry) + ROWS / 2);
     await this.updateComplete;
     const row = this.querySelector(".row.at");
     row?.querySelector(".head").focus();
@@ -146,13 +170,45 @@ class InboxView extends Element {
   // The row may have moved under the pointer during the press.
   #pressed(event) {
     if (!this.#guards.get(event.target.closest(".bar"))?.steady()) event.preventDefault();
+    this.ranging = event.shiftKey;
   }
 
+  // With the shift key, a press on a checkbox selects from the last one to this one.
   #choose(entry) {
     if (!this.#selectable(entry) || !this.client.inbox.get(entry)) return;
+    const key = keyOf(entry), { rows } = this;
+    const from = this.ranging ? rows.findIndex((each) => keyOf(each) === this.anchor) : -1;
+    this.ranging = false;
+    if (from >= 0) return this.#chooseRange(rows, from, rows.findIndex((each) => keyOf(each) === key), this.chosen);
     const chosen = new Set(this.chosen);
-    if (!chosen.delete(keyOf(entry))) chosen.add(keyOf(entry));
-    this.chosen = chosen;
+    if (!chosen.delete(key)) chosen.add(key);
+    Object.assign(this, { chosen, anchor: key, range: null });
+  }
+
+  #chooseRange(rows, from, to, chosen) {
+    const range = rows.slice(Math.min(from, to), Math.max(from, to) + 1).filter((entry) => this.#selectable(entry) && this.client.inbox.get(entry));
+    this.chosen = new Set([...chosen, ...range.map(keyOf)]);
+  }
+
+  // Shift and an arrow: the range grows and shrinks from the row where it began; what was selected before stays.
+  async #extend(rows, at, to) {
+    const entry = rows[to];
+    if (!entry) return;
+    if (this.range?.end !== this.at) this.range = { start: this.at, before: this.chosen };
+    this.range.end = keyOf(entry);
+    const from = rows.findIndex((each) => keyOf(each) === this.range.start);
+    this.#chooseRange(rows, from < 0 ? at : from, to, this.range.before);
+    await this.#move(rows, to);
+  }
+
+  #chooseAll(rows) {
+    this.#chooseRange(rows, 0, rows.length, this.chosen);
+  }
+
+  async #panel(open) {
+    this.panel = open;
+    await this.updateComplete;
+    this.querySelector(open ? ".filterset select" : ".more-filters").focus();
   }
 
   #selectable = (entry) => entry.kind === "approval" && !barred(entry, this.client);
@@ -206,99 +262,104 @@ class InboxView extends Element {
       const box = bar.querySelector("input");
       if (box) this.#guard(bar, { changed: () => box.setAttribute("aria-disabled", !this.#guards.get(bar)?.armed) });
     }
-    this.#dialog?.sample();
     sampleAll();
-  }
-
-  get #dialog() {
-    const dialog = this.querySelector("dialog.batch");
-    return dialog && this.#guard(dialog, { buttons: () => [...dialog.querySelectorAll(".actions button")], parts: () => [dialog.querySelector(".content")], changed: () => (this.requestUpdate(), this.updateComplete) });
   }
 
   #batch() {
     // Includes selected rows that the filter hides.
-    this.reason = "";
-    this.batch = this.client.inbox.pending.filter((entry) => this.chosen.has(keyOf(entry)));
-    this.results = this.refused = this.done = null;
-    this.updateComplete.then(() => this.querySelector("dialog.batch")?.focus());
+    const batch = this.client.inbox.pending.filter((entry) => this.chosen.has(keyOf(entry)));
+    if (batch.length) Object.assign(this, { batch, done: null, failures: [] });
+  }
+
+  // Calls that still wait, because their decision failed, stay selected.
+  #decided({ detail: { results, entries, denied } }) {
+    const me = this.client.principal;
+    const failed = results.filter(({ problem }) => problem && !meanwhile(problem, me));
+    const entryOf = new Map(entries.map((entry) => [keyOf(entry), entry]));
+    this.done = summary(results, denied, me);
+    this.failures = failed.map((result) => ({ entry: entryOf.get(keyOf(result)), why: result.problem.detail ?? result.problem.title }));
+    this.chosen = new Set(failed.map(keyOf));
+    if (!failed.length) this.batch = null;
   }
 
   updated() {
-    for (const dialog of this.querySelectorAll("dialog")) if (!dialog.open) dialog.showModal();
+    for (const dialog of this.querySelectorAll("dialog.help")) if (!dialog.open) dialog.showModal();
+    this.#end.disconnect();
+    const end = this.querySelector(".rows > .more");
+    if (end) this.#end.observe(end);
     this.#guardAll();
     const at = this.rows.findIndex((entry) => keyOf(entry) === this.at);
     if (at >= 0) this.spot = at;
     if (this.had) this.#refocus(this.had);
   }
 
-  async #decide(decision) {
-    if (this.results || this.sending || this.#dialog.unseen() || !this.#dialog.steady()) return;
-    const decisions = this.batch.map((entry) => ({ ...entry, decision: decision(entry) }));
-    this.querySelector("dialog.batch").focus(); // a disabled button would lose the focus
-    this.sending = decisions[0].decision.type;
-    this.refused = null;
-    try {
-      const results = await this.client.resolveAll(decisions);
-      if (results.every(({ problem }) => problem?.status === 503)) throw new Problem(results[0].problem);
-      this.results = new Map(results.map((result) => [keyOf(result), result]));
-      if (this.results.size && [...this.results.values()].every((result) => !result.problem)) Object.assign(this, { batch: null, chosen: new Set(), done: summary(results, decisions[0].decision.type === "deny") });
-    } catch (problem) {
-      this.refused = problem;
-    }
-    this.sending = "";
-  }
-
   render() {
     if (!this.client) return nothing;
-    const rows = this.rows;
+    const { rows, filters, chosen } = this, all = this.client.inbox.pending;
+    const active = activeFilters(filters), hidden = active.filter((name) => !["q", "kind"].includes(name)).length;
+    const open = this.open ? rows.findIndex((entry) => keyOf(entry) === this.open) : -1;
+    const complete = chosen.size > 0 && rows.every((entry) => chosen.has(keyOf(entry)) || !this.#selectable(entry));
+    const rendered = rows.slice(0, Math.max(this.limit, open + 1));
     return html`<div class="inbox" tabindex="-1">
-      <div class="tools"><label class="grow"><span class="sr">Filter</span><input class="filter" type="search" placeholder="Filter" .value=${this.filter} @input=${(event) => (this.filter = event.target.value)}></label>
-        <label><span class="sr">Kind</span><select @change=${(event) => (this.kind = event.target.value)}><option value="">Everything</option><option value="approval">Approvals</option><option value="elicitation">Questions</option><option value="manual">Manual tasks</option><option value="client_exec">Browser</option></select></label>
-        ${this.chosen.size ? html`<button type="button" class="primary" @click=${this.#batch}>Review ${this.chosen.size} selected</button>` : nothing}
+      <div class="desk"><div class="tools"><label class="grow"><span class="sr">Filter</span><input class="filter" type="search" placeholder="Filter: every word must occur" .value=${filters.q} @input=${(event) => this.#filter({ q: event.target.value }, true)}></label>
+        <label><span class="sr">Kind</span><select @change=${(event) => this.#filter({ kind: event.target.value })}>${options({ "": "Everything", ...KINDS }, filters.kind)}</select></label>
+        ${chosen.size ? html`<button type="button" class="primary" @click=${this.#batch}>Review ${chosen.size} selected</button>` : nothing}
         <button type="button" class="quiet help-button" aria-label="Keyboard help" @click=${this.#help}>?</button></div>
-      <p role="status" class=${this.done ? "notice good" : "sr"}>${this.done}</p>
-      ${rows.length ? html`<ul class="rows">${repeat(rows, keyOf, (entry) => this.#row(entry))}</ul>`
-        : this.client.inbox.pending.length ? html`<div class="empty"><h2>No matches</h2><p>${this.client.inbox.pending.length} waiting; clear the filter.</p></div>`
+      <p class="count"><button type="button" class="quiet more-filters" aria-expanded=${this.panel} @click=${() => this.#panel(!this.panel)}>Filters${hidden ? html` <span class="badge">${hidden}<span class="sr"> active</span></span>` : nothing}</button><span aria-live="polite">${active.length ? `${rows.length} of ${all.length} waiting` : nothing}</span>
+        ${active.length ? html`<button type="button" class="quiet" @click=${() => this.#filter(readFilters(""))}>Clear</button>` : nothing}
+        ${rows.length || chosen.size ? html`<button type="button" class="quiet" @click=${() => (complete ? (this.chosen = new Set()) : this.#chooseAll(this.rows))}>${complete ? "Select none" : "Select all"}</button>` : nothing}</p>
+      ${this.panel ? this.#filterPanel(filters, all) : nothing}
+      <p role="status" class=${this.done ? `notice ${this.failures.length ? "bad" : "good"}` : "sr"}>${shown(this.done ?? "")}</p>
+      ${this.failures.length ? html`<ul class="failures">${this.failures.map(({ entry, why }) => html`<li><b>${shown(entry.prompt || entry.tool)}</b> ${shown(why)}</li>`)}</ul>` : nothing}</div>
+      ${rows.length ? html`<ul class="rows">${repeat(rendered, keyOf, (entry) => this.#row(entry))}${rendered.length < rows.length ? html`<li class="more"><button type="button" @click=${() => (this.limit += ROWS)}>${rows.length - rendered.length} more</button></li>` : nothing}</ul>`
+        : all.length ? html`<div class="empty"><h2>No matches</h2><p>${all.length} waiting; clear the filter.</p></div>`
         : html`<div class="empty"><h2>${this.client.inbox.ready ? "Nothing is waiting" : "Opening…"}</h2><p>Calls that need a person appear here.</p></div>`}
-      ${this.batch ? this.#batchDialog() : nothing}
+      ${rows.length && open < 0 ? html`<p class="beside">Open a request to see it here.</p>` : nothing}
+      ${this.batch ? html`<holdfast-batch .client=${this.client} .titles=${this.titles} .entries=${this.batch} @batched=${this.#decided} @closed=${() => (this.batch = null)}></holdfast-batch>` : nothing}
       ${this.help ? html`<dialog class="help" aria-label="Keyboard" @close=${() => (this.help = false)}><h2>Keyboard</h2><dl>${KEYS.map(([key, what]) => html`<dt><kbd>${key}</kbd></dt><dd>${what}</dd>`)}</dl><button type="button" @click=${this.#help}>Close</button></dialog>` : nothing}
     </div>`;
   }
 
-  #row(entry) {
-    const key = keyOf(entry);
-    const open = key === this.open;
-    const left = entry.deadline - this.client.now();
-    return html`<li class="row ${key === this.at ? "at" : ""} ${open ? "open" : ""}" @focusin=${() => (this.at = key)}>
-      <div class="bar">${this.#selectable(entry) ? html`<input type="checkbox" aria-disabled="true" aria-label="Select ${spelled(entry.tool)}" .checked=${this.chosen.has(key)} ?disabled=${open && this.gone} @click=${this.#pressed} @change=${() => this.#choose(entry)}>` : html`<span class="nobox"></span>`}
-        <button type="button" class="head" aria-expanded=${open} @click=${() => this.#show(open ? null : entry)}>
-          <span class="what">${shown(entry.prompt || entry.tool)}</span>
-          <span class="where">${{ approval: html`<span class="chip risk ${entry.risk}">${entry.risk}</span>${several(entry) ? html` <span class="chip ${hasVoted(entry, this.client.principal) ? "good" : ""}">${tally(entry)}${hasVoted(entry, this.client.principal) ? ", also by you" : nothing}</span>` : nothing}${barred(entry, this.client) ? html` <span class="chip">another person decides</span>` : nothing}`, elicitation: html`<span class="chip">question</span>`, manual: html`<span class="chip">manual</span>`, client_exec: html`<span class="chip">browser</span>` }[entry.kind]}
-            ${shown(entry.tool)} · ${shown(entry.principal?.id ?? "")} · ${named(entry.conversation, this.#title(entry))}</span>
-          <time class=${left < 60 ? "soon" : ""}>${left > 0 ? duration(Math.ceil(left)) : "expired"}</time></button></div>
-      ${open ? this.gone ? html`<p class="notice stale ${this.mine ? "good" : ""}" role="status" tabindex="-1">${shown(this.gone)}${adrift() ? " Your typing is ignored; press Esc to continue." : nothing}</p>`
-        : entry.kind === "approval" ? html`<holdfast-approval .place=${this.#title(entry) || true} .client=${this.client} .pending=${entry}></holdfast-approval>` : html`<holdfast-question .place=${this.#title(entry) || true} .client=${this.client} .pending=${entry}></holdfast-question>` : nothing}
-      ${open && !this.gone && this.said?.length ? html`<section class="said" aria-label="Last messages">${this.said.map(({ by, text }) => by ? html`<p><b>${shown(by)}</b> ${shown(text.length > 300 ? "…" + text.slice(-300) : text)}</p>` : html`<holdfast-markdown .text=${text}></holdfast-markdown>`)}</section>` : nothing}</li>`;
+  #filterPanel(filters, all) {
+    const select = (name, label, words) => html`<label>${label}<select aria-label=${label} @change=${(event) => this.#filter({ [name]: event.target.value })}>${options(words, filters[name])}</select></label>`;
+    const named = (words) => Object.fromEntries([["", "any"], ...Object.entries(words).map(([name, [text]]) => [name, text])]);
+    const current = writeFilters(filters);
+    const save = (event) => {
+      event.preventDefault();
+      const field = event.target.querySelector("input");
+      if (!field.value.trim()) return field.focus();
+      saveFilter(field.value.trim(), current);
+      field.value = "";
+      this.requestUpdate();
+    };
+    const change = (name, query, old) => (saveFilter(name, query, old), this.requestUpdate());
+    return html`<section class="filterset" aria-label="Filters"><div class="selects">
+      ${Object.entries(LABELS).map(([name, label]) => select(name, label, { "": "any", ...Object.fromEntries(choices(name, all, filters[name]).map((text) => [text, spelled(text)])) }))}
+      ${select("age", "Waiting", named(AGES))}${select("due", "Expires", named(DUES))}${select("sort", "Order", SORTS)}</div>
+      ${savedFilters().map(([name, query]) => html`<div class="saved"><button type="button" aria-pressed=${query === current} @click=${() => this.#filter(readFilters(query))}>${shown(name)}</button>
+        <input aria-label="New name of ${spelled(name)}" .value=${name} @change=${({ target }) => change(target.value.trim() || name, query, name)}>
+        <button type="button" class="quiet" aria-label="Delete the filter ${spelled(name)}" @click=${() => change("", "", name)}>Delete</button></div>`)}
+      <form class="saved" @submit=${save}><input aria-label="Name of this filter" placeholder="Save this filter as" maxlength="60"><button>Save</button></form>
+      ${notices.blocked ? html`<p class="about">The browser blocks notifications of this site.</p>`
+        : notices.offered ? html`<p><button type="button" aria-pressed=${notices.on} @click=${() => notices.switch().then(() => this.requestUpdate())}>Notify me of new requests</button></p>` : nothing}</section>`;
   }
 
-  #batchDialog() {
-    const n = this.batch.length;
-    const unseen = !this.#dialog || Boolean(this.#dialog.unseen());
-    const off = Boolean(this.sending || this.results), held = String(unseen || !this.#dialog.armed);
-    const label = (sends, words) => (this.sending === sends ? "Sending…" : words);
-    return html`<dialog class="batch" tabindex="-1" aria-label="Review ${n} requests" @close=${() => (this.batch = null)} @loaded=${() => this.requestUpdate()}><h2>Review ${n} requests</h2>
-      <div class="content" tabindex="0" role="group" aria-label="All requests in full"><div>${this.batch.map((entry) => {
-        const result = this.results?.get(keyOf(entry));
-        return html`<section class="entry"><h3>${shown(entry.prompt || entry.tool)}</h3><p class="about"><span class="chip risk ${entry.risk}">${entry.risk} risk</span> <code>${shown(entry.tool)}</code> for <b>${shown(entry.principal?.id ?? "")}</b> in ${named(entry.conversation, this.#title(entry))}</p>${warnings(entry)}${deciders(entry, this.client)}
-          ${plainPreview(entry) ? nothing : html`<h4>What would happen</h4>${value(entry.preview, { client: this.client, conversation: entry.conversation })}`}<h4>Arguments</h4>${table(entry.args)}
-          ${result ? html`<p class="notice ${result.problem ? "bad" : "good"}">${result.problem ? shown(result.problem.detail ?? result.problem.title) : result.missing ? `Accepted; it waits for ${people(result.missing, "more approver")}.` : "Accepted."}</p>` : nothing}</section>`;
-      })}</div></div>
-      ${this.refused ? html`<p class="notice bad" role="alert">${shown(this.refused.message)}: ${(this.refused.status > 0 && this.refused.status < 500) || this.refused.status === 503 ? "nothing was decided." : "the outcome is unknown. The inbox shows the calls that are still waiting."}</p>` : nothing}
-      <div class="actions"><button type="button" class="primary" ?disabled=${off} aria-disabled=${held} @click=${() => this.#decide((entry) => ({ type: "approve", digest: entry.digest }))}>${label("approve", `Approve ${n}`)}</button>
-        <label class="grow"><span class="sr">Reason for denying</span><input class="reason" placeholder="Reason for denying" .value=${this.reason} @input=${(event) => (this.reason = event.target.value)}></label>
-        <button type="button" class="danger outline" ?disabled=${off} aria-disabled=${held} @click=${() => this.#decide(() => ({ type: "deny", reason: this.reason.trim() }))}>${label("deny", `Deny ${n}`)}</button>
-        <button type="button" @click=${() => (this.batch = null)}>Close</button></div>
-      <p class="gate" role="status">${this.sending ? html`<span class="sr">Sending…</span>` : unseen && !off ? (this.querySelector(`dialog.batch ${UNLOADED}`) ? "Show each whole diff to decide." : "Scroll to the end to decide.") : ""}</p></dialog>`;
+  #row(entry) {
+    const key = keyOf(entry), { principal } = this.client;
+    const open = key === this.open, title = this.#title(entry), voted = hasVoted(entry, principal);
+    return html`<li class="row ${key === this.at ? "at" : ""} ${open ? "open" : ""}" @focusin=${() => (this.at = key)}>
+      <div class="bar">${this.#selectable(entry) ? html`<input type="checkbox" aria-disabled="true" aria-label="Select ${spelled(`${entry.prompt || entry.tool}, ${title || entry.conversation}`)}" .checked=${this.chosen.has(key)} ?disabled=${open && this.gone} @click=${this.#pressed} @change=${() => this.#choose(entry)}>` : html`<span class="nobox"></span>`}
+        <button type="button" class="head" aria-expanded=${open} @click=${() => this.#show(open ? null : entry)}>
+          <span class="what">${shown(entry.prompt || entry.tool)}</span>
+          <span class="where">${entry.kind === "approval" ? html`<span class="chip risk ${entry.risk}">${entry.risk}</span>${several(entry) ? html` <span class="chip ${voted ? "good" : ""}">${tally(entry)}${voted ? ", also by you" : nothing}</span>` : nothing}${barred(entry, this.client) ? html` <span class="chip">another person decides</span>` : nothing}` : html`<span class="chip">${CHIPS[entry.kind]}</span>`}
+            ${shown(entry.tool)} · ${shown(entry.principal?.id ?? "")} · <holdfast-time .client=${this.client} .at=${entry.since}></holdfast-time> · ${named(entry.conversation, title)}</span>
+          <holdfast-time class="left" .mode=${"left"} .client=${this.client} .at=${entry.deadline}></holdfast-time></button></div>
+      ${open ? html`<div class="opened">${this.gone ? html`<p class="notice stale ${this.mine ? "good" : ""}" role="status" tabindex="-1">${shown(this.gone)}${adrift() ? " Your typing is ignored; press Esc to continue." : nothing}</p>`
+        : entry.kind === "approval" ? html`<holdfast-approval .place=${title || true} .client=${this.client} .pending=${entry}></holdfast-approval>` : html`<holdfast-question .place=${title || true} .client=${this.client} .pending=${entry}></holdfast-question>`}
+      ${!this.gone && this.said?.length ? html`<section class="said" aria-label="Last messages">${this.said.map(({ by, text }) => by ? html`<p><b>${shown(by)}</b> ${shown(text.length > 300 ? "…" + text.slice(-300) : text)}</p>` : html`<holdfast-markdown .text=${text}></holdfast-markdown>`)}</section>` : nothing}</div>` : nothing}</li>`;
   }
 }
+
+const options = (words, chosen) => Object.entries(words).map(([value, text]) => html`<option value=${value} ?selected=${value === chosen} .selected=${value === chosen}>${text}</option>`);
+
 customElements.define("holdfast-inbox", InboxView);

@@ -56,14 +56,27 @@ export function deciders(pending, client) {
       : at && later.length ? html`<p class="about">From ${moment(at, today)} <b>${shown(listed(later))}</b> may decide as well.</p>` : nothing}`;
 }
 
-/** Describe the accepted results of a batch: "2 approved, 1 waits for one more approver." */
-export function summary(results, denied) {
-  const waiting = results.filter((result) => result.missing > 0);
-  const done = results.length - waiting.length;
+/** Return why a call no longer waits, from the problem of a decision: "decided by ada"; "" if it still waits, or for another reason. */
+export function meanwhile({ status, details: { reason, winner } = {} }, me) {
+  if (status !== 409 && status !== 410) return "";
+  return winner ? `decided by ${winner === me ? "you" : winner}` : { expired: "expired", cancelled: "cancelled", resolved: "decided", unknown: "cancelled", phase: "decided" }[reason] ?? "";
+}
+
+/** Describe the results of a batch: "2 approved, 1 waits for one more approver, 1 was decided by ada meanwhile, 1 failed." */
+export function summary(results, denied, me) {
+  const accepted = results.filter((result) => !result.problem), late = new Map();
+  for (const { problem } of results) {
+    const why = problem && meanwhile(problem, me);
+    if (why) late.set(why, (late.get(why) ?? 0) + 1);
+  }
+  const waiting = accepted.filter((result) => result.missing > 0);
+  const done = accepted.length - waiting.length, failed = results.length - accepted.length - [...late.values()].reduce((all, n) => all + n, 0);
   const counts = new Set(waiting.map((result) => result.missing));
   const approvers = counts.size === 1 ? people([...counts][0], "more approver") : "more approvers";
   return [
     done || !waiting.length ? `${done} ${denied ? "denied" : "approved"}` : "",
     waiting.length ? `${waiting.length} ${waiting.length > 1 ? "wait" : "waits"} for ${approvers}` : "",
+    ...[...late].map(([why, n]) => (why === "expired" ? `${n} expired meanwhile` : `${n} ${n > 1 ? "were" : "was"} ${why} meanwhile`)),
+    failed ? `${failed} failed` : "",
   ].filter(Boolean).join(", ") + ".";
 }
