@@ -75,10 +75,11 @@ def title(notice: Notice) -> str:
     """Return what the notice is about in one line, such as "Approve refund: Give 5 EUR back?"."""
     what = one_line(redact_secrets(notice.prompt or notice.tool or notice.conversation))
     match notice.kind:
-        case "suspended" | "reminder" | "escalated":
+        case "suspended" | "reminder" | "escalated" | "taken_back":
             entry = notice.pending
             verb = {"approval": "Approve", "elicitation": "Answer", "manual": "Do"}.get(entry.kind if entry else "", "")
-            late = {"reminder": "Reminder: ", "escalated": "Escalated: "}.get(notice.kind, "")
+            marks = {"reminder": "Reminder: ", "escalated": "Escalated: ", "taken_back": "Taken back: "}
+            late = marks.get(notice.kind, "")
             return one_line(f"{late}{verb} {notice.tool}: {what}" if notice.prompt else f"{late}{verb} {notice.tool}?")
         case "turn_ended":
             return one_line(f"Turn {notice.outcome}: {notice.conversation}")
@@ -90,6 +91,8 @@ def title(notice: Notice) -> str:
             return one_line(f"{notice.tool} has expired: {what}")
         case "voted":
             return one_line(f"{notice.decider} approved {notice.tool}: {what}")
+        case "approved":
+            return one_line(f"{notice.decider} approved {notice.tool}, which runs soon: {what}")
         case "extended":
             return one_line(f"{notice.decider} extended the deadline of {notice.tool}: {what}")
 

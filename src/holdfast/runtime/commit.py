@@ -49,6 +49,7 @@ from holdfast.core.inputs import (
     SummaryMade,
     TimeLimitReached,
     TimerDue,
+    WindowPassed,
 )
 from holdfast.core.notice import notices_of
 from holdfast.core.searched_text import has_text
@@ -74,6 +75,7 @@ GUEST_INPUTS = (
     OpenConversation,
     RefuseResolution,
     DeadlinePassed,
+    WindowPassed,
     TimerDue,
     ClientGone,
     CancelTurn,
@@ -284,7 +286,7 @@ def pending_row(state: State, call: CallState) -> PendingRow:
         call=event.call_id,
         body=_encoder.encode(entry),
         due=due,
-        deadline=event.deadline,
+        deadline=max(event.deadline, entry.starts_at or 0.0),  # a store takes an entry that is due later for damaged
     )
 
 

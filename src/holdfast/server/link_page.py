@@ -113,6 +113,13 @@ def _not_allowed(refusal: str) -> str:
 def _actions(link: OpenedLink, pending: Pending) -> str:
     """Return the forms. Each decision has its own, so that Enter in a text field never approves."""
     forms: list[str] = []
+    if pending.starts_at is not None:
+        if "approve" not in link.decisions:
+            return ""
+        return (
+            '<form method="post" class="actions"><button class="undo" name="decision" value="take_back">'
+            "Undo</button></form>"
+        )
     vote = next((vote for vote in pending.votes if link.audience in vote.people), None)
     if vote is not None:
         approved = "You have approved it" if vote.by.id == link.audience else f"{vote.by.id} has approved it for you"

@@ -17,8 +17,8 @@ from starlette.requests import Request
 
 from holdfast.channels.card import public_pending, public_principal
 from holdfast.core.decide.deputies import DEPUTIES
-from holdfast.core.decisions import Accepted, Approve, Decision, Previewed, Principal, split_suspension
-from holdfast.core.events import AssistantSaid, CallResolved, CallSuspended, VoteCast
+from holdfast.core.decisions import Accepted, Approve, Decision, Previewed, Principal, TakeBack, split_suspension
+from holdfast.core.events import ApprovalTakenBack, AssistantSaid, CallResolved, CallSuspended, VoteCast
 from holdfast.core.images import IMAGE_TYPES
 from holdfast.core.results import ANSWER_LIMIT, MESSAGE_LIMIT
 from holdfast.core.schema.validation import check_plain
@@ -417,6 +417,11 @@ async def _find_repeat(context: RequestContext, conversation: str, call: str, de
             match event:
                 case CallResolved() if event.call_id == call:
                     if event.by.id == context.by.id and event.decision == decision:
+                        found = found or Accepted(event.seq, starts_at=event.starts_at)
+                case ApprovalTakenBack() if event.call_id == call:
+                    if not isinstance(decision, TakeBack):
+                        return found  # an earlier approval no longer counts
+                    if event.by.id == context.by.id:
                         found = found or Accepted(event.seq)
                 case VoteCast() if event.call_id == call and event.by.id == context.by.id:
                     if isinstance(decision, Approve) and decision.digest == event.digest:
@@ -464,7 +469,12 @@ async def _resolve_item(context: RequestContext, item: tuple[str, str, Decision]
         problem = problem_of(error, context.request.scope)
         return api_types.BatchResult(conversation=conversation, call=call, problem=problem)
     return api_types.BatchResult(
-        conversation=conversation, call=call, status=done.status, seq=done.seq, missing=done.missing
+        conversation=conversation,
+        call=call,
+        status=done.status,
+        seq=done.seq,
+        missing=done.missing,
+        starts_at=done.starts_at,
     )
 
 
@@ -475,11 +485,11 @@ async def preview_call(context: RequestContext) -> Previewed:
 
 
 async def list_pending(context: RequestContext) -> api_types.PendingList:
-    """List the pending calls, soonest deadline first."""
+    """List the pending calls, soonest deadline first; also approved ones that can still be taken back."""
     name = context.query.conversation
     if name is not None:
         await context.check_exists(name)
-    entries = await context.runtime.pending(name)
+    entries = await context.runtime.pending(name, approved=True)
     visible = [entry for entry in entries if name is not None or await context.can_see(entry.conversation)]
     return api_types.PendingList([public_pending(entry) for entry in visible])
 

@@ -1,4 +1,4 @@
-"""``holdfast deny``, ``answer``, ``submit``, ``extend`` and ``cancel``: decide one pending call, or end a turn."""
+"""``holdfast deny``, ``answer``, ``submit``, ``extend``, ``take-back``, ``cancel``: decide a call, or end a turn."""
 
 from __future__ import annotations
 
@@ -31,9 +31,21 @@ from holdfast.cli.options import (
 )
 from holdfast.cli.output import print_text
 from holdfast.cli.render.event import describe_decision
+from holdfast.cli.render.text import format_duration
 from holdfast.cli.render.turn import TurnView
 from holdfast.cli.store import is_store_missing, no_store_error, not_found_error
-from holdfast.core.decisions import Answer, ClientResult, Decision, Deny, Extend, Failed, Pending, Principal, Submit
+from holdfast.core.decisions import (
+    Answer,
+    ClientResult,
+    Decision,
+    Deny,
+    Extend,
+    Failed,
+    Pending,
+    Principal,
+    Submit,
+    TakeBack,
+)
 from holdfast.core.events import TurnEnded
 from holdfast.core.json_values import parse_strict_json
 from holdfast.errors import Invalid, NotFound
@@ -75,6 +87,19 @@ def extend(call: str, duration: str, by: str | None, roles: tuple[str, ...], sto
     A tool limits how long its calls can be extended in all; the default is 30 days.
     """
     return run_decision(call, "extend", lambda _: Extend(duration), principal_of(by, roles), None, store)
+
+
+@click.command("take-back", epilog=example("holdfast take-back dmfjs2"))
+@call_argument
+@by_option
+@role_option
+@store_option
+def take_back(call: str, by: str | None, roles: tuple[str, ...], store: str | None) -> int:
+    """Take back an approval before its call has started: the call waits again.
+
+    Only for tools with a grace window; `holdfast pending` lists their approved calls until they start.
+    """
+    return run_decision(call, "take-back", lambda _: TakeBack(), principal_of(by, roles), None, store)
 
 
 @click.command(
@@ -218,10 +243,14 @@ async def record_decision(url: str, call: str, verb: str, make: MakeDecision, by
         found = await find_call(rt, call, verb)
         decision = make(found.entry)
         owners = await rt.owners()
-        await rt.resolve(found.conversation, found.call, decision, by=by)
+        done = await rt.resolve(found.conversation, found.call, decision, by=by)
         tool = found.entry.tool if found.entry else found.call
         print_text(f"{tool} ({found.conversation}/{found.call}) {describe_decision(decision)} by {by}")
-        if not isinstance(decision, Extend):
+        if done.starts_at is not None:
+            left = format_duration(done.starts_at - rt.now())
+            undo = CommandWriter(url).format_command("take-back", f"{found.conversation}/{found.call}")
+            print_text(f"it runs in {left}; to take the approval back until then: {undo}")
+        if not isinstance(decision, Extend | TakeBack):
             await print_next_steps(rt, found, owners, CommandWriter(url), print_text)
     return 0
 

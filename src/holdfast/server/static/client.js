@@ -419,9 +419,9 @@ export class Conversation extends View {
     }
   };
 
-  /** The pending calls of this conversation, in order. */
+  /** The calls of this conversation that wait for a decision, in order. */
   get pending() {
-    return [...this.view.calls.values()].map((call) => call.pending).filter(Boolean);
+    return [...this.view.calls.values()].map((call) => call.pending).filter((pending) => pending && !pending.starts_at);
   }
 
   get idle() {

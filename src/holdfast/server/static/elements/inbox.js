@@ -4,6 +4,7 @@
 // Unseen calls cannot be approved: on a closed row, the key a opens the card; a batch shows every call in full. A row that
 // has just moved cannot be selected with the pointer (guard.js). Keys that decide act on the focused row or card.
 import { Element, html, nothing, shown, named, table, value, plainPreview, warnings } from "./base.js";
+import { runs } from "./grace.js";
 import { several, hasVoted, barred, tally, deciders, summary } from "./votes.js";
 import { Guard, sampleAll, UNLOADED } from "../guard.js";
 import { repeat } from "lit/directives/repeat.js";
@@ -155,7 +156,7 @@ class InboxView extends Element {
     this.chosen = chosen;
   }
 
-  #selectable = (entry) => entry.kind === "approval" && !barred(entry, this.client);
+  #selectable = (entry) => entry.kind === "approval" && !entry.starts_at && !barred(entry, this.client);
 
   async #show(entry, mode = "") {
     if (entry) this.at = keyOf(entry);
@@ -275,7 +276,7 @@ class InboxView extends Element {
           <span class="what">${shown(entry.prompt || entry.tool)}</span>
           <span class="where">${{ approval: html`<span class="chip risk ${entry.risk}">${entry.risk}</span>${several(entry) ? html` <span class="chip ${hasVoted(entry, this.client.principal) ? "good" : ""}">${tally(entry)}${hasVoted(entry, this.client.principal) ? ", also by you" : nothing}</span>` : nothing}${barred(entry, this.client) ? html` <span class="chip">another person decides</span>` : nothing}`, elicitation: html`<span class="chip">question</span>`, manual: html`<span class="chip">manual</span>`, client_exec: html`<span class="chip">browser</span>` }[entry.kind]}
             ${shown(entry.tool)} · ${shown(entry.principal?.id ?? "")} · ${named(entry.conversation, this.#title(entry))}</span>
-          <time class=${left < 60 ? "soon" : ""}>${left > 0 ? duration(Math.ceil(left)) : "expired"}</time></button></div>
+          <time class=${!entry.starts_at && left < 60 ? "soon" : ""}>${entry.starts_at ? `approved, ${runs(entry, this.client)}` : left > 0 ? duration(Math.ceil(left)) : "expired"}</time></button></div>
       ${open ? this.gone ? html`<p class="notice stale ${this.mine ? "good" : ""}" role="status" tabindex="-1">${shown(this.gone)}${adrift() ? " Your typing is ignored; press Esc to continue." : nothing}</p>`
         : entry.kind === "approval" ? html`<holdfast-approval .place=${this.#title(entry) || true} .client=${this.client} .pending=${entry}></holdfast-approval>` : html`<holdfast-question .place=${this.#title(entry) || true} .client=${this.client} .pending=${entry}></holdfast-question>` : nothing}
       ${open && !this.gone && this.said?.length ? html`<section class="said" aria-label="Last messages">${this.said.map(({ by, text }) => by ? html`<p><b>${shown(by)}</b> ${shown(text.length > 300 ? "…" + text.slice(-300) : text)}</p>` : html`<holdfast-markdown .text=${text}></holdfast-markdown>`)}</section>` : nothing}</li>`;
