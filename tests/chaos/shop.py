@@ -105,6 +105,7 @@ TOOLS = [
     tool(name="asks", description="Asks.", recovery="redispatch")(asks),
     continuing("continues", recovery="redispatch"),
     continuing("gated_continues_once", approval="required", recovery="fail", expires=60),
+    server("graced", approval="required", recovery="fail", grace=0.3, expires=60),
     server("paired", approval="required", approvers=2, recovery="redispatch", expires=60),
     server(
         "reminded",
@@ -141,6 +142,7 @@ TRUTHS = {
     "asks": Truth(),
     "continues": Truth(),
     "gated_continues_once": Truth(always, recovery="fail"),
+    "graced": Truth(always, recovery="fail", grace=0.3),
     "paired": Truth(always, approvers=2),
     "reminded": Truth(always, recovery="fail"),
 }
@@ -171,7 +173,7 @@ class Shopkeeper:
         Process.crash("model:mid_stream")
         yield TextPart("see")
         if request.step <= rng.choice([1, 2, 2]):
-            names = [*TRUTHS, "slow", "slow", "paired", "paired", "nope"]
+            names = [*TRUTHS, "slow", "slow", "paired", "paired", "graced", "nope"]
             for index in range(rng.randint(1, 3)):
                 yield ToolCallPart(index, None, rng.choice(names), {"n": rng.randint(0, 9)})
         yield FinishPart()

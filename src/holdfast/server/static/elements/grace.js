@@ -9,8 +9,10 @@ export const toStart = ({ starts_at: at }, client) => Math.max(0, Math.ceil(at -
 /** Return when an approved call runs, in words: "runs in 30s". */
 export const runs = (pending, client) => (toStart(pending, client) ? `runs in ${duration(toStart(pending, client))}` : "is about to run");
 
+const span = (seconds) => (seconds % 60 || seconds < 60 ? `${seconds} seconds` : seconds > 60 ? `${seconds / 60} minutes` : "one minute");
+
 /** Return the notice on a card that says how long an approval can be taken back. */
-export const graceNotice = ({ grace }) => (grace ? html`<p class="about">Once approved, it runs after ${duration(grace)}; until then the approval can be taken back.</p>` : nothing);
+export const graceNotice = ({ grace }) => (grace ? html`<p class="about">Once approved, it runs after ${span(grace)}; until then the approval can be taken back.</p>` : nothing);
 
 /** Return the content of an approval's card while its window is open. */
 export function graceCard(card) {
