@@ -75,3 +75,14 @@ def test_the_inbox_shows_an_approved_call_until_it_runs_and_undoes_it(visit, sta
     row.get_by_role("button", name="Undo").click()
     expect(row.get_by_role("button", name="Approve once")).to_be_visible()
     assert len(events_of(stage, conversation, "ApprovalTakenBack")) == 1
+
+
+def test_an_open_row_of_the_inbox_shows_what_became_of_the_decided_call(visit, stage: Stage):
+    """Its approver sees that it ran, and its result, without leaving the inbox."""
+    conversation = stage.conversation("ping")
+    page = visit("ada").page("inbox")
+    row = page.locator(".row").filter(has_text=conversation)
+    row.locator(".head").click()
+    read_and_click(row.get_by_role("button", name="Approve once"))
+    expect(row.locator(".stale")).to_have_text("Approved by ada.")
+    expect(row.locator("holdfast-outcome")).to_have_text("It ran and returned pong.")

@@ -61,6 +61,7 @@ from holdfast.runtime.engine import Engine, Scope
 from holdfast.runtime.event_log import read_rows
 from holdfast.runtime.pending_calls.clients import Client
 from holdfast.runtime.pending_calls.inbox import PendingChanges
+from holdfast.runtime.pending_calls.outcome import CallOutcome, find_outcome
 from holdfast.runtime.pending_calls.resolve import Rights, Rule, allowed_scopes, end_turn, preview_edit
 from holdfast.runtime.pending_calls.shared_grants import split_grant_id
 from holdfast.runtime.search import SearchResults, Visible
@@ -524,6 +525,22 @@ class Runtime(Generic[OutputT]):
         if call is None:
             raise Invalid("take_back takes a Pending, or the ids of a conversation and a call")
         return await self.resolve(conversation, call, TakeBack(), by=by)
+
+    async def outcome(
+        self, conversation: str | Pending, call: str | None = None, *, timeout: float | None = 0
+    ) -> CallOutcome:
+        """Return what became of a call after its decision: it runs, has ended, or waits again.
+
+        Give the Pending that was decided, or the ids of the conversation and the call.
+
+        timeout:  how many seconds to wait until the call has ended, or waits for a decision (again); None: as long as
+                  it takes. After that, the outcome so far is returned
+        """
+        if isinstance(conversation, Pending):
+            conversation, call = conversation.conversation, conversation.id
+        if call is None:
+            raise Invalid("outcome takes a Pending, or the ids of a conversation and a call")
+        return await find_outcome(self._engine, conversation, check_call_id(call), timeout)
 
     async def resolve_many(
         self, conversation: str, decisions: Mapping[str, Decision], by: str | Principal = "user"

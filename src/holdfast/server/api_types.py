@@ -200,6 +200,11 @@ class PendingQuery(StrictRequest, frozen=True, kw_only=True):
     conversation: Name | None = None
 
 
+class CallQuery(StrictRequest, frozen=True, kw_only=True):
+    wait: Annotated[float, msgspec.Meta(ge=0, le=30)] = 0
+    """Seconds to wait until the call has ended or waits again."""
+
+
 class GrantsQuery(StrictRequest, frozen=True, kw_only=True):
     conversation: Name | None = None
 

@@ -28,6 +28,7 @@ from holdfast.errors import Invalid, NotAllowed, NotFound, Stale, StoreError
 from holdfast.runtime.arguments import check_conversation_id, new_id
 from holdfast.runtime.artifacts import find_artifact, load_artifact
 from holdfast.runtime.pending_calls.clients import HEARTBEAT_SECONDS, PRESENCE_SECONDS, Client, stored_name
+from holdfast.runtime.pending_calls.outcome import CallOutcome
 from holdfast.runtime.pending_calls.resolve import gather_by_conversation
 from holdfast.runtime.pending_calls.shared_grants import split_grant_id
 from holdfast.runtime.runtime import ConversationInfo, Runtime
@@ -478,6 +479,14 @@ async def _resolve_item(context: RequestContext, item: tuple[str, str, Decision]
     )
 
 
+async def show_call(context: RequestContext) -> CallOutcome:
+    """Show what has become of a call; with ``wait``, once it has ended or waits again, or that time has passed."""
+    name = await context.check_exists(context.conversation)
+    found = await context.runtime.outcome(name, context.path["call"], timeout=context.query.wait)
+    pending = found.pending and public_pending(found.pending)
+    return msgspec.structs.replace(found, pending=pending)
+
+
 async def preview_call(context: RequestContext) -> Previewed:
     """Preview the call with other arguments, and return the digest for an approval of them."""
     name = await context.check_exists(context.conversation)
@@ -715,6 +724,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", CONVERSATION + "/log", read_log, api_types.EventLog, query=api_types.EventsQuery),
     Endpoint("GET", CONVERSATION + "/artifacts/{sha256}", read_artifact, Download),
     Endpoint("GET", CONVERSATION + "/events", query=api_types.FollowQuery, stream=stream_events),
+    Endpoint("GET", CALL, show_call, CallOutcome, query=api_types.CallQuery),
     Endpoint("POST", CALL + "/resolve", resolve_call, Accepted, api_types.ResolveRequest, body_limit=ANSWER_BYTES),
     Endpoint("POST", CALL + "/preview", preview_call, Previewed, api_types.PreviewRequest, body_limit=ANSWER_BYTES),
     Endpoint("GET", CALL + "/scopes", list_scopes, api_types.OfferedScopes),

@@ -88,6 +88,8 @@ export class Client extends EventTarget {
   cancel = (id, reason) => this.request("POST", `conversations/${enc(id)}/cancel`, reason ? { reason } : {});
   log = (id, range) => this.request("GET", `conversations/${enc(id)}/log?${query(range)}`).then((reply) => reply.events);
   resolve = (pending, decision) => this.#decide([{ ...pending, decision }], `conversations/${enc(pending.conversation)}/calls/${enc(nameOf(pending))}/resolve`, { decision });
+  /** Return what became of a call, {status, value, error, pending, ...}, once it has ended or waits again, or after some seconds. */
+  outcome = ({ conversation, call }, wait = 0) => this.request("GET", `conversations/${enc(conversation)}/calls/${enc(call)}?${query({ wait })}`, undefined, { limit: wait * 1000 + this.limits.request });
   preview = ({ conversation, call }, args) => this.request("POST", `conversations/${enc(conversation)}/calls/${enc(call)}/preview`, { args }, { limit: this.limits.preview });
   scopes = ({ conversation, call }) => this.request("GET", `conversations/${enc(conversation)}/calls/${enc(call)}/scopes`);
   /** Return the remembered approvals of a conversation; without one, all that reach beyond their conversation. */

@@ -13,6 +13,7 @@ import { Problem, keyOf } from "../client.js";
 import { TEXT, FIELD, adrift } from "../writing.js";
 import "./approval.js";
 import "./question.js";
+import "./outcome.js";
 import "./markdown.js";
 
 const KEYS = [["j / k", "down / up"], ["x", "select for a batch"], ["Enter", "open or close"], ["a", "open, then approve; with a selection: the batch"], ["e", "edit"], ["d", "deny"], ["/", "filter"], ["Esc", "back"], ["?", "this help"]];
@@ -277,7 +278,7 @@ class InboxView extends Element {
           <span class="where">${{ approval: html`<span class="chip risk ${entry.risk}">${entry.risk}</span>${several(entry) ? html` <span class="chip ${hasVoted(entry, this.client.principal) ? "good" : ""}">${tally(entry)}${hasVoted(entry, this.client.principal) ? ", also by you" : nothing}</span>` : nothing}${barred(entry, this.client) ? html` <span class="chip">another person decides</span>` : nothing}`, elicitation: html`<span class="chip">question</span>`, manual: html`<span class="chip">manual</span>`, client_exec: html`<span class="chip">browser</span>` }[entry.kind]}
             ${shown(entry.tool)} · ${shown(entry.principal?.id ?? "")} · ${named(entry.conversation, this.#title(entry))}</span>
           <time class=${!entry.starts_at && left < 60 ? "soon" : ""}>${entry.starts_at ? `approved, ${runs(entry, this.client)}` : left > 0 ? duration(Math.ceil(left)) : "expired"}</time></button></div>
-      ${open ? this.gone ? html`<p class="notice stale ${this.mine ? "good" : ""}" role="status" tabindex="-1">${shown(this.gone)}${adrift() ? " Your typing is ignored; press Esc to continue." : nothing}</p>`
+      ${open ? this.gone ? html`<p class="notice stale ${this.mine ? "good" : ""}" role="status" tabindex="-1">${shown(this.gone)}${adrift() ? " Your typing is ignored; press Esc to continue." : nothing}</p><holdfast-outcome .client=${this.client} .pending=${entry}></holdfast-outcome>`
         : entry.kind === "approval" ? html`<holdfast-approval .place=${this.#title(entry) || true} .client=${this.client} .pending=${entry}></holdfast-approval>` : html`<holdfast-question .place=${this.#title(entry) || true} .client=${this.client} .pending=${entry}></holdfast-question>` : nothing}
       ${open && !this.gone && this.said?.length ? html`<section class="said" aria-label="Last messages">${this.said.map(({ by, text }) => by ? html`<p><b>${shown(by)}</b> ${shown(text.length > 300 ? "…" + text.slice(-300) : text)}</p>` : html`<holdfast-markdown .text=${text}></holdfast-markdown>`)}</section>` : nothing}</li>`;
   }
