@@ -161,13 +161,13 @@ async def test_an_approved_call_has_a_button_that_undoes_it_until_it_runs():
         await d.press(buttons(approved)["undo"], user="U2")
         waits = await updates(d, 2)
         assert list(buttons(waits)) == ["approve", "deny"]
-        await d.press(buttons(waits)["approve"])
+        await d.press(buttons(waits)["approve"], user="U3")
         await updates(d, 3)
         clock.advance(30)
         assert (await d.rt.wait("c")).text == "done"
         after = await updates(d, 4)
         assert not [block for block in after["blocks"] if block["type"] == "actions"]
-        assert "approved by U1" in json.dumps(after)
+        assert "approved by U3" in json.dumps(after)
 
 
 async def test_the_message_names_the_principal_for_whom_a_deputy_decided():

@@ -101,7 +101,11 @@ def facts(notice: Notice) -> list[str]:
     """Return facts about the call or the turn, for the last line of a message."""
     found = [f"agent {notice.agent} for {notice.principal.id}" if notice.agent else ""]
     if notice.pending is not None:
-        found += [f"{notice.pending.risk} risk", f"expires {format_time(notice.pending.deadline)}"]
+        starts_at = notice.pending.starts_at
+        when = (
+            f"expires {format_time(notice.pending.deadline)}" if starts_at is None else f"runs {format_time(starts_at)}"
+        )
+        found += [f"{notice.pending.risk} risk", when]
     found.append(f"{notice.conversation}/{notice.suspension}" if notice.suspension else notice.conversation)
     return [one_line(each) for each in found if each]
 

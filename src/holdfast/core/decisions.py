@@ -316,9 +316,15 @@ class Pending(msgspec.Struct, frozen=True, gc=False, kw_only=True):
             else html_card.Html(""),
             *(html_card.paragraph(line) for line in describe_deciders(self, html_card.format_start)),
             html_card.footer(
-                agent, f"expires {html_card.format_time(self.deadline)}", f"{self.conversation}/{self.call}"
+                agent,
+                f"expires {html_card.format_time(self.deadline)}" if self.starts_at is None else "approved",
+                f"{self.conversation}/{self.call}",
             ),
-            html_card.footer(f"decide with rt.resolve(pending, ...): {join_type_names(allowed)}"),
+            html_card.footer(
+                f"decide with rt.resolve(pending, ...): {join_type_names(allowed)}"
+                if self.starts_at is None
+                else "take the approval back with rt.take_back(pending)"
+            ),
         )
 
 
