@@ -17,6 +17,7 @@ from holdfast.core.decisions import (
     Previewed,
     Principal,
     Submit,
+    TakeBack,
 )
 from holdfast.core.events import Limits
 from holdfast.core.live import Snapshot
@@ -71,6 +72,7 @@ __all__ = [
     "Snapshot",
     "Stale",
     "Submit",
+    "TakeBack",
     "Tool",
     "ToolCall",
     "ToolError",

@@ -572,6 +572,8 @@ class Runtime(_Facade, Generic[OutputT]):
     def resolve(self, *args: Any, **options: Any) -> Any:
         return self._loop.run(self._wrapped.resolve, *args, **options)
 
+    outcome = _verb(AsyncRuntime.outcome)
+    take_back = _verb(AsyncRuntime.take_back)
     resolve_many = _verb(AsyncRuntime.resolve_many)
     cancel = _verb(AsyncRuntime.cancel)
     revoke = _verb(AsyncRuntime.revoke)

@@ -17,6 +17,7 @@ None::
 from holdfast.core.decisions import Detached, Expired, Recorded
 from holdfast.core.events import (
     AnyEvent,
+    ApprovalTakenBack,
     AsideAnswered,
     AssistantSaid,
     Attempt,
@@ -36,6 +37,7 @@ from holdfast.core.events import (
     DeputyNamed,
     ErrorInfo,
     Event,
+    GraceEnded,
     GrantGiven,
     GrantRevoked,
     HistorySummarised,
@@ -73,6 +75,7 @@ from holdfast.core.live import (
 __all__ = [
     "AnyEvent",
     "AnyLive",
+    "ApprovalTakenBack",
     "AsideAnswered",
     "AssistantSaid",
     "Attempt",
@@ -95,6 +98,7 @@ __all__ = [
     "ErrorInfo",
     "Event",
     "Expired",
+    "GraceEnded",
     "GrantGiven",
     "GrantRevoked",
     "HistorySummarised",

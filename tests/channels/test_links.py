@@ -68,6 +68,33 @@ async def test_get_shows_the_card_ten_times_and_decides_nothing_and_post_decides
         assert (event.by.id, event.decision) == ("ann", Approve(digest=pending.digest))
 
 
+async def test_an_approval_behind_a_link_is_undone_there_while_its_window_is_open():
+    """The page then has one button, Undo; a link that cannot approve has none."""
+
+    @tool(approval="required", grace="30s")
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    agent, clock = (
+        Agent("desk", model=ScriptedModel([[ToolCall("pay")], "done"]), tools=[pay]),
+        ManualClock(time.time()),
+    )
+    async with served(agent, clock=clock) as (rt, pending, http, made):
+        url = path(made.make(pending, "ann", rt.now()))
+        assert "Once approved, it runs after 30 s" in (await http.get(url, headers=HTML)).text
+        done = await http.post(url, data={"decision": "approve"}, headers=HTML)
+        assert "Approved by ann." in done.text
+        assert re.findall(r'name="decision" value="(\w+)"', done.text) == ["take_back"]
+        denying = path(links(decisions=["deny"]).make(pending, "bob", rt.now()))
+        assert 'name="decision"' not in (await http.get(denying, headers=HTML)).text
+        assert (await http.post(denying, data={"decision": "take_back"}, headers=HTML)).status_code == 403
+        back = await http.post(url, data={"decision": "take_back"}, headers=HTML)
+        assert "Taken back" in back.text
+        assert [entry.id for entry in await rt.pending()] == [pending.id]
+        assert 'value="approve"' in (await http.get(url, headers=HTML)).text
+
+
 async def test_the_second_visitor_reads_who_was_first_and_changes_nothing():
     """The second POST is 409 with the winner [B117]."""
     async with served(refund_agent()) as (rt, pending, http, made):

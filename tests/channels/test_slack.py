@@ -140,6 +140,36 @@ async def test_a_decision_elsewhere_an_expiry_and_a_cancel_also_change_the_messa
             assert words in shown(await updates(d, before + 1))
 
 
+async def test_an_approved_call_has_a_button_that_undoes_it_until_it_runs():
+    """The message changes with the approval, with the undo, and when the window has passed."""
+
+    @tool(approval="required", grace="30s", prompt="Pay?")
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    clock = ManualClock(time.time())
+    agent = Agent("desk", model=ScriptedModel([[ToolCall("pay")], "done"]), tools=[pay])
+    async with desk(agent, {"clock": clock}, principal=lambda user: user) as d:
+        await d.rt.run("hi", conversation="c")
+        message = await d.message()
+        assert "Once approved, it runs after 30 s" in shown(message)
+        await d.press(buttons(message)["approve"])
+        approved = await updates(d)
+        assert list(buttons(approved)) == ["undo"]
+        assert "Approved by U1." in shown(approved)
+        await d.press(buttons(approved)["undo"], user="U2")
+        waits = await updates(d, 2)
+        assert list(buttons(waits)) == ["approve", "deny"]
+        await d.press(buttons(waits)["approve"], user="U3")
+        await updates(d, 3)
+        clock.advance(30)
+        assert (await d.rt.wait("c")).text == "done"
+        after = await updates(d, 4)
+        assert not [block for block in after["blocks"] if block["type"] == "actions"]
+        assert "approved by U3" in json.dumps(after)
+
+
 async def test_the_message_names_the_principal_for_whom_a_deputy_decided():
     """Both are named [B126]."""
 

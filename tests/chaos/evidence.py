@@ -16,6 +16,7 @@ from laws import Effect, Operation
 
 from holdfast.core.decisions import Expired
 from holdfast.core.events import (
+    ApprovalTakenBack,
     AsideAnswered,
     AssistantSaid,
     CallEscalated,
@@ -181,6 +182,8 @@ def check_expiry_times(
                 deadlines[event.call_id] = event.deadline
             case DeadlineExtended():
                 deadlines[event.call_id] = event.until
+            case ApprovalTakenBack():
+                deadlines[event.call_id] = event.deadline
             case CallResolved(decision=Expired()):
                 late = _lateness(deadlines[event.call_id], event.at, outages, answers)
                 assert late is None, f"{event.seq}: {event.call_id} expired {late:.1f} s late"

@@ -11,8 +11,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.core import codec
-from holdfast.core.decisions import Answer, Approve, ClientResult, Deny, Detached, Expired, Extend, Failed, Submit
+from holdfast.core.decisions import (
+    Answer,
+    Approve,
+    ClientResult,
+    Deny,
+    Detached,
+    Expired,
+    Extend,
+    Failed,
+    Submit,
+    TakeBack,
+)
 from holdfast.core.events import (
+    ApprovalTakenBack,
     AsideAnswered,
     AssistantSaid,
     CallEscalated,
@@ -27,6 +39,7 @@ from holdfast.core.events import (
     DeadlineExtended,
     DeputyEnded,
     DeputyNamed,
+    GraceEnded,
     GrantGiven,
     GrantRevoked,
     MessageReceived,
@@ -79,6 +92,8 @@ class Truth:
     """The roles of which a person needs one to decide; empty: none is needed."""
     not_requester: bool = False
     """Whether the principal of the turn may not decide."""
+    grace: float = 0.0
+    """For how many seconds an approval can be taken back before the call runs."""
 
 
 @dataclass
@@ -121,14 +136,16 @@ def check(events: list[Any], effects: Iterable[Effect], truths: Mapping[str, Tru
         pairs(events)
         turns(events)
         asides(events)
-        resolutions(events)
-        waits(events, truths)
-        attempts(events, truths)
-        gates(events, truths)
-        outcomes(events, truths)
-        continuations(events, mine)
+        windows(events, truths)
+        final = final_decisions(events)
+        resolutions(final)
+        waits(final, truths)
+        attempts(final, truths)
+        gates(final, truths)
+        outcomes(final, truths)
+        continuations(final, mine)
         usage(events)
-        evidence(events, mine, truths)
+        evidence(final, mine, truths)
         owners(events, mine)
         return folded(events, resting=resting)
     except AssertionError as broken:
@@ -228,7 +245,7 @@ def turns(events: list[Any]) -> None:
                 assert now == event.turn, f"{event.seq}: said in turn {event.turn}, open is {now}"
                 assert event.partial or not (cancelled or halted), f"{event.seq}: a reply after the end was certain"
                 assert not (event.partial and event.calls), f"{event.seq}: a partial reply with calls"
-            case CallStarted() | CallSuspended() | CallResolved():
+            case CallStarted() | CallSuspended() | CallResolved() | GraceEnded() | ApprovalTakenBack():
                 assert not cancelled, f"{event.seq}: {event.type} after the cancel"
             case CallReturned():
                 halted = halted or event.halt is not None
@@ -255,6 +272,62 @@ def asides(events: list[Any]) -> None:
         state = evolve(state, event)
 
 
+def windows(events: list[Any], truths: Mapping[str, Truth]) -> None:
+    """Between an approval and its GraceEnded, which comes once and not before its time, nothing happens to the call.
+
+    An approval that is taken back in between counts for nothing: not for a run, and not for a grant.
+    """
+    tools = {made.id: made.tool for said in events if isinstance(said, AssistantSaid) for made in said.calls}
+    open_windows: dict[str, CallResolved] = {}
+    for event in events:
+        window = open_windows.get(getattr(event, "call_id", ""))
+        match event:
+            case CallResolved():
+                assert window is None, f"{event.seq}: {event.call_id} was decided inside a grace window"
+                grace = truths.get(tools[event.call_id], Truth()).grace if isinstance(event.decision, Approve) else 0
+                due = event.at + grace if grace and event.kind == "approval" else None
+                assert event.starts_at == due, f"{event.seq}: it may start at {event.starts_at}, and {due} is right"
+                if due is not None:
+                    open_windows[event.call_id] = event
+            case GraceEnded():
+                assert window is not None, f"{event.seq}: a window of {event.call_id} ended a second time"
+                assert event.approval == window.seq, f"{event.seq}: the end of another window"
+                assert event.at >= (window.starts_at or 0), f"{event.seq}: it may start before its window has passed"
+                assert (event.approver, event.on_behalf_of) == (window.by, window.on_behalf_of), (
+                    f"{event.seq}: by another"
+                )
+                del open_windows[event.call_id]
+            case ApprovalTakenBack():
+                assert window is not None, f"{event.seq}: nothing of {event.call_id} could be taken back"
+                assert event.approval == window.seq, f"{event.seq}: another approval was taken back"
+                del open_windows[event.call_id]
+            case CallStarted() | CallSuspended() | GrantGiven() | VoteCast() | DeadlineExtended() | ReminderDue():
+                assert window is None, f"{event.seq}: {event.type} inside the grace window of {event.call_id}"
+            case CallReturned() if window is not None:
+                assert not event.ok, f"{event.seq}: a result inside the grace window of {event.call_id}"
+                del open_windows[event.call_id]
+            case _:
+                pass
+
+
+def final_decisions(events: list[Any]) -> list[Any]:
+    """Return the events with each approval at the end of its grace window, and without those that were taken back."""
+    withdrawn = {event.vote for event in events if isinstance(event, ApprovalTakenBack)}
+    ended = {event.approval for event in events if isinstance(event, GraceEnded)}
+    approvals = {event.seq: event for event in events if isinstance(event, CallResolved)}
+    found: list[Any] = []
+    for event in events:
+        if isinstance(event, GraceEnded):
+            found.append(approvals[event.approval])
+        elif isinstance(event, CallResolved):
+            if event.starts_at is None:
+                found.append(event)
+        elif event.seq not in withdrawn:
+            found.append(event)
+    assert ended <= approvals.keys(), "the window of an unknown approval has ended"
+    return found
+
+
 def resolutions(events: list[Any]) -> None:
     """A decision is for the open suspension, of the same kind and digest, and in time."""
     asked: dict[str, CallSuspended] = {}
@@ -263,6 +336,9 @@ def resolutions(events: list[Any]) -> None:
         match event:
             case DeadlineExtended():
                 extended[event.call_id] = event.until
+            case ApprovalTakenBack():
+                assert event.deadline >= extended[event.call_id], f"{event.seq}: less time than before the approval"
+                extended[event.call_id] = event.deadline
             case CallSuspended():
                 extended[event.call_id] = event.deadline
                 assert event.call_id not in asked, f"{event.seq}: {event.call_id} is suspended already"
@@ -307,6 +383,8 @@ def waits(events: list[Any], truths: Mapping[str, Truth]) -> None:
                 open_seq = shown_.seq if shown_ is not None else None
                 assert event.suspension == open_seq, f"{event.seq}: {event.type} of a suspension that is not open"
                 assert event.at < deadlines[event.call_id], f"{event.seq}: {event.type} after the deadline"
+            case ApprovalTakenBack():
+                deadlines[event.call_id] = event.deadline
             case CallResolved(decision=Approve()):
                 shown_ = asked.pop(event.call_id)
                 needed = truths.get(shown_.tool, Truth()).approvers
@@ -326,6 +404,8 @@ def waits(events: list[Any], truths: Mapping[str, Truth]) -> None:
                     assert not twice, f"{event.seq}: {twice} votes a second time"
                 assert event.digest == asked[event.call_id].digest, f"{event.seq}: a vote for what was not shown"
                 votes[event.call_id].append(event)
+                missing = max(0, truths.get(asked[event.call_id].tool, Truth()).approvers - len(votes[event.call_id]))
+                assert event.missing == missing, f"{event.seq}: {missing} more are missing, it says {event.missing}"
             case DeadlineExtended():
                 limit = asked[event.call_id].extend_until
                 later = event.until > deadlines[event.call_id] and limit is not None and event.until <= limit
@@ -779,7 +859,7 @@ def owners(events: list[Any], effects: list[Effect]) -> None:
 def acknowledged(events: list[Any], operations: Iterable[Operation]) -> None:
     """An acknowledged request is in the log once, at the sequence number of its answer; a refused one is not."""
     received = _by(events, MessageReceived)
-    resolved = _by(events, CallResolved, DeadlineExtended, VoteCast)
+    resolved = _by(events, CallResolved, DeadlineExtended, VoteCast, ApprovalTakenBack)
     requested = _by(events, CancelRequested)
     renamed = _by(events, ConversationRenamed)
     for op in operations:
@@ -796,7 +876,8 @@ def acknowledged(events: list[Any], operations: Iterable[Operation]) -> None:
                         case CallResolved():
                             assert event.decision == given, f"{op}: {found}"
                         case _:
-                            kind = Approve if isinstance(event, VoteCast) else Extend
+                            kinds = {VoteCast: Approve, ApprovalTakenBack: TakeBack}
+                            kind = kinds.get(type(event), Extend)
                             assert isinstance(given, kind), f"{op}: {found}"
             case "rename":
                 found, whole = renamed[op.by], 1

@@ -106,6 +106,7 @@ TOOLS = [
     tool(name="asks", description="Asks.", recovery="redispatch")(asks),
     continuing("continues", recovery="redispatch"),
     continuing("gated_continues_once", approval="required", recovery="fail", expires=60),
+    server("graced", approval="required", recovery="fail", grace=0.3, expires=60),
     server("paired", approval="required", approvers=2, recovery="redispatch", expires=60),
     server(
         "reminded",
@@ -142,6 +143,7 @@ TRUTHS = {
     "asks": Truth(),
     "continues": Truth(),
     "gated_continues_once": Truth(always, recovery="fail"),
+    "graced": Truth(always, recovery="fail", grace=0.3),
     "paired": Truth(always, approvers=2),
     "reminded": Truth(always, recovery="fail"),
 }
@@ -169,7 +171,7 @@ class Shopkeeper:
     """A model that calls a few tools in one or two steps and then replies."""
 
     name = "shopkeeper"
-    names = (*TRUTHS, "slow", "slow", "paired", "paired", "nope")
+    names = (*TRUTHS, "slow", "slow", "paired", "paired", "graced", "nope")
 
     async def stream(self, request):
         rng = random.Random(f"{Process.seed}/{request.conversation}/{request.turn}/{request.step}")

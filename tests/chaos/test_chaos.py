@@ -42,7 +42,7 @@ def test_kills_full_disks_clock_jumps_divided_work_backups_and_fifty_deciders_br
         wanted = dict.fromkeys((*shop.CRASH_POINTS, *driver.FAULTS), 1)
         wanted |= {f"{verb} {word}": 20 for verb in ("send", "resolve") for word in ("ok", "unknown")}
         wanted |= dict.fromkeys(("recovered", "continued", "interrupted", "expired", "decider failed"), 10)
-        wanted |= dict.fromkeys((*COUNTED.values(), "vote ok", "extend ok"), 3)
+        wanted |= dict.fromkeys((*COUNTED.values(), "vote ok", "extend ok", "undo ok"), 3)
         wanted |= dict.fromkeys((driver.WITH_SERVER, "first-rounds", "remote-answers"), 10)
         wanted |= dict.fromkeys((TWICE, *(f"a notice: {fault}" for fault in deliveries.FAULTS)), 3)
         if Counter(wanted) <= met:

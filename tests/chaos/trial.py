@@ -29,16 +29,18 @@ from deliveries import CHANNEL, Receiver
 from evidence import Crowd, check_contest, check_deliveries, check_unchanged
 from peers import Worker, refusal
 
-from holdfast import Answer, Approve, Deny, Extend, Submit
+from holdfast import Answer, Approve, Deny, Extend, Submit, TakeBack
 from holdfast.core import codec
 from holdfast.core.decisions import Expired, Pending
 from holdfast.core.events import (
+    ApprovalTakenBack,
     AsideAnswered,
     CallEscalated,
     CallResolved,
     CallReturned,
     ConversationRenamed,
     DeadlineExtended,
+    GraceEnded,
     ReminderDue,
     VoteCast,
 )
@@ -60,6 +62,8 @@ COUNTED = {
     DeadlineExtended: "extensions",
     ReminderDue: "reminders",
     CallEscalated: "escalations",
+    ApprovalTakenBack: "undone approvals",
+    GraceEnded: "grace windows",
     ConversationRenamed: "renames",
 }
 """The events that a run should have, and the words under which they are counted."""
@@ -276,15 +280,20 @@ class Trial:
             await asyncio.sleep(rng.random() / 10)
 
     async def send_request(self, name, rng):
-        entries = await self.desk.pending(name) if self.was_created(name) else []
+        found = await self.desk.pending(name, approved=True) if self.was_created(name) else []
+        entries = [entry for entry in found if entry.starts_at is None]
+        approved = [entry for entry in found if entry.starts_at is not None]
         roll = rng.random()
         first = not self.other_faults[CROWD] and self.connected_workers()
-        single = [entry for entry in entries if entry.approvers == 1]
+        single = [entry for entry in entries if entry.approvers == 1 and not entry.grace]
         shared = [entry for entry in entries if entry.approvers > 1]
         if single and (first or roll < (0.3 if self.control == "winners" else 0.02)):
             await self.crowd(name, rng.choice(single), rng)
         elif shared and roll < 0.5:
             await self.vote(name, rng.choice(shared), rng)
+        elif approved and roll < 0.55:
+            undo = {rng.choice(approved).call: TakeBack()}
+            await self.operate(name, "resolve", self.choose_worker(rng), counted="undo", decisions=undo)
         elif entries and roll < 0.6:
             entry = rng.choice(entries)
             if entry.extend_until is not None:

@@ -130,6 +130,12 @@ def transfer(amount: int) -> str:
     return "transferred"
 
 
+@tool(approval="required", prompt="Mail it?", grace="10m")
+def mail() -> str:
+    """Mail it; the approval can be taken back for ten minutes."""
+    return "mailed"
+
+
 @tool(recovery="fail")
 def two_questions(call: Call) -> str | Ask:
     """Ask two questions, the second one about a number."""
@@ -153,6 +159,7 @@ def agent(name, *script, tools):
 
 
 REFUND = ToolCall("refund", {"order": 1, "amount": 2.5})
+graced = agent("graced", [ToolCall("mail")], last, tools=[mail])
 gated = agent("gated", [REFUND], last, tools=[refund])
 explaining = agent("explaining", [REFUND], "It came late.", "It was broken.", "Refunded.", tools=[refund])
 wiping = agent("wiping", [ToolCall("wipe", {"disk": "sda"}), ToolCall("wipe", {"disk": "sdb"})], last, tools=[wipe])

@@ -1,6 +1,7 @@
 """Decisions on the command line: ``approve``, ``deny``, ``answer``, ``submit`` and ``pending``."""
 
 import asyncio
+import re
 import time
 
 import desk as agents
@@ -363,3 +364,32 @@ def test_extend_moves_the_deadline_within_the_tools_limit(desk):
     [extended] = [e for e in desk.log("c") if e["type"] == "DeadlineExtended"]
     [now] = desk("pending", "--json").objects
     assert (extended["by"]["id"], now["deadline"]) == ("ada", extended["until"])
+
+
+def test_an_approval_is_listed_until_it_runs_and_taken_back(desk):
+    """The command says how long it can be taken back and with which command; the call then waits again."""
+    [entry] = desk.run_until_rest("c", agents.graced)
+    assert_refused(desk("take-back", entry.call), 3, "no approval that could be taken back")
+    done = desk("approve", entry.call, "--by", "ada")
+    assert re.search(rf"it runs in .*take the approval back until then: .*holdfast take-back c/{entry.call}", done.out)
+    listed = desk("pending")
+    assert "Approved by ada." in listed.out
+    assert f"take-back {entry.call}" in listed.out
+    [shown] = desk("pending", "--json").objects
+    assert (shown["call"], shown["approved_by"]) == (entry.call, "ada")
+    assert desk("pending", "--wait", "0.1").code == 75  # nothing waits for a decision
+    assert_refused(desk("deny", entry.call, "--by", "bob"), 3, "[stale]", "take the approval back first")
+    assert_refused(desk("approve", "--match", "tool=mail", "--yes"), 3, "no call that waits for an approval")
+    assert "its approval was taken back by bob" in desk("take-back", entry.call, "--by", "bob").out
+    [taken] = [e for e in desk.log("c") if e["type"] == "ApprovalTakenBack"]
+    assert taken["by"]["id"] == "bob"
+    assert "bob took the approval back" in desk("log", "c").out
+    assert desk("deny", entry.call).code == 0
+
+
+def test_approve_waits_for_what_becomes_of_the_call(desk):
+    """Without a process that runs it, the command says that it has not ended and exits with 75."""
+    [entry] = desk.run_until_rest("c", agents.graced)
+    done = desk("approve", entry.call, "--wait", "1s")
+    assert (done.code, f"mail (c/{entry.call}) has not ended yet" in done.out) == (75, True)
+    assert_refused(desk("approve", "--match", "tool=mail", "--wait", "1s"), 2, "--wait goes with one CALL")

@@ -67,6 +67,8 @@ FULL = [
         )
     ),
     events.VoteCast(**HEAD, **CALL, suspension=4, digest="d", missing=1),
+    events.ApprovalTakenBack(**HEAD, **CALL, suspension=4, approval=6, deadline=9.5, vote=5),
+    events.GraceEnded(**HEAD, **CALL, approval=6, approver=Principal("ada", ("boss",))),
     events.DeadlineExtended(**HEAD, **CALL, suspension=4, until=9.5),
     events.ReminderDue(**HEAD, **CALL, suspension=4, before=60.0),
     events.CallEscalated(**HEAD, **CALL, suspension=4, to=("boss",)),
@@ -94,7 +96,7 @@ MESSAGE = FULL[1]
 def test_the_examples_contain_every_type_of_event():
     """So the tests below cover every type of event [B54]."""
     assert {type(event) for event in FULL} == set(ALL)
-    assert len(ALL) == 25
+    assert len(ALL) == 27
 
 
 @pytest.mark.parametrize("event", FULL, ids=lambda e: e.type)

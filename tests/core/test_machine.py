@@ -10,9 +10,10 @@ from holdfast.core import codec
 from holdfast.core.decide.draft import Draft
 from holdfast.core.decide.machine import TRANSITIONS, decide, decide_into
 from holdfast.core.decide.reply import make_call_id
-from holdfast.core.decisions import Answer, Approve, ClientResult, Deny, Failed, Pending, Principal, Submit
+from holdfast.core.decisions import Answer, Approve, ClientResult, Deny, Failed, Pending, Principal, Submit, TakeBack
 from holdfast.core.effects import AnswerAside, CallModel, CloseTurn, RunPreview, RunTool, StartTurn, owed
 from holdfast.core.events import (
+    ApprovalTakenBack,
     AsideAnswered,
     AssistantSaid,
     CallMade,
@@ -21,6 +22,7 @@ from holdfast.core.events import (
     CallStarted,
     CallSuspended,
     ErrorInfo,
+    GraceEnded,
     MessageReceived,
     Mode,
     TurnEnded,
@@ -52,6 +54,7 @@ from holdfast.core.inputs import (
     RevokeGrant,
     SendMessage,
     ValueOutcome,
+    WindowPassed,
 )
 from holdfast.core.live import Snapshot
 from holdfast.core.state import State, evolve, pending_entries, status_of
@@ -71,6 +74,7 @@ SPECS = {
     for each in (
         spec("plain"),
         spec("gated", gate="required"),
+        spec("graced", gate="required", grace=10.0),
         spec("gated_again", gate="required", recovery="redispatch"),
         spec("planned", gate="required", planned=True),
         spec("judged", gate="policy"),
@@ -142,8 +146,12 @@ class Log:
         for call, phase in after.items():
             if call != named:
                 assert before[call] == phase, f"{event.type} moved another call"
-        if isinstance(event, CallSuspended | CallResolved | CallStarted | CallReturned):
+        if isinstance(
+            event, CallSuspended | CallResolved | CallStarted | CallReturned | ApprovalTakenBack | GraceEnded
+        ):
             label = event.type + (f": {event.kind}" if isinstance(event, CallSuspended) else "")
+            if isinstance(event, CallResolved) and event.starts_at is not None:
+                label += ": with a grace window"
             self.moves.add((before[named], label, after[named]))
 
     def start(self, *tools, mode: Mode = "auto", steps=5):
@@ -496,6 +504,10 @@ class RandomShell:
 
     def decision(self, entry):
         rng = self.rng
+        if entry.starts_at is not None:
+            self.log.now += rng.choice([0, 6])
+            inputs = [Resolve(decisions={entry.call: TakeBack()}, by=ANN), WindowPassed(call=entry.call)]
+            return rng.choice([*inputs, CancelTurn(by=ANN)])
         if rng.random() < 0.1:
             self.log.now = max(self.log.now, entry.deadline)
             return DeadlinePassed(call=entry.call)

@@ -16,7 +16,7 @@ from holdfast import Call, Default, Principal, Retention, provider_tool, tool
 from holdfast.core.decide.draft import Draft
 from holdfast.core.decide.machine import decide_into
 from holdfast.core.decide.resolution import judgement_key
-from holdfast.core.decisions import Answer, Approve, ClientResult, Deny, Extend, Failed, Submit
+from holdfast.core.decisions import Answer, Approve, ClientResult, Deny, Extend, Failed, Submit, TakeBack
 from holdfast.core.events import (
     VERSION,
     AnyEvent,
@@ -69,6 +69,7 @@ from holdfast.core.inputs import (
     TimeLimitReached,
     TimerDue,
     ValueOutcome,
+    WindowPassed,
 )
 from holdfast.core.schema.validation import call_digest
 from holdfast.core.state import Grant, State, evolve
@@ -1013,6 +1014,38 @@ def model_requests(s: Scene) -> None:
     s.tell(EndTurn(stopped=frozenset({s.call("asked")}), asked={s.call("asked"): (Attempt("m"),)}))
 
 
+def grace(s: Scene) -> None:
+    """Approvals with a grace window: taken back, passed with a grant, by a deputy, of several, cancelled, left open."""
+    s.specs = {
+        **SPECS,
+        "send": _server("send", approval="required", grace="30s", expires="1h").spec,
+        "both": _server("both", approval="required", grace="1m", approvers=2, expires="1h").spec,
+    }
+    s.turn("send", "both")
+    send, both = s.call("send"), s.call("both")
+    s.decide("send", Approve(remember="tool"))
+    s.now += 10
+    s.tell(Resolve(decisions={send: TakeBack()}, by=DEPUTY, on_behalf_of={send: ADA}))
+    s.tell(Resolve(decisions={send: Approve(remember="args")}, by=DEPUTY, on_behalf_of={send: BOSS}))
+    s.decide("both", Approve(), by=ADA)
+    s.decide("both", Approve())
+    s.tell(RefuseResolution(call=both, decision="TakeBack", by=USER, reason="no"))
+    s.decide("both", TakeBack())
+    s.decide("both", Approve(), by=DEPUTY)
+    s.now += 60
+    s.tell(WindowPassed(call=send), WindowPassed(call=both))
+    s.run("send")
+    s.run("both")
+    s.reply("both")
+    s.decide("both", Approve(), by=ADA)
+    s.decide("both", Approve())
+    s.tell(CancelTurn(by=ADA))
+    s.tell(EndTurn())
+    s.turn("both")
+    s.decide("both", Approve(), by=ADA)
+    s.decide("both", Approve())
+
+
 SCENES: dict[str, Callable[[Scene], None]] = {
     "plain": plain,
     "approval": approval,
@@ -1048,4 +1081,5 @@ SCENES: dict[str, Callable[[Scene], None]] = {
     "represented-grant": represented_grant,
     "asides": asides,
     "model-requests": model_requests,
+    "grace": grace,
 }

@@ -153,7 +153,7 @@ def test_a_runtime_serves_a_log_without_the_code_of_its_agent(log: Path) -> None
         async with Runtime(store=store.sibling(), clock=ManualClock(events[-1].at)) as desk:
             snapshot = await desk.snapshot(log.stem)
             assert to_plain(snapshot.messages) == load_expected(log, "transcript")
-            assert await desk.pending() == sorted(
+            assert await desk.pending(approved=True) == sorted(
                 pending_entries(state), key=lambda e: (e.deadline, e.conversation, e.call)
             )
             assert await desk.history(log.stem) == events, "no event is added to the log"
@@ -163,7 +163,7 @@ def test_a_runtime_serves_a_log_without_the_code_of_its_agent(log: Path) -> None
 
 def test_every_type_of_event_occurs_in_a_log() -> None:
     assert {event.type for log in LOGS for event in decode_log(log)} == set(event_types())
-    assert len(event_types()) == 25
+    assert len(event_types()) == 27
 
 
 def test_every_call_phase_occurs_also_at_the_end_of_a_log() -> None:

@@ -4,7 +4,7 @@ import os
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from worlds import AUDITED, NAMES, PEOPLE
+from worlds import AUDITED, GRACED, NAMES, PEOPLE
 
 EXAMPLES = float(os.environ.get("HOLDFAST_EXAMPLES", "1"))
 """Factor on the number of examples: ``HOLDFAST_EXAMPLES=100`` for an overnight run."""
@@ -165,6 +165,47 @@ deputised = st.fixed_dictionaries(
     }
 )
 """A scenario in which people request calls that only some of them may decide about, and name deputies."""
+
+graced_steps = st.lists(
+    st.one_of(
+        decide,
+        verb("decide", process, st.just(0), st.sampled_from([0, 2, 3])),
+        verb("take_back", process, number),
+        verb("take_back", process, st.just(0)),
+        verb("jump", st.sampled_from([1.0, 4.0, 6.0, 40.0])),
+        verb("cancel", process),
+        verb("revoke", process),
+        verb("drift", st.none()),
+        verb("deploy", process),
+        verb("attach", process, st.booleans()),
+        verb("ask", process),
+        verb("kill", process, st.integers(1, 4), st.booleans()),
+        verb("stall", process),
+        verb("restart", process),
+        verb("forget", st.booleans()),
+        send,
+    ),
+    max_size=14,
+)
+graced = st.fixed_dictionaries(
+    {
+        "script": st.lists(
+            st.lists(
+                st.lists(st.tuples(st.sampled_from([*GRACED, "graced", "gated"]), number), min_size=1, max_size=3),
+                max_size=2,
+            ),
+            min_size=1,
+            max_size=2,
+        ),
+        "jitter": st.lists(st.integers(0, 3), min_size=1, max_size=3),
+        "second": st.booleans(),
+        "parallel": st.just(64),
+        "rules": st.booleans(),
+        "steps": st.builds(lambda first, more: [first, *more], send, graced_steps),
+        "drain": st.sampled_from([None, 0, 2, 3]),
+    }
+)
+"""A scenario in which approvals are taken back inside their grace windows, or too late."""
 
 RICH = {
     "script": [
@@ -332,3 +373,30 @@ def _labels():
 
 
 LABELLED = list(_labels())
+
+
+def _graced():
+    """Yield scenarios in which each law of grace windows matters."""
+    go, approve = ("send", 0, "queue", None, None), ("decide", 0, 0, 0, None)
+    undo, later = ("take_back", 1, 0, None), ("jump", 6.0, None)
+    for rules in (False, True):
+        once = {**RICH, "jitter": [0], "second": True, "parallel": 64, "drain": None, "rules": rules}
+        for name in GRACED:
+            one = {**once, "script": [[[(name, 1)]]]}
+            votes = [approve] * (2 if name == "graced_pair" else 1)
+            yield {**one, "steps": [go, *votes, ("jump", 1.0, None), later]}
+            yield {**one, "steps": [go, *votes, undo, later]}
+            yield {**one, "steps": [go, *votes, undo, undo, *votes, later, undo]}
+            yield {**one, "steps": [go, *votes, ("cancel", 0, None), later, undo]}
+            yield {**one, "steps": [go, *votes, ("jump", 4.0, None), undo, ("jump", 4.0, None), *votes]}
+            yield {**one, "steps": [go, *votes, ("restart", 0, None), ("restart", 1, None), later]}
+            for writes in (1, 2, 3):
+                yield {**one, "steps": [go, ("kill", 0, writes, True, 0), *votes, *votes, later, ("jump", 1.0, None)]}
+        remembered = {**once, "script": [[[("graced", 1)], [("graced", 1)]]]}
+        yield {**remembered, "steps": [go, ("decide", 0, 0, 2, None), undo, approve, later]}
+        yield {**remembered, "steps": [go, ("decide", 0, 0, 2, None), later]}
+        both = {**once, "script": [[[("graced", 1), ("gated", 1)]]]}
+        yield {**both, "steps": [go, approve, ("decide", 0, 1, 6, None), later]}
+
+
+GRACED_SCENES = list(_graced())

@@ -13,13 +13,25 @@ import worlds
 from hypothesis import given
 from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace
-from scenarios import CLASSICS, DEPUTISED, IMPORTS, LABELLED, deputised, hunting, importing, labelled, scenario
+from scenarios import (
+    CLASSICS,
+    DEPUTISED,
+    GRACED_SCENES,
+    IMPORTS,
+    LABELLED,
+    deputised,
+    graced,
+    hunting,
+    importing,
+    labelled,
+    scenario,
+)
 
-from holdfast.core import effects, state, transcript
-from holdfast.core.decide import aside, draft, gate, machine, reply, resolution, wait
+from holdfast.core import codec, effects, state, transcript
+from holdfast.core.decide import aside, draft, gate, grace, machine, reply, resolution, wait
 from holdfast.core.decisions import Answer, Approve, Deny, Expired, Vote, decider_refusal
-from holdfast.core.events import DeputyEnded
-from holdfast.core.inputs import DeadlinePassed
+from holdfast.core.events import ApprovalTakenBack, DeputyEnded, GraceEnded
+from holdfast.core.inputs import DeadlinePassed, WindowPassed
 from holdfast.errors import Stale
 from holdfast.runtime import commit, conversation, decision_rows
 from holdfast.runtime.pending_calls import deputies as runtime_deputies
@@ -853,6 +865,117 @@ def texts_not_marked():
     return [(commit, "has_text", lambda event: False)]
 
 
+GRACE_MUTANTS = {}
+
+
+def grace_mutant(law):
+    """Register a mutant that only the scenarios with grace windows can detect."""
+
+    def register(build):
+        GRACE_MUTANTS[build.__name__] = build, law
+        return build
+
+    return register
+
+
+@grace_mutant("and .* is right")
+def approved_call_runs_at_once():
+    """An approval has no window."""
+    return [(grace, "window_end", lambda log, suspension: None)]
+
+
+@grace_mutant("before its window has passed")
+def window_ends_early():
+    """A window ends when its entry is looked at, not when its time has come."""
+    due, end_window = MemoryStore.list_due, grace.end_window
+
+    async def due_early(self, now, limit=100):
+        return await due(self, now + 1000, limit)
+
+    async def overdue(self, row):
+        await self._submit_input(row.conversation, WindowPassed(call=row.call))
+
+    def early(log, call_id):
+        now, log.now = log.now, log.now + 1000
+        marked = len(log.events)
+        try:
+            end_window(log, call_id)
+        finally:
+            log.now = now
+        log.events[marked:] = [replace(event, at=now) for event in log.events[marked:]]
+        log.bodies[marked:] = [codec.encode_event(event) for event in log.events[marked:]]
+
+    return [
+        (MemoryStore, "list_due", due_early),
+        (inbox.Expiry, "_expire_or_postpone", overdue),
+        (grace, "end_window", early),
+    ]
+
+
+@grace_mutant("without an approval or a grant|started while it is suspended")
+def taken_back_and_run():
+    """An approval is taken back, and the call runs."""
+    apply = state._apply_window_event
+
+    def run(now, event):
+        if not isinstance(event, ApprovalTakenBack):
+            return apply(now, event)
+        window = now.turn.calls[event.call_id].window
+        ended = GraceEnded(
+            seq=event.seq, at=event.at, by=event.by, v=1, call_id=event.call_id, approval=window.seq, approver=window.by
+        )
+        return apply(now, ended)
+
+    return [(state, "_apply_window_event", run)]
+
+
+@grace_mutant("ended a second time|its own owner started it again")
+def window_that_ends_twice():
+    """Two processes see that a window has passed, and each lets the call run."""
+    apply, end_window = state._apply_window_event, grace.end_window
+    ended = {}
+
+    def again(log, call_id):
+        try:
+            window = grace.require_window(log, call_id)[2]
+            ended[log.state.conversation, call_id] = window
+            end_window(log, call_id)
+        except Stale:
+            window = ended.get((log.state.conversation, call_id))
+            if window is None:
+                raise
+            log.add(GraceEnded, call_id=call_id, approval=window.seq, approver=window.by)
+
+    def release(now, event):
+        call = now.turn.calls.get(event.call_id) if now.turn else None
+        if call is None or call.window is not None or not isinstance(event, GraceEnded):
+            return apply(now, event)
+        calls = {**now.turn.calls, event.call_id: replace(call, phase="ready")}
+        return replace(now, seq=event.seq, turn=replace(now.turn, calls=calls))
+
+    return [(grace, "end_window", again), (state, "_apply_window_event", release)]
+
+
+@grace_mutant("inside the grace window")
+def grant_begins_with_the_approval():
+    """An approval that is remembered gives its grant at once."""
+    add_decision = resolution.add_decision
+
+    def eager(log, call_id, decision, by, judged=None, on_behalf_of=None):
+        call = log.require_turn().calls[call_id]
+        add_decision(log, call_id, decision, by, judged, on_behalf_of)
+        if isinstance(decision, Approve) and log.require_turn().calls[call_id].window is not None:
+            gate.record_grant(log, call, decision, by, on_behalf_of)
+
+    return [(resolution, "add_decision", eager)]
+
+
+@grace_mutant("more are missing|does not come to an end")
+def vote_not_withdrawn():
+    """An approval of two people is taken back, and both votes still count."""
+    return [(grace, "_withdrawn_vote", lambda votes, by: None)]
+
+
 def play_scenarios(examples, build=list, classics=CLASSICS, plots: SearchStrategy[Any] = scenario):
     """Play the classic and many generated scenarios, each with new patches of the mutant."""
 
@@ -900,12 +1023,27 @@ def test_the_scenarios_with_titles_detect_every_mutant_of_them(name):
     print(f"{name}: {str(caught.value).splitlines()[0][:150]}")
 
 
+@pytest.mark.parametrize("name", GRACE_MUTANTS)
+def test_the_scenarios_with_grace_windows_detect_every_mutant_of_them(name):
+    """Each law of grace windows can fail: before its time, though taken back, twice."""
+    build, law = GRACE_MUTANTS[name]
+    with pytest.raises(AssertionError, match=law) as caught:
+        play_scenarios(300, build, GRACED_SCENES, graced)
+    print(f"{name}: {str(caught.value).splitlines()[0][:150]}")
+
+
 def test_the_scenarios_violate_no_law_without_a_mutant():
     play_scenarios(200)
 
 
 def test_every_name_that_a_mutant_patches_exists():
     """A mutant of a function that was renamed would prove nothing."""
-    for build, _ in [*MUTANTS.values(), *IMPORT_MUTANTS.values(), *DEPUTY_MUTANTS.values(), *LABEL_MUTANTS.values()]:
+    for build, _ in [
+        *MUTANTS.values(),
+        *IMPORT_MUTANTS.values(),
+        *DEPUTY_MUTANTS.values(),
+        *LABEL_MUTANTS.values(),
+        *GRACE_MUTANTS.values(),
+    ]:
         for target, attribute, _ in build():
             assert hasattr(target, attribute), f"{build.__name__}: {target} has no {attribute}"

@@ -10,7 +10,20 @@ from collections import Counter
 import pytest
 import worlds
 from hypothesis import given
-from scenarios import CLASSICS, DEPUTISED, IMPORTS, LABELLED, RICH, deputised, importing, labelled, profile, scenario
+from scenarios import (
+    CLASSICS,
+    DEPUTISED,
+    GRACED_SCENES,
+    IMPORTS,
+    LABELLED,
+    RICH,
+    deputised,
+    graced,
+    importing,
+    labelled,
+    profile,
+    scenario,
+)
 
 from holdfast.core.events import CallResolved, VoteCast
 
@@ -67,6 +80,21 @@ def test_the_laws_hold_in_every_scenario_with_titles_and_archives():
 @given(labelled)
 def test_the_laws_hold_if_conversations_are_renamed_archived_and_searched(plot):
     """Whoever renames, archives and searches, in two processes that are killed."""
+    worlds.play_scenario(plot)
+
+
+def test_the_laws_hold_in_every_scenario_with_grace_windows():
+    """Approvals are taken back or pass their window, whatever is killed meanwhile; nothing starts before."""
+    met = Counter[str]()
+    for plot in GRACED_SCENES:
+        met.update(event.type for event in worlds.play_scenario(plot).events())
+    assert {"ApprovalTakenBack", "GraceEnded", "GrantGiven", "CallStarted"} <= met.keys()
+
+
+@profile(200)
+@given(graced)
+def test_the_laws_hold_if_approvals_are_taken_back(plot):
+    """Whoever approves and takes back when, in two processes that are killed."""
     worlds.play_scenario(plot)
 
 

@@ -38,6 +38,7 @@ from holdfast import (
     Result,
     Runtime,
     Submit,
+    TakeBack,
     ToolError,
     tool,
 )
@@ -272,6 +273,9 @@ TOOLS = [
             escalate_after=1800.0,
         )
     ),
+    server_tool("graced", approval="required", grace=5.0, recovery="redispatch", expires=HOUR),
+    suspended_tool("graced_client", executor="client", approval="required", grace=5.0, expires=HOUR),
+    with_preview(server_tool("graced_pair", approval="required", approvers=2, grace=5.0, recovery="fail", expires=8.0)),
     tool(name="asks", description="Asks.")(asks),
     continuing_tool("continues"),
     continuing_tool("continues_once", recovery="fail"),
@@ -310,6 +314,9 @@ TRUTHS = {
     "paired": Truth(always, planned=True, approvers=2),
     "audited": Truth(always, recovery="ask", roles=("finance",), not_requester=True),
     "audited_pair": Truth(always, planned=True, approvers=2, roles=("finance",), not_requester=True),
+    "graced": Truth(always, grace=5.0),
+    "graced_client": Truth(always, runs=False, grace=5.0),
+    "graced_pair": Truth(always, planned=True, recovery="fail", approvers=2, grace=5.0),
     "asks": Truth(),
     "continues": Truth(),
     "continues_once": Truth(recovery="fail"),
@@ -318,9 +325,11 @@ TRUTHS = {
     "halts": Truth(),
     "breaks": Truth(recovery="fail"),
 }
+GRACED = ("graced", "graced_client", "graced_pair")
+"""The tools whose approvals can be taken back. They have scenarios of their own."""
 AUDITED = ("audited", "audited_pair")
 """The tools about which only certain people may decide. They have scenarios of their own."""
-NAMES = (*(name for name in TRUTHS if name not in AUDITED), "nope", "!")
+NAMES = (*(name for name in TRUTHS if name not in (*AUDITED, *GRACED)), "nope", "!")
 """The names that the model may call. There is no tool ``nope``; at ``!`` the model itself fails."""
 PEOPLE = {"ada": ("finance",), "cleo": ("finance",), "bob": (), "dan": ()}
 """The people who request and decide more than once, with their roles. Every other operation has its own principal."""
@@ -677,6 +686,17 @@ class World:
         verb = "resolve" if name == CONVERSATION else "resolve elsewhere"
         await self.attempt(index, verb, work, decisions={entry.call: decision})
 
+    async def take_back(self, index, which):
+        """Take back an approval, or what was one: perhaps it has been taken back, or its call has started."""
+        entries = self.known_entries()
+        if entries:
+            entry = entries[which % len(entries)]
+
+            async def work(rt, by):
+                return (await rt.take_back(CONVERSATION, entry.call, by=by)).seq
+
+            await self.attempt(index, "resolve", work, decisions={entry.call: TakeBack()})
+
     # --- the same for people who act more than once, and their deputies ---
 
     async def request(self, index, person):
@@ -925,6 +945,10 @@ class World:
             for state in states:
                 assert pending_entries(state), f"at rest in an open turn without a pending entry: {self.describe()}"
             entries = [entry for state in states for entry in pending_entries(state)]
+            if windows := [entry.starts_at for entry in entries if entry.starts_at is not None]:
+                self.clock.now = max(self.clock.now, *windows)
+                await asyncio.sleep(0.1)
+                continue
             if decide is None or round_ > 8:
                 self.clock.now = max(entry.deadline for entry in entries) + 1
                 await asyncio.sleep(0.1)

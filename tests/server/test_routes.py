@@ -189,6 +189,40 @@ async def test_an_approval_is_recorded_once_and_a_second_decision_gets_409_with_
         assert log[done["seq"] - 1]["type"] == "CallResolved"
 
 
+async def test_an_approval_is_taken_back_and_the_call_shows_what_became_of_it():
+    """A repeated request gets the same receipt; ``wait`` answers once the call has ended."""
+
+    @tool(approval="required", grace="30s")
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    clock = ManualClock()
+    agent = Agent("desk", model=ScriptedModel([[ToolCall("pay")], "done"]), tools=[pay])
+    async with site(agent, clock=clock, auth=principal_from_header) as s:
+        await s.post("/api/conversations", {"id": "c"}, 201, headers=ADA)
+        await s.post(f"{C}/messages", {"text": "hi"}, 202, headers=ADA)
+        s.http.headers["x-who"] = "ada"
+        [entry] = await s.pending()
+        call, undo = f"{C}/calls/{entry['call']}", {"decision": {"type": "take_back"}}
+        await s.post(f"{call}/resolve", undo, 409)
+        done = await s.post(f"{call}/resolve", approval(entry))
+        assert done["starts_at"] == clock() + 30
+        assert await s.post(f"{call}/resolve", approval(entry)) == done
+        [shown] = (await s.get("/api/pending"))["pending"]
+        assert (shown["starts_at"], shown["approved_by"]) == (done["starts_at"], "ada")
+        assert (await s.get(call))["status"] == "approved"
+        taken = await s.post(f"{call}/resolve", undo, headers=BO)
+        assert await s.post(f"{call}/resolve", undo, headers=BO) == taken
+        assert (await s.get(call))["status"] == "waiting"
+        await s.post(f"{call}/resolve", approval(entry))
+        clock.advance(30)
+        outcome = await s.get(f"{call}?wait=30")
+        assert (outcome["status"], outcome["value"], outcome["by"]) == ("done", "paid", "ada")
+        await s.get(f"{call}?wait=31", 422)
+        await s.get(f"{C}/calls/nope", 404)
+
+
 async def test_an_approval_with_a_missing_or_wrong_digest_is_refused():
     async with site(refund_agent()) as s:
         await s.begin()

@@ -214,6 +214,18 @@ async def close_shop() -> str:
     return "closed"
 
 
+@tool(approval="required", prompt="Mail {to}?", grace="10m")
+async def mail(to: str) -> str:
+    """Send a mail; the approval can be taken back for ten minutes."""
+    return "sent"
+
+
+@tool(approval="required", prompt="Ping {host}?", grace="1s")
+async def ping(host: str) -> str:
+    """Ping a host; the approval can be taken back for a second."""
+    return "pong"
+
+
 class Card(msgspec.Struct, tag="card", tag_field="by"):
     last_four: Annotated[str, Meta(pattern="^[0-9]{4}$", description="The last four digits")]
 
@@ -352,6 +364,8 @@ CALLS: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
     "rent": ("", [("rent", {"vans": 2})]),
     "publish": ("", [("publish", {})]),
     "close": ("", [("close_shop", {})]),
+    "mail": ("", [("mail", {"to": "all customers"})]),
+    "ping": ("", [("ping", {"host": "shop.example"})]),
     "disguise": ("", [("folder", {"name": "out", "k" * 300: "rm -rf /", "log": {"before": "x", "after": DIFF}})]),
 }
 
@@ -428,6 +442,8 @@ agent = Agent(
         rent,
         publish,
         close_shop,
+        mail,
+        ping,
         book,
         choose_remedy,
         essay,

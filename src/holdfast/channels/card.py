@@ -75,10 +75,11 @@ def title(notice: Notice) -> str:
     """Return what the notice is about in one line, such as "Approve refund: Give 5 EUR back?"."""
     what = one_line(redact_secrets(notice.prompt or notice.tool or notice.conversation))
     match notice.kind:
-        case "suspended" | "reminder" | "escalated":
+        case "suspended" | "reminder" | "escalated" | "taken_back":
             entry = notice.pending
             verb = {"approval": "Approve", "elicitation": "Answer", "manual": "Do"}.get(entry.kind if entry else "", "")
-            late = {"reminder": "Reminder: ", "escalated": "Escalated: "}.get(notice.kind, "")
+            marks = {"reminder": "Reminder: ", "escalated": "Escalated: ", "taken_back": "Taken back: "}
+            late = marks.get(notice.kind, "")
             return one_line(f"{late}{verb} {notice.tool}: {what}" if notice.prompt else f"{late}{verb} {notice.tool}?")
         case "turn_ended":
             return one_line(f"Turn {notice.outcome}: {notice.conversation}")
@@ -90,6 +91,8 @@ def title(notice: Notice) -> str:
             return one_line(f"{notice.tool} has expired: {what}")
         case "voted":
             return one_line(f"{notice.decider} approved {notice.tool}: {what}")
+        case "approved":
+            return one_line(f"{notice.decider} approved {notice.tool}, which runs soon: {what}")
         case "extended":
             return one_line(f"{notice.decider} extended the deadline of {notice.tool}: {what}")
 
@@ -98,7 +101,11 @@ def facts(notice: Notice) -> list[str]:
     """Return facts about the call or the turn, for the last line of a message."""
     found = [f"agent {notice.agent} for {notice.principal.id}" if notice.agent else ""]
     if notice.pending is not None:
-        found += [f"{notice.pending.risk} risk", f"expires {format_time(notice.pending.deadline)}"]
+        starts_at = notice.pending.starts_at
+        when = (
+            f"expires {format_time(notice.pending.deadline)}" if starts_at is None else f"runs {format_time(starts_at)}"
+        )
+        found += [f"{notice.pending.risk} risk", when]
     found.append(f"{notice.conversation}/{notice.suspension}" if notice.suspension else notice.conversation)
     return [one_line(each) for each in found if each]
 

@@ -148,6 +148,8 @@ def check_link(link: OpenedLink, decision: Decision | None, now: float) -> None:
     if now >= link.expires:
         raise Stale("this link has expired", reason="expired")
     tag = None if decision is None else str(type(decision).__struct_config__.tag)
+    if tag == "take_back":
+        tag = "approve"  # a link that can be used to approve can be used to undo that
     if tag is not None and tag not in link.decisions:
         raise NotAllowed(f"this link cannot be used to {tag}; it can be used to: {', '.join(link.decisions)}")
     if isinstance(decision, Approve) and (decision.args is not None or decision.remember is not None):

@@ -17,7 +17,7 @@ import msgspec
 from holdfast.channels import card
 from holdfast.channels.decide import find_pending, resolve_suspension
 from holdfast.channels.links import Links
-from holdfast.core.decisions import Approve, Decision, Deny, Pending, Principal
+from holdfast.core.decisions import Approve, Decision, Deny, Pending, Principal, TakeBack
 from holdfast.core.notice import OPEN_KINDS, Notice, NoticeKind, References, Routing, TryLater, Undeliverable
 from holdfast.core.text.html_card import format_time
 from holdfast.core.text.redaction import redact_exception
@@ -28,7 +28,17 @@ T = TypeVar("T")
 
 log = logging.getLogger("holdfast")
 
-KINDS: tuple[NoticeKind, ...] = ("suspended", "voted", "resolved", "expired", "reminder", "escalated", "extended")
+KINDS: tuple[NoticeKind, ...] = (
+    "suspended",
+    "voted",
+    "approved",
+    "taken_back",
+    "resolved",
+    "expired",
+    "reminder",
+    "escalated",
+    "extended",
+)
 ANSWER_SECONDS = 2.5
 """Slack expects an answer within 3 seconds; work that takes longer goes on in the background."""
 API_SECONDS = 15
@@ -432,7 +442,9 @@ class Slack:
         """Return the text and the blocks of a call that waits."""
         value = msgspec.json.encode(_Target(pending.conversation, pending.id, pending.digest)).decode()
         buttons: list[dict[str, Any]] = []
-        if pending.kind == "approval":
+        if pending.starts_at is not None:
+            buttons.append(_button("undo", "Undo", value))
+        elif pending.kind == "approval":
             buttons.append(_button("approve", "Run it again" if pending.recovery else "Approve", value, "primary"))
             buttons.append(_button("deny", "Deny", value, "danger"))
         else:
@@ -517,6 +529,8 @@ class Slack:
         match name:
             case "approve":
                 await self._resolve(runtime, target, Approve(digest=target.digest), asker.user)
+            case "undo":
+                await self._resolve(runtime, target, TakeBack(), asker.user)
             case "deny" | "refuse" | "answer":
                 entry = await find_pending(runtime, target.conversation, target.suspension)
                 view = _refusal_view(entry, target) if name != "answer" else _answer_view(entry, target)

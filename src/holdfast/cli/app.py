@@ -35,6 +35,7 @@ SECTIONS = {
         "answer": "decide",
         "submit": "decide",
         "extend": "decide",
+        "take-back": "decide",
         "cancel": "decide",
         "grants": "grants",
         "revoke": "grants",

@@ -92,6 +92,8 @@ class CommandWriter:
         if self._store[1:] == [MEMORY_STORE]:
             return []  # no other process can answer
         call = _call_name(entry, others)
+        if entry.starts_at is not None:
+            return [self.format_command("take-back", call)]
         deny = self.format_command("deny", call, "--reason", "why not")
         match entry.kind:
             case "approval":

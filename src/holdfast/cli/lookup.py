@@ -45,7 +45,7 @@ async def find_call(rt: Runtime, given: str, verb: str) -> FoundCall:
     prefix, seq = split_suspension(last)
     if not prefix:
         raise Invalid(f"{given!r} names no call: give [CONVERSATION/]CALL, or the beginning of a call's id")
-    waiting = await rt.pending(conversation or None)
+    waiting = await rt.pending(conversation or None, approved=True)
     matching = [entry for entry in waiting if entry.call == prefix] or [
         entry for entry in waiting if entry.call.startswith(prefix)
     ]
@@ -58,6 +58,8 @@ async def find_call(rt: Runtime, given: str, verb: str) -> FoundCall:
     if matching:
         entry = matching[0]
         allowed = VERBS[entry.kind] + (("submit",) if entry.recovery else ())
+        if entry.starts_at is not None or verb == "take-back":
+            allowed = (verb,)  # the runtime says whether it is too early or too late
         if verb not in allowed and seq in (None, entry.seq):  # else it is about an earlier suspension, which is stale
             ways = " or ".join(f"`holdfast {command}`" for command in allowed)
             raise Invalid(f"{entry.tool} ({entry.call}) waits for {_awaited_noun(entry.kind)}: use {ways}")

@@ -123,6 +123,10 @@ class Extend(msgspec.Struct, frozen=True, gc=False, tag="extend"):
     until: float | str
 
 
+class TakeBack(msgspec.Struct, frozen=True, gc=False, tag="take_back"):
+    """Take an approval back, inside the grace window of its tool: the call has not run, and waits again."""
+
+
 class Expired(msgspec.Struct, frozen=True, gc=False, tag="expired"):
     """The deadline passed without a decision. Recorded by the system; callers cannot send it."""
 
@@ -131,7 +135,7 @@ class Detached(msgspec.Struct, frozen=True, gc=False, tag="detached"):
     """No client was attached to run the call. Recorded by the system; callers cannot send it."""
 
 
-Decision = Approve | Deny | Answer | ClientResult | Submit | Failed | Extend
+Decision = Approve | Deny | Answer | ClientResult | Submit | Failed | Extend | TakeBack
 """A decision about a pending call; which of them fit depends on the kind of the call."""
 Recorded = Approve | Deny | Answer | ClientResult | Submit | Failed | Expired | Detached
 """The decisions that a CallResolved may contain."""
@@ -153,6 +157,7 @@ PAST_TENSE: dict[type, str] = {
     Submit: "submitted",
     Failed: "reported as failed",
     Extend: "extended",
+    TakeBack: "taken back",
 }
 """A decision's past participle, for messages such as "it was approved by ..."."""
 
@@ -265,6 +270,13 @@ class Pending(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The tool's handler has asked and runs again: after the answer, or after this approval."""
     title: str = ""
     """The title of the conversation."""
+    grace: float = 0.0
+    """Seconds for which an approval can be taken back before the call runs."""
+    starts_at: float | None = None
+    """The call is approved and runs at this time; until then ``TakeBack`` is the only decision. None: it waits for a
+    decision."""
+    approved_by: str | None = None
+    """The id of the principal whose approval is in its grace window."""
 
     @property
     def id(self) -> str:
@@ -278,7 +290,9 @@ class Pending(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     @property
     def due(self) -> float:
-        """When the runtime has to act by itself: remind, escalate or expire."""
+        """When the runtime has to act by itself: remind, escalate or expire, or let an approved call run."""
+        if self.starts_at is not None:
+            return self.starts_at
         return min(time for time in (self.deadline, self.next_reminder, self.escalate_at) if time is not None)
 
     def _repr_html_(self) -> str:
@@ -302,9 +316,15 @@ class Pending(msgspec.Struct, frozen=True, gc=False, kw_only=True):
             else html_card.Html(""),
             *(html_card.paragraph(line) for line in describe_deciders(self, html_card.format_start)),
             html_card.footer(
-                agent, f"expires {html_card.format_time(self.deadline)}", f"{self.conversation}/{self.call}"
+                agent,
+                f"expires {html_card.format_time(self.deadline)}" if self.starts_at is None else "approved",
+                f"{self.conversation}/{self.call}",
             ),
-            html_card.footer(f"decide with rt.resolve(pending, ...): {join_type_names(allowed)}"),
+            html_card.footer(
+                f"decide with rt.resolve(pending, ...): {join_type_names(allowed)}"
+                if self.starts_at is None
+                else "take the approval back with rt.take_back(pending)"
+            ),
         )
 
 
@@ -323,6 +343,8 @@ class Accepted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     status: Literal["accepted"] = msgspec.field(default_factory=lambda: "accepted")  # so it is never omitted
     missing: int = 0
     """How many more people must approve the call before it runs."""
+    starts_at: float | None = None
+    """When the approved call runs, if the approval can be taken back until then."""
 
 
 def decider_refusal(entry: Pending, by: Principal, on_behalf_of: Principal | None = None) -> str | None:
@@ -330,7 +352,7 @@ def decider_refusal(entry: Pending, by: Principal, on_behalf_of: Principal | Non
 
     A deputy has the roles of the principal for whom it decides, and neither of the two may be the requester.
     """
-    if entry.kind != "approval":
+    if entry.kind != "approval" or entry.approved_by == by.id:  # its own approval anybody may take back
         return None
     acting = on_behalf_of or by
     if entry.not_requester and entry.principal.id in (by.id, acting.id):
@@ -345,9 +367,15 @@ def decider_refusal(entry: Pending, by: Principal, on_behalf_of: Principal | Non
 def describe_deciders(entry: Pending, when: Callable[[float], str]) -> list[str]:
     """Return sentences that say who may decide, who has approved and who is missing; none if any one person suffices.
 
+    They also say that an approval can be taken back.
+
     when:  returns the beginning of the sentence about an escalation in the future, such as "In 2h"
     """
     lines: list[str] = []
+    if entry.starts_at is not None:
+        return [f"Approved by {entry.approved_by}. {when(entry.starts_at)} it runs; until then this can be taken back."]
+    if entry.grace:
+        lines.append(f"Once approved, it runs after {entry.grace:g} s; until then the approval can be taken back.")
     if entry.kind == "approval" and entry.approvers > 1:
         so_far = f"{entry.missing} more {'are' if entry.missing > 1 else 'is'} missing"
         lines.append(

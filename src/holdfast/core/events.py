@@ -149,6 +149,7 @@ class CallMade(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_default
     not_requester: bool = False
     escalate_to: tuple[str, ...] = ()
     escalate_after: float | None = None
+    grace: float = 0.0
     fingerprint: str = ""
     """The fingerprint of the tool's definition when the model replied; empty: logged by a version without them."""
     annotations: str = ""
@@ -348,6 +349,8 @@ class CallSuspended(CallEvent, frozen=True, kw_only=True):
     """When a CallEscalated follows if there is no decision."""
     voided: tuple[str, ...] = ()
     """Ids of the people whose votes for an earlier plan of this call no longer count."""
+    grace: float = 0.0
+    """Seconds for which an approval can be taken back before the call runs, as declared."""
     continues: bool = False
     """The handler has asked and runs again: after the answer to this question, or after this approval."""
     state: Any = None
@@ -414,6 +417,36 @@ class CallResolved(CallEvent, frozen=True, kw_only=True):
     """For an edit: the digest of the edited call and its plan, for which ``may_resolve`` was called."""
     on_behalf_of: Principal | None = None
     """The principal for whom ``by`` decided as a deputy, with the roles that it had when it named the deputy."""
+    starts_at: float | None = None
+    """For an approval of a tool with a grace window: the end of the window, in seconds since the Unix epoch. The call
+    does not run before, and only once a GraceEnded has followed; an ApprovalTakenBack may come first."""
+
+
+@final
+class ApprovalTakenBack(CallEvent, frozen=True, kw_only=True):
+    """An approval was taken back inside its grace window: the call waits again, as the suspension that it was."""
+
+    suspension: int
+    approval: int
+    """The sequence number of the CallResolved that no longer counts."""
+    deadline: float
+    """The deadline that holds now: the old one, later by the time between the approval and this event."""
+    vote: int | None = None
+    """The sequence number of the VoteCast that no longer counts, if the call needs several approvers."""
+    on_behalf_of: Principal | None = None
+    """The principal for whom ``by`` took it back as a deputy."""
+
+
+@final
+class GraceEnded(CallEvent, frozen=True, kw_only=True):
+    """An approval's grace window has passed: the call may run now."""
+
+    approval: int
+    """The sequence number of the CallResolved."""
+    approver: Principal
+    """The principal that approved."""
+    on_behalf_of: Principal | None = None
+    """The principal for whom ``approver`` decided as a deputy."""
 
 
 @final
@@ -614,6 +647,8 @@ AnyEvent = (
     | ReminderDue
     | CallEscalated
     | CallResolved
+    | ApprovalTakenBack
+    | GraceEnded
     | CallStarted
     | CallReturned
     | CancelRequested

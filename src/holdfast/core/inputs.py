@@ -77,6 +77,12 @@ class DeadlinePassed(_Input, frozen=True, kw_only=True):
     call: str
 
 
+class WindowPassed(_Input, frozen=True, kw_only=True):
+    """The grace window of a call's approval has passed."""
+
+    call: str
+
+
 class TimerDue(_Input, frozen=True, kw_only=True):
     """The time of a waiting call's reminder or escalation has come."""
 
@@ -429,6 +435,7 @@ Input = (
     | Resolve
     | RefuseResolution
     | DeadlinePassed
+    | WindowPassed
     | TimerDue
     | ClientGone
     | CancelTurn

@@ -16,9 +16,11 @@ import msgspec
 from holdfast.core.decisions import Pending
 from holdfast.core.events import (
     AnyEvent,
+    ApprovalTakenBack,
     AsideAnswered,
     AssistantSaid,
     CallEscalated,
+    CallResolved,
     CallReturned,
     CallStarted,
     CallSuspended,
@@ -150,7 +152,8 @@ class ToolCallErrored(LiveEvent, frozen=True, kw_only=True):
 
 
 class Suspended(LiveEvent, frozen=True, kw_only=True):
-    """A call waits for a decision; also sent again when a vote, more time, a reminder or an escalation changes it."""
+    """A call waits for a decision; also sent again when a vote, more time, a reminder or an escalation changes it,
+    when it is approved with a grace window (``pending.starts_at``), and when that approval is taken back."""
 
     pending: Pending
 
@@ -236,8 +239,8 @@ def live_of(event: AnyEvent, after: State) -> AnyLive | None:
             )
         case CallSuspended():
             return Suspended(conversation=conversation, pending=pending_of(after, event))
-        case VoteCast() | DeadlineExtended() | ReminderDue() | CallEscalated():
-            waiting = open_suspensions(after).get(event.call_id)  # None: the last vote let the call run
+        case VoteCast() | DeadlineExtended() | ReminderDue() | CallEscalated() | ApprovalTakenBack() | CallResolved():
+            waiting = open_suspensions(after).get(event.call_id)  # None: the decision ended the wait
             return waiting and Suspended(conversation=conversation, pending=pending_of(after, waiting))
         case CallReturned(error=None):
             return ToolCallResolved(conversation=conversation, call_id=event.call_id, tool=event.tool)

@@ -12,32 +12,61 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import msgspec
 
-from holdfast.core.decisions import PAST_TENSE, Deny, Detached, Expired, Failed, Pending, Principal, name_decider
+from holdfast.core.decisions import (
+    PAST_TENSE,
+    Approve,
+    Deny,
+    Detached,
+    Expired,
+    Failed,
+    Pending,
+    Principal,
+    name_decider,
+)
 from holdfast.core.events import (
     AnyEvent,
+    ApprovalTakenBack,
     CallResolved,
     CallReturned,
     CallSuspended,
     DeadlineExtended,
+    GraceEnded,
     TurnEnded,
     VoteCast,
 )
 from holdfast.core.state import State, open_suspensions, pending_of
 from holdfast.core.tool import Risk
 
-NoticeKind = Literal["suspended", "voted", "resolved", "expired", "reminder", "escalated", "extended", "turn_ended"]
+NoticeKind = Literal[
+    "suspended",
+    "voted",
+    "approved",
+    "taken_back",
+    "resolved",
+    "expired",
+    "reminder",
+    "escalated",
+    "extended",
+    "turn_ended",
+]
 NOTICE_KINDS: tuple[NoticeKind, ...] = get_args(NoticeKind)
-OPEN_KINDS: tuple[NoticeKind, ...] = ("suspended", "reminder", "escalated")
+OPEN_KINDS: tuple[NoticeKind, ...] = ("suspended", "taken_back", "reminder", "escalated")
 """The kinds that ask a person to decide."""
 
 _KIND_BY_EVENT: dict[str, NoticeKind] = {
     "VoteCast": "voted",
+    "ApprovalTakenBack": "taken_back",
+    "GraceEnded": "resolved",
     "ReminderDue": "reminder",
     "CallEscalated": "escalated",
     "DeadlineExtended": "extended",
     "TurnEnded": "turn_ended",
 }
 """Events that always lead to a notice of the same kind."""
+
+
+DECIDED_EVENTS = (CallResolved, VoteCast, DeadlineExtended, ApprovalTakenBack, GraceEnded)
+"""Events of a principal that may be a deputy."""
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,6 +239,8 @@ def notice_kind(before: State, event: AnyEvent) -> NoticeKind | None:
     if type(event) is CallResolved:
         if event.kind == "client_exec":
             return None
+        if event.starts_at is not None:
+            return "approved"  # it can be taken back: GraceEnded is the one that resolves it
         return "expired" if isinstance(event.decision, Expired) else "resolved"
     if type(event) is CallReturned:
         return "resolved" if _ends_suspension(before, event) else None
@@ -254,8 +285,8 @@ def make_notice(id: str, kind: NoticeKind, event: AnyEvent, origin: Origin, stat
         conversation=state.conversation,
         seq=event.seq,
         at=event.at,
-        by=event.by,
-        on_behalf_of=event.on_behalf_of if isinstance(event, CallResolved | VoteCast | DeadlineExtended) else None,
+        by=event.approver if isinstance(event, GraceEnded) else event.by,
+        on_behalf_of=event.on_behalf_of if isinstance(event, DECIDED_EVENTS) else None,
         principal=origin.principal,
         agent=origin.agent,
         outcome=outcome,
@@ -267,6 +298,8 @@ def make_notice(id: str, kind: NoticeKind, event: AnyEvent, origin: Origin, stat
 def _outcome(event: AnyEvent) -> tuple[str | None, str | None]:
     """Return how the event ended a call or a turn, and why."""
     match event:
+        case CallResolved(starts_at=float()):
+            return None, None  # it can be taken back
         case CallResolved(decision=Expired()):
             return "expired", None
         case CallResolved(decision=Detached()):
@@ -276,6 +309,8 @@ def _outcome(event: AnyEvent) -> tuple[str | None, str | None]:
             if isinstance(decision, Failed):
                 why = decision.message
             return PAST_TENSE[type(decision)], why or None
+        case GraceEnded():
+            return PAST_TENSE[Approve], None
         case CallReturned():
             return "cancelled", None
         case TurnEnded():

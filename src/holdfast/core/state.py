@@ -29,6 +29,7 @@ from holdfast.core.decisions import (
 )
 from holdfast.core.events import (
     AnyEvent,
+    ApprovalTakenBack,
     AsideAnswered,
     AssistantSaid,
     Attempt,
@@ -46,6 +47,7 @@ from holdfast.core.events import (
     DeadlineExtended,
     DeputyEnded,
     DeputyNamed,
+    GraceEnded,
     GrantGiven,
     GrantRevoked,
     HistorySummarised,
@@ -66,7 +68,9 @@ from holdfast.core.text.title import make_title
 from holdfast.core.tool import Gate
 from holdfast.errors import StaleReason
 
-Phase = Literal["ready", "running", "done", "awaiting_approval", "awaiting_human", "awaiting_client", "awaiting_manual"]
+Phase = Literal[
+    "ready", "running", "done", "awaiting_approval", "approved", "awaiting_human", "awaiting_client", "awaiting_manual"
+]
 Status = Literal["idle", "preparing", "streaming", "executing_tools", "awaiting_input"]
 
 AWAITING_PHASE: dict[SuspensionKind, Phase] = {
@@ -108,6 +112,8 @@ class CallState(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     """The open suspension, with the deadline that holds now."""
     wait: Wait = NEW_WAIT
     """The wait of the last suspension."""
+    window: CallResolved | None = None
+    """The approval whose grace window is open. The suspension stays open with it, in case it is taken back."""
     decided: CallResolved | None = None
     """A decision that has not yet become the call's result (only if the log was cut between the two events)."""
     bound: str | None = None
@@ -331,6 +337,8 @@ def evolve(state: State, event: AnyEvent) -> State:
     match event:
         case VoteCast() | DeadlineExtended() | ReminderDue() | CallEscalated():
             return _apply_wait_event(state, event)
+        case ApprovalTakenBack() | GraceEnded():
+            return _apply_window_event(state, event)
         case ConversationOpened():
             return replace(state, seq=seq, agent=event.agent)
         case TurnEnded():
@@ -447,6 +455,7 @@ def _reset_imported_call(call: CallState) -> CallState:
         attempt=call.attempt if began else 0,
         epoch=0,
         suspension=None,
+        window=None,
         bound=None,
         plan=None,
         recovering=False,
@@ -476,6 +485,7 @@ def _reset_imported_continuation(call: CallState) -> CallState:
         gate="policy",
         epoch=0,
         suspension=call.suspension if asks else None,
+        window=None,
         bound=None,
         approver=None,
         grant=None,
@@ -543,6 +553,8 @@ def _apply_call_event(state: State, event: CallSuspended | CallResolved | CallSt
                 halt, halt_value = event.halt, reference if event.artifact else event.value
         case CallSuspended():
             call = _apply_suspension(call, event)
+        case CallResolved(starts_at=float()):
+            call = replace(call, phase="approved", window=event)
         case CallResolved(decision=decision):
             waited, resumed = waited + waited_seconds(turn, event.at), event.at
             call = _apply_decision(call, event)
@@ -582,6 +594,29 @@ def _apply_wait_event(state: State, event: VoteCast | DeadlineExtended | Reminde
     return replace(state, seq=event.seq, turn=replace(turn, calls=calls))
 
 
+def _apply_window_event(state: State, event: ApprovalTakenBack | GraceEnded) -> State:
+    """Put an approved call back to waiting, or apply its approval."""
+    turn = state.turn
+    call = turn.calls.get(event.call_id) if turn else None
+    if turn is None or call is None or call.window is None or call.suspension is None:
+        return replace(state, seq=event.seq)
+    waited, resumed = turn.waited, turn.resumed
+    if isinstance(event, GraceEnded):
+        waited, resumed = waited + waited_seconds(turn, event.at), event.at
+        call = _apply_decision(replace(call, window=None), call.window)
+    else:
+        votes = tuple(vote for vote in call.wait.votes if vote.seq != event.vote)
+        call = replace(
+            call,
+            phase="awaiting_approval",
+            window=None,
+            suspension=replace(call.suspension, deadline=event.deadline),
+            wait=replace(call.wait, votes=votes),
+        )
+    calls = {**turn.calls, event.call_id: call}
+    return replace(state, seq=event.seq, turn=replace(turn, calls=calls, waited=waited, resumed=resumed))
+
+
 def _apply_start(call: CallState, event: CallStarted) -> CallState:
     return replace(
         call,
@@ -609,6 +644,7 @@ def _apply_result(call: CallState, event: CallReturned) -> CallState:
         call,
         phase="done",
         suspension=None,
+        window=None,
         decided=None,
         bound=None,
         plan=None,
@@ -791,6 +827,11 @@ def open_suspensions(state: State) -> dict[str, CallSuspended]:
     return {call_id: call.suspension for call_id, call in waiting_calls(state).items() if call.suspension is not None}
 
 
+def in_grace(state: State) -> bool:
+    """Whether an approved call of the open turn waits for the end of its grace window."""
+    return any(call.window is not None for call in waiting_calls(state).values())
+
+
 def next_reminder(call: CallState, after: float | None = None) -> tuple[float, float] | None:
     """Return when the next reminder of a suspended call is due, and how long before the deadline; None: never.
 
@@ -860,4 +901,7 @@ def pending_of(state: State, event: CallSuspended) -> Pending:
         escalated_to=event.escalate_to if wait.escalated else (),
         continues=event.continues,
         title=state.title,
+        grace=event.grace,
+        starts_at=call.window and call.window.starts_at,
+        approved_by=call.window and call.window.by.id,
     )

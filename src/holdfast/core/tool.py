@@ -186,6 +186,8 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     escalate_to: tuple[str, ...] = ()
     """Roles or principal ids that may also decide once a call has waited for ``escalate_after`` seconds."""
     escalate_after: float | None = None
+    grace: float = 0.0
+    """Seconds between an approval and the run, in which the approval can be taken back; 0: the call runs at once."""
     risk: Risk = "low"
     compact: bool = False
     """The model sees a short stub of the declaration until it asks for the full one."""
@@ -230,6 +232,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     annotations: str = ""
     """The digest of the executor, the risk, the metadata and the deciders (``annotations_of``)."""
     deciders: Deciders = DEFAULT_DECIDERS
+    grace: float = 0.0
 
 
 def definition_of(spec: ToolSpec) -> Definition:
@@ -242,6 +245,7 @@ def definition_of(spec: ToolSpec) -> Definition:
         parameters=spec.parameters,
         annotations=annotations_of(spec),
         deciders=deciders_of(spec),
+        grace=spec.grace,
     )
 
 

@@ -50,6 +50,7 @@ from holdfast.core.inputs import (
     SummaryMade,
     TimeLimitReached,
     TimerDue,
+    WindowPassed,
 )
 from holdfast.core.notice import notices_of
 from holdfast.core.searched_text import has_text
@@ -75,6 +76,7 @@ GUEST_INPUTS = (
     OpenConversation,
     RefuseResolution,
     DeadlinePassed,
+    WindowPassed,
     TimerDue,
     ClientGone,
     CancelTurn,
@@ -286,7 +288,7 @@ def pending_row(state: State, call: CallState) -> PendingRow:
         call=event.call_id,
         body=_encoder.encode(entry),
         due=due,
-        deadline=event.deadline,
+        deadline=max(event.deadline, entry.starts_at or 0.0),  # a store takes an entry that is due later for damaged
     )
 
 

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from holdfast import telemetry
 from holdfast.core.decisions import Accepted, Decision, Pending, Principal
-from holdfast.core.events import AnyEvent, CallResolved, CallSuspended, DeadlineExtended, VoteCast
+from holdfast.core.events import AnyEvent, ApprovalTakenBack, CallResolved, CallSuspended, DeadlineExtended, VoteCast
 from holdfast.core.inputs import Input
 from holdfast.core.live import AnyLive
 from holdfast.core.notice import Channel
@@ -332,7 +332,9 @@ class Engine:
         if traced and turn is not None:
             telemetry.link_turn(conv.name, turn)
         for event in reversed(events):
-            if type(event) is CallResolved or type(event) is DeadlineExtended:
+            if type(event) is CallResolved:
+                return Accepted(event.seq, starts_at=event.starts_at)
+            if type(event) is DeadlineExtended or type(event) is ApprovalTakenBack:
                 return Accepted(event.seq)
             if type(event) is VoteCast:
                 return Accepted(event.seq, missing=event.missing)
@@ -359,14 +361,18 @@ class Engine:
             raise conversation_not_found(name)
         return events
 
-    async def pending(self, conversation: str | None = None) -> list[Pending]:
-        """Return the pending calls of all conversations or of one, soonest deadline first."""
+    async def pending(self, conversation: str | None = None, *, approved: bool = False) -> list[Pending]:
+        """Return the pending calls of all conversations or of one, soonest deadline first; see ``Runtime.pending``."""
         self.check_loop()
-        return [entry async for page in self.pending_pages(conversation) for entry in page]
+        return [entry async for page in self.pending_pages(conversation, approved=approved) for entry in page]
 
-    def pending_pages(self, conversation: str | None = None) -> AsyncIterator[list[Pending]]:
+    async def pending_pages(
+        self, conversation: str | None = None, *, approved: bool = False
+    ) -> AsyncIterator[list[Pending]]:
         """Yield the same in pages."""
-        return self.pending_index.pages(None if conversation is None else check_conversation_id(conversation))
+        name = None if conversation is None else check_conversation_id(conversation)
+        async for page in self.pending_index.pages(name):
+            yield page if approved else [entry for entry in page if entry.starts_at is None]
 
     @property
     def listed_agents(self) -> list[str]:

@@ -12,7 +12,17 @@ import msgspec
 
 from holdfast.core.audit import DecisionKind
 from holdfast.core.decide.deputies import DEPUTIES
-from holdfast.core.decisions import Accepted, Approve, Decision, GrantScope, Pending, Previewed, Principal, Remember
+from holdfast.core.decisions import (
+    Accepted,
+    Approve,
+    Decision,
+    GrantScope,
+    Pending,
+    Previewed,
+    Principal,
+    Remember,
+    TakeBack,
+)
 from holdfast.core.events import AnyEvent, CallReturned, DeputyNamed, MessageReceived, Mode
 from holdfast.core.inputs import (
     ArchiveConversation,
@@ -58,6 +68,7 @@ from holdfast.runtime.engine import Engine, Scope, conversation_not_found
 from holdfast.runtime.event_log import read_rows
 from holdfast.runtime.pending_calls.clients import Client
 from holdfast.runtime.pending_calls.inbox import PendingChanges
+from holdfast.runtime.pending_calls.outcome import CallOutcome, find_outcome
 from holdfast.runtime.pending_calls.resolve import Rights, Rule, allowed_scopes, end_turn, preview_edit
 from holdfast.runtime.pending_calls.shared_grants import split_grant_id
 from holdfast.runtime.search import SearchResults, Visible
@@ -507,6 +518,38 @@ class Runtime(Generic[OutputT]):
         decisions = {check_call_id(cast("str", call)): decision}
         return await self._engine.submit_decisions(conversation, decisions, check_caller(by))
 
+    async def take_back(
+        self, conversation: str | Pending, call: str | None = None, *, by: str | Principal = "user"
+    ) -> Accepted:
+        """Take the approval of a call back, inside the grace window of its tool: the call waits for a decision again.
+
+        Give the Pending, or the ids of the conversation and the call. The principal that approved may do it, and any
+        that may resolve the call. The call keeps its suspension; the time since the approval is added to its deadline.
+
+        Raises Stale once the window has passed.
+        """
+        if isinstance(conversation, Pending):
+            return await self.resolve(conversation, TakeBack(), by=by)
+        if call is None:
+            raise Invalid("take_back takes a Pending, or the ids of a conversation and a call")
+        return await self.resolve(conversation, call, TakeBack(), by=by)
+
+    async def outcome(
+        self, conversation: str | Pending, call: str | None = None, *, timeout: float | None = 0
+    ) -> CallOutcome:
+        """Return what became of a call after its decision: it runs, has ended, or waits again.
+
+        Give the Pending that was decided, or the ids of the conversation and the call.
+
+        timeout:  how many seconds to wait until the call has ended, or waits for a decision (again); None: as long as
+                  it takes. After that, the outcome so far is returned
+        """
+        if isinstance(conversation, Pending):
+            conversation, call = conversation.conversation, conversation.id
+        if call is None:
+            raise Invalid("outcome takes a Pending, or the ids of a conversation and a call")
+        return await find_outcome(self._engine, conversation, check_call_id(call), timeout)
+
     async def resolve_many(
         self, conversation: str, decisions: Mapping[str, Decision], by: str | Principal = "user"
     ) -> Accepted:
@@ -719,16 +762,26 @@ class Runtime(Generic[OutputT]):
         """
         return follow_events(self._engine, conversation, after)
 
-    async def pending(self, conversation: str | None = None) -> list[Pending]:
-        """Return the pending calls of all conversations or of one, soonest deadline first."""
-        return await self._engine.pending(conversation)
+    async def pending(self, conversation: str | None = None, *, approved: bool = False) -> list[Pending]:
+        """Return the pending calls of all conversations or of one, soonest deadline first.
 
-    def pending_pages(self, conversation: str | None = None) -> AsyncIterator[list[Pending]]:
-        """Yield the pending calls in pages, soonest deadline first: for stores with very many of them."""
-        return self._engine.pending_pages(conversation)
+        approved:  also return approved calls that have not started, because their approval can still be taken back
+                   (``Pending.starts_at``)
+        """
+        return await self._engine.pending(conversation, approved=approved)
+
+    def pending_pages(self, conversation: str | None = None, *, approved: bool = False) -> AsyncIterator[list[Pending]]:
+        """Yield the pending calls in pages, soonest deadline first: for stores with very many of them.
+
+        approved:  as in ``pending``
+        """
+        return self._engine.pending_pages(conversation, approved=approved)
 
     def pending_changes(self) -> AsyncIterator[PendingChanges]:
-        """Yield all pending calls first, and then every change: ``added`` (new or changed calls) and ``removed``."""
+        """Yield all pending calls first, and then every change: ``added`` (new or changed calls) and ``removed``.
+
+        An approved call stays among them until its approval cannot be taken back any more (``Pending.starts_at``).
+        """
         return self._engine.pending_feed.changes()
 
     def watch(self, conversation: str) -> Watch:

@@ -89,7 +89,8 @@ class Turn(Generic[OutputT]):
         async for page in read_pages(self._engine.store, self.conversation, self.seq - 1, state.seq + 1):
             for event in page:
                 fold.apply(event)
-        pending = [] if fold.ended else pending_entries(state)
+        waiting = [] if fold.ended else pending_entries(state)
+        pending = [entry for entry in waiting if entry.starts_at is None]
         return fold.result(self.conversation, pending, self._find_converter(fold))
 
     def _find_converter(self, fold: TurnFold) -> Callable[[Any], Any] | None:

@@ -8,7 +8,7 @@ from holdfast.core import codec
 from holdfast.core.effects import owed
 from holdfast.core.events import AnyEvent, TurnEnded
 from holdfast.core.live import AnyLive, InFlight, Snapshot
-from holdfast.core.state import State, pending_entries
+from holdfast.core.state import State, in_grace, pending_entries
 from holdfast.core.transcript import Transcript
 from holdfast.errors import Backpressure
 from holdfast.runtime.conversation import Conversation
@@ -111,5 +111,8 @@ async def wait_until(engine: Engine, conversation: str, condition: Callable[[Sta
 
 
 def is_at_rest(state: State) -> bool:
-    """Return whether nothing runs in the conversation: each turn has ended, or the open one needs a decision."""
-    return not owed(state)
+    """Return whether nothing runs in the conversation: each turn has ended, or the open one needs a decision.
+
+    An approved call whose grace window is open is about to run, unless its approval is taken back.
+    """
+    return not owed(state) and not in_grace(state)

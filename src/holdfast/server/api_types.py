@@ -13,7 +13,17 @@ from holdfast.channels.card import public_pending, public_principal
 from holdfast.core import codec
 from holdfast.core.audit import DecisionKind
 from holdfast.core.decisions import Accepted, Decision, GrantScope, Pending, Principal
-from holdfast.core.events import AnyEvent, CallResolved, CancelRequested, DeadlineExtended, GrantGiven, Mode, VoteCast
+from holdfast.core.events import (
+    AnyEvent,
+    ApprovalTakenBack,
+    CallResolved,
+    CancelRequested,
+    DeadlineExtended,
+    GraceEnded,
+    GrantGiven,
+    Mode,
+    VoteCast,
+)
 from holdfast.core.inputs import WhenBusy
 from holdfast.core.json_values import refuse_duplicate_keys
 from holdfast.core.live import AnyLive, LiveEvent, Snapshot, Suspended
@@ -237,6 +247,11 @@ class PendingQuery(StrictRequest, frozen=True, kw_only=True):
     conversation: Name | None = None
 
 
+class CallQuery(StrictRequest, frozen=True, kw_only=True):
+    wait: Annotated[float, msgspec.Meta(ge=0, le=30)] = 0
+    """Seconds to wait until the call has ended or waits again."""
+
+
 class GrantsQuery(StrictRequest, frozen=True, kw_only=True):
     conversation: Name | None = None
 
@@ -321,6 +336,8 @@ class BatchResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     seq: int | None = None
     missing: int = 0
     """How many more people must approve the call before it runs."""
+    starts_at: float | None = None
+    """When the approved call runs, if the approval can be taken back until then."""
     problem: Problem | None = None
 
 
@@ -491,6 +508,17 @@ def live_frame(event: AnyEvent | AnyLive) -> bytes:
     return encode_frame(event.type, _encoder.encode(_public_event(event)), event.seq)
 
 
+ON_BEHALF_EVENTS = (
+    CallResolved,
+    CancelRequested,
+    VoteCast,
+    DeadlineExtended,
+    GrantGiven,
+    ApprovalTakenBack,
+    GraceEnded,
+)
+"""Events that name the principal for whom a deputy acted."""
+
 # --- principals: the claims of a sign-in are never sent to viewers ---
 
 
@@ -499,10 +527,9 @@ def _public_event(event: AnyEvent | AnyLive) -> AnyEvent | AnyLive:
         return msgspec.structs.replace(event, pending=public_pending(event.pending))
     if isinstance(event, LiveEvent):
         return event
-    if (
-        isinstance(event, CallResolved | CancelRequested | VoteCast | DeadlineExtended | GrantGiven)
-        and event.on_behalf_of is not None
-    ):
+    if isinstance(event, GraceEnded):
+        event = msgspec.structs.replace(event, approver=public_principal(event.approver))
+    if isinstance(event, ON_BEHALF_EVENTS) and event.on_behalf_of is not None:
         event = msgspec.structs.replace(event, on_behalf_of=public_principal(event.on_behalf_of))
     return msgspec.structs.replace(event, by=public_principal(event.by)) if event.by.claims else event
 

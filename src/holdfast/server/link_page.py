@@ -48,11 +48,18 @@ def render_card(link: OpenedLink, pending: Pending, problem: str = "", refusal: 
         f"{_content(pending)}"
         f"{alert}"
         f"{_actions(link, pending) if refusal is None else _not_allowed(refusal)}"
-        f"<footer><span>Expires {text(_until(pending.deadline))} ({text(format_time(pending.deadline))}). After that "
-        f"{ON_EXPIRY.get(str(pending.on_expiry), 'its declared result is used')}.</span>"
+        f"<footer><span>{_expiry(pending)}</span>"
         f"<span>{role} <b>{text(link.audience)}</b>.</span></footer></article>"
     )
     return _page(prompt, body)
+
+
+def _expiry(pending: Pending) -> str:
+    """Return when the call expires and what happens then, or when it runs if it is approved."""
+    if pending.starts_at is not None:
+        return f"Runs {text(_until(pending.starts_at))}."
+    then = ON_EXPIRY.get(str(pending.on_expiry), "its declared result is used")
+    return f"Expires {text(_until(pending.deadline))} ({text(format_time(pending.deadline))}). After that {then}."
 
 
 def render_message(title: str, *paragraphs: str) -> bytes:
@@ -113,6 +120,13 @@ def _not_allowed(refusal: str) -> str:
 def _actions(link: OpenedLink, pending: Pending) -> str:
     """Return the forms. Each decision has its own, so that Enter in a text field never approves."""
     forms: list[str] = []
+    if pending.starts_at is not None:
+        if "approve" not in link.decisions:
+            return ""
+        return (
+            '<form method="post" class="actions"><button class="undo" name="decision" value="take_back">'
+            "Undo</button></form>"
+        )
     vote = next((vote for vote in pending.votes if link.audience in vote.people), None)
     if vote is not None:
         approved = "You have approved it" if vote.by.id == link.audience else f"{vote.by.id} has approved it for you"

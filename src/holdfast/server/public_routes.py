@@ -16,7 +16,7 @@ from starlette.responses import Response
 from holdfast.channels.card import answer_of, failure_of, read_fields
 from holdfast.channels.decide import find_pending, foresee_refusal, resolve_suspension
 from holdfast.channels.links import Links, OpenedLink, check_link
-from holdfast.core.decisions import Accepted, Approve, Decision, Deny, Pending, Submit
+from holdfast.core.decisions import Accepted, Approve, Decision, Deny, Pending, Submit, TakeBack
 from holdfast.core.notice import Channel
 from holdfast.core.results import ANSWER_LIMIT
 from holdfast.errors import HoldfastError, Invalid, NotAllowed, NotFound, Stale
@@ -130,6 +130,8 @@ class PublicRoutes:
             if not _reads_html(request):
                 raise
             return _page(link_page.render_card(link, entry, problem.message), 422)
+        if done.starts_at is not None and _reads_html(request):
+            return await self._show(request, links, link)  # with the button that takes it back
         return _accepted(request, given["decision"], done)
 
     async def receive(self, request: Request) -> Response:
@@ -175,6 +177,8 @@ def _read_decision(link: OpenedLink, entry: Pending, given: Mapping[str, str]) -
     match given.get("decision"):
         case "approve":
             return Approve(digest=link.digest)
+        case "take_back":
+            return TakeBack()
         case "deny":
             return Deny(reason)
         case "answer":
@@ -190,7 +194,14 @@ def _read_decision(link: OpenedLink, entry: Pending, given: Mapping[str, str]) -
 def _accepted(request: Request, tag: str, done: Accepted) -> Response:
     if not _reads_html(request):
         return BoundedResponse(msgspec.json.encode(done), headers={"content-type": "application/json"})
-    words = {"approve": "Approved", "deny": "Denied", "answer": "Answered", "submit": "Submitted", "failed": "Reported"}
+    words = {
+        "approve": "Approved",
+        "take_back": "Taken back",
+        "deny": "Denied",
+        "answer": "Answered",
+        "submit": "Submitted",
+        "failed": "Reported",
+    }
     people = "person" if done.missing == 1 else "people"
     left = f" {done.missing} more {people} must approve before it runs." if done.missing else ""
     return _page(link_page.render_message(words[tag], f"Your decision is recorded.{left} You can close this page."))

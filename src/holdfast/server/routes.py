@@ -18,8 +18,8 @@ from starlette.requests import Request
 
 from holdfast.channels.card import public_pending, public_principal
 from holdfast.core.decide.deputies import DEPUTIES
-from holdfast.core.decisions import Accepted, Approve, Decision, Previewed, Principal, split_suspension
-from holdfast.core.events import AssistantSaid, CallResolved, CallSuspended, VoteCast
+from holdfast.core.decisions import Accepted, Approve, Decision, Previewed, Principal, TakeBack, split_suspension
+from holdfast.core.events import ApprovalTakenBack, AssistantSaid, CallResolved, CallSuspended, VoteCast
 from holdfast.core.images import IMAGE_TYPES
 from holdfast.core.results import ANSWER_LIMIT, MESSAGE_LIMIT
 from holdfast.core.schema.validation import check_plain
@@ -32,6 +32,7 @@ from holdfast.runtime.artifacts import find_artifact, load_artifact
 from holdfast.runtime.audit import DecisionFilters, DecisionPage
 from holdfast.runtime.audit_export import export_decisions
 from holdfast.runtime.pending_calls.clients import HEARTBEAT_SECONDS, PRESENCE_SECONDS, Client, stored_name
+from holdfast.runtime.pending_calls.outcome import CallOutcome
 from holdfast.runtime.pending_calls.resolve import gather_by_conversation
 from holdfast.runtime.pending_calls.shared_grants import split_grant_id
 from holdfast.runtime.runtime import ConversationInfo, Runtime
@@ -496,6 +497,11 @@ async def _find_repeat(context: RequestContext, conversation: str, call: str, de
             match event:
                 case CallResolved() if event.call_id == call:
                     if event.by.id == context.by.id and event.decision == decision:
+                        found = found or Accepted(event.seq, starts_at=event.starts_at)
+                case ApprovalTakenBack() if event.call_id == call:
+                    if not isinstance(decision, TakeBack):
+                        return found  # an earlier approval no longer counts
+                    if event.by.id == context.by.id:
                         found = found or Accepted(event.seq)
                 case VoteCast() if event.call_id == call and event.by.id == context.by.id:
                     if isinstance(decision, Approve) and decision.digest == event.digest:
@@ -543,8 +549,21 @@ async def _resolve_item(context: RequestContext, item: tuple[str, str, Decision]
         problem = problem_of(error, context.request.scope)
         return api_types.BatchResult(conversation=conversation, call=call, problem=problem)
     return api_types.BatchResult(
-        conversation=conversation, call=call, status=done.status, seq=done.seq, missing=done.missing
+        conversation=conversation,
+        call=call,
+        status=done.status,
+        seq=done.seq,
+        missing=done.missing,
+        starts_at=done.starts_at,
     )
+
+
+async def show_call(context: RequestContext) -> CallOutcome:
+    """Show what has become of a call; with ``wait``, once it has ended or waits again, or that time has passed."""
+    name = await context.check_exists(context.conversation)
+    found = await context.runtime.outcome(name, context.path["call"], timeout=context.query.wait)
+    pending = found.pending and public_pending(found.pending)
+    return msgspec.structs.replace(found, pending=pending)
 
 
 async def preview_call(context: RequestContext) -> Previewed:
@@ -554,11 +573,11 @@ async def preview_call(context: RequestContext) -> Previewed:
 
 
 async def list_pending(context: RequestContext) -> api_types.PendingList:
-    """List the pending calls, soonest deadline first."""
+    """List the pending calls, soonest deadline first; also approved ones that can still be taken back."""
     name = context.query.conversation
     if name is not None:
         await context.check_exists(name)
-    entries = await context.runtime.pending(name)
+    entries = await context.runtime.pending(name, approved=True)
     visible = [entry for entry in entries if name is not None or await context.can_see(entry.conversation)]
     return api_types.PendingList([public_pending(entry) for entry in visible])
 
@@ -788,6 +807,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", CONVERSATION + "/timeline/file", download_timeline, Download),
     Endpoint("GET", CONVERSATION + "/artifacts/{sha256}", read_artifact, Download),
     Endpoint("GET", CONVERSATION + "/events", query=api_types.FollowQuery, stream=stream_events),
+    Endpoint("GET", CALL, show_call, CallOutcome, query=api_types.CallQuery),
     Endpoint("POST", CALL + "/resolve", resolve_call, Accepted, api_types.ResolveRequest, body_limit=ANSWER_BYTES),
     Endpoint("POST", CALL + "/preview", preview_call, Previewed, api_types.PreviewRequest, body_limit=ANSWER_BYTES),
     Endpoint("GET", CALL + "/scopes", list_scopes, api_types.OfferedScopes),

@@ -103,6 +103,7 @@ class Tool(Generic[P, R_co]):
     not_requester: Any
     escalate_to: Any
     escalate_after: Any
+    grace: Any
     risk: Any
     compact: Any
     metadata: Any
@@ -378,6 +379,8 @@ def tool(fn: Callable[..., Any] | str | None = None, /, **options: Any) -> Tool 
     approver_roles: only principals with one of these roles may approve or deny
     not_requester: the principal on whose behalf the turn runs may not approve or deny
     escalate_to:  roles or principal ids that may also decide after ``escalate_after``, such as ("boss",) after "1h"
+    grace:        how long after its approval a call waits before it runs, so that the approval can be taken back:
+                  "30s". Needs approval="required"
     recovery:     how to treat a run that a crash interrupted: "redispatch" (run again, with the same call.key),
                   "fail" (never run again), "ask" (a person decides), or a function of (args, call) that checks
                   and returns one of these words or a Result. Default: "ask" for tools with an approval or

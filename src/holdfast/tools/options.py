@@ -96,6 +96,9 @@ class Options(TypedDict, total=False):
     """Roles or principal ids that may also decide after ``escalate_after``, beside ``approver_roles``."""
     escalate_after: Duration
     """How long a call waits before ``escalate_to`` may decide as well."""
+    grace: Duration
+    """How long after its approval a call waits before it runs, so that the approval can be taken back: "30s". Needs
+    ``approval="required"``. Default: it runs at once."""
     risk: Risk
     """"low" (default), "medium" or "high": shown to the approver."""
     compact: bool
@@ -116,6 +119,7 @@ class DeclareOptions(Options, total=False):
 OPTIONS: tuple[str, ...] = tuple(Options.__annotations__)
 MOST_APPROVERS = 20
 MOST_REMINDERS = 10
+MOST_GRACE = 3600.0
 LEAST_RESULT, MOST_RESULT = 1_000, 64_000
 """The legal values of ``result_bytes``. A result in an event is not larger than that."""
 _NULLABLE_OPTIONS = ("name", "description", "parameters", "prompt", "timeout", "result_bytes", "metadata", "version")
@@ -351,6 +355,12 @@ def _read_deciders(options: Mapping[str, Any], gate: Gate, label: str) -> dict[s
     if "escalate_to" in options:
         fields["escalate_to"] = _read_roles("escalate_to", options["escalate_to"], label)
         fields["escalate_after"] = _read_duration("escalate_after", options["escalate_after"], label)
+    if "grace" in options:
+        if gate != "required":
+            _raise_declaration_error(label, 'grace needs approval="required": nobody approves the calls of this tool')
+        fields["grace"] = _read_duration("grace", options["grace"], label)
+        if fields["grace"] > MOST_GRACE:
+            _raise_declaration_error(label, f"grace is at most 1h, not {options['grace']!r:.80}")
     return fields
 
 

@@ -32,6 +32,7 @@ from holdfast.cli.render.text import ellipsize, escape_control_characters, plura
 from holdfast.cli.store import is_store_missing, no_store_error
 from holdfast.core.decisions import GRANT_SCOPES, Approve, Decision, Pending, Principal
 from holdfast.core.json_values import parse_strict_object
+from holdfast.core.tool import parse_duration
 from holdfast.errors import HoldfastError, Invalid, NotFound, Stale
 from holdfast.runtime.pending_calls.resolve import gather_by_conversation
 from holdfast.runtime.runtime import Runtime
@@ -72,6 +73,7 @@ Matches = dict[str, list[str]]
 )
 @click.option("--dry-run", is_flag=True, help="With --match: only list them.")
 @click.option("--yes", is_flag=True, help="With --match: do not ask.")
+@click.option("--wait", metavar="DURATION", help='Wait up to this long ("1m"), and print what became of the call.')
 @by_option
 @role_option
 @resume_option
@@ -86,6 +88,7 @@ def approve(
     pairs: tuple[str, ...],
     dry_run: bool,
     yes: bool,
+    wait: str | None,
     by: str | None,
     roles: tuple[str, ...],
     resume: str | None,
@@ -100,6 +103,9 @@ def approve(
     if scope is not None and remember is None:
         raise Invalid("--scope goes with --remember args or --remember tool")
     scope = scope or "conversation"
+    if wait is not None and (pairs or resume is not None):
+        raise Invalid("--wait goes with one CALL, and without --resume, which waits anyhow")
+    seconds = None if wait is None else parse_duration(wait)
     if pairs:
         if call is not None or args is not None or digest is not None or resume is not None:
             raise Invalid("--match stands alone: without CALL, --args, --digest and --resume")
@@ -127,7 +133,7 @@ def approve(
             whole = entry.digest if shown else digest  # may be the digest of the plan for the edited arguments
         return Approve(args=edited, digest=whole, remember=remember, duration=duration, scope=scope)
 
-    return run_decision(call, "approve", make, principal_of(by, roles), resume, store)
+    return run_decision(call, "approve", make, principal_of(by, roles), resume, store, wait=seconds)
 
 
 def parse_matches(pairs: Iterable[str]) -> Matches:

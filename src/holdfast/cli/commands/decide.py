@@ -1,4 +1,4 @@
-"""``holdfast deny``, ``answer``, ``submit``, ``extend`` and ``cancel``: decide one pending call, or end a turn."""
+"""``holdfast deny``, ``answer``, ``submit``, ``extend``, ``take-back``, ``cancel``: decide a call, or end a turn."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import json
 import shlex
 from collections.abc import Callable
-from typing import Any
+from typing import Any, assert_never
 
 import click
 
@@ -29,16 +29,31 @@ from holdfast.cli.options import (
     store_url,
     wait_seconds,
 )
-from holdfast.cli.output import print_text
+from holdfast.cli.output import EXIT_WAITING, print_text
 from holdfast.cli.render.event import describe_decision
+from holdfast.cli.render.text import ellipsize, format_duration, value_text
 from holdfast.cli.render.turn import TurnView
 from holdfast.cli.store import is_store_missing, no_store_error, not_found_error
-from holdfast.core.decisions import Answer, ClientResult, Decision, Deny, Extend, Failed, Pending, Principal, Submit
+from holdfast.core.decisions import (
+    Answer,
+    ClientResult,
+    Decision,
+    Deny,
+    Extend,
+    Failed,
+    Pending,
+    Principal,
+    Submit,
+    TakeBack,
+)
 from holdfast.core.events import TurnEnded
 from holdfast.core.json_values import parse_strict_json
 from holdfast.errors import Invalid, NotFound
+from holdfast.runtime.pending_calls.outcome import CallOutcome
 from holdfast.runtime.runtime import Runtime
 
+MAX_VALUE = 500
+"""Characters of a result that are printed."""
 MakeDecision = Callable[[Pending | None], Decision]
 
 
@@ -75,6 +90,19 @@ def extend(call: str, duration: str, by: str | None, roles: tuple[str, ...], sto
     A tool limits how long its calls can be extended in all; the default is 30 days.
     """
     return run_decision(call, "extend", lambda _: Extend(duration), principal_of(by, roles), None, store)
+
+
+@click.command("take-back", epilog=example("holdfast take-back dmfjs2"))
+@call_argument
+@by_option
+@role_option
+@store_option
+def take_back(call: str, by: str | None, roles: tuple[str, ...], store: str | None) -> int:
+    """Take back an approval before its call has started: the call waits again.
+
+    Only for tools with a grace window; `holdfast pending` lists their approved calls until they start.
+    """
+    return run_decision(call, "take-back", lambda _: TakeBack(), principal_of(by, roles), None, store)
 
 
 @click.command(
@@ -198,8 +226,20 @@ def _read_json_option(text: str | None, path: str | None, *, value: bool = False
     return read_json(path, "--file") if path is not None else None
 
 
-def run_decision(call: str, verb: str, make: MakeDecision, by: Principal, resume: str | None, store: str | None) -> int:
-    """Record one decision; with ``resume``, also run the agent until the turn ends."""
+def run_decision(
+    call: str,
+    verb: str,
+    make: MakeDecision,
+    by: Principal,
+    resume: str | None,
+    store: str | None,
+    *,
+    wait: float | None = None,
+) -> int:
+    """Record one decision; with ``resume``, also run the agent until the turn ends.
+
+    wait:  how many seconds to wait for what becomes of the call
+    """
     url = store_url(store)
     model: str | None = click.get_current_context().meta.get(MODEL_KEY)
     if resume is None and model is not None:
@@ -207,23 +247,53 @@ def run_decision(call: str, verb: str, make: MakeDecision, by: Principal, resume
     if asyncio.run(is_store_missing(url)):
         raise no_store_error(url, ", so nothing waits in it")
     if resume is None:
-        return asyncio.run(record_decision(url, call, verb, make, by))
+        return asyncio.run(record_decision(url, call, verb, make, by, wait))
     job = AgentRun(choose_agent(resume, model), url, by, wait_seconds(None, False))
     return run_job(job, resolve_and_continue(job, call, verb, make))
 
 
-async def record_decision(url: str, call: str, verb: str, make: MakeDecision, by: Principal) -> int:
-    """Record a decision and print which process continues."""
+async def record_decision(
+    url: str, call: str, verb: str, make: MakeDecision, by: Principal, wait: float | None = None
+) -> int:
+    """Record a decision and print which process continues; with ``wait``, print what became of the call instead."""
     async with Runtime(store=url) as rt:
         found = await find_call(rt, call, verb)
         decision = make(found.entry)
         owners = await rt.owners()
-        await rt.resolve(found.conversation, found.call, decision, by=by)
+        done = await rt.resolve(found.conversation, found.call, decision, by=by)
         tool = found.entry.tool if found.entry else found.call
         print_text(f"{tool} ({found.conversation}/{found.call}) {describe_decision(decision)} by {by}")
-        if not isinstance(decision, Extend):
+        if done.starts_at is not None:
+            left = format_duration(done.starts_at - rt.now())
+            undo = CommandWriter(url).format_command("take-back", f"{found.conversation}/{found.call}")
+            print_text(f"it runs in {left}; to take the approval back until then: {undo}")
+        if wait is not None:
+            return _print_outcome(await rt.outcome(found.conversation, found.call, timeout=wait), url)
+        if not isinstance(decision, Extend | TakeBack):
             await print_next_steps(rt, found, owners, CommandWriter(url), print_text)
     return 0
+
+
+def _print_outcome(outcome: CallOutcome, url: str) -> int:
+    """Print what became of a call after its decision; return the exit code."""
+    label = f"{outcome.tool} ({outcome.conversation}/{outcome.call})"
+    match outcome.status:
+        case "done":
+            print_text(f"{label} returned {ellipsize(value_text(outcome.value), MAX_VALUE)}")
+            return 0
+        case "failed":
+            error = outcome.error
+            print_text(f"{label} failed: [{error.kind}] {error.message}" if error else f"{label} failed")
+            return 1
+        case "waiting":
+            reason = outcome.pending.reason if outcome.pending is not None else None
+            see = CommandWriter(url).pending_command(outcome.conversation)
+            print_text(f"{label} waits for a decision{f' ({reason})' if reason else ''}: {see}")
+        case "approved" | "running":
+            print_text(f"{label} has not ended yet")
+        case _:
+            assert_never(outcome.status)
+    return EXIT_WAITING
 
 
 async def resolve_and_continue(job: AgentRun, given: str, verb: str, make: MakeDecision) -> int:

@@ -53,14 +53,14 @@ async def list_pending(url: str, as_json: bool, wait: float | None, conversation
     if not gone:
         async with Runtime(store=url) as rt:
             while True:
-                entries = await rt.pending(conversation)
+                entries = await rt.pending(conversation, approved=wait is None)  # --wait is for calls to decide
                 if entries or time.monotonic() >= until:
                     break
                 await asyncio.sleep(POLL_SECONDS)
             if conversation is not None and not entries:
                 await rt.history(conversation, limit=1)  # refuses an unknown conversation
             if entries:
-                _print_cards(entries, entries if conversation is None else await rt.pending(), url)
+                _print_cards(entries, entries if conversation is None else await rt.pending(approved=True), url)
             else:
                 idle = await describe_unattended(rt, conversation, CommandWriter(url))
     if not entries:
@@ -74,7 +74,7 @@ async def _print_pending_json(url: str, wait: float | None, until: float, conver
     async with Runtime(store=url) as rt:
         while True:
             found = False
-            async for page in rt.pending_pages(conversation):
+            async for page in rt.pending_pages(conversation, approved=wait is None):
                 found = True
                 print_json_lines(page)
             if found or time.monotonic() >= until:

@@ -260,7 +260,7 @@ async def _cache_problem(store: LogStore, name: str) -> Problem | None:
         if (
             entry.intact is False
             or _decode_entry(entry.body) != waits[entry.call]
-            or entry.deadline != waits[entry.call].deadline
+            or entry.deadline != max(waits[entry.call].deadline, waits[entry.call].starts_at or 0.0)
         ):
             return _cache_mismatch("pending", f"the pending entry of call {entry.call} differs from its log")
     for wrong in await check_rows(store, name):

@@ -100,7 +100,9 @@ def _footer(entry: Pending, now: float) -> Text:
 
 
 def describe_deadline(entry: Pending, now: float) -> str:
-    """Describe when the call expires, and the outcome then."""
+    """Describe when the call expires, and the outcome then; or when an approved call runs."""
+    if entry.starts_at is not None:
+        return f"runs in {format_duration(entry.starts_at - now)}"
     match "interrupted" if entry.recovery else entry.on_expiry:
         case "interrupted":
             then = "then it is reported as interrupted"

@@ -33,10 +33,12 @@ from holdfast.core.decisions import (
     Failed,
     Recorded,
     Submit,
+    TakeBack,
     name_decider,
 )
 from holdfast.core.events import (
     AnyEvent,
+    ApprovalTakenBack,
     AsideAnswered,
     AssistantSaid,
     CallEscalated,
@@ -52,6 +54,7 @@ from holdfast.core.events import (
     DeadlineExtended,
     DeputyEnded,
     DeputyNamed,
+    GraceEnded,
     GrantGiven,
     GrantRevoked,
     HistorySummarised,
@@ -134,7 +137,12 @@ def describe_event(event: AnyEvent, tools: Mapping[str, str]) -> str:
         case CallEscalated():
             return f"{call} escalated to {', '.join(event.to)}"
         case CallResolved():
-            return f"{call} {describe_resolution(event)}"
+            grace = f"; it can be taken back until {format_time(event.starts_at)}" if event.starts_at else ""
+            return f"{call} {describe_resolution(event)}{grace}"
+        case ApprovalTakenBack():
+            return f"{call} waits again: {describe_decider(event)} took the approval back"
+        case GraceEnded():
+            return f"{call} may run: the approval can no longer be taken back"
         case CallStarted():
             return f"{call} started, attempt {event.attempt}" + (
                 f" (granted: {event.grant})"
@@ -219,7 +227,9 @@ def describe_resolution(event: CallResolved) -> str:
     return words if event.by.id == "system" else f"{words} by {describe_decider(event)}"
 
 
-def describe_decider(event: CallResolved | CancelRequested | GrantGiven | Grant | VoteCast | DeadlineExtended) -> str:
+def describe_decider(
+    event: CallResolved | CancelRequested | GrantGiven | Grant | VoteCast | DeadlineExtended | ApprovalTakenBack,
+) -> str:
     """Return who decided, and for whom, if it was a deputy."""
     return name_decider(event.by, event.on_behalf_of)
 
@@ -228,6 +238,8 @@ def describe_decision(decision: Recorded | Decision) -> str:
     match decision:
         case Extend(until=until):
             return f"extended by {until}" if isinstance(until, str) else f"extended to {format_time(until)}"
+        case TakeBack():
+            return "waits again: its approval was taken back"
         case Approve(args=None):
             return "approved"
         case Approve(args=args):

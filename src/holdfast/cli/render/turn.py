@@ -13,12 +13,13 @@ from holdfast.cli.render.card import print_card
 from holdfast.cli.render.console import Screen
 from holdfast.cli.render.event import describe_decider, describe_event, describe_resolution
 from holdfast.cli.render.stream import LiveOutput
-from holdfast.cli.render.text import describe_coverage, describe_scope, ellipsize, value_text
+from holdfast.cli.render.text import describe_coverage, describe_scope, ellipsize, format_time, value_text
 from holdfast.cli.render.usage import TurnUsage
 from holdfast.cli.render.workspace import Line, checklist_lines, describe_image, result_lines
 from holdfast.core.effects import owed
 from holdfast.core.events import (
     AnyEvent,
+    ApprovalTakenBack,
     AsideAnswered,
     AssistantSaid,
     CallEscalated,
@@ -235,12 +236,12 @@ class TurnView:
                 self._tools.setdefault(event.call_id, event.tool)
                 if event.seq > self._start:
                     await self._print_card(event.call_id)
-            case VoteCast() | DeadlineExtended() | ReminderDue() | CallEscalated():
+            case VoteCast() | DeadlineExtended() | ReminderDue() | CallEscalated() | ApprovalTakenBack():
                 self._print_dim(f"  {describe_event(event, self._tools)}")
             case CallResolved():
-                self._print_line(
-                    ("  ● ", "cyan"), f"{self._tools.get(event.call_id, event.call_id)} {describe_resolution(event)}"
-                )
+                grace = f", runs at {format_time(event.starts_at)}" if event.starts_at else ""
+                tool = self._tools.get(event.call_id, event.call_id)
+                self._print_line(("  ● ", "cyan"), f"{tool} {describe_resolution(event)}{grace}")
             case CallReturned():
                 self._usage.add(event.attempts)
                 self._live.stop_timer(event.call_id)

@@ -94,6 +94,7 @@ def freeze_call(
         not_requester=spec.not_requester,
         escalate_to=spec.escalate_to,
         escalate_after=spec.escalate_after,
+        grace=spec.grace,
         # Kept under a grant, too: if it is revoked before the call runs, an approver may edit the arguments.
         schema=None if spec.gate == "auto" and not spec.hooked else _parse_schema(spec.parameters),
         result_schema=_parse_schema(spec.result) if outside and spec.result is not None else None,
@@ -616,9 +617,9 @@ def _decider_fields(
     """
     if kind == "client_exec":
         return {}  # no person is asked
-    made = deciders_of(call.made)
+    made, grace = deciders_of(call.made), call.made.grace
     if definition is not None and (call.imported or definition_changed(call, definition)):
-        made = definition.deciders
+        made, grace = definition.deciders, definition.grace
     fields: dict[str, Any] = {
         "extend_until": max(deadline, log.now + made.extend_limit),
         "remind": made.remind,
@@ -630,6 +631,7 @@ def _decider_fields(
             "approvers": made.approvers,
             "approver_roles": made.approver_roles,
             "not_requester": made.not_requester,
+            "grace": grace,
             "voided": tuple(vote.by.id for vote in call.wait.votes),
         }
     return fields

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import Any, assert_never
 
-from holdfast.core.decide import aside, deputies, gate, reply, resolution, wait
+from holdfast.core.decide import aside, deputies, gate, grace, reply, resolution, wait
 from holdfast.core.decide.draft import Draft
 from holdfast.core.decide.reply import Specs
 from holdfast.core.decisions import Deny, Detached, Expired
@@ -80,6 +80,7 @@ from holdfast.core.inputs import (
     TimeLimitReached,
     TimerDue,
     ValueOutcome,
+    WindowPassed,
 )
 from holdfast.core.state import CallState, Phase, State
 from holdfast.core.text.title import check_title
@@ -95,6 +96,10 @@ TRANSITIONS: tuple[tuple[Phase | None, str, Phase], ...] = (
     ("ready", "CallStarted", "running"),
     ("ready", "CallReturned", "done"),
     ("awaiting_approval", "CallResolved", "ready"),
+    ("awaiting_approval", "CallResolved: with a grace window", "approved"),
+    ("approved", "ApprovalTakenBack", "awaiting_approval"),
+    ("approved", "GraceEnded", "ready"),
+    ("approved", "CallReturned", "done"),
     ("awaiting_human", "CallResolved", "ready"),
     ("awaiting_client", "CallResolved", "ready"),
     ("awaiting_manual", "CallResolved", "ready"),
@@ -167,13 +172,16 @@ def decide_into(log: Draft, input: Input, specs: Specs) -> None:
                 raise Invalid(f"conversation {state.conversation!r} exists already")
             log.add(ConversationOpened, input.by, agent=input.agent, metadata=input.metadata)
         case RefuseResolution():
-            resolution.require_suspension(log, input.call)
+            resolution.require_open(log, input.call)
             log.add(ResolutionRefused, input.by, call_id=input.call, decision=input.decision, reason=input.reason)
         case DeadlinePassed():
             suspension = resolution.require_suspension(log, input.call, expired=True)
             if log.now < suspension.deadline:
                 raise Stale("the deadline has not passed", reason="phase")
             _resolve_by_system(log, suspension, Expired())
+        case WindowPassed():
+            grace.end_window(log, input.call)
+            add_consequences(log)
         case TimerDue():
             wait.apply_timer(log, resolution.require_suspension(log, input.call))
         case ClientGone():

@@ -8,7 +8,7 @@ from typing import Any, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.core.decide import wait
+from holdfast.core.decide import grace, wait
 from holdfast.core.decide.draft import Draft
 from holdfast.core.decide.gate import fill_prompt, record_grant
 from holdfast.core.decisions import (
@@ -26,6 +26,7 @@ from holdfast.core.decisions import (
     Pending,
     Principal,
     Submit,
+    TakeBack,
     decider_refusal,
     join_type_names,
 )
@@ -58,9 +59,20 @@ def require_suspension(log: Draft, call_id: str, *, expired: bool = False) -> Ca
         if call.winner is not None:
             raise settled_error(call)
         raise Stale(f"call {call_id!r} is {call.phase}: it is not waiting for a decision", reason="phase")
+    if call.window is not None:
+        raise grace.approved_error(call, call.window)
     if not expired and log.now >= call.suspension.deadline:
         raise Stale(f"call {call_id!r} has expired", reason="expired")
     return call.suspension
+
+
+def require_open(log: Draft, call_id: str) -> CallSuspended:
+    """Return the open suspension of a call that waits, or whose approval can still be taken back."""
+    turn = log.state.turn
+    call = turn.calls.get(call_id) if turn else None
+    if call is not None and call.window is not None:
+        return grace.require_window(log, call_id)[1]
+    return require_suspension(log, call_id)
 
 
 def settled_error(call: CallState) -> Stale:
@@ -73,7 +85,8 @@ def settled_error(call: CallState) -> Stale:
 
 def check_decision(log: Draft, call_id: str, decision: Decision, input: Resolve) -> None:
     """Raise Stale, Invalid or NotAllowed if this decision is not allowed now. Appends nothing."""
-    suspension = require_suspension(log, call_id)
+    takes_back = isinstance(decision, TakeBack)
+    suspension = grace.require_window(log, call_id)[1] if takes_back else require_suspension(log, call_id)
     call = log.require_turn().calls[call_id]
     judged = input.judged
     if input.suspensions.get(call_id, suspension.seq) != suspension.seq:
@@ -87,7 +100,8 @@ def check_decision(log: Draft, call_id: str, decision: Decision, input: Resolve)
         and not isinstance(decision, ALLOWED_DECISIONS[suspension.kind])
     ):
         raise Stale(f"call {call_id!r} was approved by {call.approver}", reason="resolved", winner=call.approver.id)
-    _check_fit(suspension, decision, planned=call.made.planned)
+    if not takes_back:
+        _check_fit(suspension, decision, planned=call.made.planned)
     unknown = call.imported or not (suspension.fingerprint and call.made.annotations)
     if isinstance(decision, Approve) and decision.scope != "conversation" and unknown:
         why = "was imported" if call.imported else "was logged by an older version of Holdfast"
@@ -144,6 +158,9 @@ def add_decision(
     suspension = call.suspension
     assert suspension is not None, "check_decision has passed"
     kind, digest = suspension.kind, suspension.digest
+    if isinstance(decision, TakeBack):
+        grace.take_back(log, call_id, by, on_behalf_of)
+        return
     if isinstance(decision, Extend):
         wait.extend_deadline(log, suspension, decision, by, on_behalf_of)
         return
@@ -151,8 +168,9 @@ def add_decision(
     if several and not wait.add_vote(log, suspension, by, on_behalf_of):
         return  # more people have to approve it
     fields = {"decision": decision, "digest": digest, "judged": judged, "on_behalf_of": on_behalf_of}
-    log.add(CallResolved, by, call_id=call_id, kind=kind, **fields)
-    if isinstance(decision, Approve):
+    starts_at = grace.window_end(log, suspension) if isinstance(decision, Approve) else None
+    log.add(CallResolved, by, call_id=call_id, kind=kind, starts_at=starts_at, **fields)
+    if isinstance(decision, Approve) and starts_at is None:  # with a window, the grant begins at its end
         record_grant(log, call, decision, by, on_behalf_of)
 
 
@@ -183,8 +201,8 @@ def _check_fit(suspension: CallSuspended, decision: Decision, *, planned: bool) 
         case Deny():
             check_plain_no_nul(decision.reason, label)
             _check_size(decision.reason, label)
-        case Extend():
-            pass  # check_extension
+        case Extend() | TakeBack():
+            pass  # check_extension, require_window
         case Failed():
             check_plain([decision.message, decision.details], label)
             _check_size([decision.message, decision.details], label)

@@ -20,6 +20,7 @@ ASIDE_PROMPT = (
 
 _REASONS = {
     "awaiting_approval": "it waits for a person's approval{since}, and has not run",
+    "approved": "a person has approved it; it has not run yet, and the approval can still be taken back",
     "awaiting_human": "it waits for a person's answer{since}",
     "awaiting_client": "it waits for the result of the user's client{since}",
     "awaiting_manual": "it waits for a person who runs it by hand{since}",

@@ -15,7 +15,7 @@ from contextlib import suppress
 import msgspec
 
 from holdfast.core.decisions import Pending
-from holdfast.core.inputs import DeadlinePassed, Input, TimerDue
+from holdfast.core.inputs import DeadlinePassed, Input, TimerDue, WindowPassed
 from holdfast.core.state import State, pending_entries
 from holdfast.errors import Refused, StoreError
 from holdfast.runtime.event_log import fold_log, rebuild_from_log
@@ -225,6 +225,8 @@ class PendingFeed:
 class Expiry:
     """Reminds of pending calls, escalates and expires them, and checks whether client calls still have a client.
 
+    It also lets approved calls run when their grace window has passed.
+
     now:           the runtime's clock
     manual:        the application controls that clock
     submit_input:  submits an input to a conversation
@@ -312,7 +314,9 @@ class Expiry:
             await rebuild_from_log(self._store, row.conversation, "a pending entry does not fit its checksum")
             return
         entry = _pending_decoder.decode(row.body)
-        if self._now() >= entry.deadline:
+        if entry.starts_at is not None and self._now() >= entry.starts_at:
+            await self._submit_input(row.conversation, WindowPassed(call=row.call))
+        elif entry.starts_at is None and self._now() >= entry.deadline:
             await self._submit_input(row.conversation, DeadlinePassed(call=row.call))
         elif entry.kind == "client_exec":
             await self._check_client(entry)

@@ -29,6 +29,7 @@ from holdfast.core.decisions import (
     Previewed,
     Principal,
     Remember,
+    TakeBack,
     decider_refusal,
     name_decider,
 )
@@ -121,10 +122,13 @@ class Rights:
         The tool's declaration and the rules judge the principal first, and then each principal that it is a deputy of.
         The declaration says who decides about a call, not who may end its turn (``ends_turn``).
         """
+        if isinstance(decision, TakeBack) and entry.approved_by == by.id:
+            return None, None  # its own approval any principal may take back
         reasons: list[str] = []
         for acting in await self.acting_principals(by):
             reason = None if ends_turn else decider_refusal(entry, by, acting)
-            if acting is not by and any(acting.id in vote.people for vote in entry.votes):
+            voting = not isinstance(decision, TakeBack)
+            if voting and acting is not by and any(acting.id in vote.people for vote in entry.votes):
                 reason = reason or f"{acting.id} has approved this call of {entry.tool} already"
             reason = reason or await self.refusal(acting, entry, decision)
             if reason is None:

@@ -95,6 +95,8 @@ export class Client extends EventTarget {
   timeline = (id, { before, turns } = {}) => this.request("GET", `conversations/${enc(id)}/timeline?${query({ before, turns })}`);
   timelineAddress = (id) => new URL(`conversations/${enc(id)}/timeline/file`, this.base).href;
   resolve = (pending, decision) => this.#decide([{ ...pending, decision }], `conversations/${enc(pending.conversation)}/calls/${enc(nameOf(pending))}/resolve`, { decision });
+  /** Return what became of a call, {status, value, error, pending, ...}, once it has ended or waits again, or after some seconds. */
+  outcome = ({ conversation, call }, wait = 0) => this.request("GET", `conversations/${enc(conversation)}/calls/${enc(call)}?${query({ wait })}`, undefined, { limit: wait * 1000 + this.limits.request });
   preview = ({ conversation, call }, args) => this.request("POST", `conversations/${enc(conversation)}/calls/${enc(call)}/preview`, { args }, { limit: this.limits.preview });
   scopes = ({ conversation, call }) => this.request("GET", `conversations/${enc(conversation)}/calls/${enc(call)}/scopes`);
   /** Return the remembered approvals of a conversation; without one, all that reach beyond their conversation. */
@@ -436,9 +438,9 @@ export class Conversation extends View {
     }
   };
 
-  /** The pending calls of this conversation, in order. */
+  /** The calls of this conversation that wait for a decision, in order. */
   get pending() {
-    return [...this.view.calls.values()].map((call) => call.pending).filter(Boolean);
+    return [...this.view.calls.values()].map((call) => call.pending).filter((pending) => pending && !pending.starts_at);
   }
 
   get idle() {

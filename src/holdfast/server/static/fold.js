@@ -56,7 +56,7 @@ export function apply(view, event) {
       call.pending = {
         preview: null, preview_error: null, schema: null, choices: null, on_expiry: "error", risk: "low", recovery: false, reason: null, continues: false,
         approvers: 1, approver_roles: [], not_requester: false, escalate_to: [], escalate_at: null, escalated_to: [], voided: [], extend_until: null, remind: [],
-        ...shown, conversation: view.conversation, call: call_id, seq, since: at, votes: [], agent: view.agent, principal: view.turn?.by ?? null,
+        grace: 0, starts_at: null, approved_by: null, ...shown, conversation: view.conversation, call: call_id, seq, since: at, votes: [], agent: view.agent, principal: view.turn?.by ?? null,
       };
       call.pending.next_reminder = nextReminder(call.pending, at);
       if (event.voided?.length) call.decisions = call.decisions.map((each) => (each.type === "approve" ? { ...each, voided: true } : each));
@@ -67,7 +67,11 @@ export function apply(view, event) {
     }
     case "CallResolved": {
       const call = callOf(view, event);
-      call.decisions = [...call.decisions, { by: actor(event), at: event.at, kind: event.kind, ...event.decision }];
+      call.decisions = [...call.decisions, { by: actor(event), at: event.at, kind: event.kind, seq: event.seq, ...event.decision }];
+      if (event.starts_at) {
+        if (call.pending) call.pending = { ...call.pending, starts_at: event.starts_at, approved_by: event.by.id };
+        break;
+      }
       const { type, stop } = event.decision;
       const again = type === "answer" || (type === "deny" && !stop && call.asked?.denial_continues);
       if (again && call.asked?.continues) call.continued = (call.continued ?? 0) + 1;
@@ -75,10 +79,20 @@ export function apply(view, event) {
       call.phase = "ready";
       break;
     }
+    case "ApprovalTakenBack": {
+      const call = callOf(view, event);
+      call.decisions = call.decisions.map((each) => ([event.approval, event.vote ?? null].includes(each.seq) ? { ...each, takenBack: true } : each));
+      if (call.pending) call.pending = { ...call.pending, starts_at: null, approved_by: null, deadline: event.deadline, votes: call.pending.votes.filter(({ seq }) => seq !== event.vote) };
+      note(`${actor(event)} took the approval of ${toolOf(view, event)} back before it ran.`);
+      break;
+    }
+    case "GraceEnded":
+      Object.assign(callOf(view, event), { phase: "ready", pending: null });
+      break;
     case "VoteCast":
       // The last vote is followed by its CallResolved.
       change(view, event, ({ votes }) => ({ votes: [...votes, { by: event.by, on_behalf_of: event.on_behalf_of, at: event.at, seq: event.seq }] }), ({ decisions }) =>
-        event.missing ? { decisions: [...decisions, { by: actor(event), at: event.at, kind: "approval", type: "approve" }] } : {});
+        event.missing ? { decisions: [...decisions, { by: actor(event), at: event.at, kind: "approval", seq: event.seq, type: "approve" }] } : {});
       note(`${actor(event)} approved ${toolOf(view, event)}${event.missing ? `; ${people(event.missing, "more approver")} ${event.missing > 1 ? "are" : "is"} needed` : ", as the last approver that was needed"}.`);
       break;
     case "DeadlineExtended":

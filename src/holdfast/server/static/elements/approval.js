@@ -4,6 +4,7 @@
 // Approve never gets the focus automatically. For 700 ms after the card has appeared, changed or moved, presses are
 // ignored; the title and the whole content must have been seen (guard.js). A decision carries the digest of the preview.
 import { Card, html, nothing, shown, value, table, raw, jsonDiff, plainPreview, warnings, lost } from "./base.js";
+import { graceCard, graceNotice } from "./grace.js";
 import { several, missing, hasVoted, barred, deciders } from "./votes.js";
 import { UNLOADED } from "../guard.js";
 import { TEXT, adrift } from "../writing.js";
@@ -105,7 +106,7 @@ class Approval extends Card {
   }
 
   get mayApprove() {
-    return !this.off && !this.problem?.final && this.settled && !this.voted && !this.refused;
+    return !this.pending.starts_at && !this.off && !this.problem?.final && this.settled && !this.voted && !this.refused;
   }
 
   get changes() {
@@ -136,7 +137,7 @@ class Approval extends Card {
   }
 
   #enter(mode) {
-    if (this.refused || (mode === "edit" && !this.mayEdit) || !this.press()) return;
+    if (this.refused || this.pending.starts_at || (mode === "edit" && !this.mayEdit) || !this.press()) return;
     this.mode = mode;
   }
 
@@ -197,12 +198,14 @@ class Approval extends Card {
 
   card() {
     const { pending, mode } = this;
+    if (pending.starts_at) return graceCard(this);
     return html`<article class="card approval risk-${pending.risk}" tabindex="-1" aria-label="Approval: ${spelled(pending.prompt || pending.tool)}">
       <header><h3>${shown(pending.prompt || `Run ${pending.tool}?`)}</h3></header>
       <div class="facts">
         ${this.about(html`<span class="chip risk ${pending.risk}">${pending.risk} risk</span>`)}
         ${warnings(this.changes ? { ...pending, preview_error: null } : pending)}
         ${deciders(pending, this.client)}
+        ${graceNotice(pending)}
         ${this.changes ? html`<p class="notice warn">The title above still shows the original values.</p>` : nothing}
         ${this.before ? html`<p class="notice warn" role="status">The effect of this call has changed since it was first shown. Please read it again.${adrift() ? " Your typing is ignored; press Esc to continue." : nothing}</p>` : nothing}
       </div>

@@ -165,8 +165,8 @@ export class Card extends Element {
     super.willUpdate(now);
     if (now.has("client")) this.guard.renew();
     if (!this.pending) return;
-    const { digest, since, seq } = this.pending;
-    const key = `${keyOf(this.pending)} ${seq} ${digest} ${since}`;
+    const { digest, since, seq, starts_at: approved = "" } = this.pending;
+    const key = `${keyOf(this.pending)} ${seq} ${digest} ${since} ${approved ?? ""}`;
     if (key === this.key) return;
     Object.assign(this, { key, busy: "", problem: null, hint: "", heard: "", giving: false, given: null });
     this.guard.renew();
@@ -220,6 +220,7 @@ export class Card extends Element {
       if (key === this.key && missing) Object.assign(this, { busy: "", given: missing });
       else if (key === this.key && decision.type === "extend") Object.assign(this, { busy: "", giving: false, heard: "It has more time." });
       if (decision.type === "extend") this.emit("extended", { pending, until: decision.until, seq });
+      else if (decision.type === "take_back") this.emit("taken-back", { pending, seq });
       else this.emit("decided", { pending, decision, seq, missing });
     } catch (error) {
       const problem = error?.details ? error : new Problem({ status: error?.status, detail: `The outcome is unknown: ${error?.message ?? error}` });

@@ -311,6 +311,7 @@ class Chat extends Element {
   #status() {
     const { ready, state, unclaimed, view } = this.live;
     if (unclaimed !== null) return unclaimed ? "Waiting for a free worker" : html`Waiting for a worker that runs ${shown(view.agent)}`;
+    if (ready && state === "awaiting_input" && !this.live.pending.length) return "Approved; not started yet";
     return ready ? STATES[state] ?? state : "Opening…";
   }
 
