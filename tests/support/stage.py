@@ -88,6 +88,21 @@ async def _(path: str, call: Call) -> str:
     return DIFF if path == "config/limits.toml" else LONG_DIFF
 
 
+OLD_MENU = [f"dish {n}: {n} EUR" for n in range(1, 1201)]
+NEW_MENU = [*OLD_MENU[:599], "dish 600: 650 EUR", *OLD_MENU[600:]]
+
+
+@tool(approval="required", prompt="Reprint the menu?")
+async def reprint(title: str, note: str) -> str:
+    """Print a menu of 1200 lines, of which one has changed."""
+    return "printed"
+
+
+@reprint.preview
+async def _(title: str, note: str) -> dict[str, str]:
+    return {"before": "\n".join(OLD_MENU), "after": "\n".join(NEW_MENU)}
+
+
 @tool(approval="required", prompt="Buy a lamp?")
 async def buy(lamps: int) -> str:
     """Buy lamps at today's price."""
@@ -294,6 +309,7 @@ CALLS: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
     "sign": ("Here it is.", [("sign", {"contract": LONG})]),
     "patch": ("I would raise the limit.", [("patch", {"path": "config/limits.toml"})]),
     "rewrite": ("", [("patch", {"path": "all.toml"})]),
+    "reprint": ("", [("reprint", {"title": "Summer", "note": "on thick paper"})]),
     "book": ("", [("book", {"city": "Lisbon"})]),
     "remedy": ("", [("choose_remedy", {"item": "lamp"})]),
     "ship": ("", [("ship", {"express": False})]),
@@ -312,6 +328,7 @@ CALLS: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
     "pay": ("", [("pay", {"account": 9007199254740993, "amount": 10.0})]),
     "wipe": ("", [("wipe", {"disk": "sda"}), ("wipe", {"disk": "sdb"})]),
     "folder": ("", [("folder", {"name": "out"})]),
+    "fields": ("", [("folder", {"name": "out", **{f"field_{n}": n for n in range(40)}})]),
     "override": ("", [("wipe", {"disk": "a\u202eb"})]),
     "essay": ("", [("essay", {})]),
     "twins": ("", [("sign", {"contract": "first"}), ("sign", {"contract": "second"})]),
@@ -385,6 +402,7 @@ agent = Agent(
         announce,
         sign,
         patch,
+        reprint,
         buy,
         label,
         pay,

@@ -108,6 +108,13 @@ class Approval extends Card {
     return !this.off && !this.problem?.final && this.settled && !this.voted && !this.refused;
   }
 
+  // Why the call cannot be approved now.
+  get #obstacle() {
+    const why = this.busy || this.problem?.final ? "" : this.expired ? "this call has expired." : this.voted ? "you have approved it already." : this.refused ? "you may not decide about this call."
+      : this.settled ? "" : this.form?.errors.size ? "the arguments are not valid yet." : this.planProblem ? "these arguments could not be checked." : "the edited arguments are still being checked. Press again when the card shows what would happen.";
+    return why && `Nothing was sent: ${why}`;
+  }
+
   get changes() {
     return this.editing && (this.form?.unread || !same(this.edited, this.pending.args));
   }
@@ -167,7 +174,8 @@ class Approval extends Card {
   }
 
   #approve() {
-    if (!this.mayApprove || !this.press(this.parts)) return;
+    if (!this.mayApprove) return this.explain(this.#obstacle);
+    if (!this.press(this.parts)) return;
     const decision = this.changes
       ? { type: "approve", args: this.edited, digest: this.plan.digest }
       : { type: "approve", digest: this.pending.digest };
@@ -234,7 +242,7 @@ class Approval extends Card {
       ${settled || this.planProblem ? nothing : html`<p class="notice">${wrong ? "These arguments are not valid yet." : "Trying the edited arguments…"}</p>`}
       ${plain || preview === undefined ? nothing : html`<section><h4>What would happen</h4><div class="preview">${(this.asJson ? raw : value)(preview, { client: this.client, conversation: pending.conversation })}</div></section>`}
       ${this.before && !changed ? html`<section class="since"><h4>Changes since it was first shown</h4>${jsonDiff(describe(this.before), describe(pending))}</section>` : nothing}
-      ${wrong ? nothing : changed ? html`<section><h4>Your changes</h4>${jsonDiff(pending.args, edited)}</section>`
+      ${wrong ? nothing : changed ? html`<section><h4>Your changes</h4>${jsonDiff(pending.args, edited, { whole: true })}</section>`
         : html`<section><h4>Arguments</h4>${this.asJson ? raw(pending.args) : table(pending.args)}</section>`}
     </div></div>`;
   }

@@ -2,7 +2,7 @@
 import { LitElement, html, nothing } from "lit";
 import { keyOf, nameOf, Problem } from "../client.js";
 import "../writing.js";
-import { Guard, UNLOADED } from "../guard.js";
+import { Guard, UNLOADED, atEnd, atBottom } from "../guard.js";
 import { duration, atZero, listed, moment, when } from "../text.js";
 import { shown, named } from "./values.js";
 import { barred } from "./votes.js";
@@ -64,6 +64,9 @@ export const lost = (problem) => problem?.status === 0 || problem?.status >= 500
 
 const TALL = 0.4; // of the height of the scroller: a taller headline is not sticky
 
+const UNREAD = "Nothing was sent: you have not seen all of this card. Read this part, then press again.";
+const PAGE = 0.85; // of a box, by which a press scrolls to what was not seen
+
 // More time: [words, seconds].
 const SPANS = [["1 hour", 3600], ["1 day", 86_400], ["1 week", 604_800]];
 
@@ -86,6 +89,7 @@ export class Card extends Element {
     parts: () => this.parts,
     changed: () => {
       this.armed = this.guard.armed;
+      if (this.hint === UNREAD && !this.guard.unseen()) this.hint = "";
       this.requestUpdate();
       return this.updateComplete;
     },
@@ -149,9 +153,22 @@ export class Card extends Element {
     return false;
   }
 
+  /** Say why a press had no effect; return false. */
+  explain(why) {
+    this.hint = why;
+    return false;
+  }
+
+  // Move to what was not seen: a part that scrolls is read page by page.
   #reveal(part) {
-    part.scrollIntoView({ block: this.guard.missing(part) });
+    const edge = this.guard.missing(part);
+    part.scrollIntoView({ block: edge });
+    if (edge === "end" && !atEnd(part)) {
+      part.scrollTop += part.clientHeight * PAGE;
+      if (atBottom(part)) part.scrollLeft = part.scrollWidth;
+    }
     if (part.tabIndex >= 0) part.focus({ preventScroll: true });
+    this.hint = UNREAD;
   }
 
   /** Return the value of aria-disabled: whether presses are ignored now. */
