@@ -10,6 +10,7 @@ between the heartbeats of streams.
 # pyright: reportReturnType=false
 
 import asyncio
+import datetime
 import os
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from msgspec import Meta
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from holdfast import Agent, Ask, Call, Principal, Result, Runtime, tool
+from holdfast import Agent, Ask, Call, Principal, Result, Runtime, ToolError, tool
 from holdfast.cli.demo import choose_remedy, pick_file
 from holdfast.core.transcript import ToolResult, UserMessage
 from holdfast.models import FinishPart, HostedPart, ProviderPart, TextPart, ThinkingPart, ToolCallPart, Usage, UsagePart
@@ -101,6 +102,44 @@ async def reprint(title: str, note: str) -> str:
 @reprint.preview
 async def _(title: str, note: str) -> dict[str, str]:
     return {"before": "\n".join(OLD_MENU), "after": "\n".join(NEW_MENU)}
+
+
+class Meeting(msgspec.Struct):
+    day: datetime.date
+    starts: Annotated[datetime.datetime, Meta(tz=True)]
+    reminder: Annotated[datetime.time, Meta(tz=True)] | None = None
+
+
+@tool(executor="human", prompt="When do we meet?")
+async def meet() -> Meeting:
+    """Ask for a date."""
+
+
+@tool(approval="required", prompt="Move the meeting?")
+async def move(starts: Annotated[datetime.datetime, Meta(tz=True)], was: datetime.datetime, alarm: datetime.time) -> str:
+    """Move a meeting."""
+    return str(starts)
+
+
+@tool
+async def export() -> str:
+    """Return a text that is too large for the log."""
+    return "<b>bold</b>\n" + "\n".join(f"row {n} of the export" for n in range(1, 12_001))
+
+
+@tool
+async def weigh(parcel: int, unit: str) -> str:
+    """Weigh a parcel; number 13 is lost."""
+    if parcel == 13:
+        raise ToolError("resource_missing", "parcel 13 is lost")
+    return f"{parcel} {unit}"
+
+
+@tool(approval="required", prompt="Wait for the cue?")
+async def linger() -> str:
+    """Run until the cue."""
+    await cue("lingered")
+    return "done"
 
 
 @tool(approval="required", prompt="Buy a lamp?")
@@ -310,6 +349,28 @@ CALLS: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
     "patch": ("I would raise the limit.", [("patch", {"path": "config/limits.toml"})]),
     "rewrite": ("", [("patch", {"path": "all.toml"})]),
     "reprint": ("", [("reprint", {"title": "Summer", "note": "on thick paper"})]),
+    "meet": ("", [("meet", {})]),
+    "move": (
+        "",
+        [("move", {"starts": "2026-07-01T10:00:00Z", "was": "2026-06-30T09:00:00", "alarm": "07:30:00-05:00"})],
+    ),
+    "export": ("", [("export", {})]),
+    "parcels": (
+        "",
+        [
+            *(("weigh", {"parcel": n, "unit": "kg"}) for n in range(1, 41)),
+            *(("sign", {"contract": f"number {n}"}) for n in range(2)),
+        ],
+    ),
+    "linger": ("", [("linger", {}), ("sign", {"contract": "short"})]),
+    "links": (
+        "Pay at [bank.example](https://evil.example/login), [our page](https://ok.example), "
+        "[bank.example/terms](https://www.bank.example/terms.html), https://bank.example@evil.example/x.html, "
+        "[ada@bank.example](mailto:x@evil.example) and https://ok.example/a.html#1.2 of version 1.5\n\n"
+        "| amount | currency | reason | account | approved | comment |\n|---|---|---|---|---|---|\n"
+        f"| 12.50 | EUR | late delivery | 9007199254740993 | yes | {'x' * 60} |",
+        [],
+    ),
     "book": ("", [("book", {"city": "Lisbon"})]),
     "remedy": ("", [("choose_remedy", {"item": "lamp"})]),
     "ship": ("", [("ship", {"express": False})]),
@@ -403,6 +464,11 @@ agent = Agent(
         sign,
         patch,
         reprint,
+        meet,
+        move,
+        export,
+        weigh,
+        linger,
         buy,
         label,
         pay,

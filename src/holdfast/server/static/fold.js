@@ -67,7 +67,7 @@ export function apply(view, event) {
     }
     case "CallResolved": {
       const call = callOf(view, event);
-      call.decisions = [...call.decisions, { by: actor(event), at: event.at, kind: event.kind, ...event.decision }];
+      call.decisions = [...call.decisions, { by: actor(event), at: event.at, ...event.decision, asked: event.kind }];
       const { type, stop } = event.decision;
       const again = type === "answer" || (type === "deny" && !stop && call.asked?.denial_continues);
       if (again && call.asked?.continues) call.continued = (call.continued ?? 0) + 1;

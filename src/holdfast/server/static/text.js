@@ -180,8 +180,10 @@ export function ago(at, now) {
 }
 
 /** Describe a decision with its principal and reason. */
-export function outcome({ type, args, reason, voided }, by) {
-  const words = { approve: voided ? "an earlier plan was approved" : args ? "approved as edited" : "approved", deny: "denied", answer: "answered", client_result: "run in a browser", submit: "done manually", failed: "reported as failed", expired: "expired: nobody answered in time", detached: "no open page could run it" };
+export function outcome({ type, asked, args, reason, voided }, by) {
+  if (type === "detached") return "No open page could run this.";
+  if (type === "failed" && asked === "client_exec") return by === "system" ? "failed in a browser" : `failed in the browser of ${by}`;
+  const words = { approve: voided ? "an earlier plan was approved" : args ? "approved as edited" : "approved", deny: "denied", answer: "answered", client_result: "run in a browser", submit: "done manually", failed: "reported as failed", expired: "expired: nobody answered in time" };
   return `${words[type] ?? type}${by === "system" ? "" : ` by ${by}`}${reason ? `: ${reason}` : ""}`;
 }
 

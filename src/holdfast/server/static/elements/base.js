@@ -54,6 +54,16 @@ export class Element extends LitElement {
   }
 }
 
+/** Render what a person had typed about a call that another person has decided. */
+export function keptText(text) {
+  // Browsers give pages without encryption no clipboard: then the text is selected.
+  const copy = async ({ target }) => {
+    getSelection().selectAllChildren(target.closest(".kept-text").querySelector("q"));
+    await navigator.clipboard?.writeText(text).then(() => (target.textContent = "Copied"), () => {});
+  };
+  return html`<div class="kept-text"><p>You had written: <q>${shown(text)}</q></p><button type="button" class="quiet" @click=${copy}>Copy</button></div>`;
+}
+
 /** Return whether it is unknown if the request arrived. */
 export const unanswered = (problem) => ["unreachable", "timeout"].includes(problem.kind);
 
@@ -217,6 +227,11 @@ export class Card extends Element {
     return Boolean(this.busy || this.expired);
   }
 
+  /** What the person has written and would lose with the card; "" if nothing. */
+  get written() {
+    return "";
+  }
+
   /** Return the label of a button; `sends` is the decision that it sends. */
   label(sends, words) {
     return this.busy === sends ? "Sending…" : words;
@@ -259,7 +274,7 @@ export class Card extends Element {
     if (!this.problem) return nothing;
     const { winner, changed } = this.problem.details;
     return html`<p class="notice bad stale" role="alert">${unanswered(this.problem) ? html`Not confirmed: ${shown(this.problem.message)}. Your decision may not have arrived. You can press again; it is decided only once.`
-      : winner ? html`Too late: ${shown(this.problem.message)}.`
+      : winner ? html`Too late: ${shown(this.problem.message)}.${this.written ? keptText(this.written) : nothing}`
       : outdated(this.problem) ? html`The call has changed since it was shown${changed?.length ? `: ${listed(changed.map((name) => CHANGED[name] ?? name))}` : nothing}. Nothing was decided. The card now shows the current version${this.kept ? `; ${this.kept}` : nothing}.` : shown(this.problem.message)}</p>`;
   }
 
