@@ -111,12 +111,14 @@ class Meeting(msgspec.Struct):
 
 
 @tool(executor="human", prompt="When do we meet?")
-async def meet() -> Meeting:
+def meet() -> Meeting:
     """Ask for a date."""
 
 
 @tool(approval="required", prompt="Move the meeting?")
-async def move(starts: Annotated[datetime.datetime, Meta(tz=True)], was: datetime.datetime, alarm: datetime.time) -> str:
+async def move(
+    starts: Annotated[datetime.datetime, Meta(tz=True)], was: datetime.datetime, alarm: datetime.time
+) -> str:
     """Move a meeting."""
     return str(starts)
 
@@ -352,7 +354,7 @@ CALLS: dict[str, tuple[str, list[tuple[str, dict[str, Any]]]]] = {
     "meet": ("", [("meet", {})]),
     "move": (
         "",
-        [("move", {"starts": "2026-07-01T10:00:00Z", "was": "2026-06-30T09:00:00", "alarm": "07:30:00-05:00"})],
+        [("move", {"starts": "2026-07-01T10:00:00Z", "was": "2026-06-30T09:00:00", "alarm": "07:30:00+09:00"})],
     ),
     "export": ("", [("export", {})]),
     "parcels": (
