@@ -223,14 +223,14 @@ class Form extends Element {
   }
 }
 
-const TYPES = { null: "none", string: "text", boolean: "yes or no", integer: "whole number", object: "details", array: "list" };
+const TYPES = { null: "none", string: "text", boolean: "yes or no", integer: "whole number", object: "details", array: "list", date: "date", time: "time", "date-time": "date and time" };
 
 /** Return the label of a branch. */
-function called({ title, const: only, enum: several, type, anyOf, oneOf }) {
+function called({ title, const: only, enum: several, type, format, anyOf, oneOf }) {
   if (title !== undefined) return title;
   if (only !== undefined) return brief(only);
   if (several) return several.map(brief).join(" or ");
-  return TYPES[type] ?? type ?? (anyOf || oneOf ? "a choice" : "JSON");
+  return TYPES[format] ?? TYPES[type] ?? type ?? (anyOf || oneOf ? "a choice" : "JSON");
 }
 
 // As in the composer: Enter submits, Shift+Enter inserts a new line.
@@ -278,7 +278,7 @@ function zoneWords(format, value, zone) {
   if (zone === "") return "Without a time zone.";
   const offset = zone ?? offsetAt(value && format === "date-time" ? new Date(value.replace(" ", "T")) : new Date());
   const utc = /^(z|[+-]00:00)$/i.test(offset) ? "UTC" : `UTC${offset}`;
-  return zone && offset !== offsetAt(new Date()) ? `Time zone: ${utc}` : `Your time zone: ${Intl.DateTimeFormat().resolvedOptions().timeZone}, ${utc}`;
+  return zone && offset !== offsetAt(new Date()) ? `Time zone: ${utc}` : `Your time zone: ${[...new Set([Intl.DateTimeFormat().resolvedOptions().timeZone, utc])].join(", ")}`;
 }
 
 const word = (it) => (it === null ? "none" : typeof it === "boolean" ? (it ? "yes" : "no") : it.length === 0 ? "empty" : oneLine(it, 60));
