@@ -138,7 +138,7 @@ class Form extends Element {
     const picker = PICKERS[schema.format], picked = picker && toPicker(schema.format, field.value);
     if (picked) {
       const input = this.#input(field, "This is not complete.", (text) => (text ? fromPicker(schema.format, text, picked.zone) : undefined));
-      return html`<input id=${id} type=${picker} .value=${this.#text(field, picked.local)} max=${picker === "time" ? nothing : "9999-12-31T23:59:59".slice(0, picker === "date" ? 10 : 19)} aria-describedby="${id}-zone ${described === nothing ? "" : described}" aria-invalid=${invalid} @input=${input}>
+      return html`<input id=${id} type=${picker} .value=${picked.local} max=${picker === "time" ? nothing : "9999-12-31T23:59:59".slice(0, picker === "date" ? 10 : 19)} aria-describedby="${id}-zone ${described === nothing ? "" : described}" aria-invalid=${invalid} @input=${input}>
         <p class="hint" id="${id}-zone">${zoneWords(schema.format, field.value, picked.zone)}</p>`;
     }
     const type = { email: "email", uri: "url" }[schema.format] ?? "text";
@@ -263,14 +263,18 @@ function toPicker(format, text) {
   if (!zone) return { local: `${day}T${clock(hours)}`, zone };
   const at = new Date(text.replace(" ", "T"));
   if (Number.isNaN(at.getTime()) || at.getFullYear() < 1 || at.getFullYear() > 9999) return null;
-  return { local: `${pad(at.getFullYear(), 4)}-${pad(at.getMonth() + 1)}-${pad(at.getDate())}T${clock(`${pad(at.getHours())}:${pad(at.getMinutes())}`)}` };
+  return { local: clock(minuteOf(at)) };
 }
+
+const minuteOf = (at) => `${pad(at.getFullYear(), 4)}-${pad(at.getMonth() + 1)}-${pad(at.getDate())}T${pad(at.getHours())}:${pad(at.getMinutes())}`;
 
 /** Return the value of a picker as RFC 3339 has it. */
 function fromPicker(format, local, zone) {
   if (format === "date") return local;
-  const full = local.length === (format === "time" ? 5 : 16) ? `${local}:00` : local;
-  return full + (zone ?? offsetAt(format === "time" ? new Date() : new Date(local)));
+  const cut = format === "time" ? 5 : 16, seconds = local.slice(cut) || ":00";
+  if (format === "time" || zone === "") return local.slice(0, cut) + seconds + (zone ?? offsetAt(new Date()));
+  const at = new Date(local); // a time that the clock skips becomes the one that it shows then
+  return minuteOf(at) + seconds + offsetAt(at);
 }
 
 function zoneWords(format, value, zone) {
