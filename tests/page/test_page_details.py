@@ -252,3 +252,14 @@ def test_a_card_uses_the_height_and_width_of_a_large_screen(visit, stage: Stage)
             "it => it.getBoundingClientRect().bottom < innerHeight"
         )
     assert tall[1440] >= tall[800] + 500
+
+
+def test_an_outcome_says_whose_browser_failed_and_that_no_page_was_open(visit, stage: Stage):
+    page = visit().page("inbox")
+    outcome = "async ([decision, by]) => (await import('./static/text.js')).outcome(decision, by)"
+    for decision, by, words in (
+        ({"type": "failed", "kind": "denied", "asked": "client_exec"}, "alice", "failed in the browser of alice"),
+        ({"type": "failed", "kind": "handler_failed", "asked": "manual"}, "bob", "reported as failed by bob"),
+        ({"type": "detached"}, "system", "No open page could run this."),
+    ):
+        assert page.evaluate(outcome, [decision, by]) == words
